@@ -1,0 +1,37 @@
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test check bench clean
+
+help:  ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "make %-8s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)  ## install into .venv and show the symmetries of a ResNet-18
+	$(BIN)/lightning-bnn symmetries torchvision.models.resnet18 --input 1,3,224,224
+
+test: $(STAMP)  ## install into .venv and run the tests
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## style and layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+bench: $(STAMP)  ## large networks, and benchmarks side by side with peers
+	$(BIN)/python -m pip install --quiet --no-deps rebasin==0.0.47
+	$(BIN)/python -m pip install --quiet torchview tqdm
+	$(BIN)/python -m pytest -m slow
+	$(BIN)/python benchmarks/apply.py
+	$(BIN)/python benchmarks/symmetry.py
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,127 @@
+"""The small networks of the papers, built on torch's and torchvision's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["FilterResponseNorm", "mlp", "optunet", "resnet18", "resnet20_frn"]
+
+
+def mlp(
+    inputs: int, hidden: Sequence[int], outputs: int, activation: Callable[[], nn.Module] = nn.ReLU
+) -> nn.Sequential:
+    """A multilayer perceptron that flattens its input.
+
+    Args:
+        inputs: number of features.
+        hidden: width of each hidden layer.
+        outputs: number of outputs.
+        activation: class of the nonlinearity.
+    """
+    widths = [inputs, *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(before, after), activation()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+
+def optunet(classes: int = 10) -> nn.Sequential:
+    """OptuNet (P1): 392 parameters for 28x28 grey images.
+
+    >>> sum(p.numel() for p in optunet().parameters())
+    392
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 4, bias=False),
+        nn.ReLU(),
+        nn.MaxPool2d(3),
+        nn.Conv2d(2, 10, 5, groups=2, bias=False),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(10, classes),
+    )
+
+
+def resnet18(classes: int = 10, image_size: int = 32) -> nn.Module:
+    """Torchvision's ResNet-18; for images up to 64 pixels with a 3x3 stem and no max pooling.
+
+    Args:
+        classes: number of outputs.
+        image_size: side of the images, 32 for CIFAR, 64 for TinyImageNet, 224 for ImageNet.
+    """
+    from torchvision.models import resnet
+
+    network = resnet.resnet18(num_classes=classes)
+    if image_size <= 64:
+        network.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
+        network.maxpool = nn.Identity()
+    return network
+
+
+class FilterResponseNorm(nn.Module):
+    r"""Filter response normalisation with a thresholded linear unit.
+
+    .. math:: y = \max(\gamma\, x / \sqrt{\mathrm{mean}_{hw}(x^2) + \epsilon} + \beta,\ \tau)
+
+    References:
+        Filter Response Normalization Layer (Singh and Krishnan, 2020)
+
+    Args:
+        channels: number of channels.
+        eps: added to the mean square.
+        threshold: whether the learned threshold ends the layer; otherwise an activation of your own
+            follows.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-6, threshold: bool = True) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(channels))
+        self.bias = nn.Parameter(torch.empty(channels))
+        self.threshold = nn.Parameter(torch.empty(channels)) if threshold else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Gain one, bias and threshold zero."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+        if self.threshold is not None:
+            nn.init.zeros_(self.threshold)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise over the two spatial dimensions."""
+        x = x * torch.rsqrt(x.square().mean((2, 3), keepdim=True) + self.eps)
+        x = x * self.weight[:, None, None] + self.bias[:, None, None]
+        return x if self.threshold is None else torch.maximum(x, self.threshold[:, None, None])
+
+
+def resnet20_frn(classes: int = 10) -> nn.Module:
+    """ResNet-20 with filter response normalisation and SiLU, as in large-scale HMC studies.
+
+    The blocks are torchvision's.
+    """
+    from torchvision.models.resnet import BasicBlock
+
+    def norm(channels: int) -> nn.Module:
+        return FilterResponseNorm(channels, threshold=False)
+
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False), norm(16), nn.SiLU()]
+    width = 16
+    for channels in (16, 32, 64):
+        for k in range(3):
+            stride = 2 if k == 0 and channels > 16 else 1
+            shortcut = None
+            if stride > 1:
+                shortcut = nn.Sequential(
+                    nn.Conv2d(width, channels, 1, stride, bias=False), norm(channels)
+                )
+            block = BasicBlock(width, channels, stride, shortcut, norm_layer=norm)
+            block.relu = nn.SiLU()
+            layers.append(block)
+            width = channels
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))

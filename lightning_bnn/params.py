@@ -1,0 +1,324 @@
+"""Functions on `Params`, the one currency of this package: a dict from state-dict names to tensors.
+
+One network is a dict with the shapes of its module. A *stack* of N networks is the same dict with
+one leading dimension N. Weights are the floating parameters; buffers (BatchNorm statistics) travel
+with them.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
+
+__all__ = [
+    "Params",
+    "RavelSpec",
+    "apply",
+    "is_stacked",
+    "of",
+    "populate",
+    "ravel",
+    "stack",
+    "stack_size",
+    "stacked_copy",
+    "unravel",
+    "unstack",
+    "weight_names",
+]
+
+Params = dict[str, Tensor]
+VMAP_LIMIT = {"cpu": 60_000, "cuda": 6_000_000}
+"""Networks with more work than this run member by member, see ``benchmarks/apply.py``. Work counts
+weights; those of a convolution, which is used at many places, twelve times."""
+
+_log = logging.getLogger(__name__)
+_NOT_VMAPPABLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_ANNOUNCED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def of(module: nn.Module) -> Params:
+    """The state of a module: parameters and persistent buffers, each once, without copies.
+
+    >>> list(of(torch.nn.Linear(2, 1)))
+    ['weight', 'bias']
+    """
+    owners: set[int] = set()
+    result: Params = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if id(tensor) not in owners:
+            owners.add(id(tensor))
+            result[name] = tensor.detach()
+    return result
+
+
+def weight_names(module: nn.Module) -> list[str]:
+    """Names of the weights: floating parameters, shared ones once."""
+    return [name for name, p in module.named_parameters() if p.is_floating_point()]
+
+
+def stack(networks: Sequence[Params]) -> Params:
+    """Join networks into a stack.
+
+    >>> stack([{"w": torch.zeros(3)}, {"w": torch.ones(3)}])["w"].shape
+    torch.Size([2, 3])
+    """
+    if not networks:
+        raise ValueError("`networks` must hold at least one network.")
+    names = networks[0].keys()
+    for k, network in enumerate(networks):
+        if network.keys() != names:
+            odd = sorted(names ^ network.keys())[0]
+            raise ValueError(
+                f"`networks[{k}]` has other names than the first: {odd!r} is only in one of them."
+            )
+    return {name: torch.stack([network[name] for network in networks]) for name in names}
+
+
+def unstack(params: Params) -> list[Params]:
+    """The networks of a stack, as views."""
+    stack_size(params)
+    return [
+        dict(zip(params, row, strict=True))
+        for row in zip(*(t.unbind(0) for t in params.values()), strict=True)
+    ]
+
+
+def stack_size(params: Params) -> int:
+    """Number of networks in a stack."""
+    sizes = {t.shape[:1] for t in params.values()}
+    if len(sizes) != 1 or sizes == {torch.Size([])}:
+        raise ValueError(
+            f"`params` is not a stack: its leading dimensions are {sorted(map(tuple, sizes))}."
+        )
+    return next(iter(sizes))[0]
+
+
+def is_stacked(params: Mapping[str, Tensor], template: Mapping[str, Any]) -> bool:
+    """Whether parameters carry a member dimension, read off a template of tensors or shapes."""
+    found = set()
+    for name, tensor in params.items():
+        if name in template:
+            shape = torch.Size(getattr(template[name], "shape", template[name]))
+            if tensor.shape != shape and tensor.shape[1:] != shape:
+                raise ValueError(
+                    f"`{name}` has shape {tuple(tensor.shape)}, the network has {tuple(shape)}."
+                )
+            found.add(tensor.ndim - len(shape))
+    if len(found) > 1:
+        raise ValueError("Some tensors of `params` are stacked and some are not.")
+    return found == {1}
+
+
+@dataclass(frozen=True)
+class RavelSpec:
+    """How a vector of weights is cut back into tensors."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+
+
+def ravel(
+    params: Params, names: Sequence[str] | None = None, stacked: bool = False
+) -> tuple[Tensor, RavelSpec]:
+    """All weights as one vector, or as one row per member of a stack.
+
+    Args:
+        params: one network or a stack.
+        names: the tensors to take, by default all floating ones that are not BatchNorm statistics.
+        stacked: whether the first dimension counts members.
+    """
+    chosen = tuple(
+        names if names is not None else (n for n, t in params.items() if _is_weight(n, t))
+    )
+    start = 1 if stacked else 0
+    spec = RavelSpec(chosen, tuple(params[n].shape[start:] for n in chosen))
+    lead = (stack_size(params),) if stacked else ()
+    return torch.cat([params[n].reshape(*lead, -1) for n in chosen], -1), spec
+
+
+def _is_weight(name: str, tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and name.rpartition(".")[2] not in (
+        "running_mean",
+        "running_var",
+    )
+
+
+def unravel(vector: Tensor, spec: RavelSpec) -> Params:
+    """The inverse of `ravel`; leading dimensions are kept.
+
+    >>> w = {"a": torch.eye(2), "b": torch.ones(3)}
+    >>> all(torch.equal(v, w[k]) for k, v in unravel(*ravel(w)).items())
+    True
+    """
+    parts = vector.split([s.numel() for s in spec.shapes], -1)
+    return {
+        n: p.reshape(*vector.shape[:-1], *s)
+        for n, s, p in zip(spec.names, spec.shapes, parts, strict=True)
+    }
+
+
+# ------------------------------------------------------------ prediction
+def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None) -> Any:
+    """Run a module with other parameters: one network, or every member of a stack.
+
+    Tiny networks run all members at once (``vmap``), larger ones member by member; so do networks
+    that ``vmap`` cannot handle (recurrent layers, data-dependent control flow). Which way was taken
+    is logged once per module.
+
+    Args:
+        model: gives the computation; its own parameters are not read and no buffer of it is
+            changed.
+        params: one network or a stack. In training mode the BatchNorm statistics in it are updated
+            in place.
+        *x: the inputs, shared by all members.
+        chunk_size: run that many members at once; ``1`` forces the loop.
+
+    Returns:
+        What the module returns; for a stack every tensor has a leading member dimension.
+    """
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"`chunk_size` must be at least 1, got {chunk_size}.")
+    template = of(model)
+    missing = template.keys() - params.keys()
+    if missing:
+        raise ValueError(
+            f"`params` lacks {sorted(missing)[0]!r} (and {len(missing) - 1} more) of "
+            f"{type(model).__name__}."
+        )
+    if not is_stacked(params, template):
+        return functional_call(model, params, x)
+    if _use_vmap(model, template, chunk_size):
+        try:
+            return _vmapped(model, params, x, chunk_size)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            _remember_loop(model, error)
+    return _looped(model, params, x)
+
+
+def _use_vmap(model: nn.Module, template: Params, chunk_size: int | None) -> bool:
+    if chunk_size == 1 or model in _NOT_VMAPPABLE:
+        return False
+    device = next(iter(template.values())).device.type
+    if chunk_size is None and _work(model) > VMAP_LIMIT.get(device, VMAP_LIMIT["cuda"]):
+        _announce(model, "is large: its members run one by one (pass `chunk_size` to batch them)")
+        return False
+    return True
+
+
+def _work(model: nn.Module) -> int:
+    modules = list(model.modules())
+    everywhere = [
+        p
+        for m in modules
+        if isinstance(m, nn.modules.conv._ConvNd)
+        for p in m.parameters(recurse=False)
+    ]
+    return sum(p.numel() for p in model.parameters()) + 11 * sum(p.numel() for p in everywhere)
+
+
+def _remember_loop(model: nn.Module, error: Exception) -> None:
+    reason = (str(error).strip().splitlines() or [""])[0]
+    _NOT_VMAPPABLE.add(model)
+    _announce(model, f"cannot run under vmap, its members run one by one ({reason[:120]})")
+
+
+def _announce(model: nn.Module, text: str) -> None:
+    if model not in _ANNOUNCED:
+        _ANNOUNCED.add(model)
+        _log.info("%s %s.", type(model).__name__, text)
+
+
+def _vmapped(model: nn.Module, params: Params, x: tuple[Any, ...], chunk_size: int | None) -> Any:
+    def one(member: Params) -> Any:
+        return functional_call(model, member, x)
+
+    mapped: Callable[[Params], Any] = torch.vmap(one, randomness="different", chunk_size=chunk_size)
+    return mapped(params)
+
+
+def _looped(model: nn.Module, params: Params, x: tuple[Any, ...]) -> Any:
+    outputs = [functional_call(model, member, x) for member in unstack(params)]
+    return tree_map(
+        lambda *leaves: torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0],
+        *outputs,
+    )
+
+
+# ------------------------------------------------------------ populations
+def populate(model: nn.Module, members: int, generator: torch.Generator | None = None) -> Params:
+    """A stack of independently re-initialised copies of a module.
+
+    Every submodule with a ``reset_parameters`` (or ``_reset_parameters``) method draws its
+    parameters anew; parameters that no such method owns keep the value they have in ``model``, and
+    a warning names them.
+
+    Args:
+        model: the network; it is left untouched.
+        members: how many copies.
+        generator: the seeds of the members come from here; by default from the global random state.
+    """
+    if members < 1:
+        raise ValueError(f"`members` must be at least 1, got {members}.")
+    seeds = torch.randint(2**62, (members,), generator=generator).tolist()
+    _warn_about_constants(model)
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    networks = []
+    with torch.random.fork_rng(devices=devices):
+        for seed in seeds:
+            torch.manual_seed(seed)
+            networks.append(
+                {name: t.clone() for name, t in of(_reset(copy.deepcopy(model))).items()}
+            )
+    return stack(networks)
+
+
+def _reset(module: nn.Module) -> nn.Module:
+    for child in _resettable(module):
+        reset = getattr(child, "reset_parameters", None) or child._reset_parameters
+        reset()
+    return module
+
+
+def _resettable(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.modules():
+        if callable(getattr(child, "reset_parameters", None)) or callable(
+            getattr(child, "_reset_parameters", None)
+        ):
+            yield child
+
+
+def _warn_about_constants(model: nn.Module) -> None:
+    owned = {id(p) for child in _resettable(model) for p in child.parameters(recurse=False)}
+    owned |= {
+        id(p) for c in _resettable(model) if hasattr(c, "_reset_parameters") for p in c.parameters()
+    }
+    alone = [name for name, p in model.named_parameters() if id(p) not in owned]
+    if alone:
+        _log.warning(
+            "No `reset_parameters` owns %s: all members share its value.", ", ".join(alone[:5])
+        )
+
+
+def stacked_copy(model: nn.Module, params: Params) -> nn.Module:
+    """A copy of a module whose tensors carry the member dimension, under the same names."""
+    result = copy.deepcopy(model)
+    for name, tensor in params.items():
+        path, _, leaf = name.rpartition(".")
+        owner = result.get_submodule(path)
+        if leaf in owner._parameters:
+            old = owner._parameters[leaf]
+            owner._parameters[leaf] = nn.Parameter(
+                tensor.clone(), requires_grad=old is None or old.requires_grad
+            )
+        else:
+            owner._buffers[leaf] = tensor.clone()
+    return result

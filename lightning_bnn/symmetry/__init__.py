@@ -1,0 +1,91 @@
+"""Weight-space symmetries of any network: discover, act, remove, minimise, match, count.
+
+>>> import torch
+>>> from lightning_bnn import params as P
+>>> from lightning_bnn.symmetry import canonicalise, discover
+>>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+>>> sym = discover(net, torch.randn(1, 2))
+>>> [(group.units, group.name) for group in sym.permutations]
+[(3, '0.weight')]
+>>> canonicalise(P.of(net), sym)["0.weight"].norm(dim=1).round(decimals=4)
+tensor([1., 1., 1.])
+"""
+
+from lightning_bnn.symmetry.actions import (
+    flip,
+    identity,
+    permute,
+    random_permutations,
+    random_scales,
+    random_signs,
+    rescale,
+    scale_optimizer_state,
+    shift_logits,
+    transform_optimizer_state,
+)
+from lightning_bnn.symmetry.canonical import (
+    canonical_scales_and_signs,
+    canonicalise,
+    remove_softmax_shift,
+    sort_permutations,
+)
+from lightning_bnn.symmetry.counting import (
+    NearestTransposition,
+    kendall_tau,
+    log10_modes,
+    nearest_transposition,
+    ranks,
+    transpositions,
+)
+from lightning_bnn.symmetry.export import UnsupportedModel
+from lightning_bnn.symmetry.groups import (
+    Frozen,
+    PermutationGroup,
+    ScalingGroup,
+    SignGroup,
+    Symmetries,
+)
+from lightning_bnn.symmetry.interpolation import Barrier, barrier, interpolate
+from lightning_bnn.symmetry.matching import match, match_activations
+from lightning_bnn.symmetry.min_mass import MinMass, mass, min_mass
+from lightning_bnn.symmetry.trace import discover
+from lightning_bnn.symmetry.verify import verify
+
+__all__ = [
+    "Barrier",
+    "Frozen",
+    "MinMass",
+    "NearestTransposition",
+    "PermutationGroup",
+    "ScalingGroup",
+    "SignGroup",
+    "Symmetries",
+    "UnsupportedModel",
+    "barrier",
+    "canonical_scales_and_signs",
+    "canonicalise",
+    "discover",
+    "flip",
+    "identity",
+    "interpolate",
+    "kendall_tau",
+    "log10_modes",
+    "mass",
+    "match",
+    "match_activations",
+    "min_mass",
+    "nearest_transposition",
+    "permute",
+    "random_permutations",
+    "random_scales",
+    "random_signs",
+    "ranks",
+    "remove_softmax_shift",
+    "rescale",
+    "scale_optimizer_state",
+    "shift_logits",
+    "sort_permutations",
+    "transform_optimizer_state",
+    "transpositions",
+    "verify",
+]

@@ -1,0 +1,85 @@
+"""Assign units of one network to those of another by similarity; blocks with their inside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from lightning_bnn.symmetry.groups import Placement, Symmetries
+
+__all__ = ["Family", "assign", "assign_blocks", "families"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A group that is matched at once: channels, or blocks together with the channels inside them.
+
+    ``rest`` are the places of a block that no inner group moves.
+    """
+
+    group: int
+    inner: tuple[tuple[int, ...], ...]
+    rest: tuple[Placement, ...]
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """All groups that the family changes."""
+        return (self.group, *(g for row in self.inner for g in row))
+
+
+def families(sym: Symmetries) -> list[Family]:
+    """All groups in graph order, the inner ones also with their blocks."""
+    found = []
+    for k, group in enumerate(sym.permutations):
+        inside = [sym.permutations[g] for row in group.inner for g in row]
+        taken: dict[int, list[Tensor]] = {}
+        for member in inside:
+            for place in member.placements:
+                taken.setdefault(place.axis, []).append(place.positions.reshape(-1))
+        rest = []
+        for place in group.placements:
+            columns = torch.ones(place.positions.shape[1], dtype=torch.bool)
+            if place.axis in taken:
+                columns = ~torch.isin(place.positions[0], torch.cat(taken[place.axis]))
+            if bool(columns.any()):
+                rest.append(Placement(place.axis, place.positions[:, columns]))
+        found.append(Family(k, group.inner, tuple(rest)))
+    return sorted(found, key=lambda f: sym.permutations[f.group].placements[0].axis)
+
+
+def assign(similarity: Tensor) -> Tensor:
+    """The permutation p with the largest sum of ``similarity[i, p[i]]``."""
+    _, columns = linear_sum_assignment(similarity.detach().cpu().numpy(), maximize=True)
+    return torch.from_numpy(columns)
+
+
+def assign_blocks(rest: Tensor, inside: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Assign blocks by the best that can be had inside each pair of them.
+
+    Args:
+        rest: similarity ``(blocks, blocks)`` of what is fixed inside a block.
+        inside: for every class of channels, their similarities ``(blocks, units, blocks, units)``.
+
+    Returns:
+        The block permutation and, per class, the order ``(blocks, units)`` inside each new block.
+    """
+    total = rest.detach().cpu().double().numpy().copy()
+    orders = []
+    for similarity in inside:
+        table = similarity.detach().cpu().double().numpy()
+        blocks, units = table.shape[:2]
+        order = np.empty((blocks, blocks, units), np.int64)
+        for a in range(blocks):
+            for b in range(blocks):
+                _, order[a, b] = linear_sum_assignment(table[a, :, b], maximize=True)
+                total[a, b] += table[a, np.arange(units), b, order[a, b]].sum()
+        orders.append(order)
+    _, chosen = linear_sum_assignment(total, maximize=True)
+    return torch.from_numpy(chosen), [
+        torch.from_numpy(o[np.arange(len(chosen)), chosen]) for o in orders
+    ]

@@ -1,0 +1,220 @@
+"""Remove symmetries: one representative for every orbit of a network.
+
+A canonical form goes softmax shift, scale and sign, sort. Layers are treated in graph order, each
+after those before it: the scale of a unit does not see its own sign, and its sign not its own
+scale, so that both are read off the weights that enter it once the layer before is done. Every step
+commutes with permutations: the result is the same for every network of an orbit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params, is_stacked
+from lightning_bnn.symmetry.actions import (
+    Kind,
+    axis_factors,
+    broadcastable,
+    multiply,
+    permute,
+    shift_logits,
+)
+from lightning_bnn.symmetry.groups import Group, PermutationGroup, Placement, Symmetries
+from lightning_bnn.symmetry.min_mass import min_mass
+from lightning_bnn.symmetry.units import corner, reader, statistic, unit_rows, writer
+
+__all__ = [
+    "canonical_scales_and_signs",
+    "canonicalise",
+    "remove_softmax_shift",
+    "sort_permutations",
+]
+
+Scaling = Literal["unit-norm", "unit-std", "min-mass"]
+SortKey = Literal["max", "first", "mean", "median", "norm", "outgoing"]
+_log = logging.getLogger(__name__)
+
+
+def canonicalise(
+    params: Params,
+    sym: Symmetries,
+    scaling: Scaling | None = "unit-norm",
+    permutation: SortKey | None = "max",
+    softmax_shift: bool = False,
+    *,
+    target: float = 1.0,
+    descending: bool = True,
+) -> Params:
+    """Replace a network, or every member of a stack, by the representative of its orbit.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        scaling: norm or standard deviation of the weights that enter a unit (those of a residual
+            stream's first writer; the absolute gain after a normalisation) set to ``target``, or
+            the scales of least mass.
+        permutation: what units are sorted by, see `sort_permutations`.
+        softmax_shift: also set the mean over classes of the last layer's weights and biases to
+            zero. This changes logits, not probabilities.
+        target: the norm or standard deviation that every unit gets.
+        descending: largest first.
+    """
+    if softmax_shift:
+        params = remove_softmax_shift(params, sym)
+    scales, signs = canonical_scales_and_signs(params, sym, scaling, target)
+    params = multiply(params, sym, {"scalings": scales, "signs": signs})
+    if permutation is not None and sym.permutations:
+        params = permute(params, sym, sort_permutations(params, sym, permutation, descending))
+    return params
+
+
+# ------------------------------------------------------------ permutations
+def sort_permutations(
+    params: Params, sym: Symmetries, by: SortKey = "max", descending: bool = True
+) -> list[Tensor]:
+    """The permutations that sort the units of every group.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        by: statistic of the weights that enter a unit: their ``"max"``, ``"mean"``, ``"median"``,
+            ``"norm"`` or the ``"first"`` of them (once the layer before is sorted); or
+            ``"outgoing"``, the first weight that leaves the unit, once the layer behind is sorted.
+            Blocks are sorted by the same statistic over the whole block.
+        descending: largest first.
+    """
+    if by not in get_args(SortKey):
+        raise ValueError(f"`by` must be one of {', '.join(get_args(SortKey))}, got {by!r}.")
+    lead = (next(iter(params.values())).shape[0],) if is_stacked(params, sym.shapes) else ()
+    device = next(iter(params.values())).device
+    result = [torch.arange(g.units, device=device).expand(*lead, g.units) for g in sym.permutations]
+    order = _sorting_order(sym, backwards=by == "outgoing")
+    for index in order:
+        key = _sort_key(params, sym, sym.permutations[index], by, result)
+        if key is not None:
+            result[index] = key.argsort(dim=-1, descending=descending, stable=True)
+    return result
+
+
+def _sorting_order(sym: Symmetries, backwards: bool) -> list[int]:
+    """Groups in graph order, or from the last layer; channels before the blocks they are in."""
+
+    def depth(g: int) -> int:
+        place = reader(sym, sym.permutations[g]) if backwards else None
+        return -sym.axes[place.axis].last_read if place else sym.permutations[g].placements[0].axis
+
+    inner = {g for group in sym.permutations for row in group.inner for g in row}
+    outer = sorted((g for g in range(len(sym.permutations)) if g not in inner), key=depth)
+    order = []
+    for g in outer:
+        inside = sorted((m for row in sym.permutations[g].inner for m in row), key=depth)
+        order += [*inside, g]
+    return order
+
+
+def _sort_key(
+    params: Params, sym: Symmetries, group: PermutationGroup, by: SortKey, found: Sequence[Tensor]
+) -> Tensor | None:
+    place = (reader(sym, group) if by == "outgoing" else None) or writer(sym, group)
+    if place is None:
+        return None
+    if by in ("first", "outgoing"):
+        return corner(params, sym, place, found)
+    return statistic(params, sym, place, by)
+
+
+# ------------------------------------------------------------ scales and signs
+def canonical_scales_and_signs(
+    params: Params, sym: Symmetries, scaling: Scaling | None, target: float = 1.0
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The scales that bring every unit to the target, and the signs of the canonical form.
+
+    A unit's sign makes the largest of the weights that enter it, in absolute value, positive. Units
+    without incoming weight keep their scale, with a warning.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        scaling: as in `canonicalise`; ``None`` leaves all scales at one.
+        target: the norm or standard deviation that every unit gets.
+    """
+    if scaling is not None and scaling not in get_args(Scaling):
+        raise ValueError(
+            f"`scaling` must be one of {', '.join(get_args(Scaling))} or None, got {scaling!r}."
+        )
+    if target <= 0:
+        raise ValueError(f"`target` must be positive, got {target}.")
+    factors: dict[Kind, list[Tensor]] = {
+        "scalings": [torch.ones(g.units) for g in sym.scalings],
+        "signs": [torch.ones(g.units) for g in sym.signs],
+    }
+    if scaling == "min-mass" and sym.scalings:
+        factors["scalings"] = list(min_mass(params, sym, tolerance=1e-16).scales)
+    dead = 0
+    for _, kind, index, place in sorted(_writers(sym), key=lambda w: w[:3]):
+        w = _with_factors(params, sym, factors, place)
+        if kind == "signs":
+            factors[kind][index] = _sign_of_largest(params, sym, place, w)
+        elif scaling in ("unit-norm", "unit-std"):
+            size = statistic(params, sym, place, "norm" if scaling == "unit-norm" else "std", w)
+            usable = (size > 0) & torch.isfinite(size)
+            factors[kind][index] = torch.where(usable, target / torch.where(usable, size, 1), 1)
+            dead += usable.numel() - int(usable.sum())
+    if dead:
+        _log.warning("%d units have no incoming weight: their scale is left alone.", dead)
+    return factors["scalings"], factors["signs"]
+
+
+def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:
+    """Every group with the place that writes it."""
+    kinds: tuple[tuple[Kind, Sequence[Group]], ...] = (
+        ("scalings", sym.scalings),
+        ("signs", sym.signs),
+    )
+    for kind, groups in kinds:
+        for index, group in enumerate(groups):
+            place = writer(sym, group)
+            if place is not None:
+                yield place.axis, kind, index, place
+
+
+def _sign_of_largest(params: Params, sym: Symmetries, place: Placement, w: Tensor) -> Tensor:
+    rows = unit_rows(params, sym, place, w)
+    largest = torch.take_along_dim(rows, rows.abs().argmax(-1, keepdim=True), -1)[..., 0]
+    return torch.where(largest < 0, -1.0, 1.0).to(largest)
+
+
+def _with_factors(
+    params: Params, sym: Symmetries, factors: Mapping[Kind, Sequence[Tensor]], place: Placement
+) -> Tensor:
+    """The writing tensor after the factors found so far have acted on it."""
+    tensor = sym.axes[place.axis].tensor
+    w = params[tensor]
+    offset = 1 if is_stacked({tensor: w}, sym.shapes) else 0
+    for kind, values in factors.items():
+        for axis, places in sym.placements_by_axis(kind).items():
+            own = sym.axes[axis]
+            if own.tensor == tensor and any(bool((values[g] != 1).any()) for g, _ in places):
+                w = w * broadcastable(
+                    axis_factors(sym, axis, kind, values, w.dtype, w.device), own, w, offset
+                )
+    return w
+
+
+# ------------------------------------------------------------ softmax
+def remove_softmax_shift(params: Params, sym: Symmetries) -> Params:
+    """Set the mean over classes of the last weights and biases to zero."""
+    last = sym.softmax_shift
+    if last is None:
+        raise ValueError(
+            "`softmax_shift`: the network does not end in a layer whose outputs are its logits."
+        )
+    offset = 1 if is_stacked(params, sym.shapes) else 0
+    weight = -params[last.weight].mean(offset)
+    bias = -params[last.bias].mean(-1) if last.bias is not None else None
+    return shift_logits(params, sym, weight, bias)

@@ -1,0 +1,377 @@
+"""What tracing collects: channels, ties between them, and the tensor axes that they drive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_bnn.symmetry.labels import FROZEN, Value, Weight, core, varies
+
+__all__ = ["Constraints", "Entry", "Kind", "Product", "Record", "Unsupported"]
+
+Kind = Literal["permutation", "scale", "sign"]
+Labels = NDArray[np.int64]
+ALL: tuple[Kind, ...] = ("permutation", "scale", "sign")
+UNSET = -2
+LARGEST_RAW_TENSOR = 4_000_000
+
+
+class Unsupported(Exception):
+    """A rule does not cover this use of its operation; the tracer freezes what it touches."""
+
+
+class Record(NamedTuple):
+    """How one dimension of a weight follows channels: by ``scale`` times their log factor."""
+
+    dim: int | None
+    labels: Labels
+    role: str
+    scale: int
+    sign: int
+
+
+class Product(NamedTuple):
+    """Channels with log scale ``out = a + b`` (``a - b`` for a quotient), and signs likewise."""
+
+    out: Labels
+    a: Labels
+    b: Labels
+    inverse: bool
+
+
+@dataclass
+class Entry:
+    """The channels along one axis of one tensor, as seen by a range of its rows."""
+
+    name: str
+    dim: int | None
+    labels: Labels
+    role: str
+    scale: int
+    sign: int
+    rows: tuple[int, int] | None = None
+    last_read: int = -1
+
+
+def to_numpy(labels: Tensor | Labels | int) -> Labels:
+    return labels.numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+
+
+@dataclass
+class Constraints:
+    """A system over channels (node 0 is fixed): ties of identity, of log scale and of sign."""
+
+    nodes: int = 1
+    uses: int = 0
+    ties: dict[str, list[Labels]] = field(
+        default_factory=lambda: {k: [] for k in (*ALL, "inverse scale")}
+    )
+    products: list[Product] = field(default_factory=list)
+    blocks: list[Labels] = field(default_factory=list)
+    seen: list[Labels] = field(default_factory=list)
+    entries: dict[tuple[str, int | None, int, tuple[int, int] | None], Entry] = field(
+        default_factory=dict
+    )
+    consumed: dict[tuple[str, tuple[int, int] | None], set[tuple[int | None, int]]] = field(
+        default_factory=dict
+    )
+    conflicts: dict[str, str] = field(default_factory=dict)
+
+    # ------------------------------------------------------------------ channels and ties
+    def fresh(self, *shape: int) -> Tensor:
+        """New channels."""
+        count = int(np.prod(shape, dtype=np.int64))
+        self.nodes += count
+        return torch.arange(self.nodes - count, self.nodes).reshape(shape)
+
+    def tie(self, a: Tensor | Labels, b: Tensor | Labels | int, kinds: Iterable[str] = ALL) -> None:
+        """Make channels move, scale or flip together, element by element."""
+        left, right = np.broadcast_arrays(to_numpy(a), to_numpy(b))
+        left, right = left.ravel(), right.ravel()
+        different = (left != right) & (left >= 0) & (right >= 0)
+        if different.any():
+            pairs = np.stack([left[different], right[different]])
+            for kind in kinds:
+                self.ties[kind].append(pairs)
+
+    def freeze(self, labels: Tensor | Labels, kinds: Iterable[str] = ALL) -> None:
+        """Hold channels fixed."""
+        self.tie(core(labels) if isinstance(labels, Tensor) else labels, FROZEN, kinds)
+
+    def block(self, rows: Labels) -> None:
+        """Channels may be exchanged within a row, and rows as wholes, but nothing between."""
+        self.blocks.append(rows)
+
+    def collapse(self, labels: Tensor, keep: Sequence[int]) -> Tensor:
+        """Tie the labels over all dimensions but ``keep``; return a representative along these."""
+        order = [d for d in range(labels.ndim) if d not in keep]
+        moved = labels.permute(*order, *keep)
+        for d in range(len(order)):
+            if moved.stride(d) == 0:
+                moved = moved.narrow(d, 0, 1)
+        shape = moved.shape[len(order) :]
+        table = moved.reshape(-1, *shape)
+        first = table[0].clone()
+        if len(table) > 1:
+            for row in table[1:] if bool((first < 0).any()) else ():
+                first = torch.where(first < 0, row, first)
+            self.tie(table, first[None])
+        return first
+
+    # ------------------------------------------------------------------ element-wise operations
+    def align(self, operands: Sequence[Tensor]) -> list[Tensor]:
+        """Give the operands the same number of dimensions, as broadcasting does."""
+        ndim = max(t.ndim for t in operands)
+        return [t[(None,) * (ndim - t.ndim)] for t in operands]
+
+    def tie_permutations(self, x: Tensor, y: Tensor) -> None:
+        """Channels that meet element by element move together.
+
+        A dimension that one operand broadcasts (size 1) needs no tie: then only the blocks over the
+        dimensions that both have must stay together.
+        """
+        x, y = self.align([x, y])
+        if bool((core(x) < 0).all()) or bool((core(y) < 0).all()):
+            return
+        moving = [d for d, (a, b) in enumerate(zip(varies(x), varies(y), strict=True)) if a or b]
+        free = [d for d in moving if x.shape[d] == 1 or y.shape[d] == 1]
+        shared = [d for d in moving if d not in free]
+        x, y = _narrow_except(x, moving), _narrow_except(y, moving)
+        if not free:
+            self.tie(x, y, ("permutation",))
+        elif shared:
+            self.block(np.concatenate([_rows(x, shared, y), _rows(y, shared, x)], 1))
+
+    def unify(self, operands: Sequence[Tensor]) -> Tensor:
+        """Labels of a sum: all three kinds are tied; returned in broadcast shape."""
+        operands = self.align(operands)
+        for i, x in enumerate(operands):
+            for y in operands[:i]:
+                self.tie_permutations(x, y)
+        full = torch.broadcast_tensors(*operands)
+        moving = [d for d in range(full[0].ndim) if any(varies(t)[d] for t in full)]
+        small = [_narrow_except(t, moving) for t in full]
+        for other in small[1:]:
+            self.tie(small[0], other, ("scale", "sign"))
+        best = self.covering(operands, moving)
+        out = torch.broadcast_to(operands[best], full[0].shape)
+        if bool((core(out) < 0).any()):
+            for other in full:
+                out = torch.where(out < 0, other, out)
+        return out
+
+    @staticmethod
+    def covering(operands: Sequence[Tensor], moving: Sequence[int]) -> int:
+        """Of the operands that reach along every moving dimension, the one with fewest channels."""
+        candidates = [
+            i
+            for i, t in enumerate(operands)
+            if all(t.shape[d] > 1 or all(o.shape[d] == 1 for o in operands) for d in moving)
+        ]
+        if not candidates:
+            raise Unsupported("an outer product of channels")
+        return min(
+            candidates,
+            key=lambda i: (not bool((core(operands[i]) > 0).any()), sum(varies(operands[i]))),
+        )
+
+    def multiply(self, x: Tensor, y: Tensor, inverse: bool = False) -> Tensor:
+        """Labels of a product (or quotient): permutations tied, log scales and signs added."""
+        x, y = self.align([x, y])
+        self.tie_permutations(x, y)
+        shape = torch.broadcast_shapes(x.shape, y.shape)
+        if bool((core(y) <= 0).all()):
+            return torch.broadcast_to(x, shape)
+        if bool((core(x) <= 0).all()) and not inverse:
+            return torch.broadcast_to(y, shape)
+        full_x, full_y = torch.broadcast_to(x, shape), torch.broadcast_to(y, shape)
+        moving = [d for d in range(len(shape)) if varies(full_x)[d] or varies(full_y)[d]]
+        base = (x, y)[self.covering([x, y], moving)]
+        small = torch.broadcast_to(base, shape)
+        small, a, b = (_narrow_except(t, moving) for t in (small, full_x, full_y))
+        out = self.fresh(*small.shape)
+        self.tie(out, small, ("permutation",))
+        if varies(full_x).count(True) < varies(full_y).count(True) and not inverse:
+            a, b = b, a
+        self.products.append(
+            Product(*(np.ravel(t.contiguous().numpy()) for t in (out, a, b)), inverse)
+        )
+        return out.expand(shape)
+
+    # ------------------------------------------------------------------ weights
+    def raw(self, weight: Weight) -> Value:
+        """A weight used as an activation: every element is a channel of its own."""
+        if not weight.full_shape.numel() or weight.full_shape.numel() > LARGEST_RAW_TENSOR:
+            raise Unsupported("a very large tensor used element by element")
+        if len(weight.full_shape) == 0:
+            weight = Weight(
+                weight.name,
+                (torch.zeros(weight.shape, dtype=torch.long),),
+                torch.Size([1]),
+                weight.is_buffer,
+            )
+        key = (weight.name, 0 if len(weight.full_shape) == 1 else None, 0, None)
+        if key not in self.entries:
+            labels = self.fresh(weight.full_shape.numel()).numpy()
+            self._add(key, Entry(weight.name, key[1], labels, "raw", 1, 1))
+            if weight.is_buffer:
+                self.freeze(labels, ("scale", "sign"))
+        labels = torch.from_numpy(self.entries[key].labels)
+        stride = np.cumprod([1, *reversed(weight.full_shape[1:])])[::-1].tolist()
+        moving = [d for d in range(len(weight.shape)) if any(varies(c)[d] for c in weight.coords)]
+        index = sum(
+            _narrow_except(c, moving) * s for c, s in zip(weight.coords, stride, strict=True)
+        )
+        return Value(labels[index].expand(weight.shape))
+
+    def _add(self, key: tuple[str, int | None, int, tuple[int, int] | None], entry: Entry) -> None:
+        name, dim, _, rows = key
+        for other in self.entries:
+            if other[0] == name and other != key:
+                if (other[1] is None) != (dim is None):
+                    self.conflicts.setdefault(
+                        name, "used both as a layer's weight and element by element"
+                    )
+                elif other[1] == dim and other[3] != rows and _overlap(other[3], rows):
+                    self.conflicts.setdefault(name, "used through overlapping slices")
+        self.entries[key] = entry
+
+    def consume(self, weight: Weight, *records: Record) -> None:
+        """State that a weight follows channels along its dimensions; later uses must agree."""
+        mapping, rows = _parameter_dims(weight)
+        slots: dict[tuple[int | None, int], Record] = {}
+        for record in records:
+            dim = None if record.dim is None else mapping[record.dim]
+            slots[dim, sum(d == dim for d, _ in slots)] = record
+        before = self.consumed.setdefault((weight.name, rows), set(slots))
+        for dim, slot in before ^ set(slots):
+            self._freeze_unmatched(weight, dim, slot, rows, slots)
+        for (dim, slot), record in slots.items():
+            self._consume_record(weight, dim, slot, rows if dim != 0 else None, record)
+
+    def _consume_record(
+        self,
+        weight: Weight,
+        dim: int | None,
+        slot: int,
+        rows: tuple[int, int] | None,
+        record: Record,
+    ) -> None:
+        key = (weight.name, dim, slot, rows)
+        labels = np.atleast_2d(record.labels) if dim is not None else record.labels.reshape(1, -1)
+        size = int(weight.full_shape.numel()) if dim is None else weight.full_shape[dim]
+        positions = _positions(weight, dim, record.dim, labels.shape[1])
+        if key not in self.entries:
+            empty = np.full((labels.shape[0], size), UNSET)
+            self._add(
+                key, Entry(weight.name, dim, empty, record.role, record.scale, record.sign, rows)
+            )
+        entry = self.entries[key]
+        self.uses += 1
+        if record.role == "in":
+            entry.last_read = self.uses
+        if entry.labels.ndim == 1:
+            entry.labels = entry.labels[None]
+        if entry.labels.shape[0] != labels.shape[0]:
+            self.conflicts.setdefault(weight.name, "used with different groupings")
+            self.freeze(labels)
+            return
+        old = entry.labels[:, positions]
+        known = old != UNSET
+        entry.labels[:, positions] = np.where(known, old, labels)
+        self._agree(entry, record, old[known], labels[known])
+
+    def _agree(self, entry: Entry, record: Record, old: Labels, new: Labels) -> None:
+        self.tie(old, new, ("permutation", "sign"))
+        if entry.scale * record.scale == 0:
+            self.freeze(old, ("scale",))
+            self.freeze(new, ("scale",))
+        elif entry.scale == record.scale:
+            self.tie(old, new, ("scale",))
+        else:
+            self.tie(old, new, ("inverse scale",))
+            self.freeze(old[old == new], ("scale",))
+        if entry.sign != record.sign:
+            self.freeze(old, ("sign",))
+            self.freeze(new, ("sign",))
+
+    def _freeze_unmatched(
+        self,
+        weight: Weight,
+        dim: int | None,
+        slot: int,
+        rows: tuple[int, int] | None,
+        slots: dict[tuple[int | None, int], Record],
+    ) -> None:
+        kinds = ALL if slot == 0 else ("scale", "sign")
+        if (dim, slot) in slots:
+            self.freeze(slots[dim, slot].labels, kinds)
+        entry = self.entries.get((weight.name, dim, slot, rows if dim != 0 else None))
+        if entry is not None:
+            self.freeze(entry.labels, kinds)
+
+
+def _narrow_except(labels: Tensor, moving: Sequence[int]) -> Tensor:
+    for d in range(labels.ndim):
+        if d not in moving and labels.shape[d] > 1:
+            labels = labels.narrow(d, 0, 1)
+    return labels
+
+
+def _rows(x: Tensor, shared: Sequence[int], other: Tensor) -> Labels:
+    shape = [
+        max(a, b) if d in shared else a
+        for d, (a, b) in enumerate(zip(x.shape, other.shape, strict=True))
+    ]
+    rest = [d for d in range(x.ndim) if d not in shared]
+    count = int(np.prod([shape[d] for d in shared]))
+    return x.expand(shape).permute(*shared, *rest).reshape(count, -1).numpy()
+
+
+def _overlap(a: tuple[int, int] | None, b: tuple[int, int] | None) -> bool:
+    return a is None or b is None or (a[0] < b[1] and b[0] < a[1])
+
+
+def _positions(weight: Weight, dim: int | None, view_dim: int | None, count: int) -> Labels:
+    if dim is None or view_dim is None:
+        return np.arange(count)
+    row = weight.coords[dim]
+    for d in reversed(range(row.ndim)):
+        if d != view_dim:
+            row = row.select(d, 0)
+    return row.numpy()
+
+
+def _parameter_dims(weight: Weight) -> tuple[dict[int, int], tuple[int, int] | None]:
+    """The parameter's dimension that each dimension of a view walks, and the rows it covers."""
+    moving = [varies(c) for c in weight.coords]
+    mapping: dict[int, int] = {}
+    for view_dim, size in enumerate(weight.shape):
+        owners = [p for p, m in enumerate(moving) if m[view_dim]]
+        if len(owners) != (size > 1) or set(owners) & set(mapping.values()):
+            raise Unsupported("a weight reshaped across its dimensions")
+        if owners:
+            mapping[view_dim] = owners[0]
+    free = [p for p in range(len(weight.full_shape)) if p not in mapping.values()]
+    single = [d for d, size in enumerate(weight.shape) if size == 1]
+    mapping |= dict(zip(single, free, strict=False))
+    return mapping, _covered_rows(weight)
+
+
+def _covered_rows(weight: Weight) -> tuple[int, int] | None:
+    rows = None
+    for p, full in enumerate(weight.full_shape):
+        seen = torch.unique(core(weight.coords[p]))
+        if len(seen) == full:
+            continue
+        start, stop = int(seen[0]), int(seen[-1]) + 1
+        if p != 0 or stop - start != len(seen):
+            raise Unsupported("a weight used through a slice that is not a range of rows")
+        rows = (start, stop)
+    return rows

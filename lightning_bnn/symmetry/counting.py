@@ -1,0 +1,183 @@
+"""Count symmetries and compare orders: modes, transpositions, Kendall's tau, distances."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params, is_stacked
+from lightning_bnn.symmetry.groups import Group, Symmetries
+from lightning_bnn.symmetry.units import unit_rows
+
+__all__ = [
+    "NearestTransposition",
+    "kendall_tau",
+    "log10_modes",
+    "nearest_transposition",
+    "ranks",
+    "transpositions",
+]
+
+
+def ranks(permutation: Tensor) -> Tensor:
+    """Place of every unit in a sorting permutation: its inverse.
+
+    >>> ranks(torch.tensor([2, 0, 1]))
+    tensor([1, 2, 0])
+    """
+    return permutation.argsort(-1)
+
+
+def transpositions(permutation: Tensor) -> Tensor:
+    """Least number of swaps that make up a permutation: its length minus its number of cycles.
+
+    Leading dimensions are batched.
+
+    References:
+        A Compact Representation for BNNs by Removing Permutation Symmetry (Xiao, Liu, Bamler, 2023)
+
+    >>> transpositions(torch.tensor([3, 0, 4, 1, 2]))
+    tensor(3)
+    """
+    n = permutation.shape[-1]
+    units = torch.arange(n, device=permutation.device).expand_as(permutation)
+    if not bool((permutation.sort(-1).values == units).all()):
+        raise ValueError("`permutation` must hold every index from 0 to n - 1 once.")
+    smallest, jump = torch.minimum(units, permutation), permutation
+    for _ in range(
+        max(n - 1, 1).bit_length()
+    ):  # the least member of each cycle, by pointer doubling
+        smallest = torch.minimum(smallest, smallest.gather(-1, jump))
+        jump = jump.gather(-1, jump)
+    return n - (smallest == units).sum(-1)
+
+
+def kendall_tau(a: Tensor, b: Tensor) -> Tensor:
+    r"""Kendall's tau-b of two orders, batched over leading dimensions, in :math:`O(n \log^2 n)`.
+
+    >>> kendall_tau(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 2, 1, 3]))
+    tensor(0.6667, dtype=torch.float64)
+    """
+    if a.shape[-1] != b.shape[-1] or a.shape[-1] < 2:
+        raise ValueError(
+            f"`a` and `b` must order the same two or more units, got {a.shape[-1]} and "
+            f"{b.shape[-1]}."
+        )
+    a, b = torch.broadcast_tensors(a, b)
+    a, b = _dense_ranks(a), _dense_ranks(b)
+    n = a.shape[-1]
+    pairs = n * (n - 1) // 2
+    joint = a * n + b
+    order = joint.argsort(-1)
+    tied_a, tied_b, tied_both = (_tied_pairs(x) for x in (a, b, joint))
+    discordant = _inversions(b.gather(-1, order))
+    concordant_minus = pairs - tied_a - tied_b + tied_both - 2 * discordant
+    scale = ((pairs - tied_a).double() * (pairs - tied_b).double()).sqrt()
+    return concordant_minus.double() / scale
+
+
+def _dense_ranks(x: Tensor) -> Tensor:
+    values, order = x.sort(-1)
+    new = torch.zeros_like(order)
+    new[..., 1:] = (values[..., 1:] != values[..., :-1]).cumsum(-1)
+    return torch.empty_like(order).scatter_(-1, order, new)
+
+
+def _tied_pairs(x: Tensor) -> Tensor:
+    values = x.sort(-1).values
+    n = values.shape[-1]
+    index = torch.arange(n, device=x.device).expand_as(values)
+    is_first = torch.ones_like(values, dtype=torch.bool)
+    is_first[..., 1:] = values[..., 1:] != values[..., :-1]
+    start = torch.where(is_first, index, 0).cummax(-1).values
+    return (index - start).sum(-1)
+
+
+def _inversions(x: Tensor) -> Tensor:
+    """Pairs in the wrong order: sorted blocks of growing size are counted against their left."""
+    n = x.shape[-1]
+    size = 1 << (n - 1).bit_length()
+    x = torch.nn.functional.pad(x, (0, size - n), value=n).contiguous()
+    total = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
+    width = 1
+    while width < size:
+        halves = x.reshape(*x.shape[:-1], -1, 2, width)
+        left, right = halves[..., 0, :].contiguous(), halves[..., 1, :].contiguous()
+        total += (width - torch.searchsorted(left, right, right=True)).sum((-1, -2))
+        x = halves.reshape(*x.shape[:-1], -1, 2 * width).sort(-1).values.reshape(x.shape)
+        width *= 2
+    return total
+
+
+# ------------------------------------------------------------ one network
+def log10_modes(params: Params, sym: Symmetries, tolerance: float = 1e-6) -> float:
+    r"""Decimal logarithm of the number of distinct permutations of this network (P1, D.1).
+
+    .. math:: \log_{10} |\Pi| - \sum \log_{10} (\text{multiplicity})!
+
+    Units whose weights agree up to ``tolerance`` (relative to the largest) count as identical.
+    """
+    repeated = 0.0
+    for group in sym.permutations:
+        rows = _unit_weights(params, sym, group)
+        far = torch.cdist(rows, rows, p=torch.inf) > tolerance * rows.abs().max().clamp_min(1e-300)
+        first = (~far).to(torch.int64).argmax(-1)
+        repeated += sum(math.lgamma(m + 1) for m in torch.bincount(first).tolist())
+    return sym.log10_permutations - repeated / math.log(10)
+
+
+def _unit_weights(params: Params, sym: Symmetries, group: Group) -> Tensor:
+    places = [p for p in group.placements if sym.axes[p.axis].role not in ("mean", "variance")]
+    return torch.cat([unit_rows(params, sym, p).double() for p in places], -1)
+
+
+@dataclass(frozen=True)
+class NearestTransposition:
+    """The closest network that swaps two units, and what theory promises.
+
+    Attributes:
+        units: the two units.
+        distance: Euclidean distance in weight space.
+        bound: Theorem 3.1 of P2 in its rigorous form; the true nearest equivalent network is at
+            most this far.
+    """
+
+    units: tuple[int, int]
+    distance: float
+    bound: float
+
+
+def nearest_transposition(params: Params, sym: Symmetries, group: int = 0) -> NearestTransposition:
+    r"""Distance to the nearest network that swaps two units of a group.
+
+    .. math:: \sqrt{2} \min_{i \neq j} \|n_i - n_j\| \quad \text{and} \quad 2 D \|w\| / \log(d_h!)
+
+    with :math:`n_i` all weights of unit i and D the number of weights of the network.
+
+    References:
+        Variational Inference Failures Under Model Symmetries (Gelberg et al., 2024)
+
+    Args:
+        params: one network.
+        sym: what `discover` returned.
+        group: index of the permutation group, a hidden layer.
+    """
+    if is_stacked(params, sym.shapes):
+        raise ValueError("`params` must be one network, not a stack.")
+    chosen = sym.permutations[group]
+    rows = _unit_weights(params, sym, chosen)
+    distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+    distances.fill_diagonal_(torch.inf)
+    i, j = divmod(int(distances.argmin()), chosen.units)
+    weights = [
+        t
+        for n, t in params.items()
+        if t.is_floating_point() and not n.endswith(("running_mean", "running_var"))
+    ]
+    size = sum(t.numel() for t in weights)
+    norm = math.sqrt(sum(float(t.double().square().sum()) for t in weights))
+    bound = 2 * size * norm / math.lgamma(chosen.units + 1)
+    return NearestTransposition((i, j), math.sqrt(2) * float(distances[i, j]), bound)

@@ -1,0 +1,195 @@
+"""What `discover` returns: permutations, scalings and signs of units on axes of tensors."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Axis",
+    "Frozen",
+    "Group",
+    "PermutationGroup",
+    "Placement",
+    "ScalingGroup",
+    "SignGroup",
+    "SoftmaxShift",
+    "Symmetries",
+]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One dimension of one tensor whose indices belong to units.
+
+    ``dim=None`` is the flattened tensor. With ``blocks > 1`` (grouped convolutions, packed
+    projections) the rows of the tensor fall into that many equal blocks, and position ``b * size +
+    i`` is column ``i`` as seen by row block ``b``. ``last_read`` counts up along the graph; it is
+    -1 where no layer takes its input along this axis.
+    """
+
+    tensor: str
+    dim: int | None
+    size: int
+    role: str
+    blocks: int = 1
+    last_read: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Where the units of a group live on one axis: ``positions[k]`` are those of unit ``k``."""
+
+    axis: int
+    positions: Tensor
+    exponent: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Units that can be exchanged, rescaled or flipped, and the places where they act."""
+
+    units: int
+    name: str
+    placements: tuple[Placement, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PermutationGroup(Group):
+    """The symmetric group on its units; those of a ``block`` are heads or convolution groups.
+
+    ``inner`` lists, for every class of interchangeable channels inside the blocks, the indices of
+    the groups that permute them, one per block.
+    """
+
+    kind: str = "channel"
+    inner: tuple[tuple[int, ...], ...] = ()
+
+
+class ScalingGroup(Group):
+    """One positive factor per unit."""
+
+
+class SignGroup(Group):
+    """One sign per unit."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """An operation that was not understood, where it stands, and why it is held fixed."""
+
+    operation: str
+    module: str
+    line: str
+    reason: str
+
+    def __str__(self) -> str:
+        """One line for a table."""
+        where = f" in `{self.module}`" if self.module else ""
+        return f"{self.operation}{where}{' at ' + self.line if self.line else ''}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class SoftmaxShift:
+    """The last layer, whose logits may all be shifted by one function of the input."""
+
+    weight: str
+    bias: str | None
+    dim: int
+
+
+@dataclass(frozen=True, eq=False)
+class Symmetries:
+    """The weight-space symmetries of a network; the functions of this package apply them.
+
+    Attributes:
+        permutations: groups of interchangeable units, in graph order, channels before the blocks
+            that contain them.
+        scalings: positive factors that pass through the network.
+        signs: flips that pass through the network.
+        frozen: what was not understood, and is therefore held fixed.
+        softmax_shift: the layer whose outputs are the logits, if there is one.
+        weights: names of the tensors that count for the mass (all parameters but biases).
+    """
+
+    axes: tuple[Axis, ...]
+    permutations: tuple[PermutationGroup, ...]
+    scalings: tuple[ScalingGroup, ...]
+    signs: tuple[SignGroup, ...]
+    frozen: tuple[Frozen, ...] = ()
+    softmax_shift: SoftmaxShift | None = None
+    weights: tuple[str, ...] = ()
+    shapes: dict[str, torch.Size] = field(default_factory=dict)
+    batch_norm: str = "carrier"
+    error: float = math.nan
+
+    @cached_property
+    def log10_permutations(self) -> float:
+        """Decimal logarithm of the number of permutations."""
+        return sum(math.lgamma(g.units + 1) for g in self.permutations) / math.log(10)
+
+    @property
+    def scaling_dof(self) -> int:
+        """Number of independent positive factors."""
+        return sum(g.units for g in self.scalings)
+
+    @property
+    def sign_dof(self) -> int:
+        """Number of independent sign flips."""
+        return sum(g.units for g in self.signs)
+
+    def placements_by_axis(self, kind: str) -> dict[int, list[tuple[int, Placement]]]:
+        """For each axis the (group, placement) pairs of permutations, scalings or signs."""
+        return self._by_axis[kind]
+
+    @cached_property
+    def _by_axis(self) -> dict[str, dict[int, list[tuple[int, Placement]]]]:
+        tables: dict[str, dict[int, list[tuple[int, Placement]]]] = {}
+        for kind in ("permutations", "scalings", "signs"):
+            table: dict[int, list[tuple[int, Placement]]] = {}
+            for index, group in enumerate(getattr(self, kind)):
+                for place in group.placements:
+                    table.setdefault(place.axis, []).append((index, place))
+            tables[kind] = table
+        return tables
+
+    def __str__(self) -> str:
+        """A table: one line per kind of group, the counts, and what is frozen."""
+        lines = [f"{'kind':<12}{'units':>7}{'groups':>8}  acts on"]
+        for title, groups in (
+            ("permutation", self.permutations),
+            ("scaling", self.scalings),
+            ("sign", self.signs),
+        ):
+            lines += _rows(title, groups)
+        lines.append(
+            f"permutations: 10^{self.log10_permutations:.1f}   free scales: {self.scaling_dof}   "
+            f"free signs: {self.sign_dof}"
+        )
+        lines += [f"frozen: {item}" for item in self.frozen]
+        return "\n".join(lines)
+
+
+def _rows(title: str, groups: tuple[Group, ...]) -> list[str]:
+    counts: Counter[tuple[str, int]] = Counter()
+    names: dict[tuple[str, int], list[str]] = {}
+    for group in groups:
+        label = "block perm." if getattr(group, "kind", "") == "block" else title
+        counts[label, group.units] += 1
+        names.setdefault((label, group.units), []).append(group.name)
+    return [
+        f"{label:<12}{units:>7}{count:>8}  {_shorten(names[label, units])}"
+        for (label, units), count in counts.items()
+    ]
+
+
+def _shorten(names: list[str], most: int = 3) -> str:
+    distinct = list(dict.fromkeys(names))
+    return ", ".join(distinct[:most]) + (
+        f", ... ({len(distinct)} tensors)" if len(distinct) > most else ""
+    )

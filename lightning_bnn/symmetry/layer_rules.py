@@ -1,0 +1,446 @@
+"""How layers with weights treat channels: linear maps, norms, recurrence, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from lightning_bnn.symmetry.constraints import Constraints, Record, Unsupported
+from lightning_bnn.symmetry.labels import Constant, Value, Weight, along, compress, varies
+from lightning_bnn.symmetry.rules import Rule, labels_of, nonlinear, reduce_channels, softmax
+
+__all__ = ["layer_rules"]
+
+
+# ------------------------------------------------------------ linear maps
+def linear(system: Constraints, node: Node, x: Any, weight: Any, bias: Any = None) -> Value:
+    """Consumes the channels of the last dimension and makes new ones."""
+    if (
+        not isinstance(weight, Weight)
+        or len(weight.shape) != 2
+        or not isinstance(bias, Weight | None)
+    ):
+        raise Unsupported("a weight that is computed")
+    labels = labels_of(system, x)
+    channels = system.collapse(labels, [labels.ndim - 1])
+    out = _write(system, weight, channels.numpy(), bias)
+    shape = node.meta["val"].shape
+    return Value(along(out, len(shape) - 1, shape))
+
+
+def _write(
+    system: Constraints, weight: Weight, incoming: Any, bias: Weight | None, groups: int = 1
+) -> Tensor:
+    """Tie the rows of a weight and bias to new channels, the columns to the incoming ones."""
+    out = system.fresh(weight.shape[0])
+    columns = incoming.reshape(groups, -1) if groups > 1 else incoming
+    system.consume(weight, Record(0, out.numpy(), "out", 1, 1), Record(1, columns, "in", -1, 1))
+    _write_bias(system, bias, out)
+    return out
+
+
+def _write_bias(system: Constraints, bias: Weight | None, out: Tensor) -> None:
+    if bias is not None:
+        system.consume(bias, Record(0, out.numpy(), "bias", 1, 1))
+
+
+def addmm(
+    system: Constraints, node: Node, bias: Any, x: Any, weight: Any, *args: Any, **kwargs: Any
+) -> Value:
+    """``bias + x @ weight``."""
+    if args or kwargs or not isinstance(weight, Weight):
+        raise Unsupported("a scaled addmm")
+    return linear(system, node, x, _transpose(weight), bias)
+
+
+def _transpose(weight: Weight) -> Weight:
+    return Weight(
+        weight.name, tuple(c.t() for c in weight.coords), weight.full_shape, weight.is_buffer
+    )
+
+
+def matmul(system: Constraints, node: Node, x: Any, y: Any) -> Value:
+    """A linear map when one operand is a weight, else products summed over the shared dimension."""
+    if isinstance(y, Weight) and len(y.shape) == 2:
+        return linear(system, node, x, _transpose(y))
+    if isinstance(x, Weight) or isinstance(y, Weight):
+        raise Unsupported("a product with a weight that is not a matrix on the right")
+    a, b = labels_of(system, x), labels_of(system, y)
+    if min(a.ndim, b.ndim) < 2:
+        raise Unsupported("a product with a vector")
+    return Value(
+        _contract(system, a[..., :, :, None], b[..., None, :, :], [-2], node.meta["val"].shape)
+    )
+
+
+def _contract(
+    system: Constraints, a: Tensor, b: Tensor, dims: Sequence[int], shape: Sequence[int]
+) -> Tensor:
+    """Element-wise product, then a sum: the blocks are what both operands share."""
+    product = compress(system.multiply(a, b))
+    dims = [d % product.ndim for d in dims]
+    moving = [d for d in dims if varies(product)[d]]
+    if moving:
+        product = reduce_channels(system, product, moving, "passes")
+    for d in sorted(dims, reverse=True):
+        product = product.select(d, 0)
+    return product.expand(tuple(shape))
+
+
+def einsum(
+    system: Constraints, node: Node, equation: str, operands: Sequence[Any], **kwargs: Any
+) -> Value:
+    """A product over named dimensions, then a sum over those that do not appear in the result."""
+    terms, _, result = equation.replace(" ", "").partition("->")
+    letters = terms.split(",")
+    if (
+        "." in equation
+        or len(operands) != 2
+        or not result
+        or any(len(set(t)) < len(t) for t in letters)
+    ):
+        raise Unsupported(f"the equation {equation!r}")
+    if isinstance(operands[1], Weight):
+        return _einsum_linear(system, node, letters, result, operands)
+    if any(isinstance(o, Weight) for o in operands):
+        raise Unsupported("a weight on the left")
+    names = [*result, *sorted({c for t in letters for c in t} - set(result))]
+    spread = [
+        _spread(labels_of(system, o), t, names) for o, t in zip(operands, letters, strict=True)
+    ]
+    summed = list(range(len(result), len(names)))
+    return Value(_contract(system, *spread, summed, node.meta["val"].shape))
+
+
+def _spread(labels: Tensor, letters: str, names: Sequence[str]) -> Tensor:
+    order = [letters.index(c) for c in names if c in letters]
+    moved = labels.permute(order)
+    for d, name in enumerate(names):
+        if name not in letters:
+            moved = moved.unsqueeze(d)
+    return moved
+
+
+def _einsum_linear(
+    system: Constraints, node: Node, letters: Sequence[str], result: str, operands: Sequence[Any]
+) -> Value:
+    x, w = letters
+    shared = [c for c in w if c in x and c not in result]
+    if len(w) != 2 or len(shared) != 1:
+        raise Unsupported("a weight with more than two dimensions")
+    (inner,) = shared
+    (outer,) = [c for c in w if c != inner]
+    if (
+        outer in x
+        or result.replace(outer, "") != x.replace(inner, "")
+        or not result.endswith(outer)
+    ):
+        raise Unsupported("a weight that is not a linear map of the last dimension")
+    weight = operands[1] if w[0] == outer else _transpose(operands[1])
+    labels = labels_of(system, operands[0]).movedim(x.index(inner), -1)
+    return linear(system, node, Value(labels), weight)
+
+
+def convolution(
+    system: Constraints, node: Node, x: Any, weight: Any, bias: Any = None, *args: Any, **kw: Any
+) -> Value:
+    """A linear map of channels, within groups."""
+    labels = _channels_first(system, x, weight)
+    groups = kw.get("groups", args[3] if len(args) > 3 else 1)
+    incoming = system.collapse(labels, [1]).numpy()
+    out = _write(system, weight, incoming, bias, groups)
+    if groups > 1:
+        system.block(
+            np.concatenate([incoming.reshape(groups, -1), out.numpy().reshape(groups, -1)], 1)
+        )
+    shape = node.meta["val"].shape
+    return Value(along(out, 1, shape))
+
+
+def transposed(
+    system: Constraints, node: Node, x: Any, weight: Any, bias: Any = None, *args: Any, **kw: Any
+) -> Value:
+    """A transposed convolution: its rows are the incoming channels."""
+    labels = _channels_first(system, x, weight)
+    groups = kw.get("groups", args[3] if len(args) > 3 else 1)
+    incoming = system.collapse(labels, [1]).numpy()
+    out = system.fresh(weight.shape[1] * groups)
+    columns = out.numpy().reshape(groups, -1) if groups > 1 else out.numpy()
+    system.consume(weight, Record(1, columns, "out", 1, 1), Record(0, incoming, "in", -1, 1))
+    _write_bias(system, bias, out)
+    if groups > 1:
+        system.block(
+            np.concatenate([incoming.reshape(groups, -1), out.numpy().reshape(groups, -1)], 1)
+        )
+    return Value(along(out, 1, node.meta["val"].shape))
+
+
+def _channels_first(system: Constraints, x: Any, weight: Any) -> Tensor:
+    labels = labels_of(system, x)
+    if not isinstance(weight, Weight) or labels.ndim != len(weight.shape):
+        raise Unsupported(
+            "a convolution without a batch dimension, or with a weight that is computed"
+        )
+    return labels
+
+
+def embedding(system: Constraints, node: Node, weight: Any, *args: Any, **kwargs: Any) -> Value:
+    """New channels, one per column of the table."""
+    if not isinstance(weight, Weight):
+        raise Unsupported("a table that is computed")
+    out = system.fresh(weight.shape[1])
+    system.consume(weight, Record(1, out.numpy(), "out", 1, 1))
+    shape = node.meta["val"].shape
+    return Value(along(out, len(shape) - 1, shape))
+
+
+# ------------------------------------------------------------ normalisation
+def batch_norm(batch_norm_mode: str) -> Rule:
+    """Batch norm, and instance norm: every channel by itself."""
+
+    def rule(
+        system: Constraints, node: Node, x: Any, weight: Any, bias: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        labels = labels_of(system, x)
+        incoming = system.collapse(labels, [1])
+        statistics = [a for a in args[:2] if isinstance(a, Weight)]
+        fixed_map = batch_norm_mode == "eval" and len(statistics) == 2
+        if not fixed_map:
+            system.freeze(incoming, ("scale",))
+        if statistics:
+            system.consume(statistics[0], Record(0, incoming.numpy(), "mean", 1, 1))
+            system.consume(statistics[1], Record(0, incoming.numpy(), "variance", 0, 0))
+        inward = -1 if fixed_map else 0
+        out = _affine(system, incoming, weight, bias, inward)
+        if fixed_map and weight is None:
+            system.freeze(incoming, ("scale",))
+        return _normalised(node, along(out, 1, labels.shape))
+
+    return rule
+
+
+def layer_norm(
+    system: Constraints,
+    node: Node,
+    x: Any,
+    shape: Sequence[int],
+    weight: Any = None,
+    bias: Any = None,
+    *a: Any,
+) -> Any:
+    """Layer norm: all channels of a row share one sign, no scale passes."""
+    labels = labels_of(system, x)
+    incoming = system.collapse(labels, range(labels.ndim - len(shape), labels.ndim))
+    system.freeze(incoming, ("scale",))
+    system.tie(incoming, incoming.reshape(-1)[:1], ("sign",))
+    out = _affine(system, incoming, weight, bias, 0)
+    return _normalised(node, out.expand(labels.shape))
+
+
+def rms_norm(
+    system: Constraints, node: Node, x: Any, shape: Sequence[int], weight: Any = None, *args: Any
+) -> Any:
+    """RMS norm: every channel keeps its own sign."""
+    labels = labels_of(system, x)
+    incoming = system.collapse(labels, range(labels.ndim - len(shape), labels.ndim))
+    system.freeze(incoming, ("scale",))
+    return _normalised(node, _affine(system, incoming, weight, None, 0).expand(labels.shape))
+
+
+def group_norm(
+    system: Constraints,
+    node: Node,
+    x: Any,
+    groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    *a: Any,
+) -> Any:
+    """Group norm: groups are blocks with one sign each."""
+    labels = labels_of(system, x)
+    incoming = system.collapse(labels, [1])
+    rows = incoming.reshape(groups, -1)
+    system.block(rows.numpy())
+    system.freeze(incoming, ("scale",))
+    system.tie(rows, rows[:, :1], ("sign",))
+    return _normalised(node, along(_affine(system, incoming, weight, bias, 0), 1, labels.shape))
+
+
+def _affine(system: Constraints, incoming: Tensor, weight: Any, bias: Any, inward: int) -> Tensor:
+    """Learned gain and bias: channels leave with a scale and sign of their own."""
+    out = system.fresh(*incoming.shape)
+    system.tie(out, incoming, ("permutation",))
+    dim = 0 if incoming.ndim == 1 else None
+    if not isinstance(weight, Weight):
+        system.tie(out, incoming, ("sign",))
+        system.freeze(out, ("scale",))
+        if isinstance(weight, Constant):
+            system.freeze(out)
+    else:
+        flat_out, flat_in = out.reshape(-1).numpy(), incoming.reshape(-1).numpy()
+        system.consume(
+            weight, Record(dim, flat_out, "gain", 1, 1), Record(dim, flat_in, "gain in", inward, 1)
+        )
+    if isinstance(bias, Weight):
+        system.consume(bias, Record(dim, out.reshape(-1).numpy(), "bias", 1, 1))
+    elif isinstance(bias, Constant):
+        system.freeze(out)
+    return out
+
+
+def _normalised(node: Node, labels: Tensor) -> Any:
+    value = node.meta["val"]
+    if not isinstance(value, tuple | list):
+        return Value(labels)
+    rest = [Value(torch.zeros((1,) * v.ndim, dtype=torch.long).expand(v.shape)) for v in value[1:]]
+    return (Value(labels), *rest)
+
+
+# ------------------------------------------------------------ recurrence
+def recurrent(
+    gates: int, new_gates: tuple[int, ...], cell: bool, homogeneous: bool = False
+) -> Rule:
+    """LSTM (4 gates), GRU (3) and plain RNN (1): the hidden units of every layer and direction.
+
+    ``new_gates`` are those whose sign is the sign of the hidden state (the tanh gate).
+    """
+
+    def rule(
+        system: Constraints, node: Node, x: Any, state: Any, weights: Sequence[Any], *args: Any
+    ) -> Any:
+        if not isinstance(args[0], bool) or not isinstance(x, Value):
+            raise Unsupported("packed sequences")
+        has_bias, layers, _, _, bidirectional, batch_first = args
+        del batch_first
+        states = state if cell else [state]
+        if not all(isinstance(s, Constant) and not s.tensor.any() for s in states):
+            raise Unsupported("an initial state that is not zero")
+        directions = 2 if bidirectional else 1
+        per_cell = len(weights) // (layers * directions)
+        if per_cell != (4 if has_bias else 2):
+            raise Unsupported("projected hidden states")
+        incoming = system.collapse(x.labels, [x.labels.ndim - 1])
+        hidden: list[Tensor] = []
+        for layer in range(layers):
+            found = []
+            for direction in range(directions):
+                start = (layer * directions + direction) * per_cell
+                found.append(
+                    _cell(
+                        system,
+                        incoming,
+                        weights[start : start + per_cell],
+                        gates,
+                        new_gates,
+                        homogeneous,
+                    )
+                )
+            hidden += found
+            incoming = torch.cat(found)
+        return _recurrent_outputs(node, incoming, hidden, cell)
+
+    return rule
+
+
+def _cell(
+    system: Constraints,
+    incoming: Tensor,
+    weights: Sequence[Weight],
+    gates: int,
+    new_gates: tuple[int, ...],
+    scale: bool,
+) -> Tensor:
+    units = weights[0].shape[0] // gates
+    hidden = system.fresh(units)
+    if not scale:
+        system.freeze(hidden, ("scale",))
+    else:
+        system.freeze(hidden, ("sign",))
+    rows = []
+    for gate in range(gates):
+        channels = system.fresh(units)
+        system.tie(channels, hidden, ("permutation", "scale"))
+        if gate in new_gates:
+            system.tie(channels, hidden, ("sign",))
+        else:
+            system.freeze(channels, ("sign",))
+        rows.append(channels)
+    out = torch.cat(rows).numpy()
+    for weight, columns in zip(weights[:2], (incoming, hidden), strict=True):
+        system.consume(weight, Record(0, out, "out", 1, 1), Record(1, columns.numpy(), "in", -1, 1))
+    for bias in weights[2:]:
+        system.consume(bias, Record(0, out, "bias", 1, 1))
+    return hidden
+
+
+def _recurrent_outputs(node: Node, last: Tensor, hidden: Sequence[Tensor], cell: bool) -> Any:
+    values = node.meta["val"]
+    sequence = Value(along(last, values[0].ndim - 1, values[0].shape))
+    states = torch.stack(list(hidden))
+    shaped = [
+        Value(states.reshape(len(hidden), *[1] * (v.ndim - 2), -1).expand(v.shape))
+        for v in values[1 : 3 if cell else 2]
+    ]
+    return (sequence, *shaped)
+
+
+# ------------------------------------------------------------ attention
+def attention(
+    system: Constraints,
+    node: Node,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    *args: Any,
+    enable_gqa: bool = False,
+    **kwargs: Any,
+) -> Value:
+    """Dot-product attention: query and key meet per head, their scales cancel; values pass."""
+    q, k, v = (labels_of(system, t) for t in (query, key, value))
+    if enable_gqa:
+        k, v = (compress(t.repeat_interleave(q.shape[-3] // t.shape[-3], -3)) for t in (k, v))
+    batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+    tokens = (*batch, q.shape[-2], k.shape[-2])
+    scores = Value(_contract(system, q[..., :, None, :], k[..., None, :, :], [-1], tokens))
+    if isinstance(attn_mask, Value | Weight):
+        scores = Value(system.unify([scores.labels, labels_of(system, attn_mask)]))
+    nonlinear(system, node, scores)
+    softmax(system, node, scores, -1)
+    shape = node.meta["val"].shape
+    return Value(_contract(system, scores.labels[..., :, :, None], v[..., None, :, :], [-2], shape))
+
+
+def layer_rules(batch_norm_mode: str) -> dict[str, Rule]:
+    """Rules of all layers, for one of the two conventions about batch norm."""
+    norm = batch_norm(batch_norm_mode)
+    names = (
+        "batch_norm",
+        "_native_batch_norm_legit_no_training",
+        "_native_batch_norm_legit_functional",
+        "_native_batch_norm_legit",
+    )
+    return {
+        **dict.fromkeys(names, norm),
+        "instance_norm": batch_norm("carrier"),
+        "linear": linear,
+        "addmm": addmm,
+        **dict.fromkeys(("matmul", "mm", "bmm"), matmul),
+        "einsum": einsum,
+        **{f"conv{d}d": convolution for d in (1, 2, 3)},
+        **{f"conv_transpose{d}d": transposed for d in (1, 2, 3)},
+        "embedding": embedding,
+        "layer_norm": layer_norm,
+        "rms_norm": rms_norm,
+        "group_norm": group_norm,
+        "lstm": recurrent(4, (2,), cell=True),
+        "gru": recurrent(3, (2,), cell=False),
+        "rnn_tanh": recurrent(1, (0,), cell=False),
+        "rnn_relu": recurrent(1, (0,), cell=False, homogeneous=True),
+        "scaled_dot_product_attention": attention,
+    }

@@ -1,0 +1,80 @@
+"""The min-mass problem as P1 states it, one exponential per weight, solved by cvxpy."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix, csr_matrix, vstack
+from torch import Tensor
+
+from lightning_bnn.params import Params, is_stacked
+from lightning_bnn.symmetry.groups import Symmetries
+
+__all__ = ["solve_by_cvxpy"]
+
+
+def solve_by_cvxpy(params: Params, sym: Symmetries, alive: Tensor) -> Tensor:
+    """Log scales of least mass, ``(1, scales)``, by cvxpy's default solver.
+
+    The terms are built from the groups alone, without the aggregation that balancing uses, so that
+    the two can be compared.
+    """
+    import cvxpy as cp
+
+    if is_stacked(params, sym.shapes):
+        raise ValueError("`solver='cvxpy'` takes one network, not a stack.")
+    squares, exponents = _terms(params, sym)
+    u = cp.Variable(sym.scaling_dof)
+    fixed = np.flatnonzero(~alive[0].cpu().numpy())
+    constraints = [u[fixed] == 0] if len(fixed) else []
+    mass = cp.sum(cp.multiply(squares / squares.sum(), cp.exp(2 * (exponents @ u))))
+    with warnings.catch_warnings():  # `min_mass` certifies the result itself
+        warnings.filterwarnings("ignore", message="Solution may be inaccurate")
+        cp.Problem(cp.Minimize(mass), constraints).solve()
+    if u.value is None:
+        raise RuntimeError("cvxpy found no solution.")
+    return torch.as_tensor(u.value, dtype=torch.float64, device=alive.device)[None]
+
+
+def _terms(params: Params, sym: Symmetries) -> tuple[Any, csr_matrix]:
+    """Squared weights, summed over kernel positions, and the exponents of the scales in them."""
+    starts = np.cumsum([0, *(g.units for g in sym.scalings)])
+    squares, rows = [], []
+    for name in sym.weights:
+        w = params[name].detach().double().cpu().square()
+        places = [
+            (a, starts[g], place)
+            for a, found in sym.placements_by_axis("scalings").items()
+            for g, place in found
+            if sym.axes[a].tensor == name
+        ]
+        if not places:
+            continue
+        flat = any(sym.axes[a].dim is None for a, _, _ in places) or w.ndim == 1
+        w = w.reshape(-1, 1) if flat else w.flatten(2).sum(-1) if w.ndim > 2 else w
+        total = sum(_exponents(sym, a, start, place, w.shape) for a, start, place in places)
+        squares.append(w.reshape(-1).numpy())
+        rows.append(total)
+    values = np.concatenate(squares)
+    matrix = vstack(rows).tocsr()
+    return values[values > 0], matrix[values > 0]
+
+
+def _exponents(sym: Symmetries, axis: int, start: int, place: Any, shape: torch.Size) -> csr_matrix:
+    """For each entry of a matrix of squares, the scale that one placement puts on it."""
+    own = sym.axes[axis]
+    variable = np.full(own.blocks * own.size, -1)
+    units = start + np.arange(place.positions.shape[0])
+    variable[place.positions.numpy()] = units[:, None]
+    table = variable.reshape(own.blocks, own.size)
+    if own.dim is None or own.dim == 0:
+        entry = np.broadcast_to(table.reshape(-1, 1), shape)
+    else:
+        entry = np.repeat(table, shape[0] // own.blocks, 0)
+    at = np.flatnonzero(entry.reshape(-1) >= 0)
+    columns = entry.reshape(-1)[at]
+    values = np.full(len(at), float(place.exponent))
+    return coo_matrix((values, (at, columns)), (entry.size, sym.scaling_dof)).tocsr()

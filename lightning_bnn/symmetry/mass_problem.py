@@ -1,0 +1,254 @@
+r"""The mass of a network as a convex function of its log scales.
+
+Aggregated over kernel positions, the squared weights form one matrix per tensor, and
+
+.. math:: c + \sum_v (P_v e^{2 u_v} + Q_v e^{-2 u_v}) + \sum_e M_e e^{2 (a_e u_{r_e} + b_e u_{c_e})}
+
+with exponents +1, 0, -1. What only one scale reaches is summed into P and Q; the rest stays as
+small dense matrices, so that values, gradients and products with the Hessian are matrix-vector
+products, batched over members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params, is_stacked
+from lightning_bnn.symmetry.groups import Axis, Symmetries
+
+__all__ = ["Flow", "MassProblem", "Matrix", "mass", "mass_problem"]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Squared weights ``(members, blocks, rows, columns)`` and where their two factors come from.
+
+    An index ``v`` takes the factor :math:`e^{2 u_v}`, ``n`` the factor one, ``n + 1 + v`` the
+    factor :math:`e^{-2 u_v}`.
+    """
+
+    squares: Tensor
+    rows: Tensor
+    columns: Tensor
+
+
+@dataclass(frozen=True)
+class MassProblem:
+    """The function, for all members of a stack at once, and the groups its variables belong to."""
+
+    constant: Tensor
+    plus: Tensor
+    minus: Tensor
+    matrices: tuple[Matrix, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def variables(self) -> int:
+        """Number of scales."""
+        return self.plus.shape[-1]
+
+    def factors(self, u: Tensor) -> Tensor:
+        """The table that matrices index: :math:`e^{2u}`, one, :math:`e^{-2u}`."""
+        e = torch.exp(2 * u)
+        return torch.cat([e, torch.ones_like(e[..., :1]), 1 / e], -1)
+
+    def logs(self, factors: Tensor) -> Tensor:
+        """Log scales of a table of factors."""
+        return factors[..., : self.variables].log() / 2
+
+    def value(self, u: Tensor) -> Tensor:
+        """Mass at log scales ``u`` of shape ``(members, variables)``."""
+        f = self.factors(u)
+        e, inverse = f[..., : self.variables], f[..., self.variables + 1 :]
+        total = self.constant + (self.plus * e + self.minus * inverse).sum(-1)
+        for m in self.matrices:
+            total = total + (_times(m, f) * f[..., m.rows]).sum((-1, -2))
+        return total
+
+    def flow(self, u: Tensor) -> Flow:
+        """Mass that enters and leaves every unit, and what products with the Hessian need."""
+        f = self.factors(u)
+        n = self.variables
+        ends = []
+        total = torch.cat(
+            [self.plus * f[..., :n], torch.zeros_like(f[..., :1]), self.minus * f[..., n + 1 :]], -1
+        )
+        for m in self.matrices:
+            r, c = f[..., m.rows], f[..., m.columns]
+            row_mass, column_mass = r * _times(m, f), c * _times_transposed(m, f)
+            total = total.index_add(-1, m.rows.reshape(-1), row_mass.flatten(-2))
+            total = total.index_add(-1, m.columns.reshape(-1), column_mass.flatten(-2))
+            ends.append((r, c, row_mass, column_mass))
+        return Flow(self, total[..., :n], total[..., n + 1 :], ends)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Mass flowing through the units at one point."""
+
+    problem: MassProblem
+    inflow: Tensor
+    outflow: Tensor
+    ends: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]
+
+    def hessian(self, t: Tensor) -> Tensor:
+        """A quarter of the Hessian times a vector: a weighted graph Laplacian."""
+        p = self.problem
+        n = p.variables
+        signed = torch.cat([t, torch.zeros_like(t[..., :1]), -t], -1)
+        single = self.inflow + self.outflow
+        result = torch.cat([single * t, torch.zeros_like(signed[..., n:])], -1)
+        for m, (r, c, _, _) in zip(p.matrices, self.ends, strict=True):
+            rows = r * torch.matmul(m.squares, (c * signed[..., m.columns])[..., None])[..., 0]
+            columns = c * torch.matmul(m.squares.mT, (r * signed[..., m.rows])[..., None])[..., 0]
+            result = result.index_add(-1, m.rows.reshape(-1), rows.flatten(-2))
+            result = result.index_add(-1, m.columns.reshape(-1), columns.flatten(-2))
+        return result[..., :n] - result[..., n + 1 :]
+
+
+def _times(m: Matrix, factors: Tensor) -> Tensor:
+    return torch.matmul(m.squares, factors[..., m.columns][..., None])[..., 0]
+
+
+def _times_transposed(m: Matrix, factors: Tensor) -> Tensor:
+    return torch.matmul(m.squares.mT, factors[..., m.rows][..., None])[..., 0]
+
+
+# ------------------------------------------------------------ from a network
+def mass(params: Params, sym: Symmetries) -> Tensor:
+    """Sum of squares of all weights and gains, biases excluded: one number per member."""
+    offset = 1 if is_stacked(params, sym.shapes) else 0
+    parts = [
+        _square_sums(params[n] if offset else params[n][None], ())
+        for n in sym.weights
+        if n in params
+    ]
+    total = torch.stack(parts).sum(0)
+    return total if offset else total[0]
+
+
+def mass_problem(params: Params, sym: Symmetries) -> MassProblem:
+    """Aggregate the squared weights of a network or a stack."""
+    builder = _Builder(params, sym)
+    for name in sym.weights:
+        if name in params:
+            builder.add(name)
+    return MassProblem(
+        builder.constant,
+        builder.plus,
+        builder.minus,
+        tuple(builder.matrices),
+        tuple(g.units for g in sym.scalings),
+    )
+
+
+class _Builder:
+    """Sums squared weights into constants, single factors and matrices."""
+
+    def __init__(self, params: Params, sym: Symmetries) -> None:
+        self.sym, self.params = sym, params
+        self.offset = 1 if is_stacked(params, sym.shapes) else 0
+        first = params[sym.weights[0]]
+        members = first.shape[0] if self.offset else 1
+        self.n = sym.scaling_dof
+        self.starts = [0, *torch.tensor([g.units for g in sym.scalings]).cumsum(0).tolist()]
+        zeros = torch.zeros(members, self.n + 1, dtype=torch.float64, device=first.device)
+        self.constant, self.plus, self.minus = (
+            zeros[:, 0].clone(),
+            zeros[:, :-1].clone(),
+            zeros[:, :-1].clone(),
+        )
+        self.matrices: list[Matrix] = []
+        self.axes: dict[str, list[int]] = {}
+        for axis in sym.placements_by_axis("scalings"):
+            self.axes.setdefault(sym.axes[axis].tensor, []).append(axis)
+
+    def add(self, name: str) -> None:
+        """One tensor."""
+        w = self.params[name]
+        w = w if self.offset else w[None]
+        axes = self.axes.get(name, [])
+        dims = {self.sym.axes[a].dim for a in axes}
+        if not axes:
+            self.constant += _square_sums(w, ())
+        elif None in dims:
+            self._single(w.flatten(1).double().square(), axes)
+        elif len(dims) == 1:
+            self._one_dimension(w, axes)
+        else:
+            self._two_dimensions(w, axes)
+
+    def _one_dimension(self, w: Tensor, axes: Sequence[int]) -> None:
+        axis = self.sym.axes[axes[0]]
+        assert axis.dim is not None
+        if axis.blocks > 1:
+            w = w.unflatten(1, (axis.blocks, -1))
+            squares = _square_sums(w, (1, axis.dim + 2)).flatten(1)
+        else:
+            squares = _square_sums(w, (axis.dim + 1,))
+        self._single(squares, axes)
+
+    def _single(self, squares: Tensor, axes: Sequence[int]) -> None:
+        """Squares along one axis; a gain has two factors there: a row of one-by-one matrices."""
+        tables = [self._table(a) for a in axes]
+        if len(tables) == 2:
+            self._matrix(squares[..., None, None], tables[0][:, None], tables[1][:, None])
+            return
+        total = torch.zeros(
+            squares.shape[0], 2 * self.n + 1, dtype=torch.float64, device=squares.device
+        )
+        total.index_add_(1, tables[0], squares)
+        self.plus += total[:, : self.n]
+        self.constant += total[:, self.n]
+        self.minus += total[:, self.n + 1 :]
+
+    def _two_dimensions(self, w: Tensor, axes: Sequence[int]) -> None:
+        first, second = (self.sym.axes[a] for a in axes[:2])
+        if first.blocks > 1:
+            axes, (first, second) = axes[::-1], (second, first)
+        rows, columns = self._table(axes[0]), self._table(axes[1])
+        squares = _matrix_squares(w, first, second)
+        if second.blocks > 1:
+            rows = rows.reshape(second.blocks, -1)
+            columns = columns.reshape(second.blocks, -1)
+        else:
+            rows, columns = rows[None], columns[None]
+        self._matrix(squares, rows, columns)
+
+    def _matrix(self, squares: Tensor, rows: Tensor, columns: Tensor) -> None:
+        self.matrices.append(Matrix(squares, rows, columns))
+
+    def _table(self, axis: int) -> Tensor:
+        """Index of the factor of every position."""
+        own = self.sym.axes[axis]
+        table = torch.full((own.blocks * own.size,), self.n)
+        for g, place in self.sym.placements_by_axis("scalings")[axis]:
+            unit = self.starts[g] + torch.arange(self.sym.scalings[g].units)
+            index = unit if place.exponent > 0 else unit + self.n + 1
+            table[place.positions] = index[:, None].expand_as(place.positions)
+        return table.to(self.constant.device)
+
+
+def _matrix_squares(w: Tensor, rows: Axis, columns: Axis) -> Tensor:
+    """``(members, blocks, rows, columns)``: squares summed over kernel positions."""
+    assert rows.dim is not None
+    assert columns.dim is not None
+    if columns.blocks > 1:
+        w = w.unflatten(1, (columns.blocks, -1))
+        return _square_sums(w, (1, 2, columns.dim + 2))
+    squares = _square_sums(w, (rows.dim + 1, columns.dim + 1))
+    return (squares if rows.dim < columns.dim else squares.mT)[:, None]
+
+
+def _square_sums(w: Tensor, keep: Sequence[int]) -> Tensor:
+    """Squares summed over all dimensions but the first and those to keep, most in native type."""
+    squares = w.detach().square()
+    dims = [d for d in range(1, w.ndim) if d not in keep]
+    if dims and dims[0] == 1:
+        squares = squares.sum(1, keepdim=True)
+    squares = squares.double()
+    return squares.sum(dims) if dims else squares

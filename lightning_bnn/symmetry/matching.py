@@ -1,0 +1,434 @@
+"""Rebasin: the permutation that brings a network closest to another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lightning_bnn.params import Params, is_stacked, of, unstack
+from lightning_bnn.symmetry.actions import (
+    axes_by_tensor,
+    identity,
+    permute_axis,
+    permuted_tensor,
+    random_permutations,
+)
+from lightning_bnn.symmetry.assignment import Family, assign, assign_blocks, families
+from lightning_bnn.symmetry.export import skeleton
+from lightning_bnn.symmetry.groups import Placement, Symmetries
+from lightning_bnn.symmetry.units import other_axis, unit_rows, writer
+
+__all__ = ["match", "match_activations"]
+
+_log = logging.getLogger(__name__)
+
+
+@torch.no_grad()
+def match(
+    params: Params,
+    reference: Params,
+    sym: Symmetries,
+    *,
+    restarts: int = 0,
+    seed: int = 0,
+    max_sweeps: int = 100,
+) -> list[Tensor]:
+    r"""Permutations after which a network is closest to a reference, by coordinate ascent.
+
+    A first pass goes from the input to the output and compares only with what is already matched;
+    sweeps in random order follow until no group changes. Blocks (heads, convolution groups) are
+    matched together with their inside.
+
+    References:
+        Git Re-Basin: Merging Models modulo Permutation Symmetries (Ainsworth, Hayase, Srinivasa,
+        2023)
+
+    Args:
+        params: one network, or a stack whose members are matched one by one.
+        reference: the network to come close to.
+        sym: what `discover` returned.
+        restarts: further tries from random permutations; the best is kept.
+        seed: of the sweeps and restarts.
+        max_sweeps: sweeps per try.
+
+    Returns:
+        One permutation per group, for `permute`.
+    """
+    if restarts < 0 or max_sweeps < 1:
+        raise ValueError(
+            f"`restarts` must be at least 0 and `max_sweeps` at least 1, got {restarts} and "
+            f"{max_sweeps}."
+        )
+    if is_stacked(reference, sym.shapes):
+        raise ValueError("`reference` must be one network, not a stack.")
+    if is_stacked(params, sym.shapes):
+        found = [
+            match(p, reference, sym, restarts=restarts, seed=seed, max_sweeps=max_sweeps)
+            for p in unstack(params)
+        ]
+        return [torch.stack(rows) for rows in zip(*found, strict=True)]
+    generator = torch.Generator().manual_seed(seed)
+    ascent = _Ascent(params, reference, sym)
+    best = ascent.run(identity(sym), generator, max_sweeps, forward_pass=True)
+    score = ascent.score() if restarts else 0.0
+    for _ in range(restarts):
+        other = ascent.run(
+            random_permutations(sym, generator), generator, max_sweeps, forward_pass=False
+        )
+        if ascent.score() > score:
+            best, score = other, ascent.score()
+    return best
+
+
+class _Ascent:
+    """Coordinate ascent; similarities are kept until a group on the other side moves."""
+
+    def __init__(self, params: Params, reference: Params, sym: Symmetries) -> None:
+        self.sym, self.params, self.reference = sym, params, reference
+        self.families = families(sym)
+        self.tensors = axes_by_tensor(sym, "permutations")
+        self.statistics = {a.tensor for a in sym.axes if a.role in ("mean", "variance")}
+        groups_on = {
+            a: {g for g, _ in places}
+            for a, places in sym.placements_by_axis("permutations").items()
+        }
+        partners = {a: other_axis(sym, a) for a in groups_on}
+        self.across = {
+            a: groups_on.get(b, set()) if b is not None else set() for a, b in partners.items()
+        }
+        self.homes = {
+            member: (g, slot, row)
+            for g, group in enumerate(sym.permutations)
+            for row in group.inner
+            for slot, member in enumerate(row)
+        }
+        self.neighbours = self._neighbours()
+        self.reference_rows: dict[tuple[int, bytes], Tensor] = {}
+
+    def _neighbours(self) -> list[set[int]]:
+        """Families that see a family on the other side of a tensor."""
+        family_of: dict[int, set[int]] = {}
+        for k, family in enumerate(self.families):
+            for g in family.members:
+                family_of.setdefault(g, set()).add(k)
+        result: list[set[int]] = [set() for _ in self.families]
+        for k, family in enumerate(self.families):
+            for axis in {
+                p.axis for g in family.members for p in self.sym.permutations[g].placements
+            }:
+                for g in self.across[axis]:
+                    for other in family_of[g] - {k}:
+                        result[other].add(k)
+        return result
+
+    def run(
+        self,
+        start: Sequence[Tensor],
+        generator: torch.Generator,
+        max_sweeps: int,
+        forward_pass: bool,
+    ) -> list[Tensor]:
+        """One try."""
+        self.permutations = list(start)
+        self.version = [0] * len(self.permutations)
+        self.cache: dict[tuple[int, bytes], tuple[list[int], Tensor]] = {}
+        self.current = dict(self.params)
+        if not forward_pass:
+            self._regather(self.tensors)
+        known: set[int] = set()
+        for family in self.families if forward_pass else ():
+            self._improve(family, known | set(family.members))
+            known |= set(family.members)
+        pending = set(range(len(self.families)))
+        for _ in range(max_sweeps):
+            order = [
+                k
+                for k in torch.randperm(len(self.families), generator=generator).tolist()
+                if k in pending
+            ]
+            if not order:
+                return self.permutations
+            for k in order:
+                pending.discard(k)
+                if self._improve(self.families[k], None):
+                    pending |= self.neighbours[k]
+        _log.warning("match: still improving after %d sweeps.", max_sweeps)
+        return self.permutations
+
+    def score(self, names: Iterable[str] | None = None) -> float:
+        """Similarity of the tensors as they stand now."""
+        chosen = self.tensors if names is None else names
+        pairs = [(self.reference[n], self.current[n]) for n in chosen if n not in self.statistics]
+        return sum(float((a * b).sum(dtype=torch.float64)) for a, b in pairs)
+
+    def _improve(self, family: Family, known: set[int] | None) -> bool:
+        """Reassign one family by what is known already; returns whether it changed."""
+        group = self.sym.permutations[family.group]
+        if group.inner:
+            return self._improve_blocks(family, known)
+        similarity = self._similarity(group.placements, known)
+        if similarity is None:
+            return False
+        order = assign(similarity)
+        units = torch.arange(len(order))
+        gain = (similarity[units, order] - similarity.diagonal()).sum()
+        if not gain > 1e-7 * similarity.diagonal().abs().sum():
+            return False
+        self._reorder(family.group, order)
+        return True
+
+    def _reorder(self, group: int, order: Tensor) -> None:
+        """Reorder units as they stand: an inner order belongs to the block that sits there."""
+        target = group
+        if group in self.homes:
+            blocks, slot, row = self.homes[group]
+            target = row[int(self.permutations[blocks][slot])]
+        self.permutations[target] = self.permutations[target][order]
+        self.version[group] += 1
+        for place in self.sym.permutations[group].placements:
+            axis = self.sym.axes[place.axis]
+            index = torch.arange(axis.blocks * axis.size)
+            index[place.positions.reshape(-1)] = place.positions[order].reshape(-1)
+            w = self.current[axis.tensor]
+            self.current[axis.tensor] = permute_axis(w, axis, index.to(w.device))
+            key = (place.axis, place.positions.numpy().tobytes())
+            if key in self.cache:
+                versions, part = self.cache[key]
+                self.cache[key] = versions, part[:, order]
+
+    def _improve_blocks(self, family: Family, known: set[int] | None) -> bool:
+        inside = set(family.members)
+        blocks = self.sym.permutations[family.group].units
+        rest = self._similarity([p for p in family.rest if not self.across[p.axis] & inside], known)
+        tables = []
+        for row in family.inner:
+            units = self.sym.permutations[row[0]].units
+            table = self._similarity(self._joined(row, inside), known)
+            table = torch.zeros(blocks * units, blocks * units) if table is None else table
+            tables.append(table.reshape(blocks, units, blocks, units))
+        order, orders = assign_blocks(torch.zeros(blocks, blocks) if rest is None else rest, tables)
+        before = list(self.permutations)
+        names = sorted(
+            {
+                self.sym.axes[p.axis].tensor
+                for g in inside
+                for p in self.sym.permutations[g].placements
+            }
+        )
+        score = self.score(names)
+        self._place_blocks(family, order, orders)
+        if all(torch.equal(a, b) for a, b in zip(before, self.permutations, strict=True)):
+            return False
+        self._regather(names)
+        if known is None and not self.score(names) > score + 1e-7 * abs(score):
+            self.permutations = before
+            self._regather(names)
+            return False
+        for g in inside:
+            self.version[g] += 1
+        return True
+
+    def _place_blocks(self, family: Family, order: Tensor, orders: Sequence[Tensor]) -> None:
+        held, before = self.permutations[family.group], list(self.permutations)
+        for row, new in zip(family.inner, orders, strict=True):
+            for slot in range(len(order)):
+                g = row[int(held[order[slot]])]
+                self.permutations[g] = before[g][new[slot]]
+        self.permutations[family.group] = held[order]
+
+    def _joined(self, row: Sequence[int], inside: set[int]) -> list[Placement]:
+        """The places of one class of channels in all blocks that are seen from outside."""
+        joined = []
+        for k, place in enumerate(self.sym.permutations[row[0]].placements):
+            if not self.across[place.axis] & inside:
+                positions = [self.sym.permutations[g].placements[k].positions for g in row]
+                joined.append(Placement(place.axis, torch.cat(positions)))
+        return joined
+
+    def _similarity(self, places: Sequence[Placement], known: set[int] | None) -> Tensor | None:
+        """Inner products of all pairs of units, over the places whose other side is known."""
+        parts = []
+        for place in places:
+            across = self.across[place.axis]
+            if self.sym.axes[place.axis].tensor in self.statistics or (
+                known is not None and not across <= known
+            ):
+                continue
+            parts.append(self._part(place, [self.version[g] for g in sorted(across)]))
+        return torch.stack(parts).sum(0) if parts else None
+
+    def _part(self, place: Placement, versions: list[int]) -> Tensor:
+        key = (place.axis, place.positions.numpy().tobytes())
+        if key in self.cache and self.cache[key][0] == versions:
+            return self.cache[key][1]
+        if key not in self.reference_rows:
+            self.reference_rows[key] = unit_rows(self.reference, self.sym, place).float()
+        part = (self.reference_rows[key] @ unit_rows(self.current, self.sym, place).float().T).cpu()
+        if (
+            self.sym.axes[place.axis].blocks * self.sym.axes[place.axis].size
+            == place.positions.numel()
+        ):
+            self.cache[key] = versions, part
+        return part
+
+    def _regather(self, names: Iterable[str]) -> None:
+        self.cache.clear()
+        for name in names:
+            self.current[name] = permuted_tensor(
+                self.params, self.sym, name, self.tensors[name], self.permutations
+            )
+
+
+# ------------------------------------------------------------ activations
+@torch.no_grad()
+def match_activations(
+    model: nn.Module,
+    params: Params,
+    reference: Params,
+    sym: Symmetries,
+    batches: Iterable[Any],
+    *,
+    average: bool = False,
+) -> list[Tensor]:
+    """Permutations after which hidden activations agree best with those of a reference.
+
+    Inner products of activations are summed over the batches and maximised by one linear assignment
+    per group.
+
+    References:
+        A Compact Representation for BNNs by Removing Permutation Symmetry (Xiao, Liu, Bamler, 2023)
+
+    Args:
+        model: gives the computation; it runs in evaluation mode.
+        params: one network or a stack.
+        reference: the network to agree with; the activations of a stack are averaged.
+        sym: what `discover` returned.
+        batches: inputs, or tuples whose first element is the input.
+        average: match a stack (the samples of one posterior) as a whole, by activations averaged
+            over its members.
+
+    Returns:
+        One permutation per group, for `permute`; with a leading dimension for a stack that is not
+        averaged.
+    """
+    network = skeleton(model).eval()
+    members = unstack(params) if is_stacked(params, sym.shapes) else [params]
+    targets = unstack(reference) if is_stacked(reference, sym.shapes) else [reference]
+    sums: list[list[Tensor]] = []
+    probes = _Probes(network, sym)
+    for batch in batches:
+        x = batch[0] if isinstance(batch, tuple | list) else batch
+        goal = _mean([probes.run(p, x) for p in targets])
+        seen = [probes.run(p, x) for p in members]
+        seen = [_mean(seen)] if average else seen
+        new = [[a @ b.T for a, b in zip(goal, s, strict=True)] for s in seen]
+        sums = (
+            new
+            if not sums
+            else [
+                [a + b for a, b in zip(o, n, strict=True)] for o, n in zip(sums, new, strict=True)
+            ]
+        )
+    if not sums:
+        raise ValueError("`batches` is empty.")
+    found = [_assign_all(sym, probes, products) for products in sums]
+    single = average or not is_stacked(params, sym.shapes)
+    return found[0] if single else [torch.stack(rows) for rows in zip(*found, strict=True)]
+
+
+def _mean(runs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    return [torch.stack(rows).mean(0) for rows in zip(*runs, strict=True)]
+
+
+class _Probes:
+    """Where units can be watched: at the input of a layer that reads them, or where written."""
+
+    def __init__(self, network: nn.Module, sym: Symmetries) -> None:
+        self.network, self.sym = network, sym
+        owners = {n: n.rpartition(".")[0] for n in of(network)}
+        self.watched: list[tuple[str, bool, int, Tensor]] = []
+        self.index: dict[tuple[int, ...], int] = {}
+        for family in families(sym):
+            for groups in family.inner or ((family.group,),):
+                spot = self._spot(groups, owners)
+                if spot is not None:
+                    self.index[tuple(groups)] = len(self.watched)
+                    self.watched.append(spot)
+                else:
+                    _log.warning(
+                        "match_activations: no layer shows the units of %s.",
+                        sym.permutations[groups[0]].name,
+                    )
+
+    def _spot(
+        self, groups: Sequence[int], owners: dict[str, str]
+    ) -> tuple[str, bool, int, Tensor] | None:
+        """Module path, whether to look at its input, channel dimension, positions of the units."""
+        first = self.sym.permutations[groups[0]]
+        readers = [p for p in first.placements if self.sym.axes[p.axis].role == "in"]
+        writes = writer(self.sym, first)
+        for place in [*readers, *([writes] if writes else [])]:
+            path = owners[self.sym.axes[place.axis].tensor]
+            module = self.network.get_submodule(path)
+            if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+                k = first.placements.index(place)
+                positions = torch.cat(
+                    [self.sym.permutations[g].placements[k].positions for g in groups]
+                )
+                return path, place in readers, -1 if isinstance(module, nn.Linear) else 1, positions
+        return None
+
+    def run(self, params: Params, x: Any) -> list[Tensor]:
+        """Activations of all watched units, ``(units, samples)`` each."""
+        seen: list[Tensor] = [torch.empty(0)] * len(self.watched)
+        with ExitStack() as stack:
+            for k, (path, before, dim, positions) in enumerate(self.watched):
+                module = self.network.get_submodule(path)
+                keep = _keep(seen, k, dim, positions)
+                if before:
+                    handle = module.register_forward_pre_hook(
+                        lambda _m, args, keep=keep: keep(args[0])
+                    )
+                else:
+                    handle = module.register_forward_hook(
+                        lambda _m, _args, out, keep=keep: keep(out)
+                    )
+                stack.callback(handle.remove)
+            functional_call(self.network, params, (x,))
+        return seen
+
+
+def _keep(seen: list[Tensor], k: int, dim: int, positions: Tensor) -> Callable[[Tensor], None]:
+    def keep(activation: Tensor) -> None:
+        rows = activation.movedim(dim, 0).flatten(1)
+        seen[k] = rows[positions.to(rows.device)].flatten(1).float().clone()
+
+    return keep
+
+
+def _assign_all(sym: Symmetries, probes: _Probes, products: Sequence[Tensor]) -> list[Tensor]:
+    result = identity(sym)
+    for family in families(sym):
+        if not family.inner:
+            spot = probes.index.get((family.group,))
+            if spot is not None:
+                result[family.group] = assign(products[spot])
+            continue
+        blocks = sym.permutations[family.group].units
+        rows = [row for row in family.inner if tuple(row) in probes.index]
+        tables = []
+        for row in rows:
+            units = sym.permutations[row[0]].units
+            tables.append(products[probes.index[tuple(row)]].reshape(blocks, units, blocks, units))
+        order, orders = assign_blocks(torch.zeros(blocks, blocks), tables)
+        result[family.group] = order
+        for row, new in zip(rows, orders, strict=True):
+            for block in range(blocks):
+                result[row[int(order[block])]] = new[block]
+    return result

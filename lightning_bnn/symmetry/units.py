@@ -1,0 +1,178 @@
+"""Read weights unit by unit: what writes a unit, what reads it, and statistics of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params, is_stacked
+from lightning_bnn.symmetry.actions import axis_permutation
+from lightning_bnn.symmetry.groups import Axis, Group, Placement, Symmetries
+
+__all__ = ["Statistic", "corner", "other_axis", "reader", "statistic", "unit_rows", "writer"]
+
+Statistic = Literal["max", "mean", "median", "norm", "std"]
+_WRITES = ("out", "gain", "raw", "slope")
+
+
+def writer(sym: Symmetries, group: Group) -> Placement | None:
+    """The first place, in graph order, where weights enter the units of a group."""
+    places = [p for p in group.placements if p.exponent == 1 and sym.axes[p.axis].role in _WRITES]
+    return places[0] if places else None
+
+
+def reader(sym: Symmetries, group: Group) -> Placement | None:
+    """The last place, in graph order, where weights read the units of a group."""
+    places = [p for p in group.placements if sym.axes[p.axis].last_read >= 0]
+    return max(places, key=lambda p: sym.axes[p.axis].last_read) if places else None
+
+
+def other_axis(sym: Symmetries, axis: int) -> int | None:
+    """The axis of the other dimension of the same tensor."""
+    own = sym.axes[axis]
+    for k, candidate in enumerate(sym.axes):
+        if (
+            candidate.tensor == own.tensor
+            and candidate.dim != own.dim
+            and candidate.dim is not None
+        ):
+            return k
+    return None
+
+
+def unit_rows(
+    params: Params, sym: Symmetries, place: Placement, weight: Tensor | None = None
+) -> Tensor:
+    """The weights at a placement, one row per unit, ``(..., units, features)``."""
+    axis = sym.axes[place.axis]
+    w = params[axis.tensor] if weight is None else weight
+    offset = _offset(w, sym, axis)
+    positions = place.positions.to(w.device)
+    rows = _rows(w, axis, offset, positions.reshape(-1))
+    return rows.reshape(*w.shape[:offset], positions.shape[0], -1)
+
+
+def _offset(w: Tensor, sym: Symmetries, axis: Axis) -> int:
+    return 1 if is_stacked({axis.tensor: w}, sym.shapes) else 0
+
+
+def _rows(w: Tensor, axis: Axis, offset: int, positions: Tensor) -> Tensor:
+    """The slices at some positions of the axis, which comes first."""
+    if axis.dim is None:
+        return w.flatten(offset)[..., positions]
+    if axis.blocks == 1:
+        w = w.movedim(axis.dim + offset, offset)
+        everything = len(positions) == w.shape[offset] and bool(
+            (positions[1:] > positions[:-1]).all()
+        )
+        return w if everything else w.index_select(offset, positions)
+    w = w.unflatten(offset, (axis.blocks, -1)).movedim(axis.dim + offset + 1, offset + 1)
+    block, column = positions // axis.size, positions % axis.size
+    return w[:, block, column] if offset else w[block, column]
+
+
+def statistic(
+    params: Params, sym: Symmetries, place: Placement, kind: Statistic, weight: Tensor | None = None
+) -> Tensor:
+    """One number per unit: ``(units,)`` or ``(members, units)``.
+
+    ``"std"`` of a single weight is its absolute value.
+    """
+    if kind in ("median", "std"):
+        rows = unit_rows(params, sym, place, weight)
+        if kind == "median":
+            return rows.median(-1).values
+        return rows.std(-1) if rows.shape[-1] > 1 else rows.abs()[..., 0]
+    axis = sym.axes[place.axis]
+    w = params[axis.tensor] if weight is None else weight
+    reduce_rows, combine = _REDUCTIONS[kind]
+    values = _reduce(w, axis, _offset(w, sym, axis), reduce_rows)
+    result = combine(values[..., place.positions.to(values.device)])
+    return (
+        result / (w.numel() / values.numel() * place.positions.shape[1])
+        if kind == "mean"
+        else result
+    )
+
+
+_REDUCTIONS: dict[
+    str, tuple[Callable[[Tensor, Sequence[int]], Tensor], Callable[[Tensor], Tensor]]
+] = {
+    "max": (lambda w, dims: w.amax(dims), lambda v: v.amax(-1)),
+    "mean": (lambda w, dims: w.sum(dims), lambda v: v.sum(-1)),
+    "norm": (
+        lambda w, dims: torch.linalg.vector_norm(w, dim=dims),
+        lambda v: torch.linalg.vector_norm(v, dim=-1),
+    ),
+}
+
+
+def _reduce(
+    w: Tensor, axis: Axis, offset: int, reduction: Callable[[Tensor, Sequence[int]], Tensor]
+) -> Tensor:
+    """Reduce over all dimensions but the axis, in the tensor's own layout."""
+    if axis.dim is None:
+        return w.flatten(offset)
+    keep = [axis.dim + offset]
+    if axis.blocks > 1:
+        w = w.unflatten(offset, (axis.blocks, -1))
+        keep = [offset, axis.dim + offset + 1]
+    dims = [d for d in range(offset, w.ndim) if d not in keep]
+    values = reduction(w, dims) if dims else w
+    return values.flatten(offset, offset + 1) if axis.blocks > 1 else values
+
+
+def corner(
+    params: Params, sym: Symmetries, place: Placement, permutations: Sequence[Tensor]
+) -> Tensor:
+    """Every unit's weight at the first index of all other dimensions, once they are permuted."""
+    axis = sym.axes[place.axis]
+    w = params[axis.tensor]
+    offset = _offset(w, sym, axis)
+    index = axis_permutation(sym, place.axis, permutations, w.device)
+    own = index[..., place.positions[:, 0].to(w.device)]
+    if axis.dim is None:
+        return _pick(w.flatten(offset), offset, {0: own})
+    where = {axis.dim: own % axis.size}
+    other = other_axis(sym, place.axis)
+    if other is not None and sym.axes[other].dim is not None:
+        where[sym.axes[other].dim or 0] = _first_partner(sym, place, other, own, permutations, w)
+    return _pick(w, offset, where)
+
+
+def _first_partner(
+    sym: Symmetries,
+    place: Placement,
+    other: int,
+    own: Tensor,
+    permutations: Sequence[Tensor],
+    w: Tensor,
+) -> Tensor:
+    """Old index, on the other axis, of the first partner that each unit has in the new order."""
+    axis, partner = sym.axes[place.axis], sym.axes[other]
+    index = axis_permutation(sym, other, permutations, w.device)
+    if (
+        axis.blocks > 1
+    ):  # the unit is a column of a row block: its first partner is the block's first row
+        step = partner.size // axis.blocks
+        first = (own // axis.size) * step
+    elif (
+        partner.blocks > 1
+    ):  # the unit is a row: its first partner is the first column of its block
+        step = axis.size // partner.blocks
+        first = (own // step) * partner.size
+    else:
+        first = torch.zeros_like(own)
+    lead = torch.broadcast_shapes(index.shape[:-1], first.shape[:-1])
+    found = torch.take_along_dim(index.expand(*lead, -1), first.expand(*lead, first.shape[-1]), -1)
+    return found % partner.size
+
+
+def _pick(w: Tensor, offset: int, where: dict[int, Tensor]) -> Tensor:
+    index: list[Tensor | int] = [where.get(d, 0) for d in range(w.ndim - offset)]
+    if offset:
+        index.insert(0, torch.arange(w.shape[0], device=w.device)[:, None])
+    return w[tuple(index)]

@@ -1,0 +1,253 @@
+"""Check symmetries by running the network: a random group element must not change its outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lightning_bnn import params as P
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry.actions import (
+    multiply,
+    permute,
+    random_permutations,
+    random_scales,
+    random_signs,
+    shift_logits,
+)
+from lightning_bnn.symmetry.export import UnsupportedModel, skeleton
+from lightning_bnn.symmetry.groups import Frozen, Symmetries
+
+__all__ = ["random_element", "refute", "verify"]
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+
+
+@torch.no_grad()
+def verify(
+    model: nn.Module,
+    sym: Symmetries,
+    *example: Any,
+    softmax_shift: bool = False,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = torch.float64,
+) -> float:
+    """Draw a random element of the whole group; return the relative error of the outputs.
+
+    Args:
+        model: the network, in the mode to be tested; its own weights are used and left untouched.
+        sym: what `discover` returned for it.
+        *example: inputs.
+        softmax_shift: shift the logits too, and compare log-probabilities.
+        generator: source of the element, by default seeded with 0.
+        dtype: precision of the check; ``None`` keeps that of the network.
+    """
+    generator = generator or torch.Generator().manual_seed(0)
+    network, example = _in_precision(model, example, dtype)
+    before = P.of(network)
+    after = random_element(before, sym, generator)
+    if softmax_shift:
+        after = _random_shift(after, sym, generator)
+    old, new = (_outputs(network, p, example) for p in (before, after))
+    if softmax_shift and sym.softmax_shift is not None:
+        dim = sym.softmax_shift.dim
+        old, new = ([t.log_softmax(dim) for t in outputs] for outputs in (old, new))
+    return _relative_error(old, new)
+
+
+def random_element(params: Params, sym: Symmetries, generator: torch.Generator) -> Params:
+    """Act on parameters with a random sign, scale and permutation of every unit."""
+    factors = {"signs": random_signs(sym, generator), "scalings": random_scales(sym, generator)}
+    params = multiply(params, sym, factors)
+    return permute(params, sym, random_permutations(sym, generator))
+
+
+def _random_shift(params: Params, sym: Symmetries, generator: torch.Generator) -> Params:
+    if sym.softmax_shift is None:
+        raise ValueError("The network does not end in a layer whose outputs are its logits.")
+    shape = sym.shapes[sym.softmax_shift.weight][1:]
+    return shift_logits(
+        params, sym, torch.randn(shape, generator=generator), torch.randn((), generator=generator)
+    )
+
+
+# ------------------------------------------------------------ inside `discover`
+@torch.no_grad()
+def refute(
+    model: nn.Module, sym: Symmetries, example: tuple[Any, ...], custom_rules: bool
+) -> Symmetries:
+    """Test at random weights; drop and report groups that fail, refuse a user's wrong rule."""
+    network, inputs = _in_precision(model, example, torch.float64)
+    try:
+        check = _Check(network, sym, inputs)
+    except (RuntimeError, TypeError, NotImplementedError):  # some operations have no float64 kernel
+        network, inputs = _in_precision(model, example, None)
+        check = _Check(network, sym, inputs)
+    if check.error(sym) <= check.tolerance:
+        return replace(sym, error=check.error_seen)
+    if not check.repeatable():
+        raise UnsupportedModel(
+            f"{type(model).__name__} gives different outputs for the same input and weights in "
+            "evaluation mode, "
+            "so that no symmetry can be checked. Make its forward deterministic, or pass the "
+            "submodule that is."
+        )
+    wrong = check.offenders(sym)
+    if custom_rules:
+        names = ", ".join(name for _, _, name in wrong[:3])
+        raise UnsupportedModel(
+            f"A rule given in `rules` breaks the function: the groups at {names} change the "
+            "outputs."
+        )
+    sym = _without(sym, wrong)
+    if check.error(sym) > check.tolerance:
+        raise UnsupportedModel(
+            f"The symmetries found in {type(model).__name__} change its outputs and were refused."
+        )
+    return replace(sym, error=check.error_seen)
+
+
+class _Check:
+    """A network at random weights, and the error that a set of groups makes there."""
+
+    def __init__(self, network: nn.Module, sym: Symmetries, example: tuple[Any, ...]) -> None:
+        self.network, self.example = network, example
+        self.params = _randomised(P.of(network), sym, torch.Generator().manual_seed(1))
+        self.outputs = _outputs(network, self.params, example)
+        dtype = next(
+            (t.dtype for t in self.params.values() if t.is_floating_point()), torch.float32
+        )
+        self.tolerance = TOLERANCE.get(dtype, 1e-2)
+        self.error_seen = 0.0
+
+    def error(self, sym: Symmetries) -> float:
+        after = random_element(self.params, sym, torch.Generator().manual_seed(2))
+        self.error_seen = _relative_error(self.outputs, _outputs(self.network, after, self.example))
+        return self.error_seen
+
+    def repeatable(self) -> bool:
+        return (
+            _relative_error(self.outputs, _outputs(self.network, self.params, self.example))
+            <= self.tolerance
+        )
+
+    def offenders(self, sym: Symmetries) -> list[tuple[str, int, str]]:
+        """Halve the set of groups until single wrong ones remain."""
+        every = [
+            (kind, k)
+            for kind in ("permutations", "scalings", "signs")
+            for k in range(len(getattr(sym, kind)))
+        ]
+        pending, wrong = [every], []
+        while pending:
+            part = pending.pop()
+            if not part or self.error(_only(sym, part)) <= self.tolerance:
+                continue
+            if len(part) == 1:
+                kind, k = part[0]
+                wrong.append((kind, k, getattr(sym, kind)[k].name))
+            else:
+                pending += [part[: len(part) // 2], part[len(part) // 2 :]]
+        return wrong
+
+
+def _only(sym: Symmetries, kept: Sequence[tuple[str, int]]) -> Symmetries:
+    groups = {
+        kind: tuple(getattr(sym, kind)[k] for name, k in kept if name == kind)
+        for kind in ("permutations", "scalings", "signs")
+    }
+    return replace(sym, **groups)
+
+
+def _without(sym: Symmetries, wrong: Sequence[tuple[str, int, str]]) -> Symmetries:
+    bad = {(kind, k) for kind, k, _ in wrong}
+    kept = {
+        kind: [k for k in range(len(getattr(sym, kind))) if (kind, k) not in bad]
+        for kind in ("permutations", "scalings", "signs")
+    }
+    new_index = {old: new for new, old in enumerate(kept["permutations"])}
+    permutations = []
+    for k in kept["permutations"]:
+        group = sym.permutations[k]
+        inner = tuple(
+            tuple(new_index[i] for i in row)
+            for row in group.inner
+            if all(i in new_index for i in row)
+        )
+        permutations.append(replace(group, inner=inner))
+    reports = [
+        Frozen(kind.removesuffix("s"), name, "", "the numerical check refuted this group")
+        for kind, _, name in wrong
+    ]
+    return replace(
+        sym,
+        permutations=tuple(permutations),
+        scalings=tuple(sym.scalings[k] for k in kept["scalings"]),
+        signs=tuple(sym.signs[k] for k in kept["signs"]),
+        frozen=(*sym.frozen, *reports),
+    )
+
+
+def _randomised(params: Params, sym: Symmetries, generator: torch.Generator) -> Params:
+    """Generic weights of the same size: zeros and ones of a fresh network would hide errors."""
+    variances = {a.tensor for a in sym.axes if a.role == "variance"}
+    pool = torch.randn(65_521, generator=generator, dtype=torch.float64)
+    result = dict(params)
+    for name, old in params.items():
+        if not old.is_floating_point() or not old.numel():
+            continue
+        size = float(old.norm()) / math.sqrt(old.numel()) or 0.1
+        start = int(torch.randint(len(pool), (), generator=generator))
+        noise = (
+            pool.to(old)
+            .roll(start)
+            .repeat(-(-old.numel() // len(pool)))[: old.numel()]
+            .reshape(old.shape)
+        )
+        result[name] = torch.add(old, noise, alpha=0.3 * size)
+        if name in variances:
+            result[name] = old.abs() * (0.5 + noise.abs()) + 0.1
+    return result
+
+
+# ------------------------------------------------------------ running
+def _in_precision(
+    model: nn.Module, example: tuple[Any, ...], dtype: torch.dtype | None
+) -> tuple[nn.Module, tuple[Any, ...]]:
+    if dtype is None:
+        return skeleton(model), example
+
+    def cast(x: Any) -> Any:
+        return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+    return skeleton(model, dtype), tree_map(cast, example)
+
+
+def _outputs(network: nn.Module, params: Params, example: tuple[Any, ...]) -> list[Tensor]:
+    copies = {name: t.clone() if t.ndim <= 1 else t for name, t in params.items()}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        out = functional_call(network, copies, example)
+    return [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()]
+
+
+def _relative_error(old: Sequence[Tensor], new: Sequence[Tensor]) -> float:
+    worst = 0.0
+    for a, b in zip(old, new, strict=True):
+        finite = torch.isfinite(a)
+        if not bool((finite == torch.isfinite(b)).all()):
+            return float("inf")
+        a, b = a[finite], b[finite]
+        if a.numel():
+            worst = max(
+                worst,
+                float((a - b).abs().max() / a.abs().max().clamp_min(torch.finfo(a.dtype).tiny)),
+            )
+    return worst

@@ -1,0 +1,142 @@
+import re
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from lightning_bnn import models
+from lightning_bnn.cli import main
+
+OPTUNET = ["symmetries", "lightning_bnn.models.optunet", "--input", "1,1,28,28"]
+
+
+def failure(capsys, *args):
+    with pytest.raises(SystemExit) as stopped:
+        main(args)
+    assert stopped.value.code == 2
+    message = capsys.readouterr().err.strip()
+    assert "Traceback" not in message
+    return message
+
+
+def test_report(capsys):
+    main(OPTUNET)
+    text = capsys.readouterr().out
+    assert "392 weights" in text
+    assert re.search(r"permutation +5 +2 +3\.weight", text)
+    assert "permutations: 10^4.5   free scales: 12" in text
+    assert "frozen:               nothing" in text
+    error = float(re.search(r"whole group: (\S+)", text)[1])
+    assert error < 1e-12
+    mass, minimum = (
+        float(re.search(rf"^{name}: +(\S+)", text, re.M)[1]) for name in ("mass", "minimum mass")
+    )
+    assert mass > minimum > 0
+
+
+def test_own_module_in_the_current_folder(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_net_for_symmetries.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Module):\n"
+        "    def __init__(self, width: int):\n        super().__init__()\n"
+        "        self.a, self.b = nn.Linear(4, width), nn.Linear(width, 2)\n\n"
+        "    def forward(self, x):\n        return self.b(self.a(x).relu().cumsum(-1))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    main(["symmetries", "my_net_for_symmetries.Net", "--input", "3,4", "--init.width", "7"])
+    text = capsys.readouterr().out
+    assert re.search(
+        r"frozen: cumsum at my_net_for_symmetries.py:10: this operation has no rule", text
+    )
+
+
+def test_tokens_as_input(capsys):
+    main(
+        [
+            "symmetries",
+            "torch.nn.Embedding",
+            "--input",
+            "2,5:int64",
+            "--init",
+            '{"num_embeddings": 3, "embedding_dim": 4}',
+        ]
+    )
+    assert "12 weights" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["pt", "ckpt", "safetensors"])
+def test_checkpoints_are_read_behind_a_prefix(kind, tmp_path, capsys):
+    torch.manual_seed(3)
+    net = models.optunet()
+    path = tmp_path / f"net.{kind}"
+    if kind == "pt":
+        torch.save(net.state_dict(), path)
+    elif kind == "ckpt":
+        torch.save(
+            {"state_dict": {f"model.{n}": t for n, t in net.state_dict().items()}, "epoch": 3}, path
+        )
+    else:
+        save_file({f"net.{n}": t.contiguous() for n, t in net.state_dict().items()}, path)
+    main([*OPTUNET, "--checkpoint", str(path)])
+    mass = sum(
+        p.double().square().sum() for n, p in net.named_parameters() if not n.endswith("bias")
+    )
+    shown = float(re.search(r"^mass: +(\S+)", capsys.readouterr().out, re.M)[1])
+    assert shown == pytest.approx(float(mass), rel=1e-4)
+
+
+def test_help(capsys):
+    main([])
+    assert "symmetries" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        main(["symmetries", "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert "--checkpoint" in text
+    assert "import path of a class" in text
+
+
+def test_bad_input_is_one_sentence(capsys, tmp_path):
+    optunet = OPTUNET[:2]
+    assert "no command 'symetries'" in failure(capsys, "symetries")
+    assert "`nowhere.Net` cannot be imported" in failure(
+        capsys, "symmetries", "nowhere.Net", "--input", "1"
+    )
+    assert "There is no 'Nothing' in `torch.nn`" in failure(
+        capsys, "symmetries", "torch.nn.Nothing", "--input", "1"
+    )
+    assert "no import path" in failure(capsys, "symmetries", "resnet18", "--input", "1")
+    assert "`--input` is missing" in failure(capsys, *optunet)
+    assert "must be positive sizes" in failure(capsys, *optunet, "--input", "1,x")
+    assert "must be positive sizes" in failure(capsys, *optunet, "--input", "1,3:floaty")
+    assert "does not accept an input of shape (1, 3, 8, 8)" in failure(
+        capsys, *optunet, "--input", "1,3,8,8"
+    )
+    assert "cannot be called" in failure(capsys, "symmetries", "torch.nn.Linear", "--input", "1,3")
+    assert "returned a Tensor" in failure(
+        capsys, "symmetries", "torch.zeros", "--input", "1,3", "--init", '{"size": [2]}'
+    )
+    assert "there is no file" in failure(
+        capsys, *OPTUNET, "--checkpoint", str(tmp_path / "none.pt")
+    )
+
+
+def test_bad_checkpoints_are_one_sentence(capsys, tmp_path):
+    path = tmp_path / "bad.pt"
+    torch.save({"weights": [1, 2, 3]}, path)
+    assert "is not a state dict" in failure(capsys, *OPTUNET, "--checkpoint", str(path))
+    torch.save({"0.weight": torch.zeros(2, 1, 4, 4)}, path)
+    assert "lacks '3.weight' and 2 more names" in failure(
+        capsys, *OPTUNET, "--checkpoint", str(path)
+    )
+    state = models.optunet().state_dict()
+    torch.save(state | {"0.weight": torch.zeros(3, 1, 4, 4)}, path)
+    assert "'0.weight' has shape (3, 1, 4, 4)" in failure(
+        capsys, *OPTUNET, "--checkpoint", str(path)
+    )
+    path.write_bytes(b"not a checkpoint")
+    assert "no plain tensors that torch can read" in failure(
+        capsys, *OPTUNET, "--checkpoint", str(path)
+    )
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(b"not a checkpoint")
+    assert "no safetensors file" in failure(capsys, *OPTUNET, "--checkpoint", str(path))

@@ -1,0 +1,161 @@
+import logging
+
+import pytest
+import torch
+import torchvision
+from cases import CASES, randomise
+from torch import nn
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import (
+    canonical_scales_and_signs,
+    canonicalise,
+    discover,
+    permute,
+    random_permutations,
+    remove_softmax_shift,
+    shift_logits,
+    sort_permutations,
+)
+from lightning_bnn.symmetry.verify import random_element
+
+SMALL = CASES[:10]
+SCALINGS = (None, "unit-norm", "unit-std", "min-mass")
+KEYS = ("max", "first", "mean", "median", "norm", "outgoing")
+
+
+def ids(case):
+    return case.name
+
+
+def close(a, b, tolerance=1e-6):
+    return all((a[n].double() - b[n].double()).abs().max() <= tolerance for n in a if a[n].numel())
+
+
+def check_form(model, x, sym, params, **form):
+    """Idempotent, keeps the function, constant on the orbit."""
+    canonical = canonicalise(params, sym, **form)
+    y = P.apply(model, params, x)
+    torch.testing.assert_close(P.apply(model, canonical, x), y, rtol=1e-8, atol=1e-8)
+    assert close(canonicalise(canonical, sym, **form), canonical)
+    other = random_element(params, sym, torch.Generator().manual_seed(5))
+    if form["scaling"] is None and sym.scalings:
+        other = permute(params, sym, random_permutations(sym))
+    assert close(canonicalise(other, sym, **form), canonical)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=ids)
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_scalings_are_canonical(case, scaling):
+    model, x = case.make()
+    check_form(model, x, discover(model, x), P.of(model), scaling=scaling, permutation="max")
+
+
+@pytest.mark.parametrize("case", SMALL, ids=ids)
+@pytest.mark.parametrize("permutation", KEYS)
+def test_sort_keys_are_canonical(case, permutation):
+    model, x = case.make()
+    scaling = None if permutation == "norm" else "unit-norm"  # equal norms cannot be sorted
+    check_form(model, x, discover(model, x), P.of(model), scaling=scaling, permutation=permutation)
+
+
+def test_resnet18_with_negative_gains():
+    model = randomise(torchvision.models.resnet18().double()).eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.weight.data *= torch.randn_like(module.weight).sign()
+    x = torch.randn(1, 3, 32, 32).double()
+    sym = discover(model, x)
+    check_form(model, x, sym, P.of(model), scaling="unit-norm", permutation="max")
+    gains = canonicalise(P.of(model), sym)["layer1.0.bn1.weight"]
+    torch.testing.assert_close(gains.abs(), torch.ones_like(gains))
+
+
+@pytest.mark.parametrize("scaling", ["unit-norm", "unit-std", "min-mass"])
+def test_a_stack_is_every_member(scaling):
+    model, x = SMALL[2].make()
+    sym, stack = discover(model, x), P.populate(model, 4)
+    together = P.unstack(canonicalise(stack, sym, scaling))
+    for k, member in enumerate(P.unstack(stack)):
+        assert close(together[k], canonicalise(member, sym, scaling), 1e-9)
+
+
+def test_norms_and_orders_are_what_the_names_say():
+    model = models.mlp(7, [6, 5], 3).double()
+    sym, params = discover(model, torch.randn(1, 7)), P.of(model)
+    new = canonicalise(params, sym, "unit-norm", "max", target=3.0)
+    torch.testing.assert_close(new["1.weight"].norm(dim=1), torch.full((6,), 3.0).double())
+    torch.testing.assert_close(new["3.weight"].norm(dim=1), torch.full((5,), 3.0).double())
+    largest = new["1.weight"].amax(1)
+    assert (largest[:-1] >= largest[1:]).all()
+    new = canonicalise(params, sym, "unit-std", "first", descending=False)
+    torch.testing.assert_close(new["3.weight"].std(1), torch.ones(5).double())
+    assert (new["1.weight"][:-1, 0] <= new["1.weight"][1:, 0]).all()
+    assert (new["3.weight"][:-1, 0] <= new["3.weight"][1:, 0]).all()
+    new = canonicalise(params, sym, None, "outgoing")
+    assert (new["5.weight"][0, :-1] >= new["5.weight"][0, 1:]).all()
+    assert (new["3.weight"][0, :-1] >= new["3.weight"][0, 1:]).all()
+    for key in ("mean", "median", "norm"):
+        order = sort_permutations(params, sym, key)[0]
+        value = getattr(params["1.weight"], key)(dim=1)
+        value = value.values if key == "median" else value
+        assert torch.equal(order, value.argsort(descending=True))
+
+
+def test_heads_and_groups_are_sorted_inside_first():
+    model, x = SMALL[2].make()
+    sym, params = discover(model, x), P.of(model)
+    new = canonicalise(params, sym, None, "first")
+    conv = new["3.weight"][:, 0, 0, 0].reshape(2, 5)
+    assert (conv[:, :-1] >= conv[:, 1:]).all()
+    assert new["0.weight"][0, 0, 0, 0] >= new["0.weight"][1, 0, 0, 0]
+
+
+def test_sign_is_that_of_the_largest_weight():
+    model, x = SMALL[1].make()
+    sym = discover(model, x)
+    new = canonicalise(P.of(model), sym, None, None)["1.weight"]
+    assert (new.gather(1, new.abs().argmax(1, keepdim=True)) > 0).all()
+
+
+def test_softmax_shift_is_removed():
+    model = models.mlp(6, [5], 3).double()
+    x = torch.randn(4, 6).double()
+    sym, params = discover(model, x), P.of(model)
+    new = remove_softmax_shift(params, sym)
+    assert new["3.weight"].sum(0).abs().max() < 1e-12
+    assert new["3.bias"].sum().abs() < 1e-12
+    torch.testing.assert_close(
+        P.apply(model, new, x).log_softmax(1), P.apply(model, params, x).log_softmax(1)
+    )
+    shifted = shift_logits(params, sym, torch.randn(5).double(), torch.tensor(3.0).double())
+    assert close(
+        canonicalise(shifted, sym, softmax_shift=True),
+        canonicalise(params, sym, softmax_shift=True),
+    )
+    stack = P.populate(model, 3)
+    assert remove_softmax_shift(stack, sym)["3.weight"].sum(1).abs().max() < 1e-12
+
+
+def test_dead_units_are_left_alone_and_reported(caplog):
+    model = models.mlp(6, [5], 3).double()
+    model[1].weight.data[2] = 0
+    sym, params = discover(model, torch.randn(1, 6)), P.of(model)
+    with caplog.at_level(logging.WARNING, logger="lightning_bnn"):
+        ((scale,), _) = canonical_scales_and_signs(params, sym, "unit-norm")
+    assert scale[2] == 1
+    assert "1 units have no incoming weight" in caplog.text
+    assert all(t.isfinite().all() for t in canonicalise(params, sym, "unit-std").values())
+
+
+@pytest.mark.bad_input
+def test_errors():
+    model = models.mlp(6, [5], 3)
+    sym, params = discover(model, torch.randn(1, 6)), P.of(model)
+    with pytest.raises(ValueError, match="`by` must be one of max, first, .* got 'size'"):
+        sort_permutations(params, sym, "size")
+    with pytest.raises(ValueError, match="`scaling` must be one of unit-norm, .* got 'norm'"):
+        canonicalise(params, sym, "norm")
+    with pytest.raises(ValueError, match=r"`target` must be positive, got 0"):
+        canonicalise(params, sym, "unit-norm", target=0)

@@ -1,0 +1,135 @@
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import kendalltau
+from torch import nn
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import (
+    discover,
+    kendall_tau,
+    log10_modes,
+    nearest_transposition,
+    permute,
+    ranks,
+    transpositions,
+)
+
+
+def fewest_swaps(permutation):
+    """Brute force: breadth-first over swaps."""
+    goal, seen = tuple(range(len(permutation))), {tuple(permutation)}
+    level, steps = [tuple(permutation)], 0
+    while goal not in seen:
+        steps += 1
+        new = set()
+        for p in level:
+            for i, j in itertools.combinations(range(len(p)), 2):
+                q = list(p)
+                q[i], q[j] = q[j], q[i]
+                new.add(tuple(q))
+        level = list(new - seen)
+        seen |= new
+    return steps
+
+
+def test_transpositions_of_all_permutations_of_five():
+    every = torch.tensor(list(itertools.permutations(range(5))))
+    found = transpositions(every)
+    assert found.tolist() == [fewest_swaps(p) for p in every.tolist()]
+
+
+def test_transpositions_of_long_cycles_and_shapes():
+    n = 1000
+    assert transpositions(torch.arange(n).roll(1)) == n - 1
+    assert transpositions(torch.arange(n)) == 0
+    assert transpositions(torch.arange(n).reshape(-1, 2).flip(1).flatten()) == n // 2
+    assert transpositions(
+        torch.stack([torch.randperm(7) for _ in range(6)]).reshape(2, 3, 7)
+    ).shape == (2, 3)
+    assert transpositions(torch.tensor([0])) == 0
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(2, 70), st.integers(1, 12), st.integers(0, 10**6))
+def test_kendall_tau_is_scipys_with_and_without_ties(n, values, seed):
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randint(values, (3, n), generator=generator).double()
+    b = torch.rand(3, n, generator=generator).argsort(-1)
+    expected = [kendalltau(x, y).statistic for x, y in zip(a.numpy(), b.numpy(), strict=True)]
+    torch.testing.assert_close(
+        kendall_tau(a, b), torch.tensor(expected, dtype=torch.float64), equal_nan=True
+    )
+
+
+def test_kendall_tau_broadcasts_over_members():
+    order = torch.stack([torch.randperm(9) for _ in range(4)])
+    assert kendall_tau(order, torch.arange(9)).shape == (4,)
+    assert (kendall_tau(order, order) == 1).all()
+    assert (kendall_tau(order, 8 - order) == -1).all()
+
+
+def test_tau_of_ranks_does_not_depend_on_labels():
+    """Orders are compared by ranks: renaming the units of both changes nothing; argsorts would."""
+    keys, moved, names = torch.rand(8), torch.rand(8), torch.randperm(8)
+
+    def tau(a, b):
+        return kendall_tau(ranks(a.argsort()), ranks(b.argsort()))
+
+    assert tau(keys, moved) == tau(keys[names], moved[names])
+    assert kendall_tau(keys.argsort(), moved.argsort()) != kendall_tau(
+        keys[names].argsort(), moved[names].argsort()
+    )
+
+
+# ------------------------------------------------------------ modes and distances
+def test_identical_units_reduce_the_number_of_modes():
+    model = models.mlp(4, [6], 3).double()
+    sym, params = discover(model, torch.randn(1, 4)), P.of(model)
+    assert log10_modes(params, sym) == pytest.approx(math.log10(720))
+    params = {n: t.clone() for n, t in params.items()}
+    for name, dim in (("1.weight", 0), ("1.bias", 0), ("3.weight", 1)):
+        params[name].index_copy_(
+            dim, torch.tensor([1, 4]), params[name].index_select(dim, torch.tensor([0, 0]))
+        )
+    assert log10_modes(params, sym) == pytest.approx(math.log10(720 / 6))
+
+
+def test_nearest_transposition_is_the_brute_force_one_and_within_the_bound():
+    model = models.mlp(4, [6], 3).double()
+    sym, params = discover(model, torch.randn(1, 4)), P.of(model)
+    vector, _ = P.ravel(params)
+    every = [torch.tensor(p) for p in itertools.permutations(range(6))][1:]
+    distances = [(P.ravel(permute(params, sym, [p]))[0] - vector).norm() for p in every]
+    swaps = [d for p, d in zip(every, distances, strict=True) if transpositions(p) == 1]
+    found = nearest_transposition(params, sym)
+    assert found.distance == pytest.approx(float(min(swaps)))
+    size = 4 * 6 + 6 + 6 * 3 + 3
+    assert found.bound == pytest.approx(2 * size * float(vector.norm()) / math.log(720))
+    assert float(min(distances)) <= found.bound
+
+
+def test_scaling_degrees_of_freedom():
+    """P1, D.4: one per hidden unit; a batch norm adds its features (fixed map)."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)
+    )
+    x = torch.randn(2, 1, 6, 6)
+    assert discover(net, x).scaling_dof == 4
+    assert discover(net, x, batch_norm="eval").scaling_dof == 8
+
+
+@pytest.mark.bad_input
+def test_errors():
+    with pytest.raises(ValueError, match="every index from 0 to n - 1"):
+        transpositions(torch.tensor([0, 0, 2]))
+    with pytest.raises(ValueError, match="two or more units, got 1 and 1"):
+        kendall_tau(torch.zeros(1), torch.zeros(1))
+    model = models.mlp(4, [6], 3)
+    with pytest.raises(ValueError, match="must be one network"):
+        nearest_transposition(P.populate(model, 2), discover(model, torch.randn(1, 4)))

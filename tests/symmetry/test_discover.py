@@ -1,0 +1,214 @@
+import copy
+import re
+
+import pytest
+import torch
+from cases import CASES, LARGE_CASES, Forward
+from torch import nn
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import (
+    UnsupportedModel,
+    discover,
+    flip,
+    permute,
+    random_permutations,
+    random_scales,
+    random_signs,
+    rescale,
+    verify,
+)
+
+
+def ids(case):
+    return case.name
+
+
+def check(case):
+    model, x = case.make()
+    sym = discover(model, x)
+    assert len(sym.permutations) == case.groups
+    assert sym.scaling_dof == case.scales
+    assert case.signs is None or sym.sign_dof == case.signs
+    assert not sym.frozen
+    assert verify(model, sym, x) < 1e-12
+    return model, sym, x
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_groups_are_found_and_exact(case):
+    model, sym, x = check(case)
+    has_dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
+    if not has_dropout and case.name != "convnext_tiny":  # stochastic depth
+        assert verify(model.train(), sym, x) < 1e-11
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LARGE_CASES, ids=ids)
+def test_large_networks(case):
+    check(case)
+
+
+@pytest.mark.parametrize("case", CASES[:11], ids=ids)
+def test_each_kind_alone_and_the_wrong_permutation(case):
+    """Negative control: moving the rows of a layer without its readers changes the output."""
+    model, x = case.make()
+    sym = discover(model, x)
+    before = P.of(model)
+
+    def output(params):
+        return torch.func.functional_call(model, params, (x,))
+
+    y = output(before)
+    elements = (
+        (permute, random_permutations(sym)),
+        (rescale, random_scales(sym)),
+        (flip, random_signs(sym)),
+    )
+    for act, element in elements:
+        torch.testing.assert_close(output(act(before, sym, element)), y, rtol=1e-9, atol=1e-9)
+    group = sym.permutations[0]
+    axis = sym.axes[group.placements[0].axis]
+    wrong = dict(before)
+    wrong[axis.tensor] = before[axis.tensor].roll(1, axis.dim if axis.dim is not None else 0)
+    assert (output(wrong) - y).abs().max() > 1e-4 * y.abs().max()
+
+
+@pytest.mark.parametrize("name", ["resnet18", "grouped cnn"])
+def test_batch_norm_as_a_fixed_map(name):
+    case = next(c for c in CASES if c.name == name)
+    model, x = case.make()
+    sym = discover(model, x, batch_norm="eval")
+    assert sym.scaling_dof == (7680 if name == "resnet18" else 300)
+    assert verify(model, sym, x) < 1e-12
+    assert verify(model.train(), sym, x) > 1e-6
+
+
+def test_discover_leaves_the_model_untouched():
+    model = Forward(
+        lambda s, x: s.b(s.a(x)[0][:, -1]), a=nn.LSTM(5, 4, batch_first=True), b=nn.Linear(4, 2)
+    )
+    model.b.eval()
+    before = copy.deepcopy(model.state_dict())
+    x = torch.randn(2, 3, 5)
+    y = model(x)
+    discover(model, x)
+    assert model.training
+    assert not model.b.training
+    assert all(
+        torch.equal(before[k], v) and v.dtype == before[k].dtype
+        for k, v in model.state_dict().items()
+    )
+    assert torch.equal(model(x), y)
+    y.sum().backward()
+
+
+def test_groups_are_in_graph_order_with_readable_names():
+    sym = discover(models.mlp(6, [5, 4], 3), torch.randn(1, 6))
+    assert [(g.units, g.name) for g in sym.permutations] == [(5, "1.weight"), (4, "3.weight")]
+    table = str(sym)
+    assert "1.weight" in table
+    assert "free scales: 9" in table
+
+
+def test_log10_permutations():
+    assert discover(
+        models.optunet(), torch.randn(1, 1, 28, 28)
+    ).log10_permutations == pytest.approx(4.459392, abs=1e-6)
+    case = next(c for c in CASES if c.name == "resnet18")
+    model, x = case.make()
+    assert discover(model, x).log10_permutations == pytest.approx(5934.5, abs=0.05)
+
+
+def test_logits_shift():
+    model = models.mlp(6, [5], 3).double()
+    x = torch.randn(4, 6)
+    sym = discover(model, x)
+    assert sym.softmax_shift.weight == "3.weight"
+    assert verify(model, sym, x, softmax_shift=True) < 1e-12
+    with_softmax = nn.Sequential(model, nn.LogSoftmax(1))
+    assert discover(with_softmax, x.double()).softmax_shift.bias == "0.3.bias"
+    assert discover(nn.Sequential(model, nn.Tanh()), x.double()).softmax_shift is None
+
+
+# ------------------------------------------------------------ what is not understood
+class Sorting(nn.Module):
+    def forward(self, x):
+        return torch.sort(x, -1)[0]
+
+
+def test_unknown_operation_is_frozen_and_reported():
+    model = nn.Sequential(nn.Linear(5, 8), Sorting(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    sym = discover(model, torch.randn(2, 5))
+    assert [(g.units, g.name) for g in sym.permutations] == [(6, "2.weight")]
+    (frozen,) = sym.frozen
+    assert (frozen.operation, frozen.module) == ("sort", "1")
+    assert re.match(r"test_discover.py:\d+", frozen.line)
+    assert "sort" in str(sym)
+
+
+def _sorted_rule(system, node, x, *args, **kwargs):
+    """Sorting couples all channels of a row; what comes out is fixed."""
+    from lightning_bnn.symmetry.labels import Value
+
+    system.freeze(x.labels, ("scale", "sign"))
+    fixed = torch.zeros(1, 1, dtype=torch.long).expand(x.labels.shape)
+    return Value(fixed), Value(fixed)
+
+
+def test_a_user_rule_extends_and_a_wrong_one_is_refused():
+    from lightning_bnn.symmetry.rules import homogeneous
+
+    model = Forward(
+        lambda s, x: s.b(torch.sort(s.a(x), -1)[0]), a=nn.Linear(5, 8), b=nn.Linear(8, 3)
+    )
+    x = torch.randn(2, 5)
+    assert [g.units for g in discover(model, x, rules={"sort": _sorted_rule}).permutations] == [8]
+    wrong = Forward(
+        lambda s, x: s.b(torch.cumsum(s.a(x), -1)), a=nn.Linear(5, 8), b=nn.Linear(8, 3)
+    )
+    with pytest.raises(
+        UnsupportedModel, match=r"A rule given in `rules` breaks the function.*a\.weight"
+    ):
+        discover(wrong, x, rules={"cumsum": homogeneous})
+
+
+def test_untraceable_model_is_one_clear_error():
+    def forward(self, x):
+        return self.a(x) if x.sum().item() > 0 else self.a(-x)
+
+    model = Forward(forward, a=nn.Linear(5, 3))
+    with pytest.raises(UnsupportedModel, match=r"test_discover.py:\d+ .*Pass the submodule"):
+        discover(model, torch.ones(1, 5))
+
+
+@pytest.mark.bad_input
+def test_bad_arguments():
+    model = models.mlp(6, [5], 3)
+    with pytest.raises(ValueError, match=r"does not accept an input of shape \(1, 7\)"):
+        discover(model, torch.randn(1, 7))
+    with pytest.raises(ValueError, match="`batch_norm` must be 'carrier' or 'eval', got 'fold'"):
+        discover(model, torch.randn(1, 6), batch_norm="fold")
+    with pytest.raises(ValueError, match="`model` must be a torch.nn.Module, got function"):
+        discover(lambda x: x, torch.randn(1, 6))
+
+
+def test_random_outputs_are_refused():
+    def forward(self, x):
+        self.calls.append(0)
+        return self.b(torch.relu(self.a(x))) + len(self.calls)
+
+    model = Forward(forward, a=nn.Linear(5, 4), b=nn.Linear(4, 2))
+    model.calls = []
+    with pytest.raises(UnsupportedModel, match="different outputs for the same input"):
+        discover(model, torch.randn(2, 5))
+
+
+def test_a_model_that_cannot_be_copied():
+    model = nn.Linear(2, 2)
+    model.stream = iter(k for k in range(3))
+    with pytest.raises(
+        UnsupportedModel, match="Linear cannot be copied: cannot pickle 'generator'"
+    ):
+        discover(model, torch.randn(1, 2))

@@ -1,0 +1,217 @@
+import itertools
+import logging
+
+import pytest
+import torch
+import torchvision
+from cases import CASES, randomise
+from torch import nn
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import (
+    barrier,
+    discover,
+    interpolate,
+    match,
+    match_activations,
+    permute,
+    random_permutations,
+    transpositions,
+)
+
+PLANTED = [c for c in CASES if c.name not in ("convnext_tiny", "mobilenet_v2", "resnet18")]
+
+
+def ids(case):
+    return case.name
+
+
+def plant(params, sym, noise):
+    """A permuted copy with noise, and the copy before permuting."""
+    generator = torch.Generator().manual_seed(1)
+    noisy = dict(params)
+    for n, t in params.items():
+        if t.is_floating_point() and t.numel() > 1 and "running" not in n:
+            noisy[n] = t + noise * t.std() * torch.randn(
+                t.shape, generator=generator, dtype=t.dtype
+            )
+    return permute(noisy, sym, random_permutations(sym, generator)), noisy
+
+
+def recovered(found, noisy):
+    return all(torch.equal(found[n], noisy[n]) for n in noisy)
+
+
+@pytest.mark.parametrize("case", PLANTED, ids=ids)
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_a_planted_permutation_is_recovered(case, noise):
+    model, x = case.make()
+    sym, params = discover(model, x), P.of(model)
+    planted, noisy = plant(params, sym, noise)
+    assert not recovered(planted, noisy)
+    assert recovered(permute(planted, sym, match(planted, params, sym)), noisy)
+
+
+def test_resnet18_with_half_its_weights_noise():
+    model = randomise(torchvision.models.resnet18())
+    sym, params = discover(model, torch.randn(1, 3, 32, 32)), P.of(model)
+    planted, noisy = plant(params, sym, 0.5)
+    assert recovered(permute(planted, sym, match(planted, params, sym)), noisy)
+
+
+def test_one_hidden_layer_reaches_the_best_of_all_permutations():
+    a, b = models.mlp(4, [6], 3), models.mlp(4, [6], 3)
+    sym, x = discover(a, torch.randn(1, 4)), P.of(a)
+    target, _ = P.ravel(P.of(b))
+
+    def distance(p):
+        return float((P.ravel(permute(x, sym, [p]))[0] - target).norm())
+
+    best = min(distance(torch.tensor(p)) for p in itertools.permutations(range(6)))
+    assert distance(match(x, P.of(b), sym)[0]) == pytest.approx(best, rel=1e-5)
+
+
+def test_matching_never_moves_away_and_restarts_never_hurt():
+    nets = [models.mlp(8, [12, 10, 9], 4) for _ in range(2)]
+    a, b = map(P.of, nets)
+    sym = discover(nets[0], torch.randn(1, 8))
+
+    def similarity(permutations):
+        moved = permute(a, sym, permutations)
+        return float(sum((moved[n] * b[n]).sum() for n in b))
+
+    none = similarity([torch.arange(n) for n in (12, 10, 9)])
+    scores = [similarity(match(a, b, sym, restarts=r, seed=3)) for r in (0, 2, 6)]
+    assert none < scores[0] <= scores[1] <= scores[2]
+    again = match(a, b, sym, restarts=2, seed=3)
+    assert similarity(again) == scores[1]
+
+
+def test_a_stack_is_matched_member_by_member():
+    model = models.mlp(8, [12, 10], 4)
+    sym, stack, reference = discover(model, torch.randn(1, 8)), P.populate(model, 3), P.of(model)
+    together = match(stack, reference, sym)
+    for k, member in enumerate(P.unstack(stack)):
+        assert all(
+            torch.equal(t[k], a)
+            for t, a in zip(together, match(member, reference, sym), strict=True)
+        )
+    assert permute(stack, sym, together)["1.weight"].shape == (3, 12, 8)
+
+
+# ------------------------------------------------------------ activations
+def smooth_optunet():
+    """Groups and no dead units, which activations could not tell apart."""
+    layers = [nn.Conv2d(1, 2, 4), nn.Tanh(), nn.Conv2d(2, 10, 5, groups=2), nn.Tanh()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(10, 10))
+
+
+@pytest.mark.parametrize("name", ["tanh mlp", "attention", "smooth optunet"])
+def test_activations_recover_a_planted_permutation(name):
+    if name == "smooth optunet":
+        model, x = smooth_optunet().double(), torch.randn(8, 1, 12, 12).double()
+    else:
+        model, x = next(c for c in CASES if c.name == name).make()
+    sym, params = discover(model, x), P.of(model)
+    planted, before = plant(params, sym, 0.0)
+    batches = [torch.randn_like(x) for _ in range(4)]
+    found = permute(planted, sym, match_activations(model, planted, params, sym, batches))
+    assert recovered(found, before)
+
+
+def test_samples_of_one_posterior_are_matched_as_a_whole():
+    model = models.mlp(8, [12], 4, nn.Tanh).double()
+    sym, params = discover(model, torch.randn(1, 8)), P.of(model)
+    (p,) = random_permutations(sym)
+    samples = {n: t + 0.05 * torch.randn(10, *t.shape).double() for n, t in params.items()}
+    batches = [(torch.randn(64, 8).double(), torch.zeros(64)) for _ in range(3)]
+    found = match_activations(model, permute(samples, sym, [p]), params, sym, batches, average=True)
+    assert torch.equal(p[found[0]], torch.arange(12))
+    single = match_activations(model, permute(samples, sym, [p]), params, sym, batches)
+    assert single[0].shape == (10, 12)
+
+
+def test_units_that_no_layer_shows_are_named(caplog):
+    model = nn.Sequential(nn.LSTM(3, 4, batch_first=True))
+    model.forward = lambda x: model[0](x)[0].sum(-1)
+    case = next(c for c in CASES if c.name == "recurrent")
+    model, x = case.make()
+    sym, params = discover(model, x), P.of(model)
+    with caplog.at_level(logging.WARNING, logger="lightning_bnn"):
+        match_activations(model, params, params, sym, [x])
+    assert "no layer shows the units of lstm.weight_ih_l0" in caplog.text
+
+
+# ------------------------------------------------------------ interpolation
+def batches_for(shape, classes=3):
+    return [(torch.randn(shape), torch.randint(classes, shape[:1])) for _ in range(3)]
+
+
+def test_barrier_is_the_papers_definition():
+    model = models.mlp(5, [7], 3)
+    a, b = P.of(models.mlp(5, [7], 3)), P.of(models.mlp(5, [7], 3))
+    batches = batches_for((16, 5))
+    found = barrier(model, a, b, batches, points=5)
+    x, y = (torch.cat(t) for t in zip(*batches, strict=True))
+    losses = []
+    for w in (0.0, 0.25, 0.5, 0.75, 1.0):
+        mixed = {n: (1 - w) * a[n] + w * b[n] for n in a}
+        losses.append(float(nn.functional.cross_entropy(P.apply(model, mixed, x), y)))
+    assert found.losses == pytest.approx(losses, rel=1e-5)
+    assert found.height == pytest.approx(max(losses) - (losses[0] + losses[-1]) / 2, rel=1e-4)
+
+
+def test_no_barrier_between_a_network_and_its_matched_permutation():
+    model = models.mlp(5, [16, 16], 3)
+    sym, a = discover(model, torch.randn(1, 5)), {n: 3 * t for n, t in P.of(model).items()}
+    b = permute(a, sym, random_permutations(sym))
+    batches = [(x, P.apply(model, a, x).argmax(1)) for x, _ in batches_for((32, 5))]
+    assert transpositions(match(b, a, sym)[0]) > 5
+    before = barrier(model, a, b, batches)
+    after = barrier(model, a, permute(b, sym, match(b, a, sym)), batches)
+    assert after.height == pytest.approx(0, abs=1e-6)
+    assert before.height > after.height + 0.01
+
+
+def test_batch_norm_statistics_are_estimated_anew():
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    params = {n: t.clone() for n, t in P.of(model).items()}
+    state = {n: t.clone() for n, t in model.state_dict().items()}
+    batches = batches_for((64, 5))
+    fresh = barrier(model, params, params, batches, points=3)
+    stale = barrier(model, params, params, batches, points=3, batch_norm="as-is")
+    x = torch.cat([x for x, _ in batches])
+    y = torch.cat([y for _, y in batches])
+    hidden = model[0](x)
+    parts = torch.stack([model[0](b).var(0) for b, _ in batches]).mean(0)
+    params["1.running_mean"], params["1.running_var"] = hidden.mean(0).detach(), parts.detach()
+    expected = float(nn.functional.cross_entropy(P.apply(model.eval(), params, x), y))
+    assert fresh.losses[0] == pytest.approx(expected, rel=1e-4)
+    assert stale.losses[0] != pytest.approx(expected, rel=1e-4)
+    assert all(torch.equal(state[n], t) for n, t in model.state_dict().items())
+
+
+def test_interpolation_leaves_integers_alone():
+    a, b = P.of(nn.BatchNorm1d(2)), P.of(nn.BatchNorm1d(2))
+    assert interpolate(a, b, 0.5)["num_batches_tracked"].dtype == torch.int64
+
+
+@pytest.mark.bad_input
+def test_errors():
+    model = models.mlp(4, [6], 3)
+    sym, params = discover(model, torch.randn(1, 4)), P.of(model)
+    with pytest.raises(ValueError, match="`reference` must be one network"):
+        match(params, P.populate(model, 2), sym)
+    with pytest.raises(ValueError, match="`restarts` must be at least 0"):
+        match(params, params, sym, restarts=-1)
+    with pytest.raises(ValueError, match="`batches` is empty"):
+        match_activations(model, params, params, sym, [])
+    with pytest.raises(ValueError, match="`points` must be at least 3, got 1"):
+        barrier(model, params, params, [], points=1)
+    with pytest.raises(ValueError, match="`batches` is empty"):
+        barrier(model, params, params, [])
+    with pytest.raises(
+        ValueError, match="`batch_norm` must be 'reestimate' or 'as-is', got 'fold'"
+    ):
+        barrier(model, params, params, [], batch_norm="fold")

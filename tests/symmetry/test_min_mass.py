@@ -1,0 +1,203 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import CASES, Forward, SelfFeeding, randomise
+from torch import nn
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import discover, mass, min_mass, random_scales, rescale
+
+
+def setup(model, x, **options):
+    model = model.double().eval()
+    return model, discover(model, x.double(), **options), P.of(model)
+
+
+def masses(params, names):
+    return torch.stack([params[n].square().sum() for n in names])
+
+
+# ------------------------------------------------------------ closed forms
+def test_two_layers_have_a_closed_form():
+    """m* = 2 sum |in| |out|, scale^2 = |out| / |in|."""
+    _, sym, params = setup(models.mlp(7, [6], 3), torch.randn(1, 7))
+    found = min_mass(params, sym)
+    a, c = params["1.weight"].norm(dim=1), params["3.weight"].norm(dim=0)
+    torch.testing.assert_close(found.minimum, 2 * (a * c).sum(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.scales[0] ** 2, c / a, rtol=1e-6, atol=0)
+    torch.testing.assert_close(found.mass, a.square().sum() + c.square().sum(), rtol=1e-12, atol=0)
+
+
+def test_optunet_has_a_closed_form_for_a_whole_stack():
+    model, sym, _ = setup(models.optunet(), torch.randn(1, 1, 28, 28))
+    stack = P.populate(model, 20)
+    found = min_mass(stack, sym)
+    m1 = stack["0.weight"].square().sum((2, 3, 4))
+    m2 = stack["3.weight"].square().sum((2, 3, 4)).reshape(-1, 2, 5)
+    mf = stack["7.weight"].square().sum(1).reshape(-1, 2, 5)
+    closed = 3 * (m1 ** (1 / 3) * (m2 * mf).sqrt().sum(-1) ** (2 / 3)).sum(-1)
+    torch.testing.assert_close(found.minimum, closed, rtol=1e-12, atol=0)
+    assert (found.gap < 1e-10).all()
+
+
+def test_layer_masses_of_a_chain_are_equal_at_the_optimum():
+    _, sym, params = setup(models.mlp(20, [16, 12, 8], 4), torch.randn(1, 20))
+    found = min_mass(params, sym, tolerance=1e-14)
+    layers = masses(rescale(params, sym, found.scales), sym.weights)
+    torch.testing.assert_close(layers, layers.mean().expand(4), rtol=1e-6, atol=0)
+
+
+# ------------------------------------------------------------ the oracle
+def grouped():
+    layers = [nn.Conv1d(3, 8, 3), nn.ReLU(), nn.Conv1d(8, 8, 3, groups=4), nn.ReLU()]
+    return nn.Sequential(
+        *layers, nn.Conv1d(8, 8, 1, groups=8), nn.ReLU(), nn.Flatten(), nn.Linear(24, 2)
+    )
+
+
+def two_streams():
+    def forward(s, x):
+        h = torch.relu(s.a(x))
+        h = h + s.c(torch.relu(s.b(h)))
+        g = torch.relu(s.d(torch.relu(h)))
+        return s.f(torch.relu(g + s.e(g)))
+
+    sizes = {"a": (5, 6), "b": (6, 7), "c": (7, 6), "d": (6, 4), "e": (4, 4), "f": (4, 2)}
+    return Forward(forward, **{k: nn.Linear(*v) for k, v in sizes.items()})
+
+
+def normed():
+    layers = [
+        nn.Conv2d(2, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 5, 3),
+        nn.BatchNorm2d(5),
+    ]
+    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(20, 3))
+
+
+def recurrent():
+    return Forward(
+        lambda s, x: s.b(s.a(x)[0][-1]), a=nn.RNN(4, 5, nonlinearity="relu"), b=nn.Linear(5, 2)
+    )
+
+
+NETWORKS = {
+    "mlp": (lambda: models.mlp(6, [5, 4], 3), (2, 6), "carrier"),
+    "deep mlp": (lambda: models.mlp(4, [5, 6, 5, 4], 2), (2, 4), "carrier"),
+    "optunet": (models.optunet, (1, 1, 28, 28), "carrier"),
+    "grouped": (grouped, (2, 3, 7), "carrier"),
+    "self-feeding": (SelfFeeding, (2, 5), "carrier"),
+    "two streams": (two_streams, (2, 5), "carrier"),
+    "batch norm carrier": (normed, (2, 2, 6, 6), "carrier"),
+    "batch norm eval": (normed, (2, 2, 6, 6), "eval"),
+    "recurrent": (recurrent, (3, 2, 4), "carrier"),
+    "sdpa": (next(c for c in CASES if c.name == "sdpa").build, (2, 6, 8), "carrier"),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_balance_finds_what_cvxpy_finds(name):
+    build, shape, batch_norm = NETWORKS[name]
+    model, sym, params = setup(randomise(build()), torch.randn(shape), batch_norm=batch_norm)
+    ours = min_mass(params, sym)
+    theirs = min_mass(params, sym, solver="cvxpy")
+    torch.testing.assert_close(ours.minimum, theirs.minimum, rtol=1e-8, atol=0)
+    assert ours.gap < 1e-9
+    rescaled = rescale(params, sym, ours.scales)
+    torch.testing.assert_close(mass(rescaled, sym), ours.minimum, rtol=1e-10, atol=0)
+    x = torch.randn(shape).double()
+    torch.testing.assert_close(P.apply(model, rescaled, x), P.apply(model, params, x))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_certificate_holds(name):
+    """No rescaling is better than the bound says, at whatever point it is taken."""
+    build, shape, batch_norm = NETWORKS[name]
+    _, sym, params = setup(randomise(build()), torch.randn(shape), batch_norm=batch_norm)
+    best = min_mass(params, sym, tolerance=1e-14).minimum
+    for sweeps in (1, 2, 3):
+        early = min_mass(params, sym, max_iterations=sweeps)
+        assert (early.minimum - best) / early.minimum <= early.gap + 1e-13
+    assert min_mass(params, sym).gap < 1e-9
+
+
+def test_the_minimum_does_not_depend_on_where_one_starts():
+    _, sym, params = setup(two_streams(), torch.randn(2, 5))
+    other = rescale(params, sym, random_scales(sym, spread=1.0))
+    assert mass(other, sym) > mass(params, sym)
+    torch.testing.assert_close(
+        min_mass(other, sym).minimum, min_mass(params, sym).minimum, rtol=1e-9, atol=0
+    )
+
+
+def test_warm_start_is_faster_and_the_same():
+    _, sym, params = setup(models.mlp(20, [16, 12, 8], 4), torch.randn(1, 20))
+    first = min_mass(params, sym)
+    nudged = {n: t * (1 + 1e-6 * torch.randn_like(t)) for n, t in params.items()}
+    again, cold = min_mass(nudged, sym, start=first.scales), min_mass(nudged, sym)
+    assert again.iterations < cold.iterations
+    torch.testing.assert_close(again.minimum, cold.minimum, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("name", ["grouped", "two streams", "batch norm eval"])
+def test_a_stack_is_every_member(name):
+    build, shape, batch_norm = NETWORKS[name]
+    model, sym, _ = setup(build(), torch.randn(shape), batch_norm=batch_norm)
+    stack = P.populate(model, 3)
+    together = min_mass(stack, sym)
+    for k, member in enumerate(P.unstack(stack)):
+        torch.testing.assert_close(
+            together.minimum[k], min_mass(member, sym).minimum, rtol=1e-9, atol=0
+        )
+    torch.testing.assert_close(mass(stack, sym), together.mass)
+
+
+def test_dead_units_are_reported_and_the_rest_is_solved():
+    _, sym, params = setup(models.mlp(7, [6], 3), torch.randn(1, 7))
+    params = {n: t.clone() for n, t in params.items()}
+    params["1.weight"][2] = 0
+    params["3.weight"][:, 4] = 0
+    found = min_mass(params, sym)
+    a, c = params["1.weight"].norm(dim=1), params["3.weight"].norm(dim=0)
+    alive = torch.tensor([0, 1, 3, 5])
+    left = a[4] ** 2 + c[2] ** 2
+    torch.testing.assert_close(found.minimum, 2 * (a * c)[alive].sum() + left, rtol=1e-12, atol=0)
+    assert found.dead == 2
+    assert (found.scales[0][[2, 4]] == 1).all()
+    assert found.gap < 1e-10
+
+
+def test_minimum_mass_has_the_same_outputs_and_a_smaller_regularised_loss():
+    """P1, Corollary 1."""
+    model, sym, params = setup(models.mlp(6, [5, 4], 3), torch.randn(1, 6))
+    x, y = torch.randn(9, 6).double(), torch.randint(3, (9,))
+
+    def regularised(p):
+        return F.cross_entropy(P.apply(model, p, x), y) + 0.01 * sum(
+            p[n].square().sum() for n in sym.weights
+        )
+
+    better = rescale(params, sym, min_mass(params, sym).scales)
+    torch.testing.assert_close(P.apply(model, better, x), P.apply(model, params, x))
+    assert regularised(better) < regularised(params) - 1e-3
+
+
+def test_biases_are_excluded_and_gains_included():
+    _, sym, params = setup(normed(), torch.randn(2, 2, 6, 6))
+    assert sym.weights == ("0.weight", "1.weight", "3.weight", "4.weight", "7.weight")
+    torch.testing.assert_close(mass(params, sym), masses(params, sym.weights).sum())
+    raw = Forward(lambda s, x: torch.relu(x @ s.w + s.b) @ s.o)
+    raw.w, raw.b, raw.o = (nn.Parameter(torch.randn(s)) for s in ((5, 4), (4,), (4, 2)))
+    assert discover(raw, torch.randn(2, 5)).weights == ("w", "o")
+
+
+@pytest.mark.bad_input
+def test_errors():
+    model, sym, params = setup(models.mlp(6, [5], 3), torch.randn(1, 6))
+    with pytest.raises(ValueError, match="`solver` must be 'balance' or 'cvxpy', got 'scipy'"):
+        min_mass(params, sym, solver="scipy")
+    with pytest.raises(ValueError, match="takes one network, not a stack"):
+        min_mass(P.populate(model, 2), sym, solver="cvxpy")

@@ -1,0 +1,54 @@
+import torch
+from torch import nn
+
+from lightning_bnn import models
+
+
+def size(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_optunet_is_the_papers():
+    net = models.optunet()
+    assert size(net) == 392
+    assert [tuple(p.shape) for p in net.parameters()] == [
+        (2, 1, 4, 4), (10, 1, 5, 5), (10, 10), (10,),
+    ]  # fmt: skip
+    assert net(torch.randn(3, 1, 28, 28)).shape == (3, 10)
+    assert models.optunet(4)(torch.randn(1, 1, 28, 28)).shape == (1, 4)
+
+
+def test_mlp():
+    net = models.mlp(784, [512], 10, nn.Tanh)
+    assert size(net) == 784 * 512 + 512 + 512 * 10 + 10
+    assert net(torch.randn(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_resnet18_keeps_the_resolution_of_small_images():
+    small, large = models.resnet18(100), models.resnet18(1000, image_size=224)
+    features = nn.Sequential(small.conv1, small.bn1, small.relu, small.maxpool)
+    assert features(torch.randn(1, 3, 32, 32)).shape == (1, 64, 32, 32)
+    assert size(small) == 11_220_132
+    assert size(large) == 11_689_512
+    assert models.resnet18(200, image_size=64)(torch.randn(2, 3, 64, 64)).shape == (2, 200)
+
+
+def test_resnet20_frn_has_twenty_layers_and_no_batch_norm():
+    net = models.resnet20_frn()
+    convs = [m for m in net.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
+    assert len(convs) + 1 == 20
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in net.modules())
+    assert net(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_filter_response_norm_by_hand():
+    x = torch.randn(2, 3, 4, 5).double()
+    frn = models.FilterResponseNorm(3).double()
+    frn.weight.data, frn.bias.data, frn.threshold.data = torch.randn(3, 3).double()
+    y = frn(x)
+    for c in range(3):
+        scale = ((x[:, c] ** 2).mean((1, 2), keepdim=True) + 1e-6) ** -0.5
+        expected = torch.clamp(
+            frn.weight[c] * x[:, c] * scale + frn.bias[c], min=float(frn.threshold[c])
+        )
+        torch.testing.assert_close(y[:, c], expected)
