@@ -19,10 +19,9 @@ from lightning_bnn.symmetry.actions import (
     random_scales,
     random_signs,
     rescale,
-    scale_optimizer_state,
     shift_logits,
-    transform_optimizer_state,
 )
+from lightning_bnn.symmetry.activation_matching import match_activations
 from lightning_bnn.symmetry.canonical import (
     canonical_scales_and_signs,
     canonicalise,
@@ -46,8 +45,9 @@ from lightning_bnn.symmetry.groups import (
     Symmetries,
 )
 from lightning_bnn.symmetry.interpolation import Barrier, barrier, interpolate
-from lightning_bnn.symmetry.matching import match, match_activations
+from lightning_bnn.symmetry.matching import match
 from lightning_bnn.symmetry.min_mass import MinMass, mass, min_mass
+from lightning_bnn.symmetry.optimizer_state import scale_optimizer_state, transform_optimizer_state
 from lightning_bnn.symmetry.trace import discover
 from lightning_bnn.symmetry.verify import verify
 

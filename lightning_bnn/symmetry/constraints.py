@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_bnn.symmetry.labels import FROZEN, Value, Weight, core, varies
+from lightning_bnn.symmetry.labels import (
+    FROZEN,
+    Constant,
+    Unsupported,
+    Value,
+    Weight,
+    constant_labels,
+    core,
+    varies,
+)
+from lightning_bnn.symmetry.views import parameter_dims, positions
 
-__all__ = ["Constraints", "Entry", "Kind", "Product", "Record", "Unsupported"]
+__all__ = ["Constraints", "Entry", "Kind", "Product", "Record", "Rule"]
 
 Kind = Literal["permutation", "scale", "sign"]
+Rule = Callable[..., Any]
 Labels = NDArray[np.int64]
 ALL: tuple[Kind, ...] = ("permutation", "scale", "sign")
 UNSET = -2
 LARGEST_RAW_TENSOR = 4_000_000
-
-
-class Unsupported(Exception):
-    """A rule does not cover this use of its operation; the tracer freezes what it touches."""
 
 
 class Record(NamedTuple):
@@ -123,6 +130,22 @@ class Constraints:
                 first = torch.where(first < 0, row, first)
             self.tie(table, first[None])
         return first
+
+    def labels(self, x: Value | Weight | Constant | float) -> Tensor:
+        """Labels of any operand."""
+        if isinstance(x, Value):
+            return x.labels
+        if isinstance(x, Weight):
+            return self.raw(x).labels
+        return constant_labels(x.tensor if isinstance(x, Constant) else torch.as_tensor(x))
+
+    def follow(self, labels: Tensor, kinds: Sequence[str]) -> Tensor:
+        """New channels that move with the old ones, follow them in ``kinds``, else are fixed."""
+        small = core(labels)
+        out = self.fresh(*small.shape)
+        self.tie(out, small, ("permutation", *kinds))
+        self.freeze(out, [k for k in ("scale", "sign") if k not in kinds])
+        return out.expand(labels.shape)
 
     # ------------------------------------------------------------------ element-wise operations
     def align(self, operands: Sequence[Tensor]) -> list[Tensor]:
@@ -244,7 +267,7 @@ class Constraints:
 
     def consume(self, weight: Weight, *records: Record) -> None:
         """State that a weight follows channels along its dimensions; later uses must agree."""
-        mapping, rows = _parameter_dims(weight)
+        mapping, rows = parameter_dims(weight)
         slots: dict[tuple[int | None, int], Record] = {}
         for record in records:
             dim = None if record.dim is None else mapping[record.dim]
@@ -266,7 +289,7 @@ class Constraints:
         key = (weight.name, dim, slot, rows)
         labels = np.atleast_2d(record.labels) if dim is not None else record.labels.reshape(1, -1)
         size = int(weight.full_shape.numel()) if dim is None else weight.full_shape[dim]
-        positions = _positions(weight, dim, record.dim, labels.shape[1])
+        at = positions(weight, dim, record.dim, labels.shape[1])
         if key not in self.entries:
             empty = np.full((labels.shape[0], size), UNSET)
             self._add(
@@ -282,9 +305,9 @@ class Constraints:
             self.conflicts.setdefault(weight.name, "used with different groupings")
             self.freeze(labels)
             return
-        old = entry.labels[:, positions]
+        old = entry.labels[:, at]
         known = old != UNSET
-        entry.labels[:, positions] = np.where(known, old, labels)
+        entry.labels[:, at] = np.where(known, old, labels)
         self._agree(entry, record, old[known], labels[known])
 
     def _agree(self, entry: Entry, record: Record, old: Labels, new: Labels) -> None:
@@ -336,42 +359,3 @@ def _rows(x: Tensor, shared: Sequence[int], other: Tensor) -> Labels:
 
 def _overlap(a: tuple[int, int] | None, b: tuple[int, int] | None) -> bool:
     return a is None or b is None or (a[0] < b[1] and b[0] < a[1])
-
-
-def _positions(weight: Weight, dim: int | None, view_dim: int | None, count: int) -> Labels:
-    if dim is None or view_dim is None:
-        return np.arange(count)
-    row = weight.coords[dim]
-    for d in reversed(range(row.ndim)):
-        if d != view_dim:
-            row = row.select(d, 0)
-    return row.numpy()
-
-
-def _parameter_dims(weight: Weight) -> tuple[dict[int, int], tuple[int, int] | None]:
-    """The parameter's dimension that each dimension of a view walks, and the rows it covers."""
-    moving = [varies(c) for c in weight.coords]
-    mapping: dict[int, int] = {}
-    for view_dim, size in enumerate(weight.shape):
-        owners = [p for p, m in enumerate(moving) if m[view_dim]]
-        if len(owners) != (size > 1) or set(owners) & set(mapping.values()):
-            raise Unsupported("a weight reshaped across its dimensions")
-        if owners:
-            mapping[view_dim] = owners[0]
-    free = [p for p in range(len(weight.full_shape)) if p not in mapping.values()]
-    single = [d for d, size in enumerate(weight.shape) if size == 1]
-    mapping |= dict(zip(single, free, strict=False))
-    return mapping, _covered_rows(weight)
-
-
-def _covered_rows(weight: Weight) -> tuple[int, int] | None:
-    rows = None
-    for p, full in enumerate(weight.full_shape):
-        seen = torch.unique(core(weight.coords[p]))
-        if len(seen) == full:
-            continue
-        start, stop = int(seen[0]), int(seen[-1]) + 1
-        if p != 0 or stop - start != len(seen):
-            raise Unsupported("a weight used through a slice that is not a range of rows")
-        rows = (start, stop)
-    return rows

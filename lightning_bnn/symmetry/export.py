@@ -13,7 +13,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-__all__ = ["UnsupportedModel", "export", "skeleton"]
+__all__ = ["UnsupportedModel", "export", "operation_name", "skeleton"]
 
 _OUTSIDE = ("/torch/", "/lightning/", "/lightning_bnn/", "<frozen", "<string>", "<eval_with_key>")
 _VIEWS = frozenset(
@@ -80,11 +80,11 @@ def _is_functional(program: ExportedProgram) -> bool:
         if (
             not isinstance(target, Node)
             or target.op != "call_function"
-            or _base_name(target) in _VIEWS
+            or operation_name(target) in _VIEWS
         ):
             return False
         users = [u for u in target.users if u is not node]
-        if any(order[u] > order[node] or _base_name(u) in _VIEWS for u in users):
+        if any(order[u] > order[node] or operation_name(u) in _VIEWS for u in users):
             return False
         if _writes(target) and len(target.users) > 1:
             return False
@@ -94,11 +94,6 @@ def _is_functional(program: ExportedProgram) -> bool:
 def _writes(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
-
-
-def _base_name(node: Node) -> str:
-    schema = getattr(node.target, "_schema", None)
-    return schema.name.split("::")[-1] if schema else getattr(node.target, "__name__", "")
 
 
 def _check_forward(model: nn.Module, example: tuple[Any, ...]) -> None:
@@ -141,3 +136,12 @@ def _user_line(failure: BaseException) -> str:
         if text.strip().startswith("File ") and not any(part in text for part in _OUTSIDE):
             return text.strip()
     return ""
+
+
+def operation_name(node: Node) -> str:
+    """The bare name of the operation a node calls; operations outside aten keep their namespace."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return getattr(node.target, "__name__", str(node.target))
+    namespace, name = schema.name.split("::")
+    return str(name if namespace == "aten" else f"{namespace}.{name}")

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "Unsupported",
+    "is_operand",
     "FROZEN",
     "STRUCTURAL_ZERO",
     "Constant",
@@ -107,3 +109,12 @@ def constant_labels(tensor: Tensor) -> Tensor:
                 [tensor.shape[d] if k == d else n for k, n in enumerate(labels.shape)]
             )
     return labels
+
+
+class Unsupported(Exception):
+    """A rule does not cover this use of its operation; the tracer freezes what it touches."""
+
+
+def is_operand(x: object) -> bool:
+    """Whether something stands for a tensor."""
+    return isinstance(x, Value | Weight | Constant)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from lightning_bnn.symmetry.constraints import Constraints, Record, Unsupported
-from lightning_bnn.symmetry.labels import Constant, Value, Weight, along, compress, varies
-from lightning_bnn.symmetry.rules import Rule, labels_of, nonlinear, reduce_channels, softmax
+from lightning_bnn.symmetry.constraints import Constraints, Record, Rule
+from lightning_bnn.symmetry.labels import Constant, Unsupported, Value, Weight, along
+from lightning_bnn.symmetry.sequence_rules import SEQUENCE_RULES, contract
 
 __all__ = ["layer_rules"]
 
@@ -26,7 +26,7 @@ def linear(system: Constraints, node: Node, x: Any, weight: Any, bias: Any = Non
         or not isinstance(bias, Weight | None)
     ):
         raise Unsupported("a weight that is computed")
-    labels = labels_of(system, x)
+    labels = system.labels(x)
     channels = system.collapse(labels, [labels.ndim - 1])
     out = _write(system, weight, channels.numpy(), bias)
     shape = node.meta["val"].shape
@@ -64,88 +64,6 @@ def _transpose(weight: Weight) -> Weight:
     )
 
 
-def matmul(system: Constraints, node: Node, x: Any, y: Any) -> Value:
-    """A linear map when one operand is a weight, else products summed over the shared dimension."""
-    if isinstance(y, Weight) and len(y.shape) == 2:
-        return linear(system, node, x, _transpose(y))
-    if isinstance(x, Weight) or isinstance(y, Weight):
-        raise Unsupported("a product with a weight that is not a matrix on the right")
-    a, b = labels_of(system, x), labels_of(system, y)
-    if min(a.ndim, b.ndim) < 2:
-        raise Unsupported("a product with a vector")
-    return Value(
-        _contract(system, a[..., :, :, None], b[..., None, :, :], [-2], node.meta["val"].shape)
-    )
-
-
-def _contract(
-    system: Constraints, a: Tensor, b: Tensor, dims: Sequence[int], shape: Sequence[int]
-) -> Tensor:
-    """Element-wise product, then a sum: the blocks are what both operands share."""
-    product = compress(system.multiply(a, b))
-    dims = [d % product.ndim for d in dims]
-    moving = [d for d in dims if varies(product)[d]]
-    if moving:
-        product = reduce_channels(system, product, moving, "passes")
-    for d in sorted(dims, reverse=True):
-        product = product.select(d, 0)
-    return product.expand(tuple(shape))
-
-
-def einsum(
-    system: Constraints, node: Node, equation: str, operands: Sequence[Any], **kwargs: Any
-) -> Value:
-    """A product over named dimensions, then a sum over those that do not appear in the result."""
-    terms, _, result = equation.replace(" ", "").partition("->")
-    letters = terms.split(",")
-    if (
-        "." in equation
-        or len(operands) != 2
-        or not result
-        or any(len(set(t)) < len(t) for t in letters)
-    ):
-        raise Unsupported(f"the equation {equation!r}")
-    if isinstance(operands[1], Weight):
-        return _einsum_linear(system, node, letters, result, operands)
-    if any(isinstance(o, Weight) for o in operands):
-        raise Unsupported("a weight on the left")
-    names = [*result, *sorted({c for t in letters for c in t} - set(result))]
-    spread = [
-        _spread(labels_of(system, o), t, names) for o, t in zip(operands, letters, strict=True)
-    ]
-    summed = list(range(len(result), len(names)))
-    return Value(_contract(system, *spread, summed, node.meta["val"].shape))
-
-
-def _spread(labels: Tensor, letters: str, names: Sequence[str]) -> Tensor:
-    order = [letters.index(c) for c in names if c in letters]
-    moved = labels.permute(order)
-    for d, name in enumerate(names):
-        if name not in letters:
-            moved = moved.unsqueeze(d)
-    return moved
-
-
-def _einsum_linear(
-    system: Constraints, node: Node, letters: Sequence[str], result: str, operands: Sequence[Any]
-) -> Value:
-    x, w = letters
-    shared = [c for c in w if c in x and c not in result]
-    if len(w) != 2 or len(shared) != 1:
-        raise Unsupported("a weight with more than two dimensions")
-    (inner,) = shared
-    (outer,) = [c for c in w if c != inner]
-    if (
-        outer in x
-        or result.replace(outer, "") != x.replace(inner, "")
-        or not result.endswith(outer)
-    ):
-        raise Unsupported("a weight that is not a linear map of the last dimension")
-    weight = operands[1] if w[0] == outer else _transpose(operands[1])
-    labels = labels_of(system, operands[0]).movedim(x.index(inner), -1)
-    return linear(system, node, Value(labels), weight)
-
-
 def convolution(
     system: Constraints, node: Node, x: Any, weight: Any, bias: Any = None, *args: Any, **kw: Any
 ) -> Value:
@@ -181,7 +99,7 @@ def transposed(
 
 
 def _channels_first(system: Constraints, x: Any, weight: Any) -> Tensor:
-    labels = labels_of(system, x)
+    labels = system.labels(x)
     if not isinstance(weight, Weight) or labels.ndim != len(weight.shape):
         raise Unsupported(
             "a convolution without a batch dimension, or with a weight that is computed"
@@ -206,7 +124,7 @@ def batch_norm(batch_norm_mode: str) -> Rule:
     def rule(
         system: Constraints, node: Node, x: Any, weight: Any, bias: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        labels = labels_of(system, x)
+        labels = system.labels(x)
         incoming = system.collapse(labels, [1])
         statistics = [a for a in args[:2] if isinstance(a, Weight)]
         fixed_map = batch_norm_mode == "eval" and len(statistics) == 2
@@ -234,7 +152,7 @@ def layer_norm(
     *a: Any,
 ) -> Any:
     """Layer norm: all channels of a row share one sign, no scale passes."""
-    labels = labels_of(system, x)
+    labels = system.labels(x)
     incoming = system.collapse(labels, range(labels.ndim - len(shape), labels.ndim))
     system.freeze(incoming, ("scale",))
     system.tie(incoming, incoming.reshape(-1)[:1], ("sign",))
@@ -246,7 +164,7 @@ def rms_norm(
     system: Constraints, node: Node, x: Any, shape: Sequence[int], weight: Any = None, *args: Any
 ) -> Any:
     """RMS norm: every channel keeps its own sign."""
-    labels = labels_of(system, x)
+    labels = system.labels(x)
     incoming = system.collapse(labels, range(labels.ndim - len(shape), labels.ndim))
     system.freeze(incoming, ("scale",))
     return _normalised(node, _affine(system, incoming, weight, None, 0).expand(labels.shape))
@@ -262,7 +180,7 @@ def group_norm(
     *a: Any,
 ) -> Any:
     """Group norm: groups are blocks with one sign each."""
-    labels = labels_of(system, x)
+    labels = system.labels(x)
     incoming = system.collapse(labels, [1])
     rows = incoming.reshape(groups, -1)
     system.block(rows.numpy())
@@ -301,119 +219,70 @@ def _normalised(node: Node, labels: Tensor) -> Any:
     return (Value(labels), *rest)
 
 
-# ------------------------------------------------------------ recurrence
-def recurrent(
-    gates: int, new_gates: tuple[int, ...], cell: bool, homogeneous: bool = False
-) -> Rule:
-    """LSTM (4 gates), GRU (3) and plain RNN (1): the hidden units of every layer and direction.
-
-    ``new_gates`` are those whose sign is the sign of the hidden state (the tanh gate).
-    """
-
-    def rule(
-        system: Constraints, node: Node, x: Any, state: Any, weights: Sequence[Any], *args: Any
-    ) -> Any:
-        if not isinstance(args[0], bool) or not isinstance(x, Value):
-            raise Unsupported("packed sequences")
-        has_bias, layers, _, _, bidirectional, batch_first = args
-        del batch_first
-        states = state if cell else [state]
-        if not all(isinstance(s, Constant) and not s.tensor.any() for s in states):
-            raise Unsupported("an initial state that is not zero")
-        directions = 2 if bidirectional else 1
-        per_cell = len(weights) // (layers * directions)
-        if per_cell != (4 if has_bias else 2):
-            raise Unsupported("projected hidden states")
-        incoming = system.collapse(x.labels, [x.labels.ndim - 1])
-        hidden: list[Tensor] = []
-        for layer in range(layers):
-            found = []
-            for direction in range(directions):
-                start = (layer * directions + direction) * per_cell
-                found.append(
-                    _cell(
-                        system,
-                        incoming,
-                        weights[start : start + per_cell],
-                        gates,
-                        new_gates,
-                        homogeneous,
-                    )
-                )
-            hidden += found
-            incoming = torch.cat(found)
-        return _recurrent_outputs(node, incoming, hidden, cell)
-
-    return rule
+def matmul(system: Constraints, node: Node, x: Any, y: Any) -> Value:
+    """A linear map when one operand is a weight, else products summed over the shared dimension."""
+    if isinstance(y, Weight) and len(y.shape) == 2:
+        return linear(system, node, x, _transpose(y))
+    if isinstance(x, Weight) or isinstance(y, Weight):
+        raise Unsupported("a product with a weight that is not a matrix on the right")
+    a, b = system.labels(x), system.labels(y)
+    if min(a.ndim, b.ndim) < 2:
+        raise Unsupported("a product with a vector")
+    return Value(
+        contract(system, a[..., :, :, None], b[..., None, :, :], [-2], node.meta["val"].shape)
+    )
 
 
-def _cell(
-    system: Constraints,
-    incoming: Tensor,
-    weights: Sequence[Weight],
-    gates: int,
-    new_gates: tuple[int, ...],
-    scale: bool,
-) -> Tensor:
-    units = weights[0].shape[0] // gates
-    hidden = system.fresh(units)
-    if not scale:
-        system.freeze(hidden, ("scale",))
-    else:
-        system.freeze(hidden, ("sign",))
-    rows = []
-    for gate in range(gates):
-        channels = system.fresh(units)
-        system.tie(channels, hidden, ("permutation", "scale"))
-        if gate in new_gates:
-            system.tie(channels, hidden, ("sign",))
-        else:
-            system.freeze(channels, ("sign",))
-        rows.append(channels)
-    out = torch.cat(rows).numpy()
-    for weight, columns in zip(weights[:2], (incoming, hidden), strict=True):
-        system.consume(weight, Record(0, out, "out", 1, 1), Record(1, columns.numpy(), "in", -1, 1))
-    for bias in weights[2:]:
-        system.consume(bias, Record(0, out, "bias", 1, 1))
-    return hidden
-
-
-def _recurrent_outputs(node: Node, last: Tensor, hidden: Sequence[Tensor], cell: bool) -> Any:
-    values = node.meta["val"]
-    sequence = Value(along(last, values[0].ndim - 1, values[0].shape))
-    states = torch.stack(list(hidden))
-    shaped = [
-        Value(states.reshape(len(hidden), *[1] * (v.ndim - 2), -1).expand(v.shape))
-        for v in values[1 : 3 if cell else 2]
-    ]
-    return (sequence, *shaped)
-
-
-# ------------------------------------------------------------ attention
-def attention(
-    system: Constraints,
-    node: Node,
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    *args: Any,
-    enable_gqa: bool = False,
-    **kwargs: Any,
+def einsum(
+    system: Constraints, node: Node, equation: str, operands: Sequence[Any], **kwargs: Any
 ) -> Value:
-    """Dot-product attention: query and key meet per head, their scales cancel; values pass."""
-    q, k, v = (labels_of(system, t) for t in (query, key, value))
-    if enable_gqa:
-        k, v = (compress(t.repeat_interleave(q.shape[-3] // t.shape[-3], -3)) for t in (k, v))
-    batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
-    tokens = (*batch, q.shape[-2], k.shape[-2])
-    scores = Value(_contract(system, q[..., :, None, :], k[..., None, :, :], [-1], tokens))
-    if isinstance(attn_mask, Value | Weight):
-        scores = Value(system.unify([scores.labels, labels_of(system, attn_mask)]))
-    nonlinear(system, node, scores)
-    softmax(system, node, scores, -1)
-    shape = node.meta["val"].shape
-    return Value(_contract(system, scores.labels[..., :, :, None], v[..., None, :, :], [-2], shape))
+    """A product over named dimensions, then a sum over those that do not appear in the result."""
+    terms, _, result = equation.replace(" ", "").partition("->")
+    letters = terms.split(",")
+    if (
+        "." in equation
+        or len(operands) != 2
+        or not result
+        or any(len(set(t)) < len(t) for t in letters)
+    ):
+        raise Unsupported(f"the equation {equation!r}")
+    if isinstance(operands[1], Weight):
+        return _einsum_linear(system, node, letters, result, operands)
+    if any(isinstance(o, Weight) for o in operands):
+        raise Unsupported("a weight on the left")
+    names = [*result, *sorted({c for t in letters for c in t} - set(result))]
+    spread = [_spread(system.labels(o), t, names) for o, t in zip(operands, letters, strict=True)]
+    summed = list(range(len(result), len(names)))
+    return Value(contract(system, *spread, summed, node.meta["val"].shape))
+
+
+def _spread(labels: Tensor, letters: str, names: Sequence[str]) -> Tensor:
+    order = [letters.index(c) for c in names if c in letters]
+    moved = labels.permute(order)
+    for d, name in enumerate(names):
+        if name not in letters:
+            moved = moved.unsqueeze(d)
+    return moved
+
+
+def _einsum_linear(
+    system: Constraints, node: Node, letters: Sequence[str], result: str, operands: Sequence[Any]
+) -> Value:
+    x, w = letters
+    shared = [c for c in w if c in x and c not in result]
+    if len(w) != 2 or len(shared) != 1:
+        raise Unsupported("a weight with more than two dimensions")
+    (inner,) = shared
+    (outer,) = [c for c in w if c != inner]
+    if (
+        outer in x
+        or result.replace(outer, "") != x.replace(inner, "")
+        or not result.endswith(outer)
+    ):
+        raise Unsupported("a weight that is not a linear map of the last dimension")
+    weight = operands[1] if w[0] == outer else _transpose(operands[1])
+    labels = system.labels(operands[0]).movedim(x.index(inner), -1)
+    return linear(system, node, Value(labels), weight)
 
 
 def layer_rules(batch_norm_mode: str) -> dict[str, Rule]:
@@ -438,9 +307,5 @@ def layer_rules(batch_norm_mode: str) -> dict[str, Rule]:
         "layer_norm": layer_norm,
         "rms_norm": rms_norm,
         "group_norm": group_norm,
-        "lstm": recurrent(4, (2,), cell=True),
-        "gru": recurrent(3, (2,), cell=False),
-        "rnn_tanh": recurrent(1, (0,), cell=False),
-        "rnn_relu": recurrent(1, (0,), cell=False, homogeneous=True),
-        "scaled_dot_product_attention": attention,
+        **SEQUENCE_RULES,
     }

@@ -63,7 +63,7 @@ def _terms(params: Params, sym: Symmetries) -> tuple[Any, csr_matrix]:
     return values[values > 0], matrix[values > 0]
 
 
-def _exponents(sym: Symmetries, axis: int, start: int, place: Any, shape: torch.Size) -> csr_matrix:
+def _exponents(sym: Symmetries, axis: int, start: Any, place: Any, shape: torch.Size) -> csr_matrix:
     """For each entry of a matrix of squares, the scale that one placement puts on it."""
     own = sym.axes[axis]
     variable = np.full(own.blocks * own.size, -1)

@@ -1,0 +1,230 @@
+"""Classes of exchangeable channels, and blocks of them, from what tracing collected."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from lightning_bnn.symmetry.constraints import Constraints
+from lightning_bnn.symmetry.groups import Axis, PermutationGroup, Placement
+from lightning_bnn.symmetry.labels import FROZEN
+
+__all__ = ["Channels", "mix", "name_of", "permutation_groups"]
+
+Ints = NDArray[np.integer]
+
+
+# ------------------------------------------------------------ permutations
+def mix(values: Any, salt: int) -> NDArray[np.uint64] | np.uint64:
+    """Mix integers into 64 bits, so that sets can be compared by their sums."""
+    x = np.asarray(values).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(salt + 1)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return x ^ (x >> np.uint64(31))
+
+
+@dataclass
+class Channels:
+    """Classes of channels: where each lives, which operations it met, in which blocks it lies."""
+
+    system: Constraints
+    roots: Ints
+    axes: Sequence[Axis]
+    labels: Sequence[Ints]
+
+    def __post_init__(self) -> None:
+        """Sum up the signature of every class."""
+        count = int(self.roots.max()) + 1
+        self.frozen = int(self.roots[FROZEN])
+        node = np.zeros(self.system.nodes, np.uint64)
+        with np.errstate(over="ignore"):
+            for op, seen in enumerate(self.system.seen):
+                node[seen] += mix(op, 1)
+            for axis, labels in enumerate(self.labels):
+                np.add.at(node, labels, mix(axis, 2))
+            self.node_hash = node
+            self.where = np.zeros(count, np.uint64)
+            np.add.at(self.where, self.roots, mix(node, 3))
+        self.first = np.full(count, np.iinfo(np.int64).max)
+        self._place()
+        self._tag(count)
+
+    def _place(self) -> None:
+        """Per axis: the positions of every class, those of equal rank side by side."""
+        self.order, self.start, self.found = [], [], []
+        offset = 0
+        for labels in self.labels:
+            roots = self.roots[labels]
+            order = np.lexsort((np.arange(labels.size), self.node_hash[labels], roots))
+            found, start = np.unique(roots[order], return_index=True)
+            self.order.append(order)
+            self.found.append(found)
+            self.start.append(np.append(start, labels.size))
+            lowest = np.minimum.reduceat(order, start) if labels.size else start
+            np.minimum.at(self.first, found, lowest + offset)
+            offset += labels.size
+
+    def _tag(self, count: int) -> None:
+        self.tags: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self.pinned: set[tuple[int, int]] = set()
+        self.tag_hash = np.zeros(count, np.uint64)
+        for tag, rows in enumerate(self.system.blocks):
+            if len(rows) < 2:
+                continue
+            roots = self.roots[np.where(rows < 0, FROZEN, rows)]
+            for block, row in enumerate(roots):
+                members = np.unique(row)
+                if (members == self.frozen).any():
+                    self.pinned.add((tag, block))
+                members = members[members != self.frozen]
+                with np.errstate(over="ignore"):
+                    self.tag_hash[members] += mix(tag * 1_000_003 + block, 4)
+                for root in members.tolist():
+                    self.tags[root].append((tag, block))
+
+    def classes(self) -> list[Ints]:
+        """Channels with equal signature, in the order of their first place."""
+        placed = np.unique(np.concatenate([*self.found, np.array(list(self.tags), np.int64)]))
+        placed = placed[placed != self.frozen]
+        if not placed.size:
+            return []
+        key = np.stack([self.where[placed], self.tag_hash[placed]], 1)
+        _, index = np.unique(key, axis=0, return_inverse=True)
+        order = np.lexsort((self.first[placed], index.reshape(-1)))
+        groups = np.split(placed[order], np.flatnonzero(np.diff(index.reshape(-1)[order])) + 1)
+        return sorted(groups, key=lambda g: (self.first[g[0]], int(g[0])))
+
+    def placements(self, units: Ints) -> tuple[Placement, ...]:
+        """Where units, given as rows of classes, live."""
+        result = []
+        for axis in range(len(self.axes)):
+            found, start, order = self.found[axis], self.start[axis], self.order[axis]
+            at = np.searchsorted(found, units)
+            here = (
+                (at < len(found)) & (found[np.minimum(at, len(found) - 1)] == units)
+                if len(found)
+                else at < 0
+            )
+            columns = []
+            for column in np.flatnonzero(here.any(0)):
+                index = at[:, column]
+                width = int(start[index[0] + 1] - start[index[0]])
+                columns.append(order[start[index][:, None] + np.arange(width)])
+            if columns:
+                result.append(Placement(axis, torch.from_numpy(np.concatenate(columns, 1))))
+        return tuple(result)
+
+
+def permutation_groups(channels: Channels) -> tuple[PermutationGroup, ...]:
+    """Groups of channels in graph order, then those of the blocks that contain them."""
+    classes = channels.classes()
+    groups: list[PermutationGroup] = []
+    group_of: dict[int, int] = {}
+    used = [np.zeros(0)] if not channels.found else channels.found
+    placed = set(np.concatenate(used).tolist())
+    for index, members in enumerate(classes):
+        if len(members) > 1 and int(members[0]) in placed:
+            places = _once_per_dimension(channels.axes, channels.placements(members[:, None]))
+            group_of[index] = len(groups)
+            groups.append(PermutationGroup(len(members), name_of(channels.axes, places), places))
+    return (*groups, *_block_groups(channels, classes, group_of))
+
+
+def _block_groups(
+    channels: Channels, classes: Sequence[Ints], group_of: Mapping[int, int]
+) -> list[PermutationGroup]:
+    """Blocks with the same inside are exchangeable as wholes."""
+    tagged = [i for i, members in enumerate(classes) if int(members[0]) in channels.tags]
+    if not tagged:
+        return []
+    similar: dict[Any, list[list[int]]] = defaultdict(list)
+    for component in _linked(channels, classes, tagged):
+        tags = [t for i in component for t in channels.tags[int(classes[i][0])]]
+        if not channels.pinned.intersection(tags):
+            walk = _walk(channels, classes, component)
+            similar[tuple(_block_key(channels, classes[i]) for i in walk)].append(walk)
+    result = []
+    for blocks in similar.values():
+        if len(blocks) < 2:
+            continue
+        blocks.sort(key=lambda b: min(channels.first[classes[i][0]] for i in b))
+        units = np.stack([np.concatenate([classes[i] for i in block]) for block in blocks])
+        places = _once_per_dimension(channels.axes, channels.placements(units))
+        inner = tuple(
+            tuple(group_of[block[k]] for block in blocks)
+            for k in range(len(blocks[0]))
+            if blocks[0][k] in group_of
+        )
+        if places:
+            result.append(
+                PermutationGroup(
+                    len(blocks), name_of(channels.axes, places), places, "block", inner
+                )
+            )
+    return sorted(
+        result, key=lambda g: (g.placements[0].axis, int(g.placements[0].positions.min()))
+    )
+
+
+def _block_key(channels: Channels, members: Ints) -> tuple[int, tuple[int, ...], int]:
+    root = int(members[0])
+    return int(channels.where[root]), tuple(sorted(t for t, _ in channels.tags[root])), len(members)
+
+
+def _walk(channels: Channels, classes: Sequence[Ints], component: Sequence[int]) -> list[int]:
+    """The classes of a block, each reached from one before it: blocks pair up link by link."""
+    sharing: dict[tuple[int, int], list[int]] = defaultdict(list)
+    rank = {i: (_block_key(channels, classes[i]), channels.first[classes[i][0]]) for i in component}
+    for i in sorted(component, key=rank.__getitem__):
+        for tag in channels.tags[int(classes[i][0])]:
+            sharing[tag].append(i)
+    walk = [min(component, key=rank.__getitem__)]
+    seen = set(walk)
+    for i in walk:
+        for tag in sorted(channels.tags[int(classes[i][0])]):
+            new = [j for j in sharing[tag] if j not in seen]
+            walk += new
+            seen.update(new)
+    return walk
+
+
+def _linked(channels: Channels, classes: Sequence[Ints], tagged: Sequence[int]) -> list[list[int]]:
+    ids: dict[tuple[int, int], int] = {}
+    rows, columns = [], []
+    for k, i in enumerate(tagged):
+        for tag in channels.tags[int(classes[i][0])]:
+            rows.append(k)
+            columns.append(len(tagged) + ids.setdefault(tag, len(ids)))
+    size = len(tagged) + len(ids)
+    graph = coo_matrix((np.ones(len(rows), bool), (rows, columns)), (size, size))
+    component = connected_components(graph, directed=False)[1][: len(tagged)]
+    members: dict[int, list[int]] = defaultdict(list)
+    for k, c in enumerate(component):
+        members[int(c)].append(tagged[k])
+    return list(members.values())
+
+
+def _once_per_dimension(axes: Sequence[Axis], places: Sequence[Placement]) -> tuple[Placement, ...]:
+    """A gain has incoming and outgoing channels on one dimension: it is moved once."""
+    seen: set[tuple[str, int | None]] = set()
+    kept = []
+    for place in places:
+        key = axes[place.axis].tensor, axes[place.axis].dim
+        if key not in seen:
+            seen.add(key)
+            kept.append(place)
+    return tuple(kept)
+
+
+def name_of(axes: Sequence[Axis], places: Sequence[Placement]) -> str:
+    """The tensor that writes the units of a group."""
+    writers = [axes[p.axis] for p in places if axes[p.axis].role in ("out", "raw", "gain")]
+    return (writers or [axes[p.axis] for p in places])[0].tensor
