@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test types check bench clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -21,14 +21,16 @@ demo: $(STAMP)  ## install into .venv and show the symmetries of a ResNet-18
 test: $(STAMP)  ## install into .venv and run the tests
 	$(BIN)/python -m pytest
 
+types: $(STAMP)  ## the tests again, with annotations and tensor shapes checked
+	$(BIN)/python -m pytest tests -m 'not slow and not bad_input' --jaxtyping-packages=lightning_bnn,beartype.beartype
+
 check: $(STAMP)  ## style and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
 bench: $(STAMP)  ## large networks, and benchmarks side by side with peers
-	$(BIN)/python -m pip install --quiet --no-deps rebasin==0.0.47
-	$(BIN)/python -m pip install --quiet torchview tqdm
+	$(BIN)/python -m pip install --quiet rebasin==0.0.47
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python benchmarks/apply.py
 	$(BIN)/python benchmarks/symmetry.py

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
-from lightning_bnn.symmetry.groups import Axis, Group, Symmetries
+from lightning_bnn.symmetry.groups import Axis, Symmetries
+from lightning_bnn.symmetry.validation import (
+    check_params,
+    check_permutations,
+    check_scales,
+    check_signs,
+)
 
 __all__ = [
     "Element",
@@ -24,6 +30,7 @@ __all__ = [
     "multiply",
     "permute",
     "permute_axis",
+    "permute_some",
     "permuted_tensor",
     "random_permutations",
     "random_scales",
@@ -50,11 +57,18 @@ def permute(params: Params, sym: Symmetries, permutations: Element) -> Params:
     Returns:
         New parameters; tensors that no group touches are the same objects.
     """
-    moving = _check(permutations, sym.permutations, "permutations")
+    stacked = check_params(params, sym)
+    moving = check_permutations(permutations, sym)
+    _check_members(params, stacked, moving, "permutations")
+    return permute_some(params, sym, moving)
+
+
+def permute_some(params: Params, sym: Symmetries, permutations: Element) -> Params:
+    """`permute` for a part of the tensors, such as the buffers of an optimizer."""
     result = dict(params)
     for tensor, axes in axes_by_tensor(sym, "permutations").items():
         if tensor in params:
-            result[tensor] = permuted_tensor(params, sym, tensor, axes, moving)
+            result[tensor] = permuted_tensor(params, sym, tensor, axes, permutations)
     return result
 
 
@@ -69,13 +83,17 @@ def rescale(params: Params, sym: Symmetries, scales: Element) -> Params:
         scales: one positive tensor ``(units,)`` or ``(members, units)`` per group of
             ``sym.scalings``.
     """
-    scales = _check(scales, sym.scalings, "scales")
+    stacked = check_params(params, sym)
+    scales = check_scales(scales, sym)
+    _check_members(params, stacked, scales, "scales")
     return multiply(params, sym, {"scalings": scales})
 
 
 def flip(params: Params, sym: Symmetries, signs: Element) -> Params:
     """Flip units: +1 or -1 for each, ``(units,)`` or ``(members, units)`` per group."""
-    signs = _check(signs, sym.signs, "signs")
+    stacked = check_params(params, sym)
+    signs = check_signs(signs, sym)
+    _check_members(params, stacked, signs, "signs")
     return multiply(params, sym, {"signs": signs})
 
 
@@ -89,6 +107,7 @@ def shift_logits(
     """
     if sym.softmax_shift is None:
         raise ValueError("The network does not end in a layer whose outputs are its logits.")
+    check_params(params, sym)
     result = dict(params)
     last = sym.softmax_shift
     old = params[last.weight]
@@ -196,19 +215,13 @@ def axes_by_tensor(sym: Symmetries, kind: Kind) -> dict[str, list[int]]:
     return tensors
 
 
-def _check(values: Element, groups: Sequence[Group], name: str) -> list[Tensor]:
-    values = list(values)
-    if len(values) != len(groups):
-        raise ValueError(
-            f"`{name}` must hold one tensor per group: {len(groups)}, got {len(values)}."
-        )
-    for k, (value, group) in enumerate(zip(values, groups, strict=True)):
-        if value.shape[-1:] != (group.units,):
-            raise ValueError(
-                f"`{name}[{k}]` must have {group.units} units ({group.name}), got shape "
-                f"{tuple(value.shape)}."
-            )
-    return values
+def _check_members(params: Params, stacked: bool, values: Element, name: str) -> None:
+    """A stack takes elements for all of its members, one network takes no others."""
+    members = next(iter(params.values())).shape[0] if stacked else None
+    for value in values:
+        if value.ndim > 1 and (value.ndim > 2 or value.shape[0] != members):
+            what = f"The stack has {members} members" if stacked else "`params` is one network"
+            raise ValueError(f"{what}, the {name} are for {value.shape[0]}.")
 
 
 def permuted_tensor(
@@ -235,10 +248,6 @@ def _select(w: Tensor, index: Tensor, dim: int) -> Tensor:
     """Pick along one dimension, with one order for all members or one for each."""
     if index.ndim == 1:
         return w.index_select(dim, index)
-    if w.shape[0] != index.shape[0]:
-        raise ValueError(
-            f"The stack has {w.shape[0]} members, the permutations are for {index.shape[0]}."
-        )
     if dim == 1:
         rows = torch.arange(w.shape[0], device=w.device)[:, None]
         return w[rows, index]

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lightning_bnn.params import Params, is_stacked, of, unstack
+from lightning_bnn.params import Params, of, unstack
 from lightning_bnn.symmetry.actions import identity
 from lightning_bnn.symmetry.assignment import assign, assign_blocks, families
 from lightning_bnn.symmetry.export import skeleton
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.units import writer
+from lightning_bnn.symmetry.validation import check_params
 
 __all__ = ["match_activations"]
 
@@ -56,12 +57,17 @@ def match_activations(
         averaged.
     """
     network = skeleton(model).eval()
-    members = unstack(params) if is_stacked(params, sym.shapes) else [params]
-    targets = unstack(reference) if is_stacked(reference, sym.shapes) else [reference]
+    stacked = check_params(params, sym)
+    members = unstack(params) if stacked else [params]
+    targets = unstack(reference) if check_params(reference, sym, "reference") else [reference]
     sums: list[list[Tensor]] = []
     probes = _Probes(network, sym)
+    if isinstance(batches, Tensor):
+        raise ValueError("`batches` must be an iterable of inputs; put one tensor into a list.")
     for batch in batches:
         x = batch[0] if isinstance(batch, tuple | list) else batch
+        if not sums:
+            probes.drop_blind_ones(targets[0], x)
         goal = _mean([probes.run(p, x) for p in targets])
         seen = [probes.run(p, x) for p in members]
         seen = [_mean(seen)] if average else seen
@@ -76,7 +82,7 @@ def match_activations(
     if not sums:
         raise ValueError("`batches` is empty.")
     found = [_assign_all(sym, probes, products) for products in sums]
-    single = average or not is_stacked(params, sym.shapes)
+    single = average or not stacked
     return found[0] if single else [torch.stack(rows) for rows in zip(*found, strict=True)]
 
 
@@ -99,10 +105,7 @@ class _Probes:
                     self.index[tuple(groups)] = len(self.watched)
                     self.watched.append(spot)
                 else:
-                    _log.warning(
-                        "match_activations: no layer shows the units of %s.",
-                        sym.permutations[groups[0]].name,
-                    )
+                    self._warn(groups)
 
     def _spot(
         self, groups: Sequence[int], owners: dict[str, str]
@@ -140,6 +143,20 @@ class _Probes:
                 stack.callback(handle.remove)
             functional_call(self.network, params, (x,))
         return seen
+
+    def drop_blind_ones(self, params: Params, x: Any) -> None:
+        """Some modules are never called as such (the projections inside a fused attention)."""
+        blind = {k for k, rows in enumerate(self.run(params, x)) if not rows.numel()}
+        for groups, k in list(self.index.items()):
+            if k in blind:
+                del self.index[groups]
+                self._warn(groups)
+
+    def _warn(self, groups: Sequence[int]) -> None:
+        _log.warning(
+            "match_activations: no layer shows the units of %s; they stay as they are.",
+            self.sym.permutations[groups[0]].name,
+        )
 
 
 def _keep(seen: list[Tensor], k: int, dim: int, positions: Tensor) -> Callable[[Tensor], None]:

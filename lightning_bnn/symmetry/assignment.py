@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
@@ -52,7 +53,7 @@ def families(sym: Symmetries) -> list[Family]:
     return sorted(found, key=lambda f: sym.permutations[f.group].placements[0].axis)
 
 
-def assign(similarity: Tensor) -> Tensor:
+def assign(similarity: Float[Tensor, "units units"]) -> Int[Tensor, " units"]:
     """The permutation p with the largest sum of ``similarity[i, p[i]]``."""
     _, columns = linear_sum_assignment(similarity.detach().cpu().numpy(), maximize=True)
     return torch.from_numpy(columns)

@@ -27,6 +27,7 @@ from lightning_bnn.symmetry.actions import (
 from lightning_bnn.symmetry.groups import Group, PermutationGroup, Placement, Symmetries
 from lightning_bnn.symmetry.min_mass import min_mass
 from lightning_bnn.symmetry.units import corner, reader, statistic, unit_rows, writer
+from lightning_bnn.symmetry.validation import check_params
 
 __all__ = [
     "canonical_scales_and_signs",
@@ -63,7 +64,12 @@ def canonicalise(
             zero. This changes logits, not probabilities.
         target: the norm or standard deviation that every unit gets.
         descending: largest first.
+
+    Returns:
+        New parameters; tensors that nothing changes are the same objects, so clone what you keep
+        of a network that goes on training.
     """
+    check_params(params, sym)
     if softmax_shift:
         params = remove_softmax_shift(params, sym)
     scales, signs = canonical_scales_and_signs(params, sym, scaling, target)
@@ -90,6 +96,7 @@ def sort_permutations(
     """
     if by not in get_args(SortKey):
         raise ValueError(f"`by` must be one of {', '.join(get_args(SortKey))}, got {by!r}.")
+    check_params(params, sym)
     lead = (next(iter(params.values())).shape[0],) if is_stacked(params, sym.shapes) else ()
     device = next(iter(params.values())).device
     result = [torch.arange(g.units, device=device).expand(*lead, g.units) for g in sym.permutations]
@@ -123,9 +130,9 @@ def _sort_key(
     place = (reader(sym, group) if by == "outgoing" else None) or writer(sym, group)
     if place is None:
         return None
-    if by in ("first", "outgoing"):
+    if by == "first" or (by == "outgoing" and reader(sym, group) is not None):
         return corner(params, sym, place, found)
-    return statistic(params, sym, place, by)
+    return statistic(params, sym, place, "max" if by == "outgoing" else by)
 
 
 # ------------------------------------------------------------ scales and signs

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_bnn.symmetry.labels import (
     FROZEN,
+    STRUCTURAL_ZERO,
     Constant,
     Unsupported,
     Value,
@@ -54,7 +55,10 @@ class Product(NamedTuple):
 
 @dataclass
 class Entry:
-    """The channels along one axis of one tensor, as seen by a range of its rows."""
+    """The channels along one axis of one tensor, as seen by a range of its rows.
+
+    ``read`` marks the elements that were used, where a tensor is used element by element.
+    """
 
     name: str
     dim: int | None
@@ -64,6 +68,7 @@ class Entry:
     sign: int
     rows: tuple[int, int] | None = None
     last_read: int = -1
+    read: NDArray[np.bool_] | None = None
 
 
 def to_numpy(labels: Tensor | Labels | int) -> Labels:
@@ -215,17 +220,27 @@ class Constraints:
             return torch.broadcast_to(y, shape)
         full_x, full_y = torch.broadcast_to(x, shape), torch.broadcast_to(y, shape)
         moving = [d for d in range(len(shape)) if varies(full_x)[d] or varies(full_y)[d]]
-        base = (x, y)[self.covering([x, y], moving)]
-        small = torch.broadcast_to(base, shape)
-        small, a, b = (_narrow_except(t, moving) for t in (small, full_x, full_y))
-        out = self.fresh(*small.shape)
-        self.tie(out, small, ("permutation",))
+        a, b = (_narrow_except(t, moving) for t in (full_x, full_y))
+        out = self.fresh(*a.shape)
+        try:
+            base = torch.broadcast_to((x, y)[self.covering([x, y], moving)], shape)
+            self.tie(out, _narrow_except(base, moving), ("permutation",))
+        except Unsupported:
+            self._outer_product(out, a, b)
         if varies(full_x).count(True) < varies(full_y).count(True) and not inverse:
             a, b = b, a
-        self.products.append(
-            Product(*(np.ravel(t.contiguous().numpy()) for t in (out, a, b)), inverse)
-        )
-        return out.expand(shape)
+        zero = (a < 0) | (b < 0)
+        parts = (np.ravel(t[~zero].numpy()) for t in (out, a.contiguous(), b.contiguous()))
+        self.products.append(Product(*parts, inverse))
+        return torch.where(zero, STRUCTURAL_ZERO, out).expand(shape)
+
+    def _outer_product(self, out: Tensor, a: Tensor, b: Tensor) -> None:
+        """Channels of two operands that meet in all pairs: each row and each column is a block."""
+        for operand in (a, b):
+            shared = [d for d, moves in enumerate(varies(operand)) if moves]
+            self.block(
+                np.concatenate([_rows(out, shared, operand), _rows(operand, shared, out)], 1)
+            )
 
     # ------------------------------------------------------------------ weights
     def raw(self, weight: Weight) -> Value:
@@ -245,12 +260,16 @@ class Constraints:
             self._add(key, Entry(weight.name, key[1], labels, "raw", 1, 1))
             if weight.is_buffer:
                 self.freeze(labels, ("scale", "sign"))
-        labels = torch.from_numpy(self.entries[key].labels)
+        entry = self.entries[key]
+        labels = torch.from_numpy(entry.labels.reshape(-1))
         stride = np.cumprod([1, *reversed(weight.full_shape[1:])])[::-1].tolist()
         moving = [d for d in range(len(weight.shape)) if any(varies(c)[d] for c in weight.coords)]
         index = sum(
             _narrow_except(c, moving) * s for c, s in zip(weight.coords, stride, strict=True)
         )
+        if entry.read is None:
+            entry.read = np.zeros(labels.numel(), bool)
+        entry.read[np.ravel(index)] = True
         return Value(labels[index].expand(weight.shape))
 
     def _add(self, key: tuple[str, int | None, int, tuple[int, int] | None], entry: Entry) -> None:

@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float64, Int, Real
 from torch import Tensor
 
-from lightning_bnn.params import Params, is_stacked
+from lightning_bnn.params import Params
 from lightning_bnn.symmetry.groups import Group, Symmetries
 from lightning_bnn.symmetry.units import unit_rows
+from lightning_bnn.symmetry.validation import check_one_network
 
 __all__ = [
     "NearestTransposition",
@@ -22,7 +24,7 @@ __all__ = [
 ]
 
 
-def ranks(permutation: Tensor) -> Tensor:
+def ranks(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*batch units"]:
     """Place of every unit in a sorting permutation: its inverse.
 
     >>> ranks(torch.tensor([2, 0, 1]))
@@ -31,7 +33,7 @@ def ranks(permutation: Tensor) -> Tensor:
     return permutation.argsort(-1)
 
 
-def transpositions(permutation: Tensor) -> Tensor:
+def transpositions(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*batch"]:
     """Least number of swaps that make up a permutation: its length minus its number of cycles.
 
     Leading dimensions are batched.
@@ -55,8 +57,13 @@ def transpositions(permutation: Tensor) -> Tensor:
     return n - (smallest == units).sum(-1)
 
 
-def kendall_tau(a: Tensor, b: Tensor) -> Tensor:
+def kendall_tau(
+    a: Real[Tensor, "*#batch units"], b: Real[Tensor, "*#batch units"]
+) -> Float64[Tensor, "*batch"]:
     r"""Kendall's tau-b of two orders, batched over leading dimensions, in :math:`O(n \log^2 n)`.
+
+    Give the `ranks` of sorting permutations, not the permutations themselves: tau of those depends
+    on how the units are numbered.
 
     >>> kendall_tau(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 2, 1, 3]))
     tensor(0.6667, dtype=torch.float64)
@@ -120,6 +127,7 @@ def log10_modes(params: Params, sym: Symmetries, tolerance: float = 1e-6) -> flo
 
     Units whose weights agree up to ``tolerance`` (relative to the largest) count as identical.
     """
+    check_one_network(params, sym, "params")
     repeated = 0.0
     for group in sym.permutations:
         rows = _unit_weights(params, sym, group)
@@ -165,8 +173,9 @@ def nearest_transposition(params: Params, sym: Symmetries, group: int = 0) -> Ne
         sym: what `discover` returned.
         group: index of the permutation group, a hidden layer.
     """
-    if is_stacked(params, sym.shapes):
-        raise ValueError("`params` must be one network, not a stack.")
+    check_one_network(params, sym, "params")
+    if not 0 <= group < len(sym.permutations):
+        raise ValueError(f"`group` must be below {len(sym.permutations)}, got {group}.")
     chosen = sym.permutations[group]
     rows = _unit_weights(params, sym, chosen)
     distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")

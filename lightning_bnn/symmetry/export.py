@@ -40,6 +40,8 @@ def skeleton(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
             id(p): nn.Parameter(_cast(p, dtype), requires_grad=False) for p in model.parameters()
         }
         own |= {id(b): _cast(b, dtype).clone() for b in model.buffers()}
+    for module in model.modules():  # a LightningModule in a run holds its Trainer, data included
+        own |= {id(x): x for x in (vars(module).get("_trainer"), vars(module).get("_fabric"))}
     try:
         return copy.deepcopy(model, own)
     except Exception as error:

@@ -56,7 +56,7 @@ class Group:
 
     units: int
     name: str
-    placements: tuple[Placement, ...]
+    placements: tuple[Placement, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class PermutationGroup(Group):
     """
 
     kind: str = "channel"
-    inner: tuple[tuple[int, ...], ...] = ()
+    inner: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
 
 class ScalingGroup(Group):
@@ -115,6 +115,8 @@ class Symmetries:
         frozen: what was not understood, and is therefore held fixed.
         softmax_shift: the layer whose outputs are the logits, if there is one.
         weights: names of the tensors that count for the mass (all parameters but biases).
+        log10_permutations, scaling_dof, sign_dof: their numbers.
+        error: relative output error of random elements in the check at random weights.
     """
 
     axes: tuple[Axis, ...]
@@ -157,6 +159,9 @@ class Symmetries:
                     table.setdefault(place.axis, []).append((index, place))
             tables[kind] = table
         return tables
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         """A table: one line per kind of group, the counts, and what is frozen."""

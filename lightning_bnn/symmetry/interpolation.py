@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lightning_bnn.params import Params
+from lightning_bnn.params import Params, is_stacked, of
 
 __all__ = ["Barrier", "barrier", "interpolate"]
 
@@ -24,6 +24,9 @@ def interpolate(a: Params, b: Params, weight: float) -> Params:
     >>> interpolate({"w": torch.zeros(2)}, {"w": torch.ones(2)}, 0.25)["w"]
     tensor([0.2500, 0.2500])
     """
+    if a.keys() != b.keys():
+        odd = sorted(a.keys() ^ b.keys())[0]
+        raise ValueError(f"`a` and `b` are different networks: {odd!r} is only in one of them.")
     return {n: torch.lerp(t, b[n], weight) if t.is_floating_point() else t for n, t in a.items()}
 
 
@@ -76,8 +79,17 @@ def barrier(
         raise ValueError(f"`points` must be at least 3, got {points}.")
     if batch_norm not in ("reestimate", "as-is"):
         raise ValueError(f"`batch_norm` must be 'reestimate' or 'as-is', got {batch_norm!r}.")
+    for name, end in (("a", a), ("b", b)):
+        if end.keys() != of(model).keys() or is_stacked(end, of(model)):
+            raise ValueError(
+                f"`{name}` must hold all tensors of one network {type(model).__name__}."
+            )
+    if not isinstance(batches, Sequence):
+        raise ValueError(
+            "`batches` must be a list of (input, target) pairs: it is read many times."
+        )
     network = copy.deepcopy(model).eval()
-    weights = torch.linspace(0, 1, points).tolist()
+    weights = torch.linspace(0, 1, points, dtype=torch.float64).tolist()
     losses = []
     for weight in weights:
         params = interpolate(a, b, weight)

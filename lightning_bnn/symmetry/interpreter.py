@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,15 @@ _NO_VALUE = frozenset(
 )
 
 
+_UNIFORM = frozenset(
+    "zeros_like ones_like full_like new_zeros new_ones new_full zero empty_like".split()
+)
+_BROADCASTING = frozenset(
+    "add sub mul div maximum minimum where masked_fill gt lt ge le eq ne clamp_min clamp_max clamp "
+    "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow".split()
+)
+
+
 @dataclass
 class Tracer:
     """Runs a graph on labels instead of numbers."""
@@ -67,18 +76,36 @@ class Tracer:
 
     def read(self, program: ExportedProgram) -> None:
         """Follow the channels through one graph."""
-        values: dict[Node, Any] = {}
         results = _results(program)
-        live = _ancestors(results)
-        for node in program.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = self._input(program, node)
-            elif node.op == "call_function" and node in live:
-                values[node] = self._call(node, values)
+        inputs = {n: self._input(program, n) for n in program.graph.nodes if n.op == "placeholder"}
+        values = self._follow(program.graph_module, inputs, results)
         for node in results:
             for leaf in tree_leaves(values[node], is_leaf=is_operand):
                 self._hold(leaf)
         self.shift = self.shift or _find_shift(results, values)
+
+    def _follow(
+        self, module: torch.fx.GraphModule, values: dict[Node, Any], results: list[Node]
+    ) -> dict[Node, Any]:
+        """Values of all nodes that the results depend on."""
+        live = _ancestors(results)
+        for node in module.graph.nodes:
+            if node.op == "get_attr":
+                values[node] = getattr(module, str(node.target), None)
+            elif node.op == "call_function" and node in live:
+                values[node] = self._call(node, values)
+        return values
+
+    def _inline(self, args: tuple[Any, ...]) -> Any:
+        """A part of the forward under `autocast` or `enable_grad`, which changes no channel."""
+        at = next(k for k, a in enumerate(args) if isinstance(a, torch.fx.GraphModule))
+        module = args[at]
+        inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+        output = next(n for n in module.graph.nodes if n.op == "output").args[0]
+        results = [n for n in tree_leaves(output) if isinstance(n, Node)]
+        values = dict(zip(inputs, args[at + 1 :], strict=True))
+        values = self._follow(module, values, results)
+        return torch.fx.map_arg(output, values.__getitem__)
 
     def _input(self, program: ExportedProgram, node: Node) -> Any:
         signature, value = program.graph_signature, node.meta.get("val")
@@ -92,7 +119,7 @@ class Tracer:
         constant = signature.inputs_to_lifted_tensor_constants.get(node.name)
         if name is not None and name not in signature.non_persistent_buffers:
             tensor = program.state_dict[name]
-            if tensor.is_floating_point():
+            if tensor.is_floating_point() and tensor.ndim == 1:  # statistics of channels
                 return Weight.whole(self.alias.get(name, name), value.shape, is_buffer=True)
             return Constant(tensor)
         if name is not None or constant is not None:
@@ -100,32 +127,34 @@ class Tracer:
         return _unknown(value)
 
     def _call(self, node: Node, values: Mapping[Node, Any]) -> Any:
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-        if node.target is operator.getitem:
-            return args[0][args[1]]
         name = operation_name(node).removesuffix("_")
+        arguments = values.__getitem__ if name in _BROADCASTING else _full_size(values)
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), arguments)
         operands = [x for x in tree_leaves((args, kwargs), is_leaf=is_operand) if is_operand(x)]
-        if name in _RANDOM or name in _NO_VALUE:
-            return _unknown(node.meta.get("val"))
-        if all(isinstance(x, Constant) for x in operands):
-            return _fold(node, args, kwargs)
-        if not any(isinstance(x, Weight) for x in operands) and not any(
-            _has_channels(x) for x in operands
-        ):
-            return _unknown(node.meta["val"])
-        self._see(operands)
         try:
-            if name not in self.rules:
-                raise Unsupported("this operation has no rule")
-            return self.rules[name](self.system, node, *args, **kwargs)
+            if node.target is operator.getitem:
+                return args[0][args[1]]
+            if name.startswith("wrap_with_"):
+                return self._inline(args)
+            if name in _RANDOM or name in _NO_VALUE:
+                return _unknown(node.meta.get("val"))
+            if all(isinstance(x, Constant) for x in operands):
+                return _fold(node, args, kwargs)
+            return self._apply_rule(name, node, args, kwargs)
         except Unsupported as error:
             return self._opaque(node, operands, str(error))
-        except (RuntimeError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
-            return self._opaque(
-                node,
-                operands,
-                f"its rule does not cover this use ({type(error).__name__}: {error})",
-            )
+        except Exception as error:  # an operation used in a way nobody foresaw is held fixed too
+            reason = f"its rule does not cover this use ({type(error).__name__}: {error})"
+            return self._opaque(node, operands, reason)
+
+    def _apply_rule(self, name: str, node: Node, args: Any, kwargs: Any) -> Any:
+        operands = [x for x in tree_leaves((args, kwargs), is_leaf=is_operand) if is_operand(x)]
+        if name not in _UNIFORM and not any(map(_has_channels, operands)):
+            return _unknown(node.meta["val"])
+        self._see(operands)
+        if name not in self.rules:
+            raise Unsupported("this operation has no rule")
+        return self.rules[name](self.system, node, *args, **kwargs)
 
     def _see(self, operands: list[Any]) -> None:
         """Channels that meet different operations are not exchangeable."""
@@ -206,7 +235,19 @@ def _ancestors(nodes: list[Node]) -> set[Node]:
 
 
 def _has_channels(x: Any) -> bool:
-    return isinstance(x, Value) and bool((core(x.labels) != 0).any())
+    return isinstance(x, Weight) or (isinstance(x, Value) and bool((core(x.labels) != 0).any()))
+
+
+def _full_size(values: Mapping[Node, Any]) -> Callable[[Node], Any]:
+    """Values by node; what was broadcast gets the size that other rules expect."""
+
+    def get(node: Node) -> Any:
+        value, meta = values[node], node.meta.get("val")
+        if isinstance(value, Value) and isinstance(meta, Tensor):
+            return Value(value.labels.expand(meta.shape))
+        return value
+
+    return get
 
 
 def _unknown(value: Any) -> Any:
@@ -243,19 +284,24 @@ def _report(node: Node, reason: str) -> Frozen:
 
 
 def _find_shift(results: list[Node], values: Mapping[Node, Any]) -> SoftmaxShift | None:
-    """The layer that writes the logits, if only shape operations and softmax follow it."""
+    """The layer that writes the logits, if only shape operations and softmax follow it.
+
+    Its tensors must be used nowhere else, and all its outputs must see the same inputs.
+    """
     node: Any = results[0] if len(results) == 1 else None
     while node is not None and node.op == "call_function" and operation_name(node) in _SHIFT_KEEPS:
         node = node.args[0] if isinstance(node.args[0], Node) else None
-    if (
-        node is None
-        or node.op != "call_function"
-        or operation_name(node) not in ("linear", "conv2d")
-    ):
+    if node is None or node.op != "call_function":
         return None
-    weight = values[node.args[1]]
-    bias = values[node.args[2]] if len(node.args) > 2 and node.args[2] is not None else None
-    if not isinstance(weight, Weight) or weight.shape != weight.full_shape:
+    kind, tensors = operation_name(node), [n for n in node.args[1:3] if isinstance(n, Node)]
+    grouped = kind == "conv2d" and len(node.args) > 6 and node.args[6] != 1
+    alone = all(len(n.users) == 1 and isinstance(values[n], Weight) for n in tensors)
+    if kind not in ("linear", "conv2d") or grouped or not tensors or not alone:
         return None
-    linear = operation_name(node) == "linear"
-    return SoftmaxShift(weight.name, bias.name if bias else None, -1 if linear else 1)
+    names = [values[n].name for n in tensors]
+    shape = values[tensors[0]].full_shape
+    if values[tensors[0]].shape != shape or shape[0] < 2:
+        return None
+    return SoftmaxShift(
+        names[0], names[1] if len(names) > 1 else None, -1 if kind == "linear" else 1
+    )

@@ -24,6 +24,7 @@ __all__ = [
     "compress",
     "constant_labels",
     "core",
+    "solid",
     "varies",
 ]
 
@@ -88,6 +89,11 @@ def core(labels: Tensor) -> Tensor:
         if not moving and labels.shape[d] > 1:
             labels = labels.narrow(d, 0, 1)
     return labels
+
+
+def solid(labels: Tensor) -> Tensor:
+    """Structural zeros become fixed channels: what is done to them does not leave them at zero."""
+    return labels.clamp_min(FROZEN) if bool((core(labels) < 0).any()) else labels
 
 
 def along(row: Tensor, dim: int, shape: torch.Size | tuple[int, ...]) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from lightning_bnn.symmetry.constraints import Constraints, Record, Rule
-from lightning_bnn.symmetry.labels import Constant, Unsupported, Value, Weight, along
+from lightning_bnn.symmetry.labels import Constant, Unsupported, Value, Weight, along, core, solid
 from lightning_bnn.symmetry.sequence_rules import SEQUENCE_RULES, contract
 
 __all__ = ["layer_rules"]
@@ -111,6 +111,8 @@ def embedding(system: Constraints, node: Node, weight: Any, *args: Any, **kwargs
     """New channels, one per column of the table."""
     if not isinstance(weight, Weight):
         raise Unsupported("a table that is computed")
+    if args and isinstance(args[0], Value) and bool((core(args[0].labels) != 0).any()):
+        raise Unsupported("indices that are computed from channels")
     out = system.fresh(weight.shape[1])
     system.consume(weight, Record(1, out.numpy(), "out", 1, 1))
     shape = node.meta["val"].shape
@@ -124,7 +126,7 @@ def batch_norm(batch_norm_mode: str) -> Rule:
     def rule(
         system: Constraints, node: Node, x: Any, weight: Any, bias: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        labels = system.labels(x)
+        labels = solid(system.labels(x))
         incoming = system.collapse(labels, [1])
         statistics = [a for a in args[:2] if isinstance(a, Weight)]
         fixed_map = batch_norm_mode == "eval" and len(statistics) == 2
@@ -152,7 +154,7 @@ def layer_norm(
     *a: Any,
 ) -> Any:
     """Layer norm: all channels of a row share one sign, no scale passes."""
-    labels = system.labels(x)
+    labels = solid(system.labels(x))
     incoming = system.collapse(labels, range(labels.ndim - len(shape), labels.ndim))
     system.freeze(incoming, ("scale",))
     system.tie(incoming, incoming.reshape(-1)[:1], ("sign",))
@@ -164,7 +166,7 @@ def rms_norm(
     system: Constraints, node: Node, x: Any, shape: Sequence[int], weight: Any = None, *args: Any
 ) -> Any:
     """RMS norm: every channel keeps its own sign."""
-    labels = system.labels(x)
+    labels = solid(system.labels(x))
     incoming = system.collapse(labels, range(labels.ndim - len(shape), labels.ndim))
     system.freeze(incoming, ("scale",))
     return _normalised(node, _affine(system, incoming, weight, None, 0).expand(labels.shape))
@@ -180,7 +182,7 @@ def group_norm(
     *a: Any,
 ) -> Any:
     """Group norm: groups are blocks with one sign each."""
-    labels = system.labels(x)
+    labels = solid(system.labels(x))
     incoming = system.collapse(labels, [1])
     rows = incoming.reshape(groups, -1)
     system.block(rows.numpy())
@@ -231,6 +233,12 @@ def matmul(system: Constraints, node: Node, x: Any, y: Any) -> Value:
     return Value(
         contract(system, a[..., :, :, None], b[..., None, :, :], [-2], node.meta["val"].shape)
     )
+
+
+def baddbmm(system: Constraints, node: Node, bias: Any, x: Any, y: Any, **kwargs: Any) -> Value:
+    """``bias + x @ y``, both possibly scaled."""
+    product = matmul(system, node, x, y)
+    return Value(system.unify([system.labels(bias), product.labels]))
 
 
 def einsum(
@@ -303,6 +311,7 @@ def layer_rules(batch_norm_mode: str) -> dict[str, Rule]:
         "einsum": einsum,
         **{f"conv{d}d": convolution for d in (1, 2, 3)},
         **{f"conv_transpose{d}d": transposed for d in (1, 2, 3)},
+        "baddbmm": baddbmm,
         "embedding": embedding,
         "layer_norm": layer_norm,
         "rms_norm": rms_norm,

@@ -53,8 +53,11 @@ def _terms(params: Params, sym: Symmetries) -> tuple[Any, csr_matrix]:
         ]
         if not places:
             continue
-        flat = any(sym.axes[a].dim is None for a, _, _ in places) or w.ndim == 1
-        w = w.reshape(-1, 1) if flat else w.flatten(2).sum(-1) if w.ndim > 2 else w
+        followed = {sym.axes[a].dim for a, _, _ in places}
+        if None in followed:
+            w = w.reshape(-1)
+        elif max(d for d in followed if d is not None) < 2 <= w.ndim:
+            w = w.flatten(2).sum(-1) if w.ndim > 2 else w
         total = sum(_exponents(sym, a, start, place, w.shape) for a, start, place in places)
         squares.append(w.reshape(-1).numpy())
         rows.append(total)
@@ -69,11 +72,12 @@ def _exponents(sym: Symmetries, axis: int, start: Any, place: Any, shape: torch.
     variable = np.full(own.blocks * own.size, -1)
     units = start + np.arange(place.positions.shape[0])
     variable[place.positions.numpy()] = units[:, None]
-    table = variable.reshape(own.blocks, own.size)
-    if own.dim is None or own.dim == 0:
-        entry = np.broadcast_to(table.reshape(-1, 1), shape)
+    if own.blocks > 1:
+        entry = np.repeat(variable.reshape(own.blocks, own.size), shape[0] // own.blocks, 0)
     else:
-        entry = np.repeat(table, shape[0] // own.blocks, 0)
+        view = [1] * len(shape)
+        view[own.dim or 0] = own.size
+        entry = np.broadcast_to(variable.reshape(view), shape)
     at = np.flatnonzero(entry.reshape(-1) >= 0)
     columns = entry.reshape(-1)[at]
     values = np.full(len(at), float(place.exponent))

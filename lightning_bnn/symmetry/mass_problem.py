@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.groups import Axis, Symmetries
+from lightning_bnn.symmetry.validation import check_params
 
 __all__ = ["Flow", "MassProblem", "Matrix", "mass", "mass_problem"]
 
@@ -51,7 +53,9 @@ class MassProblem:
         """Number of scales."""
         return self.plus.shape[-1]
 
-    def factors(self, u: Tensor) -> Tensor:
+    def factors(
+        self, u: Float64[Tensor, "members variables"]
+    ) -> Float64[Tensor, "members 2*variables+1"]:
         """The table that matrices index: :math:`e^{2u}`, one, :math:`e^{-2u}`."""
         e = torch.exp(2 * u)
         return torch.cat([e, torch.ones_like(e[..., :1]), 1 / e], -1)
@@ -60,7 +64,7 @@ class MassProblem:
         """Log scales of a table of factors."""
         return factors[..., : self.variables].log() / 2
 
-    def value(self, u: Tensor) -> Tensor:
+    def value(self, u: Float64[Tensor, "members variables"]) -> Float64[Tensor, " members"]:
         """Mass at log scales ``u`` of shape ``(members, variables)``."""
         f = self.factors(u)
         e, inverse = f[..., : self.variables], f[..., self.variables + 1 :]
@@ -119,9 +123,9 @@ def _times_transposed(m: Matrix, factors: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------ from a network
-def mass(params: Params, sym: Symmetries) -> Tensor:
+def mass(params: Params, sym: Symmetries) -> Float64[Tensor, "*members"]:
     """Sum of squares of all weights and gains, biases excluded: one number per member."""
-    offset = 1 if is_stacked(params, sym.shapes) else 0
+    offset = 1 if check_params(params, sym) else 0
     parts = [
         _square_sums(params[n] if offset else params[n][None], ())
         for n in sym.weights
@@ -152,7 +156,7 @@ class _Builder:
     def __init__(self, params: Params, sym: Symmetries) -> None:
         self.sym, self.params = sym, params
         self.offset = 1 if is_stacked(params, sym.shapes) else 0
-        first = params[sym.weights[0]]
+        first = next(iter(params.values()))
         members = first.shape[0] if self.offset else 1
         self.n = sym.scaling_dof
         self.starts = [0, *torch.tensor([g.units for g in sym.scalings]).cumsum(0).tolist()]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params, is_stacked, unstack
+from lightning_bnn.params import Params, unstack
 from lightning_bnn.symmetry.actions import (
     axes_by_tensor,
     identity,
@@ -19,6 +19,7 @@ from lightning_bnn.symmetry.actions import (
 from lightning_bnn.symmetry.assignment import Family, assign, assign_blocks, families
 from lightning_bnn.symmetry.groups import Placement, Symmetries
 from lightning_bnn.symmetry.units import other_axis, unit_rows
+from lightning_bnn.symmetry.validation import check_one_network, check_params
 
 __all__ = ["match"]
 
@@ -61,9 +62,8 @@ def match(
             f"`restarts` must be at least 0 and `max_sweeps` at least 1, got {restarts} and "
             f"{max_sweeps}."
         )
-    if is_stacked(reference, sym.shapes):
-        raise ValueError("`reference` must be one network, not a stack.")
-    if is_stacked(params, sym.shapes):
+    check_one_network(reference, sym, "reference")
+    if check_params(params, sym):
         found = [
             match(p, reference, sym, restarts=restarts, seed=seed, max_sweeps=max_sweeps)
             for p in unstack(params)

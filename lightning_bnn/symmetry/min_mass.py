@@ -12,16 +12,18 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
+from jaxtyping import Float64, Int
 from torch import Tensor
 
-from lightning_bnn.params import Params, is_stacked
+from lightning_bnn.params import Params
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.mass_oracle import solve_by_cvxpy
 from lightning_bnn.symmetry.mass_problem import Flow, MassProblem, mass, mass_problem
+from lightning_bnn.symmetry.validation import check_params
 
 __all__ = ["MinMass", "mass", "min_mass"]
 
@@ -39,14 +41,15 @@ class MinMass:
         gap: certified bound on ``(minimum - true minimum) / minimum``.
         iterations: balancing sweeps and Newton steps.
         dead: units without incoming or without outgoing weight; their scale is one.
+        excess: mass above the minimum, in percent of it.
     """
 
-    mass: Tensor
-    minimum: Tensor
-    scales: tuple[Tensor, ...]
-    gap: Tensor
+    mass: Float64[Tensor, "*members"]
+    minimum: Float64[Tensor, "*members"]
+    scales: tuple[Float64[Tensor, "*members units"], ...] = field(repr=False)
+    gap: Float64[Tensor, "*members"]
     iterations: int
-    dead: Tensor
+    dead: Int[Tensor, "*members"]
 
     @property
     def excess(self) -> Tensor:
@@ -76,7 +79,12 @@ def min_mass(
     """
     if solver not in ("balance", "cvxpy"):
         raise ValueError(f"`solver` must be 'balance' or 'cvxpy', got {solver!r}.")
-    stacked = is_stacked(params, sym.shapes)
+    if tolerance <= 0 or max_iterations < 1:
+        raise ValueError(
+            "`tolerance` must be positive and `max_iterations` at least 1, "
+            f"got {tolerance} and {max_iterations}."
+        )
+    stacked = check_params(params, sym)
     problem = mass_problem(params, sym)
     u = torch.zeros_like(problem.plus)
     before = problem.value(u)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.actions import Element, flip, permute, rescale
+from lightning_bnn.symmetry.actions import Element, multiply, permute_some
 from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.validation import check_permutations, check_scales, check_signs
 
 __all__ = ["scale_optimizer_state", "transform_optimizer_state"]
 
@@ -30,17 +31,19 @@ def transform_optimizer_state(
 
     Args:
         optimizer: the optimizer, changed in place.
-        names: the live parameters by name, ``dict(module.named_parameters())``.
+        names: the live parameters, ``dict(module.named_parameters())`` of the module that the
+            symmetries were found on.
         sym: what `discover` returned.
         permutations: as in `permute`.
         signs: as in `flip`.
     """
+    _check_names(optimizer, names, sym)
     for key in _buffer_names(optimizer, names):
         buffers = _buffers(optimizer, names, key)
         if permutations is not None:
-            buffers = permute(buffers, sym, permutations)
+            buffers = permute_some(buffers, sym, check_permutations(permutations, sym))
         if signs is not None and key not in _SECOND_MOMENTS:
-            buffers = flip(buffers, sym, signs)
+            buffers = multiply(buffers, sym, {"signs": check_signs(signs, sym)})
         _write_back(optimizer, names, key, buffers)
 
 
@@ -52,13 +55,34 @@ def scale_optimizer_state(
     Gradients scale inversely to weights, so this keeps the buffers meaningful. Scalings do not
     commute with training: the run that follows is a different one.
     """
+    _check_names(optimizer, names, sym)
+    scales = check_scales(scales, sym)
     for key in _buffer_names(optimizer, names):
         power = -2 if key in _SECOND_MOMENTS else -1
         buffers = _buffers(optimizer, names, key)
-        _write_back(optimizer, names, key, rescale(buffers, sym, [s**power for s in scales]))
+        _write_back(
+            optimizer, names, key, multiply(buffers, sym, {"scalings": [s**power for s in scales]})
+        )
 
 
 _SECOND_MOMENTS = frozenset(("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta"))
+
+
+def _check_names(
+    optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor], sym: Symmetries
+) -> None:
+    """Names that do not fit would silently leave the momenta where they are."""
+    missing = [n for n in sym.weights if n not in names]
+    if missing:
+        held = next(iter(names), None)
+        raise ValueError(
+            f"`names` lacks {missing[0]!r} (it holds {held!r}): give the `named_parameters()` "
+            "of the module that the symmetries were found on."
+        )
+    held_by_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    strangers = [n for n in sym.weights if id(names[n]) not in held_by_optimizer]
+    if len(strangers) == len(sym.weights):
+        raise ValueError(f"`names[{strangers[0]!r}]` is not a parameter of the optimizer.")
 
 
 def _buffer_names(optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor]) -> list[str]:

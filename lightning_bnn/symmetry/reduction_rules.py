@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from lightning_bnn.symmetry.constraints import Constraints, Rule
 from lightning_bnn.symmetry.export import operation_name
-from lightning_bnn.symmetry.labels import Value, core, varies
+from lightning_bnn.symmetry.labels import Unsupported, Value, core, varies
 
 __all__ = ["REDUCTION_RULES", "reduce_channels"]
 
@@ -87,14 +87,27 @@ def norm(
 def variance(
     system: Constraints, node: Node, x: Any, dim: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Variance and deviation: scales stop, one sign is shared."""
+    """Variance and deviation: scales stop, one sign is shared; the mean beside them keeps it."""
     keepdim = kwargs.get("keepdim", args[-1] if args and isinstance(args[-1], bool) else False)
-    result = reduction(False, "passes")(
+    mean = reduction(False, "passes")(
         system, node, x, None if isinstance(dim, bool) else dim, keepdim
     )
-    leaves = result if isinstance(result, tuple) else (result,)
-    fresh = tuple(Value(system.follow(leaf.labels, ())) for leaf in leaves)
-    return fresh if isinstance(result, tuple) else fresh[0]
+    if isinstance(mean, tuple):
+        return Value(system.follow(mean[0].labels, ())), mean[1]
+    return Value(system.follow(mean.labels, ()))
+
+
+def extreme_with_index(
+    system: Constraints, node: Node, x: Any, dim: Any = None, keepdim: bool = False
+) -> Any:
+    """``max(dim)``: the values, and where they stand, which must not be asked of channels."""
+    if dim is None:
+        return reduction(True, "stops")(system, node, x)
+    asked = any(user.args[1] == 1 and user.users for user in node.users if len(user.args) > 1)
+    if asked and varies(system.labels(x))[dim]:
+        raise Unsupported("the index of a channel")
+    values, _ = reduction(True, "stops")(system, node, x, dim, keepdim)
+    return values, Value(system.follow(values.labels, ()))
 
 
 def _like(node: Node, labels: Tensor) -> Any:
@@ -122,6 +135,7 @@ def pool(dims: int) -> Rule:
 REDUCTION_RULES: dict[str, Rule] = {
     **dict.fromkeys(("mean", "sum", "nanmean", "nansum"), reduction(True, "passes")),
     **dict.fromkeys(("amax", "amin"), reduction(True, "stops")),
+    **dict.fromkeys(("max", "min"), extreme_with_index),
     "logsumexp": reduction(False, "stops"),
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), variance),
     **dict.fromkeys(("linalg_vector_norm", "norm"), norm),

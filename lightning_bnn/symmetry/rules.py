@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 
 from lightning_bnn.symmetry.constraints import Constraints, Record, Rule
-from lightning_bnn.symmetry.labels import Unsupported, Value, Weight, compress, core, varies
+from lightning_bnn.symmetry.labels import Unsupported, Value, Weight, compress, core, solid, varies
 from lightning_bnn.symmetry.reduction_rules import REDUCTION_RULES
 from lightning_bnn.symmetry.shape_rules import SHAPE_RULES
 
@@ -50,14 +50,14 @@ def nonlinear(
     system: Constraints, node: Node, x: Value | Weight, *args: Any, **kwargs: Any
 ) -> Value:
     """GELU and its kin: only permutations pass."""
-    labels = system.labels(x)
+    labels = solid(system.labels(x))
     system.freeze(labels, ("scale", "sign"))
     return Value(labels)
 
 
 def even(system: Constraints, node: Node, x: Value | Weight, *args: Any, **kwargs: Any) -> Value:
     """Cosine, square: a flipped input gives the same output."""
-    labels = system.labels(x)
+    labels = solid(system.labels(x))
     system.freeze(labels, ("scale",))
     return Value(system.follow(labels, ()))
 
@@ -70,7 +70,12 @@ def absolute(system: Constraints, node: Node, x: Value | Weight) -> Value:
 
 def power(system: Constraints, node: Node, x: Any, exponent: Any, *args: Any) -> Value:
     """Even powers forget the sign, odd ones keep it."""
-    if not isinstance(x, Value | Weight) or not isinstance(exponent, int | float) or exponent % 1:
+    if not isinstance(exponent, int | float):
+        both = [solid(system.labels(v)) for v in (x, exponent)]
+        for labels in both:
+            system.freeze(labels, ("scale", "sign"))
+        return Value(system.unify(both))
+    if exponent % 1 or exponent <= 0:
         return nonlinear(system, node, x)
     return even(system, node, x) if exponent % 2 == 0 else odd(system, node, x)
 
@@ -115,6 +120,18 @@ def prelu(system: Constraints, node: Node, x: Value, weight: Weight) -> Value:
         channels = system.collapse(x.labels, [1])
         system.consume(weight, Record(0, channels.numpy(), "slope", 0, 0))
     return Value(x.labels)
+
+
+def cast(system: Constraints, node: Node, x: Value | Weight, *args: Any, **kwargs: Any) -> Value:
+    """To another floating type everything passes, to integers permutations only."""
+    passes = node.meta["val"].dtype.is_floating_point
+    return passthrough(system, node, x) if passes else nonlinear(system, node, x)
+
+
+def native_dropout(system: Constraints, node: Node, x: Value, *args: Any) -> Any:
+    """Dropout with its mask, which belongs to no channel."""
+    mask = torch.zeros((1,) * x.labels.ndim, dtype=torch.long).expand(x.labels.shape)
+    return Value(x.labels), Value(mask)
 
 
 # ------------------------------------------------------------ element-wise, several operands
@@ -211,14 +228,14 @@ def masked_fill(system: Constraints, node: Node, x: Any, mask: Any, value: Any) 
 
 def softmax(system: Constraints, node: Node, x: Value, dim: int, *args: Any) -> Value:
     """Couples the channels of a row: rows stay together."""
-    small = core(x.labels)
+    small = core(solid(x.labels))
     system.freeze(small, ("scale", "sign"))
     dim %= small.ndim
     if small.shape[dim] > 1:
         system.block(
             np.unique(small.movedim(dim, -1).reshape(-1, small.shape[dim]).numpy(), axis=0)
         )
-    return x
+    return Value(solid(x.labels))
 
 
 def glu(system: Constraints, node: Node, x: Value, dim: int = -1) -> Value:
@@ -240,10 +257,7 @@ _NONLINEAR = (
     "log_sigmoid log log2 log10 log1p sqrt rsqrt reciprocal erfc lgamma digamma floor ceil acos "
     "logit frac nan_to_num bitwise_not logical_not isnan isinf isfinite"
 )
-_PASS = (
-    "dropout feature_dropout alpha_dropout feature_alpha_dropout native_dropout to _to_copy "
-    "type_as neg real positive lift_fresh"
-)
+_PASS = "dropout feature_dropout alpha_dropout feature_alpha_dropout neg real positive lift_fresh"
 
 RULES: dict[str, Rule] = {
     **SHAPE_RULES,
@@ -259,6 +273,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("maximum", "minimum", "fmax", "fmin"), extreme),
     **dict.fromkeys(("gt", "lt", "ge", "le", "eq", "ne"), compare),
     **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), softmax),
+    **dict.fromkeys(("to", "_to_copy", "type_as"), cast),
+    "native_dropout": native_dropout,
     "abs": absolute,
     "pow": power,
     "clamp": clamp,

@@ -146,7 +146,7 @@ def attention(
     batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
     tokens = (*batch, q.shape[-2], k.shape[-2])
     scores = Value(contract(system, q[..., :, None, :], k[..., None, :, :], [-1], tokens))
-    if isinstance(attn_mask, Value | Weight):
+    if attn_mask is not None:
         scores = Value(system.unify([scores.labels, system.labels(attn_mask)]))
     nonlinear(system, node, scores)
     softmax(system, node, scores, -1)

@@ -26,7 +26,7 @@ from lightning_bnn.symmetry.labels import (
 __all__ = ["SHAPE_RULES"]
 
 
-_UNIFORM = "zeros_like ones_like full_like empty_like new_zeros new_ones new_full"
+_UNIFORM = "zeros_like ones_like full_like empty_like new_zeros new_ones new_full zero"
 _PADDING = "pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad2d"
 
 
@@ -69,13 +69,20 @@ _REARRANGE = frozenset(
 )
 
 
+def expand(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Broadcasting stays visible: dimensions of size 1 keep it, and need no tie later."""
+    if not isinstance(x, Value):
+        return rearrange(system, node, x, *args, **kwargs)
+    return Value(x.labels[(None,) * (node.meta["val"].ndim - x.labels.ndim)])
+
+
 def rearrange(system: Constraints, node: Node, *args: Any, **kwargs: Any) -> Any:
     """Any rearrangement: executed on the labels (or on the coordinates of a weight)."""
     leaves = torch.utils._pytree.tree_leaves((args, kwargs), is_leaf=is_operand)
     weight = next((leaf for leaf in leaves if isinstance(leaf, Weight)), None)
     if weight is None:
         result = _execute(
-            node, args, kwargs, lambda v: v.labels if isinstance(v, Value) else v.tensor
+            node, args, kwargs, lambda v: v.labels if isinstance(v, Value) else v.tensor.cpu()
         )
         return torch.utils._pytree.tree_map(lambda t: Value(compress(t)), result)
     if any(isinstance(leaf, Value) for leaf in leaves):
@@ -87,7 +94,7 @@ def rearrange(system: Constraints, node: Node, *args: Any, **kwargs: Any) -> Any
                 node,
                 args,
                 kwargs,
-                lambda v, k=k: v.coords[k] if isinstance(v, Weight) else v.tensor,
+                lambda v, k=k: v.coords[k] if isinstance(v, Weight) else v.tensor.cpu(),
             )
         )
     if isinstance(results[0], Tensor):
@@ -166,15 +173,12 @@ def uniform_like(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: 
     """``zeros_like`` and its kin: a constant of the same shape."""
     assert callable(node.target)
     fill = kwargs.get("fill_value", next((a for a in args if isinstance(a, int | float)), 1))
-    zero = "zeros" in operation_name(node) or fill == 0
+    zero = "zero" in operation_name(node) or fill == 0
     shape = node.meta["val"].shape
     if "empty" in operation_name(node):
         return Value(torch.full((1,) * len(shape), FROZEN).expand(shape))
-    return Constant(
-        torch.full((1,) * len(shape), 0.0 if zero else 1.0 if fill is True else float(fill)).expand(
-            shape
-        )
-    )
+    value = torch.full((1,) * len(shape), 0.0 if zero else float(fill))
+    return Constant(value.to(node.meta["val"].dtype).expand(shape))
 
 
 SHAPE_RULES: dict[str, Rule] = {
@@ -183,6 +187,7 @@ SHAPE_RULES: dict[str, Rule] = {
     **dict.fromkeys(_UNIFORM.split(), uniform_like),
     **dict.fromkeys(("cat", "concat", "concatenate"), concatenate),
     **dict.fromkeys(_PADDING.split(), pad),
+    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), expand),
     "stack": stack,
     "copy": copy,
 }

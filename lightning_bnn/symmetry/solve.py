@@ -169,18 +169,36 @@ def _join(parts: Sequence[Entry], shapes: Mapping[str, torch.Size]) -> Entry:
 
 
 def _simplify(entry: Entry, shapes: Mapping[str, torch.Size], systems: Sequence[Ints]) -> Entry:
-    """A tensor followed element by element often changes along one dimension only."""
+    """A tensor followed element by element often changes along one dimension only.
+
+    Elements that were not read (positions beyond the example) follow those that were, where these
+    change along one dimension; otherwise they are held fixed.
+    """
     labels = np.atleast_2d(entry.labels)
     shape = shapes.get(entry.name)
-    if entry.dim is None and shape is not None:
-        table = labels.reshape(shape)
-        for dim in range(len(shape)):
-            row = table[tuple(slice(None) if d == dim else slice(0, 1) for d in range(len(shape)))]
-            if all((s[table] == s[row]).all() for s in systems):
-                return Entry(
-                    entry.name, dim, row.reshape(1, -1), entry.role, entry.scale, entry.sign
-                )
-    return replace(entry, labels=labels, rows=None)
+    if entry.read is None or shape is None:
+        return replace(entry, labels=labels, rows=None)
+    read = entry.read.reshape(shape or (1,))
+    table = labels.reshape(shape or (1,))
+    for dim in range(len(shape)):
+        row = _along_one_dimension(table, read, dim, systems)
+        if row is not None:
+            return replace(entry, dim=dim, labels=row[None], rows=None)
+    return replace(entry, labels=np.where(read, table, FROZEN).reshape(1, -1), rows=None)
+
+
+def _along_one_dimension(
+    table: Ints, read: NDArray[np.bool_], dim: int, systems: Sequence[Ints]
+) -> Ints | None:
+    """Labels per index of a dimension, if all read elements of an index agree in all systems."""
+    table = np.moveaxis(table, dim, 0).reshape(table.shape[dim], -1)
+    read = np.moveaxis(read, dim, 0).reshape(table.shape)
+    first = read.argmax(1)
+    row = table[np.arange(len(table)), first]
+    for system in systems:
+        if (system[table] != system[row][:, None])[read].any():
+            return None
+    return np.where(read.any(1), row, FROZEN)
 
 
 # ------------------------------------------------------------ scalings and signs

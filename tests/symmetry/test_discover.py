@@ -212,3 +212,40 @@ def test_a_model_that_cannot_be_copied():
         UnsupportedModel, match="Linear cannot be copied: cannot pickle 'generator'"
     ):
         discover(model, torch.randn(1, 2))
+
+
+def test_a_lightning_module_in_a_run_is_read_without_copying_its_trainer(tmp_path):
+    import lightning as L
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, k):
+            return torch.ones(6)
+
+        def __deepcopy__(self, memo):
+            raise AssertionError("the data were copied")
+
+    class Module(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = models.mlp(6, [5], 3)
+
+        def forward(self, x):
+            return self.net(x)
+
+        def training_step(self, x, _):
+            self.found = discover(self, x)
+            return self.net(x).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    module = Module()
+    trainer = L.Trainer(
+        max_steps=1, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(module, torch.utils.data.DataLoader(Data(), batch_size=2))
+    assert [g.name for g in module.found.permutations] == ["net.1.weight"]

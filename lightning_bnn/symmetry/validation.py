@@ -1,0 +1,79 @@
+"""Refuse parameters and group elements that do not belong to a network, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params, is_stacked
+from lightning_bnn.symmetry.groups import Group, Symmetries
+
+__all__ = ["check_one_network", "check_params", "check_permutations", "check_scales", "check_signs"]
+
+
+def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
+    """Whether complete parameters of the network are a stack; anything else is an error."""
+    if not isinstance(params, dict) or not all(isinstance(t, Tensor) for t in params.values()):
+        raise ValueError(
+            f"`{name}` must be a dict of tensors such as `params.of(module)`, "
+            f"got {type(params).__name__}."
+        )
+    missing = [n for n in sym.shapes if n not in params]
+    if missing:
+        held = next(iter(params), None)
+        hint = f" (it holds {held!r})" if held is not None else " (it is empty)"
+        raise ValueError(
+            f"`{name}` lacks {missing[0]!r}{hint}: were the symmetries found on this very module?"
+        )
+    return is_stacked(params, sym.shapes)
+
+
+def check_one_network(params: Params, sym: Symmetries, name: str) -> None:
+    """Complete parameters of one network."""
+    if check_params(params, sym, name):
+        raise ValueError(f"`{name}` must be one network, not a stack.")
+
+
+def check_permutations(values: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
+    """Every index once."""
+    values = _check_shapes(values, sym.permutations, "permutations")
+    for k, value in enumerate(values):
+        units = torch.arange(value.shape[-1], device=value.device)
+        if value.dtype != torch.int64 or not bool((value.sort(-1).values == units).all()):
+            raise ValueError(f"`permutations[{k}]` must hold every index of its units once.")
+    return values
+
+
+def check_scales(values: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
+    """Positive and finite."""
+    values = _check_shapes(values, sym.scalings, "scales")
+    for k, value in enumerate(values):
+        if not bool(((value > 0) & value.isfinite()).all()):
+            raise ValueError(f"`scales[{k}]` must be positive and finite.")
+    return values
+
+
+def check_signs(values: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
+    """Plus or minus one."""
+    values = _check_shapes(values, sym.signs, "signs")
+    for k, value in enumerate(values):
+        if value.dtype == torch.bool or not bool((value.abs() == 1).all()):
+            raise ValueError(f"`signs[{k}]` must hold +1 and -1.")
+    return values
+
+
+def _check_shapes(values: Sequence[Tensor], groups: Sequence[Group], name: str) -> list[Tensor]:
+    values = [torch.as_tensor(v) for v in values]
+    if len(values) != len(groups):
+        raise ValueError(
+            f"`{name}` must hold one tensor per group: {len(groups)}, got {len(values)}."
+        )
+    for k, (value, group) in enumerate(zip(values, groups, strict=True)):
+        if value.shape[-1:] != (group.units,):
+            raise ValueError(
+                f"`{name}[{k}]` must have {group.units} units ({group.name}), "
+                f"got shape {tuple(value.shape)}."
+            )
+    return values
