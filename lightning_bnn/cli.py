@@ -21,6 +21,9 @@ def main(args: Sequence[str] | None = None) -> None:
         print(_usage())
         return
     name, *rest = args
+    if name == "--version":
+        print(importlib.import_module("lightning_bnn").__version__)
+        return
     if name not in COMMANDS:
         _fail(f"there is no command {name!r}; choose from: {', '.join(COMMANDS)}.")
     from jsonargparse import auto_cli

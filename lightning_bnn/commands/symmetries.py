@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +26,7 @@ def symmetries(
     input: str = "",
     init: dict[str, Any] | None = None,
     checkpoint: str | None = None,
+    prefix: str | None = None,
     batch_norm: Literal["carrier", "eval"] = "carrier",
     seed: int = 0,
 ) -> None:
@@ -36,6 +39,8 @@ def symmetries(
             several separated by ;
         init: arguments of the class, e.g. --init.num_classes 10
         checkpoint: weights to read: a Lightning .ckpt, a state dict (.pt, .pth) or .safetensors.
+        prefix: what stands before the names of the network in the checkpoint, e.g. net. (found by
+            itself when only one fits).
         batch_norm: carrier holds the weights before a batch norm; eval treats it as a fixed affine
             map.
         seed: of the initialisation and of the example input.
@@ -43,11 +48,12 @@ def symmetries(
     torch.manual_seed(seed)
     example = _example(input)
     model = _build(network, init or {})
-    if checkpoint is not None:
-        _load(model, Path(checkpoint))
+    source = _load(model, Path(checkpoint), prefix) if checkpoint is not None else ""
     started = time.perf_counter()
     sym = discover(model, *example, batch_norm=batch_norm)
     seconds = time.perf_counter() - started
+    if source:
+        print(source)
     print(_report(network, model, sym, example, seconds))
 
 
@@ -74,6 +80,9 @@ def _report(
 
 
 # ------------------------------------------------------------ input
+_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64)
+
+
 def _example(text: str) -> tuple[Tensor, ...]:
     if not text:
         raise ValueError(
@@ -89,7 +98,7 @@ def _tensor(text: str) -> Tensor:
         sizes = [int(n) for n in shape.split(",")]
     except ValueError:
         sizes = []
-    if not sizes or min(sizes) < 1 or not isinstance(dtype, torch.dtype):
+    if not sizes or min(sizes) < 1 or math.prod(sizes) > 2**31 or dtype not in _TYPES:
         raise ValueError(
             f"`--input` must be positive sizes with an optional type, like 1,3,224,224 or "
             f"2,16:int64, got {text!r}."
@@ -109,59 +118,84 @@ def _build(path: str, init: Mapping[str, Any]) -> nn.Module:
             f"`{path}` is a {type(factory).__name__}, not a class or function that returns a "
             "network."
         )
+    if isinstance(factory, nn.Module):
+        return factory
     try:
-        model = factory(**init)
+        if inspect.isclass(factory) or inspect.isfunction(factory):
+            inspect.signature(factory).bind(**init)
     except TypeError as error:
         raise ValueError(
             f"`{path}` cannot be called with {dict(init)}: {error}. Pass its arguments by --init."
         ) from error
+    model = _guarded(f"`{path}` raised", lambda: factory(**init))
     if not isinstance(model, nn.Module):
         raise ValueError(f"`{path}` returned a {type(model).__name__}, not a torch.nn.Module.")
     return model
 
 
+def _guarded(what: str, call: Callable[[], Any]) -> Any:
+    """Whatever the user's own code raises becomes one sentence."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{what} {type(error).__name__}: {error}") from error
+
+
 def _import(path: str) -> Any:
     if "" not in sys.path:
         sys.path.insert(0, "")
-    module, _, name = path.replace(":", ".").rpartition(".")
+    module, _, name = path.replace(".py:", ".").replace(":", ".").rpartition(".")
     if not module:
         raise ValueError(f"`{path}` is no import path: write package.module.Class.")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"`{path}` cannot be imported: {error}.") from error
-    except AttributeError as error:
-        raise ValueError(f"There is no {name!r} in `{module}`.") from error
+    found = _guarded(f"`{path}` cannot be imported:", lambda: importlib.import_module(module))
+    if not hasattr(found, name):
+        raise ValueError(f"There is no {name!r} in `{module}`.")
+    return getattr(found, name)
 
 
 # ------------------------------------------------------------ checkpoint
-def _load(model: nn.Module, path: Path) -> None:
-    """Load a state dict, under its own names or behind one common prefix."""
+def _load(model: nn.Module, path: Path, prefix: str | None) -> str:
+    """Load a state dict, under its own names or behind one common prefix; say what was done."""
     if not path.is_file():
         raise ValueError(f"`--checkpoint`: there is no file {path}.")
     state = _read(path)
     wanted = P.of(model)
-    prefix = _prefix(state, wanted)
+    prefix = _prefix(path, state, wanted, prefix)
     found = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
-    missing = [n for n in wanted if n not in found]
-    if missing:
-        raise ValueError(
-            f"`--checkpoint`: {path} lacks {missing[0]!r} and {len(missing) - 1} more names of "
-            "the network."
-        )
-    for name, tensor in wanted.items():
-        if found[name].shape != tensor.shape:
-            raise ValueError(
-                f"`--checkpoint`: {name!r} has shape {tuple(found[name].shape)} in {path}, "
-                f"the network has {tuple(tensor.shape)}."
-            )
+    bad = [n for n in wanted if not bool(torch.isfinite(found[n].float()).all())]
+    if bad:
+        raise ValueError(f"`--checkpoint`: {prefix + bad[0]!r} in {path} is not finite.")
     model.load_state_dict(found, strict=False)
+    return f"weights from {path}" + (f", names behind {prefix!r}" if prefix else "")
 
 
-def _prefix(state: Params, wanted: Params) -> str:
+def _prefix(path: Path, state: Params, wanted: Params, given: str | None) -> str:
+    """The one prefix behind which all names and shapes fit."""
     first = next(iter(wanted))
-    ends = [n for n in state if n == first or n.endswith(f".{first}")]
-    return min(ends, key=len).removesuffix(first) if ends else ""
+    every = sorted({n[: -len(first)] for n in state if n == first or n.endswith(f".{first}")})
+    candidates = every if given is None else [given]
+    fitting = [p for p in candidates if _misfit(state, wanted, p) is None]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise ValueError(
+            f"`--checkpoint`: several networks in {path} fit: "
+            f"{', '.join(map(repr, fitting))}. Choose one by --prefix."
+        )
+    misfits = [_misfit(state, wanted, p) for p in candidates] or [_misfit(state, wanted, "")]
+    raise ValueError(f"`--checkpoint`: {path} does not fit: {misfits[0]}.")
+
+
+def _misfit(state: Params, wanted: Params, prefix: str) -> str | None:
+    missing = [n for n in wanted if prefix + n not in state]
+    if missing:
+        more = f" and {len(missing) - 1} more names" if len(missing) > 1 else ""
+        return f"it lacks {prefix + missing[0]!r}{more}"
+    for name, tensor in wanted.items():
+        shape = tuple(state[prefix + name].shape)
+        if shape != tensor.shape:
+            return f"{prefix + name!r} has shape {shape}, the network has {tuple(tensor.shape)}"
+    return None
 
 
 def _read(path: Path) -> Params:
@@ -177,10 +211,13 @@ def _read(path: Path) -> Params:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(
-            f"`--checkpoint`: {path} holds no plain tensors that torch can read."
+            f"`--checkpoint`: {path} holds no plain tensors that torch can read; "
+            "save `model.state_dict()`."
         ) from error
-    state = content.get("state_dict", content) if isinstance(content, dict) else None
-    if not state or not all(isinstance(t, Tensor) for t in state.values()):
+    nested = ("state_dict", "model_state_dict", "model")
+    state = content if isinstance(content, dict) else {}
+    state = next((state[k] for k in nested if isinstance(state.get(k), dict)), state)
+    if not state or not all(isinstance(n, str) and isinstance(t, Tensor) for n, t in state.items()):
         raise ValueError(
             f"`--checkpoint`: {path} is not a state dict: it must map names to tensors."
         )

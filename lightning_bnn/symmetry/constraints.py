@@ -261,6 +261,7 @@ class Constraints:
             if weight.is_buffer:
                 self.freeze(labels, ("scale", "sign"))
         entry = self.entries[key]
+        self._raw_beside_layers(key, entry)
         labels = torch.from_numpy(entry.labels.reshape(-1))
         stride = np.cumprod([1, *reversed(weight.full_shape[1:])])[::-1].tolist()
         moving = [d for d in range(len(weight.shape)) if any(varies(c)[d] for c in weight.coords)]
@@ -271,6 +272,17 @@ class Constraints:
             entry.read = np.zeros(labels.numel(), bool)
         entry.read[np.ravel(index)] = True
         return Value(labels[index].expand(weight.shape))
+
+    def _raw_beside_layers(
+        self, key: tuple[str, int | None, int, tuple[int, int] | None], entry: Entry
+    ) -> None:
+        """A gain that is also read as it stands has no scale of its own on its incoming side."""
+        name, dim, slot, rows = key
+        before = self.consumed.setdefault((name, rows), {(dim, slot)})
+        for other_dim, other_slot in before - {(dim, slot)}:
+            self.freeze(self.entries[name, other_dim, other_slot, rows].labels, ("scale", "sign"))
+        if entry.scale != 1:
+            self.freeze(entry.labels, ("scale",))
 
     def _add(self, key: tuple[str, int | None, int, tuple[int, int] | None], entry: Entry) -> None:
         name, dim, _, rows = key

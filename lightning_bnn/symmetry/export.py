@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import io
+import logging
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +16,16 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.utils._pytree import tree_map
 
-__all__ = ["UnsupportedModel", "export", "operation_name", "skeleton"]
+__all__ = [
+    "UnsupportedModel",
+    "check_forward",
+    "export",
+    "operation_name",
+    "skeleton",
+    "to_network",
+]
 
 _OUTSIDE = ("/torch/", "/lightning/", "/lightning_bnn/", "<frozen", "<string>", "<eval_with_key>")
 _VIEWS = frozenset(
@@ -57,18 +69,17 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def export(model: nn.Module, example: tuple[Any, ...]) -> ExportedProgram:
     """Trace a module into a graph in which no operation writes into a tensor that is read again."""
+    check_forward(model, example)
     failure: Exception | None = None
     for strict in (False, True):
         network = skeleton(model)
         try:
-            with warnings.catch_warnings(), torch.no_grad():
-                warnings.simplefilter("ignore")
+            with _quiet(), torch.no_grad():
                 program = torch.export.export(network, example, strict=strict)
                 return program if _is_functional(program) else program.run_decompositions({})
         except Exception as error:  # torch.export raises many kinds: all become one clear message
             failure = failure or error
     assert failure is not None
-    _check_forward(model, example)
     raise UnsupportedModel(_explain(model, failure)) from failure
 
 
@@ -98,20 +109,62 @@ def _writes(node: Node) -> bool:
     return schema is not None and schema.is_mutable
 
 
-def _check_forward(model: nn.Module, example: tuple[Any, ...]) -> None:
+def to_network(model: nn.Module, example: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Example inputs on the device, and in the floating type, of the network."""
+    parameters = list(model.parameters())
+    types = {p.dtype for p in parameters if p.is_floating_point()}
+    if not parameters:
+        return example
+
+    def move(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        dtype = next(iter(types)) if len(types) == 1 and x.is_floating_point() else x.dtype
+        return x.to(parameters[0].device, dtype)
+
+    moved: tuple[Any, ...] = tree_map(move, example)
+    return moved
+
+
+def check_forward(model: nn.Module, example: tuple[Any, ...]) -> None:
     """Tell a network that cannot be traced from an example input that does not fit."""
     network = skeleton(model)
     try:
         with torch.no_grad():
             network(*example)
     except Exception as error:
-        shapes = ", ".join(
-            str(tuple(x.shape)) if isinstance(x, torch.Tensor) else repr(x) for x in example
-        )
-        raise ValueError(
-            f"`example`: the network does not accept an input of shape {shapes}: "
-            f"{_first_line(error)}"
-        ) from error
+        if isinstance(error, NotImplementedError) and "forward" in str(error):
+            raise ValueError(
+                f"`model`: {type(model).__name__} has no forward; pass the submodule that has one, "
+                "such as `module.net`."
+            ) from error
+        shapes = ", ".join(map(_describe, example)) or "nothing"
+        what = _first_line(error) if isinstance(error, RuntimeError | ValueError) else repr(error)
+        raise ValueError(f"`example`: the network does not accept {shapes}: {what}") from error
+
+
+def _describe(x: Any) -> str:
+    if isinstance(x, torch.Tensor):
+        kind = "" if x.dtype == torch.float32 else f" ({str(x.dtype).removeprefix('torch.')})"
+        return f"an input of shape {tuple(x.shape)}{kind}"
+    hint = " (unpack it with *)" if isinstance(x, tuple | list) else ""
+    return f"a {type(x).__name__}{hint}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the tracer's own log to itself: its failures end in one sentence of ours."""
+    loggers = [logging.getLogger(n) for n in ("torch.export", "torch._dynamo", "torch._subclasses")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 def _first_line(error: BaseException) -> str:

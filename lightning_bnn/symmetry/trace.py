@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from lightning_bnn.symmetry.export import UnsupportedModel, export
+from lightning_bnn.symmetry.export import UnsupportedModel, export, to_network
 from lightning_bnn.symmetry.groups import Frozen, Symmetries
 from lightning_bnn.symmetry.interpreter import Tracer
 from lightning_bnn.symmetry.layer_rules import layer_rules
@@ -33,7 +33,7 @@ def discover(
 
     Args:
         model: any module; it is left untouched.
-        *example: example inputs, as the module takes them.
+        *example: example inputs, as the module takes them; they are moved to its device and type.
         batch_norm: ``"carrier"`` keeps the weights before a batch norm and lets its gain carry the
             scale (exact in training and evaluation); ``"eval"`` treats batch norm as a fixed affine
             map (exact in evaluation only).
@@ -49,6 +49,7 @@ def discover(
         raise ValueError(f"`batch_norm` must be 'carrier' or 'eval', got {batch_norm!r}.")
     if not isinstance(model, nn.Module):
         raise ValueError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
+    example = to_network(model, example)
     tracer = Tracer(model, {**RULES, **layer_rules(batch_norm), **(rules or {})})
     was_training = [m for m in model.modules() if m.training]
     try:

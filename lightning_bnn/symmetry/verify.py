@@ -22,8 +22,9 @@ from lightning_bnn.symmetry.actions import (
     random_signs,
     shift_logits,
 )
-from lightning_bnn.symmetry.export import UnsupportedModel, skeleton
+from lightning_bnn.symmetry.export import UnsupportedModel, check_forward, skeleton, to_network
 from lightning_bnn.symmetry.groups import Frozen, Symmetries
+from lightning_bnn.symmetry.validation import check_params
 
 __all__ = ["random_element", "refute", "verify"]
 
@@ -49,9 +50,12 @@ def verify(
         generator: source of the element, by default seeded with 0.
         dtype: precision of the check; ``None`` keeps that of the network.
     """
+    example = to_network(model, example)
+    check_forward(model, example)
     generator = generator or torch.Generator().manual_seed(0)
     network, inputs, old = _run(model, example, dtype)
     before = P.of(network)
+    check_params(before, sym, "model")
     after = random_element(before, sym, generator)
     if softmax_shift:
         after = _random_shift(after, sym, generator)
@@ -156,7 +160,13 @@ class _Check:
 
     def raise_tolerance_to_noise(self) -> None:
         """A forward that computes in float32 inside cannot be checked to float64."""
-        near = {n: t * (1 + 1e-13) if t.is_floating_point() else t for n, t in self.params.items()}
+        generator = torch.Generator().manual_seed(4)
+        near = {
+            n: t * (1 + 1e-9 * torch.randn(t.shape, generator=generator).to(t))
+            if t.is_floating_point()
+            else t
+            for n, t in self.params.items()
+        }
         noise = _relative_error(self.outputs, _outputs(self.network, near, self.example))
         if noise < 1e-5:
             self.tolerance = max(self.tolerance, 100 * noise)
@@ -289,6 +299,8 @@ def _relative_error(old: Sequence[Tensor], new: Sequence[Tensor]) -> float:
     worst = 0.0
     for a, b in zip(old, new, strict=True):
         finite = torch.isfinite(a)
+        if not bool(finite.any()) and a.numel():
+            return float("nan")
         if not bool((finite == torch.isfinite(b)).all()):
             return float("inf")
         a, b = a[finite], b[finite]
