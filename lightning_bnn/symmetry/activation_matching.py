@@ -127,7 +127,7 @@ class _Probes:
 
     def run(self, params: Params, x: Any) -> list[Tensor]:
         """Activations of all watched units, ``(units, samples)`` each."""
-        seen: list[Tensor] = [torch.empty(0)] * len(self.watched)
+        seen: list[Tensor] = [torch.empty(0, 0)] * len(self.watched)
         with ExitStack() as stack:
             for k, (path, before, dim, positions) in enumerate(self.watched):
                 module = self.network.get_submodule(path)
@@ -141,6 +141,10 @@ class _Probes:
                         lambda _m, _args, out, keep=keep: keep(out)
                     )
                 stack.callback(handle.remove)
+            stack.callback(
+                torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+            )
+            torch.backends.mha.set_fastpath_enabled(False)  # fused layers call no module
             functional_call(self.network, params, (x,))
         return seen
 

@@ -140,3 +140,55 @@ def test_bad_checkpoints_are_one_sentence(capsys, tmp_path):
     path = tmp_path / "bad.safetensors"
     path.write_bytes(b"not a checkpoint")
     assert "no safetensors file" in failure(capsys, *OPTUNET, "--checkpoint", str(path))
+
+
+def own_file(folder, monkeypatch, name, text):
+    (folder / f"{name}.py").write_text("import sys\nfrom torch import nn\n\n\n" + text)
+    monkeypatch.chdir(folder)
+
+
+def test_mistakes_in_the_users_own_file(tmp_path, monkeypatch, capsys):
+    text = (
+        "class Raises(nn.Module):\n    def __init__(self):\n        raise KeyError('width')\n\n\n"
+    )
+    text += "net = nn.Linear(3, 2)\n\n\n"
+    text += "class Wrong(nn.Module):\n    def forward(self, x):\n        return x['key']\n"
+    own_file(tmp_path, monkeypatch, "own_nets_a", text)
+    own_file(tmp_path, monkeypatch, "own_nets_b", "def broken(:\n")
+    own_file(tmp_path, monkeypatch, "own_nets_c", "sys.exit(3)\n")
+    shape = ("--input", "2,3")
+    assert "raised KeyError: 'width'" in failure(capsys, "symmetries", "own_nets_a.Raises", *shape)
+    assert "SyntaxError" in failure(capsys, "symmetries", "own_nets_b.Net", *shape)
+    assert "SystemExit" in failure(capsys, "symmetries", "own_nets_c.Net", *shape)
+    assert "does not accept an input" in failure(capsys, "symmetries", "own_nets_a.Wrong", *shape)
+    main(["symmetries", "own_nets_a.py:net", *shape])
+    assert "8 weights" in capsys.readouterr().out
+
+
+def test_one_sentence_means_one_line(tmp_path, monkeypatch, capfd):
+    text = "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    text += "        self.a = nn.Linear(3, 2)\n\n    def forward(self, x):\n"
+    text += "        return self.a(x) if x.sum() > 0 else -self.a(x)\n"
+    own_file(tmp_path, monkeypatch, "own_nets_d", text)
+    for shape in ("2,5", "2,3", "2,3:int64", "99999999999,3", "2,3:complex64"):
+        assert (
+            len(failure(capfd, "symmetries", "own_nets_d.Net", "--input", shape).splitlines()) == 1
+        )
+
+
+def test_prefixes_of_checkpoints(tmp_path, capsys):
+    state, path = models.optunet().state_dict(), tmp_path / "run.ckpt"
+    two = {f"{p}.{n}": t for p in ("net", "ema") for n, t in state.items()}
+    torch.save({"state_dict": two}, path)
+    assert "several networks" in failure(capsys, *OPTUNET, "--checkpoint", str(path))
+    main([*OPTUNET, "--checkpoint", str(path), "--prefix", "ema."])
+    assert "names behind 'ema.'" in capsys.readouterr().out
+    other = {f"backbone.{n}": t for n, t in state.items()} | {"head.0.weight": torch.zeros(2, 2)}
+    torch.save({"model": other, "epoch": 2}, path)
+    main([*OPTUNET, "--checkpoint", str(path)])
+    assert "names behind 'backbone.'" in capsys.readouterr().out
+    torch.save({0: torch.zeros(2)}, path)
+    assert "is not a state dict" in failure(capsys, *OPTUNET, "--checkpoint", str(path))
+    torch.save(state | {"7.bias": torch.full((10,), torch.nan)}, path)
+    assert "'7.bias' in" in failure(capsys, *OPTUNET, "--checkpoint", str(path))
+    assert "there is no file" in failure(capsys, *OPTUNET, "--checkpoint", str(tmp_path))

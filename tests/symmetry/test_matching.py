@@ -215,3 +215,15 @@ def test_errors():
         ValueError, match="`batch_norm` must be 'reestimate' or 'as-is', got 'fold'"
     ):
         barrier(model, params, params, [], batch_norm="fold")
+
+
+def test_modules_that_are_never_called_are_left_out(caplog):
+    """The projections inside a fused attention have no hook that fires."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(nn.Linear(5, 8), layer, nn.Linear(8, 3)).double().eval()
+    x = torch.randn(4, 3, 5).double()
+    sym, params = discover(model, x), P.of(model)
+    with caplog.at_level(logging.WARNING, logger="lightning_bnn"):
+        found = match_activations(model, params, params, sym, [x])
+    assert "no layer shows the units of 1.self_attn.in_proj_weight; they stay" in caplog.text
+    assert all(torch.equal(p, torch.arange(len(p))) for p in found)
