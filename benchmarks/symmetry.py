@@ -72,10 +72,19 @@ def masses():
     sym, params = discover(net, torch.randn(1, 784)), P.of(net)
     found = min_mass(params, sym)
     weights = sum(params[n].numel() for n in sym.weights)
-    balance = median(lambda: min_mass(params, sym))
-    _, oracle, ratio = pair(
-        lambda: min_mass(params, sym), lambda: min_mass(params, sym, "cvxpy"), repeats=2
+    threads = torch.get_num_threads()
+    balance = {}
+    for count in sorted({1, threads}):
+        torch.set_num_threads(count)
+        balance[count] = median(lambda: min_mass(params, sym), 51)
+    _, oracle, _ = pair(
+        lambda: min_mass(params, sym), lambda: min_mass(params, sym, "cvxpy"), repeats=3
     )
+    text = ", ".join(f"{1e3 * t:.1f} ms ({n})" for n, t in balance.items())
+    line(f"min_mass, {weights} weights: balance (threads)", text)
+    line("   cvxpy, one exponential per weight", f"{oracle:.1f} s")
+    text = ", ".join(f"{oracle / t:.0f} x ({n})" for n, t in balance.items())
+    line("   cvxpy / balance (threads)", text, ">= 1000 x")
     other = min_mass(params, sym, "cvxpy").minimum
     line(f"min_mass, {weights} weights: balance", f"{1e3 * balance:.1f} ms")
     line("   cvxpy", f"{oracle:.1f} s")

@@ -172,16 +172,26 @@ def axis_permutation(
         kind.append((place.positions.to(index.device), permutations[g].to(index.device)))
     for stage in (channels, blocks):
         if stage:
-            index = _then(index, _moves(stage, length, index.device))
+            moves = _moves(stage, length, index.device)
+            index = moves if stage is channels else _then(index, moves)
     return index
 
 
 def _moves(stage: Sequence[tuple[Tensor, Tensor]], length: int, device: torch.device) -> Tensor:
+    if len(stage) == 1 and _is_all(stage[0][0], length):
+        return stage[0][1]
     lead = torch.broadcast_shapes(*(p.shape[:-1] for _, p in stage))
     index = torch.arange(length, device=device).expand(*lead, length).clone()
     for positions, order in stage:
         index[..., positions.reshape(-1)] = positions[order].flatten(-2).expand(*lead, -1)
     return index
+
+
+def _is_all(positions: Tensor, length: int) -> bool:
+    """Whether unit k simply is position k of an axis."""
+    if positions.shape != (length, 1):
+        return False
+    return bool((positions[:, 0] == torch.arange(length, device=positions.device)).all())
 
 
 def _then(first: Tensor, second: Tensor) -> Tensor:
@@ -194,6 +204,9 @@ def axis_factors(
     """Factor of every position on one axis, with a member dimension if one is given."""
     length = sym.axes[axis].blocks * sym.axes[axis].size
     places = sym.placements_by_axis(kind)[axis]
+    if len(places) == 1 and _is_all(places[0][1].positions, length):
+        g, place = places[0]
+        return values[g].to(device=device, dtype=dtype) ** place.exponent
     lead = torch.broadcast_shapes(*(values[g].shape[:-1] for g, _ in places))
     factors = torch.ones(*lead, length, dtype=dtype, device=device)
     for g, place in places:

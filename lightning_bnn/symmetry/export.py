@@ -69,7 +69,6 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def export(model: nn.Module, example: tuple[Any, ...]) -> ExportedProgram:
     """Trace a module into a graph in which no operation writes into a tensor that is read again."""
-    check_forward(model, example)
     failure: Exception | None = None
     for strict in (False, True):
         network = skeleton(model)
@@ -80,6 +79,7 @@ def export(model: nn.Module, example: tuple[Any, ...]) -> ExportedProgram:
         except Exception as error:  # torch.export raises many kinds: all become one clear message
             failure = failure or error
     assert failure is not None
+    check_forward(model, example)
     raise UnsupportedModel(_explain(model, failure)) from failure
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from lightning_bnn.symmetry.validation import check_params
 
 __all__ = ["random_element", "refute", "verify"]
 
+_T = TypeVar("_T")
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 
@@ -38,7 +39,6 @@ def verify(
     *example: Any,
     softmax_shift: bool = False,
     generator: torch.Generator | None = None,
-    dtype: torch.dtype | None = torch.float64,
 ) -> float:
     """Draw a random element of the whole group; return the relative error of the outputs.
 
@@ -48,21 +48,22 @@ def verify(
         *example: inputs.
         softmax_shift: shift the logits too, and compare log-probabilities.
         generator: source of the element, by default seeded with 0.
-        dtype: precision of the check; ``None`` keeps that of the network.
     """
     example = to_network(model, example)
-    check_forward(model, example)
     generator = generator or torch.Generator().manual_seed(0)
-    network, inputs, old = _run(model, example, dtype)
-    before = P.of(network)
-    check_params(before, sym, "model")
-    after = random_element(before, sym, generator)
-    if softmax_shift:
-        after = _random_shift(after, sym, generator)
-    new = _outputs(network, after, inputs)
-    if softmax_shift:
-        old, new = _log_probabilities(old, sym), _log_probabilities(new, sym)
-    return _relative_error(old, new)
+
+    def measure(network: nn.Module, inputs: tuple[Any, ...]) -> float:
+        before = P.of(network)
+        check_params(before, sym, "model")
+        after = random_element(before, sym, generator)
+        if softmax_shift:
+            after = _random_shift(after, sym, generator)
+        old, new = (_outputs(network, p, inputs) for p in (before, after))
+        if softmax_shift:
+            old, new = _log_probabilities(old, sym), _log_probabilities(new, sym)
+        return _relative_error(old, new)
+
+    return _in_runnable_precision(model, example, measure)
 
 
 def _log_probabilities(outputs: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
@@ -70,17 +71,15 @@ def _log_probabilities(outputs: Sequence[Tensor], sym: Symmetries) -> list[Tenso
     return [t.log_softmax(sym.softmax_shift.dim) for t in outputs]
 
 
-def _run(
-    model: nn.Module, example: tuple[Any, ...], dtype: torch.dtype | None
-) -> tuple[nn.Module, tuple[Any, ...], list[Tensor]]:
-    """The network in a precision that it can run in, its inputs, and its outputs."""
+def _in_runnable_precision(
+    model: nn.Module, example: tuple[Any, ...], use: Callable[[nn.Module, tuple[Any, ...]], _T]
+) -> _T:
+    """Use a network in float64, or as it is where an operation or a plain tensor forbids that."""
     try:
-        network, inputs = _in_precision(model, example, dtype)
-        return network, inputs, _outputs(network, P.of(network), inputs)
-    except (RuntimeError, TypeError, NotImplementedError):  # no kernel, or a plain float32 tensor
-        if dtype is None:
-            raise
-        return _run(model, example, None)
+        return use(*_in_precision(model, example, torch.float64))
+    except (RuntimeError, TypeError, NotImplementedError):
+        check_forward(model, example)
+        return use(*_in_precision(model, example, None))
 
 
 def random_element(params: Params, sym: Symmetries, generator: torch.Generator) -> Params:
@@ -105,8 +104,9 @@ def refute(
     model: nn.Module, sym: Symmetries, example: tuple[Any, ...], custom_rules: bool
 ) -> Symmetries:
     """Test at random weights; drop and report groups that fail, refuse a user's wrong rule."""
-    network, inputs, _ = _run(model, example, torch.float64)
-    check = _Check(network, sym, inputs)
+    check = _in_runnable_precision(model, example, lambda *run: _Check(run[0], sym, run[1]))
+    if check.error(sym) <= check.tolerance:
+        return replace(sym, error=check.error_seen)
     sym = check.with_true_shift(sym)
     if check.error(sym) <= check.tolerance:
         return replace(sym, error=check.error_seen)
@@ -147,15 +147,23 @@ class _Check:
 
     def error(self, sym: Symmetries) -> float:
         """Two elements that together move every unit and flip every sign."""
-        self.error_seen = max(
-            _relative_error(self.outputs, _outputs(self.network, after, self.example))
-            for after in _covering_elements(self.params, sym, torch.Generator().manual_seed(2))
-        )
+        one, two = _covering_elements(self.params, sym, torch.Generator().manual_seed(2))
+        old, new = self.outputs, self._run(one)
+        self.error_seen = _relative_error(old, new)
+        if sym.softmax_shift is not None:
+            two = _random_shift(two, sym, torch.Generator().manual_seed(3))
+            old, new = _log_probabilities(old, sym), _log_probabilities(self._run(two), sym)
+        else:
+            new = self._run(two)
+        self.error_seen = max(self.error_seen, _relative_error(old, new))
         return self.error_seen
+
+    def _run(self, params: Params) -> list[Tensor]:
+        return _outputs(self.network, params, self.example)
 
     def repeatable(self) -> bool:
         """Whether the same weights give the same outputs."""
-        again = _outputs(self.network, self.params, self.example)
+        again = self._run(self.params)
         return _relative_error(self.outputs, again) <= self.tolerance
 
     def raise_tolerance_to_noise(self) -> None:
@@ -167,7 +175,7 @@ class _Check:
             else t
             for n, t in self.params.items()
         }
-        noise = _relative_error(self.outputs, _outputs(self.network, near, self.example))
+        noise = _relative_error(self.outputs, self._run(near))
         if noise < 1e-5:
             self.tolerance = max(self.tolerance, 100 * noise)
 
@@ -176,7 +184,7 @@ class _Check:
         if sym.softmax_shift is None:
             return sym
         shifted = _random_shift(self.params, sym, torch.Generator().manual_seed(3))
-        new = _log_probabilities(_outputs(self.network, shifted, self.example), sym)
+        new = _log_probabilities(self._run(shifted), sym)
         wrong = _relative_error(_log_probabilities(self.outputs, sym), new) > max(
             self.tolerance, 1e-6
         )
