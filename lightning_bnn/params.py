@@ -273,11 +273,10 @@ def populate(model: nn.Module, members: int, generator: torch.Generator | None =
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     networks = []
     with torch.random.fork_rng(devices=devices):
+        network = copy.deepcopy(model)
         for seed in seeds:
             torch.manual_seed(seed)
-            networks.append(
-                {name: t.clone() for name, t in of(_reset(copy.deepcopy(model))).items()}
-            )
+            networks.append({name: t.clone() for name, t in of(_reset(network)).items()})
     return stack(networks)
 
 

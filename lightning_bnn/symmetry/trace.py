@@ -49,6 +49,8 @@ def discover(
         raise ValueError(f"`batch_norm` must be 'carrier' or 'eval', got {batch_norm!r}.")
     if not isinstance(model, nn.Module):
         raise ValueError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UnsupportedModel(f"{type(model).__name__} only wraps a network: pass `model.module`.")
     example = to_network(model, example)
     tracer = Tracer(model, {**RULES, **layer_rules(batch_norm), **(rules or {})})
     was_training = [m for m in model.modules() if m.training]

@@ -10,17 +10,21 @@ from torch import Tensor
 from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.groups import Group, Symmetries
 
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 __all__ = ["check_one_network", "check_params", "check_permutations", "check_scales", "check_signs"]
 
 
 def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
-    """Whether complete parameters of the network are a stack; anything else is an error."""
+    """Whether the parameters of the network are a stack; a part of them is an error.
+
+    Statistics of norms may be missing: standard deviations and gradients have none.
+    """
     if not isinstance(params, dict) or not all(isinstance(t, Tensor) for t in params.values()):
         raise ValueError(
             f"`{name}` must be a dict of tensors such as `params.of(module)`, "
             f"got {type(params).__name__}."
         )
-    missing = [n for n in sym.shapes if n not in params]
+    missing = [n for n in sym.shapes if n not in params and not n.endswith(_STATISTICS)]
     if missing:
         held = next(iter(params), None)
         hint = f" (it holds {held!r})" if held is not None else " (it is empty)"

@@ -200,3 +200,13 @@ def test_errors():
     plain = discover(nn.Sequential(model, nn.Tanh()), torch.randn(1, 6))
     with pytest.raises(ValueError, match="does not end in a layer"):
         shift_logits(params, plain, torch.zeros(4))
+
+
+def test_a_part_without_statistics_is_acted_on_too():
+    """Standard deviations of weights have no running statistics, and move like the weights."""
+    model = conv_net()
+    sym = discover(model, torch.randn(1, 1, 8, 8))
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+    p = random_permutations(sym)
+    whole = permute(P.of(model), sym, p)
+    assert all(torch.equal(t, whole[n]) for n, t in permute(weights, sym, p).items())

@@ -7,6 +7,7 @@ from torch import nn
 from lightning_bnn import models
 from lightning_bnn import params as P
 from lightning_bnn.symmetry import (
+    UnsupportedModel,
     canonicalise,
     discover,
     flip,
@@ -103,6 +104,8 @@ def test_examples_that_do_not_fit():
         discover(net)
     with pytest.raises(ValueError, match=r"an input of shape \(1, 4\) \(int64\)"):
         discover(net, torch.ones(1, 4).long())
+    with pytest.raises(UnsupportedModel, match="DataParallel only wraps a network"):
+        discover(nn.DataParallel(net), torch.ones(1, 4))
     with pytest.raises(ValueError, match=r"Module has no forward; pass the submodule"):
         discover(nn.Module(), torch.ones(1, 4))
 
