@@ -136,7 +136,7 @@ class Constraints:
             self.tie(table, first[None])
         return first
 
-    def labels(self, x: Value | Weight | Constant | float) -> Tensor:
+    def labels(self, x: Value | Weight | Constant | float | int) -> Tensor:
         """Labels of any operand."""
         if isinstance(x, Value):
             return x.labels

@@ -46,7 +46,7 @@ class MinMass:
 
     mass: Float64[Tensor, "*members"]
     minimum: Float64[Tensor, "*members"]
-    scales: tuple[Float64[Tensor, "*members units"], ...] = field(repr=False)
+    scales: tuple[Float64[Tensor, "*members _units"], ...] = field(repr=False)
     gap: Float64[Tensor, "*members"]
     iterations: int
     dead: Int[Tensor, "*members"]

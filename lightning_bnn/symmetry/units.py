@@ -79,13 +79,12 @@ def statistic(
 ) -> Tensor:
     """One number per unit: ``(units,)`` or ``(members, units)``.
 
-    ``"std"`` of a single weight is its absolute value.
+    ``"std"`` of a single weight is its absolute value; of several rows (query and key, the two
+    halves of a gate) it is the root of their mean variance, so that flipping one changes nothing.
     """
     if kind in ("median", "std"):
         rows = unit_rows(params, sym, place, weight)
-        if kind == "median":
-            return rows.median(-1).values
-        return rows.std(-1) if rows.shape[-1] > 1 else rows.abs()[..., 0]
+        return rows.median(-1).values if kind == "median" else _deviation(rows, place)
     axis = sym.axes[place.axis]
     w = params[axis.tensor] if weight is None else weight
     reduce_rows, combine = _REDUCTIONS[kind]
@@ -96,6 +95,16 @@ def statistic(
         if kind == "mean"
         else result
     )
+
+
+def _deviation(rows: Tensor, place: Placement) -> Tensor:
+    if rows.shape[-1] == 1:
+        return rows.abs()[..., 0]
+    width = rows.shape[-1] // place.positions.shape[1]
+    if width > 1:
+        rows = rows.unflatten(-1, (-1, width))
+        return rows.var(-1).mean(-1).sqrt()
+    return rows.std(-1)
 
 
 _REDUCTIONS: dict[
