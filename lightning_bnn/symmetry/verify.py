@@ -266,7 +266,9 @@ def _randomised(network: nn.Module, sym: Symmetries, generator: torch.Generator)
     params = P.of(network)
     moved = {a.tensor for a in sym.axes} | set(P.weight_names(network))
     variances = {a.tensor for a in sym.axes if a.role == "variance"}
+    largest = max((t.numel() for t in params.values()), default=0)
     pool = torch.randn(65_521, generator=generator, dtype=torch.float64)
+    noises = pool.repeat(largest // len(pool) + 2)
     result = dict(params)
     for name in sorted(params.keys() & moved):
         old = params[name]
@@ -274,8 +276,7 @@ def _randomised(network: nn.Module, sym: Symmetries, generator: torch.Generator)
             continue
         size = float(old.norm()) / math.sqrt(old.numel()) or 0.1
         start = int(torch.randint(len(pool), (), generator=generator))
-        noise = pool.to(old).roll(start).repeat(-(-old.numel() // len(pool)))
-        noise = noise[: old.numel()].reshape(old.shape)
+        noise = noises[start : start + old.numel()].reshape(old.shape).to(old)
         result[name] = torch.add(old, noise, alpha=0.3 * size)
         if name in variances:
             result[name] = old.abs() * (0.5 + noise.abs()) + 0.1

@@ -44,6 +44,7 @@ def test_heads_with_their_own_constant_bias_are_not_exchangeable():
     assert (4, "block") in units(plain)
     assert (4, "block") not in units(biased)
     assert len(biased.permutations) == 8
+    assert not biased.frozen
 
 
 class Positions(nn.Module):
