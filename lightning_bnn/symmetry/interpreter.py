@@ -58,6 +58,7 @@ class Tracer:
     frozen: list[Frozen] = field(default_factory=list)
     shift: SoftmaxShift | None = None
     read_names: set[str] = field(default_factory=set)
+    operations: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Map every name of a shared tensor to its first one."""
@@ -128,6 +129,7 @@ class Tracer:
 
     def _call(self, node: Node, values: Mapping[Node, Any]) -> Any:
         name = operation_name(node).removesuffix("_")
+        self.operations.add(name)
         arguments = values.__getitem__ if name in _BROADCASTING else _full_size(values)
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), arguments)
         operands = [x for x in tree_leaves((args, kwargs), is_leaf=is_operand) if is_operand(x)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -16,6 +17,8 @@ from lightning_bnn.symmetry.rules import RULES, Rule
 from lightning_bnn.symmetry.verify import refute
 
 __all__ = ["discover"]
+
+_log = logging.getLogger(__name__)
 
 
 def discover(
@@ -37,7 +40,7 @@ def discover(
         batch_norm: ``"carrier"`` keeps the weights before a batch norm and lets its gain carry the
             scale (exact in training and evaluation); ``"eval"`` treats batch norm as a fixed affine
             map (exact in evaluation only).
-        rules: how to treat further operations, by name (``"mylib.op"``); see
+        rules: how to treat further operations, by name (``"mylib.op"``, ``"cumsum"``); see
             `lightning_bnn.symmetry.rules`.
 
     Raises:
@@ -52,18 +55,27 @@ def discover(
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise UnsupportedModel(f"{type(model).__name__} only wraps a network: pass `model.module`.")
     example = to_network(model, example)
-    tracer = Tracer(model, {**RULES, **layer_rules(batch_norm), **(rules or {})})
+    own = {_bare(name): rule for name, rule in (rules or {}).items()}
+    tracer = Tracer(model, {**RULES, **layer_rules(batch_norm), **own})
     was_training = [m for m in model.modules() if m.training]
     try:
         model.eval()
         tracer.read(export(model, example))
         if tracer.unread_parameters():
             _read_training_graph(tracer, model, example)
+        for name in own.keys() - tracer.operations:
+            _log.warning("discover: the network has no operation %r; its rule is not used.", name)
         symmetries = replace(tracer.result(), batch_norm=batch_norm)
         return refute(model, symmetries, example, custom_rules=bool(rules))
     finally:
         for module in was_training:
             module.training = True
+
+
+def _bare(name: str) -> str:
+    """``aten.relu.default`` is ``relu``, ``mylib.op.default`` is ``mylib.op``."""
+    parts = name.replace("::", ".").split(".")
+    return parts[1] if parts[0] == "aten" else ".".join(parts[:2])
 
 
 def _read_training_graph(tracer: Tracer, model: nn.Module, example: tuple[Any, ...]) -> None:
