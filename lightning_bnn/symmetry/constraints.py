@@ -13,13 +13,13 @@ from torch import Tensor
 
 from lightning_bnn.symmetry.labels import (
     FROZEN,
-    STRUCTURAL_ZERO,
     Constant,
     Unsupported,
     Value,
     Weight,
     constant_labels,
     core,
+    narrow_except,
     varies,
 )
 from lightning_bnn.symmetry.views import parameter_dims, positions
@@ -152,96 +152,6 @@ class Constraints:
         self.freeze(out, [k for k in ("scale", "sign") if k not in kinds])
         return out.expand(labels.shape)
 
-    # ------------------------------------------------------------------ element-wise operations
-    def align(self, operands: Sequence[Tensor]) -> list[Tensor]:
-        """Give the operands the same number of dimensions, as broadcasting does."""
-        ndim = max(t.ndim for t in operands)
-        return [t[(None,) * (ndim - t.ndim)] for t in operands]
-
-    def tie_permutations(self, x: Tensor, y: Tensor) -> None:
-        """Channels that meet element by element move together.
-
-        A dimension that one operand broadcasts (size 1) needs no tie: then only the blocks over the
-        dimensions that both have must stay together.
-        """
-        x, y = self.align([x, y])
-        if bool((core(x) < 0).all()) or bool((core(y) < 0).all()):
-            return
-        moving = [d for d, (a, b) in enumerate(zip(varies(x), varies(y), strict=True)) if a or b]
-        free = [d for d in moving if x.shape[d] == 1 or y.shape[d] == 1]
-        shared = [d for d in moving if d not in free]
-        x, y = _narrow_except(x, moving), _narrow_except(y, moving)
-        if not free:
-            self.tie(x, y, ("permutation",))
-        elif shared:
-            self.block(np.concatenate([_rows(x, shared, y), _rows(y, shared, x)], 1))
-
-    def unify(self, operands: Sequence[Tensor]) -> Tensor:
-        """Labels of a sum: all three kinds are tied; returned in broadcast shape."""
-        operands = self.align(operands)
-        for i, x in enumerate(operands):
-            for y in operands[:i]:
-                self.tie_permutations(x, y)
-        full = torch.broadcast_tensors(*operands)
-        moving = [d for d in range(full[0].ndim) if any(varies(t)[d] for t in full)]
-        small = [_narrow_except(t, moving) for t in full]
-        for other in small[1:]:
-            self.tie(small[0], other, ("scale", "sign"))
-        best = self.covering(operands, moving)
-        out = torch.broadcast_to(operands[best], full[0].shape)
-        if bool((core(out) < 0).any()):
-            for other in full:
-                out = torch.where(out < 0, other, out)
-        return out
-
-    @staticmethod
-    def covering(operands: Sequence[Tensor], moving: Sequence[int]) -> int:
-        """Of the operands that reach along every moving dimension, the one with fewest channels."""
-        candidates = [
-            i
-            for i, t in enumerate(operands)
-            if all(t.shape[d] > 1 or all(o.shape[d] == 1 for o in operands) for d in moving)
-        ]
-        if not candidates:
-            raise Unsupported("an outer product of channels")
-        return min(
-            candidates,
-            key=lambda i: (not bool((core(operands[i]) > 0).any()), sum(varies(operands[i]))),
-        )
-
-    def multiply(self, x: Tensor, y: Tensor, inverse: bool = False) -> Tensor:
-        """Labels of a product (or quotient): permutations tied, log scales and signs added."""
-        x, y = self.align([x, y])
-        self.tie_permutations(x, y)
-        shape = torch.broadcast_shapes(x.shape, y.shape)
-        if bool((core(y) <= 0).all()):
-            return torch.broadcast_to(x, shape)
-        if bool((core(x) <= 0).all()) and not inverse:
-            return torch.broadcast_to(y, shape)
-        full_x, full_y = torch.broadcast_to(x, shape), torch.broadcast_to(y, shape)
-        moving = [d for d in range(len(shape)) if varies(full_x)[d] or varies(full_y)[d]]
-        a, b = (_narrow_except(t, moving) for t in (full_x, full_y))
-        out = self.fresh(*a.shape)
-        try:
-            base = torch.broadcast_to((x, y)[self.covering([x, y], moving)], shape)
-            self.tie(out, _narrow_except(base, moving), ("permutation",))
-        except Unsupported:
-            self._outer_product(out, a, b)
-        if varies(full_x).count(True) < varies(full_y).count(True) and not inverse:
-            a, b = b, a
-        zero = (a < 0) | (b < 0)
-        parts = (np.ravel(t[~zero].numpy()) for t in (out, a.contiguous(), b.contiguous()))
-        self.products.append(Product(*parts, inverse))
-        return torch.where(zero, STRUCTURAL_ZERO, out).expand(shape)
-
-    def _outer_product(self, out: Tensor, a: Tensor, b: Tensor) -> None:
-        """Channels of two operands that meet in all pairs: each row and each column is a block."""
-        for operand in (a, b):
-            shared = [d for d, moves in enumerate(varies(operand)) if moves]
-            self.block(
-                np.concatenate([_rows(out, shared, operand), _rows(operand, shared, out)], 1)
-            )
-
     # ------------------------------------------------------------------ weights
     def raw(self, weight: Weight) -> Value:
         """A weight used as an activation: every element is a channel of its own."""
@@ -266,7 +176,7 @@ class Constraints:
         stride = np.cumprod([1, *reversed(weight.full_shape[1:])])[::-1].tolist()
         moving = [d for d in range(len(weight.shape)) if any(varies(c)[d] for c in weight.coords)]
         index = sum(
-            _narrow_except(c, moving) * s for c, s in zip(weight.coords, stride, strict=True)
+            narrow_except(c, moving) * s for c, s in zip(weight.coords, stride, strict=True)
         )
         if entry.read is None:
             entry.read = np.zeros(labels.numel(), bool)
@@ -369,23 +279,6 @@ class Constraints:
         entry = self.entries.get((weight.name, dim, slot, rows if dim != 0 else None))
         if entry is not None:
             self.freeze(entry.labels, kinds)
-
-
-def _narrow_except(labels: Tensor, moving: Sequence[int]) -> Tensor:
-    for d in range(labels.ndim):
-        if d not in moving and labels.shape[d] > 1:
-            labels = labels.narrow(d, 0, 1)
-    return labels
-
-
-def _rows(x: Tensor, shared: Sequence[int], other: Tensor) -> Labels:
-    shape = [
-        max(a, b) if d in shared else a
-        for d, (a, b) in enumerate(zip(x.shape, other.shape, strict=True))
-    ]
-    rest = [d for d in range(x.ndim) if d not in shared]
-    count = int(np.prod([shape[d] for d in shared]))
-    return x.expand(shape).permute(*shared, *rest).reshape(count, -1).numpy()
 
 
 def _overlap(a: tuple[int, int] | None, b: tuple[int, int] | None) -> bool:

@@ -7,6 +7,7 @@ executed on the labels themselves.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 __all__ = [
     "Unsupported",
     "is_operand",
+    "narrow_except",
     "FROZEN",
     "STRUCTURAL_ZERO",
     "Constant",
@@ -124,3 +126,11 @@ class Unsupported(Exception):
 def is_operand(x: object) -> bool:
     """Whether something stands for a tensor."""
     return isinstance(x, Value | Weight | Constant)
+
+
+def narrow_except(labels: Tensor, moving: Sequence[int]) -> Tensor:
+    """The labels with all dimensions narrowed to one element but those that move."""
+    for d in range(labels.ndim):
+        if d not in moving and labels.shape[d] > 1:
+            labels = labels.narrow(d, 0, 1)
+    return labels

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from lightning_bnn.symmetry.constraints import Constraints, Record, Rule
 from lightning_bnn.symmetry.labels import Constant, Unsupported, Value, Weight, along, core, solid
+from lightning_bnn.symmetry.meeting import unify
 from lightning_bnn.symmetry.sequence_rules import SEQUENCE_RULES, contract
 
 __all__ = ["layer_rules"]
@@ -238,7 +239,7 @@ def matmul(system: Constraints, node: Node, x: Any, y: Any) -> Value:
 def baddbmm(system: Constraints, node: Node, bias: Any, x: Any, y: Any, **kwargs: Any) -> Value:
     """``bias + x @ y``, both possibly scaled."""
     product = matmul(system, node, x, y)
-    return Value(system.unify([system.labels(bias), product.labels]))
+    return Value(unify(system, [system.labels(bias), product.labels]))
 
 
 def einsum(

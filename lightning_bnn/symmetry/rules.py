@@ -16,6 +16,7 @@ from torch.fx import Node
 
 from lightning_bnn.symmetry.constraints import Constraints, Record, Rule
 from lightning_bnn.symmetry.labels import Unsupported, Value, Weight, compress, core, solid, varies
+from lightning_bnn.symmetry.meeting import align, multiply_labels, tie_permutations, unify
 from lightning_bnn.symmetry.reduction_rules import REDUCTION_RULES
 from lightning_bnn.symmetry.shape_rules import SHAPE_RULES
 
@@ -74,7 +75,7 @@ def power(system: Constraints, node: Node, x: Any, exponent: Any, *args: Any) ->
         both = [solid(system.labels(v)) for v in (x, exponent)]
         for labels in both:
             system.freeze(labels, ("scale", "sign"))
-        return Value(system.unify(both))
+        return Value(unify(system, both))
     if exponent % 1 or exponent <= 0:
         return nonlinear(system, node, x)
     return even(system, node, x) if exponent % 2 == 0 else odd(system, node, x)
@@ -139,7 +140,7 @@ def add(
     system: Constraints, node: Node, x: Any, y: Any, *args: Any, alpha: float = 1, **kwargs: Any
 ) -> Value:
     """Channels of the two operands become one."""
-    return Value(system.unify([system.labels(x), system.labels(y)]))
+    return Value(unify(system, [system.labels(x), system.labels(y)]))
 
 
 def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Value:
@@ -150,11 +151,11 @@ def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Value:
         gained = _gain(system, x, y)
         if gained is not None:
             return gained
-    return Value(system.multiply(system.labels(x), system.labels(y)))
+    return Value(multiply_labels(system, system.labels(x), system.labels(y)))
 
 
 def _gain(system: Constraints, x: Value, weight: Weight) -> Value | None:
-    labels, *_ = system.align([x.labels, torch.zeros((1,) * len(weight.shape))])
+    labels, *_ = align([x.labels, torch.zeros((1,) * len(weight.shape))])
     shape = (1,) * (labels.ndim - len(weight.shape)) + tuple(weight.shape)
     moving = [d for d, moves in enumerate(varies(labels)) if moves]
     uniform_elsewhere = all(n == 1 or d in moving for d, n in enumerate(shape))
@@ -198,12 +199,12 @@ def divide(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Va
     """Scales and signs subtract."""
     if kwargs.get("rounding_mode"):
         raise Unsupported("a rounded division")
-    return Value(system.multiply(system.labels(x), system.labels(y), inverse=True))
+    return Value(multiply_labels(system, system.labels(x), system.labels(y), inverse=True))
 
 
 def extreme(system: Constraints, node: Node, x: Any, y: Any) -> Value:
     """Element-wise maximum and minimum: one common scale passes, signs do not."""
-    labels = system.unify([system.labels(x), system.labels(y)])
+    labels = unify(system, [system.labels(x), system.labels(y)])
     system.freeze(labels, ("sign",))
     return Value(labels)
 
@@ -216,8 +217,8 @@ def compare(system: Constraints, node: Node, x: Any, y: Any = 0) -> Value:
 
 def where(system: Constraints, node: Node, condition: Any, x: Any, y: Any) -> Value:
     """A choice between two operands that share their channels."""
-    chosen = system.unify([system.labels(x), system.labels(y)])
-    system.tie_permutations(system.labels(condition), chosen)
+    chosen = unify(system, [system.labels(x), system.labels(y)])
+    tie_permutations(system, system.labels(condition), chosen)
     return Value(torch.broadcast_to(chosen, node.meta["val"].shape))
 
 
@@ -243,7 +244,7 @@ def glu(system: Constraints, node: Node, x: Value, dim: int = -1) -> Value:
     half = x.labels.shape[dim] // 2
     gate = x.labels.narrow(dim, half, half)
     system.freeze(gate, ("scale", "sign"))
-    return Value(system.multiply(compress(x.labels.narrow(dim, 0, half)), compress(gate)))
+    return Value(multiply_labels(system, compress(x.labels.narrow(dim, 0, half)), compress(gate)))
 
 
 _HOMOGENEOUS = "relu leaky_relu rrelu"

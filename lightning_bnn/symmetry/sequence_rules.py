@@ -19,6 +19,7 @@ from lightning_bnn.symmetry.labels import (
     compress,
     varies,
 )
+from lightning_bnn.symmetry.meeting import multiply_labels, unify
 from lightning_bnn.symmetry.reduction_rules import reduce_channels
 from lightning_bnn.symmetry.rules import nonlinear, softmax
 
@@ -29,7 +30,7 @@ def contract(
     system: Constraints, a: Tensor, b: Tensor, dims: Sequence[int], shape: Sequence[int]
 ) -> Tensor:
     """Element-wise product, then a sum: the blocks are what both operands share."""
-    product = compress(system.multiply(a, b))
+    product = compress(multiply_labels(system, a, b))
     dims = [d % product.ndim for d in dims]
     moving = [d for d in dims if varies(product)[d]]
     if moving:
@@ -147,7 +148,7 @@ def attention(
     tokens = (*batch, q.shape[-2], k.shape[-2])
     scores = Value(contract(system, q[..., :, None, :], k[..., None, :, :], [-1], tokens))
     if attn_mask is not None:
-        scores = Value(system.unify([scores.labels, system.labels(attn_mask)]))
+        scores = Value(unify(system, [scores.labels, system.labels(attn_mask)]))
     nonlinear(system, node, scores)
     softmax(system, node, scores, -1)
     shape = node.meta["val"].shape
