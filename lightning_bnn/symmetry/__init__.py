@@ -11,16 +11,7 @@
 tensor([1., 1., 1.])
 """
 
-from lightning_bnn.symmetry.actions import (
-    flip,
-    identity,
-    permute,
-    random_permutations,
-    random_scales,
-    random_signs,
-    rescale,
-    shift_logits,
-)
+from lightning_bnn.symmetry.actions import flip, permute, rescale, shift_logits
 from lightning_bnn.symmetry.activation_matching import match_activations
 from lightning_bnn.symmetry.canonical import (
     canonical_scales_and_signs,
@@ -35,6 +26,12 @@ from lightning_bnn.symmetry.counting import (
     nearest_transposition,
     ranks,
     transpositions,
+)
+from lightning_bnn.symmetry.elements import (
+    identity,
+    random_permutations,
+    random_scales,
+    random_signs,
 )
 from lightning_bnn.symmetry.export import UnsupportedModel
 from lightning_bnn.symmetry.groups import (

@@ -26,15 +26,11 @@ __all__ = [
     "axis_permutation",
     "broadcastable",
     "flip",
-    "identity",
     "multiply",
     "permute",
     "permute_axis",
     "permute_some",
     "permuted_tensor",
-    "random_permutations",
-    "random_scales",
-    "random_signs",
     "rescale",
     "shift_logits",
 ]
@@ -115,42 +111,6 @@ def shift_logits(
     if last.bias is not None and bias is not None:
         result[last.bias] = params[last.bias] + bias.to(old)[..., None]
     return result
-
-
-# ------------------------------------------------------------ elements
-def identity(sym: Symmetries, device: torch.device | str | None = None) -> list[Tensor]:
-    """The permutations that move nothing."""
-    return [torch.arange(g.units, device=device) for g in sym.permutations]
-
-
-def random_permutations(
-    sym: Symmetries, generator: torch.Generator | None = None, members: int | None = None
-) -> list[Tensor]:
-    """Uniform permutations, independent for every member."""
-    shape = () if members is None else (members,)
-    return [torch.rand(*shape, g.units, generator=generator).argsort(-1) for g in sym.permutations]
-
-
-def random_scales(
-    sym: Symmetries,
-    generator: torch.Generator | None = None,
-    members: int | None = None,
-    spread: float = 0.5,
-) -> list[Tensor]:
-    """Log-normal scales; ``spread`` is the standard deviation of their logarithm."""
-    shape = () if members is None else (members,)
-    return [
-        (spread * torch.randn(*shape, g.units, generator=generator, dtype=torch.float64)).exp()
-        for g in sym.scalings
-    ]
-
-
-def random_signs(
-    sym: Symmetries, generator: torch.Generator | None = None, members: int | None = None
-) -> list[Tensor]:
-    """Fair coin flips."""
-    shape = () if members is None else (members,)
-    return [torch.randint(0, 2, (*shape, g.units), generator=generator) * 2 - 1 for g in sym.signs]
 
 
 def _matched(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

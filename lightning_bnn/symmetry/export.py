@@ -16,13 +16,15 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
     "UnsupportedModel",
+    "ancestors",
     "check_forward",
     "export",
     "operation_name",
+    "results_of",
     "skeleton",
     "to_network",
 ]
@@ -200,3 +202,26 @@ def operation_name(node: Node) -> str:
         return getattr(node.target, "__name__", str(node.target))
     namespace, name = schema.name.split("::")
     return str(name if namespace == "aten" else f"{namespace}.{name}")
+
+
+def results_of(program: ExportedProgram) -> list[Node]:
+    """The nodes that the network returns, without the buffers it updates."""
+    names = set(program.graph_signature.user_outputs)
+    output = next(n for n in program.graph.nodes if n.op == "output")
+    return [
+        n
+        for n in dict.fromkeys(tree_leaves(output.args))
+        if isinstance(n, Node) and n.name in names
+    ]
+
+
+def ancestors(nodes: list[Node]) -> set[Node]:
+    """Everything the results depend on: dead code must not constrain a channel."""
+    found: set[Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += node.all_input_nodes
+    return found

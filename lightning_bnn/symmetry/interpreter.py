@@ -17,13 +17,12 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.symmetry.constraints import Constraints, Rule
-from lightning_bnn.symmetry.export import operation_name
+from lightning_bnn.symmetry.export import ancestors, operation_name, results_of
 from lightning_bnn.symmetry.groups import Frozen, SoftmaxShift, Symmetries
 from lightning_bnn.symmetry.labels import Constant, Unsupported, Value, Weight, core, is_operand
 from lightning_bnn.symmetry.solve import solve
 
 __all__ = ["Tracer"]
-
 
 _RANDOM = frozenset(
     (
@@ -37,8 +36,6 @@ _SHIFT_KEEPS = frozenset(
 _NO_VALUE = frozenset(
     ["_assert_tensor_metadata", "_assert_scalar", "sym_size", "sym_constrain_range_for_size"]
 )
-
-
 _UNIFORM = frozenset(
     "zeros_like ones_like full_like new_zeros new_ones new_full zero empty_like".split()
 )
@@ -77,7 +74,7 @@ class Tracer:
 
     def read(self, program: ExportedProgram) -> None:
         """Follow the channels through one graph."""
-        results = _results(program)
+        results = results_of(program)
         inputs = {n: self._input(program, n) for n in program.graph.nodes if n.op == "placeholder"}
         values = self._follow(program.graph_module, inputs, results)
         for node in results:
@@ -89,7 +86,7 @@ class Tracer:
         self, module: torch.fx.GraphModule, values: dict[Node, Any], results: list[Node]
     ) -> dict[Node, Any]:
         """Values of all nodes that the results depend on."""
-        live = _ancestors(results)
+        live = ancestors(results)
         for node in module.graph.nodes:
             if node.op == "get_attr":
                 values[node] = getattr(module, str(node.target), None)
@@ -189,19 +186,19 @@ class Tracer:
                 self.frozen.append(Frozen("parameter", name, "", reason))
         shapes = {self.alias.get(k, k): v.shape for k, v in self.model.state_dict().items()}
         symmetries = solve(self.system, shapes)
-        biases = {e.name for e in self.system.entries.values() if e.role == "bias"} | set(
-            _added_vectors(symmetries, shapes)
-        )
-        parameters = [name for name, p in self.model.named_parameters() if p.is_floating_point()]
-        weights = tuple(
-            n
-            for n in parameters
-            if n not in biases and not (n not in self.read_names and n.endswith("bias"))
-        )
+        weights = self._weights(symmetries, shapes)
         unique = tuple(dict.fromkeys(self.frozen))
         return replace(
             symmetries, frozen=unique, softmax_shift=self.shift, weights=weights, shapes=shapes
         )
+
+    def _weights(self, symmetries: Symmetries, shapes: Mapping[str, torch.Size]) -> tuple[str, ...]:
+        """Parameters that count for the mass: all but biases, read or not."""
+        biases = {e.name for e in self.system.entries.values() if e.role == "bias"}
+        biases.update(_added_vectors(symmetries, shapes))
+        biases.update(n for n in self.unread_parameters() if n.endswith("bias"))
+        named = self.model.named_parameters()
+        return tuple(n for n, p in named if p.is_floating_point() and n not in biases)
 
 
 def _added_vectors(symmetries: Symmetries, shapes: Mapping[str, torch.Size]) -> list[str]:
@@ -211,29 +208,6 @@ def _added_vectors(symmetries: Symmetries, shapes: Mapping[str, torch.Size]) -> 
         for a in symmetries.axes
         if a.role == "raw" and a.size == shapes[a.tensor].numel() and a.dim is not None
     ]
-
-
-def _results(program: ExportedProgram) -> list[Node]:
-    """The nodes that the network returns, without the buffers it updates."""
-    names = set(program.graph_signature.user_outputs)
-    output = next(n for n in program.graph.nodes if n.op == "output")
-    return [
-        n
-        for n in dict.fromkeys(tree_leaves(output.args))
-        if isinstance(n, Node) and n.name in names
-    ]
-
-
-def _ancestors(nodes: list[Node]) -> set[Node]:
-    """Everything the results depend on: dead code must not constrain a channel."""
-    found: set[Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending += node.all_input_nodes
-    return found
 
 
 def _has_channels(x: Any) -> bool:

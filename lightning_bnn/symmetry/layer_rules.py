@@ -1,4 +1,4 @@
-"""How layers with weights treat channels: linear maps, norms, recurrence, attention."""
+"""How layers with weights treat channels: linear maps, convolutions, embeddings."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.fx import Node
 
 from lightning_bnn.symmetry.constraints import Constraints, Record, Rule
-from lightning_bnn.symmetry.labels import Constant, Unsupported, Value, Weight, along, core, solid
+from lightning_bnn.symmetry.labels import Unsupported, Value, Weight, along, core
 from lightning_bnn.symmetry.meeting import unify
+from lightning_bnn.symmetry.norm_rules import norm_rules
 from lightning_bnn.symmetry.sequence_rules import SEQUENCE_RULES, contract
 
 __all__ = ["layer_rules"]
@@ -73,10 +73,7 @@ def convolution(
     groups = kw.get("groups", args[3] if len(args) > 3 else 1)
     incoming = system.collapse(labels, [1]).numpy()
     out = _write(system, weight, incoming, bias, groups)
-    if groups > 1:
-        system.block(
-            np.concatenate([incoming.reshape(groups, -1), out.numpy().reshape(groups, -1)], 1)
-        )
+    _block_groups(system, groups, incoming, out)
     shape = node.meta["val"].shape
     return Value(along(out, 1, shape))
 
@@ -92,11 +89,14 @@ def transposed(
     columns = out.numpy().reshape(groups, -1) if groups > 1 else out.numpy()
     system.consume(weight, Record(1, columns, "out", 1, 1), Record(0, incoming, "in", -1, 1))
     _write_bias(system, bias, out)
-    if groups > 1:
-        system.block(
-            np.concatenate([incoming.reshape(groups, -1), out.numpy().reshape(groups, -1)], 1)
-        )
+    _block_groups(system, groups, incoming, out)
     return Value(along(out, 1, node.meta["val"].shape))
+
+
+def _block_groups(system: Constraints, groups: int, incoming: Any, out: Tensor) -> None:
+    if groups > 1:
+        rows = [incoming.reshape(groups, -1), out.numpy().reshape(groups, -1)]
+        system.block(np.concatenate(rows, 1))
 
 
 def _channels_first(system: Constraints, x: Any, weight: Any) -> Tensor:
@@ -118,108 +118,6 @@ def embedding(system: Constraints, node: Node, weight: Any, *args: Any, **kwargs
     system.consume(weight, Record(1, out.numpy(), "out", 1, 1))
     shape = node.meta["val"].shape
     return Value(along(out, len(shape) - 1, shape))
-
-
-# ------------------------------------------------------------ normalisation
-def batch_norm(batch_norm_mode: str) -> Rule:
-    """Batch norm, and instance norm: every channel by itself."""
-
-    def rule(
-        system: Constraints, node: Node, x: Any, weight: Any, bias: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        labels = solid(system.labels(x))
-        incoming = system.collapse(labels, [1])
-        statistics = [a for a in args[:2] if isinstance(a, Weight)]
-        fixed_map = batch_norm_mode == "eval" and len(statistics) == 2
-        if not fixed_map:
-            system.freeze(incoming, ("scale",))
-        if statistics:
-            system.consume(statistics[0], Record(0, incoming.numpy(), "mean", 1, 1))
-            system.consume(statistics[1], Record(0, incoming.numpy(), "variance", 0, 0))
-        inward = -1 if fixed_map else 0
-        out = _affine(system, incoming, weight, bias, inward)
-        if fixed_map and weight is None:
-            system.freeze(incoming, ("scale",))
-        return _normalised(node, along(out, 1, labels.shape))
-
-    return rule
-
-
-def layer_norm(
-    system: Constraints,
-    node: Node,
-    x: Any,
-    shape: Sequence[int],
-    weight: Any = None,
-    bias: Any = None,
-    *a: Any,
-) -> Any:
-    """Layer norm: all channels of a row share one sign, no scale passes."""
-    labels = solid(system.labels(x))
-    incoming = system.collapse(labels, range(labels.ndim - len(shape), labels.ndim))
-    system.freeze(incoming, ("scale",))
-    system.tie(incoming, incoming.reshape(-1)[:1], ("sign",))
-    out = _affine(system, incoming, weight, bias, 0)
-    return _normalised(node, out.expand(labels.shape))
-
-
-def rms_norm(
-    system: Constraints, node: Node, x: Any, shape: Sequence[int], weight: Any = None, *args: Any
-) -> Any:
-    """RMS norm: every channel keeps its own sign."""
-    labels = solid(system.labels(x))
-    incoming = system.collapse(labels, range(labels.ndim - len(shape), labels.ndim))
-    system.freeze(incoming, ("scale",))
-    return _normalised(node, _affine(system, incoming, weight, None, 0).expand(labels.shape))
-
-
-def group_norm(
-    system: Constraints,
-    node: Node,
-    x: Any,
-    groups: int,
-    weight: Any = None,
-    bias: Any = None,
-    *a: Any,
-) -> Any:
-    """Group norm: groups are blocks with one sign each."""
-    labels = solid(system.labels(x))
-    incoming = system.collapse(labels, [1])
-    rows = incoming.reshape(groups, -1)
-    system.block(rows.numpy())
-    system.freeze(incoming, ("scale",))
-    system.tie(rows, rows[:, :1], ("sign",))
-    return _normalised(node, along(_affine(system, incoming, weight, bias, 0), 1, labels.shape))
-
-
-def _affine(system: Constraints, incoming: Tensor, weight: Any, bias: Any, inward: int) -> Tensor:
-    """Learned gain and bias: channels leave with a scale and sign of their own."""
-    out = system.fresh(*incoming.shape)
-    system.tie(out, incoming, ("permutation",))
-    dim = 0 if incoming.ndim == 1 else None
-    if not isinstance(weight, Weight):
-        system.tie(out, incoming, ("sign",))
-        system.freeze(out, ("scale",))
-        if isinstance(weight, Constant):
-            system.freeze(out)
-    else:
-        flat_out, flat_in = out.reshape(-1).numpy(), incoming.reshape(-1).numpy()
-        system.consume(
-            weight, Record(dim, flat_out, "gain", 1, 1), Record(dim, flat_in, "gain in", inward, 1)
-        )
-    if isinstance(bias, Weight):
-        system.consume(bias, Record(dim, out.reshape(-1).numpy(), "bias", 1, 1))
-    elif isinstance(bias, Constant):
-        system.freeze(out)
-    return out
-
-
-def _normalised(node: Node, labels: Tensor) -> Any:
-    value = node.meta["val"]
-    if not isinstance(value, tuple | list):
-        return Value(labels)
-    rest = [Value(torch.zeros((1,) * v.ndim, dtype=torch.long).expand(v.shape)) for v in value[1:]]
-    return (Value(labels), *rest)
 
 
 def matmul(system: Constraints, node: Node, x: Any, y: Any) -> Value:
@@ -296,16 +194,8 @@ def _einsum_linear(
 
 def layer_rules(batch_norm_mode: str) -> dict[str, Rule]:
     """Rules of all layers, for one of the two conventions about batch norm."""
-    norm = batch_norm(batch_norm_mode)
-    names = (
-        "batch_norm",
-        "_native_batch_norm_legit_no_training",
-        "_native_batch_norm_legit_functional",
-        "_native_batch_norm_legit",
-    )
     return {
-        **dict.fromkeys(names, norm),
-        "instance_norm": batch_norm("carrier"),
+        **norm_rules(batch_norm_mode),
         "linear": linear,
         "addmm": addmm,
         **dict.fromkeys(("matmul", "mm", "bmm"), matmul),
@@ -314,8 +204,5 @@ def layer_rules(batch_norm_mode: str) -> dict[str, Rule]:
         **{f"conv_transpose{d}d": transposed for d in (1, 2, 3)},
         "baddbmm": baddbmm,
         "embedding": embedding,
-        "layer_norm": layer_norm,
-        "rms_norm": rms_norm,
-        "group_norm": group_norm,
         **SEQUENCE_RULES,
     }

@@ -9,14 +9,9 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, unstack
-from lightning_bnn.symmetry.actions import (
-    axes_by_tensor,
-    identity,
-    permute_axis,
-    permuted_tensor,
-    random_permutations,
-)
+from lightning_bnn.symmetry.actions import axes_by_tensor, permute_axis, permuted_tensor
 from lightning_bnn.symmetry.assignment import Family, assign, assign_blocks, families
+from lightning_bnn.symmetry.elements import identity, random_permutations
 from lightning_bnn.symmetry.groups import Placement, Symmetries
 from lightning_bnn.symmetry.units import other_axis, unit_rows
 from lightning_bnn.symmetry.validation import check_one_network, check_params

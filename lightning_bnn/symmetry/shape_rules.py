@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.symmetry.constraints import Constraints, Rule
 from lightning_bnn.symmetry.export import operation_name
@@ -78,13 +79,13 @@ def expand(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -
 
 def rearrange(system: Constraints, node: Node, *args: Any, **kwargs: Any) -> Any:
     """Any rearrangement: executed on the labels (or on the coordinates of a weight)."""
-    leaves = torch.utils._pytree.tree_leaves((args, kwargs), is_leaf=is_operand)
+    leaves = tree_leaves((args, kwargs), is_leaf=is_operand)
     weight = next((leaf for leaf in leaves if isinstance(leaf, Weight)), None)
     if weight is None:
         result = _execute(
             node, args, kwargs, lambda v: v.labels if isinstance(v, Value) else v.tensor.cpu()
         )
-        return torch.utils._pytree.tree_map(lambda t: Value(compress(t)), result)
+        return tree_map(lambda t: Value(compress(t)), result)
     if any(isinstance(leaf, Value) for leaf in leaves):
         raise Unsupported("a weight indexed by an activation")
     results = []
@@ -115,10 +116,10 @@ def _execute(node: Node, args: Any, kwargs: Any, pick: Callable[[Any], Tensor]) 
     first = args[0] if not isinstance(args[0], list | tuple) else args[0][0]
     if isinstance(first, Constant):
         raise Unsupported("a constant indexed by an activation")
-    for other in torch.utils._pytree.tree_leaves(args[1:], is_leaf=is_operand):
+    for other in tree_leaves(args[1:], is_leaf=is_operand):
         if isinstance(other, Value) and operation_name(node) in ("index", "index_select"):
             raise Unsupported("an index computed from the input")
-    args, kwargs = torch.utils._pytree.tree_map(unwrap, (args, kwargs), is_leaf=is_operand)
+    args, kwargs = tree_map(unwrap, (args, kwargs), is_leaf=is_operand)
     target = node.target
     if operation_name(node) in ("view", "_unsafe_view", "view_copy", "_reshape_alias"):
         target, args = torch.ops.aten.reshape.default, args[:2]

@@ -13,8 +13,8 @@ from lightning_bnn.symmetry.export import UnsupportedModel, export, to_network
 from lightning_bnn.symmetry.groups import Frozen, Symmetries
 from lightning_bnn.symmetry.interpreter import Tracer
 from lightning_bnn.symmetry.layer_rules import layer_rules
+from lightning_bnn.symmetry.refutation import refute
 from lightning_bnn.symmetry.rules import RULES, Rule
-from lightning_bnn.symmetry.verify import refute
 
 __all__ = ["discover"]
 
