@@ -24,6 +24,7 @@ __all__ = [
     "RavelSpec",
     "apply",
     "is_stacked",
+    "is_weight",
     "of",
     "populate",
     "ravel",
@@ -137,7 +138,7 @@ def ravel(
         stacked: whether the first dimension counts members.
     """
     chosen = tuple(
-        names if names is not None else (n for n, t in params.items() if _is_weight(n, t))
+        names if names is not None else (n for n, t in params.items() if is_weight(n, t))
     )
     start = 1 if stacked else 0
     spec = RavelSpec(chosen, tuple(params[n].shape[start:] for n in chosen))
@@ -145,7 +146,12 @@ def ravel(
     return torch.cat([params[n].reshape(*lead, -1) for n in chosen], -1), spec
 
 
-def _is_weight(name: str, tensor: Tensor) -> bool:
+def is_weight(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor of `Params` counts as weights: floating, and no BatchNorm statistic.
+
+    >>> is_weight("bn.weight", torch.ones(2)), is_weight("bn.running_var", torch.ones(2))
+    (True, False)
+    """
     return tensor.is_floating_point() and name.rpartition(".")[2] not in (
         "running_mean",
         "running_var",

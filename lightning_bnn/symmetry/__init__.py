@@ -45,6 +45,7 @@ from lightning_bnn.symmetry.interpolation import Barrier, barrier, interpolate
 from lightning_bnn.symmetry.matching import match
 from lightning_bnn.symmetry.min_mass import MinMass, mass, min_mass
 from lightning_bnn.symmetry.optimizer_state import scale_optimizer_state, transform_optimizer_state
+from lightning_bnn.symmetry.removal import Removal, plan_removal
 from lightning_bnn.symmetry.trace import discover
 from lightning_bnn.symmetry.verify import verify
 
@@ -54,6 +55,7 @@ __all__ = [
     "MinMass",
     "NearestTransposition",
     "PermutationGroup",
+    "Removal",
     "ScalingGroup",
     "SignGroup",
     "Symmetries",
@@ -73,6 +75,7 @@ __all__ = [
     "min_mass",
     "nearest_transposition",
     "permute",
+    "plan_removal",
     "random_permutations",
     "random_scales",
     "random_signs",

@@ -1,0 +1,107 @@
+"""Metrics of posteriors: MMD, calibration, OOD detection, diversity, likelihood.
+
+Every metric is a function and a `torchmetrics.Metric` of the same words. Metrics that torchmetrics
+has right (accuracy, regression errors) are not repeated here.
+
+>>> import torch
+>>> from lightning_bnn.metrics import ECE, ece
+>>> probs, labels = torch.tensor([[0.25, 0.75], [1.0, 0.0]]), torch.tensor([1, 0])
+>>> metric = ECE()
+>>> metric.update(probs, labels)
+>>> metric.compute() == ece(probs, labels)
+tensor(True)
+"""
+
+from lightning_bnn.metrics.agreement import Agreement, TotalVariation, agreement, total_variation
+from lightning_bnn.metrics.calibration import (
+    ACE,
+    ECE,
+    MCE,
+    Reliability,
+    ace,
+    adaptive_reliability,
+    ece,
+    mce,
+    reliability,
+)
+from lightning_bnn.metrics.diversity import (
+    Disagreement,
+    MutualInformation,
+    PairwiseMutualInformation,
+    Uncertainty,
+    decompose_uncertainty,
+    disagreement,
+    mutual_information,
+    pairwise_mutual_information,
+)
+from lightning_bnn.metrics.function_space import FunctionSpaceMMD, function_space_mmd
+from lightning_bnn.metrics.kernels import KernelGrid
+from lightning_bnn.metrics.likelihood import NLL, BrierScore, brier_score, nll
+from lightning_bnn.metrics.mmd import MMD, MMDTable, mmd, mmd_table, share_layers
+from lightning_bnn.metrics.ood import AUPR, AUROC, FPR95, FPRAtTPR, OODDetection
+from lightning_bnn.metrics.ranking import aupr, auroc, fpr95, fpr_at_tpr
+from lightning_bnn.metrics.reference import LayerMMD, MMDReference
+from lightning_bnn.metrics.scores import (
+    energy_score,
+    entropy_score,
+    max_probability_score,
+    mutual_information_score,
+)
+from lightning_bnn.metrics.sources import StackSource, Transformed, WeightSource
+from lightning_bnn.metrics.two_sample import TwoSampleTest, permutation_test
+
+__all__ = [
+    "ACE",
+    "AUPR",
+    "AUROC",
+    "Agreement",
+    "BrierScore",
+    "Disagreement",
+    "ECE",
+    "FPR95",
+    "FPRAtTPR",
+    "FunctionSpaceMMD",
+    "KernelGrid",
+    "LayerMMD",
+    "MCE",
+    "MMD",
+    "MMDReference",
+    "MMDTable",
+    "MutualInformation",
+    "NLL",
+    "OODDetection",
+    "PairwiseMutualInformation",
+    "Reliability",
+    "StackSource",
+    "TotalVariation",
+    "Transformed",
+    "TwoSampleTest",
+    "Uncertainty",
+    "WeightSource",
+    "ace",
+    "adaptive_reliability",
+    "agreement",
+    "aupr",
+    "auroc",
+    "brier_score",
+    "decompose_uncertainty",
+    "disagreement",
+    "ece",
+    "energy_score",
+    "entropy_score",
+    "fpr95",
+    "fpr_at_tpr",
+    "function_space_mmd",
+    "max_probability_score",
+    "mce",
+    "mmd",
+    "mmd_table",
+    "mutual_information",
+    "mutual_information_score",
+    "nll",
+    "pairwise_mutual_information",
+    "permutation_test",
+    "reliability",
+    "share_layers",
+    "total_variation",
+]

@@ -1,0 +1,118 @@
+"""Agreement of a posterior's predictions with those of a reference, such as long HMC chains.
+
+Both are means over posterior samples, ``(batch, classes)``, for the same examples. Agreement
+compares the predicted classes, total variation the probabilities; one minus the one is not the
+other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.metrics.base import ExampleMean
+from lightning_bnn.metrics.validation import check_same_shape, probabilities
+
+__all__ = ["Agreement", "TotalVariation", "agreement", "total_variation"]
+
+
+# ------------------------------------------------------------ functions
+def agreement(probs: Tensor, reference: Tensor, from_logits: bool = False) -> Tensor:
+    """Fraction of the examples for which both predict the same class; ties go to the first class.
+
+    Args:
+        probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.
+        reference: the same of the reference.
+        from_logits: whether both are logits; never guessed.
+
+    >>> agreement(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([[0.6, 0.4], [0.6, 0.4]]))
+    tensor(0.5000, dtype=torch.float64)
+    """
+    return _agreement(probs, reference, from_logits).mean(dtype=torch.float64)
+
+
+def total_variation(probs: Tensor, reference: Tensor, from_logits: bool = False) -> Tensor:
+    r"""Mean over examples of :math:`\frac12 \sum_c |p_c - p^{ref}_c|`.
+
+    Args:
+        probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.
+        reference: the same of the reference.
+        from_logits: whether both are logits; never guessed.
+
+    References:
+        | What Are Bayesian Neural Network Posteriors Really Like? (Izmailov et al., 2021)
+        | https://arxiv.org/abs/2104.14421
+
+    >>> total_variation(torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.5]]))
+    tensor(0.2500, dtype=torch.float64)
+    """
+    return _total_variation(probs, reference, from_logits).mean(dtype=torch.float64)
+
+
+def _agreement(probs: Tensor, reference: Tensor, from_logits: bool) -> Tensor:
+    a, b = _pair(probs, reference, from_logits)
+    return (a.argmax(-1) == b.argmax(-1)).double()
+
+
+def _total_variation(probs: Tensor, reference: Tensor, from_logits: bool) -> Tensor:
+    a, b = _pair(probs, reference, from_logits)
+    return (a - b).abs().sum(-1) / 2
+
+
+def _pair(probs: Tensor, reference: Tensor, from_logits: bool) -> tuple[Tensor, Tensor]:
+    check_same_shape(probs, reference, ("probs", "reference"))
+    if probs.ndim != 2:
+        raise ValueError(
+            f"`probs` must have shape (batch, classes), got {tuple(probs.shape)}. The prediction "
+            "of an ensemble is `probs.mean(0)`."
+        )
+    return probabilities(probs, from_logits), probabilities(reference, from_logits, "reference")
+
+
+# ------------------------------------------------------------ classes
+class Agreement(ExampleMean):
+    """Agreement with a reference, see `agreement`.
+
+    Args:
+        from_logits: whether `update` is given logits; never guessed.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> Agreement()(torch.tensor([[0.9, 0.1]]), torch.tensor([[0.6, 0.4]]))
+    tensor(1., dtype=torch.float64)
+    """
+
+    higher_is_better = True
+    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+
+    def __init__(self, from_logits: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.from_logits = from_logits
+
+    def update(self, probs: Tensor, reference: Tensor) -> None:
+        """Add a batch of mean predictions and the reference's for the same examples."""
+        self.add(_agreement(probs, reference, self.from_logits))
+
+
+class TotalVariation(ExampleMean):
+    """Total variation distance to a reference, see `total_variation`.
+
+    Args:
+        from_logits: whether `update` is given logits; never guessed.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> TotalVariation()(torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.5]]))
+    tensor(0.2500, dtype=torch.float64)
+    """
+
+    higher_is_better = False
+    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+
+    def __init__(self, from_logits: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.from_logits = from_logits
+
+    def update(self, probs: Tensor, reference: Tensor) -> None:
+        """Add a batch of mean predictions and the reference's for the same examples."""
+        self.add(_total_variation(probs, reference, self.from_logits))

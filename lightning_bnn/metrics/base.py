@@ -1,0 +1,83 @@
+"""What every metric class shares: exact sums in float64, and NaN with one warning if empty."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.prints import rank_zero_warn
+
+__all__ = ["ExactMetric", "ExampleMean", "collected"]
+
+
+class ExactMetric(Metric):
+    """A metric that is the same number on one process and on many, in one batch and in many.
+
+    States are sums (float64, or int64 counts) or one-dimensional float64 lists; both synchronise
+    exactly, also when a process has seen no data.
+    """
+
+    is_differentiable = False
+    full_state_update = False
+
+    def add_sum(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Register a state that adds up over batches and processes."""
+        self.add_state(name, default=torch.zeros(shape, dtype=dtype), dist_reduce_fx="sum")
+
+    def add_list(self, name: str) -> None:
+        """Register a state that collects one-dimensional float64 tensors.
+
+        An empty process contributes an empty tensor of the metric's dtype, hence that is float64.
+        """
+        self._dtype = torch.float64
+        self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def plot(self, val: Any = None, ax: Any = None) -> Any:
+        """Draw one or several values, as every torchmetrics class does."""
+        return self._plot(val, ax)
+
+    def _nan(self, reason: str) -> Tensor:
+        if self.update_called:  # torchmetrics itself warns about a metric without any update
+            rank_zero_warn(f"{type(self).__name__} is NaN: {reason}.", UserWarning)
+        return torch.full((), torch.nan, dtype=torch.float64, device=self.device)
+
+
+class ExampleMean(ExactMetric):
+    """The mean over examples of one number, or of one tensor, per example.
+
+    The names of the states contain the class's name: inside a ``MetricCollection`` two different
+    metrics whose first batches agree are never taken for one.
+    """
+
+    def __init__(self, shape: tuple[int, ...] = (), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        stem = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
+        self._sum, self._count = f"{stem}_sum", f"{stem}_count"
+        self.add_sum(self._sum, shape, torch.float64)
+        self.add_sum(self._count, (), torch.int64)
+
+    def add(self, values: Tensor) -> None:
+        """Add one value per example, ``(batch, *shape)``."""
+        self.add_total(values.sum(0, dtype=torch.float64), len(values))
+
+    def add_total(self, total: Tensor, examples: int) -> None:
+        """Add the sum over several examples."""
+        setattr(self, self._sum, getattr(self, self._sum) + total)
+        setattr(self, self._count, getattr(self, self._count) + examples)
+
+    def compute(self) -> Tensor:
+        """The mean; NaN without examples."""
+        total, count = getattr(self, self._sum), getattr(self, self._count)
+        if count == 0:
+            return total + self._nan("it has seen no example")
+        return total / count
+
+
+def collected(state: list[Tensor] | Tensor) -> Tensor:
+    """A list state as one tensor, before or after it was synchronised."""
+    if isinstance(state, Tensor):
+        return state
+    return torch.cat(state) if state else torch.zeros(0, dtype=torch.float64)

@@ -1,0 +1,238 @@
+"""L1 and squared L2 distances between rows of millions of features, streamed in chunks.
+
+Both are sums over features, so that only matrices of the size rows x rows live in memory. Large
+problems run as compiled tiles: differences are taken in the given precision (nothing cancels, no
+TF32), a few hundred of them are summed, and those sums are added up in float64. Small ones, and
+machines without a compiler, use ``torch.cdist`` and a centred float64 Gram matrix.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import subprocess
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Blocks", "Distances", "distance_blocks", "join", "square"]
+
+TILE = {"cpu": (256, 128), "cuda": (4096, 256)}
+"""Features and rows of a compiled tile, see ``benchmarks/metrics.py``."""
+COMPILE_FROM = {"cpu": 5e9, "cuda": 1e12}
+"""Differences from which compiling pays."""
+_PLAIN_COLUMNS = 256
+_log = logging.getLogger(__name__)
+
+
+class Distances(NamedTuple):
+    """L1 distances and squared L2 distances of the same pairs, in float64."""
+
+    l1: Tensor
+    l2: Tensor
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Distances:
+        """Apply a function to both."""
+        return Distances(function(self.l1), function(self.l2))
+
+
+class Blocks(NamedTuple):
+    """Distances within the first set, across, and within the second; within sets each pair once."""
+
+    xx: Distances
+    xy: Distances
+    yy: Distances
+
+
+class _Sums(Protocol):
+    def add(self, x: Tensor, y: Tensor) -> None: ...
+    def matrices(self) -> Distances: ...
+
+
+def distance_blocks(
+    chunks: Iterable[tuple[Tensor, Tensor]],
+    rows: tuple[int, int],
+    features: int,
+    known: Distances | None = None,
+) -> Blocks:
+    """Distances of all pairs out of two sets, from chunks of their features.
+
+    Args:
+        chunks: the same features of both sets, ``(rows, columns)``, on one device.
+        rows: sizes of the sets.
+        features: how many there are in total; decides whether compiling pays.
+        known: the distances within the first set, if they have been computed before.
+
+    >>> x, y = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([[3.0, 0.0]])
+    >>> blocks = distance_blocks([(x, y)], (2, 1), 2)
+    >>> blocks.xx.l2, blocks.xy.l1
+    (tensor([25.], dtype=torch.float64), tensor([[3.],
+            [4.]], dtype=torch.float64))
+    """
+    m, n = rows
+    sums: _Sums | None = None
+    for x, y in chunks:
+        x, y = _computable(x), _computable(y)
+        if sums is None:
+            work = (n * (m + n) + (known is None) * m * m) * features / 2
+            sums = _sums(rows, known is None, x, work)
+        sums.add(x, y)
+    if sums is None:
+        raise ValueError("A layer without features has no distances.")
+    full = sums.matrices()
+    return Blocks(
+        full.map(lambda d: _upper(d[:m, :m])) if known is None else known,
+        full.map(lambda d: d[:m, m:]),
+        full.map(lambda d: _upper(d[m:, m:])),
+    )
+
+
+def square(packed: Tensor, rows: int) -> Tensor:
+    """The symmetric matrix of distances that are given once per pair.
+
+    >>> square(torch.tensor([1.0, 2.0, 3.0]), 3)
+    tensor([[0., 1., 2.],
+            [1., 0., 3.],
+            [2., 3., 0.]])
+    """
+    result = packed.new_zeros(rows, rows)
+    first, second = torch.triu_indices(rows, rows, 1, device=packed.device)
+    result[first, second] = packed
+    return result + result.T
+
+
+def join(blocks: Blocks, rows: tuple[int, int]) -> Distances:
+    """The matrices of distances of both sets pooled."""
+
+    def pooled(xx: Tensor, xy: Tensor, yy: Tensor) -> Tensor:
+        left = torch.cat([square(xx, rows[0]), xy.T])
+        return torch.cat([left, torch.cat([xy, square(yy, rows[1])])], 1)
+
+    return Distances(*(pooled(*parts) for parts in zip(*blocks, strict=True)))
+
+
+def _computable(values: Tensor) -> Tensor:
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def _upper(matrix: Tensor) -> Tensor:
+    first, second = torch.triu_indices(len(matrix), len(matrix), 1, device=matrix.device)
+    return matrix[first, second]
+
+
+def _sums(rows: tuple[int, int], within_first: bool, like: Tensor, work: float) -> _Sums:
+    device = like.device.type
+    if work >= COMPILE_FROM.get(device, math.inf) and _compiles(device, like.dtype):
+        return _TileSums(rows, within_first, like)
+    return _PlainSums(rows, within_first, like)
+
+
+# ------------------------------------------------------------ compiled
+class _TileSums:
+    """Square tiles of pairs; a tile below the diagonal is never computed."""
+
+    def __init__(self, rows: tuple[int, int], within_first: bool, like: Tensor) -> None:
+        columns, size = TILE[like.device.type]
+        self._rows, self._size = rows, size
+        self._counts = [-(-r // size) for r in rows]
+        self._pairs = _tile_pairs(*self._counts, within_first)
+        shape = (len(self._pairs), 2, size, size)
+        self._sums = torch.zeros(shape, dtype=torch.float64, device=like.device)
+        self._buffer = like.new_zeros(sum(self._counts), columns, size)
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Add the distances over some features."""
+        add_tile = _compiled_tile()
+        columns = self._buffer.shape[1]
+        for start in range(0, x.shape[1], columns):
+            self._fill(x[:, start : start + columns], y[:, start : start + columns])
+            for k, (i, j) in enumerate(self._pairs):
+                add_tile(self._buffer[i], self._buffer[j], self._sums[k, 0], self._sums[k, 1])
+
+    def _fill(self, x: Tensor, y: Tensor) -> None:
+        """Lay rows out tile by tile, features first; what is missing stays zero on both sides."""
+        if x.shape[1] < self._buffer.shape[1]:
+            self._buffer.zero_()
+        tiles = iter(self._buffer)
+        for values in (x, y):
+            for part in values.split(self._size):
+                next(tiles)[: part.shape[1], : len(part)] = part.T
+
+    def matrices(self) -> Distances:
+        """Distances of the pooled rows, as far as they were asked for."""
+        tiles, size = sum(self._counts), self._size
+        grid = self._sums.new_zeros(2, tiles, tiles, size, size)
+        for k, (i, j) in enumerate(self._pairs):
+            grid[:, i, j] = self._sums[k]
+        full = grid.permute(0, 1, 3, 2, 4).reshape(2, tiles * size, tiles * size)
+        m, n = self._rows
+        start = self._counts[0] * size
+        keep = [*range(m), *range(start, start + n)]
+        index = torch.tensor(keep, device=full.device)
+        return Distances(*full[:, index][:, :, index])
+
+
+def _tile_pairs(first: int, second: int, within_first: bool) -> list[tuple[int, int]]:
+    total = first + second
+    pairs = [(i, j) for i in range(total) for j in range(i, total)]
+    return [(i, j) for i, j in pairs if within_first or j >= first]
+
+
+def _add_tile(a: Tensor, b: Tensor, l1: Tensor, l2: Tensor) -> None:
+    difference = a[:, :, None] - b[:, None, :]
+    l1.add_(difference.abs().sum(0))
+    l2.add_((difference * difference).sum(0))
+
+
+@functools.lru_cache(maxsize=1)
+def _compiled_tile() -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
+    return torch.compile(_add_tile, dynamic=False)
+
+
+@functools.lru_cache(maxsize=8)
+def _compiles(device: str, dtype: torch.dtype) -> bool:
+    """Whether this machine can compile the tile; tried once."""
+    if any(os.environ.get(n) == "1" for n in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")):
+        return False
+    columns, size = TILE[device]
+    a = torch.zeros(columns, size, dtype=dtype, device=device)
+    sums = torch.zeros(2, size, size, dtype=torch.float64, device=device)
+    try:
+        _compiled_tile()(a, a, sums[0], sums[1])
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        _log.warning("Distances run without a compiler, several times slower (%s).", reason[:200])
+        return False
+    return True
+
+
+# ------------------------------------------------------------ plain
+class _PlainSums:
+    """No compiler: L1 by ``cdist``, L2 by a Gram matrix of centred features in float64."""
+
+    def __init__(self, rows: tuple[int, int], within_first: bool, like: Tensor) -> None:
+        self._first = 0 if within_first else rows[0]
+        shape = (sum(rows), sum(rows) - self._first)
+        self._l1, self._l2 = torch.zeros(2, *shape, dtype=torch.float64, device=like.device)
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Add the distances over some features."""
+        for chunk in torch.cat([x, y]).split(_PLAIN_COLUMNS, 1):
+            self._l1 += torch.cdist(chunk, chunk[self._first :], p=1)
+            centred = chunk.double()
+            centred = centred - centred.mean(0)
+            norms = centred.square().sum(1)
+            gram = centred @ centred[self._first :].T
+            self._l2 += norms[:, None] + norms[self._first :] - 2 * gram
+
+    def matrices(self) -> Distances:
+        """Distances of the pooled rows, as far as they were asked for."""
+        l1, l2 = self._l1, self._l2.clamp_min(0)
+        if self._first:
+            padding = l1.new_zeros(len(l1), self._first)
+            l1, l2 = torch.cat([padding, l1], 1), torch.cat([padding, l2], 1)
+        return Distances(l1, l2)

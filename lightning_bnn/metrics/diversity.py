@@ -1,0 +1,230 @@
+r"""Diversity: how much the networks of a posterior disagree about an input.
+
+Predictions have shape ``(samples, batch, classes)``; information is in nats.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.metrics.base import ExampleMean
+from lightning_bnn.metrics.validation import check_samples, option, probabilities
+
+__all__ = [
+    "Disagreement",
+    "MutualInformation",
+    "PairwiseMutualInformation",
+    "Uncertainty",
+    "decompose_uncertainty",
+    "disagreement",
+    "mutual_information",
+    "pairwise_mutual_information",
+]
+
+Component = Literal["epistemic", "total", "expected"]
+_CHUNK = 2**22
+
+
+class Uncertainty(NamedTuple):
+    """Uncertainty of every example in nats: total = expected + epistemic."""
+
+    total: Tensor
+    expected: Tensor
+    epistemic: Tensor
+
+
+# ------------------------------------------------------------ functions
+def mutual_information(probs: Tensor, from_logits: bool = False) -> Tensor:
+    r"""Information that the networks hold about each prediction, never negative.
+
+    .. math::
+        H(\bar p) - \frac1S \sum_s H(p_s) = \frac1S \sum_{s,c} \bar p_c\,
+        \varphi\!\left(\frac{p_{sc} - \bar p_c}{\bar p_c}\right),
+        \quad \varphi(d) = (1 + d) \log(1 + d) - d \ge 0
+
+    The difference of entropies cancels in float32 when networks nearly agree; the right-hand side
+    is a sum of non-negative terms.
+
+    Args:
+        probs: ``(samples, batch, classes)`` probabilities, or logits with ``from_logits``.
+        from_logits: whether ``probs`` are logits; never guessed.
+
+    Returns:
+        One number per example.
+
+    References:
+        | Bayesian Active Learning for Classification and Preference Learning (Houlsby et al., 2011)
+        | https://arxiv.org/abs/1112.5745
+
+    >>> mutual_information(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+    tensor([0.6931])
+    """
+    probs = _samples(probs, from_logits)
+    mean = probs.mean(0)
+    relative = (probs - mean) / mean.clamp_min(torch.finfo(mean.dtype).tiny)
+    return (mean * _phi(relative)).sum(-1).mean(0)
+
+
+def decompose_uncertainty(probs: Tensor, from_logits: bool = False) -> Uncertainty:
+    """Entropy of the mean prediction, mean entropy, and what is between them.
+
+    Args:
+        probs: ``(samples, batch, classes)`` probabilities, or logits with ``from_logits``.
+        from_logits: whether ``probs`` are logits; never guessed.
+
+    >>> decompose_uncertainty(torch.tensor([[[1.0, 0.0]], [[0.5, 0.5]]])).expected
+    tensor([0.3466])
+    """
+    probs = _samples(probs, from_logits)
+    return Uncertainty(
+        torch.special.entr(probs.mean(0)).sum(-1),
+        torch.special.entr(probs).sum(-1).mean(0),
+        mutual_information(probs),
+    )
+
+
+def pairwise_mutual_information(probs: Tensor, from_logits: bool = False) -> Tensor:
+    """Mutual information of every pair of networks, averaged over examples, ``(samples, samples)``.
+
+    The symmetric matrix of which Laurent et al. (2024, Section 5.1) show the histogram.
+
+    Args:
+        probs: ``(samples, batch, classes)`` probabilities, or logits with ``from_logits``.
+        from_logits: whether ``probs`` are logits; never guessed.
+
+    >>> pairwise_mutual_information(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])).round(decimals=4)
+    tensor([[0.0000, 0.6931],
+            [0.6931, 0.0000]], dtype=torch.float64)
+    """
+    probs = _samples(probs, from_logits)
+    return _pairwise_sum(probs) / probs.shape[1]
+
+
+def disagreement(probs: Tensor, from_logits: bool = False) -> Tensor:
+    """Fraction of the pairs of networks that predict different classes, per example.
+
+    Args:
+        probs: ``(samples, batch, classes)`` probabilities, or logits with ``from_logits``.
+        from_logits: whether ``probs`` are logits; never guessed.
+
+    >>> disagreement(torch.eye(2)[[0, 0, 1]][:, None])
+    tensor([0.6667], dtype=torch.float64)
+    """
+    probs = _samples(probs, from_logits)
+    samples, _, classes = probs.shape
+    votes = torch.nn.functional.one_hot(probs.argmax(-1), classes).sum(0).double()
+    return 1 - (votes * (votes - 1)).sum(-1) / (samples * (samples - 1))
+
+
+def _samples(probs: Tensor, from_logits: bool) -> Tensor:
+    check_samples(probs)
+    return probabilities(probs, from_logits)
+
+
+def _phi(d: Tensor) -> Tensor:
+    return torch.special.xlog1py(1 + d, d) - d
+
+
+def _pairwise_sum(probs: Tensor) -> Tensor:
+    """Sum over examples of the mutual information of every pair, in chunks of bounded memory.
+
+    Of two networks, with h = (p - q) / (p + q), it is the sum over classes of
+    (p + q) / 4 * ((1 + h) log(1 + h) + (1 - h) log(1 - h)).
+    """
+    samples = len(probs)
+    flat = probs.flatten(1).double()
+    first, second = torch.triu_indices(samples, samples, 1, device=probs.device)
+    upper = flat.new_zeros(len(first))
+    size = max(1, _CHUNK // max(1, flat.shape[1]))
+    for pairs in torch.arange(len(first), device=probs.device).split(size):
+        p, q = flat[first[pairs]], flat[second[pairs]]
+        total = p + q
+        h = (p - q) / total.clamp_min(torch.finfo(total.dtype).tiny)
+        information = torch.special.xlog1py(1 + h, h) + torch.special.xlog1py(1 - h, -h)
+        upper[pairs] = (total * information).sum(-1) / 4
+    result = flat.new_zeros(samples, samples)
+    result[first, second] = upper
+    return result + result.T
+
+
+# ------------------------------------------------------------ classes
+class MutualInformation(ExampleMean):
+    """Mean over examples of the mutual information, or of another part of the uncertainty.
+
+    Args:
+        component: ``"epistemic"`` (the mutual information), ``"total"`` (entropy of the mean
+            prediction) or ``"expected"`` (mean entropy of the networks).
+        from_logits: whether `update` is given logits; never guessed.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> MutualInformation()(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+    tensor(0.6931, dtype=torch.float64)
+    """
+
+    plot_lower_bound = 0.0
+
+    def __init__(
+        self, component: Component = "epistemic", from_logits: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__((3,), **kwargs)
+        self.component = option("component", component, get_args(Component))
+        self.from_logits = from_logits
+
+    def update(self, probs: Tensor) -> None:
+        """Add a batch of predictions ``(samples, batch, classes)``."""
+        self.add(torch.stack(decompose_uncertainty(probs, self.from_logits), -1))
+
+    def compute(self) -> Tensor:
+        """The chosen component; NaN without examples."""
+        return super().compute()[Uncertainty._fields.index(self.component)]
+
+
+class Disagreement(ExampleMean):
+    """Mean over examples of the fraction of pairs of networks that predict different classes.
+
+    Args:
+        from_logits: whether `update` is given logits; never guessed.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> Disagreement()(torch.eye(2)[[0, 0, 1]][:, None])
+    tensor(0.6667, dtype=torch.float64)
+    """
+
+    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+
+    def __init__(self, from_logits: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.from_logits = from_logits
+
+    def update(self, probs: Tensor) -> None:
+        """Add a batch of predictions ``(samples, batch, classes)``."""
+        self.add(disagreement(probs, self.from_logits))
+
+
+class PairwiseMutualInformation(ExampleMean):
+    """The matrix of mutual informations of all pairs of networks, see the function.
+
+    Args:
+        samples: number of networks.
+        from_logits: whether `update` is given logits; never guessed.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> PairwiseMutualInformation(2)(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))[0, 1]
+    tensor(0.6931, dtype=torch.float64)
+    """
+
+    plot_lower_bound = 0.0
+
+    def __init__(self, samples: int, from_logits: bool = False, **kwargs: Any) -> None:
+        super().__init__((samples, samples), **kwargs)
+        self.samples, self.from_logits = samples, from_logits
+
+    def update(self, probs: Tensor) -> None:
+        """Add a batch of predictions ``(samples, batch, classes)``."""
+        check_samples(probs)
+        if len(probs) != self.samples:
+            raise ValueError(f"`probs` must hold {self.samples} networks, got {len(probs)}.")
+        self.add_total(_pairwise_sum(probabilities(probs, self.from_logits)), probs.shape[1])

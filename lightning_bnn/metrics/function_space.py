@@ -1,0 +1,129 @@
+"""MMD between posteriors in function space: networks are compared by what they predict."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.metrics.base import ExactMetric
+from lightning_bnn.metrics.distances import Blocks, Distances, distance_blocks
+from lightning_bnn.metrics.kernels import KernelGrid, kernel_bandwidths, unbiased_mmd2
+from lightning_bnn.metrics.mmd import MMDTable, Reduction
+from lightning_bnn.metrics.validation import check_finite, option
+
+__all__ = ["FunctionSpaceMMD", "function_space_mmd"]
+
+
+# ------------------------------------------------------------ function
+def function_space_mmd(
+    x: Tensor, y: Tensor, reduction: Reduction = "median", grid: KernelGrid | None = None
+) -> Tensor:
+    """Unbiased MMD^2 between two sets of networks, each network being its predictions.
+
+    Two posteriors that differ only by symmetries of the networks are equal here.
+
+    Args:
+        x: predictions of the reference's networks, ``(samples, batch, ...)``.
+        y: those of the other networks for the same inputs; the number of networks may differ.
+        reduction: over the twenty kernels.
+        grid: the rule for bandwidths.
+
+    >>> x, y = torch.eye(3)[:, None], torch.eye(3)[:2, None] / 2
+    >>> function_space_mmd(x, y)
+    tensor(-0.1430, dtype=torch.float64)
+    """
+    _check_predictions(x, y)
+    return _reduce(_blocks(x, y), reduction, grid or KernelGrid())
+
+
+def _blocks(x: Tensor, y: Tensor) -> Blocks:
+    x, y = x.detach().flatten(1), y.detach().flatten(1)
+    return distance_blocks([(x, y.to(x))], (len(x), len(y)), x.shape[1])
+
+
+def _reduce(blocks: Blocks, reduction: Reduction, grid: KernelGrid) -> Tensor:
+    values = unbiased_mmd2(blocks, kernel_bandwidths(blocks.xy, grid))
+    return MMDTable(("predictions",), torch.ones(1), values[None].cpu()).reduce(reduction)
+
+
+def _check_predictions(x: Tensor, y: Tensor) -> None:
+    if x.ndim < 2 or y.ndim < 2 or x.shape[1:] != y.shape[1:]:
+        raise ValueError(
+            "`x` and `y` must be predictions (samples, batch, ...) for the same inputs, got "
+            f"{tuple(x.shape)} and {tuple(y.shape)}."
+        )
+    if min(len(x), len(y)) < 2:
+        raise ValueError(f"MMD needs at least 2 networks on each side, got {len(x)} and {len(y)}.")
+    check_finite(x, "x")
+    check_finite(y, "y")
+
+
+# ------------------------------------------------------------ class
+class FunctionSpaceMMD(ExactMetric):
+    """Unbiased MMD^2 of predictions, see `function_space_mmd`; memory does not grow with the data.
+
+    Args:
+        reference_samples: number of networks of the reference.
+        samples: number of the other networks.
+        reduction: over the twenty kernels.
+        grid: the rule for bandwidths.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> metric = FunctionSpaceMMD(3, 2)
+    >>> metric(torch.eye(3)[:, None], torch.eye(3)[:2, None] / 2)
+    tensor(-0.1430, dtype=torch.float64)
+    """
+
+    higher_is_better = False
+
+    def __init__(
+        self,
+        reference_samples: int,
+        samples: int,
+        reduction: Reduction = "median",
+        grid: KernelGrid | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if min(reference_samples, samples) < 2:
+            raise ValueError(
+                "`reference_samples` and `samples` must be at least 2, got "
+                f"{reference_samples} and {samples}."
+            )
+        self.rows = reference_samples, samples
+        self.reduction: Reduction = option("reduction", reduction, get_args(Reduction))
+        self.grid = grid or KernelGrid()
+        m, n = self.rows
+        for norm in ("l1", "l2"):
+            self.add_sum(f"function_{norm}_xx", (m * (m - 1) // 2,), torch.float64)
+            self.add_sum(f"function_{norm}_xy", (m, n), torch.float64)
+            self.add_sum(f"function_{norm}_yy", (n * (n - 1) // 2,), torch.float64)
+        self.add_sum("function_examples", (), torch.int64)
+
+    def update(self, x: Tensor, y: Tensor) -> None:
+        """Add the predictions of both sides, ``(samples, batch, ...)``, for the same inputs."""
+        _check_predictions(x, y)
+        if (len(x), len(y)) != self.rows:
+            raise ValueError(
+                f"`x` and `y` must hold {self.rows[0]} and {self.rows[1]} networks, got "
+                f"{len(x)} and {len(y)}."
+            )
+        if x.shape[1] == 0:
+            return
+        for place, block in _blocks(x, y)._asdict().items():
+            for norm, values in block._asdict().items():
+                name = f"function_{norm}_{place}"
+                setattr(self, name, getattr(self, name) + values)
+        self.function_examples = self.function_examples + x.shape[1]
+
+    def compute(self) -> Tensor:
+        """MMD^2; NaN without examples."""
+        if self.function_examples == 0:
+            return self._nan("it has seen no example")
+        parts = (
+            Distances(getattr(self, f"function_l1_{p}"), getattr(self, f"function_l2_{p}"))
+            for p in Blocks._fields
+        )
+        return _reduce(Blocks(*parts), self.reduction, self.grid)

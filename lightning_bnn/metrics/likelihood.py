@@ -1,0 +1,133 @@
+"""Proper scores of a prediction: negative log-likelihood and Brier score."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.metrics.base import ExampleMean
+from lightning_bnn.metrics.validation import check_finite, check_labels, option, probabilities
+
+__all__ = ["NLL", "BrierScore", "brier_score", "nll"]
+
+ClassReduction = Literal["sum", "mean", "half"]
+
+
+# ------------------------------------------------------------ functions
+def nll(probs: Tensor, labels: Tensor, from_logits: bool = False) -> Tensor:
+    r"""Negative log-likelihood :math:`-\frac1n \sum_i \log p_i(y_i)`, in nats.
+
+    The likelihood of an ensemble is that of its mean prediction: pass ``probs.mean(0)``.
+
+    Args:
+        probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.
+        labels: ``(batch,)`` class indices.
+        from_logits: whether ``probs`` are logits; never guessed.
+
+    >>> nll(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
+    tensor(0.6931, dtype=torch.float64)
+    """
+    return _nll(probs, labels, from_logits).mean(dtype=torch.float64)
+
+
+def brier_score(
+    probs: Tensor,
+    labels: Tensor,
+    class_reduction: ClassReduction = "sum",
+    from_logits: bool = False,
+) -> Tensor:
+    r"""Squared distance of the prediction to the truth.
+
+    .. math:: \frac1n \sum_i \sum_c (p_{ic} - y_{ic})^2
+
+    Args:
+        probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.
+        labels: ``(batch,)`` class indices.
+        class_reduction: ``"sum"`` over classes (Brier, 1950), their ``"mean"`` (Ovadia et al.,
+            2019), or ``"half"`` the sum, which is at most 1.
+        from_logits: whether ``probs`` are logits; never guessed.
+
+    >>> brier_score(torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3]]), torch.tensor([0, 2]))
+    tensor(0.5200, dtype=torch.float64)
+    """
+    option("class_reduction", class_reduction, get_args(ClassReduction))
+    values = _brier(probs, labels, from_logits)
+    divisor = {"sum": 1, "mean": probs.shape[-1], "half": 2}[class_reduction]
+    return values.mean(dtype=torch.float64) / divisor
+
+
+def _nll(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
+    if not from_logits:
+        probs = probabilities(probs)
+        check_labels(labels, probs)
+        return -probs.gather(-1, labels.long()[:, None])[:, 0].log()
+    check_labels(labels, probs)
+    check_finite(probs, "probs")
+    logits = probs if probs.dtype == torch.float64 else probs.float()
+    return torch.nn.functional.cross_entropy(logits, labels.long(), reduction="none")
+
+
+def _brier(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
+    probs = probabilities(probs, from_logits)
+    check_labels(labels, probs)
+    truth = torch.nn.functional.one_hot(labels.long(), probs.shape[-1])
+    return (probs - truth).square().sum(-1)
+
+
+# ------------------------------------------------------------ classes
+class NLL(ExampleMean):
+    """Negative log-likelihood, see `nll`.
+
+    Args:
+        from_logits: whether `update` is given logits; never guessed.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> NLL()(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
+    tensor(0.6931, dtype=torch.float64)
+    """
+
+    higher_is_better = False
+    plot_lower_bound = 0.0
+
+    def __init__(self, from_logits: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.from_logits = from_logits
+
+    def update(self, probs: Tensor, labels: Tensor) -> None:
+        """Add a batch: probabilities (or logits) ``(batch, classes)`` and labels ``(batch,)``."""
+        self.add(_nll(probs, labels, self.from_logits))
+
+
+class BrierScore(ExampleMean):
+    """Brier score, see `brier_score`.
+
+    Args:
+        class_reduction: ``"sum"``, ``"mean"`` or ``"half"``.
+        from_logits: whether `update` is given logits; never guessed.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> BrierScore("half")(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
+    tensor(0.2500, dtype=torch.float64)
+    """
+
+    higher_is_better = False
+    plot_lower_bound, plot_upper_bound = 0.0, 2.0
+
+    def __init__(
+        self, class_reduction: ClassReduction = "sum", from_logits: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__((2,), **kwargs)
+        self.class_reduction = option("class_reduction", class_reduction, get_args(ClassReduction))
+        self.from_logits = from_logits
+
+    def update(self, probs: Tensor, labels: Tensor) -> None:
+        """Add a batch: probabilities (or logits) ``(batch, classes)`` and labels ``(batch,)``."""
+        values = _brier(probs, labels, self.from_logits)
+        self.add(torch.stack([values, values / probs.shape[-1]], -1))
+
+    def compute(self) -> Tensor:
+        """The score; NaN without examples."""
+        total, mean = super().compute()
+        return {"sum": total, "mean": mean, "half": total / 2}[self.class_reduction]

@@ -1,0 +1,246 @@
+"""MMD between two posteriors over weights: layer by layer, twenty kernels, symmetries or not.
+
+What is computed is the unbiased estimate of MMD^2. A layer is one tensor of weights; the table of
+all layers and kernels is reduced over kernels and averaged over layers, weighted by their sizes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.metrics.base import ExactMetric, collected
+from lightning_bnn.metrics.kernels import KernelGrid
+from lightning_bnn.metrics.reference import LayerMMD, MMDReference
+from lightning_bnn.metrics.sources import WeightSource
+from lightning_bnn.metrics.validation import option
+from lightning_bnn.params import Params
+
+__all__ = ["MMD", "MMDTable", "mmd", "mmd_table", "share_layers"]
+
+Reduction = Literal["median", "mean", "max"]
+Order = Literal["kernels-first", "layers-first"]
+
+
+@dataclass(frozen=True)
+class MMDTable:
+    """MMD^2 of every layer and kernel, Laplace kernels first."""
+
+    layers: tuple[str, ...]
+    sizes: Tensor
+    values: Tensor
+
+    def per_layer(self, reduction: Reduction = "median") -> Tensor:
+        """One number per layer."""
+        return _reduced(self.values, reduction)
+
+    def reduce(self, reduction: Reduction = "median", order: Order = "kernels-first") -> Tensor:
+        """One number: see `mmd`."""
+        option("order", order, get_args(Order))
+        weights = self.sizes.double() / self.sizes.sum()
+        if order == "kernels-first":
+            return (weights * self.per_layer(reduction)).sum()
+        return _reduced((weights[:, None] * self.values).sum(0), reduction)
+
+    def __str__(self) -> str:
+        width = max([len("layer"), *map(len, self.layers)])
+        lines = [f"{'layer':<{width}}{'weights':>12}{'median':>12}{'mean':>12}{'max':>12}"]
+        columns = torch.stack([self.per_layer(r) for r in get_args(Reduction)], 1).tolist()
+        for name, size, row in zip(self.layers, self.sizes.tolist(), columns, strict=True):
+            lines.append(f"{name:<{width}}{size:>12}" + "".join(f"{v:>12.3g}" for v in row))
+        row = [self.reduce(r).item() for r in get_args(Reduction)]
+        total = int(self.sizes.sum())
+        return "\n".join(
+            [*lines, f"{'all':<{width}}{total:>12}" + "".join(f"{v:>12.3g}" for v in row)]
+        )
+
+
+# ------------------------------------------------------------ functions
+def mmd(
+    x: Params | WeightSource | MMDReference,
+    y: Params | WeightSource,
+    reduction: Reduction = "median",
+    order: Order = "kernels-first",
+    grid: KernelGrid | None = None,
+    **options: Any,
+) -> Tensor:
+    """Unbiased MMD^2 between two posteriors over weights, given as stacks of networks.
+
+    Args:
+        x: the reference: a stack, a `WeightSource`, or an `MMDReference`, which remembers its own
+            distances for the next comparison.
+        y: the approximation.
+        reduction: over the twenty kernels.
+        order: ``"kernels-first"`` reduces within each layer and then averages over layers, as
+            Laurent et al. (2024) do; ``"layers-first"`` averages the table over layers first. For
+            the mean it makes no difference.
+        grid: the rule for bandwidths.
+        **options: ``layers``, ``device``, ``memory``, ``progress`` of `MMDReference`.
+
+    Returns:
+        A number around zero (it may be negative) if both are samples of the same distribution.
+
+    >>> mmd({"w": torch.eye(3)}, {"w": torch.eye(3)[:2] + 1})
+    tensor(0.2820, dtype=torch.float64)
+    """
+    return mmd_table(x, y, grid, **options).reduce(reduction, order)
+
+
+def mmd_table(
+    x: Params | WeightSource | MMDReference,
+    y: Params | WeightSource,
+    grid: KernelGrid | None = None,
+    **options: Any,
+) -> MMDTable:
+    """MMD^2 of every layer and kernel; the arguments are those of `mmd`.
+
+    >>> print(mmd_table({"w": torch.eye(3)}, {"w": torch.eye(3)[:2] + 1}))
+    layer     weights      median        mean         max
+    w               3       0.282       0.312        0.53
+    all             3       0.282       0.312        0.53
+    """
+    if not isinstance(x, MMDReference):
+        x = MMDReference(x, grid, **options)
+    elif grid is not None or options:
+        raise ValueError("An `MMDReference` has its own `grid` and options: give them there.")
+    return _table(list(x.compare(y)))
+
+
+def share_layers(sizes: dict[str, int], rank: int, world_size: int) -> list[str]:
+    """The layers of one process when several share the work, balanced by size.
+
+    >>> [share_layers({"a": 5, "b": 4, "c": 2}, rank, 2) for rank in range(2)]
+    [['a'], ['b', 'c']]
+    """
+    if not 0 <= rank < world_size:
+        raise ValueError(f"`rank` must be in 0..{world_size - 1}, got {rank}.")
+    loads = [0] * world_size
+    mine = []
+    for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
+        lightest = loads.index(min(loads))
+        loads[lightest] += sizes[name]
+        if lightest == rank:
+            mine.append(name)
+    return mine
+
+
+def _table(layers: Sequence[LayerMMD]) -> MMDTable:
+    return MMDTable(
+        tuple(layer.name for layer in layers),
+        torch.tensor([layer.size for layer in layers]),
+        torch.stack([layer.values.cpu() for layer in layers]),
+    )
+
+
+def _reduced(values: Tensor, reduction: str) -> Tensor:
+    option("reduction", reduction, get_args(Reduction))
+    if reduction == "median":
+        return values.quantile(0.5, dim=-1)  # torch.median is the lower of the two in the middle
+    return values.mean(-1) if reduction == "mean" else values.amax(-1)
+
+
+# ------------------------------------------------------------ class
+class MMD(ExactMetric):
+    """Unbiased MMD^2 between two posteriors over weights, see `mmd`.
+
+    One update compares two stacks, on any part of the layers; layers may come in several updates
+    and from several processes. A layer that several processes have compared counts once.
+
+    Args:
+        reduction: over the twenty kernels.
+        order: ``"kernels-first"`` or ``"layers-first"``.
+        grid: the rule for bandwidths.
+        device: where distances are computed; by default where the weights are.
+        memory: bytes that a chunk of features may take.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> metric = MMD("mean")
+    >>> metric.update({"w": torch.eye(3)}, {"w": torch.eye(3)[:2] + 1})
+    >>> metric.compute()
+    tensor(0.3119, dtype=torch.float64)
+    """
+
+    higher_is_better = False
+
+    def __init__(
+        self,
+        reduction: Reduction = "median",
+        order: Order = "kernels-first",
+        grid: KernelGrid | None = None,
+        device: str | torch.device | None = None,
+        memory: int = 2**28,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.reduction: Reduction = option("reduction", reduction, get_args(Reduction))
+        self.order: Order = option("order", order, get_args(Order))
+        self.grid = grid or KernelGrid()
+        self.options = {"device": device, "memory": memory}
+        self.names: dict[float, str] = {}
+        for state in ("mmd_layer", "mmd_size", "mmd_values"):
+            self.add_list(state)
+
+    def update(
+        self,
+        x: Params | WeightSource | MMDReference,
+        y: Params | WeightSource,
+        layers: Sequence[str] | None = None,
+    ) -> None:
+        """Compare two stacks.
+
+        Args:
+            x: the reference; an `MMDReference` remembers its own distances.
+            y: the approximation.
+            layers: only these, for example those of `share_layers`.
+        """
+        if not isinstance(x, MMDReference):
+            x = MMDReference(x, self.grid, **self.options)
+        for layer in x.compare(y, layers):
+            key = _key(layer.name)
+            self.names[key] = layer.name
+            self.mmd_layer.append(self._vector([key]))
+            self.mmd_size.append(self._vector([layer.size]))
+            self.mmd_values.append(layer.values.to(self.device))
+
+    def compute(self) -> Tensor:
+        """MMD^2; NaN before the first layer."""
+        if not len(collected(self.mmd_layer)):
+            return self._nan("it has compared no layer")
+        return self.table().reduce(self.reduction, self.order)
+
+    def table(self) -> MMDTable:
+        """MMD^2 of every layer and kernel that this process knows of."""
+        keys = collected(self.mmd_layer)
+        values = collected(self.mmd_values).reshape(len(keys), -1)
+        first = _first_of_each(keys.tolist(), values, self.names)
+        names = tuple(self.names.get(k, f"layer {int(k):x}") for k in keys[first].tolist())
+        return MMDTable(names, collected(self.mmd_size)[first].long(), values[first])
+
+    def reset(self) -> None:
+        """Forget all layers."""
+        super().reset()
+        self.names = {}
+
+    def _vector(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=self.device)
+
+
+def _key(name: str) -> float:
+    """A layer's name as a number that processes can exchange."""
+    return float(int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big"))
+
+
+def _first_of_each(keys: Sequence[float], values: Tensor, names: dict[float, str]) -> list[int]:
+    first: dict[float, int] = {}
+    for k, key in enumerate(keys):
+        if not torch.allclose(values[first.setdefault(key, k)], values[k], rtol=1e-4, atol=1e-6):
+            raise ValueError(
+                f"Layer {names.get(key, '')!r} has been compared twice with different weights: "
+                "call `reset()` between comparisons."
+            )
+    return list(first.values())

@@ -1,0 +1,209 @@
+"""Ranking metrics of out-of-distribution scores: AUROC, AUPR, false positives at a recall.
+
+Higher scores mean more out of distribution, and OOD is the positive class unless told otherwise.
+Scores are used as they are, in float64; equal scores are accepted or rejected together.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.metrics.validation import check_scores, option
+
+__all__ = [
+    "Counts",
+    "Interpolation",
+    "Positive",
+    "Rule",
+    "aupr",
+    "auroc",
+    "count_positives",
+    "fpr95",
+    "fpr_at_tpr",
+    "split_scores",
+]
+
+Positive = Literal["ood", "id"]
+Rule = Literal["first", "nearest"]
+Interpolation = Literal["step", "trapezoid"]
+
+
+class Counts(NamedTuple):
+    """True and false positives at every distinct threshold, from the strictest on."""
+
+    true: Tensor
+    false: Tensor
+
+    @property
+    def complete(self) -> bool:
+        """Whether both classes are there."""
+        return len(self.true) > 0 and bool(self.true[-1] > 0) and bool(self.false[-1] > 0)
+
+
+# ------------------------------------------------------------ functions
+def auroc(scores: Tensor, is_ood: Tensor) -> Tensor:
+    """Probability that an OOD score exceeds an ID score, ties counting half; NaN without either.
+
+    Args:
+        scores: one number per example, higher is more out of distribution.
+        is_ood: whether the example is out of distribution.
+
+    >>> auroc(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([False, False, True]))
+    tensor(0.7500, dtype=torch.float64)
+    """
+    return auroc_of_counts(count_positives(*split_scores(scores, is_ood)))
+
+
+def aupr(
+    scores: Tensor,
+    is_ood: Tensor,
+    positive: Positive = "ood",
+    interpolation: Interpolation = "step",
+) -> Tensor:
+    """Area under the precision-recall curve; NaN without either class.
+
+    Args:
+        scores: one number per example, higher is more out of distribution.
+        is_ood: whether the example is out of distribution.
+        positive: the class that is to be found. For ``"id"`` low scores are.
+        interpolation: ``"step"`` is average precision; ``"trapezoid"`` is too high when scores
+            tie, and is there to reproduce published numbers.
+
+    >>> aupr(torch.zeros(10), torch.arange(10) < 4)
+    tensor(0.4000, dtype=torch.float64)
+    """
+    counts = count_positives(*split_scores(scores, is_ood), positive)
+    return aupr_of_counts(counts, interpolation)
+
+
+def fpr_at_tpr(
+    scores: Tensor,
+    is_ood: Tensor,
+    tpr: float = 0.95,
+    positive: Positive = "ood",
+    rule: Rule = "first",
+) -> Tensor:
+    """False positive rate at the threshold that finds a fraction of the positives.
+
+    Args:
+        scores: one number per example, higher is more out of distribution.
+        is_ood: whether the example is out of distribution.
+        tpr: the fraction of positives to find.
+        positive: the class that is to be found. For ``"id"`` low scores are.
+        rule: ``"first"``, the strictest threshold that finds at least that many; or
+            ``"nearest"``, the threshold whose recall is nearest, which may find fewer: the rule of
+            the Outlier Exposure code, to reproduce published numbers.
+
+    >>> ood = torch.arange(10) >= 6
+    >>> fpr_at_tpr(torch.arange(10.0), ood), fpr_at_tpr(torch.zeros(10), ood)
+    (tensor(0., dtype=torch.float64), tensor(1., dtype=torch.float64))
+    """
+    counts = count_positives(*split_scores(scores, is_ood), positive)
+    return fpr_of_counts(counts, tpr, rule)
+
+
+def fpr95(
+    scores: Tensor, is_ood: Tensor, positive: Positive = "ood", rule: Rule = "first"
+) -> Tensor:
+    """`fpr_at_tpr` at 95 %.
+
+    >>> fpr95(torch.arange(10.0), torch.arange(10) < 5)
+    tensor(1., dtype=torch.float64)
+    """
+    return fpr_at_tpr(scores, is_ood, 0.95, positive, rule)
+
+
+# ------------------------------------------------------------ counts
+def split_scores(scores: Tensor, is_ood: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores of ID and of OOD examples, in float64.
+
+    >>> split_scores(torch.tensor([1.0, 2.0]), torch.tensor([True, False]))[0]
+    tensor([2.], dtype=torch.float64)
+    """
+    if scores.shape != is_ood.shape:
+        raise ValueError(
+            "`scores` and `is_ood` must have the same shape, got "
+            f"{tuple(scores.shape)} and {tuple(is_ood.shape)}."
+        )
+    if is_ood.dtype != torch.bool:
+        if not bool(((is_ood == 0) | (is_ood == 1)).all()):
+            raise ValueError("`is_ood` must be boolean, or 0 (ID) and 1 (OOD).")
+        is_ood = is_ood.bool()
+    check_scores(scores)
+    scores = scores.double()
+    return scores[~is_ood], scores[is_ood]
+
+
+def count_positives(scores_id: Tensor, scores_ood: Tensor, positive: Positive = "ood") -> Counts:
+    """True and false positives at every threshold between distinct scores.
+
+    >>> count_positives(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0])).true
+    tensor([1, 2, 2])
+    """
+    option("positive", positive, get_args(Positive))
+    found, other = (scores_ood, scores_id) if positive == "ood" else (-scores_id, -scores_ood)
+    scores, order = torch.cat([found, other]).sort(descending=True, stable=True)
+    is_positive = order < len(found)
+    last_of_tie = torch.ones_like(is_positive)
+    last_of_tie[:-1] = scores[1:] != scores[:-1]
+    true = is_positive.cumsum(0)[last_of_tie]
+    return Counts(true, last_of_tie.nonzero()[:, 0] + 1 - true)
+
+
+def auroc_of_counts(counts: Counts) -> Tensor:
+    """Area under the receiver operating characteristic, exact in integers up to the division."""
+    if not counts.complete:
+        return _nan(counts)
+    before = torch.nn.functional.pad(counts.true, (1, 0))
+    steps = counts.false.diff(prepend=counts.false.new_zeros(1))
+    twice = (steps * (before[1:] + before[:-1])).sum()
+    return twice.double() / 2 / (counts.true[-1].double() * counts.false[-1])
+
+
+def aupr_of_counts(counts: Counts, interpolation: Interpolation = "step") -> Tensor:
+    """Area under the precision-recall curve."""
+    option("interpolation", interpolation, get_args(Interpolation))
+    if not counts.complete:
+        return _nan(counts)
+    precision = counts.true.double() / (counts.true + counts.false)
+    steps = counts.true.diff(prepend=counts.true.new_zeros(1)).double() / counts.true[-1]
+    if interpolation == "trapezoid":
+        previous = torch.cat([precision.new_ones(1), precision[:-1]])
+        precision = (precision + previous) / 2
+    return (steps * precision).sum()
+
+
+def fpr_of_counts(counts: Counts, tpr: float, rule: Rule = "first") -> Tensor:
+    """False positive rate at a recall."""
+    option("rule", rule, get_args(Rule))
+    check_rate(tpr)
+    if not counts.complete:
+        return _nan(counts)
+    positives = int(counts.true[-1])
+    if rule == "first":
+        needed = math.ceil(tpr * positives - 1e-9)
+        index = int(torch.searchsorted(counts.true, needed))
+    else:
+        index = _nearest(counts.true, positives, tpr)
+    return counts.false[index].double() / counts.false[-1]
+
+
+def check_rate(tpr: float) -> None:
+    """A fraction that some threshold can reach."""
+    if not 0 < tpr <= 1:
+        raise ValueError(f"`tpr` must be in (0, 1], got {tpr}.")
+
+
+def _nearest(true: Tensor, positives: int, tpr: float) -> int:
+    """The most lenient of the thresholds of nearest recall, up to the first that finds all."""
+    up_to = int(torch.searchsorted(true, positives)) + 1
+    distance = (true[:up_to].double() / positives - tpr).abs()
+    return up_to - 1 - int(distance.flip(0).argmin())
+
+
+def _nan(counts: Counts) -> Tensor:
+    return torch.full((), torch.nan, dtype=torch.float64, device=counts.true.device)

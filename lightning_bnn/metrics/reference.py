@@ -1,0 +1,209 @@
+"""A reference posterior that remembers its distances: each further comparison costs its own part.
+
+Memory: a chunk of features of both sides takes ``memory`` bytes (and once more that much while it
+is laid out); the distances of N networks 16 N^2 bytes while a layer is computed, of which
+8 N^2 are kept per layer for the reference.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.metrics.distances import Blocks, Distances, distance_blocks, square
+from lightning_bnn.metrics.kernels import KernelGrid, kernel_bandwidths, unbiased_mmd2
+from lightning_bnn.metrics.sources import WeightSource, as_source
+from lightning_bnn.params import Params
+
+__all__ = ["LayerMMD", "MMDReference"]
+
+_PROGRESS_FROM = 1e12
+_log = logging.getLogger(__name__)
+
+
+class LayerMMD(NamedTuple):
+    """MMD^2 of one layer for every kernel, Laplace kernels first, and their bandwidths."""
+
+    name: str
+    size: int
+    values: Tensor
+    bandwidths: Tensor
+
+
+class MMDReference:
+    """A reference posterior, to be compared with any number of approximations.
+
+    Args:
+        x: a stack of networks, or a `WeightSource` that reads them in slices.
+        grid: the rule for bandwidths.
+        layers: names of the tensors to compare; by default all weights.
+        device: where distances are computed; by default where the weights are.
+        memory: bytes that a chunk of features may take.
+        progress: whether to show a progress bar; by default when it will take long.
+
+    >>> reference = MMDReference({"w": torch.eye(3)})
+    >>> [layer.values.shape for layer in reference.compare({"w": torch.ones(2, 3)})]
+    [torch.Size([20])]
+    """
+
+    def __init__(
+        self,
+        x: Params | WeightSource,
+        grid: KernelGrid | None = None,
+        *,
+        layers: Sequence[str] | None = None,
+        device: str | torch.device | None = None,
+        memory: int = 2**28,
+        progress: bool | None = None,
+    ) -> None:
+        if memory < 1:
+            raise ValueError(f"`memory` must be a number of bytes, got {memory}.")
+        self.source = as_source(x, layers)
+        self.layers = tuple(layers if layers is not None else self.source.shapes)
+        self.grid = grid or KernelGrid()
+        self._device, self._memory, self._progress = device, memory, progress
+        self._within: dict[str, Distances] = {}
+        _check_rows(self.source, "x")
+
+    def compare(
+        self, y: Params | WeightSource, layers: Sequence[str] | None = None
+    ) -> Iterator[LayerMMD]:
+        """MMD^2 to another posterior, layer by layer.
+
+        Args:
+            y: a stack of networks, or a `WeightSource`.
+            layers: only these layers.
+        """
+        other = as_source(y, self.layers if isinstance(y, dict) else None)
+        names = self._names(layers)
+        _check_fit(self.source, other, names)
+        same: Tensor | None = None
+        for name in self._with_progress(names, other.rows):
+            blocks = self.blocks(name, other)
+            bandwidths = kernel_bandwidths(blocks.xy, self.grid)
+            values = unbiased_mmd2(blocks, bandwidths)
+            _check_values(values, name)
+            same = blocks.xy.l1 == 0 if same is None else same & (blocks.xy.l1 == 0)
+            yield LayerMMD(name, math.prod(self.source.shapes[name]), values, bandwidths)
+        _warn_about_duplicates(same, len(names) == len(self.layers))
+
+    def blocks(self, name: str, other: WeightSource | None = None) -> Blocks:
+        """Distances of one layer within the reference, across, and within another source."""
+        rows = self.source.rows, 0 if other is None else other.rows
+        size = math.prod(self.source.shapes[name])
+        chunks = self._chunks(name, size, other)
+        blocks = distance_blocks(chunks, rows, size, self._within.get(name))
+        self._within[name] = blocks.xx
+        return blocks
+
+    def noise_floor(
+        self,
+        samples: int | None = None,
+        repeats: int = 20,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """MMD^2 between random parts of the reference itself: what no comparison can go below.
+
+        Args:
+            samples: networks in the one part, by default half of them; the others are the other.
+            repeats: number of random splits.
+            generator: draws the splits; by default seeded with 0.
+
+        Returns:
+            ``(repeats, layers, kernels)``; the mean is zero up to noise, the spread is what counts.
+        """
+        rows = self.source.rows
+        samples = rows // 2 if samples is None else samples
+        if not 2 <= samples <= rows - 2:
+            raise ValueError(f"`samples` must be in 2..{rows - 2}, got {samples}.")
+        generator = generator or torch.Generator().manual_seed(0)
+        orders = [torch.randperm(rows, generator=generator) for _ in range(repeats)]
+        layers = [self._splits(name, orders, rows - samples) for name in self.layers]
+        return torch.stack(layers, 1)
+
+    def _splits(self, name: str, orders: Sequence[Tensor], first: int) -> Tensor:
+        """MMD^2 of one layer between the first and the remaining rows of every order."""
+        if name not in self._within:
+            self.blocks(name)
+        full = self._within[name].map(lambda d: square(d, self.source.rows))
+        result = []
+        for order in orders:
+            a, b = order[:first].to(full.l1.device), order[first:].to(full.l1.device)
+            blocks = Blocks(
+                full.map(lambda d, a=a: _pairs(d[a][:, a])),
+                full.map(lambda d, a=a, b=b: d[a][:, b]),
+                full.map(lambda d, b=b: _pairs(d[b][:, b])),
+            )
+            result.append(unbiased_mmd2(blocks, kernel_bandwidths(blocks.xy, self.grid)))
+        return torch.stack(result).cpu()
+
+    def _names(self, layers: Sequence[str] | None) -> Sequence[str]:
+        unknown = [n for n in layers or () if n not in self.layers]
+        if unknown:
+            raise ValueError(f"`layers` names {unknown[0]!r}, which the reference does not have.")
+        return self.layers if layers is None else layers
+
+    def _chunks(
+        self, name: str, size: int, other: WeightSource | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same features of both sides, as many at a time as the memory allows."""
+        rows = self.source.rows + (0 if other is None else other.rows)
+        step = max(1, self._memory // (4 * rows))
+        for start in range(0, size, step):
+            columns = slice(start, min(start + step, size))
+            x = self.source.read(name, slice(0, self.source.rows), columns)
+            y = x[:0] if other is None else other.read(name, slice(0, other.rows), columns)
+            device = self._device or x.device
+            dtype = torch.promote_types(x.dtype, y.dtype)
+            yield x.to(device, dtype), y.to(device, dtype)
+
+    def _with_progress(self, names: Sequence[str], rows: int) -> Iterable[str]:
+        total = sum(math.prod(self.source.shapes[n]) for n in names) * (self.source.rows + rows)
+        long = total * self.source.rows > _PROGRESS_FROM
+        if not (long if self._progress is None else self._progress):
+            return names
+        from tqdm.auto import tqdm
+
+        return tqdm(names, desc="MMD", unit="layer")
+
+
+def _pairs(matrix: Tensor) -> Tensor:
+    return matrix[tuple(torch.triu_indices(len(matrix), len(matrix), 1, device=matrix.device))]
+
+
+def _check_rows(source: WeightSource, name: str) -> None:
+    if source.rows < 2:
+        raise ValueError(f"`{name}` must hold at least 2 networks, got {source.rows}.")
+    if not source.shapes:
+        raise ValueError(f"`{name}` has no layer of weights.")
+
+
+def _check_fit(source: WeightSource, other: WeightSource, names: Sequence[str]) -> None:
+    _check_rows(other, "y")
+    for name in names:
+        shape = other.shapes.get(name)
+        if shape is None:
+            raise ValueError(f"`y` has no layer {name!r}.")
+        if tuple(shape) != tuple(source.shapes[name]):
+            raise ValueError(
+                f"Layer {name!r} has shape {tuple(source.shapes[name])} in `x` and "
+                f"{tuple(shape)} in `y` (without the leading dimension of the stack)."
+            )
+
+
+def _check_values(values: Tensor, name: str) -> None:
+    if not bool(values.isfinite().all()):
+        raise ValueError(f"Layer {name!r} holds NaN or infinite weights.")
+
+
+def _warn_about_duplicates(same: Tensor | None, all_layers: bool) -> None:
+    if all_layers and same is not None and bool(same.any()):
+        _log.warning(
+            "%d networks of `y` are also in `x`: a network in both sets biases the MMD.",
+            int(same.any(0).sum()),
+        )

@@ -1,0 +1,66 @@
+"""Scores of "this input is unlike the training data": higher means more out of distribution."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.metrics.diversity import mutual_information
+from lightning_bnn.metrics.validation import check_finite, probabilities
+
+__all__ = [
+    "energy_score",
+    "entropy_score",
+    "max_probability_score",
+    "mutual_information_score",
+    "predictive",
+]
+
+
+def max_probability_score(probs: Tensor, from_logits: bool = False) -> Tensor:
+    """One minus the largest probability.
+
+    >>> max_probability_score(torch.tensor([[0.75, 0.25], [0.5, 0.5]]))
+    tensor([0.2500, 0.5000])
+    """
+    return 1 - predictive(probs, from_logits).amax(-1)
+
+
+def entropy_score(probs: Tensor, from_logits: bool = False) -> Tensor:
+    """Entropy of the prediction, in nats.
+
+    >>> entropy_score(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
+    tensor([0.0000, 0.6931])
+    """
+    return torch.special.entr(predictive(probs, from_logits)).sum(-1)
+
+
+def mutual_information_score(probs: Tensor, from_logits: bool = False) -> Tensor:
+    """What the networks of ``(samples, batch, classes)`` disagree about, in nats.
+
+    >>> mutual_information_score(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+    tensor([0.6931])
+    """
+    return mutual_information(probs, from_logits)
+
+
+def energy_score(logits: Tensor, from_logits: bool = True) -> Tensor:
+    r"""Free energy :math:`-\log \sum_c e^{z_c}` of the logits (Liu et al., 2020).
+
+    >>> energy_score(torch.zeros(1, 2))
+    tensor([-0.6931])
+    """
+    if not from_logits:
+        raise ValueError("`score='energy'` needs logits: pass `from_logits=True`.")
+    check_finite(logits, "logits")
+    return -logits.logsumexp(-1)
+
+
+def predictive(probs: Tensor, from_logits: bool = False) -> Tensor:
+    """Predictions ``(batch, classes)``; those of several networks are averaged.
+
+    >>> predictive(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+    tensor([[0.5000, 0.5000]])
+    """
+    probs = probabilities(probs, from_logits)
+    return probs.mean(0) if probs.ndim == 3 else probs

@@ -1,0 +1,115 @@
+"""Refuse predictions, labels and scores that would turn into a silent wrong number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "check_distributions",
+    "check_finite",
+    "check_labels",
+    "check_same_shape",
+    "check_samples",
+    "check_scores",
+    "option",
+    "probabilities",
+]
+
+SUM_TOLERANCE = 1e-2
+"""Rows of bfloat16 probabilities sum to one up to this; logits hardly ever do."""
+
+
+def probabilities(values: Tensor, from_logits: bool = False, name: str = "probs") -> Tensor:
+    """Class probabilities in at least float32, of given ones or of logits, last axis classes."""
+    if not isinstance(values, Tensor) or not values.is_floating_point() or values.ndim < 2:
+        got = (
+            f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else type(values)
+        )
+        raise ValueError(f"`{name}` must be a float tensor (..., batch, classes), got {got}.")
+    if values.shape[-1] < 2:
+        raise ValueError(
+            f"`{name}` has {values.shape[-1]} class: of a binary network give both, "
+            "`torch.stack([1 - p, p], -1)`."
+        )
+    values = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+    if not from_logits:
+        check_distributions(values, name)
+        return values
+    check_finite(values, name)
+    return values.softmax(-1)
+
+
+def _described(values: Any) -> str:
+    if isinstance(values, Tensor):
+        return f"{values.dtype} {tuple(values.shape)}"
+    return type(values).__name__
+
+
+def check_distributions(probs: Tensor, name: str = "probs") -> None:
+    """Non-negative finite numbers that sum to one."""
+    if probs.numel() == 0:
+        return
+    off = torch.maximum((probs.sum(-1) - 1).abs().max(), -probs.min())
+    if not bool(off <= SUM_TOLERANCE):
+        raise ValueError(
+            f"`{name}` must be finite probabilities that sum to one over the last axis, they are "
+            f"off by {off.item():.3g}. Pass `from_logits=True` if these are logits."
+        )
+
+
+def check_finite(values: Tensor, name: str) -> None:
+    """Neither NaN nor infinite."""
+    if values.numel() and not bool(torch.isfinite(values.sum())) and not values.isfinite().all():
+        raise ValueError(f"`{name}` must be finite, it holds NaN or infinite values.")
+
+
+def check_labels(labels: Tensor, probs: Tensor) -> None:
+    """One class index per example."""
+    if probs.ndim != 2:
+        raise ValueError(
+            f"`probs` must have shape (batch, classes), got {tuple(probs.shape)}. The prediction "
+            "of an ensemble is `probs.mean(0)`."
+        )
+    if labels.shape != probs.shape[:1] or labels.is_floating_point() or labels.is_complex():
+        raise ValueError(
+            f"`labels` must be {probs.shape[0]} integers, got {labels.dtype} {tuple(labels.shape)}."
+        )
+    if labels.numel():
+        low, high = (int(v) for v in labels.aminmax())
+        if low < 0 or high >= probs.shape[-1]:
+            raise ValueError(
+                f"`labels` must be in 0..{probs.shape[-1] - 1}, got {low if low < 0 else high}."
+            )
+
+
+def check_samples(probs: Tensor, name: str = "probs") -> None:
+    """Predictions of several networks."""
+    if probs.ndim != 3 or probs.shape[0] == 0:
+        raise ValueError(
+            f"`{name}` must have shape (samples, batch, classes), got {tuple(probs.shape)}."
+        )
+
+
+def check_same_shape(a: Tensor, b: Tensor, names: tuple[str, str]) -> None:
+    """Predictions for the same examples and classes."""
+    if a.shape != b.shape:
+        raise ValueError(
+            f"`{names[0]}` and `{names[1]}` must have the same shape, "
+            f"got {tuple(a.shape)} and {tuple(b.shape)}."
+        )
+
+
+def check_scores(scores: Tensor, name: str = "scores") -> None:
+    """Anything but NaN; infinite scores rank as they should."""
+    if bool(scores.isnan().any()):
+        raise ValueError(f"`{name}` must not be NaN, {int(scores.isnan().sum())} of them are.")
+
+
+def option(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    """The value of a named option."""
+    if value not in allowed:
+        raise ValueError(f"`{name}` must be one of {', '.join(allowed)}, got {value!r}.")
+    return value

@@ -1,0 +1,48 @@
+"""Pictures: pure functions from tensors to matplotlib figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["reliability_figure"]
+
+
+def reliability_figure(
+    count: Tensor, confidence: Tensor, accuracy: Tensor, ax: Axes | None = None
+) -> tuple[Figure, Axes]:
+    """A reliability diagram: accuracy against confidence, and how many examples each bin holds.
+
+    Args:
+        count: examples per bin.
+        confidence: mean confidence per bin.
+        accuracy: fraction of correct examples per bin.
+        ax: where to draw; by default a figure of its own.
+    """
+    figure, ax = _axes(ax)
+    used = (count > 0).cpu()
+    x, y, n = (t.cpu().double()[used].numpy() for t in (confidence, accuracy, count))
+    ax.plot([0, 1], [0, 1], color="0.6", linestyle="--", linewidth=1, label="perfect")
+    ax.plot(x, y, color="tab:blue", marker="o", markersize=4, label="network")
+    ax.vlines(x, x, y, color="tab:red", linewidth=2, alpha=0.6, label="gap")
+    share = ax.inset_axes((0.0, 1.02, 1.0, 0.18), sharex=ax)
+    share.bar(x, n / max(1, n.sum()), width=0.8 / max(1, len(count)), color="0.6")
+    share.set_ylabel("share")
+    share.tick_params(labelbottom=False)
+    ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
+    ax.legend(loc="upper left", frameon=False)
+    return figure, ax
+
+
+def _axes(ax: Axes | None) -> tuple[Any, Axes]:
+    if ax is not None:
+        return ax.figure, ax
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.5, 5.0), layout="constrained")
+    return figure, figure.subplots()

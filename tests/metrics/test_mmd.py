@@ -1,0 +1,423 @@
+"""MMD against the golden values of the released MMDAgg, brute force in numpy, and its own laws."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import cdist
+
+from lightning_bnn import metrics as M
+from lightning_bnn.metrics import distances as D
+
+
+def golden(seed, draw):
+    x, y = draw(np.random.RandomState(seed))
+    return {"w": torch.from_numpy(x)}, {"w": torch.from_numpy(y)}
+
+
+def first(rs):
+    return rs.uniform(0, 1, (30, 5)), rs.uniform(0, 1, (20, 5)) + 0.5
+
+
+def shared(rs):
+    x = rs.normal(0, 1, (20, 3))
+    return x, x[:10].copy()
+
+
+GOLDEN = {  # released package, numpy version: median, mean, max, first and last bandwidths
+    "uniform": (
+        golden(0, first),
+        (0.180232493227, 0.194749928165, 0.501919277482),
+        (0.3097972647, 10.71574331, 0.1720254792, 4.895634589),
+    ),
+    "same size": (
+        golden(1, lambda r: (r.normal(0, 1, (40, 8)), r.normal(0, 1.5, (40, 8)))),
+        (0.0271410908144, 0.0312676689164, 0.0940664060399),
+        (1.92650155, 47.705669, 0.8363569824, 19.41500941),
+    ),
+    "floors": (
+        golden(2, lambda r: (r.normal(0, 0.005, (50, 64)), r.normal(0, 0.007, (10, 64)))),
+        (0.011904779204, 0.0120454762858, 0.0507955751545),
+        (0.1620940605, 1.123435489, 0.05, 0.6),
+    ),
+    "shared networks": (
+        golden(4, shared),
+        (-0.0647147769123, -0.0611749660409, -0.00543208208482),
+        (0.1719433586, 15.26189601, 0.1448765006, 9.791706831),
+    ),
+    "capped": (
+        golden(5, lambda r: (r.normal(0, 1, (600, 4)), r.normal(0.2, 1, (550, 4)))),
+        (0.0049470911112, 0.00560932867578, 0.0162789584859),
+        (0.0687369162672, 28.7349443039, 0.605353024503, 15.8859249156),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GOLDEN)
+def test_golden_values(case):
+    (x, y), expected, edges = GOLDEN[case]
+    table = M.mmd_table(x, y)
+    for reduction, value in zip(("median", "mean", "max"), expected, strict=True):
+        assert table.reduce(reduction).item() == pytest.approx(value, abs=1e-10)
+    bandwidths = next(iter(M.MMDReference(x).compare(y))).bandwidths
+    found = bandwidths[[0, 9, 10, 19]].tolist()
+    assert found == pytest.approx(edges, rel=1e-9)
+
+
+def test_golden_kernels():
+    """All twenty values of the first golden example, and two of one dimension by hand."""
+    laplace = """.02360838596 .06665795127 .1386597414 .2189157031 .274996027
+        .2891405783 .2662986852 .2229014963 .1743934874 .1301772602"""
+    gauss = """.001803016109 .01225218453 .0571969906 .1860714991 .3907493702
+        .5019192775 .4276733867 .2777252694 .1545285584 .07932969484"""
+    values = M.mmd_table(*GOLDEN["uniform"][0]).values[0].tolist()
+    assert values == pytest.approx([float(v) for v in f"{laplace} {gauss}".split()], abs=1e-10)
+    x, y = torch.tensor([[0.0], [1.0], [3.0]]).double(), torch.tensor([[0.5], [2.0]]).double()
+    blocks = D.distance_blocks([(x, y)], (3, 2), 1)
+    from lightning_bnn.metrics.kernels import unbiased_mmd2
+
+    found = unbiased_mmd2(blocks, torch.ones(2, dtype=torch.float64))
+    assert found.tolist() == pytest.approx([-0.3146160701, -0.5370301260], abs=1e-10)
+
+
+def layered():
+    rs = np.random.RandomState(7)
+    x, y = {}, {}
+    for name, d, s in [("conv", 288, 0.05), ("bn", 32, 0.1), ("fc", 1000, 0.02)]:
+        x[name] = torch.from_numpy(rs.normal(0, s, (60, d)))
+        y[name] = torch.from_numpy(rs.normal(0, 1.1 * s, (12, d)))
+    return x, y
+
+
+def test_golden_layers():
+    table = M.mmd_table(*layered())
+    medians, maxima = table.per_layer("median").tolist(), table.per_layer("max").tolist()
+    assert medians == pytest.approx([0.001441502942, 0.00398480261103, 0.00156228780927], abs=1e-10)
+    expected = [0.00716490279919, 0.012954086743, 0.00524033024525]
+    assert maxima == pytest.approx(expected, abs=1e-10)
+    for order, numbers in {
+        "layers-first": (0.00154511545329, 0.00215338137785, 0.00567757845382),
+        "kernels-first": (0.00159466237866, 0.00215338137785, 0.00584723714181),
+    }.items():
+        found = [table.reduce(r, order).item() for r in ("median", "mean", "max")]
+        assert found == pytest.approx(numbers, abs=1e-10)
+
+
+# ------------------------------------------------------------ laws
+def stacks(m=12, n=7, seed=0, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    shapes = {"a.weight": (3, 4), "a.bias": (3,), "bn.running_mean": (5,)}
+    x = {k: torch.randn(m, *s, generator=g, dtype=dtype) for k, s in shapes.items()}
+    y = {k: 1.3 * torch.randn(n, *s, generator=g, dtype=dtype) for k, s in shapes.items()}
+    return x, y
+
+
+def test_brute_force():
+    """Every kernel of every layer against scipy's distances and a double loop's definition."""
+    x, y = stacks()
+    table = M.mmd_table(x, y)
+    assert table.layers == ("a.weight", "a.bias")  # no buffer
+    for name, row in zip(table.layers, table.values, strict=True):
+        a, b = x[name].flatten(1).numpy(), y[name].flatten(1).numpy()
+        expected = []
+        for metric, power in (("cityblock", 1), ("euclidean", 2)):
+            xx, xy, yy = (cdist(*pair, metric) for pair in ((a, a), (a, b), (b, b)))
+            low, high = xy.min() / 2, xy.max() * 2
+            for width in np.geomspace(low, high, 10):
+                kxx, kxy, kyy = (np.exp(-((d / width) ** power)) for d in (xx, xy, yy))
+                off = [k[~np.eye(len(k), dtype=bool)].mean() for k in (kxx, kyy)]
+                expected.append(sum(off) - 2 * kxy.mean())
+        assert row.tolist() == pytest.approx(expected, abs=1e-13)
+
+
+def test_mean_over_kernels_is_linear():
+    table = M.mmd_table(*layered())
+    assert table.reduce("mean", "layers-first").item() == pytest.approx(
+        table.reduce("mean", "kernels-first").item(), abs=1e-15
+    )
+    for r in ("median", "max"):
+        assert table.reduce(r, "layers-first") != table.reduce(r, "kernels-first")
+
+
+def test_symmetric_and_unbiased():
+    x, y = stacks()
+    assert M.mmd(x, y).item() == pytest.approx(M.mmd(y, x).item(), abs=1e-14)
+    same = [M.mmd(*stacks(seed=s)[:1] * 2).item() for s in range(3)]
+    assert max(same) < 0  # a stack against itself: the diagonal pulls below zero
+    g = torch.Generator().manual_seed(1)
+    draws = [
+        M.mmd({"w": torch.randn(15, 4, generator=g)}, {"w": torch.randn(9, 4, generator=g)}, "mean")
+        for _ in range(300)
+    ]
+    values = torch.stack(draws)
+    assert values.mean().abs() < 4 * values.std() / 300**0.5
+    shifted = [{"w": torch.randn(15, 4, generator=g) + s} for s in (0.0, 0.0, 2.0)]
+    assert M.mmd(shifted[0], shifted[2]) > 10 * M.mmd(shifted[0], shifted[1]).abs()
+
+
+def test_scale_free_grid():
+    (x, y), _, _ = GOLDEN["floors"]
+    large = {"w": 100 * x["w"]}, {"w": 100 * y["w"]}
+    assert M.mmd(x, y).item() == pytest.approx(0.01190, abs=1e-5)
+    assert M.mmd(*large).item() == pytest.approx(0.01631, abs=1e-5)  # MMDAgg's absolute floors
+    free = M.KernelGrid(min_distance=None, min_max_distance=None)
+    assert M.mmd(x, y, grid=free).item() == pytest.approx(
+        M.mmd(*large, grid=free).item(), abs=1e-12
+    )
+
+
+@pytest.mark.parametrize("grid", [M.KernelGrid(), M.KernelGrid(10, None, None)])
+def test_equal_weights_have_no_distance(grid):
+    frozen = {"w": torch.ones(5, 3)}, {"w": torch.ones(4, 3)}
+    assert M.mmd(*frozen, grid=grid) == 0
+
+
+def test_duplicates_are_reported(caplog):
+    x, y = stacks()
+    y = {k: torch.cat([v[:3], x[k][:2]]) for k, v in y.items()}
+    M.mmd(x, y)
+    assert "2 networks of `y` are also in `x`" in caplog.text
+
+
+# ------------------------------------------------------------ streaming
+class Sliced:
+    """A source of its own kind, that notes how much it is asked for."""
+
+    def __init__(self, params):
+        self.params = {k: v.flatten(1) for k, v in params.items() if "running" not in k}
+        self.rows = len(next(iter(self.params.values())))
+        self.shapes = {k: params[k].shape[1:] for k in self.params}
+        self.largest, self.calls = 0, 0
+
+    def read(self, name, rows, columns):
+        values = self.params[name][rows, columns]
+        self.largest, self.calls = max(self.largest, values.numel()), self.calls + 1
+        return values
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_chunks_do_not_matter(dtype):
+    x, y = stacks(dtype=torch.float32)
+    x, y = ({k: v.to(dtype) for k, v in s.items()} for s in (x, y))
+    whole = M.mmd_table(
+        {k: v.double() for k, v in x.items()}, {k: v.double() for k, v in y.items()}
+    )
+    a, b = Sliced(x), Sliced(y)
+    pieces = M.mmd_table(a, b, memory=19 * 4 * 5)  # five features of nineteen networks
+    torch.testing.assert_close(pieces.values, whole.values, atol=1e-6, rtol=0)
+    assert a.largest == 5 * 12
+    assert b.largest == 5 * 7
+
+
+def test_reference_is_computed_once():
+    x, y = stacks()
+    reference = M.MMDReference(x)
+    first = M.mmd_table(reference, y)
+    seen = []
+    original = D._PlainSums.__init__
+
+    def spy(self, rows, within_first, like):
+        seen.append(within_first)
+        original(self, rows, within_first, like)
+
+    D._PlainSums.__init__ = spy
+    try:
+        again = M.mmd_table(reference, y)
+    finally:
+        D._PlainSums.__init__ = original
+    assert seen == [False, False]
+    torch.testing.assert_close(first.values, again.values, atol=1e-14, rtol=0)
+
+
+def test_transformed(tmp_path):
+    """Rows transformed on the way, in blocks, in memory or on disk: as if transformed before."""
+    x, y = stacks()
+    order = torch.stack([torch.randperm(3) for _ in range(12)])
+
+    def shuffle(name, values, rows):
+        index = order[rows]
+        return torch.stack([v[i] for v, i in zip(values, index, strict=True)])
+
+    moved = {k: shuffle(k, v, slice(0, 12)) for k, v in x.items() if "running" not in k}
+    expected = M.mmd_table(moved, y).values
+    assert not torch.allclose(expected, M.mmd_table(x, y).values)
+    for memory in (2**20, 64):
+        source = M.Transformed(x, shuffle, memory=memory)
+        torch.testing.assert_close(M.mmd_table(source, y).values, expected, atol=1e-15, rtol=0)
+
+
+# ------------------------------------------------------------ compiled tiles
+@pytest.mark.parametrize("known", [False, True])
+def test_tiles_equal_plain(monkeypatch, known):
+    """The tile arithmetic, run without a compiler, on sizes that fill no tile."""
+    monkeypatch.setattr(D, "TILE", {"cpu": (16, 8)})
+    monkeypatch.setattr(D, "_compiled_tile", lambda: D._add_tile)
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(19, 37, generator=g).double(), torch.randn(5, 37, generator=g).double()
+    chunks = [(x[:, :21], y[:, :21]), (x[:, 21:], y[:, 21:])]
+    plain = D.distance_blocks(chunks, (19, 5), 37)
+    monkeypatch.setattr(D, "COMPILE_FROM", {"cpu": 0})
+    monkeypatch.setattr(D, "_compiles", lambda *a: True)
+    tiled = D.distance_blocks(chunks, (19, 5), 37, plain.xx if known else None)
+    for a, b in zip(plain, tiled, strict=True):
+        torch.testing.assert_close(a.l1, b.l1, atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(a.l2, b.l2, atol=1e-12, rtol=1e-12)
+
+
+def test_compiler(monkeypatch, caplog):
+    """Compiled distances of nearly equal networks keep six digits; without compiler it says so."""
+    g = torch.Generator().manual_seed(0)
+    centre = torch.randn(5000, generator=g)
+    x, y = (centre + 5e-4 * torch.randn(n, 5000, generator=g) for n in (70, 20))
+    exact = D.distance_blocks([(x.double(), y.double())], (70, 20), 5000)
+    D._compiles.cache_clear()
+    monkeypatch.setattr(D, "COMPILE_FROM", {"cpu": 0})
+    found = D.distance_blocks([(x, y)], (70, 20), 5000)
+    for a, b in zip(exact, found, strict=True):
+        assert ((a.l1 - b.l1).abs() / a.l1).max() < 1e-6
+        assert ((a.l2 - b.l2).abs() / a.l2).max() < 1e-6
+
+    def broken():
+        raise RuntimeError("no C++ compiler")
+
+    D._compiles.cache_clear()
+    monkeypatch.setattr(D, "_compiled_tile", broken)
+    D.distance_blocks([(x, y)], (70, 20), 5000)
+    assert "no C++ compiler" in caplog.text
+    D._compiles.cache_clear()
+
+
+# ------------------------------------------------------------ noise floor, test
+def test_noise_floor():
+    x, y = stacks(m=30)
+    reference = M.MMDReference(x)
+    floor = reference.noise_floor(repeats=4, samples=10)
+    assert floor.shape == (4, 2, 20)
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    parts = [{k: v[i] for k, v in x.items()} for i in (order[:20], order[20:])]
+    torch.testing.assert_close(floor[0], M.mmd_table(*parts).values, atol=1e-13, rtol=0)
+    assert floor.mean().abs() < M.mmd(reference, {k: v + 2 for k, v in y.items()})
+
+
+def test_permutation_test_brute_force():
+    """Statistics of every shuffle by pooling and splitting the networks themselves."""
+    x, y = stacks(m=8, n=5)
+    from lightning_bnn.metrics.two_sample import _statistics
+
+    reference, other = M.MMDReference(x), M.StackSource(y)
+    orders = [torch.arange(13), *(torch.randperm(13) for _ in range(3))]
+    first = torch.stack([(o.argsort() < 8).double() for o in orders])
+    found = _statistics(reference, "a.weight", other, first)
+    bandwidths = next(iter(reference.compare(y))).bandwidths
+    from lightning_bnn.metrics.kernels import unbiased_mmd2
+
+    pool = torch.cat([x["a.weight"], y["a.weight"]]).flatten(1)
+    for k, order in enumerate(orders):
+        a, b = pool[order[:8]], pool[order[8:]]
+        blocks = D.distance_blocks([(a, b)], (8, 5), 12)
+        torch.testing.assert_close(found[:, k], unbiased_mmd2(blocks, bandwidths))
+
+
+def test_permutation_test_power_and_level():
+    (x, y), _, _ = GOLDEN["uniform"]
+    assert M.permutation_test(x, y, 200).reject(0.01)
+    g = torch.Generator().manual_seed(0)
+    p = []
+    for _ in range(120):
+        a, b = {"w": torch.randn(14, 3, generator=g)}, {"w": torch.randn(10, 3, generator=g)}
+        p.append(M.permutation_test(a, b, 600, generator=g).p_value)
+    p = torch.tensor(p)
+    assert 0.005 < (p <= 0.05).double().mean() < 0.12
+    assert 0.35 < (p <= 0.5).double().mean() < 0.65
+
+
+def test_permutation_test_layers():
+    x, y = stacks(m=40, n=30)
+    y["a.bias"] = x["a.bias"][:30] + 3
+    y["a.weight"] = torch.randn(30, 3, 4).double()
+    result = M.permutation_test(x, y)
+    assert result.p_value < 0.02
+    assert result.layer_p_values[1] < 0.01 < result.layer_p_values[0]
+
+
+# ------------------------------------------------------------ function space
+def test_function_space():
+    g = torch.Generator().manual_seed(0)
+    x, y = (torch.rand(n, 11, 4, generator=g).softmax(-1).double() for n in (9, 6))
+    expected = M.mmd({"w": x}, {"w": y})
+    assert M.function_space_mmd(x, y).item() == pytest.approx(expected.item(), abs=1e-14)
+    metric = M.FunctionSpaceMMD(9, 6)
+    for start, stop in ((0, 4), (4, 4), (4, 11)):
+        metric.update(x[:, start:stop], y[:, start:stop])
+    assert metric.compute().item() == pytest.approx(expected.item(), abs=1e-14)
+
+
+# ------------------------------------------------------------ the class
+def test_layers_in_parts():
+    x, y = layered()
+    metric = M.MMD("max", "layers-first")
+    metric.update(x, y, layers=["fc"])
+    metric.update(x, y, layers=["conv", "bn"])
+    assert metric.compute().item() == pytest.approx(0.00567757845382, abs=1e-10)
+    assert set(metric.table().layers) == {"conv", "bn", "fc"}
+    metric.update(x, y, layers=["fc"])  # once more: counts once
+    assert metric.compute().item() == pytest.approx(0.00567757845382, abs=1e-10)
+    metric.reset()
+    metric.update(M.MMDReference(x), y)
+    assert metric.compute().item() == pytest.approx(0.00567757845382, abs=1e-10)
+
+
+def test_shared_layers_cover_everything_once():
+    sizes = {f"layer{k}": k**2 + 1 for k in range(17)}
+    parts = [M.share_layers(sizes, rank, 3) for rank in range(3)]
+    assert sorted(sum(parts, [])) == sorted(sizes)
+    loads = [sum(sizes[n] for n in part) for part in parts]
+    assert max(loads) - min(loads) <= max(sizes.values()) / 3
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, y: M.mmd(x, y, "mode"), "`reduction` must be one of median, mean, max"),
+        (lambda x, y: M.mmd(x, y, order="random"), "`order` must be one of kernels-first"),
+        (lambda x, y: M.mmd(x, {"a.weight": y["a.weight"]}), "which the stack does not have"),
+        (lambda x, y: M.mmd(x, y, layers=["c"]), "`layers` names 'c'"),
+        (lambda x, y: M.mmd(x, {k: v[:1] for k, v in y.items()}), "`y` must hold at least 2"),
+        (lambda x, y: M.mmd(x, {k: v[..., :2] for k, v in y.items()}), "has shape"),
+        (lambda x, y: M.mmd(x, {k: v / 0 for k, v in y.items()}), "'a.weight' holds NaN"),
+        (lambda x, y: M.mmd([x], y), "Weights must be a stack"),
+        (lambda x, y: M.mmd(M.MMDReference(x), y, grid=M.KernelGrid()), "has its own `grid`"),
+        (lambda x, y: M.MMDReference(x, memory=0), "`memory` must be a number of bytes"),
+        (lambda x, y: M.MMDReference(x).noise_floor(11), "`samples` must be in 2..10, got 11"),
+        (lambda x, y: list(M.MMDReference(x).compare(y, ["z"])), "`layers` names 'z'"),
+        (lambda x, y: M.KernelGrid(1), "`n_bandwidths` must be at least 2"),
+        (lambda x, y: M.KernelGrid(max_samples=0), "`max_samples` must be at least 1"),
+        (lambda x, y: M.permutation_test(x, y, 0), "`permutations` must be at least 1"),
+        (lambda x, y: M.share_layers({"a": 1}, 2, 2), "`rank` must be in 0..1, got 2"),
+        (lambda x, y: M.function_space_mmd(torch.ones(3, 2), torch.ones(2, 3)), "same inputs"),
+        (lambda x, y: M.function_space_mmd(torch.ones(3, 2), torch.ones(1, 2)), "at least 2"),
+        (lambda x, y: M.FunctionSpaceMMD(1, 2), "must be at least 2, got 1 and 2"),
+        (
+            lambda x, y: M.FunctionSpaceMMD(3, 3).update(torch.ones(3, 2), torch.ones(2, 2)),
+            "must hold 3 and 3 networks, got 3 and 2",
+        ),
+        (
+            lambda x, y: M.function_space_mmd(torch.ones(3, 2), torch.full((2, 2), torch.nan)),
+            "`y` must be finite",
+        ),
+    ],
+)
+def test_errors(call, message):
+    x, y = stacks()
+    with pytest.raises(ValueError, match=message):
+        call(x, y)
+
+
+@pytest.mark.bad_input
+def test_mixed_comparisons_are_an_error():
+    x, y = stacks()
+    metric = M.MMD()
+    metric.update(x, y)
+    metric.update(x, {k: 2 * v for k, v in y.items()})
+    with pytest.raises(ValueError, match="compared twice with different weights"):
+        metric.compute()
