@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lightning_bnn.metrics.base import ExampleMean
@@ -19,7 +20,11 @@ __all__ = ["Agreement", "TotalVariation", "agreement", "total_variation"]
 
 
 # ------------------------------------------------------------ functions
-def agreement(probs: Tensor, reference: Tensor, from_logits: bool = False) -> Tensor:
+def agreement(
+    probs: Float[Tensor, "batch classes"],
+    reference: Float[Tensor, "batch classes"],
+    from_logits: bool = False,
+) -> Float[Tensor, ""]:
     """Fraction of the examples for which both predict the same class; ties go to the first class.
 
     Args:
@@ -33,7 +38,11 @@ def agreement(probs: Tensor, reference: Tensor, from_logits: bool = False) -> Te
     return _agreement(probs, reference, from_logits).mean(dtype=torch.float64)
 
 
-def total_variation(probs: Tensor, reference: Tensor, from_logits: bool = False) -> Tensor:
+def total_variation(
+    probs: Float[Tensor, "batch classes"],
+    reference: Float[Tensor, "batch classes"],
+    from_logits: bool = False,
+) -> Float[Tensor, ""]:
     r"""Mean over examples of :math:`\frac12 \sum_c |p_c - p^{ref}_c|`.
 
     Args:

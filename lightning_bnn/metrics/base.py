@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,21 +24,30 @@ class ExactMetric(Metric):
     is_differentiable = False
     full_state_update = False
 
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._dtype = torch.float64
+
     def add_sum(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Register a state that adds up over batches and processes."""
         self.add_state(name, default=torch.zeros(shape, dtype=dtype), dist_reduce_fx="sum")
 
     def add_list(self, name: str) -> None:
-        """Register a state that collects one-dimensional float64 tensors.
-
-        An empty process contributes an empty tensor of the metric's dtype, hence that is float64.
-        """
-        self._dtype = torch.float64
+        """Register a state that collects one-dimensional float64 tensors."""
         self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
         """Draw one or several values, as every torchmetrics class does."""
         return self._plot(val, ax)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Any:
+        """States follow a module to its device, never to its precision.
+
+        A process without data contributes an empty tensor of ``_dtype``, hence that stays float64.
+        """
+        super()._apply(lambda t: t.to(fn(t.new_empty(0)).device), exclude_state)
+        self._dtype = torch.float64
+        return self
 
     def _nan(self, reason: str) -> Tensor:
         if self.update_called:  # torchmetrics itself warns about a metric without any update

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float, Integer, Shaped
 from torch import Tensor
 
 from lightning_bnn.metrics.base import ExactMetric, collected
@@ -53,7 +54,12 @@ class Reliability(NamedTuple):
 
 
 # ------------------------------------------------------------ functions
-def ece(probs: Tensor, labels: Tensor, n_bins: int = 15, from_logits: bool = False) -> Tensor:
+def ece(
+    probs: Float[Tensor, "batch classes"],
+    labels: Integer[Tensor, " batch"],
+    n_bins: int = 15,
+    from_logits: bool = False,
+) -> Float[Tensor, ""]:
     r"""Expected calibration error of the predicted class.
 
     .. math:: \sum_b \frac{n_b}{n} \left| acc_b - conf_b \right|
@@ -71,7 +77,12 @@ def ece(probs: Tensor, labels: Tensor, n_bins: int = 15, from_logits: bool = Fal
     return reliability(*_top_label(probs, labels, from_logits), n_bins).expected_error
 
 
-def mce(probs: Tensor, labels: Tensor, n_bins: int = 15, from_logits: bool = False) -> Tensor:
+def mce(
+    probs: Float[Tensor, "batch classes"],
+    labels: Integer[Tensor, " batch"],
+    n_bins: int = 15,
+    from_logits: bool = False,
+) -> Float[Tensor, ""]:
     """Maximum calibration error: the largest gap of any bin that is not empty.
 
     Args:
@@ -86,7 +97,12 @@ def mce(probs: Tensor, labels: Tensor, n_bins: int = 15, from_logits: bool = Fal
     return reliability(*_top_label(probs, labels, from_logits), n_bins).largest_error
 
 
-def ace(probs: Tensor, labels: Tensor, n_bins: int = 15, from_logits: bool = False) -> Tensor:
+def ace(
+    probs: Float[Tensor, "batch classes"],
+    labels: Integer[Tensor, " batch"],
+    n_bins: int = 15,
+    from_logits: bool = False,
+) -> Float[Tensor, ""]:
     """Adaptive calibration error: as `ece`, with bins of equally many examples.
 
     Args:
@@ -101,7 +117,9 @@ def ace(probs: Tensor, labels: Tensor, n_bins: int = 15, from_logits: bool = Fal
     return adaptive_reliability(*_top_label(probs, labels, from_logits), n_bins).expected_error
 
 
-def reliability(confidence: Tensor, correct: Tensor, n_bins: int = 15) -> Reliability:
+def reliability(
+    confidence: Float[Tensor, " batch"], correct: Shaped[Tensor, " batch"], n_bins: int = 15
+) -> Reliability:
     """A reliability diagram with equally wide bins, for any meaning of confidence and correct.
 
     Args:
@@ -117,7 +135,9 @@ def reliability(confidence: Tensor, correct: Tensor, n_bins: int = 15) -> Reliab
     return _averages(*_binned(confidence, correct, n_bins))
 
 
-def adaptive_reliability(confidence: Tensor, correct: Tensor, n_bins: int = 15) -> Reliability:
+def adaptive_reliability(
+    confidence: Float[Tensor, " batch"], correct: Shaped[Tensor, " batch"], n_bins: int = 15
+) -> Reliability:
     """A reliability diagram with bins of equally many examples; ties stay together.
 
     >>> confidence = torch.full((10,), 0.8)

@@ -14,7 +14,7 @@ import math
 import os
 import subprocess
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,11 +48,6 @@ class Blocks(NamedTuple):
     yy: Distances
 
 
-class _Sums(Protocol):
-    def add(self, x: Tensor, y: Tensor) -> None: ...
-    def matrices(self) -> Distances: ...
-
-
 def distance_blocks(
     chunks: Iterable[tuple[Tensor, Tensor]],
     rows: tuple[int, int],
@@ -74,7 +69,7 @@ def distance_blocks(
             [4.]], dtype=torch.float64))
     """
     m, n = rows
-    sums: _Sums | None = None
+    sums: _TileSums | _PlainSums | None = None
     for x, y in chunks:
         x, y = _computable(x), _computable(y)
         if sums is None:
@@ -124,7 +119,9 @@ def _upper(matrix: Tensor) -> Tensor:
     return matrix[first, second]
 
 
-def _sums(rows: tuple[int, int], within_first: bool, like: Tensor, work: float) -> _Sums:
+def _sums(
+    rows: tuple[int, int], within_first: bool, like: Tensor, work: float
+) -> _TileSums | _PlainSums:
     device = like.device.type
     if work >= COMPILE_FROM.get(device, math.inf) and _compiles(device, like.dtype):
         return _TileSums(rows, within_first, like)

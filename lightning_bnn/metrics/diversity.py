@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from lightning_bnn.metrics.base import ExampleMean
@@ -37,7 +38,9 @@ class Uncertainty(NamedTuple):
 
 
 # ------------------------------------------------------------ functions
-def mutual_information(probs: Tensor, from_logits: bool = False) -> Tensor:
+def mutual_information(
+    probs: Float[Tensor, "samples batch classes"], from_logits: bool = False
+) -> Float[Tensor, " batch"]:
     r"""Information that the networks hold about each prediction, never negative.
 
     .. math::
@@ -68,7 +71,9 @@ def mutual_information(probs: Tensor, from_logits: bool = False) -> Tensor:
     return (mean * _phi(relative)).sum(-1).mean(0)
 
 
-def decompose_uncertainty(probs: Tensor, from_logits: bool = False) -> Uncertainty:
+def decompose_uncertainty(
+    probs: Float[Tensor, "samples batch classes"], from_logits: bool = False
+) -> Uncertainty:
     """Entropy of the mean prediction, mean entropy, and what is between them.
 
     Args:
@@ -86,7 +91,9 @@ def decompose_uncertainty(probs: Tensor, from_logits: bool = False) -> Uncertain
     )
 
 
-def pairwise_mutual_information(probs: Tensor, from_logits: bool = False) -> Tensor:
+def pairwise_mutual_information(
+    probs: Float[Tensor, "samples batch classes"], from_logits: bool = False
+) -> Float64[Tensor, "samples samples"]:
     """Mutual information of every pair of networks, averaged over examples, ``(samples, samples)``.
 
     The symmetric matrix of which Laurent et al. (2024, Section 5.1) show the histogram.
@@ -103,7 +110,9 @@ def pairwise_mutual_information(probs: Tensor, from_logits: bool = False) -> Ten
     return _pairwise_sum(probs) / probs.shape[1]
 
 
-def disagreement(probs: Tensor, from_logits: bool = False) -> Tensor:
+def disagreement(
+    probs: Float[Tensor, "samples batch classes"], from_logits: bool = False
+) -> Float64[Tensor, " batch"]:
     """Fraction of the pairs of networks that predict different classes, per example.
 
     Args:
@@ -203,6 +212,13 @@ class Disagreement(ExampleMean):
         """Add a batch of predictions ``(samples, batch, classes)``."""
         self.add(disagreement(probs, self.from_logits))
 
+    def compute(self) -> Tensor:
+        """The mean; NaN without examples, and of one network."""
+        value = super().compute()
+        if self.disagreement_count > 0 and value.isnan():
+            return self._nan("one network has no pair to disagree")
+        return value
+
 
 class PairwiseMutualInformation(ExampleMean):
     """The matrix of mutual informations of all pairs of networks, see the function.
@@ -219,6 +235,8 @@ class PairwiseMutualInformation(ExampleMean):
     plot_lower_bound = 0.0
 
     def __init__(self, samples: int, from_logits: bool = False, **kwargs: Any) -> None:
+        if samples < 1:
+            raise ValueError(f"`samples` must be at least 1, got {samples}.")
         super().__init__((samples, samples), **kwargs)
         self.samples, self.from_logits = samples, from_logits
 

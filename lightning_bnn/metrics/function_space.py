@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lightning_bnn.metrics.base import ExactMetric
@@ -18,8 +19,11 @@ __all__ = ["FunctionSpaceMMD", "function_space_mmd"]
 
 # ------------------------------------------------------------ function
 def function_space_mmd(
-    x: Tensor, y: Tensor, reduction: Reduction = "median", grid: KernelGrid | None = None
-) -> Tensor:
+    x: Float[Tensor, " samples *shape"],
+    y: Float[Tensor, " others *shape"],
+    reduction: Reduction = "median",
+    grid: KernelGrid | None = None,
+) -> Float[Tensor, ""]:
     """Unbiased MMD^2 between two sets of networks, each network being its predictions.
 
     Two posteriors that differ only by symmetries of the networks are equal here.

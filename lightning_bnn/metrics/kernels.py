@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lightning_bnn.metrics.distances import Blocks, Distances
@@ -46,7 +47,7 @@ class KernelGrid:
         if self.max_samples < 1:
             raise ValueError(f"`max_samples` must be at least 1, got {self.max_samples}.")
 
-    def bandwidths(self, cross: Tensor) -> Tensor:
+    def bandwidths(self, cross: Float[Tensor, "rows others"]) -> Float[Tensor, " bandwidths"]:
         """The grid for one norm, from the distances ``(rows, rows)`` between the sets.
 
         >>> KernelGrid(3).bandwidths(torch.tensor([[1.0, 4.0]]))
@@ -74,7 +75,9 @@ def kernel_bandwidths(cross: Distances, grid: KernelGrid) -> Tensor:
     return torch.cat([grid.bandwidths(cross.l1), grid.bandwidths(cross.l2.sqrt())])
 
 
-def kernel_values(distances: Distances, bandwidths: Tensor) -> Tensor:
+def kernel_values(
+    distances: Distances, bandwidths: Float[Tensor, " kernels"]
+) -> Float[Tensor, " kernels *pairs"]:
     """The kernels of some pairs, ``(kernels, *pairs)``.
 
     >>> one = torch.ones(1, dtype=torch.float64)
@@ -92,7 +95,9 @@ def kernel_values(distances: Distances, bandwidths: Tensor) -> Tensor:
     )
 
 
-def unbiased_mmd2(blocks: Blocks, bandwidths: Tensor) -> Tensor:
+def unbiased_mmd2(
+    blocks: Blocks, bandwidths: Float[Tensor, " kernels"]
+) -> Float[Tensor, " kernels"]:
     r"""The unbiased estimate of MMD^2 for every kernel; it may be negative.
 
     .. math::

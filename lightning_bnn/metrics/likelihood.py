@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 import torch
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from lightning_bnn.metrics.base import ExampleMean
-from lightning_bnn.metrics.validation import check_finite, check_labels, option, probabilities
+from lightning_bnn.metrics.validation import (
+    check_finite,
+    check_floats,
+    check_labels,
+    option,
+    probabilities,
+)
 
 __all__ = ["NLL", "BrierScore", "brier_score", "nll"]
 
@@ -16,7 +23,11 @@ ClassReduction = Literal["sum", "mean", "half"]
 
 
 # ------------------------------------------------------------ functions
-def nll(probs: Tensor, labels: Tensor, from_logits: bool = False) -> Tensor:
+def nll(
+    probs: Float[Tensor, "batch classes"],
+    labels: Integer[Tensor, " batch"],
+    from_logits: bool = False,
+) -> Float[Tensor, ""]:
     r"""Negative log-likelihood :math:`-\frac1n \sum_i \log p_i(y_i)`, in nats.
 
     The likelihood of an ensemble is that of its mean prediction: pass ``probs.mean(0)``.
@@ -33,11 +44,11 @@ def nll(probs: Tensor, labels: Tensor, from_logits: bool = False) -> Tensor:
 
 
 def brier_score(
-    probs: Tensor,
-    labels: Tensor,
+    probs: Float[Tensor, "batch classes"],
+    labels: Integer[Tensor, " batch"],
     class_reduction: ClassReduction = "sum",
     from_logits: bool = False,
-) -> Tensor:
+) -> Float[Tensor, ""]:
     r"""Squared distance of the prediction to the truth.
 
     .. math:: \frac1n \sum_i \sum_c (p_{ic} - y_{ic})^2
@@ -63,6 +74,7 @@ def _nll(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
         probs = probabilities(probs)
         check_labels(labels, probs)
         return -probs.gather(-1, labels.long()[:, None])[:, 0].log()
+    check_floats(probs, "probs")
     check_labels(labels, probs)
     check_finite(probs, "probs")
     logits = probs if probs.dtype == torch.float64 else probs.float()

@@ -226,7 +226,7 @@ class MMD(ExactMetric):
         super().reset()
         self.names = {}
 
-    def _vector(self, values: Sequence[float]) -> Tensor:
+    def _vector(self, values: Sequence[float | int]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=self.device)
 
 

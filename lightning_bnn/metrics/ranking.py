@@ -10,6 +10,7 @@ import math
 from typing import Literal, NamedTuple, get_args
 
 import torch
+from jaxtyping import Float64, Real, Shaped
 from torch import Tensor
 
 from lightning_bnn.metrics.validation import check_scores, option
@@ -45,7 +46,7 @@ class Counts(NamedTuple):
 
 
 # ------------------------------------------------------------ functions
-def auroc(scores: Tensor, is_ood: Tensor) -> Tensor:
+def auroc(scores: Real[Tensor, " ..."], is_ood: Shaped[Tensor, " ..."]) -> Float64[Tensor, ""]:
     """Probability that an OOD score exceeds an ID score, ties counting half; NaN without either.
 
     Args:
@@ -59,8 +60,8 @@ def auroc(scores: Tensor, is_ood: Tensor) -> Tensor:
 
 
 def aupr(
-    scores: Tensor,
-    is_ood: Tensor,
+    scores: Real[Tensor, " ..."],
+    is_ood: Shaped[Tensor, " ..."],
     positive: Positive = "ood",
     interpolation: Interpolation = "step",
 ) -> Tensor:
@@ -81,8 +82,8 @@ def aupr(
 
 
 def fpr_at_tpr(
-    scores: Tensor,
-    is_ood: Tensor,
+    scores: Real[Tensor, " ..."],
+    is_ood: Shaped[Tensor, " ..."],
     tpr: float = 0.95,
     positive: Positive = "ood",
     rule: Rule = "first",
@@ -107,7 +108,10 @@ def fpr_at_tpr(
 
 
 def fpr95(
-    scores: Tensor, is_ood: Tensor, positive: Positive = "ood", rule: Rule = "first"
+    scores: Real[Tensor, " ..."],
+    is_ood: Shaped[Tensor, " ..."],
+    positive: Positive = "ood",
+    rule: Rule = "first",
 ) -> Tensor:
     """`fpr_at_tpr` at 95 %.
 
@@ -154,7 +158,7 @@ def count_positives(scores_id: Tensor, scores_ood: Tensor, positive: Positive = 
     return Counts(true, last_of_tie.nonzero()[:, 0] + 1 - true)
 
 
-def auroc_of_counts(counts: Counts) -> Tensor:
+def auroc_of_counts(counts: Counts) -> Float64[Tensor, ""]:
     """Area under the receiver operating characteristic, exact in integers up to the division."""
     if not counts.complete:
         return _nan(counts)

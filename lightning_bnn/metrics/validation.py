@@ -10,6 +10,7 @@ from torch import Tensor
 __all__ = [
     "check_distributions",
     "check_finite",
+    "check_floats",
     "check_labels",
     "check_same_shape",
     "check_samples",
@@ -24,11 +25,7 @@ SUM_TOLERANCE = 1e-2
 
 def probabilities(values: Tensor, from_logits: bool = False, name: str = "probs") -> Tensor:
     """Class probabilities in at least float32, of given ones or of logits, last axis classes."""
-    if not isinstance(values, Tensor) or not values.is_floating_point() or values.ndim < 2:
-        got = (
-            f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else type(values)
-        )
-        raise ValueError(f"`{name}` must be a float tensor (..., batch, classes), got {got}.")
+    check_floats(values, name)
     if values.shape[-1] < 2:
         raise ValueError(
             f"`{name}` has {values.shape[-1]} class: of a binary network give both, "
@@ -42,10 +39,15 @@ def probabilities(values: Tensor, from_logits: bool = False, name: str = "probs"
     return values.softmax(-1)
 
 
-def _described(values: Any) -> str:
-    if isinstance(values, Tensor):
-        return f"{values.dtype} {tuple(values.shape)}"
-    return type(values).__name__
+def check_floats(values: Any, name: str) -> None:
+    """A tensor of numbers per class."""
+    if not isinstance(values, Tensor):
+        raise ValueError(f"`{name}` must be a tensor, got {type(values).__name__}.")
+    if not values.is_floating_point() or values.ndim < 2:
+        raise ValueError(
+            f"`{name}` must be a float tensor (..., batch, classes), got {values.dtype} "
+            f"{tuple(values.shape)}."
+        )
 
 
 def check_distributions(probs: Tensor, name: str = "probs") -> None:

@@ -1,0 +1,187 @@
+"""Calibration errors against loops over bins, the published edge cases, and torchmetrics."""
+
+import math
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from lightning_bnn import metrics as M
+
+mpl.use("Agg")
+
+
+def two_classes(confidence, correct):
+    """Predictions with given confidences for class 1 (right) or class 0 of what is meant."""
+    p = torch.tensor(confidence, dtype=torch.float64)
+    return M.reliability(p, torch.tensor(correct).bool(), 10)
+
+
+def random_case(n, classes=5, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    probs = (2 * torch.randn(n, classes, generator=g)).double().softmax(-1)
+    return probs, torch.randint(classes, (n,), generator=g)
+
+
+def binned_by_hand(confidence, correct, n_bins):
+    gaps, weights = [], []
+    for b in range(n_bins):
+        top = math.inf if b == n_bins - 1 else (b + 1) / n_bins
+        inside = [k for k, c in enumerate(confidence) if b / n_bins <= c < top]
+        if inside:
+            accuracy = sum(bool(correct[k]) for k in inside) / len(inside)
+            gaps.append(abs(accuracy - sum(confidence[k] for k in inside) / len(inside)))
+            weights.append(len(inside) / len(confidence))
+    return float(np.dot(gaps, weights)), max(gaps)
+
+
+@pytest.mark.parametrize("n_bins", [1, 8, 16])  # edges that float64 represents exactly
+def test_loop_over_bins(n_bins):
+    probs, labels = random_case(300)
+    confidence, predicted = probs.max(-1)
+    expected = binned_by_hand(confidence.tolist(), (predicted == labels).tolist(), n_bins)
+    assert M.ece(probs, labels, n_bins).item() == pytest.approx(expected[0], abs=1e-14)
+    assert M.mce(probs, labels, n_bins).item() == pytest.approx(expected[1], abs=1e-14)
+
+
+def test_torchmetrics_agrees_away_from_the_edges():
+    probs, labels = random_case(2000)
+    expected = multiclass_calibration_error(probs, labels, probs.shape[1], n_bins=15)
+    assert M.ece(probs, labels).item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "correct", "expected"),
+    [
+        ([0.95, 1.0], [1, 0], 0.475),  # torchmetrics: .525, a hidden bin of its own for 1.0
+        ([0.0, 0.05], [1, 0], 0.475),  # bins closed above drop the 0: .025
+        ([0.6, 0.7, 0.8], [1, 0, 1], 0.4333333333333),
+    ],
+)
+def test_edges(confidence, correct, expected):
+    assert two_classes(confidence, correct).expected_error.item() == pytest.approx(expected)
+
+
+def test_top_bin_through_probabilities():
+    probs = torch.tensor([[0.05, 0.95], [1.0, 0.0]])
+    assert M.ece(probs, torch.tensor([1, 1]), 10).item() == pytest.approx(0.475)
+    wrong = multiclass_calibration_error(probs, torch.tensor([1, 1]), 2, n_bins=10)
+    assert wrong.item() == pytest.approx(0.525)  # why this class exists
+
+
+def test_logits_are_never_guessed():
+    """Logits that lie between 0 and 1 stay logits, and 1.0000001 is still a probability."""
+    logits = torch.tensor([[0.2, 0.9], [0.7, 0.1]])
+    labels = torch.tensor([1, 0])
+    found = M.ece(logits, labels, from_logits=True)
+    assert found.item() == pytest.approx(M.ece(logits.softmax(-1), labels).item(), abs=1e-9)
+    nearly = torch.tensor([[0.0, 1.0000001], [1.0, 0.0]])
+    assert M.ece(nearly, labels).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_more_than_float32_can_count():
+    """Counters are integers: 2^24 + 2^22 equal examples keep their error of .03."""
+    metric = M.ECE()
+    probs = torch.tensor([[0.97, 0.03]], dtype=torch.float64)
+    metric.update(probs, torch.tensor([0]))
+    for _ in range(24):
+        for state in ("count", "confidence", "correct"):
+            name = f"calibration_{state}"
+            setattr(metric, name, 2 * getattr(metric, name))
+    metric.update(probs.repeat(2**10, 1), torch.zeros(2**10).long())
+    assert metric.compute().item() == pytest.approx(0.03, abs=1e-9)
+    assert metric.calibration_count.sum() == 2**24 + 2**10
+
+
+# ------------------------------------------------------------ adaptive
+def test_adaptive_equals_equal_splits_without_ties():
+    probs, labels = random_case(120)
+    confidence, predicted = probs.max(-1)
+    order = confidence.argsort()
+    c, r = confidence[order].reshape(6, 20), (predicted == labels)[order].double().reshape(6, 20)
+    expected = (c.mean(1) - r.mean(1)).abs().mean()
+    assert M.ace(probs, labels, 6).item() == pytest.approx(expected.item(), abs=1e-14)
+
+
+def test_adaptive_ties_do_not_depend_on_the_order():
+    probs = torch.tensor([[0.8, 0.2]]).repeat(10, 1).double()
+    labels = torch.tensor([0] * 5 + [1] * 5)
+    for _ in range(5):
+        order = torch.randperm(10)
+        assert M.ace(probs[order], labels[order], 2).item() == pytest.approx(0.3)
+    probs, labels = random_case(200)
+    probs = (probs * 8).round() / 8 + 1e-3
+    probs /= probs.sum(-1, keepdim=True)
+    order = torch.randperm(200)
+    expected = M.ace(probs, labels, 7).item()
+    assert M.ace(probs[order], labels[order], 7).item() == pytest.approx(expected, abs=1e-14)
+
+
+def test_adaptive_with_fewer_examples_than_bins():
+    probs, labels = random_case(4)
+    confidence, predicted = probs.max(-1)
+    expected = (confidence - (predicted == labels).double()).abs().mean()
+    assert M.ace(probs, labels, 15).item() == pytest.approx(expected.item())
+
+
+# ------------------------------------------------------------ picture, errors
+@pytest.mark.parametrize("metric", [M.ECE(), M.MCE(), M.ACE()])
+def test_plot(metric):
+    probs, labels = random_case(500)
+    metric.update(probs, labels)
+    figure, axes = metric.plot()
+    line = axes.get_lines()[1]
+    data = metric.reliability()
+    used = data.count > 0
+    np.testing.assert_allclose(line.get_xdata(), data.confidence[used])
+    np.testing.assert_allclose(line.get_ydata(), data.accuracy[used])
+    figure.canvas.draw()
+    own, axes = mpl.figure.Figure(), None
+    axes = own.subplots()
+    assert metric.plot(ax=axes)[1] is axes
+    metric.plot([metric.compute(), metric.compute()])
+
+
+@pytest.mark.parametrize("metric", [M.ECE(), M.MCE(), M.ACE()])
+def test_no_examples(metric):
+    metric.update(torch.zeros(0, 3), torch.zeros(0).long())
+    with pytest.warns(UserWarning, match="is NaN: it has seen no example"):
+        assert math.isnan(metric.compute())
+    assert math.isnan(M.ece(torch.zeros(0, 3), torch.zeros(0).long()))
+    assert math.isnan(M.mce(torch.zeros(0, 3), torch.zeros(0).long()))
+    assert math.isnan(M.ace(torch.zeros(0, 3), torch.zeros(0).long()))
+
+
+GOOD = torch.tensor([[0.4, 0.6], [0.5, 0.5]])
+LABELS = torch.tensor([0, 1])
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: M.ece(10 * GOOD, LABELS), "off by 9.*Pass `from_logits=True`"),
+        (lambda: M.ece(GOOD * torch.nan, LABELS), "must be finite probabilities"),
+        (lambda: M.ece(GOOD * torch.inf, LABELS), "must be finite probabilities"),
+        (lambda: M.ece(torch.tensor([[1.5, -0.5]]), LABELS[:1]), "off by 0.5"),
+        (lambda: M.ece(GOOD * torch.nan, LABELS, from_logits=True), "must be finite, it holds NaN"),
+        (lambda: M.ece(GOOD[:, :1], LABELS), r"torch.stack\(\[1 - p, p\], -1\)"),
+        (lambda: M.ece(GOOD[:, 0], LABELS), "must be a float tensor"),
+        (lambda: M.ece(GOOD.long(), LABELS), "must be a float tensor"),
+        (lambda: M.ece([0.5], LABELS), "`probs` must be a tensor, got list"),
+        (lambda: M.ece(GOOD[None], LABELS), r"`probs.mean\(0\)`"),
+        (lambda: M.ece(GOOD, LABELS[:1]), "`labels` must be 2 integers"),
+        (lambda: M.ece(GOOD, LABELS.float()), "`labels` must be 2 integers, got torch.float32"),
+        (lambda: M.ece(GOOD, LABELS + 1), r"`labels` must be in 0..1, got 2"),
+        (lambda: M.ece(GOOD, LABELS - 1), r"`labels` must be in 0..1, got -1"),
+        (lambda: M.ece(GOOD, LABELS, 0), "`n_bins` must be at least 1, got 0"),
+        (lambda: M.ECE(0), "`n_bins` must be at least 1, got 0"),
+        (lambda: M.reliability(GOOD[0] + 1, LABELS), "`confidence` must lie between 0 and 1"),
+        (lambda: M.reliability(GOOD, LABELS), "must have the same shape"),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

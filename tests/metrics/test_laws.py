@@ -1,0 +1,324 @@
+"""What every metric class must do, in batches, as copies and on several processes."""
+
+import io
+import math
+import pickle
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import pytest
+import torch
+from distributed import on_ranks
+from metric_cases import LABELS, METRICS, PROBS, REFERENCE
+from torchmetrics import Accuracy, MetricCollection
+
+from lightning_bnn import metrics as M
+
+CASES = pytest.mark.parametrize("case", METRICS, ids=lambda case: case.name)
+
+
+def value(case, batches, via="update"):
+    metric = case.build()
+    for batch in batches:
+        getattr(metric, via)(*batch)
+    return metric.compute()
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@CASES
+def test_class_equals_function(case):
+    if case.function is not None:
+        expected = case.function()
+        close(value(case, case.batches), expected.double())
+
+
+@CASES
+def test_forward_equals_update(case):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # batches of one class
+        close(value(case, case.batches, "__call__"), value(case, case.batches))
+
+
+@CASES
+def test_order_of_batches(case):
+    if case.name != "MMD":
+        close(value(case, case.batches[::-1]), value(case, case.batches))
+
+
+@CASES
+def test_reset_clone_pickle(case):
+    metric = case.build()
+    metric.update(*case.batches[0])
+    metric.reset()
+    for batch in case.batches[:2]:
+        metric.update(*batch)
+    copies = [metric.clone(), pickle.loads(pickle.dumps(metric))]
+    assert metric.state_dict() == {}
+    expected = value(case, case.batches)
+    for each in (metric, *copies):
+        for batch in case.batches[2:]:
+            each.update(*batch)
+        close(each.compute(), expected)
+
+
+@CASES
+def test_half_precision_modules_keep_the_state(case):
+    """``module.half()`` and ``.to(bfloat16)`` reach metrics inside a module; sums stay exact."""
+    metric = case.build()
+    holder = torch.nn.ModuleDict({"metric": metric}).half()
+    metric.update(*case.batches[0])
+    holder.to(torch.bfloat16)
+    for batch in case.batches[1:]:
+        metric.update(*batch)
+    close(metric.compute(), value(case, case.batches))
+
+
+@CASES
+def test_persistent_state(case):
+    metric = case.build()
+    metric.persistent(True)
+    for batch in case.batches:
+        metric.update(*batch)
+    buffer = io.BytesIO()
+    torch.save(metric.state_dict(), buffer)
+    buffer.seek(0)
+    other = case.build()
+    other.persistent(True)
+    other.load_state_dict(torch.load(buffer), strict=False)
+    other._update_count = 1
+    close(other.compute(), metric.compute())
+
+
+@CASES
+def test_state_size(case):
+    """Constant memory where the mathematics allows it, one-dimensional lists where not."""
+
+    def numbers(repeats):
+        metric = case.build()
+        for _ in range(repeats):
+            for batch in case.batches:
+                metric.update(*batch)
+        states = [getattr(metric, name) for name in metric._defaults]
+        for state in states:
+            assert isinstance(state, torch.Tensor) or all(s.ndim == 1 for s in state)
+        return sum(s.numel() if isinstance(s, torch.Tensor) else sum(map(len, s)) for s in states)
+
+    if case.name == "MMD":
+        assert numbers(1) == 5 * 22  # one row of twenty numbers per layer, its size and its key
+    else:
+        assert numbers(3) == (1 if case.constant else 3) * numbers(1)
+
+
+@CASES
+def test_plots(case):
+    if case.name != "PairwiseMutualInformation3":
+        metric = case.build()
+        for batch in case.batches:
+            metric.update(*batch)
+        figure, _ = metric.plot()
+        figure.canvas.draw()
+
+
+# ------------------------------------------------------------ two processes
+@CASES
+@pytest.mark.parametrize("split", ["uneven", "one empty", "forward"])
+def test_two_processes_equal_one(case, split):
+    expected = value(case, case.batches)
+
+    def run(rank):
+        mine = case.batches if rank == 0 else ()
+        if split != "one empty":
+            mine = case.batches[rank::2]
+        metric = torch.nn.ModuleList([case.build()]).to("cpu", torch.bfloat16)[0]
+        for batch in mine:
+            if split == "forward":
+                torch.nn.Module.__call__(metric, *batch)
+            else:
+                metric.update(*batch)
+        first = metric.compute()
+        metric.reset()
+        for batch in mine:
+            metric.update(*batch)
+        return first, metric.compute()
+
+    for both in on_ranks(run):
+        for found in both:
+            close(found, expected)
+
+
+def collection():
+    return MetricCollection(
+        {
+            "accuracy": Accuracy("multiclass", num_classes=4),
+            "ece": M.ECE(),
+            "ece7": M.ECE(7),
+            "mce": M.MCE(),
+            "ace": M.ACE(),
+            "nll": M.NLL(),
+            "brier": M.BrierScore(),
+            "brier_mean": M.BrierScore("mean"),
+        }
+    )
+
+
+def test_collection():
+    """Compute groups share states only of metrics whose states are the same for ever."""
+    perfect = torch.eye(4), torch.arange(4)
+    together = collection()
+    alone = {name: metric.clone() for name, metric in collection().items()}
+    for batch in (perfect, (PROBS, LABELS)):
+        together.update(*batch)
+        for metric in alone.values():
+            metric.update(*batch)
+    for name, found in together.compute().items():
+        close(found, alone[name].compute())
+    groups = [set(g) for g in together.compute_groups.values()]
+    assert {"ece", "mce"} in groups
+    assert {"brier", "brier_mean"} in groups
+
+
+def test_agreement_is_never_taken_for_another():
+    """Both are 1 and 0 on the first batch; torchmetrics compares states by name and value."""
+    together = MetricCollection([M.Agreement(), M.TotalVariation()])
+    together.update(PROBS[:3], PROBS[:3])
+    together.update(PROBS, REFERENCE)
+    probs, reference = torch.cat([PROBS[:3], PROBS]), torch.cat([PROBS[:3], REFERENCE])
+    found = together.compute()
+    close(found["Agreement"], M.agreement(probs, reference))
+    close(found["TotalVariation"], M.total_variation(probs, reference))
+
+
+def test_collection_on_two_processes():
+    expected = collection()
+    expected.update(PROBS, LABELS)
+    expected = {k: v.item() for k, v in expected.compute().items()}
+
+    def run(rank):
+        metrics = collection()
+        if rank == 0:
+            metrics.update(PROBS[:7], LABELS[:7])
+            metrics.update(PROBS[7:], LABELS[7:])
+        return {k: v.item() for k, v in metrics.compute().items()}
+
+    for found in on_ranks(run):
+        assert found == pytest.approx(expected, abs=1e-7)
+
+
+def test_replicas_compare_the_same_layers():
+    """Every process compares everything, or its share: the same number."""
+    x, y = METRICS[-1].batches[0][:2]
+    sizes = {k: v[0].numel() for k, v in x.items()}
+    expected = M.mmd(x, y)
+
+    def run(rank):
+        replica, shared = M.MMD(), M.MMD()
+        replica.update(x, y)
+        shared.update(x, y, layers=M.share_layers(sizes, rank, 2))
+        return replica.compute(), shared.compute(), len(shared.table().layers)
+
+    for replica, shared, local in on_ranks(run):
+        close(replica, expected)
+        close(shared, expected)
+        assert local < 5
+
+
+def test_nothing_anywhere():
+    """A metric that no process has updated is NaN on all of them."""
+
+    def run(rank):
+        metrics = [case.build() for case in METRICS]
+        found = [metric.compute() for metric in metrics]
+        values = [v for f in found for v in (f.values() if isinstance(f, dict) else [f])]
+        return all(math.isnan(v.flatten()[0].item()) for v in values)
+
+    with pytest.warns(UserWarning, match="before the ``update`` method"):
+        M.ECE().compute()
+    assert on_ranks(run) == [True, True]
+
+
+SCRIPT = """
+    import json, sys, warnings, logging
+    import torch, lightning as L
+    from torch.utils.data import DataLoader, TensorDataset
+    from lightning_bnn import metrics as M
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    devices, out = int(sys.argv[1]), sys.argv[2]
+
+    class User(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = torch.nn.Linear(6, 4)
+            self.ece, self.nll = M.ECE(from_logits=True), M.NLL(from_logits=True)
+            self.auroc = M.AUROC()
+            self.ood = M.OODDetection("energy", ["shifted"], from_logits=True)
+            self.mmd = M.MMD()
+
+        def test_step(self, batch, index, dataloader_idx=0):
+            x, y = batch
+            z = self.net(x)
+            self.ece(z, y)
+            self.nll.update(z, y)
+            self.auroc.update(M.energy_score(z), torch.full((len(z),), index % 2 == 1))
+            self.ood.update(z, None if index % 2 == 0 else "shifted")
+            self.log("ece", self.ece)
+            self.log_dict({"nll": self.nll, "auroc": self.auroc})
+
+        def on_test_epoch_end(self):
+            self.log_dict(self.ood.compute(), sync_dist=True)
+            self.ood.reset()
+            g = torch.Generator().manual_seed(0)
+            x = {"net.weight": torch.randn(9, 4, 6, generator=g)}
+            self.mmd.update(x, {"net.weight": x["net.weight"][:4] + 1})
+            self.log("mmd", self.mmd)
+
+    g = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(48, 6, generator=g), torch.randint(4, (48,), generator=g))
+    trainer = L.Trainer(
+        devices=devices, accelerator="cpu", logger=False, enable_progress_bar=False,
+        strategy="ddp" if devices > 1 else "auto", enable_model_summary=False,
+    )
+    batch = 12 // devices
+    order = torch.arange(48).reshape(-1, 12)  # so that odd batches hold the same examples on any
+    if devices == 2:                          # number of processes: rank r takes every second one
+        order = order.reshape(-1, 6, 2).transpose(1, 2).reshape(-1, 6)
+        order = order.reshape(-1, 2, 6).transpose(1, 2).reshape(-1)
+    data = torch.utils.data.Subset(data, order.flatten().tolist())
+    trainer.test(User(), DataLoader(data, batch_size=batch), verbose=False)
+    if trainer.is_global_zero:
+        json.dump({k: v.item() for k, v in trainer.callback_metrics.items()}, open(out, "w"))
+"""
+
+
+def test_trainer_with_two_processes(tmp_path):
+    """The same numbers from ``Trainer(devices=2, strategy="ddp")`` and from one process."""
+    import json
+
+    script = tmp_path / "run.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    results = []
+    for devices in (1, 2):
+        out = tmp_path / f"{devices}.json"
+        call = [sys.executable, str(script), str(devices), str(out)]
+        done = subprocess.run(call, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        results.append(json.loads(out.read_text()))
+    assert set(results[0]) >= {"ece", "nll", "auroc", "mmd", "AUROC/shifted", "FPR95/shifted"}
+    assert results[1] == pytest.approx(results[0], abs=1e-6)  # Lightning logs float32
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus(tmp_path):
+    """NCCL: the same script, one process per GPU."""
+    script = tmp_path / "run.py"
+    source = textwrap.dedent(SCRIPT).replace('accelerator="cpu"', 'accelerator="gpu"')
+    script.write_text(source)
+    out = tmp_path / "2.json"
+    subprocess.run([sys.executable, str(script), "2", str(out)], check=True, timeout=300)
+    assert out.exists()

@@ -1,0 +1,268 @@
+"""Ranking metrics against sklearn, brute force over thresholds, and the published edge cases."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+
+from lightning_bnn import metrics as M
+
+
+def pair(scores_id, scores_ood):
+    scores_id, scores_ood = (torch.as_tensor(np.asarray(s, float)) for s in (scores_id, scores_ood))
+    is_ood = torch.cat([torch.zeros(len(scores_id)), torch.ones(len(scores_ood))]).bool()
+    return torch.cat([scores_id, scores_ood]), is_ood
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def d4():
+    rs = np.random.RandomState(1)
+    return pair(sigmoid(rs.normal(0, 1, 1000)), sigmoid(rs.normal(1.5, 1, 30)))
+
+
+D1 = pair([0.1, 0.2, 0.3, 0.4, 0.5], [*np.linspace(0.55, 0.98, 19), 0.15])
+D2 = pair([0] * 6 + [0.5] * 3 + [1], [0] + [0.5] * 3 + [1] * 6)
+D3 = pair([1] * 6, [1] * 4)
+D4 = d4()
+
+
+@pytest.mark.parametrize(
+    ("case", "first", "nearest", "first_id", "auroc", "step", "trapezoid"),
+    [
+        (D1, 0.0, 0.8, 0.05, 0.96, 0.991667, 0.991486),
+        (D2, 1.0, 0.4, None, 0.825, 0.771978, 0.849176),
+        (D3, 1.0, 1.0, 1.0, 0.5, 0.40, 0.70),
+        (D4, 0.700, 0.700, 0.6333333, None, 0.219274, 0.200001),
+    ],
+)
+def test_published_examples(case, first, nearest, first_id, auroc, step, trapezoid):
+    assert M.fpr95(*case).item() == pytest.approx(first, abs=1e-6)
+    assert M.fpr95(*case, rule="nearest").item() == pytest.approx(nearest, abs=1e-6)
+    assert M.aupr(*case).item() == pytest.approx(step, abs=5e-7)
+    found = M.aupr(*case, interpolation="trapezoid").item()
+    assert found == pytest.approx(trapezoid, abs=5e-7)
+    if auroc is not None:
+        assert M.auroc(*case).item() == pytest.approx(auroc, abs=1e-12)
+    if first_id is not None:
+        assert M.fpr95(*case, positive="id").item() == pytest.approx(first_id, abs=1e-6)
+
+
+def test_aupr_of_id_examples():
+    assert M.aupr(*D1, positive="id").item() == pytest.approx(0.81, abs=1e-6)
+    found = M.aupr(*D1, positive="id", interpolation="trapezoid").item()
+    assert found == pytest.approx(0.776667, abs=1e-6)
+    assert M.aupr(*D3, positive="id").item() == pytest.approx(0.6)
+    found = M.aupr(*D3, positive="id", interpolation="trapezoid").item()
+    assert found == pytest.approx(0.8)
+
+
+def test_positive_class_matters():
+    """The same detector, eleven points apart."""
+    rs = np.random.RandomState(0)
+    case = pair(rs.normal(0, 1, 1000), rs.normal(1.5, 1, 100))
+    assert M.fpr95(*case).item() == pytest.approx(0.442, abs=5e-4)
+    assert M.fpr95(*case, positive="id").item() == pytest.approx(0.55, abs=5e-3)
+
+
+def draws(ties):
+    g = torch.Generator().manual_seed(3)
+    scores = torch.randn(120, generator=g) * 20 - 5  # no probabilities
+    is_ood = torch.rand(120, generator=g) < 0.3
+    scores = scores + 8 * is_ood
+    return (scores / 10).round() * 10 if ties else scores, is_ood
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("positive", ["ood", "id"])
+def test_sklearn(ties, positive):
+    scores, is_ood = draws(ties)
+    s, y = (scores, is_ood) if positive == "ood" else (-scores, ~is_ood)
+    expected = sk.average_precision_score(y, s)
+    assert M.aupr(scores, is_ood, positive).item() == pytest.approx(expected, abs=1e-12)
+    precision, recall, _ = sk.precision_recall_curve(y, s)
+    found = M.aupr(scores, is_ood, positive, "trapezoid").item()
+    assert found == pytest.approx(sk.auc(recall, precision), abs=1e-12)
+    assert M.auroc(scores, is_ood).item() == pytest.approx(sk.roc_auc_score(y, s), abs=1e-12)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("tpr", [0.05, 0.5, 0.95, 1.0])
+def test_false_positives_brute_force(ties, tpr):
+    scores, is_ood = draws(ties)
+    ood, inside = scores[is_ood], scores[~is_ood]
+    rates = [
+        (int((ood >= t).sum()) / len(ood), int((inside >= t).sum()) / len(inside))
+        for t in sorted(set(scores.tolist()), reverse=True)
+    ]
+    first = next(f for r, f in rates if r >= tpr - 1e-12)
+    assert M.fpr_at_tpr(scores, is_ood, tpr).item() == pytest.approx(first, abs=1e-12)
+    up_to = next(k for k, (r, _) in enumerate(rates) if r >= 1 - 1e-12)
+    nearest = min(reversed(rates[: up_to + 1]), key=lambda pair: abs(pair[0] - tpr))
+    found = M.fpr_at_tpr(scores, is_ood, tpr, rule="nearest")
+    assert found.item() == pytest.approx(nearest[1], abs=1e-12)
+
+
+def test_scores_are_never_squashed():
+    """Entropies above 1 and energies of 20: torchmetrics would apply a sigmoid per batch."""
+    g = torch.Generator().manual_seed(0)
+    inside, outside = 0.9 * torch.rand(64, generator=g), 1.5 * torch.rand(64, generator=g)
+    metric = M.AUROC()
+    for k in range(0, 64, 8):
+        metric.update_id(inside[k : k + 8])
+        metric.update_ood(outside[k : k + 8])
+    scores, is_ood = pair(inside, outside)
+    assert metric.compute().item() == pytest.approx(sk.roc_auc_score(is_ood, scores), abs=1e-12)
+    energies = pair(20 + torch.rand(50), 21 + torch.rand(50))
+    assert M.auroc(*energies) == 1
+
+
+def test_float64_scores_keep_their_order():
+    scores = torch.tensor([0.5, 0.5 + 1e-12], dtype=torch.float64)
+    metric = M.AUROC()
+    metric.update(scores, torch.tensor([False, True]))
+    assert metric.compute() == 1
+    assert M.auroc(scores.float(), torch.tensor([False, True])) == 0.5
+
+
+def test_infinite_scores_rank():
+    scores = torch.tensor([-math.inf, 0.0, math.inf, math.inf])
+    assert M.auroc(scores, torch.tensor([0, 0, 1, 1])) == 1
+    assert M.auroc(scores, torch.tensor([0, 1, 0, 1])) == 0.625
+
+
+CLASSES = [M.AUROC(), M.AUPR(), M.FPR95(), M.FPRAtTPR(0.9)]
+
+
+@pytest.mark.parametrize("metric", CLASSES, ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("kept", [0, 1])
+def test_one_class_missing(metric, kept):
+    metric.reset()
+    scores, is_ood = draws(False)
+    metric.update(scores[is_ood == kept], is_ood[is_ood == kept])
+    with pytest.warns(UserWarning, match="is NaN: it needs ID and OOD examples"):
+        assert math.isnan(metric.compute())
+    assert math.isnan(M.auroc(scores[is_ood == kept], is_ood[is_ood == kept]))
+
+
+# ------------------------------------------------------------ detection
+def predictions(n, seed, sharpness):
+    g = torch.Generator().manual_seed(seed)
+    return (sharpness * torch.randn(n, 4, generator=g)).double()
+
+
+@pytest.mark.parametrize("score", ["max_probability", "entropy", "energy"])
+def test_detection_equals_the_parts(score):
+    logits = predictions(50, 0, 6), predictions(30, 1, 1), predictions(20, 2, 3)
+    metric = M.OODDetection(score, ["svhn", "textures"], from_logits=True)
+    metric.update_id(logits[0][:20])
+    metric.update_ood(logits[1], "svhn")
+    metric.update_ood(logits[2], 1)
+    metric.update_id(logits[0][20:])
+    function = getattr(M, f"{score}_score")
+    s = [function(z, from_logits=True) for z in logits]
+    found = metric.compute()
+    assert len(found) == 8
+    for name, ood in (("svhn", s[1]), ("textures", s[2])):
+        case = pair(s[0], ood)
+        assert found[f"AUROC/{name}"] == M.auroc(*case)
+        assert found[f"AUPR_out/{name}"] == M.aupr(*case)
+        assert found[f"AUPR_in/{name}"] == M.aupr(*case, positive="id")
+        assert found[f"FPR95/{name}"] == M.fpr95(*case)
+
+
+def test_detection_of_several_networks():
+    probs = torch.stack([predictions(8, k, 2).softmax(-1) for k in range(5)])
+    metric = M.OODDetection("mutual_information")
+    metric.update_id(probs[:, :4])
+    metric.update_ood(probs[:, 4:])
+    case = pair(M.mutual_information(probs[:, :4]), M.mutual_information(probs[:, 4:]))
+    assert metric.compute()["AUROC"] == M.auroc(*case)
+    mean = M.OODDetection("entropy")
+    mean.update_id(probs[:, :4])
+    mean.update_ood(probs.mean(0)[4:])
+    case = pair(M.entropy_score(probs.mean(0)[:4]), M.entropy_score(probs.mean(0)[4:]))
+    assert mean.compute()["AUROC"] == M.auroc(*case)
+
+
+def test_own_scores_and_names_of_conventions():
+    scores, is_ood = draws(True)
+    metric = M.OODDetection(None, positive="id", tpr=0.8, rule="nearest", interpolation="trapezoid")
+    metric.update_id(scores[~is_ood])
+    metric.update_ood(scores[is_ood])
+    found = metric.compute()
+    assert set(found) == {"AUROC", "AUPR_out_trapezoid", "AUPR_in_trapezoid", "FPR80_id_nearest"}
+    expected = M.fpr_at_tpr(scores, is_ood, 0.8, "id", "nearest")
+    assert found["FPR80_id_nearest"] == expected
+    own = M.OODDetection(lambda x: -x.sum(-1))
+    own.update_id(torch.ones(3, 2))
+    own.update_ood(torch.zeros(3, 2))
+    assert own.compute()["AUROC"] == 1
+
+
+def test_only_correct_id_examples():
+    probs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
+    ood = torch.tensor([[0.7, 0.3]])
+    metric = M.OODDetection(id_filter="correct")
+    metric.update_id(probs, torch.tensor([0, 1, 1]))
+    metric.update_ood(ood)
+    assert metric.compute()["AUROC"] == 1  # the misclassified 0.6 would rank above
+    everything = M.OODDetection()
+    everything.update_id(probs)
+    everything.update_ood(ood)
+    assert everything.compute()["AUROC"].item() == pytest.approx(2 / 3)
+
+
+def test_a_set_without_examples():
+    metric = M.OODDetection(None, ["a", "b"])
+    metric.update_id(torch.rand(3))
+    metric.update_ood(torch.rand(3), "a")
+    with pytest.warns(UserWarning, match="no ID examples or none of 'b'"):
+        found = metric.compute()
+    assert math.isnan(found["AUROC/b"])
+    assert not math.isnan(found["AUROC/a"])
+
+
+def test_scores():
+    logits = predictions(6, 0, 3)
+    p = logits.softmax(-1).numpy()
+    entropy = -(p * np.log(p)).sum(-1)
+    np.testing.assert_allclose(M.entropy_score(logits, True), entropy, atol=1e-12)
+    np.testing.assert_allclose(M.max_probability_score(logits, True), 1 - p.max(-1), atol=1e-12)
+    energy = -np.log(np.exp(logits.numpy()).sum(-1))
+    np.testing.assert_allclose(M.energy_score(logits), energy, atol=1e-12)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s, o: M.auroc(s * torch.nan, o), "`scores` must not be NaN, 120 of them are"),
+        (lambda s, o: M.auroc(s, o[:-1]), "must have the same shape"),
+        (lambda s, o: M.auroc(s, 2 * o.long()), "`is_ood` must be boolean"),
+        (lambda s, o: M.aupr(s, o, "in"), "`positive` must be one of ood, id, got 'in'"),
+        (lambda s, o: M.aupr(s, o, interpolation="x"), "`interpolation` must be one of step"),
+        (lambda s, o: M.fpr_at_tpr(s, o, 1.5), r"`tpr` must be in \(0, 1\], got 1.5"),
+        (lambda s, o: M.fpr95(s, o, rule="last"), "`rule` must be one of first, nearest"),
+        (lambda s, o: M.FPRAtTPR(0), r"`tpr` must be in \(0, 1\], got 0"),
+        (lambda s, o: M.AUPR("x"), "`positive` must be one of"),
+        (lambda s, o: M.OODDetection("msp"), "`score` must be one of max_probability, entropy"),
+        (lambda s, o: M.OODDetection(ood_sets="svhn"), "`ood_sets` must be a list"),
+        (lambda s, o: M.OODDetection(ood_sets=["a", "a"]), "`ood_sets` must be a list"),
+        (lambda s, o: M.OODDetection(None).update_ood(s, "x"), "`ood_set` must be one of ood"),
+        (lambda s, o: M.OODDetection(None).update_ood(s, 1), "`ood_set` must be one of ood"),
+        (lambda s, o: M.OODDetection(None).update_id(s[None]), "Scores must be one per example"),
+        (lambda s, o: M.OODDetection("energy").update_id(s[None]), "needs logits"),
+        (
+            lambda s, o: M.OODDetection(id_filter="correct").update_id(torch.ones(2, 2) / 2),
+            "needs the class outputs of ID examples and their `labels`",
+        ),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(*draws(False))
