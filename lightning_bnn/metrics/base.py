@@ -59,12 +59,13 @@ class ExampleMean(ExactMetric):
     """The mean over examples of one number, or of one tensor, per example.
 
     The names of the states contain the class's name: inside a ``MetricCollection`` two different
-    metrics whose first batches agree are never taken for one.
+    metrics whose first batches agree are never taken for one. A metric that weighs examples
+    differently by an option adds that to the names as ``variant``.
     """
 
-    def __init__(self, shape: tuple[int, ...] = (), **kwargs: Any) -> None:
+    def __init__(self, shape: tuple[int, ...] = (), variant: str = "", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        stem = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
+        stem = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower() + variant
         self._sum, self._count = f"{stem}_sum", f"{stem}_count"
         self.add_sum(self._sum, shape, torch.float64)
         self.add_sum(self._count, (), torch.int64)

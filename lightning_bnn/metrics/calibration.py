@@ -29,6 +29,8 @@ __all__ = [
     "reliability",
 ]
 
+_WAITING_BATCHES, _WAITING_EXAMPLES = 64, 2**14
+
 
 class Reliability(NamedTuple):
     """The data of a reliability diagram, one entry per bin; empty bins hold NaN."""
@@ -132,7 +134,7 @@ def reliability(
     """
     _check_bins(n_bins)
     _check_confidence(confidence, correct)
-    return _averages(*_binned(confidence, correct, n_bins))
+    return _diagram(*_sums(confidence, correct, n_bins))
 
 
 def adaptive_reliability(
@@ -146,10 +148,14 @@ def adaptive_reliability(
     """
     _check_bins(n_bins)
     _check_confidence(confidence, correct)
-    values, which, counts = confidence.double().unique(return_inverse=True, return_counts=True)
-    rank = counts.cumsum(0) - counts  # examples of lower confidence
-    index = (rank[which] * n_bins).div(max(1, confidence.numel()), rounding_mode="floor")
-    return _averages(*_sums(values[which], correct, index, n_bins))
+    confidence, order = confidence.double().sort()
+    place = torch.arange(len(order), device=order.device)
+    starts = torch.ones_like(place, dtype=torch.bool)
+    starts[1:] = confidence[1:] != confidence[:-1]
+    rank = torch.where(starts, place, 0).cummax(0).values  # examples of lower confidence
+    index = (rank * n_bins).div(max(1, len(order)), rounding_mode="floor")
+    correct = correct[order]
+    return _diagram(_count(index, correct, n_bins), _sum_by(index, confidence, n_bins))
 
 
 def _top_label(probs: Tensor, labels: Tensor, from_logits: bool) -> tuple[Tensor, Tensor]:
@@ -174,22 +180,31 @@ def _check_confidence(confidence: Tensor, correct: Tensor) -> None:
         raise ValueError("`confidence` must lie between 0 and 1.")
 
 
-def _binned(confidence: Tensor, correct: Tensor, n_bins: int) -> tuple[Tensor, Tensor, Tensor]:
+def _signed(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
+    """Confidences in float64, negative where the prediction is wrong; they are never zero."""
+    confidence, correct = _top_label(probs, labels, from_logits)
+    return torch.where(correct, confidence, -confidence).detach().double()
+
+
+def _sums(confidence: Tensor, correct: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
+    """Wrong and correct examples ``(bins, 2)`` and the sum of confidences per bin."""
     confidence = confidence.double()
-    return _sums(confidence, correct, (confidence * n_bins).long().clamp(0, n_bins - 1), n_bins)
+    index = (confidence * n_bins).long().clamp(0, n_bins - 1)
+    return _count(index, correct, n_bins), _sum_by(index, confidence, n_bins)
 
 
-def _sums(
-    confidence: Tensor, correct: Tensor, index: Tensor, n_bins: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Examples, summed confidence and correct examples of every bin, deterministic on a GPU."""
-    columns = torch.stack([torch.ones_like(confidence), confidence, correct.double()], 1)
-    sums = columns.new_zeros(n_bins, 3).index_add_(0, index, columns)
-    return sums[:, 0].long(), sums[:, 1], sums[:, 2].long()
+def _sum_by(index: Tensor, values: Tensor, n_bins: int) -> Tensor:
+    """Sums per bin, deterministic on a GPU if asked to be."""
+    return values.new_zeros(n_bins).index_add(0, index, values)
 
 
-def _averages(count: Tensor, confidence_sum: Tensor, correct: Tensor) -> Reliability:
-    return Reliability(count, confidence_sum / count, correct.double() / count)
+def _count(index: Tensor, correct: Tensor, n_bins: int) -> Tensor:
+    return torch.bincount(2 * index + correct.bool(), minlength=2 * n_bins).reshape(n_bins, 2)
+
+
+def _diagram(counts: Tensor, confidence_sum: Tensor) -> Reliability:
+    total = counts.sum(-1)
+    return Reliability(total, confidence_sum / total, counts[:, 1].double() / total)
 
 
 # ------------------------------------------------------------ classes
@@ -226,27 +241,35 @@ class _Calibration(ExactMetric):
 
 
 class _FixedBins(_Calibration):
-    """Counts per bin: constant memory, however long the test set."""
+    """Counts per bin: constant memory, however long the test set.
+
+    A few batches wait to be counted together, which is several times faster for small ones.
+    """
 
     def __init__(self, n_bins: int = 15, from_logits: bool = False, **kwargs: Any) -> None:
         super().__init__(n_bins, from_logits, **kwargs)
-        self.add_sum("calibration_count", (n_bins,), torch.int64)
+        self.add_sum("calibration_count", (n_bins, 2), torch.int64)
         self.add_sum("calibration_confidence", (n_bins,), torch.float64)
-        self.add_sum("calibration_correct", (n_bins,), torch.int64)
+        self.add_list("calibration_waiting")
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Add a batch: probabilities (or logits) ``(batch, classes)`` and labels ``(batch,)``."""
-        confidence, correct = _top_label(probs, labels, self.from_logits)
-        count, total, right = _binned(confidence, correct, self.n_bins)
-        self.calibration_count = self.calibration_count + count
-        self.calibration_confidence = self.calibration_confidence + total
-        self.calibration_correct = self.calibration_correct + right
+        self.calibration_waiting.append(_signed(probs, labels, self.from_logits))
+        waiting = len(self.calibration_waiting)
+        if waiting >= _WAITING_BATCHES or waiting * len(labels) >= _WAITING_EXAMPLES:
+            counts, confidence = self._counted()
+            self.calibration_count, self.calibration_confidence = counts, confidence
+            self.calibration_waiting = []
 
     def reliability(self) -> Reliability:
         """The reliability diagram of this process's data so far."""
-        return _averages(
-            self.calibration_count, self.calibration_confidence, self.calibration_correct
-        )
+        return _diagram(*self._counted())
+
+    def _counted(self) -> tuple[Tensor, Tensor]:
+        """The sums with what is waiting."""
+        signed = collected(self.calibration_waiting).to(self.calibration_confidence.device)
+        counts, confidence = _sums(signed.abs(), signed > 0, self.n_bins)
+        return self.calibration_count + counts, self.calibration_confidence + confidence
 
 
 class ECE(_FixedBins):
@@ -288,7 +311,7 @@ class MCE(_FixedBins):
 
 
 class ACE(_Calibration):
-    """Adaptive calibration error, see `ace`; keeps two numbers per example.
+    """Adaptive calibration error, see `ace`; keeps one number per example.
 
     Args:
         n_bins: number of bins of equally many examples.
@@ -302,19 +325,15 @@ class ACE(_Calibration):
     def __init__(self, n_bins: int = 15, from_logits: bool = False, **kwargs: Any) -> None:
         super().__init__(n_bins, from_logits, **kwargs)
         self.add_list("adaptive_confidence")
-        self.add_list("adaptive_correct")
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Add a batch: probabilities (or logits) ``(batch, classes)`` and labels ``(batch,)``."""
-        confidence, correct = _top_label(probs, labels, self.from_logits)
-        self.adaptive_confidence.append(confidence.double())
-        self.adaptive_correct.append(correct.double())
+        self.adaptive_confidence.append(_signed(probs, labels, self.from_logits))
 
     def reliability(self) -> Reliability:
         """The reliability diagram of this process's data so far."""
-        return adaptive_reliability(
-            collected(self.adaptive_confidence), collected(self.adaptive_correct), self.n_bins
-        )
+        signed = collected(self.adaptive_confidence)
+        return adaptive_reliability(signed.abs(), signed > 0, self.n_bins)
 
     @staticmethod
     def error(data: Reliability) -> Tensor:

@@ -64,9 +64,8 @@ def brier_score(
     tensor(0.5200, dtype=torch.float64)
     """
     option("class_reduction", class_reduction, get_args(ClassReduction))
-    values = _brier(probs, labels, from_logits)
-    divisor = {"sum": 1, "mean": probs.shape[-1], "half": 2}[class_reduction]
-    return values.mean(dtype=torch.float64) / divisor
+    total = _brier_total(probs, labels, from_logits)
+    return total / len(probs) * _weight(class_reduction, probs.shape[-1])
 
 
 def _nll(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
@@ -81,11 +80,17 @@ def _nll(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
     return torch.nn.functional.cross_entropy(logits, labels.long(), reduction="none")
 
 
-def _brier(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
+def _brier_total(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
+    r"""Squared distances of all examples, :math:`\sum_i 1 - 2 p_{iy} + |p_i|^2`, in float64."""
     probs = probabilities(probs, from_logits)
     check_labels(labels, probs)
-    truth = torch.nn.functional.one_hot(labels.long(), probs.shape[-1])
-    return (probs - truth).square().sum(-1)
+    squares = torch.linalg.vector_norm(probs, dtype=torch.float64).square()
+    truth = probs.gather(-1, labels.long()[:, None]).sum(dtype=torch.float64)
+    return squares + len(probs) - 2 * truth
+
+
+def _weight(class_reduction: str, classes: int) -> float:
+    return {"sum": 1.0, "mean": 1 / max(1, classes), "half": 0.5}[class_reduction]
 
 
 # ------------------------------------------------------------ classes
@@ -130,16 +135,11 @@ class BrierScore(ExampleMean):
     def __init__(
         self, class_reduction: ClassReduction = "sum", from_logits: bool = False, **kwargs: Any
     ) -> None:
-        super().__init__((2,), **kwargs)
-        self.class_reduction = option("class_reduction", class_reduction, get_args(ClassReduction))
-        self.from_logits = from_logits
+        option("class_reduction", class_reduction, get_args(ClassReduction))
+        super().__init__(variant=f"_{class_reduction}", **kwargs)
+        self.class_reduction, self.from_logits = class_reduction, from_logits
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Add a batch: probabilities (or logits) ``(batch, classes)`` and labels ``(batch,)``."""
-        values = _brier(probs, labels, self.from_logits)
-        self.add(torch.stack([values, values / probs.shape[-1]], -1))
-
-    def compute(self) -> Tensor:
-        """The score; NaN without examples."""
-        total, mean = super().compute()
-        return {"sum": total, "mean": mean, "half": total / 2}[self.class_reduction]
+        total = _brier_total(probs, labels, self.from_logits)
+        self.add_total(total * _weight(self.class_reduction, probs.shape[-1]), len(probs))

@@ -11,16 +11,15 @@ from torch import Tensor
 
 from lightning_bnn.metrics.base import ExactMetric, collected
 from lightning_bnn.metrics.ranking import (
-    Counts,
     Interpolation,
     Positive,
     Rule,
     aupr_of_counts,
     auroc_of_counts,
+    check_ranking,
     check_rate,
     count_positives,
-    fpr_of_counts,
-    split_scores,
+    fpr_of_scores,
 )
 from lightning_bnn.metrics.scores import (
     energy_score,
@@ -45,20 +44,20 @@ _SCORES: dict[str, Callable[..., Tensor]] = {
 
 # ------------------------------------------------------------ one number
 class _Ranking(ExactMetric):
-    """Keeps the scores of ID and of OOD examples, each in one list."""
+    """Keeps every score and whether it belongs to an OOD example."""
 
     plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.add_list("ood_scores_of_id")
-        self.add_list("ood_scores_of_ood")
+        self.add_list("ranking_scores")
+        self.add_list("ranking_is_ood")
 
     def update(self, scores: Tensor, is_ood: Tensor) -> None:
         """Add a batch of scores (higher is more out of distribution) and which of them are OOD."""
-        scores_id, scores_ood = split_scores(scores, is_ood)
-        self.ood_scores_of_id.append(scores_id)
-        self.ood_scores_of_ood.append(scores_ood)
+        check_ranking(scores, is_ood)
+        self.ranking_scores.append(scores.detach().flatten().double())
+        self.ranking_is_ood.append(is_ood.flatten().double())
 
     def update_id(self, scores: Tensor) -> None:
         """Add scores of in-distribution examples."""
@@ -70,10 +69,11 @@ class _Ranking(ExactMetric):
 
     def compute(self) -> Tensor:
         """The number; NaN without examples of both kinds."""
-        scores = collected(self.ood_scores_of_id), collected(self.ood_scores_of_ood)
-        if min(map(len, scores)) == 0:
+        scores, is_ood = collected(self.ranking_scores), collected(self.ranking_is_ood).bool()
+        scores_id, scores_ood = scores[~is_ood], scores[is_ood]
+        if min(len(scores_id), len(scores_ood)) == 0:
             return self._nan("it needs ID and OOD examples")
-        return self.value(*scores)
+        return self.value(scores_id, scores_ood)
 
     @abstractmethod
     def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
@@ -150,8 +150,7 @@ class FPRAtTPR(_Ranking):
 
     def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
         """The rate."""
-        counts = count_positives(scores_id, scores_ood, self.positive)
-        return fpr_of_counts(counts, self.tpr, self.rule)
+        return fpr_of_scores(scores_id, scores_ood, self.tpr, self.positive, self.rule)
 
 
 class FPR95(FPRAtTPR):
@@ -271,11 +270,10 @@ class OODDetection(ExactMetric):
             "AUROC": auroc_of_counts(out),
             self._area_name("AUPR_out"): aupr_of_counts(out, self.interpolation),
             self._area_name("AUPR_in"): aupr_of_counts(inside, self.interpolation),
-            self._rate_name(): self._rate(out if self.positive == "ood" else inside),
+            self._rate_name(): fpr_of_scores(
+                scores_id, scores_ood, self.tpr, self.positive, self.rule
+            ),
         }
-
-    def _rate(self, counts: Counts) -> Tensor:
-        return fpr_of_counts(counts, self.tpr, self.rule)
 
     def _rate_name(self) -> str:
         """Conventions that are not the default are part of the logged name."""

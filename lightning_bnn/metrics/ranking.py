@@ -22,6 +22,7 @@ __all__ = [
     "Rule",
     "aupr",
     "auroc",
+    "check_ranking",
     "count_positives",
     "fpr95",
     "fpr_at_tpr",
@@ -103,8 +104,7 @@ def fpr_at_tpr(
     >>> fpr_at_tpr(torch.arange(10.0), ood), fpr_at_tpr(torch.zeros(10), ood)
     (tensor(0., dtype=torch.float64), tensor(1., dtype=torch.float64))
     """
-    counts = count_positives(*split_scores(scores, is_ood), positive)
-    return fpr_of_counts(counts, tpr, rule)
+    return fpr_of_scores(*split_scores(scores, is_ood), tpr, positive, rule)
 
 
 def fpr95(
@@ -128,18 +128,21 @@ def split_scores(scores: Tensor, is_ood: Tensor) -> tuple[Tensor, Tensor]:
     >>> split_scores(torch.tensor([1.0, 2.0]), torch.tensor([True, False]))[0]
     tensor([2.], dtype=torch.float64)
     """
+    check_ranking(scores, is_ood)
+    scores, is_ood = scores.double(), is_ood.bool()
+    return scores[~is_ood], scores[is_ood]
+
+
+def check_ranking(scores: Tensor, is_ood: Tensor) -> None:
+    """One number and one truth per example."""
     if scores.shape != is_ood.shape:
         raise ValueError(
             "`scores` and `is_ood` must have the same shape, got "
             f"{tuple(scores.shape)} and {tuple(is_ood.shape)}."
         )
-    if is_ood.dtype != torch.bool:
-        if not bool(((is_ood == 0) | (is_ood == 1)).all()):
-            raise ValueError("`is_ood` must be boolean, or 0 (ID) and 1 (OOD).")
-        is_ood = is_ood.bool()
+    if is_ood.dtype != torch.bool and not bool(((is_ood == 0) | (is_ood == 1)).all()):
+        raise ValueError("`is_ood` must be boolean, or 0 (ID) and 1 (OOD).")
     check_scores(scores)
-    scores = scores.double()
-    return scores[~is_ood], scores[is_ood]
 
 
 def count_positives(scores_id: Tensor, scores_ood: Tensor, positive: Positive = "ood") -> Counts:
@@ -181,19 +184,25 @@ def aupr_of_counts(counts: Counts, interpolation: Interpolation = "step") -> Ten
     return (steps * precision).sum()
 
 
-def fpr_of_counts(counts: Counts, tpr: float, rule: Rule = "first") -> Tensor:
-    """False positive rate at a recall."""
+def fpr_of_scores(
+    scores_id: Tensor,
+    scores_ood: Tensor,
+    tpr: float = 0.95,
+    positive: Positive = "ood",
+    rule: Rule = "first",
+) -> Tensor:
+    """False positive rate at a recall; the first threshold needs no sorting."""
+    option("positive", positive, get_args(Positive))
     option("rule", rule, get_args(Rule))
     check_rate(tpr)
-    if not counts.complete:
-        return _nan(counts)
-    positives = int(counts.true[-1])
-    if rule == "first":
-        needed = math.ceil(tpr * positives - 1e-9)
-        index = int(torch.searchsorted(counts.true, needed))
-    else:
-        index = _nearest(counts.true, positives, tpr)
-    return counts.false[index].double() / counts.false[-1]
+    found, other = (scores_ood, scores_id) if positive == "ood" else (-scores_id, -scores_ood)
+    if min(len(found), len(other)) == 0:
+        return scores_id.new_full((), torch.nan)
+    if rule == "nearest":
+        return _nearest_fpr(count_positives(scores_id, scores_ood, positive), tpr)
+    needed = math.ceil(tpr * len(found) - 1e-9)
+    threshold = found.kthvalue(len(found) - needed + 1).values
+    return (other >= threshold).double().mean()
 
 
 def check_rate(tpr: float) -> None:
@@ -202,11 +211,13 @@ def check_rate(tpr: float) -> None:
         raise ValueError(f"`tpr` must be in (0, 1], got {tpr}.")
 
 
-def _nearest(true: Tensor, positives: int, tpr: float) -> int:
+def _nearest_fpr(counts: Counts, tpr: float) -> Tensor:
     """The most lenient of the thresholds of nearest recall, up to the first that finds all."""
-    up_to = int(torch.searchsorted(true, positives)) + 1
-    distance = (true[:up_to].double() / positives - tpr).abs()
-    return up_to - 1 - int(distance.flip(0).argmin())
+    positives = int(counts.true[-1])
+    up_to = int(torch.searchsorted(counts.true, positives)) + 1
+    distance = (counts.true[:up_to].double() / positives - tpr).abs()
+    index = up_to - 1 - int(distance.flip(0).argmin())
+    return counts.false[index].double() / counts.false[-1]
 
 
 def _nan(counts: Counts) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -54,11 +55,13 @@ def check_distributions(probs: Tensor, name: str = "probs") -> None:
     """Non-negative finite numbers that sum to one."""
     if probs.numel() == 0:
         return
-    off = torch.maximum((probs.sum(-1) - 1).abs().max(), -probs.min())
-    if not bool(off <= SUM_TOLERANCE):
+    low, high = probs.sum(-1).aminmax()
+    low, high, least = torch.stack([low, high, probs.min()]).tolist()
+    if not (low >= 1 - SUM_TOLERANCE and high <= 1 + SUM_TOLERANCE and least >= -SUM_TOLERANCE):
+        off = max(1 - low, high - 1, -least) if math.isfinite(low + high) else math.nan
         raise ValueError(
             f"`{name}` must be finite probabilities that sum to one over the last axis, they are "
-            f"off by {off.item():.3g}. Pass `from_logits=True` if these are logits."
+            f"off by {off:.3g}. Pass `from_logits=True` if these are logits."
         )
 
 
@@ -106,7 +109,7 @@ def check_same_shape(a: Tensor, b: Tensor, names: tuple[str, str]) -> None:
 
 def check_scores(scores: Tensor, name: str = "scores") -> None:
     """Anything but NaN; infinite scores rank as they should."""
-    if bool(scores.isnan().any()):
+    if math.isnan(scores.sum().item()) and bool(scores.isnan().any()):
         raise ValueError(f"`{name}` must not be NaN, {int(scores.isnan().sum())} of them are.")
 
 
