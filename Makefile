@@ -30,10 +30,14 @@ check: $(STAMP)  ## style and layers
 	$(BIN)/lint-imports
 
 bench: $(STAMP)  ## large networks, and benchmarks side by side with peers
-	$(BIN)/python -m pip install --quiet rebasin==0.0.47
+	$(BIN)/python -m pip install --quiet rebasin==0.0.47 torch-uncertainty==0.13.0
+	$(BIN)/python -m pip install --quiet --no-deps torchdrift==0.1.0.post1
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python benchmarks/apply.py
 	$(BIN)/python benchmarks/symmetry.py
+	$(BIN)/python benchmarks/metrics.py mmd
+	$(BIN)/python benchmarks/metrics.py batches
+	$(BIN)/python benchmarks/metrics.py layout
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

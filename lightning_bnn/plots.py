@@ -30,7 +30,7 @@ def reliability_figure(
     ax.plot([0, 1], [0, 1], color="0.6", linestyle="--", linewidth=1, label="perfect")
     ax.plot(x, y, color="tab:blue", marker="o", markersize=4, label="network")
     ax.vlines(x, x, y, color="tab:red", linewidth=2, alpha=0.6, label="gap")
-    share = ax.inset_axes((0.0, 1.02, 1.0, 0.18), sharex=ax)
+    share = ax.inset_axes((0.0, 1.06, 1.0, 0.18), sharex=ax)
     share.bar(x, n / max(1, n.sum()), width=0.8 / max(1, len(count)), color="0.6")
     share.set_ylabel("share")
     share.tick_params(labelbottom=False)

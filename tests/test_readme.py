@@ -11,7 +11,7 @@ from lightning_bnn import models
 from lightning_bnn.cli import main
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
-CALLBACK, TOUR = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+CALLBACK, TOUR, METRICS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 class Regression(L.LightningModule):
@@ -54,6 +54,18 @@ def test_the_tour_runs():
     assert names["symmetries"].log10_permutations > 5934
     assert names["moved"]["conv1.weight"].shape == (3, 64, 3, 7, 7)
     assert isinstance(names["net"], nn.Module)
+
+
+def test_the_metrics_example_runs(capsys):
+    names = {"net": models.mlp(4, [8], 3), "example": torch.randn(1, 4)}
+    g = torch.Generator().manual_seed(0)
+    names["logits"] = torch.randn(50, 3, generator=g)
+    names["labels"] = torch.randint(3, (50,), generator=g)
+    names["ood_logits"] = torch.randn(20, 3, generator=g) / 3
+    exec(METRICS, names)
+    printed = capsys.readouterr().out
+    assert "FPR95" in printed
+    assert "1.weight" in printed
 
 
 def test_the_shell_example_is_what_the_command_prints(capsys):

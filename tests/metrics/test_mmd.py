@@ -269,7 +269,7 @@ def test_compiler(monkeypatch, caplog):
     centre = torch.randn(5000, generator=g)
     x, y = (centre + 5e-4 * torch.randn(n, 5000, generator=g) for n in (70, 20))
     exact = D.distance_blocks([(x.double(), y.double())], (70, 20), 5000)
-    D._compiles.cache_clear()
+    monkeypatch.setattr(D, "_COMPILED", {})
     monkeypatch.setattr(D, "COMPILE_FROM", {"cpu": 0})
     found = D.distance_blocks([(x, y)], (70, 20), 5000)
     for a, b in zip(exact, found, strict=True):
@@ -279,11 +279,13 @@ def test_compiler(monkeypatch, caplog):
     def broken():
         raise RuntimeError("no C++ compiler")
 
-    D._compiles.cache_clear()
+    D._COMPILED.clear()
     monkeypatch.setattr(D, "_compiled_tile", broken)
     D.distance_blocks([(x, y)], (70, 20), 5000)
     assert "no C++ compiler" in caplog.text
-    D._compiles.cache_clear()
+    D._COMPILED.clear()
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    assert not D._compiles("cpu", torch.float32)
 
 
 # ------------------------------------------------------------ noise floor, test
