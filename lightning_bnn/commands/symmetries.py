@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.params import Params
+from lightning_bnn.bank import find_prefix, read_state, strip_prefix
 from lightning_bnn.symmetry import Symmetries, discover, min_mass, verify
 
 __all__ = ["symmetries"]
@@ -158,67 +158,15 @@ def _load(model: nn.Module, path: Path, prefix: str | None) -> str:
     """Load a state dict, under its own names or behind one common prefix; say what was done."""
     if not path.is_file():
         raise ValueError(f"`--checkpoint`: there is no file {path}.")
-    state = _read(path)
-    wanted = P.of(model)
-    prefix = _prefix(path, state, wanted, prefix)
-    found = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+    try:
+        state, _ = read_state(path)
+        wanted = P.of(model)
+        prefix = find_prefix(path, state, wanted, prefix)
+    except ValueError as error:
+        raise ValueError(f"`--checkpoint`: {error}") from error
+    found = strip_prefix(state, prefix)
     bad = [n for n in wanted if not bool(torch.isfinite(found[n].float()).all())]
     if bad:
         raise ValueError(f"`--checkpoint`: {prefix + bad[0]!r} in {path} is not finite.")
     model.load_state_dict(found, strict=False)
     return f"weights from {path}" + (f", names behind {prefix!r}" if prefix else "")
-
-
-def _prefix(path: Path, state: Params, wanted: Params, given: str | None) -> str:
-    """The one prefix behind which all names and shapes fit."""
-    first = next(iter(wanted))
-    every = sorted({n[: -len(first)] for n in state if n == first or n.endswith(f".{first}")})
-    candidates = every if given is None else [given]
-    fitting = [p for p in candidates if _misfit(state, wanted, p) is None]
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        raise ValueError(
-            f"`--checkpoint`: several networks in {path} fit: "
-            f"{', '.join(map(repr, fitting))}. Choose one by --prefix."
-        )
-    misfits = [_misfit(state, wanted, p) for p in candidates] or [_misfit(state, wanted, "")]
-    raise ValueError(f"`--checkpoint`: {path} does not fit: {misfits[0]}.")
-
-
-def _misfit(state: Params, wanted: Params, prefix: str) -> str | None:
-    missing = [n for n in wanted if prefix + n not in state]
-    if missing:
-        more = f" and {len(missing) - 1} more names" if len(missing) > 1 else ""
-        return f"it lacks {prefix + missing[0]!r}{more}"
-    for name, tensor in wanted.items():
-        shape = tuple(state[prefix + name].shape)
-        if shape != tensor.shape:
-            return f"{prefix + name!r} has shape {shape}, the network has {tuple(tensor.shape)}"
-    return None
-
-
-def _read(path: Path) -> Params:
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise ValueError(f"`--checkpoint`: {path} is no safetensors file: {error}.") from error
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(
-            f"`--checkpoint`: {path} holds no plain tensors that torch can read; "
-            "save `model.state_dict()`."
-        ) from error
-    nested = ("state_dict", "model_state_dict", "model")
-    state = content if isinstance(content, dict) else {}
-    state = next((state[k] for k in nested if isinstance(state.get(k), dict)), state)
-    if not state or not all(isinstance(n, str) and isinstance(t, Tensor) for n, t in state.items()):
-        raise ValueError(
-            f"`--checkpoint`: {path} is not a state dict: it must map names to tensors."
-        )
-    return {n.replace("_orig_mod.", ""): t for n, t in state.items()}

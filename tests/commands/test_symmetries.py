@@ -180,7 +180,7 @@ def test_prefixes_of_checkpoints(tmp_path, capsys):
     state, path = models.optunet().state_dict(), tmp_path / "run.ckpt"
     two = {f"{p}.{n}": t for p in ("net", "ema") for n, t in state.items()}
     torch.save({"state_dict": two}, path)
-    assert "several networks" in failure(capsys, *OPTUNET, "--checkpoint", str(path))
+    assert "Several networks" in failure(capsys, *OPTUNET, "--checkpoint", str(path))
     main([*OPTUNET, "--checkpoint", str(path), "--prefix", "ema."])
     assert "names behind 'ema.'" in capsys.readouterr().out
     other = {f"backbone.{n}": t for n, t in state.items()} | {"head.0.weight": torch.zeros(2, 2)}

@@ -1,0 +1,17 @@
+"""Thousands of networks on disk: append, read by row or by layer, import, export."""
+
+from lightning_bnn.bank.archives import export_archives, import_archives
+from lightning_bnn.bank.checkpoint_bank import CheckpointBank
+from lightning_bnn.bank.folders import export_files, import_files
+from lightning_bnn.bank.state_files import find_prefix, read_state, strip_prefix
+
+__all__ = [
+    "CheckpointBank",
+    "export_archives",
+    "export_files",
+    "find_prefix",
+    "import_archives",
+    "import_files",
+    "read_state",
+    "strip_prefix",
+]

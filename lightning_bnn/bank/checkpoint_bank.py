@@ -1,0 +1,381 @@
+"""Thousands of weight snapshots on disk, to be read by row or by layer without the rest."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.bank.journal import Journal
+from lightning_bnn.bank.shards import (
+    OpenShards,
+    Shard,
+    check_shard,
+    joined,
+    overlapping,
+    sha256,
+    write_shard,
+)
+from lightning_bnn.params import Params, is_weight, stack, stack_size
+
+__all__ = ["CheckpointBank"]
+
+_MERGE_SHARDS, _MERGE_BYTES = 32, 2**28
+_log = logging.getLogger(__name__)
+
+
+class CheckpointBank:
+    """Networks of one architecture, appended one by one or by stacks.
+
+    A folder of safetensors files, in which every tensor has a leading dimension for networks, and a
+    manifest of JSON lines. What `append` has returned from survives a crash at any moment. Small
+    files are merged as the bank grows. Reading maps files into memory: a layer of all networks, or
+    one network, is read without touching the rest.
+
+    Args:
+        path: the folder.
+        mode: ``"a"`` to append (the folder is made), ``"r"`` to read only, also while another
+            process appends.
+        dtype: floating tensors are stored in this type, for example ``torch.float16``; networks
+            come back in their own. By default they are stored as they are.
+        weights: names of the tensors that count as weights, see `shapes`; by default all floating
+            ones that are not BatchNorm statistics.
+
+    >>> import tempfile
+    >>> bank = CheckpointBank(tempfile.mkdtemp())
+    >>> bank.append({"w": torch.zeros(2)}, step=1)
+    >>> bank.extend({"w": torch.ones(3, 2)})
+    >>> len(bank), bank[1]["w"], bank.records[0]
+    (4, tensor([1., 1.]), {'step': 1})
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        mode: Literal["a", "r"] = "a",
+        dtype: torch.dtype | None = None,
+        weights: Sequence[str] | None = None,
+    ) -> None:
+        if mode not in ("a", "r"):
+            raise ValueError(f"`mode` must be 'a' or 'r', got {mode!r}.")
+        self.path, self.mode = Path(path), mode
+        if mode == "r" and not (self.path / "manifest.jsonl").is_file():
+            raise ValueError(f"There is no bank at {self.path}.")
+        self._dtype, self._weights = dtype, weights
+        self._open = OpenShards(self.path)
+        self._lock = _locked(self.path) if mode == "a" else None
+        self.reload()
+        if mode == "a":
+            self._remove_leftovers()
+
+    def reload(self) -> None:
+        """Read the manifest anew, to see what another process has appended."""
+        self._journal = Journal(self.path / "manifest.jsonl", self.mode == "a")
+        self._layout: dict[str, tuple[torch.dtype, torch.Size, bool]] = {}
+        self._shards: list[Shard] = []
+        self.records: list[dict[str, Any]] = []
+        for entry in self._journal.entries:
+            self._apply(entry)
+        for shard in self._shards:
+            check_shard(self.path, shard)
+
+    # -------------------------------------------------------- reading
+    @property
+    def rows(self) -> int:
+        """How many networks there are."""
+        return len(self.records)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors, buffers too."""
+        return tuple(self._layout)
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The layers: shapes of the weights of one network, without buffers."""
+        return {name: shape for name, (_, shape, is_w) in self._layout.items() if is_w}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return sum(shard.size for shard in self._shards)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    @overload
+    def __getitem__(self, rows: int) -> Params: ...
+    @overload
+    def __getitem__(self, rows: slice | Sequence[int]) -> Params: ...
+    def __getitem__(self, rows: int | slice | Sequence[int]) -> Params:
+        """One network, or a stack of some, in their own types."""
+        if isinstance(rows, int):
+            if not -self.rows <= rows < self.rows:
+                raise IndexError(f"The bank has {self.rows} networks, there is no {rows}.")
+            row = rows % self.rows
+            return {n: self.layer(n, slice(row, row + 1))[0].clone() for n in self.names}
+        if isinstance(rows, slice) and rows.step in (None, 1):
+            return {name: self.layer(name, rows).clone() for name in self.names}
+        wanted = range(self.rows)[rows] if isinstance(rows, slice) else rows
+        return stack([self[int(row)] for row in wanted])
+
+    def __iter__(self) -> Iterator[Params]:
+        return (self[row] for row in range(self.rows))
+
+    def layer(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """One tensor of some networks, ``(rows, *shape)``, in its own type.
+
+        It may share memory with the bank's view of the file: clone what you change in place.
+        """
+        self._check_name(name)
+        dtype, shape, _ = self._layout[name]
+        parts = self._parts(name, rows)
+        if not parts:
+            return torch.empty(0, *shape, dtype=dtype)
+        return joined(parts).to(dtype)
+
+    def read(self, name: str, rows: slice, columns: slice) -> Tensor:
+        """Some features of one flattened layer of some networks, as stored."""
+        self._check_name(name)
+        parts = [part.flatten(1)[:, columns] for part in self._parts(name, rows)]
+        return joined(parts) if parts else torch.empty(0, 0)
+
+    def blocks(self, memory: int = 2**28) -> Iterator[Params]:
+        """Stack after stack, each of at most so many bytes (and at least one network)."""
+        size = sum(math.prod(shape) * dtype.itemsize for dtype, shape, _ in self._layout.values())
+        step = max(1, memory // max(1, size))
+        for start in range(0, self.rows, step):
+            yield self[start : start + step]
+
+    # -------------------------------------------------------- writing
+    def append(self, network: Params, **record: Any) -> None:
+        """Add one network; on disk when this returns.
+
+        Args:
+            network: its tensors.
+            **record: what to remember about it: ``step``, ``epoch``, ``metrics``, ...
+        """
+        self.extend({name: t[None] for name, t in network.items()}, [record])
+
+    def extend(self, networks: Params, records: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Add a stack of networks in one write.
+
+        Args:
+            networks: their tensors, each with a leading dimension.
+            records: what to remember about each.
+        """
+        self._check_writable()
+        rows = stack_size(networks)
+        records = [{}] * rows if records is None else records
+        if len(records) != rows:
+            raise ValueError(f"`records` must be one per network: {rows}, got {len(records)}.")
+        self._check_layout(networks)
+        stored = {name: self._stored(name, t) for name, t in networks.items()}
+        shard = write_shard(self.path, _new_name(), stored)
+        self._write({**_entry(shard), "records": [dict(r) for r in records]})
+        self._merge()
+
+    def truncate(self, rows: int) -> None:
+        """Forget all networks after the first few."""
+        self._check_writable()
+        if not 0 <= rows <= self.rows:
+            raise ValueError(f"`rows` must be in 0..{self.rows}, got {rows}.")
+        if rows < self.rows:
+            self._write({"truncate": rows})
+            self._remove_leftovers()
+
+    def absorb(self, other: CheckpointBank) -> None:
+        """Add all networks of another bank; files are linked or copied where they fit."""
+        self._check_writable()
+        if other.path.resolve() == self.path.resolve():
+            raise ValueError("`other` is this very bank.")
+        if not other.rows:
+            return
+        self._check_layout({n: other.layer(n, slice(0, 1)) for n in other.names})
+        start = 0
+        for shard in other._shards:
+            records = other.records[start : start + shard.rows]
+            if (self._dtype, self._layout) == (other._dtype, other._layout):
+                self._write({**_entry(self._copied(other.path, shard)), "records": records})
+            else:
+                self.extend(other[start : start + shard.rows], records)
+            start += shard.rows
+
+    def verify(self) -> None:
+        """Read everything and compare it with the hashes that were written; names what is bad."""
+        for shard in self._shards:
+            check_shard(self.path, shard)
+            if sha256(self.path / shard.name) != shard.sha256:
+                raise ValueError(f"Shard {self.path / shard.name} is corrupt: its hash is another.")
+
+    def close(self) -> None:
+        """Let another process append."""
+        self._open.close()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        self.mode = "r"
+
+    def __enter__(self) -> CheckpointBank:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        kind = f", stored as {self._dtype}" if self._dtype else ""
+        return f"CheckpointBank({str(self.path)!r}: {self.rows} networks{kind})"
+
+    # -------------------------------------------------------- manifest
+    def _write(self, entry: dict[str, Any]) -> None:
+        self._journal.append(entry)
+        self._apply(entry)
+
+    def _apply(self, entry: dict[str, Any]) -> None:
+        """What one line of the manifest means."""
+        if "bank" in entry:
+            self._dtype = _dtype(entry["dtype"])
+            self._layout = {
+                name: (_dtype(kind), torch.Size(shape), is_w)
+                for name, (kind, shape, is_w) in entry["tensors"].items()
+            }
+        elif "truncate" in entry:
+            del self.records[entry["truncate"] :]
+            kept = overlapping(self._shards, slice(entry["truncate"]))
+            self._shards = [shard.first(part.stop) for shard, part in kept]
+        elif "merge" in entry:
+            names = [shard.name for shard in self._shards]
+            first = names.index(entry["merge"][0])
+            self._shards[first : first + len(entry["merge"])] = [Shard.of(entry)]
+        else:
+            self._shards.append(Shard.of(entry))
+            self.records += entry["records"]
+
+    def _merge(self) -> None:
+        """Join the last small files of about equal size, so that there never are many."""
+        while True:
+            last = self._shards[-_MERGE_SHARDS:]
+            tiers = {_tier(shard) for shard in last}
+            large = sum(shard.size for shard in last) > _MERGE_BYTES
+            if len(last) < _MERGE_SHARDS or len(tiers) > 1 or large:
+                return
+            tensors = {
+                name: torch.cat([self._open.tensor(shard, name) for shard in last])
+                for name in self.names
+            }
+            merged = write_shard(self.path, _new_name(), tensors)
+            self._write({**_entry(merged), "merge": [shard.name for shard in last]})
+            self._open.close()
+            for shard in last:
+                (self.path / shard.name).unlink(missing_ok=True)
+
+    # -------------------------------------------------------- pieces
+    def _parts(self, name: str, rows: slice) -> list[Tensor]:
+        try:
+            found = overlapping(self._shards, rows)
+            return [self._open.tensor(shard, name)[part] for shard, part in found]
+        except FileNotFoundError:
+            if self.mode == "a":
+                raise
+            self.reload()  # another process has merged some shards
+            found = overlapping(self._shards, rows)
+            return [self._open.tensor(shard, name)[part] for shard, part in found]
+
+    def _stored(self, name: str, tensor: Tensor) -> Tensor:
+        own = self._layout[name][0]
+        return tensor.to(self._dtype if self._dtype and own.is_floating_point else own)
+
+    def _copied(self, folder: Path, shard: Shard) -> Shard:
+        name = _new_name()
+        try:
+            os.link(folder / shard.name, self.path / name)
+        except OSError:  # another disk
+            shutil.copyfile(folder / shard.name, self.path / name)
+        return Shard(name, shard.rows, shard.size, shard.sha256)
+
+    def _remove_leftovers(self) -> None:
+        """Files of writes that a crash cut off, and files that nothing refers to any more."""
+        known = {shard.name for shard in self._shards}
+        for path in [*self.path.glob(".shard-*.tmp"), *self.path.glob("shard-*.safetensors")]:
+            if path.name not in known:
+                path.unlink()
+
+    def _check_writable(self) -> None:
+        if self.mode != "a":
+            raise ValueError(f"The bank {self.path} is open for reading only.")
+
+    def _check_name(self, name: str) -> None:
+        if name not in self._layout:
+            held = ", ".join(self.names[:5]) or "nothing"
+            raise ValueError(f"The bank has no tensor {name!r}; it holds {held}, ...")
+
+    def _check_layout(self, networks: Params) -> None:
+        """The first networks decide what all of them look like."""
+        if not self._layout:
+            chosen = self._weights
+            layout = {
+                name: (
+                    str(t.dtype).removeprefix("torch."),
+                    list(t.shape[1:]),
+                    name in chosen if chosen is not None else is_weight(name, t),
+                )
+                for name, t in networks.items()
+            }
+            kind = str(self._dtype).removeprefix("torch.") if self._dtype else None
+            self._write({"bank": 1, "dtype": kind, "tensors": layout})
+        if networks.keys() != self._layout.keys():
+            odd = sorted(networks.keys() ^ self._layout.keys())[0]
+            raise ValueError(f"The bank {self.path} holds other networks: {odd!r} is in only one.")
+        for name, tensor in networks.items():
+            shape = self._layout[name][1]
+            if tensor.shape[1:] != shape:
+                raise ValueError(
+                    f"`{name}` has shape {tuple(tensor.shape[1:])}, in the bank {tuple(shape)}."
+                )
+
+
+def _entry(shard: Shard) -> dict[str, Any]:
+    return {
+        "shard": shard.name,
+        "rows": shard.rows,
+        "bytes": shard.size,
+        "sha256": shard.sha256,
+    }
+
+
+def _dtype(name: str | None) -> Any:
+    return None if name is None else getattr(torch, name)
+
+
+def _tier(shard: Shard) -> int:
+    return int(math.log(max(1, shard.rows), _MERGE_SHARDS) + 1e-9)
+
+
+def _new_name() -> str:
+    return f"shard-{uuid.uuid4().hex[:12]}.safetensors"
+
+
+def _locked(path: Path) -> Any:
+    """An open lock file: two processes that append to one bank would lose networks."""
+    path.mkdir(parents=True, exist_ok=True)
+    file = (path / ".lock").open("a")
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # no such locks on Windows
+        return file
+    except OSError:
+        file.close()
+        raise ValueError(
+            f"The bank {path} is open for appending in another process; use mode='r' to read it."
+        ) from None
+    return file

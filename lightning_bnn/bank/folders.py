@@ -1,0 +1,137 @@
+"""Checkpoints of earlier runs into a bank, and a bank back into files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from lightning_bnn import params as P
+from lightning_bnn.bank.checkpoint_bank import CheckpointBank
+from lightning_bnn.bank.state_files import (
+    FORMATS,
+    find_prefix,
+    natural_order,
+    read_state,
+    strip_prefix,
+)
+from lightning_bnn.params import Params
+
+__all__ = ["export_files", "import_files"]
+
+_BATCH_BYTES = 2**26
+
+
+def import_files(
+    bank: CheckpointBank,
+    folder: str | os.PathLike[str],
+    like: nn.Module | None = None,
+    prefix: str | None = None,
+    pattern: str = "**/*",
+) -> int:
+    """Add every checkpoint of a folder to a bank, in natural order of the names.
+
+    Args:
+        bank: open for appending.
+        folder: with Lightning ``.ckpt`` files, state dicts (``.pt``, ``.pth``) or ``.safetensors``.
+        like: a network of the kind that is looked for; its names are found behind any prefix, and
+            what else a checkpoint holds is left out.
+        prefix: what stands before the names of the network in the files, such as ``"net."``.
+        pattern: which files.
+
+    Returns:
+        How many networks were added; each record holds the file, and step and epoch if known.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> for k in (10, 9):
+    ...     torch.save({"net.w": torch.full((2,), k)}, f"{folder}/epoch={k}.pt")
+    >>> bank = CheckpointBank(tempfile.mkdtemp())
+    >>> import_files(bank, folder, prefix="net."), bank[0]["w"]
+    (2, tensor([9, 9]))
+    """
+    root = Path(folder)
+    paths = [p for p in root.glob(pattern) if p.suffix in FORMATS and p.is_file()]
+    if not paths:
+        raise ValueError(f"`folder`: there is no {', '.join(FORMATS)} file in {root}.")
+    paths.sort(key=lambda p: natural_order(p.relative_to(root).as_posix()))
+    networks = (_network(path, root, like, prefix) for path in paths)
+    for stack, records in batched(networks):
+        bank.extend(stack, records)
+    return len(paths)
+
+
+def batched(
+    networks: Iterator[tuple[Params, dict[str, Any]]],
+) -> Iterator[tuple[Params, list[dict[str, Any]]]]:
+    """Networks in stacks of some size, so that files of a bank are not tiny."""
+    waiting: list[tuple[Params, dict[str, Any]]] = []
+    for network, record in networks:
+        waiting.append((network, record))
+        size = sum(t.nbytes for t in network.values())
+        if len(waiting) * size >= _BATCH_BYTES or len(waiting) >= 1024:
+            yield _stacked(waiting)
+            waiting = []
+    if waiting:
+        yield _stacked(waiting)
+
+
+def _stacked(
+    waiting: list[tuple[Params, dict[str, Any]]],
+) -> tuple[Params, list[dict[str, Any]]]:
+    networks, records = zip(*waiting, strict=True)
+    return P.stack(networks), list(records)
+
+
+def _network(
+    path: Path, root: Path, like: nn.Module | None, prefix: str | None
+) -> tuple[Params, dict[str, Any]]:
+    state, record = read_state(path)
+    record["file"] = path.relative_to(root).as_posix()
+    if like is not None:
+        wanted = P.of(like)
+        return strip_prefix(state, find_prefix(path, state, wanted, prefix), list(wanted)), record
+    network = strip_prefix(state, prefix or "")
+    if not network:
+        raise ValueError(f"{path} has no names that start with {prefix!r}.")
+    return network, record
+
+
+def export_files(
+    bank: CheckpointBank,
+    folder: str | os.PathLike[str],
+    kind: Literal["safetensors", "pt"] = "safetensors",
+    prefix: str = "",
+) -> list[Path]:
+    """Write every network of a bank to a file of its own.
+
+    Args:
+        bank: any bank.
+        folder: where to write; it is made.
+        kind: ``"safetensors"``, or ``"pt"`` for `torch.load`.
+        prefix: put before every name, such as ``"net."``.
+    """
+    if kind not in ("safetensors", "pt"):
+        raise ValueError(f"`kind` must be safetensors or pt, got {kind!r}.")
+    root = Path(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    width = len(str(max(0, len(bank) - 1)))
+    paths = []
+    for row, network in enumerate(bank):
+        path = root / f"network-{row:0{width}d}.{kind}"
+        _save(path, {prefix + name: tensor for name, tensor in network.items()})
+        paths.append(path)
+    return paths
+
+
+def _save(path: Path, state: Params) -> None:
+    if path.suffix == ".pt":
+        torch.save(state, path)
+        return
+    from safetensors.torch import save_file
+
+    save_file(state, path)

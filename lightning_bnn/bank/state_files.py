@@ -1,0 +1,89 @@
+"""Networks in files: Lightning checkpoints, state dicts, safetensors; names behind a prefix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params
+
+__all__ = ["FORMATS", "find_prefix", "natural_order", "read_state", "strip_prefix"]
+
+FORMATS = (".ckpt", ".pt", ".pth", ".safetensors")
+_NESTED = ("state_dict", "model_state_dict", "model")
+
+
+def read_state(path: Path) -> tuple[Params, dict[str, Any]]:
+    """The tensors of a file under their names, and the step and epoch if it tells them."""
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path), {}
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(
+            f"{path} holds no plain tensors that torch can read; save `model.state_dict()`."
+        ) from error
+    content = content if isinstance(content, dict) else {}
+    nested = (content[key] for key in _NESTED if isinstance(content.get(key), dict))
+    state = next(nested, content)
+    if not state or not all(isinstance(n, str) and isinstance(t, Tensor) for n, t in state.items()):
+        raise ValueError(f"{path} is not a state dict: it must map names to tensors.")
+    numbers = {"global_step": "step", "epoch": "epoch"}
+    record = {to: content[key] for key, to in numbers.items() if isinstance(content.get(key), int)}
+    return {name.replace("_orig_mod.", ""): t for name, t in state.items()}, record
+
+
+def _read_safetensors(path: Path) -> Params:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no safetensors file: {error}.") from error
+
+
+def strip_prefix(state: Params, prefix: str, wanted: Sequence[str] | None = None) -> Params:
+    """The tensors whose names start with a prefix, without it; only those wanted."""
+    found = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+    return found if wanted is None else {name: found[name] for name in wanted}
+
+
+def find_prefix(path: Path, state: Params, wanted: Mapping[str, Tensor], given: str | None) -> str:
+    """The one prefix behind which all names and shapes of a network fit."""
+    first = next(iter(wanted))
+    every = sorted({n[: -len(first)] for n in state if n == first or n.endswith(f".{first}")})
+    candidates = every if given is None else [given]
+    fitting = [p for p in candidates if _misfit(state, wanted, p) is None]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise ValueError(
+            f"Several networks in {path} fit: {', '.join(map(repr, fitting))}. "
+            "Choose one by its `prefix`."
+        )
+    misfits = [_misfit(state, wanted, p) for p in candidates] or [_misfit(state, wanted, "")]
+    raise ValueError(f"{path} does not fit: {misfits[0]}.")
+
+
+def _misfit(state: Params, wanted: Mapping[str, Tensor], prefix: str) -> str | None:
+    missing = [n for n in wanted if prefix + n not in state]
+    if missing:
+        more = f" and {len(missing) - 1} more names" if len(missing) > 1 else ""
+        return f"it lacks {prefix + missing[0]!r}{more}"
+    for name, tensor in wanted.items():
+        shape = tuple(state[prefix + name].shape)
+        if shape != tensor.shape:
+            return f"{prefix + name!r} has shape {shape}, the network has {tuple(tensor.shape)}"
+    return None
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Sorts epoch=9 before epoch=10."""
+    pieces = re.split(r"(\d+)", name)
+    return [(int(p), "") if p.isdigit() else (-1, p) for p in pieces if p]

@@ -1,0 +1,337 @@
+"""A bank gives back what it was given, in every order of writing, crashing and reading."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+from lightning_bnn import metrics, models
+from lightning_bnn import params as P
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.bank import checkpoint_bank as implementation
+from lightning_bnn.symmetry import canonicalise, discover, plan_removal
+
+
+def networks(n, seed=0):
+    """A stack with float weights, a BatchNorm and its integer counter."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    torch.manual_seed(seed)
+    return {
+        k: torch.randn(n, *t.shape) if t.is_floating_point() else torch.arange(n)
+        for k, t in P.of(net).items()
+    }
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=0)
+
+
+def rows(stack, index):
+    return {k: v[index] for k, v in stack.items()}
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (5,), (2, 1, 4), (1,) * 70, (3,) * 40])
+def test_gives_back_what_it_was_given(tmp_path, sizes):
+    stack = networks(sum(sizes))
+    bank, start = CheckpointBank(tmp_path), 0
+    for size in sizes:
+        part = rows(stack, slice(start, start + size))
+        records = [{"step": start + k, "metrics": {"loss": 0.5}} for k in range(size)]
+        if size == 1:
+            bank.append(rows(part, 0), **records[0])
+        else:
+            bank.extend(part, records)
+        start += size
+    for each in (bank, CheckpointBank(tmp_path, "r")):
+        assert len(each) == sum(sizes)
+        assert [r["step"] for r in each.records] == list(range(sum(sizes)))
+        same(each[:], stack)
+        same(each[1:3], rows(stack, slice(1, 3)))
+        same(each[-1], rows(stack, -1))
+        same(each[[2, 0]], rows(stack, [2, 0]))
+        same(each[::2], rows(stack, slice(None, None, 2)))
+        same(P.stack(list(each)), stack)
+        same(P.stack([n for b in each.blocks(300) for n in P.unstack(b)]), stack)
+        found = each.read("0.weight", slice(1, 3), slice(4, 9))
+        torch.testing.assert_close(found, stack["0.weight"].flatten(1)[1:3, 4:9])
+        each.verify()
+
+
+def test_many_small_files_become_few(tmp_path):
+    stack = networks(1100)
+    bank = CheckpointBank(tmp_path)
+    for row in range(1100):
+        bank.append(rows(stack, row))
+    files = list(tmp_path.glob("*.safetensors"))
+    assert len(files) < 60
+    assert len(files) == len(bank._shards)
+    same(bank[:], stack)
+    bank.verify()
+
+
+def test_weights_and_buffers(tmp_path):
+    bank = CheckpointBank(tmp_path)
+    bank.extend(networks(3))
+    assert set(bank.shapes) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert "1.running_mean" in bank.names
+    own = CheckpointBank(tmp_path / "own", weights=["0.weight"])
+    own.extend(networks(3))
+    assert set(CheckpointBank(tmp_path / "own", "r").shapes) == {"0.weight"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_stored_in_half(tmp_path, dtype):
+    stack = networks(4)
+    bank = CheckpointBank(tmp_path, dtype=dtype)
+    bank.extend(stack)
+    for each in (bank, CheckpointBank(tmp_path, "r")):
+        same(each[:], {k: v.to(dtype).to(v.dtype) for k, v in stack.items()})
+        assert each.read("0.weight", slice(0, 2), slice(0, 3)).dtype == dtype
+    full = CheckpointBank(tmp_path / "full")
+    full.extend(networks(400))
+    half = CheckpointBank(tmp_path / "half", dtype=dtype)
+    half.extend(networks(400))
+    assert half.nbytes < 0.7 * full.nbytes
+
+
+def test_changing_a_network_in_place_leaves_the_bank_alone(tmp_path):
+    stack = networks(3)
+    bank = CheckpointBank(tmp_path)
+    bank.extend(stack)
+    bank[0]["0.weight"].zero_()
+    bank[:]["0.weight"].zero_()
+    same(bank[:], stack)
+
+
+def test_a_layer_is_mapped_not_read(tmp_path):
+    bank = CheckpointBank(tmp_path)
+    bank.extend({"w": torch.randn(4, 1000), "v": torch.randn(4, 1000)})
+    first, again = bank.layer("w"), bank.layer("w")
+    assert first.data_ptr() == again.data_ptr()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 4, 6, 7])
+def test_truncate(tmp_path, kept):
+    stack = networks(10)
+    bank = CheckpointBank(tmp_path)
+    bank.extend(rows(stack, slice(0, 4)))
+    bank.extend(rows(stack, slice(4, 7)))
+    bank.truncate(kept)
+    bank.extend(rows(stack, slice(7, 10)))
+    expected = rows(stack, [*range(kept), 7, 8, 9])
+    same(bank[:], expected)
+    bank.close()
+    same(CheckpointBank(tmp_path)[:], expected)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_absorb(tmp_path, dtype):
+    stacks = [networks(3, 1), networks(4, 2)]
+    target = CheckpointBank(tmp_path / "all", dtype=dtype)
+    for k, stack in enumerate(stacks):
+        part = CheckpointBank(tmp_path / str(k))
+        part.extend(stack, [{"member": k}] * len(stack["0.bias"]))
+        part.truncate(3)
+        target.absorb(part)
+    whole = {k: torch.cat([s[k][:3] for s in stacks]) for k in stacks[0]}
+    kept = {
+        k: v.to(dtype).to(v.dtype) if dtype and v.is_floating_point() else v
+        for k, v in whole.items()
+    }
+    same(target[:], kept)
+    assert [r["member"] for r in target.records] == [0, 0, 0, 1, 1, 1]
+    target.verify()
+
+
+def test_a_reader_sees_what_is_appended(tmp_path):
+    stack = networks(40)
+    bank = CheckpointBank(tmp_path)
+    bank.append(rows(stack, 0))
+    reader = CheckpointBank(tmp_path, "r")
+    for row in range(1, 40):
+        bank.append(rows(stack, row))  # merges the file that the reader knows
+    same(reader[0], rows(stack, 0))
+    reader.reload()
+    same(reader[:], stack)
+
+
+def test_a_source_for_mmd(tmp_path):
+    net = models.mlp(4, [6, 5], 3)
+    x, y = P.populate(net, 30), P.populate(net, 12)
+    bank = CheckpointBank(tmp_path)
+    bank.extend(x)
+    expected = metrics.mmd(x, y)
+    torch.testing.assert_close(metrics.mmd(bank, y), expected)
+    torch.testing.assert_close(metrics.mmd(bank, y, memory=4000), expected)
+    sym = discover(net, torch.randn(1, 4))
+    removal = plan_removal(bank.blocks(memory=1000), sym)
+    free = metrics.Transformed(bank, removal), canonicalise(y, sym)
+    expected = metrics.mmd(canonicalise(x, sym), free[1])
+    torch.testing.assert_close(metrics.mmd(*free), expected)
+
+
+# ------------------------------------------------------------ crashes
+def test_a_torn_end_is_dropped_with_one_warning(tmp_path, caplog):
+    stack = networks(3)
+    bank = CheckpointBank(tmp_path)
+    for row in range(3):
+        bank.append(rows(stack, row))
+    bank.close()
+    manifest = tmp_path / "manifest.jsonl"
+    intact = manifest.read_bytes()
+    second = intact[: intact[:-1].rfind(b"\n") + 1]
+    for torn in (intact[:-7], intact[:-1], second + b"\0" * 40, second + b'{"shard": 1}x\n'):
+        manifest.write_bytes(torn)
+        caplog.clear()
+        reader = CheckpointBank(tmp_path, "r")
+        assert len(reader) == 2
+        same(reader[:], rows(stack, slice(0, 2)))
+        assert caplog.text.count("in the middle of an entry") == 1
+        assert manifest.read_bytes() == torn  # a reader changes nothing
+    (tmp_path / ".shard-abc.safetensors.tmp").write_bytes(b"half")
+    bank = CheckpointBank(tmp_path)
+    bank.append(rows(stack, 2))
+    same(bank[:], stack)
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def write_for_ever(path, pipe):
+    """In a child process: append networks and report every one that is written."""
+    implementation._MERGE_SHARDS = 4
+    bank = CheckpointBank(path)
+    for row in range(len(bank), 10**6):
+        bank.append({"w": torch.full((50,), float(row))}, step=row)
+        os.write(pipe, f"{row}\n".encode())
+
+
+def test_killed_at_any_moment(tmp_path):
+    """What was reported as written is there, in order, once; twenty times in one bank."""
+    dice = random.Random(0)
+    for _ in range(20):
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                write_for_ever(tmp_path / "bank", write)
+            finally:
+                os._exit(1)
+        os.close(write)
+        with os.fdopen(read) as lines:
+            reported = int(next(lines))
+            time.sleep(dice.random() * 0.05)
+            os.kill(child, signal.SIGKILL)
+            reported = [reported, *(int(line) for line in lines if line.endswith("\n"))][-1]
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        bank = CheckpointBank(tmp_path / "bank", "r")
+        assert len(bank) > reported
+        assert [r["step"] for r in bank.records] == list(range(len(bank)))
+        torch.testing.assert_close(bank.layer("w")[:, 0], torch.arange(len(bank)).float())
+    CheckpointBank(tmp_path / "bank").verify()
+
+
+def test_crash_between_writing_and_the_manifest(tmp_path, monkeypatch):
+    """Merged files without a line in the manifest, and lines whose old files still are there."""
+    monkeypatch.setattr(implementation, "_MERGE_SHARDS", 3)
+    stack = networks(3)
+    for where in ("before the line", "after the line"):
+        bank = CheckpointBank(tmp_path / where)
+        bank.extend(rows(stack, slice(0, 1)))
+        bank.extend(rows(stack, slice(1, 2)))
+
+        def crash(*a, **k):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            if where == "before the line":
+                patch.setattr(implementation.CheckpointBank, "_merge", crash)
+            else:
+                patch.setattr(implementation.Path, "unlink", crash)
+            with pytest.raises(KeyboardInterrupt):
+                bank.extend(rows(stack, slice(2, 3)))
+        bank.close()
+        again = CheckpointBank(tmp_path / where)
+        same(again[:], stack)
+        assert len(list(again.path.glob("*.safetensors"))) == len(again._shards)
+
+
+# ------------------------------------------------------------ mistakes
+def test_corrupt_files_are_named(tmp_path):
+    bank = CheckpointBank(tmp_path)
+    bank.extend(networks(3))
+    name = bank._shards[0].name
+    bank.close()
+    path = tmp_path / name
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ValueError, match=f"{name} is corrupt: its hash is another"):
+        CheckpointBank(tmp_path, "r").verify()
+    path.write_bytes(b"\xff" * len(content))
+    with pytest.raises(ValueError, match=f"{name} is corrupt"):
+        CheckpointBank(tmp_path, "r")[0]
+    path.write_bytes(content[:-5])
+    with pytest.raises(ValueError, match=f"{name} is corrupt: it has"):
+        CheckpointBank(tmp_path, "r")
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
+        CheckpointBank(tmp_path, "r")
+    lines = (tmp_path / "manifest.jsonl").read_text().splitlines()
+    (tmp_path / "manifest.jsonl").write_text("\n".join(["{torn", *lines]) + "\n")
+    with pytest.raises(ValueError, match="Line 1 of .* is damaged"):
+        CheckpointBank(tmp_path, "r")
+
+
+def test_one_writer(tmp_path):
+    bank = CheckpointBank(tmp_path)
+    with pytest.raises(ValueError, match="open for appending in another process"):
+        CheckpointBank(tmp_path)
+    bank.close()
+    with CheckpointBank(tmp_path) as second:
+        second.extend(networks(2))
+    child = os.fork()
+    if not child:
+        os._exit(0 if len(CheckpointBank(tmp_path)) == 2 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda b: CheckpointBank(b.path, "w"), "`mode` must be 'a' or 'r', got 'w'"),
+        (lambda b: CheckpointBank(b.path / "no", "r"), "There is no bank at"),
+        (lambda b: b.append({"w": torch.zeros(2)}), "holds other networks"),
+        (lambda b: b.extend({k: v[..., None] for k, v in networks(2).items()}), "in the bank"),
+        (lambda b: b.extend(networks(2), [{}]), "`records` must be one per network: 2, got 1"),
+        (lambda b: b.truncate(9), "`rows` must be in 0..3, got 9"),
+        (lambda b: b.layer("x"), "has no tensor 'x'"),
+        (lambda b: b.absorb(b), "`other` is this very bank"),
+        (lambda b: CheckpointBank(b.path, "r").append({}), "open for reading only"),
+    ],
+)
+def test_errors(tmp_path, call, message):
+    bank = CheckpointBank(tmp_path)
+    bank.extend(networks(3))
+    with pytest.raises(ValueError, match=message):
+        call(bank)
+
+
+def test_row_out_of_range(tmp_path):
+    bank = CheckpointBank(tmp_path)
+    bank.extend(networks(3))
+    with pytest.raises(IndexError, match="has 3 networks, there is no 3"):
+        bank[3]
+
+
+def test_manifest_is_plain_json(tmp_path):
+    bank = CheckpointBank(tmp_path)
+    bank.append(rows(networks(1), 0), step=3, lr=0.1)
+    header, line = map(json.loads, (tmp_path / "manifest.jsonl").read_text().splitlines())
+    assert header["tensors"]["0.weight"] == ["float32", [4, 3], True]
+    assert line["records"] == [{"step": 3, "lr": 0.1}]

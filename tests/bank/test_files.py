@@ -1,0 +1,145 @@
+"""Checkpoints of other runs and published archives, in and out."""
+
+import hashlib
+import io
+import tarfile
+
+import lightning as L
+import pytest
+import torch
+from safetensors.torch import save, save_file
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.bank import (
+    CheckpointBank,
+    export_archives,
+    export_files,
+    import_archives,
+    import_files,
+)
+
+
+class User(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = models.mlp(4, [3], 2)
+        self.head = torch.nn.Linear(2, 2)
+
+    def training_step(self, batch, _):
+        return self.head(self.net(batch[0])).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def equal(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=0)
+
+
+def test_a_folder_of_lightning_checkpoints(tmp_path):
+    data = torch.utils.data.TensorDataset(torch.randn(16, 4))
+    keep = L.pytorch.callbacks.ModelCheckpoint(tmp_path / "runs", save_top_k=-1)
+    trainer = L.Trainer(
+        max_epochs=11,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[keep],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    module = User()
+    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=8))
+    bank = CheckpointBank(tmp_path / "bank")
+    assert import_files(bank, tmp_path / "runs", like=module.net) == 11
+    assert [r["epoch"] for r in bank.records] == list(range(11))  # 9 before 10
+    assert bank.records[-1]["step"] == 22
+    equal(bank[-1], P.of(module.net))
+    assert set(bank.names) == set(P.of(module.net))  # without the head
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt"])
+def test_round_trip(tmp_path, kind):
+    stack = P.populate(models.mlp(4, [3], 2), 12)
+    bank = CheckpointBank(tmp_path / "a")
+    bank.extend(stack)
+    files = export_files(bank, tmp_path / "files", kind, prefix="net.")
+    assert [f.name for f in files[:2]] == [f"network-00.{kind}", f"network-01.{kind}"]
+    other = CheckpointBank(tmp_path / "b")
+    assert import_files(other, tmp_path / "files", prefix="net.") == 12
+    equal(other[:], stack)
+    assert other.records[3] == {"file": f"network-03.{kind}"}
+
+
+def test_published_archives(tmp_path):
+    """Gzipped tar files of float16 safetensors, one per network, in folders of models."""
+    stack = P.populate(models.optunet(), 5)
+    folder = tmp_path / "models" / "mnist-optunet"
+    folder.mkdir(parents=True)
+    for first, stop in ((0, 3), (3, 5)):
+        with tarfile.open(folder / f"mnist-optunet-{first}-{stop - 1}.tgz", "w:gz") as tar:
+            for row in range(first, stop):
+                content = save({k: v[row].half().contiguous() for k, v in stack.items()})
+                info = tarfile.TarInfo(f"some/folder/{row}.safetensors")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+            tar.addfile(tarfile.TarInfo("some/notes.txt"))
+    bank = CheckpointBank(tmp_path / "bank")
+    assert import_archives(bank, folder) == 5
+    equal(bank[:], {k: v.half() for k, v in stack.items()})
+    assert bank.records[4] == {
+        "archive": "mnist-optunet-3-4.tgz",
+        "file": "some/folder/4.safetensors",
+        "number": 4,
+    }
+    some = CheckpointBank(tmp_path / "some")
+    assert import_archives(some, folder / "mnist-optunet-0-2.tgz", limit=2) == 2
+
+
+def test_export_as_a_data_set(tmp_path):
+    stack = P.populate(models.optunet(), 5)
+    bank = CheckpointBank(tmp_path / "bank")
+    bank.extend(stack)
+    archives = export_archives(bank, tmp_path / "set", "mnist-optunet", 2, about="Five networks.")
+    names = [p.relative_to(tmp_path / "set").as_posix() for p in archives]
+    stem = "models/mnist-optunet/mnist-optunet"
+    assert names == [f"{stem}-0-1.tgz", f"{stem}-2-3.tgz", f"{stem}-4-4.tgz"]
+    for line in (tmp_path / "set" / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split("  ")
+        assert hashlib.sha256((tmp_path / "set" / name).read_bytes()).hexdigest() == digest
+    card = (tmp_path / "set" / "README.md").read_text()
+    assert "5 independently stored networks of 392 weights each" in card
+    assert "Five networks." in card
+    other = CheckpointBank(tmp_path / "other")
+    assert import_archives(other, tmp_path / "set") == 5
+    equal(other[:], {k: v.half() for k, v in stack.items()})
+
+
+@pytest.mark.bad_input
+def test_errors(tmp_path):
+    bank = CheckpointBank(tmp_path / "bank")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"there is no .ckpt, .pt, .pth, .safetensors file in"):
+        import_files(bank, tmp_path / "empty")
+    with pytest.raises(ValueError, match="there is no .tgz archive at"):
+        import_archives(bank, tmp_path / "empty")
+    with pytest.raises(ValueError, match="`limit` must be at least 1"):
+        import_archives(bank, tmp_path, limit=0)
+    with pytest.raises(ValueError, match="`bank` is empty"):
+        export_archives(bank, tmp_path, "x")
+    with pytest.raises(ValueError, match="`name` must be letters"):
+        export_archives(bank, tmp_path, "../x")
+    with pytest.raises(ValueError, match="`per_archive` must be at least 1"):
+        export_archives(bank, tmp_path, "x", 0)
+    with pytest.raises(ValueError, match="`kind` must be safetensors or pt"):
+        export_files(bank, tmp_path, "npz")
+    (tmp_path / "bad.tgz").write_bytes(b"\x1f\x8b no archive")
+    with pytest.raises(ValueError, match="bad.tgz is damaged"):
+        import_archives(bank, tmp_path / "bad.tgz")
+    save_file({"w": torch.zeros(2)}, tmp_path / "empty" / "a.safetensors")
+    with pytest.raises(ValueError, match="has no names that start with 'net.'"):
+        import_files(bank, tmp_path / "empty", prefix="net.")
+    with pytest.raises(ValueError, match="does not fit: it lacks"):
+        import_files(bank, tmp_path / "empty", like=models.optunet())
