@@ -45,6 +45,12 @@ from lightning_bnn.symmetry.interpolation import Barrier, barrier, interpolate
 from lightning_bnn.symmetry.matching import match
 from lightning_bnn.symmetry.min_mass import MinMass, mass, min_mass
 from lightning_bnn.symmetry.optimizer_state import scale_optimizer_state, transform_optimizer_state
+from lightning_bnn.symmetry.orders import (
+    OrderChange,
+    UnitOrders,
+    order_change,
+    transpositions_between,
+)
 from lightning_bnn.symmetry.removal import Removal, plan_removal
 from lightning_bnn.symmetry.trace import discover
 from lightning_bnn.symmetry.verify import verify
@@ -54,11 +60,13 @@ __all__ = [
     "Frozen",
     "MinMass",
     "NearestTransposition",
+    "OrderChange",
     "PermutationGroup",
     "Removal",
     "ScalingGroup",
     "SignGroup",
     "Symmetries",
+    "UnitOrders",
     "UnsupportedModel",
     "barrier",
     "canonical_scales_and_signs",
@@ -74,6 +82,7 @@ __all__ = [
     "match_activations",
     "min_mass",
     "nearest_transposition",
+    "order_change",
     "permute",
     "plan_removal",
     "random_permutations",
@@ -87,5 +96,6 @@ __all__ = [
     "sort_permutations",
     "transform_optimizer_state",
     "transpositions",
+    "transpositions_between",
     "verify",
 ]

@@ -16,6 +16,7 @@ from lightning_bnn.symmetry.validation import check_one_network
 
 __all__ = [
     "NearestTransposition",
+    "inversions",
     "kendall_tau",
     "log10_modes",
     "nearest_transposition",
@@ -60,7 +61,7 @@ def transpositions(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*ba
 def kendall_tau(
     a: Real[Tensor, "*#batch units"], b: Real[Tensor, "*#batch units"]
 ) -> Float64[Tensor, "*batch"]:
-    r"""Kendall's tau-b of two orders, batched over leading dimensions, in :math:`O(n \log^2 n)`.
+    r"""Kendall's tau-b of two orders, batched over leading dimensions, in :math:`O(n^{1.5})`.
 
     Give the `ranks` of sorting permutations, not the permutations themselves: tau of those depends
     on how the units are numbered.
@@ -80,7 +81,8 @@ def kendall_tau(
     joint = a * n + b
     order = joint.argsort(-1)
     tied_a, tied_b, tied_both = (_tied_pairs(x) for x in (a, b, joint))
-    discordant = _inversions(b.gather(-1, order))
+    by_a = b.gather(-1, order)
+    discordant = inversions(by_a.argsort(dim=-1, stable=True).argsort(-1))
     concordant_minus = pairs - tied_a - tied_b + tied_both - 2 * discordant
     scale = ((pairs - tied_a).double() * (pairs - tied_b).double()).sqrt()
     return concordant_minus.double() / scale
@@ -103,20 +105,27 @@ def _tied_pairs(x: Tensor) -> Tensor:
     return (index - start).sum(-1)
 
 
-def _inversions(x: Tensor) -> Tensor:
-    """Pairs in the wrong order: sorted blocks of growing size are counted against their left."""
-    n = x.shape[-1]
-    size = 1 << (n - 1).bit_length()
-    x = torch.nn.functional.pad(x, (0, size - n), value=n).contiguous()
-    total = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
-    width = 1
-    while width < size:
-        halves = x.reshape(*x.shape[:-1], -1, 2, width)
-        left, right = halves[..., 0, :].contiguous(), halves[..., 1, :].contiguous()
-        total += (width - torch.searchsorted(left, right, right=True)).sum((-1, -2))
-        x = halves.reshape(*x.shape[:-1], -1, 2 * width).sort(-1).values.reshape(x.shape)
-        width *= 2
-    return total
+def inversions(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*batch"]:
+    """Pairs of a permutation that stand in the wrong order, in n^1.5 steps of a few large kernels.
+
+    Pairs within blocks of about the root of n are compared; for pairs of different blocks, a table
+    tells how many of the values up to v stand in the blocks before.
+
+    >>> inversions(torch.tensor([2, 0, 1]))
+    tensor(2)
+    """
+    n = permutation.shape[-1]
+    width = 1 << max(2, (n.bit_length() + 1) // 2)
+    count = -(-n // width)
+    tail = torch.arange(n, count * width, device=permutation.device)
+    x = torch.cat([permutation, tail.expand(*permutation.shape[:-1], -1)], -1)
+    blocks = x.unflatten(-1, (count, width))
+    above = torch.ones(width, width, dtype=torch.bool, device=x.device).triu(1)
+    within = ((blocks[..., :, None] > blocks[..., None, :]) & above).sum((-1, -2, -3))
+    first = torch.arange(count, device=x.device)[:, None]
+    before = x.argsort(-1)[..., None, :] < first * width
+    smaller = before.cumsum(-1, dtype=torch.int32).gather(-1, blocks)
+    return within + (first * width - smaller).sum((-1, -2))
 
 
 # ------------------------------------------------------------ one network
