@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["reliability_figure"]
+__all__ = ["matrix_figure", "reliability_figure"]
 
 
 def reliability_figure(
@@ -30,12 +30,28 @@ def reliability_figure(
     ax.plot([0, 1], [0, 1], color="0.6", linestyle="--", linewidth=1, label="perfect")
     ax.plot(x, y, color="tab:blue", marker="o", markersize=4, label="network")
     ax.vlines(x, x, y, color="tab:red", linewidth=2, alpha=0.6, label="gap")
-    share = ax.inset_axes((0.0, 1.06, 1.0, 0.18), sharex=ax)
-    share.bar(x, n / max(1, n.sum()), width=0.8 / max(1, len(count)), color="0.6")
-    share.set_ylabel("share")
-    share.tick_params(labelbottom=False)
+    share, width = n / max(1, n.sum()), 0.8 / max(1, len(count))
+    ax.bar(x, share, width=width, color="0.85", zorder=0, label="share of examples")
     ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
     ax.legend(loc="upper left", frameon=False)
+    return figure, ax
+
+
+def matrix_figure(
+    matrix: Tensor, axis: str, value: str, ax: Axes | None = None
+) -> tuple[Figure, Axes]:
+    """A square matrix as an image with a colour bar.
+
+    Args:
+        matrix: ``(n, n)``.
+        axis: what rows and columns are.
+        value: what the colours mean.
+        ax: where to draw; by default a figure of its own.
+    """
+    figure, ax = _axes(ax)
+    image = ax.imshow(matrix.cpu().double().numpy(), cmap="viridis", interpolation="nearest")
+    figure.colorbar(image, ax=ax, label=value, shrink=0.8)
+    ax.set(xlabel=axis, ylabel=axis)
     return figure, ax
 
 

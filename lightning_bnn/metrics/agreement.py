@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lightning_bnn.metrics.base import ExampleMean
-from lightning_bnn.metrics.validation import check_same_shape, probabilities
+from lightning_bnn.metrics.validation import ENSEMBLE, check_same_shape, probabilities
 
 __all__ = ["Agreement", "TotalVariation", "agreement", "total_variation"]
 
@@ -74,8 +74,7 @@ def _pair(probs: Tensor, reference: Tensor, from_logits: bool) -> tuple[Tensor, 
     check_same_shape(probs, reference, ("probs", "reference"))
     if probs.ndim != 2:
         raise ValueError(
-            f"`probs` must have shape (batch, classes), got {tuple(probs.shape)}. The prediction "
-            "of an ensemble is `probs.mean(0)`."
+            f"`probs` must have shape (batch, classes), got {tuple(probs.shape)}. {ENSEMBLE}"
         )
     return probabilities(probs, from_logits), probabilities(reference, from_logits, "reference")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.prints import rank_zero_warn
 
-__all__ = ["ExactMetric", "ExampleMean", "collected"]
+__all__ = ["ExactMetric", "ExampleMean", "collected", "digest"]
 
 
 class ExactMetric(Metric):
@@ -92,3 +93,12 @@ def collected(state: list[Tensor] | Tensor) -> Tensor:
     if isinstance(state, Tensor):
         return state
     return torch.cat(state) if state else torch.zeros(0, dtype=torch.float64)
+
+
+def digest(*options: Any) -> str:
+    """A short name for options that change what an update adds.
+
+    ``MetricCollection`` lets metrics share their states if those have the same names and, after the
+    first batch, the same values; metrics of different options must not.
+    """
+    return hashlib.sha256(repr(options).encode()).hexdigest()[:8]

@@ -178,6 +178,8 @@ def _check_confidence(confidence: Tensor, correct: Tensor) -> None:
         )
     if not bool(((confidence >= 0) & (confidence <= 1 + SUM_TOLERANCE)).all()):
         raise ValueError("`confidence` must lie between 0 and 1.")
+    if correct.dtype != torch.bool and not bool(((correct == 0) | (correct == 1)).all()):
+        raise ValueError("`correct` must be boolean, or 0 and 1.")
 
 
 def _signed(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
@@ -218,6 +220,7 @@ class _Calibration(ExactMetric):
         super().__init__(**kwargs)
         _check_bins(n_bins)
         self.n_bins, self.from_logits = n_bins, from_logits
+        self._diagram = Reliability(*(torch.zeros(n_bins),) * 3)
 
     @abstractmethod
     def reliability(self) -> Reliability:
@@ -230,14 +233,17 @@ class _Calibration(ExactMetric):
 
     def compute(self) -> Tensor:
         """The error; NaN without examples."""
-        data = self.reliability()
-        return self.error(data) if data.count.any() else self._nan("it has seen no example")
+        self._diagram = self.reliability()
+        if not self._diagram.count.any():
+            return self._nan("it has seen no example")
+        return self.error(self._diagram)
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
         """The reliability diagram of the data so far, or a curve of given values."""
-        return (
-            reliability_figure(*self.reliability(), ax=ax) if val is None else self._plot(val, ax)
-        )
+        if val is not None:
+            return self._plot(val, ax)
+        self.compute()  # of all processes
+        return reliability_figure(*self._diagram, ax=ax)
 
 
 class _FixedBins(_Calibration):

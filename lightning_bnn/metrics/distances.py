@@ -225,17 +225,21 @@ class _PlainSums:
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Add the distances over some features."""
-        for chunk in torch.cat([x, y]).split(_PLAIN_COLUMNS, 1):
+        for start in range(0, x.shape[1], _PLAIN_COLUMNS):
+            columns = slice(start, start + _PLAIN_COLUMNS)
+            chunk = torch.cat([x[:, columns], y[:, columns]])
             self._l1 += torch.cdist(chunk, chunk[self._first :], p=1)
             centred = chunk.double()
-            centred = centred - centred.mean(0)
+            centred -= centred.mean(0)
             norms = centred.square().sum(1)
-            gram = centred @ centred[self._first :].T
-            self._l2 += norms[:, None] + norms[self._first :] - 2 * gram
+            self._l2.addmm_(centred, centred[self._first :].T, alpha=-2)
+            self._l2 += norms[:, None]
+            self._l2 += norms[self._first :]
 
     def matrices(self) -> Distances:
         """Distances of the pooled rows, as far as they were asked for."""
-        l1, l2 = self._l1, self._l2.clamp_min(0)
+        l1, l2 = self._l1, self._l2.clamp_min_(0)
+        l2[l1 == 0] = 0  # equal rows, up to rounding
         if self._first:
             padding = l1.new_zeros(len(l1), self._first)
             l1, l2 = torch.cat([padding, l1], 1), torch.cat([padding, l2], 1)

@@ -39,12 +39,15 @@ def function_space_mmd(
     tensor(-0.1430, dtype=torch.float64)
     """
     _check_predictions(x, y)
+    if not x[0].numel():
+        return torch.full((), torch.nan, dtype=torch.float64)
     return _reduce(_blocks(x, y), reduction, grid or KernelGrid())
 
 
 def _blocks(x: Tensor, y: Tensor) -> Blocks:
-    x, y = x.detach().flatten(1), y.detach().flatten(1)
-    return distance_blocks([(x, y.to(x))], (len(x), len(y)), x.shape[1])
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    x, y = (t.detach().to(x.device, dtype).flatten(1) for t in (x, y))
+    return distance_blocks([(x, y)], (len(x), len(y)), x.shape[1])
 
 
 def _reduce(blocks: Blocks, reduction: Reduction, grid: KernelGrid) -> Tensor:
@@ -53,9 +56,10 @@ def _reduce(blocks: Blocks, reduction: Reduction, grid: KernelGrid) -> Tensor:
 
 
 def _check_predictions(x: Tensor, y: Tensor) -> None:
-    if x.ndim < 2 or y.ndim < 2 or x.shape[1:] != y.shape[1:]:
+    floating = x.is_floating_point() and y.is_floating_point()
+    if not floating or x.ndim < 2 or y.ndim < 2 or x.shape[1:] != y.shape[1:]:
         raise ValueError(
-            "`x` and `y` must be predictions (samples, batch, ...) for the same inputs, got "
+            "`x` and `y` must be float predictions (samples, batch, ...) for the same inputs, got "
             f"{tuple(x.shape)} and {tuple(y.shape)}."
         )
     if min(len(x), len(y)) < 2:

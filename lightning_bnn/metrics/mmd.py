@@ -6,7 +6,6 @@ all layers and kernels is reduced over kernels and averaged over layers, weighte
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -14,9 +13,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_bnn.metrics.base import ExactMetric, collected
+from lightning_bnn.metrics.base import ExactMetric, collected, digest
 from lightning_bnn.metrics.kernels import KernelGrid
-from lightning_bnn.metrics.reference import LayerMMD, MMDReference
+from lightning_bnn.metrics.reference import LayerMMD, MMDReference, as_reference
 from lightning_bnn.metrics.sources import WeightSource
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.params import Params
@@ -25,6 +24,8 @@ __all__ = ["MMD", "MMDTable", "mmd", "mmd_table", "share_layers"]
 
 Reduction = Literal["median", "mean", "max"]
 Order = Literal["kernels-first", "layers-first"]
+_END = 0
+"""Ends a layer's name where names travel between processes as numbers."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,7 @@ def mmd_table(
     w               3       0.282       0.312        0.53
     all             3       0.282       0.312        0.53
     """
-    if not isinstance(x, MMDReference):
-        x = MMDReference(x, grid, **options)
-    elif grid is not None or options:
-        raise ValueError("An `MMDReference` has its own `grid` and options: give them there.")
-    return _table(list(x.compare(y)))
+    return _table(list(as_reference(x, grid, **options).compare(y)))
 
 
 def share_layers(sizes: dict[str, int], rank: int, world_size: int) -> list[str]:
@@ -156,7 +153,7 @@ class MMD(ExactMetric):
         order: ``"kernels-first"`` or ``"layers-first"``.
         grid: the rule for bandwidths.
         device: where distances are computed; by default where the weights are.
-        memory: bytes that a chunk of features may take.
+        memory: bytes that a chunk of features may take (an `MMDReference` has its own of both).
         **kwargs: what every ``torchmetrics.Metric`` takes.
 
     >>> metric = MMD("mean")
@@ -181,9 +178,9 @@ class MMD(ExactMetric):
         self.order: Order = option("order", order, get_args(Order))
         self.grid = grid or KernelGrid()
         self.options = {"device": device, "memory": memory}
-        self.names: dict[float, str] = {}
-        for state in ("mmd_layer", "mmd_size", "mmd_values"):
-            self.add_list(state)
+        self._stem = f"mmd_{digest(self.grid)}"
+        for state in ("names", "size", "values"):
+            self.add_list(f"{self._stem}_{state}")
 
     def update(
         self,
@@ -198,49 +195,46 @@ class MMD(ExactMetric):
             y: the approximation.
             layers: only these, for example those of `share_layers`.
         """
-        if not isinstance(x, MMDReference):
-            x = MMDReference(x, self.grid, **self.options)
-        for layer in x.compare(y, layers):
-            key = _key(layer.name)
-            self.names[key] = layer.name
-            self.mmd_layer.append(self._vector([key]))
-            self.mmd_size.append(self._vector([layer.size]))
-            self.mmd_values.append(layer.values.to(self.device))
+        if isinstance(x, MMDReference):
+            reference = as_reference(x, self.grid)
+        else:
+            reference = MMDReference(x, self.grid, **self.options)
+        for layer in reference.compare(y, layers):
+            self._state("names").append(self._vector([*layer.name.encode(), _END]))
+            self._state("size").append(self._vector([layer.size]))
+            self._state("values").append(layer.values.to(self.device))
 
     def compute(self) -> Tensor:
         """MMD^2; NaN before the first layer."""
-        if not len(collected(self.mmd_layer)):
+        if not len(collected(self._state("size"))):
             return self._nan("it has compared no layer")
         return self.table().reduce(self.reduction, self.order)
 
     def table(self) -> MMDTable:
         """MMD^2 of every layer and kernel that this process knows of."""
-        keys = collected(self.mmd_layer)
-        values = collected(self.mmd_values).reshape(len(keys), -1)
-        first = _first_of_each(keys.tolist(), values, self.names)
-        names = tuple(self.names.get(k, f"layer {int(k):x}") for k in keys[first].tolist())
-        return MMDTable(names, collected(self.mmd_size)[first].long(), values[first])
+        letters = bytes(int(letter) for letter in collected(self._state("names")).tolist())
+        names = letters.decode().split(chr(_END))[:-1]
+        if not names:
+            raise ValueError("No layer has been compared yet: call `update` first.")
+        values = collected(self._state("values")).reshape(len(names), -1)
+        first = _first_of_each(names, values)
+        sizes = collected(self._state("size"))[first].long()
+        return MMDTable(tuple(names[k] for k in first), sizes, values[first])
 
-    def reset(self) -> None:
-        """Forget all layers."""
-        super().reset()
-        self.names = {}
+    def _state(self, name: str) -> Any:
+        return getattr(self, f"{self._stem}_{name}")
 
     def _vector(self, values: Sequence[float | int]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=self.device)
 
 
-def _key(name: str) -> float:
-    """A layer's name as a number that processes can exchange."""
-    return float(int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big"))
-
-
-def _first_of_each(keys: Sequence[float], values: Tensor, names: dict[float, str]) -> list[int]:
-    first: dict[float, int] = {}
-    for k, key in enumerate(keys):
-        if not torch.allclose(values[first.setdefault(key, k)], values[k], rtol=1e-4, atol=1e-6):
+def _first_of_each(names: Sequence[str], values: Tensor) -> list[int]:
+    """Where every layer stands first; processes that have compared the same one must agree."""
+    first: dict[str, int] = {}
+    for k, name in enumerate(names):
+        if not torch.allclose(values[first.setdefault(name, k)], values[k], rtol=1e-4, atol=1e-6):
             raise ValueError(
-                f"Layer {names.get(key, '')!r} has been compared twice with different weights: "
+                f"Layer {name!r} has been compared twice with different weights: "
                 "call `reset()` between comparisons."
             )
     return list(first.values())

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_bnn.metrics.base import ExactMetric, collected
+from lightning_bnn.metrics.base import ExactMetric, collected, digest
 from lightning_bnn.metrics.ranking import (
     Interpolation,
     Positive,
@@ -219,8 +219,10 @@ class OODDetection(ExactMetric):
         )
         self.id_filter = option("id_filter", id_filter, get_args(IdFilter))
         self.from_logits = from_logits
+        _check_possible(score, id_filter, from_logits)
+        self._stem = f"detection_{digest(_described(score), id_filter, from_logits)}"
         for k in range(len(self.ood_sets) + 1):
-            self.add_list(f"detection_scores_{k}")
+            self.add_list(f"{self._stem}_{k}")
 
     def update(
         self, outputs: Tensor, ood_set: str | int | None = None, labels: Tensor | None = None
@@ -236,22 +238,24 @@ class OODDetection(ExactMetric):
         scores = self._scores(outputs)
         if ood_set is None and self.id_filter == "correct":
             scores = scores[_is_correct(outputs, labels, self.from_logits)]
-        getattr(self, f"detection_scores_{self._position(ood_set)}").append(scores)
+        getattr(self, f"{self._stem}_{self._position(ood_set)}").append(scores)
 
     def update_id(self, outputs: Tensor, labels: Tensor | None = None) -> None:
         """Add a batch of in-distribution examples."""
         self.update(outputs, None, labels)
 
-    def update_ood(self, outputs: Tensor, ood_set: str | int = 0) -> None:
-        """Add a batch of out-of-distribution examples."""
-        self.update(outputs, ood_set)
+    def update_ood(self, outputs: Tensor, ood_set: str | int | None = None) -> None:
+        """Add a batch of out-of-distribution examples; of which set, if there are several."""
+        if ood_set is None and len(self.ood_sets) > 1:
+            raise ValueError(f"`ood_set` must be one of {', '.join(self.ood_sets)}, got None.")
+        self.update(outputs, 0 if ood_set is None else ood_set)
 
     def compute(self) -> dict[str, Tensor]:
         """All numbers by name; NaN where ID or OOD examples are missing."""
-        scores_id = collected(self.detection_scores_0)
+        scores_id = collected(getattr(self, f"{self._stem}_0"))
         result = {}
         for k, ood_set in enumerate(self.ood_sets, 1):
-            scores_ood = collected(getattr(self, f"detection_scores_{k}"))
+            scores_ood = collected(getattr(self, f"{self._stem}_{k}"))
             if min(len(scores_id), len(scores_ood)) == 0:
                 self._nan(f"there are no ID examples or none of {ood_set!r}")
             for name, value in self._values(scores_id, scores_ood).items():
@@ -293,7 +297,7 @@ class OODDetection(ExactMetric):
         if scores.ndim != 1:
             raise ValueError(f"Scores must be one per example, got shape {tuple(scores.shape)}.")
         check_scores(scores)
-        return scores.double()
+        return scores.detach().double()
 
     def _position(self, ood_set: str | int | None) -> int:
         if ood_set is None:
@@ -308,6 +312,20 @@ class OODDetection(ExactMetric):
 def _check_sets(ood_sets: Sequence[str]) -> None:
     if isinstance(ood_sets, str) or not ood_sets or len(set(ood_sets)) != len(ood_sets):
         raise ValueError(f"`ood_sets` must be a list of different names, got {ood_sets!r}.")
+
+
+def _check_possible(score: Any, id_filter: str, from_logits: bool) -> None:
+    if score == "energy" and not from_logits:
+        raise ValueError("`score='energy'` needs logits: pass `from_logits=True`.")
+    if score is None and id_filter == "correct":
+        raise ValueError("`id_filter='correct'` needs class outputs, not scores.")
+
+
+def _described(score: Any) -> str:
+    """Tells scores apart, in the same words in every process."""
+    name = getattr(score, "__qualname__", None) or type(score).__name__
+    line = getattr(getattr(score, "__code__", None), "co_firstlineno", "")
+    return score if isinstance(score, str) else f"{getattr(score, '__module__', '')}.{name}:{line}"
 
 
 def _is_correct(outputs: Tensor, labels: Tensor | None, from_logits: bool) -> Tensor:

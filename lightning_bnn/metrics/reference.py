@@ -1,8 +1,8 @@
 """A reference posterior that remembers its distances: each further comparison costs its own part.
 
-Memory: a chunk of features of both sides takes ``memory`` bytes (and once more that much while it
-is laid out); the distances of N networks 16 N^2 bytes while a layer is computed, of which
-8 N^2 are kept per layer for the reference.
+Memory: chunks of features of both sides, as they are laid out for the processor, take ``memory``
+bytes; distances of N networks up to 60 N^2 bytes while a layer is computed, of which 8 N^2 are kept
+per layer for the reference.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from lightning_bnn.metrics.kernels import KernelGrid, kernel_bandwidths, unbiase
 from lightning_bnn.metrics.sources import WeightSource, as_source
 from lightning_bnn.params import Params
 
-__all__ = ["LayerMMD", "MMDReference"]
+__all__ = ["LayerMMD", "MMDReference", "as_reference"]
 
 _PROGRESS_FROM = 1e12
 _log = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ class LayerMMD(NamedTuple):
 
 class MMDReference:
     """A reference posterior, to be compared with any number of approximations.
+
+    Its weights must not change in place afterwards: the distances between them are kept.
 
     Args:
         x: a stack of networks, or a `WeightSource` that reads them in slices.
@@ -79,15 +81,13 @@ class MMDReference:
             y: a stack of networks, or a `WeightSource`.
             layers: only these layers.
         """
-        other = as_source(y, self.layers if isinstance(y, dict) else None)
         names = self._names(layers)
-        _check_fit(self.source, other, names)
+        other = self.other(y, names)
         same: Tensor | None = None
         for name in self._with_progress(names, other.rows):
             blocks = self.blocks(name, other)
             bandwidths = kernel_bandwidths(blocks.xy, self.grid)
             values = unbiased_mmd2(blocks, bandwidths)
-            _check_values(values, name)
             same = blocks.xy.l1 == 0 if same is None else same & (blocks.xy.l1 == 0)
             yield LayerMMD(name, math.prod(self.source.shapes[name]), values, bandwidths)
         _warn_about_duplicates(same, len(names) == len(self.layers))
@@ -98,8 +98,17 @@ class MMDReference:
         size = math.prod(self.source.shapes[name])
         chunks = self._chunks(name, size, other)
         blocks = distance_blocks(chunks, rows, size, self._within.get(name))
+        if not all(bool(block.l1.isfinite().all()) for block in blocks):
+            raise ValueError(f"Layer {name!r} holds NaN or infinite weights.")
         self._within[name] = blocks.xx
         return blocks
+
+    def other(self, y: Params | WeightSource, layers: Sequence[str] | None = None) -> WeightSource:
+        """Another posterior as a source, once it is sure to fit."""
+        names = self.layers if layers is None else layers
+        source = as_source(y, names if isinstance(y, dict) else None)
+        _check_fit(self.source, source, names)
+        return source
 
     def noise_floor(
         self,
@@ -107,7 +116,7 @@ class MMDReference:
         repeats: int = 20,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """MMD^2 between random parts of the reference itself: what no comparison can go below.
+        """MMD^2 between random parts of the reference itself: how far samples of one law scatter.
 
         Args:
             samples: networks in the one part, by default half of them; the others are the other.
@@ -115,7 +124,7 @@ class MMDReference:
             generator: draws the splits; by default seeded with 0.
 
         Returns:
-            ``(repeats, layers, kernels)``; the mean is zero up to noise, the spread is what counts.
+            ``(repeats, layers, kernels)``; around zero, so look at the spread.
         """
         rows = self.source.rows
         samples = rows // 2 if samples is None else samples
@@ -153,7 +162,7 @@ class MMDReference:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The same features of both sides, as many at a time as the memory allows."""
         rows = self.source.rows + (0 if other is None else other.rows)
-        step = max(1, self._memory // (4 * rows))
+        step = max(1, self._memory // (8 * rows))
         for start in range(0, size, step):
             columns = slice(start, min(start + step, size))
             x = self.source.read(name, slice(0, self.source.rows), columns)
@@ -170,6 +179,17 @@ class MMDReference:
         from tqdm.auto import tqdm
 
         return tqdm(names, desc="MMD", unit="layer")
+
+
+def as_reference(
+    x: Params | WeightSource | MMDReference, grid: KernelGrid | None = None, **options: Any
+) -> MMDReference:
+    """A reference; one that is there already has its own grid and options."""
+    if not isinstance(x, MMDReference):
+        return MMDReference(x, grid, **options)
+    if options or grid not in (None, x.grid):
+        raise ValueError("An `MMDReference` has its own `grid` and options: give them there.")
+    return x
 
 
 def _pairs(matrix: Tensor) -> Tensor:
@@ -194,11 +214,6 @@ def _check_fit(source: WeightSource, other: WeightSource, names: Sequence[str]) 
                 f"Layer {name!r} has shape {tuple(source.shapes[name])} in `x` and "
                 f"{tuple(shape)} in `y` (without the leading dimension of the stack)."
             )
-
-
-def _check_values(values: Tensor, name: str) -> None:
-    if not bool(values.isfinite().all()):
-        raise ValueError(f"Layer {name!r} holds NaN or infinite weights.")
 
 
 def _warn_about_duplicates(same: Tensor | None, all_layers: bool) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.metrics.diversity import mutual_information
-from lightning_bnn.metrics.validation import check_finite, probabilities
+from lightning_bnn.metrics.validation import check_finite, check_floats, probabilities
 
 __all__ = [
     "energy_score",
@@ -18,12 +18,13 @@ __all__ = [
 
 
 def max_probability_score(probs: Tensor, from_logits: bool = False) -> Tensor:
-    """One minus the largest probability.
+    """Probability of all classes but the likeliest.
 
     >>> max_probability_score(torch.tensor([[0.75, 0.25], [0.5, 0.5]]))
     tensor([0.2500, 0.5000])
     """
-    return 1 - predictive(probs, from_logits).amax(-1)
+    probs = predictive(probs, from_logits)  # one minus the largest would lose the small ones
+    return probs.scatter(-1, probs.argmax(-1, keepdim=True), 0).sum(-1)
 
 
 def entropy_score(probs: Tensor, from_logits: bool = False) -> Tensor:
@@ -52,8 +53,9 @@ def energy_score(logits: Tensor, from_logits: bool = True) -> Tensor:
     """
     if not from_logits:
         raise ValueError("`score='energy'` needs logits: pass `from_logits=True`.")
+    check_floats(logits, "logits")
     check_finite(logits, "logits")
-    return -logits.logsumexp(-1)
+    return -(logits if logits.dtype == torch.float64 else logits.float()).logsumexp(-1)
 
 
 def predictive(probs: Tensor, from_logits: bool = False) -> Tensor:

@@ -56,12 +56,12 @@ class StackSource:
         missing = [n for n in names if n not in params]
         if missing:
             raise ValueError(f"`layers` names {missing[0]!r}, which the stack does not have.")
-        self._tensors = {name: params[name].detach().flatten(1) for name in names}
+        self._tensors = {n: params[n].detach().reshape(self.rows, -1) for n in names}
         self.shapes = {name: params[name].shape[1:] for name in names}
 
     def read(self, name: str, rows: slice, columns: slice) -> Tensor:
         """Some features of one flattened layer of some networks."""
-        return self._tensors[name].reshape(self.rows, -1)[rows, columns]
+        return self._tensors[name][rows, columns]
 
 
 class Transformed:
@@ -101,9 +101,9 @@ class Transformed:
         size = math.prod(shape)
         for block in self._row_blocks(4 * size):
             values = self._source.read(name, block, slice(0, size))
-            values = self._transform(name, values.reshape(-1, *shape), block).flatten(1)
+            values = self._transform(name, values.reshape(-1, *shape), block)
             if result is None:
-                result = self._room(size, values)
+                result = self._room(size, values.reshape(-1, size))
             result[block] = values.reshape(-1, size)
         assert result is not None
         return result

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lightning_bnn.metrics.distances import join
 from lightning_bnn.metrics.kernels import KernelGrid, kernel_bandwidths, kernel_values
-from lightning_bnn.metrics.reference import MMDReference
-from lightning_bnn.metrics.sources import WeightSource, as_source
+from lightning_bnn.metrics.reference import MMDReference, as_reference
+from lightning_bnn.metrics.sources import WeightSource
 from lightning_bnn.params import Params
 
 __all__ = ["TwoSampleTest", "permutation_test"]
@@ -71,8 +71,8 @@ def permutation_test(
     """
     if permutations < 1:
         raise ValueError(f"`permutations` must be at least 1, got {permutations}.")
-    reference = x if isinstance(x, MMDReference) else MMDReference(x, grid)
-    other = as_source(y, reference.layers if isinstance(y, dict) else None)
+    reference = as_reference(x, grid)
+    other = reference.other(y)
     m, n = reference.source.rows, other.rows
     generator = generator or torch.Generator().manual_seed(0)
     shuffles = [torch.arange(m + n)]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "ENSEMBLE",
     "check_distributions",
     "check_finite",
     "check_floats",
@@ -24,18 +25,19 @@ SUM_TOLERANCE = 1e-2
 """Rows of bfloat16 probabilities sum to one up to this; logits hardly ever do."""
 
 
+ENSEMBLE = (
+    "The prediction of an ensemble is the mean of its probabilities, `probs.mean(0)` "
+    "(of logits, `logits.softmax(-1).mean(0)`)."
+)
+
+
 def probabilities(values: Tensor, from_logits: bool = False, name: str = "probs") -> Tensor:
     """Class probabilities in at least float32, of given ones or of logits, last axis classes."""
     check_floats(values, name)
-    if values.shape[-1] < 2:
-        raise ValueError(
-            f"`{name}` has {values.shape[-1]} class: of a binary network give both, "
-            "`torch.stack([1 - p, p], -1)`."
-        )
     values = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
     if not from_logits:
-        check_distributions(values, name)
-        return values
+        least = check_distributions(values, name)
+        return values.clamp_min(0) if least < 0 else values
     check_finite(values, name)
     return values.softmax(-1)
 
@@ -49,12 +51,17 @@ def check_floats(values: Any, name: str) -> None:
             f"`{name}` must be a float tensor (..., batch, classes), got {values.dtype} "
             f"{tuple(values.shape)}."
         )
+    if values.shape[-1] < 2:
+        raise ValueError(
+            f"`{name}` has {values.shape[-1]} class: of a binary network give both, "
+            "`torch.stack([1 - p, p], -1)`."
+        )
 
 
-def check_distributions(probs: Tensor, name: str = "probs") -> None:
-    """Non-negative finite numbers that sum to one."""
+def check_distributions(probs: Tensor, name: str = "probs") -> float:
+    """Non-negative finite numbers that sum to one, up to rounding; returns the least of them."""
     if probs.numel() == 0:
-        return
+        return 0.0
     low, high = probs.sum(-1).aminmax()
     low, high, least = torch.stack([low, high, probs.min()]).tolist()
     if not (low >= 1 - SUM_TOLERANCE and high <= 1 + SUM_TOLERANCE and least >= -SUM_TOLERANCE):
@@ -63,6 +70,7 @@ def check_distributions(probs: Tensor, name: str = "probs") -> None:
             f"`{name}` must be finite probabilities that sum to one over the last axis, they are "
             f"off by {off:.3g}. Pass `from_logits=True` if these are logits."
         )
+    return least
 
 
 def check_finite(values: Tensor, name: str) -> None:
@@ -75,15 +83,14 @@ def check_labels(labels: Tensor, probs: Tensor) -> None:
     """One class index per example."""
     if probs.ndim != 2:
         raise ValueError(
-            f"`probs` must have shape (batch, classes), got {tuple(probs.shape)}. The prediction "
-            "of an ensemble is `probs.mean(0)`."
+            f"`probs` must have shape (batch, classes), got {tuple(probs.shape)}. {ENSEMBLE}"
         )
     if labels.shape != probs.shape[:1] or labels.is_floating_point() or labels.is_complex():
         raise ValueError(
             f"`labels` must be {probs.shape[0]} integers, got {labels.dtype} {tuple(labels.shape)}."
         )
     if labels.numel():
-        low, high = (int(v) for v in labels.aminmax())
+        low, high = (int(v) for v in labels.long().aminmax())
         if low < 0 or high >= probs.shape[-1]:
             raise ValueError(
                 f"`labels` must be in 0..{probs.shape[-1] - 1}, got {low if low < 0 else high}."

@@ -211,7 +211,7 @@ def permuted_tensor(
 def permute_axis(w: Tensor, axis: Axis, index: Tensor, offset: int = 0) -> Tensor:
     """Put at every position of one axis what stood at ``index``."""
     if axis.dim is None:
-        return _select(w.flatten(offset), index, offset).reshape(w.shape)
+        return _select(w.reshape(*w.shape[:offset], -1), index, offset).reshape(w.shape)
     if axis.blocks > 1:
         return _select_in_blocks(w, axis, index, offset)
     return _select(w, index, axis.dim + offset)
@@ -290,7 +290,7 @@ def broadcastable(factors: Tensor, axis: Axis, w: Tensor, offset: int) -> Tensor
     """Factors of one axis in a shape that multiplies its tensor; ``offset`` is 1 for a stack."""
     lead = factors.shape[:-1] if factors.ndim > 1 else (1,) * offset
     if axis.dim is None:
-        return factors.reshape(*lead, *w.shape[offset:])
+        return factors.reshape([*lead, *w.shape[offset:]])
     shape = [*lead, *(1,) * (w.ndim - offset)]
     if axis.blocks > 1:
         per_block = w.shape[offset] // axis.blocks

@@ -45,8 +45,7 @@ class UnitOrders:
     """
 
     def __init__(self, sym: Symmetries, by: SortKey = "max") -> None:
-        if by not in get_args(SortKey):
-            raise ValueError(f"`by` must be one of {', '.join(get_args(SortKey))}, got {by!r}.")
+        self.check(by)
         self._sym, self._by = sym, by
         self._kept = [k for k, g in enumerate(sym.permutations) if writer(sym, g) is not None]
         self.groups: list[PermutationGroup] = [sym.permutations[k] for k in self._kept]
@@ -55,6 +54,12 @@ class UnitOrders:
         width = int(self.sizes.max()) if self.groups else 0
         self._shape = (len(self.groups), width)
         self._real = (torch.arange(width) < self.sizes[:, None]).flatten().nonzero()[:, 0]
+
+    @staticmethod
+    def check(by: str) -> None:
+        """Refuse an unknown statistic."""
+        if by not in get_args(SortKey):
+            raise ValueError(f"`by` must be one of {', '.join(get_args(SortKey))}, got {by!r}.")
 
     def to(self, device: torch.device | str) -> UnitOrders:
         """Keep the index tables on a device."""

@@ -51,6 +51,9 @@ class Removal:
             values: ``(rows, *shape)``.
             rows: which networks these are.
         """
+        if name not in self.sym.shapes:
+            held = ", ".join(list(self.sym.shapes)[:3])
+            raise ValueError(f"The network has no tensor {name!r}; it has {held}, ...")
         permutations, scales, signs = (
             [element[rows] for element in kind]
             for kind in (self.permutations, self.scales, self.signs)

@@ -35,7 +35,14 @@ def solve(system: Constraints, shapes: Mapping[str, torch.Size]) -> Symmetries:
     sign_id = _solve_signs(system)
     entries = [_simplify(e, shapes, (roots, scale_id, sign_id)) for e in _assemble(system, shapes)]
     axes = tuple(
-        Axis(e.name, e.dim, e.labels.shape[-1], e.role, e.labels.shape[0], e.last_read)
+        Axis(
+            e.name,
+            e.dim if shapes[e.name] else None,
+            e.labels.shape[-1],
+            e.role,
+            e.labels.shape[0],
+            e.last_read,
+        )
         for e in entries
     )
     labels = [np.where(e.labels < 0, FROZEN, e.labels).ravel() for e in entries]

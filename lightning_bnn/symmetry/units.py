@@ -62,7 +62,7 @@ def _offset(w: Tensor, sym: Symmetries, axis: Axis) -> int:
 def _rows(w: Tensor, axis: Axis, offset: int, positions: Tensor) -> Tensor:
     """The slices at some positions of the axis, which comes first."""
     if axis.dim is None:
-        return w.flatten(offset)[..., positions]
+        return w.reshape(*w.shape[:offset], -1)[..., positions]
     if axis.blocks == 1:
         w = w.movedim(axis.dim + offset, offset)
         everything = len(positions) == w.shape[offset] and bool(
@@ -124,7 +124,7 @@ def _reduce(
 ) -> Tensor:
     """Reduce over all dimensions but the axis, in the tensor's own layout."""
     if axis.dim is None:
-        return w.flatten(offset)
+        return w.reshape(*w.shape[:offset], -1)
     keep = [axis.dim + offset]
     if axis.blocks > 1:
         w = w.unflatten(offset, (axis.blocks, -1))
@@ -144,7 +144,7 @@ def corner(
     index = axis_permutation(sym, place.axis, permutations, w.device)
     own = index[..., place.positions[:, 0].to(w.device)]
     if axis.dim is None:
-        return _pick(w.flatten(offset), offset, {0: own})
+        return _pick(w.reshape(*w.shape[:offset], -1), offset, {0: own})
     where = {axis.dim: own % axis.size}
     other = other_axis(sym, place.axis)
     if other is not None and sym.axes[other].dim is not None:

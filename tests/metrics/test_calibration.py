@@ -94,6 +94,22 @@ def test_more_than_float32_can_count():
     assert metric.reliability().count.sum() == 2**24 + 2**10
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_predictions(dtype):
+    """Rows of rounded probabilities do not sum to one; they are accepted, and summed in float64."""
+    probs, labels = random_case(500, 100)
+    half = probs.to(dtype)
+    assert (half.float().sum(-1) - 1).abs().max() > 1e-6
+    exact = M.ece(half.double(), labels).item()
+    assert M.ece(half, labels).item() == pytest.approx(exact, abs=1e-12)
+    assert M.nll(half, labels).item() == pytest.approx(
+        M.nll(half.double(), labels).item(), abs=1e-6
+    )
+    metric = M.ECE()
+    metric.update(half, labels.to(torch.uint8))
+    assert metric.compute().item() == pytest.approx(exact, abs=1e-12)
+
+
 # ------------------------------------------------------------ adaptive
 def test_adaptive_equals_equal_splits_without_ties():
     probs, labels = random_case(120)
@@ -179,6 +195,9 @@ LABELS = torch.tensor([0, 1])
         (lambda: M.ECE(0), "`n_bins` must be at least 1, got 0"),
         (lambda: M.reliability(GOOD[0] + 1, LABELS), "`confidence` must lie between 0 and 1"),
         (lambda: M.reliability(GOOD, LABELS), "must have the same shape"),
+        (lambda: M.reliability(GOOD[0], GOOD[0]), "`correct` must be boolean"),
+        (lambda: M.nll(GOOD[:, :1], LABELS, True), "has 1 class"),
+        (lambda: M.ece(GOOD + 0.006, LABELS), "off by 0.012"),
     ],
 )
 def test_errors(call, message):

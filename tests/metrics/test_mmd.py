@@ -202,7 +202,7 @@ def test_chunks_do_not_matter(dtype):
         {k: v.double() for k, v in x.items()}, {k: v.double() for k, v in y.items()}
     )
     a, b = Sliced(x), Sliced(y)
-    pieces = M.mmd_table(a, b, memory=19 * 4 * 5)  # five features of nineteen networks
+    pieces = M.mmd_table(a, b, memory=19 * 8 * 5)  # five features of nineteen networks
     torch.testing.assert_close(pieces.values, whole.values, atol=1e-6, rtol=0)
     assert a.largest == 5 * 12
     assert b.largest == 5 * 7
@@ -243,6 +243,57 @@ def test_transformed(tmp_path):
     for memory in (2**20, 64):
         source = M.Transformed(x, shuffle, memory=memory)
         torch.testing.assert_close(M.mmd_table(source, y).values, expected, atol=1e-15, rtol=0)
+
+
+@pytest.mark.parametrize("spread", [1.0, 2e-2, 5e-4])
+def test_networks_of_one_mode_in_float32(spread):
+    """An uncentred Gram matrix in float32 has no correct digit here."""
+    g = torch.Generator().manual_seed(0)
+    centre = torch.randn(3000, generator=g)
+    x, y = (centre + spread * torch.randn(n, 3000, generator=g) for n in (30, 20))
+    free = M.KernelGrid(10, None, None)
+    exact = M.mmd_table({"w": x.double()}, {"w": 1.001 * y.double()}, free).values
+    found = M.mmd_table({"w": x}, {"w": (1.001 * y.double()).float()}, free).values
+    assert (found - exact).abs().max() < 2e-3 * exact.abs().max()
+    exact = D.distance_blocks([(x.double(), y.double())], (30, 20), 3000)
+    single = D.distance_blocks([(x, y)], (30, 20), 3000)
+    for a, b in zip(exact, single, strict=True):
+        assert ((a.l2 - b.l2).abs() / a.l2).max() < 1e-6
+
+
+def test_a_shared_network_and_a_grid_without_floors():
+    """The distance of equal rows is zero, not what rounding leaves of it."""
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(20, 5000, generator=g)
+    y = torch.cat([x[:1], torch.randn(9, 5000, generator=g)])
+    reference = M.MMDReference({"w": x}, M.KernelGrid(10, None, None))
+    widths = next(iter(reference.compare({"w": y}))).bandwidths
+    assert 20 < widths[10] < 100
+
+
+def test_scalar_parameters():
+    x, y = {"scale": torch.randn(9)}, {"scale": torch.randn(5)}
+    expected = M.mmd({"scale": x["scale"][:, None]}, {"scale": y["scale"][:, None]})
+    assert M.mmd(x, y) == expected
+
+
+def test_grids_and_types_of_predictions():
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.rand(9, 11, generator=g), torch.rand(6, 11, generator=g)
+    grid = M.KernelGrid(3, None, None)
+    assert M.function_space_mmd(x, y, grid=grid) == M.mmd({"w": x}, {"w": y}, grid=grid)
+    assert M.function_space_mmd(x, y, grid=grid) != M.function_space_mmd(x, y)
+    half = x.bfloat16()
+    found = M.function_space_mmd(half, y).item()
+    assert found == pytest.approx(M.function_space_mmd(half.float(), y).item(), abs=1e-7)
+    assert M.function_space_mmd(x[:, :0], y[:, :0]).isnan()
+
+
+def test_the_grid_of_the_test():
+    x, y = stacks(m=9, n=7)
+    coarse = M.permutation_test(x, y, 20, M.KernelGrid(2, None, None))
+    expected = M.mmd_table(x, y, M.KernelGrid(2, None, None)).values
+    torch.testing.assert_close(coarse.mmd2, expected, atol=1e-12, rtol=0)
 
 
 # ------------------------------------------------------------ compiled tiles
@@ -388,13 +439,21 @@ def test_shared_layers_cover_everything_once():
         (lambda x, y: M.mmd(x, {k: v[..., :2] for k, v in y.items()}), "has shape"),
         (lambda x, y: M.mmd(x, {k: v / 0 for k, v in y.items()}), "'a.weight' holds NaN"),
         (lambda x, y: M.mmd([x], y), "Weights must be a stack"),
-        (lambda x, y: M.mmd(M.MMDReference(x), y, grid=M.KernelGrid()), "has its own `grid`"),
+        (lambda x, y: M.mmd(M.MMDReference(x), y, grid=M.KernelGrid(5)), "has its own `grid`"),
         (lambda x, y: M.MMDReference(x, memory=0), "`memory` must be a number of bytes"),
         (lambda x, y: M.MMDReference(x).noise_floor(11), "`samples` must be in 2..10, got 11"),
         (lambda x, y: list(M.MMDReference(x).compare(y, ["z"])), "`layers` names 'z'"),
         (lambda x, y: M.KernelGrid(1), "`n_bandwidths` must be at least 2"),
         (lambda x, y: M.KernelGrid(max_samples=0), "`max_samples` must be at least 1"),
         (lambda x, y: M.permutation_test(x, y, 0), "`permutations` must be at least 1"),
+        (lambda x, y: M.mmd(M.MMDReference(x), y, memory=9), "has its own `grid` and options"),
+        (lambda x, y: M.permutation_test(M.MMDReference(x), y, 9, M.KernelGrid(5)), "has its own"),
+        (lambda x, y: M.MMD(grid=M.KernelGrid(5)).update(M.MMDReference(x), y), "has its own"),
+        (lambda x, y: M.permutation_test(x, {k: v / 0 for k, v in y.items()}), "holds NaN"),
+        (lambda x, y: M.permutation_test(x, {k: v[:1] for k, v in y.items()}), "at least 2"),
+        (lambda x, y: M.permutation_test(x, {k: v[..., :2] for k, v in y.items()}), "has shape"),
+        (lambda x, y: M.MMD().table(), "No layer has been compared yet"),
+        (lambda x, y: M.function_space_mmd(torch.ones(3, 2).long(), torch.ones(2, 2)), "float"),
         (lambda x, y: M.share_layers({"a": 1}, 2, 2), "`rank` must be in 0..1, got 2"),
         (lambda x, y: M.function_space_mmd(torch.ones(3, 2), torch.ones(2, 3)), "same inputs"),
         (lambda x, y: M.function_space_mmd(torch.ones(3, 2), torch.ones(1, 2)), "at least 2"),

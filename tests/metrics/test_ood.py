@@ -211,6 +211,11 @@ def test_only_correct_id_examples():
     metric.update_id(probs, torch.tensor([0, 1, 1]))
     metric.update_ood(ood)
     assert metric.compute()["AUROC"] == 1  # the misclassified 0.6 would rank above
+    logits = torch.stack([torch.tensor([[9.0, 0.0]]), torch.tensor([[-4.0, 0.0]])])
+    mean = M.OODDetection(id_filter="correct", from_logits=True)
+    mean.update_id(logits, torch.tensor([0]))  # the mean of probabilities, not of logits
+    mean.update_ood(torch.tensor([[0.0, 0.0]]))
+    assert not mean.compute()["AUROC"].isnan()
     everything = M.OODDetection()
     everything.update_id(probs)
     everything.update_ood(ood)
@@ -225,6 +230,27 @@ def test_a_set_without_examples():
         found = metric.compute()
     assert math.isnan(found["AUROC/b"])
     assert not math.isnan(found["AUROC/a"])
+
+
+def test_scores_do_not_saturate():
+    """Sure predictions still differ in float32, where one minus the largest is zero."""
+    logits = torch.tensor([[17.5, 0.0], [22.0, 0.0], [40.0, 0.0]])
+    exact = M.max_probability_score(logits.double(), True)
+    for scores in (
+        M.max_probability_score(logits, True),
+        M.max_probability_score(logits.softmax(-1)),
+    ):
+        torch.testing.assert_close(scores.double(), exact, rtol=1e-5, atol=0)
+    low = torch.randn(400, 10).bfloat16()
+    torch.testing.assert_close(M.energy_score(low), M.energy_score(low.float()))
+
+
+def test_rounding_below_zero_is_no_class():
+    slightly = torch.tensor([[-1e-6, 1.000001], [0.5, 0.5]])
+    assert M.entropy_score(slightly)[0] == pytest.approx(0, abs=1e-4)
+    assert M.nll(slightly, torch.tensor([1, 0])).isfinite()
+    p = torch.tensor([1.0000002, 0.3])
+    assert M.entropy_score(torch.stack([1 - p, p], -1)).isfinite().all()
 
 
 def test_scores():
@@ -256,7 +282,10 @@ def test_scores():
         (lambda s, o: M.OODDetection(None).update_ood(s, "x"), "`ood_set` must be one of ood"),
         (lambda s, o: M.OODDetection(None).update_ood(s, 1), "`ood_set` must be one of ood"),
         (lambda s, o: M.OODDetection(None).update_id(s[None]), "Scores must be one per example"),
-        (lambda s, o: M.OODDetection("energy").update_id(s[None]), "needs logits"),
+        (lambda s, o: M.OODDetection("energy"), "needs logits"),
+        (lambda s, o: M.energy_score(s[None], False), "needs logits"),
+        (lambda s, o: M.OODDetection(None, id_filter="correct"), "needs class outputs"),
+        (lambda s, o: M.OODDetection(None, ["a", "b"]).update_ood(s), "must be one of a, b, got N"),
         (
             lambda s, o: M.OODDetection(id_filter="correct").update_id(torch.ones(2, 2) / 2),
             "needs the class outputs of ID examples and their `labels`",

@@ -319,3 +319,19 @@ def test_one_scale_over_rows_of_which_one_has_a_sign(scaling):
     )
     assert sym.sign_dof > 0
     assert all((one[n].double() - two[n].double()).abs().max() < 1e-6 for n in one)
+
+
+def test_scalar_parameters():
+    """A learned temperature has one unit, no dimension, and a place in every stack."""
+    layers = {"a": lin(3, 4), "b": lin(4, 2)}
+    model = Forward(lambda s, x: s.b(torch.relu(s.a(x)) * s.scale), **layers)
+    model.scale = nn.Parameter(torch.tensor(2.0))
+    model, x = model.double(), torch.randn(5, 3).double()
+    sym = exact(model, x)
+    assert units(sym) == [(4, "channel")]
+    stack = P.stack([P.of(model)] * 3)
+    for form in ("unit-norm", "unit-std", "min-mass"):
+        moved = canonicalise(
+            random_element(stack, sym, torch.Generator().manual_seed(0)), sym, form
+        )
+        torch.testing.assert_close(P.apply(model, moved, x)[1], model(x))

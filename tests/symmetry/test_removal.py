@@ -50,6 +50,23 @@ def test_mmd_without_symmetries():
         torch.testing.assert_close(metrics.mmd(free[0], source), expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"scaling": "unit-std", "target": 3.0},
+        {"permutation": None},
+        {"permutation": "mean", "descending": False},
+    ],
+)
+def test_takes_the_options_of_canonicalise(form):
+    net = models.mlp(4, [6, 5], 3).double()
+    sym = discover(net, torch.randn(2, 4).double())
+    stack = P.populate(net, 4)
+    removal = plan_removal(stack, sym, **form)
+    for name, tensor in canonicalise(stack, sym, **form).items():
+        torch.testing.assert_close(removal(name, stack[name]), tensor)
+
+
 @pytest.mark.bad_input
 def test_errors():
     net = models.mlp(2, [3], 1)
@@ -59,5 +76,7 @@ def test_errors():
     with pytest.raises(ValueError, match="at least one stack"):
         plan_removal([], sym)
     removal = plan_removal(P.populate(net, 2), sym)
+    with pytest.raises(ValueError, match="has no tensor 'net.1.weight'; it has 1.weight"):
+        removal("net.1.weight", torch.zeros(2, 3, 2))
     with pytest.raises(ValueError, match="`values` holds 1 networks, `rows` are 2"):
         removal("1.weight", torch.zeros(1, 3, 2))

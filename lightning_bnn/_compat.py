@@ -1,0 +1,17 @@
+"""Every private Lightning name this package touches; each has a test that fails when it goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["figure_step", "should_log"]
+
+
+def should_log(trainer: Any) -> bool:
+    """Whether ``log`` will reach the logger at this step (``log_every_n_steps``)."""
+    return bool(trainer._logger_connector.should_update_logs)
+
+
+def figure_step(trainer: Any) -> int:
+    """The step under which ``log`` files its scalars; ``global_step`` is another number."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)

@@ -1,0 +1,116 @@
+"""How much of a network's squared weights rescaling could save."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lightning_bnn._compat import figure_step
+from lightning_bnn.callbacks.network import Network
+from lightning_bnn.callbacks.watching import SymmetryCallback
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry import min_mass, rescale, scale_optimizer_state
+
+__all__ = ["MassGap"]
+
+
+class MassGap(SymmetryCallback):
+    """The mass of a network (its squared weights) against the least mass over all rescalings.
+
+    Multiplying what enters a unit and dividing what leaves it changes the penalty but not the
+    function. Logged every n steps:
+
+    - ``mass``, ``mass_minimum`` and ``mass_excess``, which is above the minimum in percent,
+    - ``largest_weight/<layer>``, and ``largest_weight_at_minimum/<layer>`` once rescaled.
+
+    Works with any LightningModule; the network and its input are found in the first batch.
+
+    Args:
+        every_n_steps: optimizer steps between two looks.
+        module: name of the network inside the LightningModule; by default it is found.
+        batch_norm: ``"carrier"`` holds the weights before a batch norm and lets its gain carry the
+            scale; ``"eval"`` treats it as a fixed affine map.
+        apply: an experiment: replace the weights by those of least mass at every look. The function
+            stays, momentum is carried along; the run that follows is another one.
+
+    References:
+        | A Symmetry-Aware Exploration of BNN Posteriors (Laurent, Aldea, Franchi, 2024), 3.6
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int = 50,
+        module: str | None = None,
+        batch_norm: Literal["carrier", "eval"] = "carrier",
+        apply: bool = False,
+    ) -> None:
+        super().__init__(module, every_n_steps, batch_norm)
+        self.apply = apply
+        self.history: list[tuple[int, list[float]]] = []
+        """Step and (mass, minimum, excess in percent), as logged."""
+        self._scales: tuple[Tensor, ...] | None = None
+
+    @property
+    def state_key(self) -> str:
+        return f"MassGap(module={self.module!r}, batch_norm={self.batch_norm!r})"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": list(self.history), "scales": self._scales}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.history = [(int(step), list(row)) for step, row in state_dict["history"]]
+        scales = state_dict["scales"]
+        self._scales = None if scales is None else tuple(scales)
+
+    def begin(self, weights: Params) -> None:
+        if self._scales is not None:
+            device = next(iter(weights.values())).device
+            self._scales = tuple(scale.to(device) for scale in self._scales)
+
+    def look(self, trainer: Any, pl_module: Any, weights: Params) -> None:
+        assert self.network is not None
+        found = min_mass(weights, self.network.symmetries, start=self._scales)
+        balanced = rescale(weights, self.network.symmetries, found.scales)
+        self._scales = found.scales
+        self._log(trainer, pl_module, weights, balanced, found)
+        if self.apply:
+            self._replace(trainer, weights, balanced, found.scales)
+
+    def _check(self, network: Network) -> None:
+        if not network.symmetries.scalings:
+            raise ValueError("the network has no units that could be rescaled.")
+
+    def _log(
+        self, trainer: Any, pl_module: Any, weights: Params, balanced: Params, found: Any
+    ) -> None:
+        names = self.network.symmetries.weights
+        numbers = torch.stack([found.mass, found.minimum, found.excess]).double()
+        largest = torch.stack([_largest(w, names) for w in (weights, balanced)])
+        row = numbers.flatten(1).mean(1).tolist() if numbers.ndim > 1 else numbers.tolist()
+        values = dict(zip(("mass", "mass_minimum", "mass_excess"), row, strict=True))
+        for kind, numbers in zip(("", "_at_minimum"), largest.tolist(), strict=True):
+            layers = zip(names, numbers, strict=True)
+            values |= {f"largest_weight{kind}/{name}": value for name, value in layers}
+        for name, value in values.items():
+            pl_module.log(name, value, on_step=True, on_epoch=False, rank_zero_only=True)
+        self.history.append((figure_step(trainer), row))
+
+    def _replace(
+        self, trainer: Any, weights: Params, balanced: Params, scales: tuple[Tensor, ...]
+    ) -> None:
+        """Write the balanced weights over the live ones, and carry the optimizers along."""
+        assert self.network is not None
+        names = dict(self.network.module.named_parameters())
+        for optimizer in trainer.optimizers:
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if any(id(p) in held for p in names.values()):
+                scale_optimizer_state(optimizer, names, self.network.symmetries, scales)
+        for name, tensor in balanced.items():
+            weights[name].copy_(tensor)
+        self._scales = tuple(torch.ones_like(scale) for scale in scales)
+
+
+def _largest(weights: Params, names: Any) -> Tensor:
+    return torch.stack([weights[name].abs().max().double() for name in names])

@@ -1,0 +1,164 @@
+"""Which network a run trains, and what it is fed, without the user saying so."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lightning_bnn import params as P
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry import Symmetries, UnsupportedModel, discover
+
+__all__ = ["Capture", "Network", "candidates", "plain", "whole_network"]
+
+_EXAMPLE_ROWS = 2
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network inside a LightningModule, its live weights and its symmetries."""
+
+    name: str
+    module: nn.Module
+    weights: Callable[[], Params]
+    symmetries: Symmetries
+
+
+def plain(module: nn.Module) -> nn.Module:
+    """What `torch.compile` has wrapped."""
+    return getattr(module, "_orig_mod", module)
+
+
+def candidates(root: nn.Module, name: str | None) -> list[tuple[str, nn.Module]]:
+    """Modules that may be the network, the likeliest first.
+
+    That is the named one; else the only child with weights; else the LightningModule itself, then
+    its children by size.
+    """
+    if name is not None:
+        return [(name, _named(root, name))]
+    children = [(n, m, _size(m)) for n, m in root.named_children() if _size(m)]
+    by_size = [(n, m) for n, m, _ in sorted(children, key=lambda c: -c[2])]
+    own = any(True for _ in root.parameters(recurse=False))
+    if len(by_size) == 1 and not own:
+        return by_size
+    return [("", root), *by_size]
+
+
+def _named(root: nn.Module, name: str) -> nn.Module:
+    try:
+        return root.get_submodule(name)
+    except AttributeError:
+        held = ", ".join(n for n, _ in root.named_children()) or "none"
+        raise ValueError(
+            f"`module`: {type(root).__name__} has no submodule {name!r}; it has {held}."
+        ) from None
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.is_floating_point())
+
+
+def whole_network(root: nn.Module, name: str | None) -> tuple[str, nn.Module]:
+    """The network to keep when its forward does not matter."""
+    found, module = candidates(root, name)[0]
+    return found, plain(module)
+
+
+# ------------------------------------------------------------ input
+@dataclass
+class Capture:
+    """Listens to the calls of all candidates during one batch, then finds the network.
+
+    Args:
+        root: the LightningModule.
+        name: of the network, if the user has named it.
+    """
+
+    root: nn.Module
+    name: str | None
+    calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._modules = candidates(self.root, self.name)
+        self._handles = [
+            module.register_forward_pre_hook(self._listener(name), with_kwargs=True)
+            for name, module in self._modules
+        ]
+
+    def _listener(self, name: str) -> Callable[..., None]:
+        def listen(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.calls[name] = (args, kwargs)
+
+        return listen
+
+    def close(self) -> None:
+        """Stop listening."""
+        for handle in self._handles:
+            handle.remove()
+
+    def network(self, batch_norm: str) -> Network:
+        """The first candidate that was called and whose symmetries can be found."""
+        self.close()
+        reasons = []
+        for name, module in self._modules:
+            if name not in self.calls:
+                reasons.append(f"{name or type(self.root).__name__} was not called")
+                continue
+            inner = plain(module)
+            for example in _examples(inner, *self.calls[name]):
+                try:
+                    found = discover(inner, *example, batch_norm=batch_norm)
+                except (UnsupportedModel, ValueError, TypeError, RuntimeError) as error:
+                    reasons.append(f"{name or type(self.root).__name__}: {_first_line(error)}")
+                    continue
+                if found.permutations or found.scalings or len(self._modules) == 1:
+                    return _announced(Network(name, inner, lambda m=inner: P.of(m), found))
+        raise UnsupportedModel("; ".join(dict.fromkeys(reasons)))
+
+
+def _examples(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[Any, ...]]:
+    """The inputs by position: two rows of the batch, then all of it."""
+    if kwargs:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        if bound.kwargs:
+            return
+        args = bound.args
+    sizes = {t.shape[:1] for t in tree_leaves(args) if isinstance(t, Tensor) and t.ndim > 1}
+    if len(sizes) == 1 and next(iter(sizes))[0] > _EXAMPLE_ROWS:
+        rows = next(iter(sizes))
+        yield tree_map(lambda t: _rows(t, rows), args)
+    yield tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, args)
+
+
+def _rows(value: Any, rows: torch.Size) -> Any:
+    if isinstance(value, Tensor) and value.shape[:1] == rows:
+        return value.detach()[:_EXAMPLE_ROWS]
+    return value
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _announced(network: Network) -> Network:
+    sym = network.symmetries
+    _log.info(
+        "Watching %s: %d groups of permutations (10^%.1f), %d free scales%s.",
+        network.name or "the LightningModule itself",
+        len(sym.permutations),
+        sym.log10_permutations,
+        sym.scaling_dof,
+        f"; {len(sym.frozen)} operations are held fixed" if sym.frozen else "",
+    )
+    return network

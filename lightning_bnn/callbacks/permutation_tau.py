@@ -1,0 +1,113 @@
+"""How the order of the units changes while a network trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_bnn._compat import figure_step, should_log
+from lightning_bnn.callbacks.network import Network
+from lightning_bnn.callbacks.watching import SymmetryCallback
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry import UnitOrders, order_change, transpositions_between
+
+__all__ = ["PermutationTau"]
+
+
+class PermutationTau(SymmetryCallback):
+    """Kendall's tau between the orders of the units after successive steps, layer by layer.
+
+    Sorting the units of a layer removes its permutations. If two units change places from one step
+    to the next, the sorted network jumps; tau counts these pairs: 1 means that no two units have
+    changed places, 0 that half of all pairs have. Logged at the trainer's ``log_every_n_steps``,
+    averaged over the steps since the last time:
+
+    - ``tau`` and ``tau/<layer>``, the mean over layers and each,
+    - ``tau_moved``, the fraction of units that have another place,
+    - ``tau_transpositions``, swaps of units since the start of training, of all layers together.
+
+    Works with any LightningModule; the network and its input are found in the first batch.
+
+    Args:
+        by: what units are sorted by, see `lightning_bnn.symmetry.sort_permutations`.
+        module: name of the network inside the LightningModule, such as ``"net"``; by default it is
+            found.
+        every_n_steps: compare orders that are so many optimizer steps apart.
+
+    References:
+        | A Symmetry-Aware Exploration of BNN Posteriors (Laurent, Aldea, Franchi, 2024), 5.2
+        | A Compact Representation for BNNs by Removing Permutation Symmetry (Xiao et al., 2023)
+    """
+
+    def __init__(self, by: str = "max", module: str | None = None, every_n_steps: int = 1) -> None:
+        super().__init__(module, every_n_steps)
+        UnitOrders.check(by)
+        self.by = by
+        self.history: list[tuple[int, list[float]]] = []
+        """Step and tau of every layer, as logged."""
+        self.layers: tuple[str, ...] = ()
+        self._state: dict[str, Any] = {}
+
+    @property
+    def state_key(self) -> str:
+        return f"PermutationTau(by={self.by!r}, module={self.module!r}, n={self.every_n_steps})"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._state, "history": list(self.history)} if self._state else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state = dict(state_dict)
+        self.history = [(int(step), list(tau)) for step, tau in state.pop("history")]
+        self._state = state
+
+    def begin(self, weights: Params) -> None:
+        assert self.network is not None
+        device = next(iter(weights.values())).device
+        self._orders = UnitOrders(self.network.symmetries, self.by).to(device)
+        self.layers = self._orders.names
+        orders = self._orders(weights)
+        restored = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self._state.items()}
+        fits = restored.get("last", orders[..., :0]).shape == orders.shape
+        self._state = restored if fits else self._fresh(orders)
+
+    def look(self, trainer: Any, pl_module: Any, weights: Params) -> None:
+        state = self._state
+        orders = self._orders(weights)
+        change = order_change(state["last"], orders, self._orders.sizes)
+        state["last"] = orders
+        state["tau"] = state["tau"] + change.tau
+        state["moved"] = state["moved"] + change.moved
+        state["count"] += 1
+        if should_log(trainer):
+            self._log(trainer, pl_module)
+
+    def _check(self, network: Network) -> None:
+        if not UnitOrders(network.symmetries, self.by).groups:
+            raise ValueError("the network has no units that could be exchanged.")
+
+    def _fresh(self, orders: Tensor) -> dict[str, Any]:
+        zero = torch.zeros(orders.shape[:-1], dtype=torch.float64, device=orders.device)
+        return {"start": orders, "last": orders, "tau": zero, "moved": zero, "count": 0}
+
+    def _log(self, trainer: Any, pl_module: Any) -> None:
+        """The one moment at which the host waits for the device."""
+        state = self._state
+        sums = torch.stack([state["tau"], state["moved"]]) / state["count"]
+        swaps = transpositions_between(state["start"], state["last"]).double()
+        table = torch.cat([sums, swaps[None]])
+        if table.ndim > 2:  # several networks side by side
+            table = table.mean(1)
+        tau, moved, swaps = table.tolist()
+        values = {f"tau/{name}": value for name, value in zip(self.layers, tau, strict=True)}
+        values |= {
+            "tau": sum(tau) / len(tau),
+            "tau_moved": sum(moved) / len(moved),
+            "tau_transpositions": sum(swaps),
+        }
+        for name, value in values.items():
+            pl_module.log(name, value, on_step=True, on_epoch=False, rank_zero_only=True)
+        self.history.append((figure_step(trainer), tau))
+        zero = torch.zeros_like(state["tau"])
+        self._state = {**state, "tau": zero, "moved": zero, "count": 0}

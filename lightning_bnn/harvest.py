@@ -1,0 +1,76 @@
+"""When to collect weights: at steps, at epochs, or at chosen steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Schedule"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Exactly one of a period in steps, a period in epochs, and a list of steps.
+
+    Steps are optimizer steps; a schedule is asked with the count before and after a batch, since
+    one batch may make several steps, or none.
+
+    Args:
+        every_n_steps: period in optimizer steps.
+        every_n_epochs: period in epochs.
+        at: single steps.
+        start: first step (or epoch) that counts.
+
+    >>> schedule = Schedule(every_n_steps=3)
+    >>> [step for step in range(2, 12, 2) if schedule.after_step(step - 2, step)]
+    [4, 6, 10]
+    """
+
+    every_n_steps: int | None = None
+    every_n_epochs: int | None = None
+    at: Sequence[int] | None = None
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        given = [
+            n for n in ("every_n_steps", "every_n_epochs", "at") if getattr(self, n) is not None
+        ]
+        if len(given) != 1:
+            raise ValueError(
+                "Give exactly one of `every_n_steps`, `every_n_epochs` and `at`, got "
+                f"{' and '.join(given) or 'none'}."
+            )
+        value = getattr(self, given[0])
+        if given[0] == "at":
+            object.__setattr__(self, "at", tuple(sorted(set(value))))
+            value = min(value, default=0)
+        if value < 1:
+            raise ValueError(f"`{given[0]}` must be at least 1, got {value}.")
+        if self.start < 0:
+            raise ValueError(f"`start` must not be negative, got {self.start}.")
+
+    def after_step(self, before: int, step: int) -> bool:
+        """Whether to collect once the count of steps has gone from one number to another."""
+        if step <= before or step < self.start:
+            return False
+        if self.at is not None:
+            return any(before < s <= step for s in self.at)
+        n = self.every_n_steps
+        return n is not None and step // n > before // n
+
+    def after_epoch(self, epochs: int) -> bool:
+        """Whether to collect once so many epochs are finished."""
+        return (
+            bool(self.every_n_epochs) and epochs >= self.start and not epochs % self.every_n_epochs
+        )
+
+    def count(self, steps: float, epochs: float) -> float:
+        """How often a run of some length will collect, about; infinite if that has no end."""
+        if self.at is not None:
+            return sum(self.start <= s <= steps for s in self.at)
+        total, period = (
+            (steps, self.every_n_steps) if self.every_n_steps else (epochs, self.every_n_epochs)
+        )
+        assert period is not None
+        return math.inf if math.isinf(total) else max(0, (total - self.start) // period + 1)
