@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["bank", "metrics", "models", "params", "plots", "symmetry"]
+__all__ = ["bank", "callbacks", "metrics", "models", "params", "plots", "symmetry"]
 __version__ = "0.1.0"
 
 

@@ -65,7 +65,7 @@ class Schedule:
             bool(self.every_n_epochs) and epochs >= self.start and not epochs % self.every_n_epochs
         )
 
-    def count(self, steps: float, epochs: float) -> float:
+    def count(self, steps: int | float, epochs: int | float) -> int | float:
         """How often a run of some length will collect, about; infinite if that has no end."""
         if self.at is not None:
             return sum(self.start <= s <= steps for s in self.at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -10,7 +11,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["matrix_figure", "reliability_figure"]
+__all__ = [
+    "curves_figure",
+    "hexbin_figure",
+    "marginals_figure",
+    "matrix_figure",
+    "reliability_figure",
+    "trajectories_figure",
+]
 
 
 def reliability_figure(
@@ -55,10 +63,108 @@ def matrix_figure(
     return figure, ax
 
 
-def _axes(ax: Axes | None) -> tuple[Any, Axes]:
+def _axes(ax: Axes | None, size: tuple[float, float] = (4.5, 5.0)) -> tuple[Any, Axes]:
     if ax is not None:
         return ax.figure, ax
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.5, 5.0), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots()
+
+
+# ------------------------------------------------------------ weights
+def curves_figure(steps: Sequence[int], values: Mapping[str, Tensor], label: str) -> Figure:
+    """Several curves over training steps.
+
+    Args:
+        steps: the horizontal axis.
+        values: one curve per name.
+        label: of the vertical axis.
+    """
+    figure, ax = _axes(None, (6.0, 3.6))
+    for name, curve in values.items():
+        ax.plot(steps, curve.cpu().numpy(), linewidth=1, label=name)
+    ax.set(xlabel="step", ylabel=label)
+    _legend(ax, len(values))
+    return figure
+
+
+def trajectories_figure(
+    steps: Sequence[int], forms: Mapping[str, Tensor], labels: Sequence[str]
+) -> Figure:
+    """Some weights over time, one panel for each form (raw, scaled, sorted).
+
+    Args:
+        steps: the horizontal axis.
+        forms: ``(times, weights)`` by name.
+        labels: names of the weights.
+    """
+    figure, axes = _panels(len(forms), (3.2 * len(forms), 3.2))
+    for ax, (form, values) in zip(axes, forms.items(), strict=True):
+        for k, label in enumerate(labels):
+            ax.plot(steps, values[:, k].numpy(), linewidth=1, label=label)
+        ax.set(title=form, xlabel="step")
+    axes[0].set_ylabel("weight")
+    if len(labels) <= 12:
+        lines = axes[0].get_lines()
+        figure.legend(lines, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=7)
+    return figure
+
+
+def hexbin_figure(forms: Mapping[str, Tensor], labels: tuple[str, str]) -> Figure:
+    """Density of two weights, one panel for each form (raw, scaled, sorted).
+
+    Args:
+        forms: ``(points, 2)`` by name.
+        labels: names of the two weights.
+    """
+    figure, axes = _panels(len(forms), (3.2 * len(forms), 3.2))
+    for ax, (form, points) in zip(axes, forms.items(), strict=True):
+        x, y = points.double().numpy().T
+        ax.hexbin(x, y, gridsize=30, mincnt=1, cmap="viridis", extent=(*_span(x), *_span(y)))
+        ax.set(title=form, xlabel=labels[0])
+    axes[0].set_ylabel(labels[1])
+    return figure
+
+
+def marginals_figure(layers: Mapping[str, Mapping[str, Tensor]], bins: int = 60) -> Figure:
+    """Distributions of the weights of several layers, one panel each.
+
+    Args:
+        layers: for every layer, values by form.
+        bins: of the histograms.
+    """
+    columns = min(3, len(layers))
+    rows = -(-len(layers) // columns)
+    figure, axes = _panels(len(layers), (3.2 * columns, 2.4 * rows), columns)
+    for ax, (layer, forms) in zip(axes, layers.items(), strict=False):
+        for form, values in forms.items():
+            ax.hist(values.double().numpy(), bins, density=True, histtype="step", label=form)
+        ax.set_title(layer, fontsize=9)
+    axes[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _span(values: Any) -> tuple[float, float]:
+    """Limits that are not empty, for weights that never move."""
+    low, high = float(values.min()), float(values.max())
+    margin = 1e-3 * max(abs(low), abs(high), 1e-6) if high - low < 1e-9 else 0.0
+    return low - margin, high + margin
+
+
+def _legend(ax: Axes, entries: int) -> None:
+    if entries <= 12:
+        ax.legend(frameon=False, fontsize=7)
+
+
+def _panels(
+    count: int, size: tuple[float, float], columns: int | None = None
+) -> tuple[Any, list[Any]]:
+    from matplotlib.figure import Figure
+
+    columns = columns or count
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(-(-count // columns), columns, squeeze=False).ravel()
+    for ax in axes[count:]:
+        ax.set_axis_off()
+    return figure, list(axes)

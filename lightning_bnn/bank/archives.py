@@ -53,7 +53,7 @@ def import_archives(
     return len(bank) - before
 
 
-def _networks(archives: list[Path], limit: float) -> Iterator[tuple[Params, dict[str, Any]]]:
+def _networks(archives: list[Path], limit: int | float) -> Iterator[tuple[Params, dict[str, Any]]]:
     count = 0
     for archive in archives:
         for name, network in _members(archive):

@@ -297,7 +297,7 @@ def test_nothing_anywhere():
 
 
 SCRIPT = """
-    import json, sys, warnings, logging
+    import json, os, sys, warnings, logging
     import torch, lightning as L
     from torch.utils.data import DataLoader, TensorDataset
     from lightning_bnn import metrics as M
@@ -347,7 +347,11 @@ SCRIPT = """
     data = torch.utils.data.Subset(data, order.flatten().tolist())
     trainer.test(User(), DataLoader(data, batch_size=batch), verbose=False)
     if trainer.is_global_zero:
-        json.dump({k: v.item() for k, v in trainer.callback_metrics.items()}, open(out, "w"))
+        with open(out, "w") as file:
+            json.dump({k: v.item() for k, v in trainer.callback_metrics.items()}, file)
+    if devices > 1:
+        torch.distributed.barrier()
+    os._exit(0)  # gloo's threads now and then abort a process that ends in the usual way
 """
 
 

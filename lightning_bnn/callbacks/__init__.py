@@ -1,0 +1,13 @@
+"""Callbacks for any Trainer run: see what symmetries do, keep the weights, draw the posterior.
+
+>>> from lightning.pytorch import Trainer
+>>> from lightning_bnn.callbacks import MassGap, PermutationTau
+>>> trainer = Trainer(callbacks=[PermutationTau(), MassGap()], logger=False, accelerator="cpu")
+"""
+
+from lightning_bnn.callbacks.figures import PosteriorFigures
+from lightning_bnn.callbacks.harvester import CheckpointHarvester
+from lightning_bnn.callbacks.mass_gap import MassGap
+from lightning_bnn.callbacks.permutation_tau import PermutationTau
+
+__all__ = ["CheckpointHarvester", "MassGap", "PermutationTau", "PosteriorFigures"]

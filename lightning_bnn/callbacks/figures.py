@@ -1,0 +1,175 @@
+"""Pictures of a posterior while it is explored: weights as they are, and without symmetries."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lightning_bnn._compat import figure_step
+from lightning_bnn.callbacks.figure_logging import log_figure, log_layout
+from lightning_bnn.callbacks.watching import SymmetryCallback
+from lightning_bnn.params import Params
+from lightning_bnn.plots import (
+    curves_figure,
+    hexbin_figure,
+    marginals_figure,
+    trajectories_figure,
+)
+from lightning_bnn.symmetry import canonicalise
+
+__all__ = ["PosteriorFigures"]
+
+_FORMS = ("raw", "scaled", "sorted")
+_LAYERS, _SAMPLES, _POINTS = 6, 10_000, 4000
+_LAYOUT = {
+    "symmetry": {
+        "tau": ["Multiline", ["tau.*"]],
+        "mass": ["Multiline", ["mass", "mass_minimum"]],
+        "largest weight": ["Multiline", ["largest_weight/.*"]],
+        "largest weight at the minimum": ["Multiline", ["largest_weight_at_minimum/.*"]],
+    }
+}
+
+
+class PosteriorFigures(SymmetryCallback):
+    """Draws what training does to the weights, raw, with unit norms, and sorted.
+
+    - ``posterior/trajectories``: some weights over time,
+    - ``posterior/pair``: two weights against each other over time (and over the networks of a
+      module that trains several), as a density,
+    - ``posterior/marginals``: the distribution of the weights of each layer, now,
+    - ``posterior/tau`` and ``posterior/mass``: the curves of `PermutationTau` and `MassGap`, if
+      they run too.
+
+    Goes to every logger that takes figures (TensorBoard, Weights & Biases, MLflow, Comet), else to
+    PNG files in the log folder. TensorBoard keeps ten pictures per tag unless told otherwise:
+    ``tensorboard --samples_per_plugin images=200``.
+
+    Args:
+        every_n_steps: look at the weights so often.
+        draw_every: draw at every so many looks, and at the end of training.
+        weights: how many weights to follow.
+        scaling: what ``scaled`` means, see `lightning_bnn.symmetry.canonicalise`.
+        permutation: what ``sorted`` means.
+        module: name of the network inside the LightningModule; by default it is found.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int = 50,
+        draw_every: int = 10,
+        weights: int = 6,
+        scaling: Literal["unit-norm", "unit-std", "min-mass"] = "unit-norm",
+        permutation: str = "max",
+        module: str | None = None,
+    ) -> None:
+        super().__init__(module, every_n_steps)
+        for name, value, least in (("draw_every", draw_every, 1), ("weights", weights, 2)):
+            if value < least:
+                raise ValueError(f"`{name}` must be at least {least}, got {value}.")
+        self.draw_every, self.weights = draw_every, weights
+        self.scaling, self.permutation = scaling, permutation
+        self._steps: list[int] = []
+        self._followed: list[Tensor] = []
+        self._looks = 0
+
+    @property
+    def state_key(self) -> str:
+        return f"PosteriorFigures(module={self.module!r})"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": list(self._steps), "followed": list(self._followed), "looks": self._looks}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._steps = list(state_dict["steps"])
+        self._followed = list(state_dict["followed"])
+        self._looks = int(state_dict["looks"])
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._active and self.network is not None and self._followed:
+            self._draw(trainer, self.network.weights())
+        super().on_train_end(trainer, pl_module)
+
+    def begin(self, weights: Params) -> None:
+        assert self.network is not None
+        sym = self.network.symmetries
+        first = next((g.name for g in sym.permutations if g.name in sym.weights), sym.weights[0])
+        size = sym.shapes[first].numel()
+        self._layer = first
+        count = min(self.weights, size)
+        self._places = ((torch.arange(count) + 0.5) * size / count).long()
+        self._layout_logged = False
+
+    def look(self, trainer: Any, pl_module: Any, weights: Params) -> None:
+        if not self._layout_logged:
+            log_layout(trainer, _LAYOUT)
+            self._layout_logged = True
+        forms = self._forms(weights)
+        size = self.network.symmetries.shapes[self._layer].numel() if self.network else 0
+        self._steps.append(figure_step(trainer))
+        self._followed.append(
+            torch.stack([f[self._layer].reshape(-1, size)[:, self._places] for f in forms])
+            .detach()
+            .float()
+            .cpu()
+        )
+        if len(self._steps) > _POINTS:
+            self._steps, self._followed = self._steps[::2], self._followed[::2]
+        self._looks += 1
+        if self._looks % self.draw_every == 0:
+            self._draw(trainer, weights)
+
+    def _forms(self, weights: Params) -> tuple[Params, Params, Params]:
+        assert self.network is not None
+        sym = self.network.symmetries
+        scaled = canonicalise(weights, sym, self.scaling, None)
+        return weights, scaled, canonicalise(weights, sym, self.scaling, self.permutation)
+
+    def _draw(self, trainer: Any, weights: Params) -> None:
+        assert self.network is not None
+        step = figure_step(trainer)
+        followed = torch.stack(self._followed, 1)  # (forms, times, members, weights)
+        labels = [f"{self._layer}[{int(place)}]" for place in self._places]
+        by_form = dict(zip(_FORMS, followed, strict=True))
+        pairs = {form: v[..., [0, -1]].flatten(0, 1) for form, v in by_form.items()}
+        layers = list(self.network.symmetries.weights)[:_LAYERS]
+        marginals = {
+            layer: {
+                form: _sample(w[layer])
+                for form, w in zip(_FORMS[:2], self._forms(weights)[:2], strict=True)
+            }
+            for layer in layers
+        }
+        first = {form: v[:, 0] for form, v in by_form.items()}
+        figures = {
+            "trajectories": trajectories_figure(self._steps, first, labels),
+            "pair": hexbin_figure(pairs, (labels[0], labels[-1])),
+            "marginals": marginals_figure(marginals),
+            **_curves(trainer),
+        }
+        for name, figure in figures.items():
+            log_figure(trainer, f"posterior/{name}", figure, step)
+
+
+def _sample(weights: Tensor) -> Tensor:
+    flat = weights.detach().flatten()
+    return flat[:: max(1, len(flat) // _SAMPLES)].float().cpu()
+
+
+def _curves(trainer: Any) -> dict[str, Any]:
+    """Curves of the callbacks that keep a history."""
+    figures = {}
+    for callback in trainer.callbacks:
+        history = getattr(callback, "history", None)
+        if not history or not isinstance(callback, SymmetryCallback):
+            continue
+        steps = [step for step, _ in history]
+        rows = torch.tensor([row for _, row in history])
+        names = getattr(callback, "layers", ()) or ("mass", "minimum", "excess")
+        columns = {name: rows[:, k] for k, name in enumerate(names)}
+        columns.pop("excess", None)
+        tag = "tau" if hasattr(callback, "layers") else "mass"
+        figures[tag] = curves_figure(steps, columns, tag)
+    return figures

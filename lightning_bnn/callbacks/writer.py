@@ -1,0 +1,84 @@
+"""A thread that writes to a bank while training goes on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.params import Params
+
+__all__ = ["BankWriter", "host_copy"]
+
+
+class BankWriter:
+    """Appends stacks in the order they are given; a full queue makes the giver wait.
+
+    Args:
+        bank: open for appending.
+        waiting: stacks that may wait to be written.
+    """
+
+    def __init__(self, bank: CheckpointBank, waiting: int = 2) -> None:
+        self.bank = bank
+        self._queue: queue.Queue[tuple[Any, ...] | None] = queue.Queue(waiting)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="bank writer", daemon=True)
+        self._thread.start()
+
+    def put(self, networks: Params, ready: Any, records: list[dict[str, Any]]) -> None:
+        """Hand over a stack; ``ready`` is what `host_copy` has returned with it."""
+        self._raise()
+        self._queue.put((networks, ready, records))
+
+    def flush(self) -> None:
+        """Wait until all that was given is on disk."""
+        self._queue.join()
+        self._raise()
+
+    def close(self) -> None:
+        """Write what waits, then stop."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+        self._raise()
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                if self._error is None:
+                    networks, ready, records = item
+                    if ready is not None:
+                        ready.synchronize()
+                    self.bank.extend(networks, records)
+            except BaseException as error:  # handed to the thread that trains
+                self._error = error
+            finally:
+                self._queue.task_done()
+        self._queue.task_done()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise RuntimeError(f"Writing to {self.bank.path} failed: {error}") from error
+
+
+def host_copy(tensors: Params) -> tuple[Params, Any]:
+    """Copies on the CPU, and an event that tells when those from a GPU are complete."""
+    copies = {name: _copied(t.detach()) for name, t in tensors.items()}
+    device = next((t.device for t in tensors.values() if t.is_cuda), None)
+    if device is None:
+        return copies, None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return copies, event
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor.to("cpu", copy=True)
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

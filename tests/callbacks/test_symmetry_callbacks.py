@@ -1,0 +1,262 @@
+"""PermutationTau and MassGap against weights recorded by hand, on every kind of run."""
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from runs import (
+    Attributes,
+    Compiled,
+    CompiledInPlace,
+    Dict,
+    Plain,
+    Recorder,
+    Stacked,
+    TwoOptimizers,
+    Unreadable,
+    built,
+    fit,
+)
+from scipy.stats import kendalltau
+
+from lightning_bnn import params as P
+from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
+from lightning_bnn.symmetry import discover, min_mass
+
+RUNS = {
+    "plain": (Plain, {}),
+    "accumulation": (Plain, {"accumulate_grad_batches": 3}),
+    "uneven accumulation": (Plain, {"accumulate_grad_batches": 4}),
+    "manual": (TwoOptimizers, {}),
+    "bf16-mixed": (Plain, {"precision": "bf16-mixed"}),
+    "64": (Plain, {"precision": "64-true"}),
+    "compiled": (Compiled, {}),
+    "compiled in place": (CompiledInPlace, {}),
+    "dict batches": (Dict, {}),
+    "layers as attributes": (Attributes, {}),
+    "no validation, no logger": (Plain, {"limit_val_batches": 0}),
+}
+RUN = pytest.mark.parametrize("run", RUNS)
+
+
+def train(run, *callbacks, **more):
+    cls, options = RUNS[run]
+    module = built(cls)
+    recorder = Recorder("" if cls is Attributes else "net")
+    trainer = fit(module, recorder, *callbacks, **{**options, **more})
+    return trainer, module, recorder
+
+
+def layers(recorder):
+    return [k for k in recorder.weights[0] if k.endswith("weight") and "scale" not in k][:-1]
+
+
+def order(weights, layer):
+    return (-weights[layer].amax(1)).argsort(stable=True).argsort()
+
+
+@RUN
+def test_tau_of_every_step(run):
+    tau = PermutationTau()
+    trainer, _, recorder = train(run, tau)
+    names = layers(recorder)
+    assert tau.layers == tuple(names)
+    assert len(tau.history) == len(recorder.weights) - 1 >= 4
+    for k, (_, found) in enumerate(tau.history):
+        before, after = recorder.weights[k : k + 2]
+        expected = [kendalltau(order(before, n), order(after, n)).statistic for n in names]
+        assert found == pytest.approx(expected, abs=1e-9)
+    assert min(t for _, row in tau.history for t in row) < 1  # something moved
+    metrics = trainer.callback_metrics
+    assert metrics["tau"].item() == pytest.approx(sum(found) / len(found), abs=1e-6)
+    ranks = [[order(recorder.weights[k], n) for k in (-2, -1)] for n in names]
+    moved = [(a != b).double().mean().item() for a, b in ranks]
+    assert metrics["tau_moved"].item() == pytest.approx(sum(moved) / len(moved), abs=1e-6)
+    assert metrics["tau_transpositions"] >= 0
+
+
+def test_tau_is_averaged_between_logs():
+    every, some = PermutationTau(), PermutationTau(by="max", every_n_steps=1, module="net")
+    fit(built(Plain), every)
+    trainer = fit(built(Plain), some, log_every_n_steps=4)
+    rows = torch.tensor([row for _, row in every.history])
+    expected = [rows[k : k + 4].mean(0).tolist() for k in (0, 4, 8)]
+    for (_, found), mean in zip(some.history, expected, strict=True):
+        assert found == pytest.approx(mean)
+    assert trainer.global_step == 12
+
+
+def test_tau_of_orders_further_apart():
+    tau, recorder = PermutationTau(every_n_steps=3), Recorder()
+    fit(built(Plain), tau, recorder)
+    for k, (_, found) in enumerate(tau.history):
+        before, after = recorder.weights[3 * k], recorder.weights[3 * k + 3]
+        expected = [
+            kendalltau(order(before, n), order(after, n)).statistic for n in layers(recorder)
+        ]
+        assert found == pytest.approx(expected, abs=1e-9)
+
+
+@RUN
+def test_mass_gap(run):
+    gap = MassGap(every_n_steps=2)
+    trainer, module, recorder = train(run, gap)
+    root = module if run == "layers as attributes" else getattr(module.net, "_orig_mod", module.net)
+    sym = discover(root.eval(), torch.randn(2, 6))
+    seen = [
+        w
+        for before, step, w in zip(
+            recorder.steps, recorder.steps[1:], recorder.weights[1:], strict=False
+        )
+        if step // 2 > before // 2
+    ]
+    assert len(gap.history) == len(seen) >= 2
+    for weights, (_, (mass, minimum, excess)) in zip(seen, gap.history, strict=True):
+        expected = min_mass(weights, sym)
+        assert mass == pytest.approx(expected.mass.item(), rel=1e-6)
+        assert minimum == pytest.approx(expected.minimum.item(), rel=1e-6)
+        assert excess == pytest.approx(expected.excess.item(), rel=1e-4, abs=1e-4)
+    metrics = trainer.callback_metrics
+    last = layers(recorder)[0]
+    largest = seen[-1][last].abs().max().item()
+    assert metrics[f"largest_weight/{last}"].item() == pytest.approx(largest, rel=1e-6)
+    assert metrics[f"largest_weight_at_minimum/{last}"] > 0
+    assert metrics["mass"] > metrics["mass_minimum"]
+
+
+@RUN
+def test_training_is_what_it_would_have_been(run, tmp_path):
+    """Looking changes no weight: dropout, shuffling and momentum go on as without callbacks."""
+    _, alone, _ = train(run)
+    callbacks = (
+        PermutationTau(),
+        MassGap(2),
+        CheckpointHarvester(tmp_path / "bank", every_n_steps=1),
+        PosteriorFigures(2, 3),
+    )
+    _, watched, _ = train(run, *callbacks, default_root_dir=tmp_path)
+    for (name, a), b in zip(alone.state_dict().items(), watched.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, msg=name)
+
+
+def test_several_networks_side_by_side():
+    tau, gap, recorder = PermutationTau(), MassGap(3), Recorder("")
+    fit(built(Stacked), tau, gap, recorder)
+    before, after = recorder.weights[0], recorder.weights[1]
+    for layer, found in zip(tau.layers, tau.history[0][1], strict=True):
+        members = [
+            kendalltau(
+                order(P.unstack(before)[m], layer), order(P.unstack(after)[m], layer)
+            ).statistic
+            for m in range(3)
+        ]
+        assert found == pytest.approx(sum(members) / 3, abs=1e-9)
+    assert len(gap.history) == 4
+
+
+def test_beside_weight_averaging():
+    tau, recorder = PermutationTau(), Recorder()
+    trainer = fit(built(Plain), EMAWeightAveraging(decay=0.5), tau, recorder)
+    assert trainer.global_step == 12
+    for k, (_, found) in enumerate(tau.history):
+        before, after = recorder.weights[k : k + 2]
+        expected = [
+            kendalltau(order(before, n), order(after, n)).statistic for n in layers(recorder)
+        ]
+        assert found == pytest.approx(expected, abs=1e-9)
+
+
+def test_applying_the_minimum():
+    """The function stays when the weights are replaced, and the mass is the least."""
+    module = built(Plain, 0.0)
+    outputs = []
+
+    class Compare(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, *_):
+            outputs.append(pl_module.net(torch.ones(2, 6)).detach())
+
+    class After(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            outputs.append(pl_module.net(torch.ones(2, 6)).detach())
+
+    gap = MassGap(1, apply=True)
+    fit(module, After(), gap, Compare())
+    for after_step, before_next in zip(outputs[1::2], outputs[2::2], strict=False):
+        torch.testing.assert_close(after_step, before_next, rtol=1e-4, atol=1e-5)
+    sym = discover(module.net, torch.randn(2, 6))
+    assert min_mass(P.of(module.net), sym).excess < 1e-3
+    plain = MassGap(1)
+    fit(built(Plain, 0.0), plain)
+    assert gap.history[-1][1][0] < plain.history[-1][1][0]
+
+
+# ------------------------------------------------------------ what cannot be watched
+@pytest.mark.parametrize("callback", [PermutationTau, MassGap, PosteriorFigures])
+def test_an_unreadable_network_is_left_alone(callback):
+    alone = built(Unreadable)
+    fit(alone)
+    watched = built(Unreadable)
+    with pytest.warns(UserWarning, match=f"{callback.__name__} is switched off: "):
+        trainer = fit(watched, callback())
+    assert trainer.global_step == 12
+    for a, b in zip(alone.parameters(), watched.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_nothing_to_exchange():
+    class Linear(Plain):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(6, 3)
+
+    with pytest.warns(UserWarning, match="no units that could be exchanged"):
+        fit(built(Linear), PermutationTau())
+    with pytest.warns(UserWarning, match="no units that could be rescaled"):
+        fit(built(Linear), MassGap())
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: PermutationTau("largest"), "`by` must be one of max"),
+        (lambda: PermutationTau(every_n_steps=0), "`every_n_steps` must be at least 1, got 0"),
+        (lambda: MassGap(batch_norm="train"), "`batch_norm` must be 'carrier' or 'eval'"),
+        (lambda: PosteriorFigures(draw_every=0), "`draw_every` must be at least 1, got 0"),
+        (lambda: PosteriorFigures(weights=1), "`weights` must be at least 2, got 1"),
+        (
+            lambda: fit(built(Plain), PermutationTau(module="body")),
+            "no submodule 'body'; it has net",
+        ),
+    ],
+)
+def test_errors(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+# ------------------------------------------------------------ resume
+@pytest.mark.parametrize("make", [PermutationTau, lambda: MassGap(1), lambda: PosteriorFigures(1)])
+def test_resumed_equals_uninterrupted(tmp_path, make):
+    whole = make()
+    fit(built(Plain, 0.0), whole, max_epochs=3, default_root_dir=tmp_path / "a")
+    first = make()
+    trainer = fit(built(Plain, 0.0), first, max_epochs=1, default_root_dir=tmp_path / "b")
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    second = make()
+    fit(
+        built(Plain, 0.0),
+        second,
+        max_epochs=3,
+        ckpt_path=tmp_path / "x.ckpt",
+        default_root_dir=tmp_path / "b",
+    )
+    if isinstance(whole, PosteriorFigures):
+        assert second._steps == whole._steps
+        torch.testing.assert_close(torch.stack(second._followed), torch.stack(whole._followed))
+        return
+    assert [s for s, _ in second.history] == [s for s, _ in whole.history]
+    for (_, a), (_, b) in zip(second.history, whole.history, strict=True):
+        assert a == pytest.approx(b, rel=1e-6)
+    if isinstance(whole, PermutationTau):
+        assert torch.equal(second._state["start"], whole._state["start"])
