@@ -5,14 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-__all__ = ["log_figure", "log_layout"]
+__all__ = ["log_figure", "log_folder", "log_layout"]
 
 
-def log_figure(trainer: Any, tag: str, figure: Any, step: int) -> None:
+def log_folder(trainer: Any) -> Path:
+    """Where files of a run go; all processes must ask, since they agree on it."""
+    return Path(trainer.log_dir or trainer.default_root_dir)
+
+
+def log_figure(trainer: Any, folder: Path, tag: str, figure: Any, step: int) -> None:
     """Give a figure to every logger; those that take none, and runs without, get a file."""
     handled = [_give(logger, tag, figure, step) for logger in trainer.loggers]
     if not any(handled):
-        folder = Path(trainer.log_dir or trainer.default_root_dir) / "figures"
+        folder = folder / "figures"
         folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(folder / f"{tag.replace('/', '-')}-{step}.png", dpi=120)
 

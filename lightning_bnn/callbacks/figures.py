@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn._compat import figure_step
-from lightning_bnn.callbacks.figure_logging import log_figure, log_layout
+from lightning_bnn.callbacks.figure_logging import log_figure, log_folder, log_layout
 from lightning_bnn.callbacks.watching import SymmetryCallback
 from lightning_bnn.params import Params
 from lightning_bnn.plots import (
@@ -87,6 +87,10 @@ class PosteriorFigures(SymmetryCallback):
         self._followed = list(state_dict["followed"])
         self._looks = int(state_dict["looks"])
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._folder = log_folder(trainer)
+        super().on_train_start(trainer, pl_module)
+
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._active and self.network is not None and self._followed:
             self._draw(trainer, self.network.weights())
@@ -150,7 +154,7 @@ class PosteriorFigures(SymmetryCallback):
             **_curves(trainer),
         }
         for name, figure in figures.items():
-            log_figure(trainer, f"posterior/{name}", figure, step)
+            log_figure(trainer, self._folder, f"posterior/{name}", figure, step)
 
 
 def _sample(weights: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.callbacks.figure_logging import log_folder
 from lightning_bnn.callbacks.network import whole_network
 from lightning_bnn.callbacks.writer import BankWriter, host_copy
 from lightning_bnn.harvest import Schedule
@@ -101,11 +102,12 @@ class CheckpointHarvester(Callback):
     # -------------------------------------------------------- hooks
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._step, self._full = trainer.global_step, False
-        weights = self._weights(trainer, pl_module)  # collective under sharding
+        weights = self._weights(trainer, pl_module)  # all processes take part in these two
+        folder = log_folder(trainer)
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         self._check_weights(weights)
-        self.path = self.path or Path(trainer.log_dir or trainer.default_root_dir) / "bank"
+        self.path = self.path or folder / "bank"
         names = _float_parameters(pl_module, weights)
         bank = CheckpointBank(self.path, dtype=self.dtype, weights=names)
         self._continue(bank)

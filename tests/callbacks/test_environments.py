@@ -1,0 +1,174 @@
+"""Two processes, the twin namespace, a peer's module, and the private names of Lightning."""
+
+import json
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import lightning as L
+import pytest
+import torch
+from runs import QUIET, Plain, Points, built, fit
+
+from lightning_bnn import _compat
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
+
+SCRIPT = """
+    import json, os, sys, warnings
+    import torch, lightning as L
+    from torch.distributed.fsdp import fully_shard
+    sys.path.insert(0, {tests!r})
+    from runs import Plain, Recorder, built, fit
+    from lightning_bnn.callbacks import *
+
+    warnings.filterwarnings("ignore")
+    kind, folder = sys.argv[1], sys.argv[2]
+
+    class Sharded(Plain):
+        def configure_model(self):
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+    strategy, module = "ddp", Plain
+    if kind.startswith("fsdp2"):
+        module = Sharded
+        strategy = L.pytorch.strategies.ModelParallelStrategy(
+            data_parallel_size=2, tensor_parallel_size=1,
+            save_distributed_checkpoint=kind == "fsdp2-sharded",
+        )
+    tau, gap, recorder = PermutationTau(), MassGap(3), Recorder()
+    own = folder + "/bank" if kind == "ddp" else None
+    harvest = CheckpointHarvester(own, every_n_steps=1)
+    looks = [tau, gap, recorder, PosteriorFigures(2, 3)] if kind == "ddp" else [tau]
+    trainer = fit(
+        built(module, 0.0), *looks, harvest, devices=2, strategy=strategy, default_root_dir=folder,
+        use_distributed_sampler=True, num_sanity_val_steps=0,
+    )
+    if trainer.is_global_zero:
+        with open(folder + "/out.json", "w") as file:
+            rows = [[v.flatten().tolist() for v in w.values()] for w in recorder.weights]
+            json.dump({{"tau": tau.history, "mass": gap.history, "weights": rows,
+                       "steps": trainer.global_step}}, file)
+    torch.distributed.barrier()
+    os._exit(0)  # gloo's threads now and then abort a process that ends in the usual way
+"""
+
+
+def launch(tmp_path, kind):
+    script = tmp_path / "run.py"
+    tests = str(__file__).rpartition("/callbacks/")[0]
+    script.write_text(textwrap.dedent(SCRIPT).format(tests=tests))
+    return subprocess.run(
+        [sys.executable, str(script), kind, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
+def test_ddp(tmp_path):
+    """The first process looks and writes; what it sees are the weights of all."""
+    done = launch(tmp_path, "ddp")
+    assert done.returncode == 0, done.stderr[-3000:]
+    out = json.loads((tmp_path / "out.json").read_text())
+    bank = CheckpointBank(tmp_path / "bank", "r")
+    assert out["steps"] == len(bank) == len(out["tau"]) == 6
+    assert len(out["mass"]) == 2
+    for network, expected in zip(bank, out["weights"][1:], strict=True):
+        found = [v.flatten().tolist() for v in network.values()]
+        assert found == expected
+
+
+def test_fsdp2(tmp_path):
+    """Sharded weights are gathered for the bank; looking at them is switched off."""
+    done = launch(tmp_path, "fsdp2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    bank = CheckpointBank(tmp_path / "bank", "r")
+    assert len(bank) == 6
+    assert bank[0]["0.weight"].shape == (8, 6)
+    assert not torch.equal(bank[0]["0.weight"], bank[5]["0.weight"])
+    assert json.loads((tmp_path / "out.json").read_text())["tau"] == []
+
+
+# ------------------------------------------------------------ other packages
+def test_the_twin_namespace(tmp_path):
+    """`pytorch_lightning` is another package with other classes; the callbacks do not mind."""
+    pl = pytest.importorskip("pytorch_lightning")
+
+    class Twin(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Plain(0.0).net
+
+        training_step = Plain.training_step
+        configure_optimizers = Plain.configure_optimizers
+
+    def train(**more):
+        L.seed_everything(0, verbose=False)
+        callbacks = [
+            PermutationTau(),
+            MassGap(2),
+            CheckpointHarvester(tmp_path / "bank", every_n_steps=1),
+            PosteriorFigures(3, 2),
+        ]
+        options = {**QUIET, "default_root_dir": tmp_path, "callbacks": callbacks, **more}
+        ckpt = options.pop("ckpt_path", None)
+        trainer = pl.Trainer(**options)
+        trainer.fit(Twin(), torch.utils.data.DataLoader(Points(), 6), ckpt_path=ckpt)
+        return trainer
+
+    first = train(max_epochs=1)
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    trainer = train(max_epochs=2, ckpt_path=tmp_path / "x.ckpt")
+    assert len(trainer.callbacks[0].history) == 12
+    assert len(CheckpointBank(tmp_path / "bank", "r")) == 12
+    assert trainer.callback_metrics["tau"] > 0
+
+
+def test_torch_uncertainty(tmp_path):
+    """A peer's routine wraps the user's network; it is found inside."""
+    pytest.importorskip("torch_uncertainty")
+    from torch_uncertainty.routines import ClassificationRoutine
+
+    net = Plain(0.0).net
+    routine = ClassificationRoutine(
+        model=net,
+        num_classes=3,
+        loss=torch.nn.CrossEntropyLoss(),
+        optim_recipe=torch.optim.SGD(net.parameters(), 0.3),
+    )
+    tau, harvest = PermutationTau(), CheckpointHarvester(tmp_path, every_n_steps=3)
+    fit(routine, tau, harvest)
+    assert tau.layers == ("0.weight", "3.weight")
+    assert set(CheckpointBank(tmp_path, "r").names) == set(net.state_dict())
+
+
+# ------------------------------------------------------------ private names
+class Counting(L.Callback):
+    def __init__(self):
+        self.rows = []
+
+    def on_train_batch_end(self, trainer, module, *_):
+        module.log("canary", 1.0)
+        self.rows.append((_compat.should_log(trainer), _compat.figure_step(trainer)))
+
+
+def test_canaries(tmp_path):
+    """What `log` does, in the words of the private names: which steps, under which number."""
+    logger = L.pytorch.loggers.CSVLogger(tmp_path, flush_logs_every_n_steps=1)
+    counting = Counting()
+    options = {"logger": logger, "log_every_n_steps": 4, "accumulate_grad_batches": 1}
+    trainer = fit(built(Plain), counting, **options)
+    with open(f"{trainer.log_dir}/metrics.csv") as file:
+        header, *lines = [line.strip().split(",") for line in file]
+    logged = [int(line[header.index("step")]) for line in lines]
+    assert logged == [step for due, step in counting.rows if due] == [3, 7, 11]
+
+
+def test_without_a_logger_nothing_breaks(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", module="lightning")
+        fit(built(Plain), PermutationTau(), MassGap(2), limit_val_batches=0)

@@ -1,0 +1,146 @@
+"""Pictures reach whatever logger there is."""
+
+import lightning as L
+import matplotlib.figure
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from runs import Plain, Stacked, built, fit
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lightning_bnn import plots
+from lightning_bnn.callbacks import MassGap, PermutationTau, PosteriorFigures
+
+TAGS = {f"posterior/{n}" for n in ("trajectories", "pair", "marginals", "tau", "mass")}
+
+
+def run(logger, tmp_path, module=None):
+    callbacks = PermutationTau(), MassGap(2), PosteriorFigures(2, 3)
+    return fit(module or built(Plain), *callbacks, logger=logger, default_root_dir=tmp_path)
+
+
+@pytest.mark.parametrize("cls", [Plain, Stacked])
+def test_tensorboard(tmp_path, cls):
+    trainer = run(TensorBoardLogger(tmp_path), tmp_path, built(cls))
+    events = EventAccumulator(trainer.log_dir, {"images": 0}).Reload()
+    assert set(events.Tags()["images"]) == TAGS
+    steps = [e.step for e in events.Images("posterior/pair")]
+    assert steps == [5, 11, 12]  # drawn twice, and at the end; as `log` counts
+    assert {"tau", "mass", "mass_excess", "tau/0.weight"} <= set(events.Tags()["scalars"])
+    assert [e.step for e in events.Scalars("tau")] == list(range(12))
+    assert "custom_scalars__config__" in events.Tags()["tensors"]
+
+
+@pytest.mark.parametrize("logger", [False, CSVLogger])
+def test_files(tmp_path, logger):
+    trainer = run(logger(tmp_path) if logger else False, tmp_path)
+    folder = (tmp_path if not logger else type(tmp_path)(trainer.log_dir)) / "figures"
+    names = {p.name.rpartition("-")[0] for p in folder.glob("*.png")}
+    assert names == {t.replace("/", "-") for t in TAGS}
+
+
+class Fake(Logger):
+    """The part of another service's logger that matters."""
+
+    def __init__(self, experiment=None):
+        super().__init__()
+        self.seen, self._experiment = [], experiment
+
+    name, version = "fake", 0
+
+    @property
+    def experiment(self):
+        return self._experiment
+
+    def log_metrics(self, metrics, step):
+        pass
+
+    def log_hyperparams(self, *_):
+        pass
+
+
+class WandbLike(Fake):
+    def log_image(self, key, images, step):
+        self.seen.append((key, images[0], step))
+
+
+class MLflowLike(Fake):
+    run_id = "7"
+
+    def __init__(self):
+        outer = self
+
+        class Client:
+            def log_figure(self, run_id, figure, artifact_file):
+                outer.seen.append((artifact_file.rpartition("-")[0], figure, run_id))
+
+        super().__init__(Client())
+
+
+class CometLike(Fake):
+    def __init__(self):
+        outer = self
+
+        class Experiment:
+            def log_figure(self, figure_name, figure, step):
+                outer.seen.append((figure_name, figure, step))
+
+        super().__init__(Experiment())
+
+
+@pytest.mark.parametrize("cls", [WandbLike, MLflowLike, CometLike])
+def test_other_services(tmp_path, cls):
+    logger = cls()
+    run(logger, tmp_path)
+    assert {tag for tag, _, _ in logger.seen} == TAGS
+    assert all(isinstance(f, matplotlib.figure.Figure) for _, f, _ in logger.seen)
+    assert not (tmp_path / "figures").exists()
+
+
+# ------------------------------------------------------------ drawings
+def test_curves():
+    figure = plots.curves_figure([1, 5], {"a": torch.tensor([0.5, 2.0])}, "tau")
+    line = figure.axes[0].get_lines()[0]
+    assert line.get_xydata().tolist() == [[1, 0.5], [5, 2.0]]
+
+
+def test_trajectories():
+    values = torch.arange(6.0).reshape(3, 2)
+    figure = plots.trajectories_figure([1, 2, 3], {"raw": values, "sorted": -values}, ["u", "v"])
+    assert [ax.get_title() for ax in figure.axes] == ["raw", "sorted"]
+    assert figure.axes[1].get_lines()[1].get_ydata().tolist() == [-1, -3, -5]
+    figure.canvas.draw()
+
+
+def test_densities():
+    points = torch.tensor([[0.0, 1.0]] * 5 + [[1.0, 0.0]] * 3)
+    figure = plots.hexbin_figure({"raw": points, "still": points[:5]}, ("u", "v"))
+    counts = [ax.collections[0].get_array().tolist() for ax in figure.axes]
+    assert sorted(counts[0]) == [3, 5]
+    assert counts[1] == [5]
+
+
+def test_marginals():
+    layers = {f"l{k}": {"raw": torch.randn(100), "scaled": torch.randn(50)} for k in range(4)}
+    figure = plots.marginals_figure(layers)
+    assert [ax.get_title() for ax in figure.axes[:4]] == list(layers)
+    heights = figure.axes[0].patches[0].get_path().vertices
+    assert heights.shape[0] > 60
+    figure.canvas.draw()
+
+
+def test_matrix():
+    figure, ax = plots.matrix_figure(torch.eye(3), "network", "nats")
+    assert ax.images[0].get_array().tolist() == torch.eye(3).tolist()
+    figure.canvas.draw()
+
+
+def test_following_is_bounded(monkeypatch, tmp_path):
+    from lightning_bnn.callbacks import figures
+
+    monkeypatch.setattr(figures, "_POINTS", 4)
+    callback = PosteriorFigures(1, 100)
+    fit(built(Plain), callback, default_root_dir=tmp_path)
+    assert len(callback._steps) == len(callback._followed) <= 5
+    assert callback._steps[-1] == 11
+    assert isinstance(callback, L.Callback)
