@@ -38,6 +38,9 @@ bench: $(STAMP)  ## large networks, and benchmarks side by side with peers
 	$(BIN)/python benchmarks/metrics.py mmd
 	$(BIN)/python benchmarks/metrics.py batches
 	$(BIN)/python benchmarks/metrics.py layout
+	$(BIN)/python benchmarks/callbacks.py tau
+	$(BIN)/python benchmarks/callbacks.py bank
+	$(BIN)/python benchmarks/callbacks.py steps
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 __all__ = ["main"]
 
 COMMANDS = {
+    "bank": "look into a bank of networks, fill it from checkpoints, write it to files",
     "symmetries": "what can be permuted, rescaled and flipped in a network without changing it",
 }
 """Name of a command -> what it does; the function of that name lives in ``commands/<name>.py``."""

@@ -1,4 +1,4 @@
-"""The examples of docs/metrics.md run as they stand."""
+"""The examples of the docs run as they stand."""
 
 import re
 from pathlib import Path
@@ -7,12 +7,22 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
+from runs import Plain, Points
 
 from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.bank import CheckpointBank
 
 NUMBERS = ("AUROC", "AUPR_out", "AUPR_in", "FPR95")
-TEXT = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
-MODULE, COMPARISON, REMOVAL = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def blocks(name):
+    return re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL)
+
+
+MODULE, COMPARISON, REMOVAL = blocks("metrics.md")
+CALLBACKS, BANK = blocks("callbacks.md")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -47,3 +57,23 @@ def test_comparisons():
     names = {"net": net, "example": torch.randn(1, 4)}
     exec(COMPARISON + REMOVAL, names)
     assert names["free"][0].rows == 100
+
+
+def test_callbacks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(CALLBACKS, names)
+    trainer = names["trainer"]
+    trainer.log_every_n_steps = 5
+    trainer.fit(Plain(), torch.utils.data.DataLoader(Points(), 6))
+    assert trainer.callback_metrics["tau"] <= 1
+    assert len(CheckpointBank(f"{trainer.log_dir}/bank", "r")) == 3
+
+
+def test_bank(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    stack = P.populate(models.mlp(4, [6], 3), 5)
+    stack = {f"0.{n.partition('.')[2]}" if n.startswith("1.") else n: t for n, t in stack.items()}
+    names = {"network": P.unstack(stack)[0], "stack": stack}
+    exec(BANK, names)
+    assert len(names["bank"]) == 6

@@ -11,7 +11,7 @@ from lightning_bnn import models
 from lightning_bnn.cli import main
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
-CALLBACK, TOUR, METRICS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+CALLBACKS, TOUR, METRICS, BANK = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 class Regression(L.LightningModule):
@@ -28,24 +28,18 @@ class Regression(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def test_the_callback_example_logs_in_a_plain_trainer(tmp_path):
+def test_callbacks_and_bank(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names = {}
-    exec(CALLBACK, names)
-    data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-    trainer = L.Trainer(
-        max_epochs=2,
-        callbacks=[names["ExcessMass"]()],
-        default_root_dir=tmp_path,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
-    trainer.fit(Regression(), torch.utils.data.DataLoader(data, batch_size=8))
-    assert trainer.callback_metrics["excess mass in percent"] > 0
-    body = [line for line in CALLBACK.splitlines() if line.strip() and "import" not in line]
-    assert len(body) <= 10
+    exec(CALLBACKS, names)
+    data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    module, trainer = Regression(), names["trainer"]
+    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=8))
+    assert {"tau", "mass_excess"} <= set(trainer.callback_metrics)
+    monkeypatch.chdir(trainer.log_dir)
+    names["net"] = module.net
+    exec(BANK, names)
+    assert len(names["bank"]) == 20
 
 
 def test_the_tour_runs():

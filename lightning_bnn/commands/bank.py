@@ -1,0 +1,60 @@
+"""`lightning-bnn bank`: look into a bank, fill it from files, write it to files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning_bnn.bank import CheckpointBank, export_files, import_archives, import_files
+
+__all__ = ["bank"]
+
+
+def bank(
+    path: str,
+    add: str | None = None,
+    prefix: str | None = None,
+    export: str | None = None,
+    verify: bool = False,
+) -> None:
+    """Show what is in a bank of networks; fill it from files, write it to files, check it.
+
+    Args:
+        path: folder of the bank.
+        add: a folder with checkpoints (.ckpt, .pt, .pth, .safetensors) or archives (.tgz), or one
+            archive, whose networks are appended; the bank is made if it is not there.
+        prefix: what stands before the names of the network in the checkpoints, e.g. net.
+        export: a folder to which every network is written as .safetensors.
+        verify: compare all files with the hashes that were written.
+    """
+    if add is not None:
+        with CheckpointBank(path) as target:
+            count = _add(target, Path(add), prefix)
+        print(f"added {count} networks from {add}")
+    store = CheckpointBank(path, "r")
+    print(_report(store))
+    if verify:
+        store.verify()
+        print("all files are as they were written")
+    if export is not None:
+        print(f"wrote {len(export_files(store, export))} files to {export}")
+
+
+def _add(target: CheckpointBank, source: Path, prefix: str | None) -> int:
+    if source.suffix == ".tgz" or (source.is_dir() and any(source.glob("**/*.tgz"))):
+        return import_archives(target, source)
+    return import_files(target, source, prefix=prefix)
+
+
+def _report(store: CheckpointBank) -> str:
+    weights = sum(shape.numel() for shape in store.shapes.values())
+    lines = [
+        f"{store.path}: {len(store)} networks of {weights} weights, {store.nbytes / 1e6:.3g} MB",
+        "",
+        *(f"{name:<40} {tuple(shape)}" for name, shape in store.shapes.items()),
+    ]
+    buffers = len(store.names) - len(store.shapes)
+    if buffers:
+        lines.append(f"and {buffers} buffers")
+    if store.records:
+        lines += ["", f"first: {store.records[0]}", f"last:  {store.records[-1]}"]
+    return "\n".join(lines)

@@ -1,0 +1,40 @@
+"""`lightning-bnn bank` as a user calls it."""
+
+import pytest
+import torch
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.bank import CheckpointBank, export_archives
+from lightning_bnn.cli import main
+
+
+def test_add_show_export(tmp_path, capsys):
+    for k in range(3):
+        state = {f"net.{n}": t for n, t in P.of(models.mlp(4, [3], 2)).items()}
+        torch.save({"state_dict": state, "epoch": k, "global_step": 10 * k}, tmp_path / f"{k}.ckpt")
+    store = str(tmp_path / "bank")
+    main(["bank", store, "--add", str(tmp_path), "--prefix", "net."])
+    out = capsys.readouterr().out
+    assert "added 3 networks" in out
+    assert "3 networks of 23 weights" in out
+    assert "'step': 20" in out
+    main(["bank", store, "--verify", "true", "--export", str(tmp_path / "out")])
+    out = capsys.readouterr().out
+    assert "all files are as they were written" in out
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) == 3
+
+
+def test_archives(tmp_path, capsys):
+    source = CheckpointBank(tmp_path / "a")
+    source.extend(P.populate(models.optunet(), 4))
+    export_archives(source, tmp_path / "set", "mnist-optunet")
+    main(["bank", str(tmp_path / "b"), "--add", str(tmp_path / "set")])
+    assert "4 networks of 392 weights" in capsys.readouterr().out
+
+
+def test_mistakes(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["bank", str(tmp_path / "none")])
+    assert stopped.value.code == 2
+    assert "There is no bank at" in capsys.readouterr().err

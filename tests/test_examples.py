@@ -1,0 +1,29 @@
+"""The examples run as a user would run them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lightning_bnn.bank import CheckpointBank
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_add_to_existing_run(tmp_path):
+    call = [sys.executable, str(EXAMPLES / "add_to_existing_run.py"), "--epochs", "3"]
+    done = subprocess.run(
+        [*call, "--folder", "runs"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    folder = tmp_path / "runs" / "digits" / "version_0"
+    assert len(CheckpointBank(folder / "bank", "r")) == 3
+    tags = EventAccumulator(str(folder)).Reload().Tags()
+    assert {"tau", "mass", "mass_excess", "loss", "accuracy"} <= set(tags["scalars"])
+    assert "posterior/trajectories" in tags["images"]
