@@ -18,7 +18,6 @@ class Regression(L.LightningModule):
     def __init__(self):
         super().__init__()
         self.net = models.mlp(4, [8], 1)
-        self.example_input_array = torch.randn(1, 4)
 
     def training_step(self, batch, _):
         x, y = batch
