@@ -154,6 +154,23 @@ class Unreadable(Plain):
         self.net = self.Net()
 
 
+RUNS = {
+    "plain": (Plain, {}),
+    "accumulation": (Plain, {"accumulate_grad_batches": 3}),
+    "uneven accumulation": (Plain, {"accumulate_grad_batches": 4}),
+    "manual": (TwoOptimizers, {}),
+    "bf16-mixed": (Plain, {"precision": "bf16-mixed"}),
+    "bf16": (Plain, {"precision": "bf16-true"}),
+    "64": (Plain, {"precision": "64-true"}),
+    "compiled": (Compiled, {}),
+    "compiled in place": (CompiledInPlace, {}),
+    "dict batches": (Dict, {}),
+    "layers as attributes": (Attributes, {}),
+    "no validation, no logger": (Plain, {"limit_val_batches": 0}),
+}
+"""Kinds of runs: a LightningModule and what its Trainer gets."""
+
+
 class Recorder(L.Callback):
     """The weights of the network before training and after every batch that made a step."""
 

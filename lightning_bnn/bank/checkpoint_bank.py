@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import shutil
@@ -14,6 +13,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from lightning_bnn.bank.contents import Contents, header, shard_entry
 from lightning_bnn.bank.journal import Journal
 from lightning_bnn.bank.shards import (
     OpenShards,
@@ -24,12 +24,11 @@ from lightning_bnn.bank.shards import (
     sha256,
     write_shard,
 )
-from lightning_bnn.params import Params, is_weight, stack, stack_size
+from lightning_bnn.params import Params, stack, stack_size
 
 __all__ = ["CheckpointBank"]
 
 _MERGE_SHARDS, _MERGE_BYTES = 32, 2**28
-_log = logging.getLogger(__name__)
 
 
 class CheckpointBank:
@@ -79,34 +78,37 @@ class CheckpointBank:
     def reload(self) -> None:
         """Read the manifest anew, to see what another process has appended."""
         self._journal = Journal(self.path / "manifest.jsonl", self.mode == "a")
-        self._layout: dict[str, tuple[torch.dtype, torch.Size, bool]] = {}
-        self._shards: list[Shard] = []
-        self.records: list[dict[str, Any]] = []
-        for entry in self._journal.entries:
-            self._apply(entry)
-        for shard in self._shards:
+        self._contents = Contents()
+        for entry in self._journal.read():
+            self._contents.apply(entry)
+        for shard in self._contents.shards:
             check_shard(self.path, shard)
 
     # -------------------------------------------------------- reading
     @property
     def rows(self) -> int:
         """How many networks there are."""
-        return len(self.records)
+        return len(self._contents.records)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """What is known of each network: step, epoch, metrics, ..."""
+        return self._contents.records
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all tensors, buffers too."""
-        return tuple(self._layout)
+        return tuple(self._contents.layout)
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
         """The layers: shapes of the weights of one network, without buffers."""
-        return {name: shape for name, (_, shape, is_w) in self._layout.items() if is_w}
+        return {name: t.shape for name, t in self._contents.layout.items() if t.is_weight}
 
     @property
     def nbytes(self) -> int:
         """Bytes on disk."""
-        return sum(shard.size for shard in self._shards)
+        return sum(shard.size for shard in self._contents.shards)
 
     def __len__(self) -> int:
         return self.rows
@@ -136,7 +138,7 @@ class CheckpointBank:
         It may share memory with the bank's view of the file: clone what you change in place.
         """
         self._check_name(name)
-        dtype, shape, _ = self._layout[name]
+        dtype, shape, _ = self._contents.layout[name]
         parts = self._parts(name, rows)
         if not parts:
             return torch.empty(0, *shape, dtype=dtype)
@@ -150,7 +152,8 @@ class CheckpointBank:
 
     def blocks(self, memory: int = 2**28) -> Iterator[Params]:
         """Stack after stack, each of at most so many bytes (and at least one network)."""
-        size = sum(math.prod(shape) * dtype.itemsize for dtype, shape, _ in self._layout.values())
+        layout = self._contents.layout.values()
+        size = sum(math.prod(t.shape) * t.dtype.itemsize for t in layout)
         step = max(1, memory // max(1, size))
         for start in range(0, self.rows, step):
             yield self[start : start + step]
@@ -178,9 +181,9 @@ class CheckpointBank:
         if len(records) != rows:
             raise ValueError(f"`records` must be one per network: {rows}, got {len(records)}.")
         self._check_layout(networks)
-        stored = {name: self._stored(name, t) for name, t in networks.items()}
+        stored = {name: self._contents.stored(name, t) for name, t in networks.items()}
         shard = write_shard(self.path, _new_name(), stored)
-        self._write({**_entry(shard), "records": [dict(r) for r in records]})
+        self._write(shard_entry(shard, records=[dict(r) for r in records]))
         self._merge()
 
     def truncate(self, rows: int) -> None:
@@ -201,17 +204,18 @@ class CheckpointBank:
             return
         self._check_layout({n: other.layer(n, slice(0, 1)) for n in other.names})
         start = 0
-        for shard in other._shards:
+        for shard in other._contents.shards:
             records = other.records[start : start + shard.rows]
-            if (self._dtype, self._layout) == (other._dtype, other._layout):
-                self._write({**_entry(self._copied(other.path, shard)), "records": records})
+            mine, theirs = self._contents, other._contents
+            if (mine.dtype, mine.layout) == (theirs.dtype, theirs.layout):
+                self._write(shard_entry(self._copied(other.path, shard), records=records))
             else:
                 self.extend(other[start : start + shard.rows], records)
             start += shard.rows
 
     def verify(self) -> None:
         """Read everything and compare it with the hashes that were written; names what is bad."""
-        for shard in self._shards:
+        for shard in self._contents.shards:
             check_shard(self.path, shard)
             if sha256(self.path / shard.name) != shard.sha256:
                 raise ValueError(f"Shard {self.path / shard.name} is corrupt: its hash is another.")
@@ -231,38 +235,18 @@ class CheckpointBank:
         self.close()
 
     def __repr__(self) -> str:
-        kind = f", stored as {self._dtype}" if self._dtype else ""
+        kind = f", stored as {self._contents.dtype}" if self._contents.dtype else ""
         return f"CheckpointBank({str(self.path)!r}: {self.rows} networks{kind})"
 
     # -------------------------------------------------------- manifest
     def _write(self, entry: dict[str, Any]) -> None:
         self._journal.append(entry)
-        self._apply(entry)
-
-    def _apply(self, entry: dict[str, Any]) -> None:
-        """What one line of the manifest means."""
-        if "bank" in entry:
-            self._dtype = _dtype(entry["dtype"])
-            self._layout = {
-                name: (_dtype(kind), torch.Size(shape), is_w)
-                for name, (kind, shape, is_w) in entry["tensors"].items()
-            }
-        elif "truncate" in entry:
-            del self.records[entry["truncate"] :]
-            kept = overlapping(self._shards, slice(entry["truncate"]))
-            self._shards = [shard.first(part.stop) for shard, part in kept]
-        elif "merge" in entry:
-            names = [shard.name for shard in self._shards]
-            first = names.index(entry["merge"][0])
-            self._shards[first : first + len(entry["merge"])] = [Shard.of(entry)]
-        else:
-            self._shards.append(Shard.of(entry))
-            self.records += entry["records"]
+        self._contents.apply(entry)
 
     def _merge(self) -> None:
         """Join the last small files of about equal size, so that there never are many."""
         while True:
-            last = self._shards[-_MERGE_SHARDS:]
+            last = self._contents.shards[-_MERGE_SHARDS:]
             tiers = {_tier(shard) for shard in last}
             large = sum(shard.size for shard in last) > _MERGE_BYTES
             if len(last) < _MERGE_SHARDS or len(tiers) > 1 or large:
@@ -272,7 +256,7 @@ class CheckpointBank:
                 for name in self.names
             }
             merged = write_shard(self.path, _new_name(), tensors)
-            self._write({**_entry(merged), "merge": [shard.name for shard in last]})
+            self._write(shard_entry(merged, merge=[shard.name for shard in last]))
             self._open.close()
             for shard in last:
                 (self.path / shard.name).unlink(missing_ok=True)
@@ -280,18 +264,14 @@ class CheckpointBank:
     # -------------------------------------------------------- pieces
     def _parts(self, name: str, rows: slice) -> list[Tensor]:
         try:
-            found = overlapping(self._shards, rows)
+            found = overlapping(self._contents.shards, rows)
             return [self._open.tensor(shard, name)[part] for shard, part in found]
         except FileNotFoundError:
             if self.mode == "a":
                 raise
             self.reload()  # another process has merged some shards
-            found = overlapping(self._shards, rows)
+            found = overlapping(self._contents.shards, rows)
             return [self._open.tensor(shard, name)[part] for shard, part in found]
-
-    def _stored(self, name: str, tensor: Tensor) -> Tensor:
-        own = self._layout[name][0]
-        return tensor.to(self._dtype if self._dtype and own.is_floating_point else own)
 
     def _copied(self, folder: Path, shard: Shard) -> Shard:
         name = _new_name()
@@ -303,7 +283,7 @@ class CheckpointBank:
 
     def _remove_leftovers(self) -> None:
         """Files of writes that a crash cut off, and files that nothing refers to any more."""
-        known = {shard.name for shard in self._shards}
+        known = {shard.name for shard in self._contents.shards}
         for path in [*self.path.glob(".shard-*.tmp"), *self.path.glob("shard-*.safetensors")]:
             if path.name not in known:
                 path.unlink()
@@ -313,46 +293,14 @@ class CheckpointBank:
             raise ValueError(f"The bank {self.path} is open for reading only.")
 
     def _check_name(self, name: str) -> None:
-        if name not in self._layout:
+        if name not in self._contents.layout:
             held = ", ".join(self.names[:5]) or "nothing"
             raise ValueError(f"The bank has no tensor {name!r}; it holds {held}, ...")
 
     def _check_layout(self, networks: Params) -> None:
-        """The first networks decide what all of them look like."""
-        if not self._layout:
-            chosen = self._weights
-            layout = {
-                name: (
-                    str(t.dtype).removeprefix("torch."),
-                    list(t.shape[1:]),
-                    name in chosen if chosen is not None else is_weight(name, t),
-                )
-                for name, t in networks.items()
-            }
-            kind = str(self._dtype).removeprefix("torch.") if self._dtype else None
-            self._write({"bank": 1, "dtype": kind, "tensors": layout})
-        if networks.keys() != self._layout.keys():
-            odd = sorted(networks.keys() ^ self._layout.keys())[0]
-            raise ValueError(f"The bank {self.path} holds other networks: {odd!r} is in only one.")
-        for name, tensor in networks.items():
-            shape = self._layout[name][1]
-            if tensor.shape[1:] != shape:
-                raise ValueError(
-                    f"`{name}` has shape {tuple(tensor.shape[1:])}, in the bank {tuple(shape)}."
-                )
-
-
-def _entry(shard: Shard) -> dict[str, Any]:
-    return {
-        "shard": shard.name,
-        "rows": shard.rows,
-        "bytes": shard.size,
-        "sha256": shard.sha256,
-    }
-
-
-def _dtype(name: str | None) -> Any:
-    return None if name is None else getattr(torch, name)
+        if not self._contents.layout:
+            self._write(header(networks, self._dtype, self._weights))
+        self._contents.check(networks, f"The bank {self.path}")
 
 
 def _tier(shard: Shard) -> int:

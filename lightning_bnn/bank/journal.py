@@ -22,12 +22,16 @@ class Journal:
     """
 
     def __init__(self, path: Path, writable: bool) -> None:
-        self.path = path
-        self.entries, intact = self._read()
-        if writable and intact is not None:
-            with path.open("r+b") as file:
+        self.path, self._writable = path, writable
+
+    def read(self) -> list[dict[str, Any]]:
+        """All entries; a torn last line is left out, with one warning."""
+        entries, intact = self._read()
+        if self._writable and intact is not None:
+            with self.path.open("r+b") as file:
                 file.truncate(intact)
                 os.fsync(file.fileno())
+        return entries
 
     def append(self, entry: dict[str, Any]) -> None:
         """Write one entry; on disk when this returns."""
@@ -39,7 +43,6 @@ class Journal:
             os.fsync(file.fileno())
         if new:
             sync_folder(self.path.parent)
-        self.entries.append(entry)
 
     def _read(self) -> tuple[list[dict[str, Any]], int | None]:
         """All entries, and the length of the intact part if the end is torn."""

@@ -13,17 +13,8 @@ tensor(True)
 """
 
 from lightning_bnn.metrics.agreement import Agreement, TotalVariation, agreement, total_variation
-from lightning_bnn.metrics.calibration import (
-    ACE,
-    ECE,
-    MCE,
-    Reliability,
-    ace,
-    adaptive_reliability,
-    ece,
-    mce,
-    reliability,
-)
+from lightning_bnn.metrics.calibration import ACE, ECE, MCE, ace, ece, mce
+from lightning_bnn.metrics.detection import OODDetection
 from lightning_bnn.metrics.diversity import (
     Disagreement,
     MutualInformation,
@@ -38,9 +29,10 @@ from lightning_bnn.metrics.function_space import FunctionSpaceMMD, function_spac
 from lightning_bnn.metrics.kernels import KernelGrid
 from lightning_bnn.metrics.likelihood import NLL, BrierScore, brier_score, nll
 from lightning_bnn.metrics.mmd import MMD, MMDTable, mmd, mmd_table, share_layers
-from lightning_bnn.metrics.ood import AUPR, AUROC, FPR95, FPRAtTPR, OODDetection
+from lightning_bnn.metrics.ood import AUPR, AUROC, FPR95, FPRAtTPR
 from lightning_bnn.metrics.ranking import aupr, auroc, fpr95, fpr_at_tpr
 from lightning_bnn.metrics.reference import LayerMMD, MMDReference
+from lightning_bnn.metrics.reliability import Reliability, adaptive_reliability, reliability
 from lightning_bnn.metrics.scores import (
     energy_score,
     entropy_score,

@@ -71,7 +71,7 @@ def test_many_small_files_become_few(tmp_path):
         bank.append(rows(stack, row))
     files = list(tmp_path.glob("*.safetensors"))
     assert len(files) < 60
-    assert len(files) == len(bank._shards)
+    assert len(files) == len(bank._contents.shards)
     same(bank[:], stack)
     bank.verify()
 
@@ -258,14 +258,14 @@ def test_crash_between_writing_and_the_manifest(tmp_path, monkeypatch):
         bank.close()
         again = CheckpointBank(tmp_path / where)
         same(again[:], stack)
-        assert len(list(again.path.glob("*.safetensors"))) == len(again._shards)
+        assert len(list(again.path.glob("*.safetensors"))) == len(again._contents.shards)
 
 
 # ------------------------------------------------------------ mistakes
 def test_corrupt_files_are_named(tmp_path):
     bank = CheckpointBank(tmp_path)
     bank.extend(networks(3))
-    name = bank._shards[0].name
+    name = bank._contents.shards[0].name
     bank.close()
     path = tmp_path / name
     content = path.read_bytes()

@@ -10,10 +10,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from runs import (
+    RUNS,
     Attributes,
-    Compiled,
-    CompiledInPlace,
-    Dict,
     Plain,
     Recorder,
     Stacked,
@@ -29,18 +27,7 @@ from lightning_bnn.callbacks import CheckpointHarvester, harvester
 from lightning_bnn.callbacks.writer import BankWriter
 from lightning_bnn.harvest import Schedule
 
-RUNS = {
-    "plain": (Plain, {}),
-    "accumulation": (Plain, {"accumulate_grad_batches": 4}),
-    "manual": (TwoOptimizers, {}),
-    "bf16-mixed": (Plain, {"precision": "bf16-mixed"}),
-    "bf16": (Plain, {"precision": "bf16-true"}),
-    "compiled": (Compiled, {}),
-    "compiled in place": (CompiledInPlace, {}),
-    "dict batches": (Dict, {}),
-    "layers as attributes": (Attributes, {}),
-    "untraceable": (Unreadable, {}),
-}
+KINDS = {**RUNS, "untraceable": (Unreadable, {})}
 
 
 def close(a, b):
@@ -53,9 +40,9 @@ def reading(path):
     return CheckpointBank(path, "r")
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", KINDS)
 def test_every_step(tmp_path, run):
-    cls, options = RUNS[run]
+    cls, options = KINDS[run]
     whole = cls in (Attributes, TwoOptimizers)  # several children: all of the module is kept
     recorder = Recorder("" if whole else "net")
     harvest = CheckpointHarvester(tmp_path, every_n_steps=1)

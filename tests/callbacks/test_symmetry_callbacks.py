@@ -4,38 +4,13 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
-from runs import (
-    Attributes,
-    Compiled,
-    CompiledInPlace,
-    Dict,
-    Plain,
-    Recorder,
-    Stacked,
-    TwoOptimizers,
-    Unreadable,
-    built,
-    fit,
-)
+from runs import RUNS, Attributes, Plain, Recorder, Stacked, Unreadable, built, fit
 from scipy.stats import kendalltau
 
 from lightning_bnn import params as P
 from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
 from lightning_bnn.symmetry import discover, min_mass
 
-RUNS = {
-    "plain": (Plain, {}),
-    "accumulation": (Plain, {"accumulate_grad_batches": 3}),
-    "uneven accumulation": (Plain, {"accumulate_grad_batches": 4}),
-    "manual": (TwoOptimizers, {}),
-    "bf16-mixed": (Plain, {"precision": "bf16-mixed"}),
-    "64": (Plain, {"precision": "64-true"}),
-    "compiled": (Compiled, {}),
-    "compiled in place": (CompiledInPlace, {}),
-    "dict batches": (Dict, {}),
-    "layers as attributes": (Attributes, {}),
-    "no validation, no logger": (Plain, {"limit_val_batches": 0}),
-}
 RUN = pytest.mark.parametrize("run", RUNS)
 
 
