@@ -55,7 +55,7 @@ def of(module: nn.Module) -> Params:
     owners: set[int] = set()
     result: Params = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
-        if id(tensor) not in owners:
+        if isinstance(tensor, Tensor) and id(tensor) not in owners:
             owners.add(id(tensor))
             result[name] = tensor.detach()
     return result

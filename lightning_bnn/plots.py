@@ -146,7 +146,9 @@ def marginals_figure(layers: Mapping[str, Mapping[str, Tensor]], bins: int = 60)
 
 
 def _span(values: Any) -> tuple[float, float]:
-    """Limits that are not empty, for weights that never move."""
+    """Limits that are not empty, for weights that never move and for no weights at all."""
+    if not len(values):
+        return -1.0, 1.0
     low, high = float(values.min()), float(values.max())
     margin = 1e-3 * max(abs(low), abs(high), 1e-6) if high - low < 1e-9 else 0.0
     return low - margin, high + margin

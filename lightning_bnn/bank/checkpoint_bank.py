@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import operator
 import os
 import shutil
 import uuid
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from lightning_bnn.bank.contents import Contents, header, shard_entry
 from lightning_bnn.bank.journal import Journal
+from lightning_bnn.bank.lock import WriterLock
 from lightning_bnn.bank.shards import (
     OpenShards,
     Shard,
@@ -28,7 +31,7 @@ from lightning_bnn.params import Params, stack, stack_size
 
 __all__ = ["CheckpointBank"]
 
-_MERGE_SHARDS, _MERGE_BYTES = 32, 2**28
+_MERGE_SHARDS, _MERGE_BYTES, _ATTEMPTS = 32, 2**28, 10
 
 
 class CheckpointBank:
@@ -66,17 +69,29 @@ class CheckpointBank:
         if mode not in ("a", "r"):
             raise ValueError(f"`mode` must be 'a' or 'r', got {mode!r}.")
         self.path, self.mode = Path(path), mode
-        if mode == "r" and not (self.path / "manifest.jsonl").is_file():
+        if mode == "r" and not self.path.is_dir():
             raise ValueError(f"There is no bank at {self.path}.")
         self._dtype, self._weights = dtype, weights
         self._open = OpenShards(self.path)
-        self._lock = _locked(self.path) if mode == "a" else None
+        self._lock = WriterLock(self.path) if mode == "a" else None
+        self._check_manifest()
         self.reload()
+        if dtype not in (None, self._contents.dtype) and self._contents.layout:
+            raise ValueError(f"`dtype`: {self!r} is there already, asked for {dtype}.")
         if mode == "a":
             self._remove_leftovers()
 
     def reload(self) -> None:
         """Read the manifest anew, to see what another process has appended."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._reload()
+                return
+            except FileNotFoundError:  # the writer has merged files in between
+                if self.mode == "a" or attempt == _ATTEMPTS - 1:
+                    raise
+
+    def _reload(self) -> None:
         self._journal = Journal(self.path / "manifest.jsonl", self.mode == "a")
         self._contents = Contents()
         for entry in self._journal.read():
@@ -119,15 +134,16 @@ class CheckpointBank:
     def __getitem__(self, rows: slice | Sequence[int]) -> Params: ...
     def __getitem__(self, rows: int | slice | Sequence[int]) -> Params:
         """One network, or a stack of some, in their own types."""
-        if isinstance(rows, int):
+        if hasattr(rows, "__index__"):
+            rows = operator.index(rows)
             if not -self.rows <= rows < self.rows:
                 raise IndexError(f"The bank has {self.rows} networks, there is no {rows}.")
             row = rows % self.rows
             return {n: self.layer(n, slice(row, row + 1))[0].clone() for n in self.names}
         if isinstance(rows, slice) and rows.step in (None, 1):
             return {name: self.layer(name, rows).clone() for name in self.names}
-        wanted = range(self.rows)[rows] if isinstance(rows, slice) else rows
-        return stack([self[int(row)] for row in wanted])
+        wanted = range(self.rows)[rows] if isinstance(rows, slice) else _indices(rows, self.rows)
+        return stack([self[row] for row in wanted]) if wanted else self[0:0]
 
     def __iter__(self) -> Iterator[Params]:
         return (self[row] for row in range(self.rows))
@@ -180,6 +196,7 @@ class CheckpointBank:
         records = [{}] * rows if records is None else records
         if len(records) != rows:
             raise ValueError(f"`records` must be one per network: {rows}, got {len(records)}.")
+        _check_records(records)
         self._check_layout(networks)
         stored = {name: self._contents.stored(name, t) for name, t in networks.items()}
         shard = write_shard(self.path, _new_name(), stored)
@@ -205,6 +222,7 @@ class CheckpointBank:
         self._check_layout({n: other.layer(n, slice(0, 1)) for n in other.names})
         start = 0
         for shard in other._contents.shards:
+            check_shard(other.path, shard)
             records = other.records[start : start + shard.rows]
             mine, theirs = self._contents, other._contents
             if (mine.dtype, mine.layout) == (theirs.dtype, theirs.layout):
@@ -224,7 +242,7 @@ class CheckpointBank:
         """Let another process append."""
         self._open.close()
         if self._lock is not None:
-            self._lock.close()
+            self._lock.release()
             self._lock = None
         self.mode = "r"
 
@@ -262,16 +280,23 @@ class CheckpointBank:
                 (self.path / shard.name).unlink(missing_ok=True)
 
     # -------------------------------------------------------- pieces
+    def _check_manifest(self) -> None:
+        """Files without a manifest are somebody's networks, not leftovers."""
+        if (self.path / "manifest.jsonl").is_file():
+            return
+        if self.mode == "r" or any(self.path.glob("shard-*.safetensors")):
+            raise ValueError(f"There is no manifest.jsonl among the files at {self.path}.")
+
     def _parts(self, name: str, rows: slice) -> list[Tensor]:
-        try:
-            found = overlapping(self._contents.shards, rows)
-            return [self._open.tensor(shard, name)[part] for shard, part in found]
-        except FileNotFoundError:
-            if self.mode == "a":
-                raise
-            self.reload()  # another process has merged some shards
-            found = overlapping(self._contents.shards, rows)
-            return [self._open.tensor(shard, name)[part] for shard, part in found]
+        for _ in range(_ATTEMPTS):
+            try:
+                found = overlapping(self._contents.shards, rows)
+                return [self._open.tensor(shard, name)[part] for shard, part in found]
+            except FileNotFoundError:
+                if self.mode == "a":
+                    raise
+                self.reload()  # another process has merged some files
+        raise FileNotFoundError(f"The files of {self.path} change faster than they can be read.")
 
     def _copied(self, folder: Path, shard: Shard) -> Shard:
         name = _new_name()
@@ -303,27 +328,28 @@ class CheckpointBank:
         self._contents.check(networks, f"The bank {self.path}")
 
 
+def _indices(rows: Sequence[int], count: int) -> list[int]:
+    """Row numbers, from numbers or from one truth value per row."""
+    values = list(rows)
+    if values and isinstance(values[0], bool):
+        if len(values) != count:
+            raise IndexError(f"The bank has {count} networks, the mask {len(values)} values.")
+        return [row for row, chosen in enumerate(values) if chosen]
+    return [operator.index(row) for row in values]
+
+
+def _check_records(records: Sequence[Mapping[str, Any]]) -> None:
+    """Before anything is written: records are plain JSON."""
+    for record in records:
+        try:
+            json.dumps(dict(record))
+        except TypeError as error:
+            raise ValueError(f"`records` must be plain JSON: {error}.") from None
+
+
 def _tier(shard: Shard) -> int:
     return int(math.log(max(1, shard.rows), _MERGE_SHARDS) + 1e-9)
 
 
 def _new_name() -> str:
     return f"shard-{uuid.uuid4().hex[:12]}.safetensors"
-
-
-def _locked(path: Path) -> Any:
-    """An open lock file: two processes that append to one bank would lose networks."""
-    path.mkdir(parents=True, exist_ok=True)
-    file = (path / ".lock").open("a")
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:  # no such locks on Windows
-        return file
-    except OSError:
-        file.close()
-        raise ValueError(
-            f"The bank {path} is open for appending in another process; use mode='r' to read it."
-        ) from None
-    return file

@@ -70,11 +70,17 @@ class Contents:
                 raise ValueError(
                     f"`{name}` has shape {tuple(tensor.shape[1:])}, in the bank {tuple(shape)}."
                 )
+            own = self.layout[name].dtype
+            if torch.promote_types(own, tensor.dtype) != own:
+                raise ValueError(f"`{name}` is {tensor.dtype}, the bank keeps {own}.")
 
     def stored(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor in the type in which it is stored."""
-        own = self.layout[name].dtype
-        return tensor.to(self.dtype if self.dtype and own.is_floating_point else own)
+        """A tensor in the type in which it is stored; buffers keep their own."""
+        own = self.layout[name]
+        result = tensor.to(self.dtype if self.dtype and own.is_weight else own.dtype)
+        if self.dtype == torch.float16 and bool((result.isinf() & ~tensor.isinf()).any()):
+            raise ValueError(f"`{name}` is too large for torch.float16: use torch.bfloat16.")
+        return result
 
 
 def header(

@@ -35,12 +35,17 @@ class Journal:
 
     def append(self, entry: dict[str, Any]) -> None:
         """Write one entry; on disk when this returns."""
-        line = json.dumps(entry, separators=(",", ":"), allow_nan=True)
+        line = json.dumps(entry, separators=(",", ":"), allow_nan=True).encode() + b"\n"
         new = not self.path.exists()
-        with self.path.open("ab") as file:
-            file.write(line.encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with self.path.open("ab", buffering=0) as file:
+            length = file.tell()
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(f"Only a part of an entry could be written to {self.path}.")
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(length)  # or the next entry would be written behind half of this one
+                raise
         if new:
             sync_folder(self.path.parent)
 

@@ -43,13 +43,25 @@ class Shard:
 def write_shard(folder: Path, name: str, tensors: Params) -> Shard:
     """Write a stack to a new file; complete and on disk when this returns."""
     target, temporary = folder / name, folder / f".{name}.tmp"
-    save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, temporary)
+    save_file(_separate(tensors), temporary)
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     digest, size = sha256(temporary), temporary.stat().st_size
     os.replace(temporary, target)
     sync_folder(folder)
     return Shard(name, len(next(iter(tensors.values()))), size, digest)
+
+
+def _separate(tensors: Params) -> Params:
+    """Contiguous tensors on the CPU, none of which shares memory with another."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if storage in seen else tensor
+        seen.add(storage)
+    return result
 
 
 def sha256(path: Path) -> str:
@@ -73,6 +85,8 @@ def check_shard(folder: Path, shard: Shard) -> None:
 
 def overlapping(shards: Sequence[Shard], rows: slice) -> list[tuple[Shard, slice]]:
     """The shards that hold some rows, and where in them these are."""
+    if rows.step not in (None, 1):
+        raise ValueError(f"`rows` must be a slice without a step, got {rows}.")
     start, stop, _ = rows.indices(sum(shard.rows for shard in shards))
     parts, offset = [], 0
     for shard in shards:
@@ -107,7 +121,9 @@ class OpenShards:
         path = self._folder / shard.name
         try:
             return safe_open(path, framework="pt")
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, RuntimeError) as error:
+            if not path.exists():  # the writer has merged it in between
+                raise FileNotFoundError(f"Shard {path} is missing.") from error
             raise ValueError(f"Shard {path} is corrupt: {error}.") from error
 
 

@@ -86,6 +86,10 @@ class PosteriorFigures(SymmetryCallback):
         self._steps = list(state_dict["steps"])
         self._followed = list(state_dict["followed"])
         self._looks = int(state_dict["looks"])
+        self._restored = True
+
+    def forget(self) -> None:
+        self._steps, self._followed, self._looks = [], [], 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._folder = log_folder(trainer)
@@ -137,7 +141,7 @@ class PosteriorFigures(SymmetryCallback):
         followed = torch.stack(self._followed, 1)  # (forms, times, members, weights)
         labels = [f"{self._layer}[{int(place)}]" for place in self._places]
         by_form = dict(zip(_FORMS, followed, strict=True))
-        pairs = {form: v[..., [0, -1]].flatten(0, 1) for form, v in by_form.items()}
+        pairs = {form: _finite(v[..., [0, -1]].flatten(0, 1)) for form, v in by_form.items()}
         layers = list(self.network.symmetries.weights)[:_LAYERS]
         marginals = {
             layer: {
@@ -157,9 +161,14 @@ class PosteriorFigures(SymmetryCallback):
             log_figure(trainer, self._folder, f"posterior/{name}", figure, step)
 
 
+def _finite(points: Tensor) -> Tensor:
+    return points[points.isfinite().all(-1)]
+
+
 def _sample(weights: Tensor) -> Tensor:
     flat = weights.detach().flatten()
-    return flat[:: max(1, len(flat) // _SAMPLES)].float().cpu()
+    some = flat[:: max(1, len(flat) // _SAMPLES)].float().cpu()
+    return some[some.isfinite()]
 
 
 def _curves(trainer: Any) -> dict[str, Any]:

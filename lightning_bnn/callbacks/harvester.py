@@ -14,11 +14,12 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks.figure_logging import log_folder
-from lightning_bnn.callbacks.network import whole_network
+from lightning_bnn.callbacks.network import stack_of, whole_network
 from lightning_bnn.callbacks.writer import BankWriter, host_copy
 from lightning_bnn.harvest import Schedule
 from lightning_bnn.params import Params
@@ -40,8 +41,8 @@ class CheckpointHarvester(Callback):
     Override `should_harvest` to decide otherwise.
 
     Args:
-        bank: folder of the bank, or None for ``bank`` in the trainer's log folder; a resumed run
-            keeps the folder of the first.
+        bank: folder of the bank, or None for ``bank`` (``bank-<module>`` if that is named) in the
+            trainer's log folder; a resumed run keeps the folder of the first.
         every_n_steps: period in optimizer steps (of all optimizers together).
         every_n_epochs: period in epochs. Without any of the three, every epoch.
         at: single steps.
@@ -75,8 +76,8 @@ class CheckpointHarvester(Callback):
         self.members = None if members is None else list(members)
         self._name = None if bank is None else os.fspath(bank)
         self._writer: BankWriter | None = None
-        self._step, self._rows, self._restored = 0, 0, False
-        self._full = False
+        self._step, self._rows, self._at_start = 0, 0, 0
+        self._restored = self._started = self._full = False
 
     def should_harvest(self, before: int, step: int) -> bool:
         """Whether to harvest after the count of optimizer steps went from one number to another."""
@@ -85,7 +86,7 @@ class CheckpointHarvester(Callback):
     # -------------------------------------------------------- state
     @property
     def state_key(self) -> str:
-        return f"CheckpointHarvester(bank={self._name!r})"
+        return f"CheckpointHarvester(bank={self._name!r}, module={self.module!r})"
 
     def state_dict(self) -> dict[str, Any]:
         return {"path": str(self.path) if self.path else "", "rows": self._rows}
@@ -102,12 +103,20 @@ class CheckpointHarvester(Callback):
     # -------------------------------------------------------- hooks
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._step, self._full = trainer.global_step, False
+        if self._name is None and not self._restored:
+            self.path = None  # another run, another folder
+        if not any(is_lazy(p) for p in pl_module.parameters()):
+            self._start(trainer, pl_module)
+
+    def _start(self, trainer: Any, pl_module: Any) -> None:
+        """Open the bank; once there are weights, so not before the first batch of lazy modules."""
+        self._started = True
         weights = self._weights(trainer, pl_module)  # all processes take part in these two
         folder = log_folder(trainer)
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         self._check_weights(weights)
-        self.path = self.path or folder / "bank"
+        self.path = self.path or folder / (f"bank-{self.module}" if self.module else "bank")
         names = _float_parameters(pl_module, weights)
         bank = CheckpointBank(self.path, dtype=self.dtype, weights=names)
         self._continue(bank)
@@ -115,6 +124,8 @@ class CheckpointHarvester(Callback):
         self._writer = BankWriter(bank)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        if not self._started:
+            self._start(trainer, pl_module)
         before, self._step = self._step, trainer.global_step
         # the end of an epoch, but before validation, where checkpoints are made
         ended = trainer.is_last_batch and self.schedule.after_epoch(trainer.current_epoch + 1)
@@ -122,6 +133,8 @@ class CheckpointHarvester(Callback):
             self._harvest(trainer, pl_module)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._writer is not None and self._rows == self._at_start:
+            rank_zero_warn(f"{self.path}: this run has harvested nothing ({self.schedule}).")
         self._close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -134,7 +147,7 @@ class CheckpointHarvester(Callback):
         weights = self._weights(trainer, pl_module)
         if self._writer is None or self._full:
             return
-        stacked = hasattr(pl_module, "weights")
+        stacked = stack_of(pl_module) is not None
         networks = weights if stacked else {name: t[None] for name, t in weights.items()}
         records = self._records(trainer, len(next(iter(networks.values()))), stacked)
         if self.limit is not None and self._rows + len(records) > self.limit:
@@ -147,8 +160,9 @@ class CheckpointHarvester(Callback):
 
     def _weights(self, trainer: Any, pl_module: Any) -> Params:
         """The tensors to keep; on processes other than the first it may be nothing."""
-        if hasattr(pl_module, "weights"):
-            weights = pl_module.weights()[1]
+        stack = stack_of(pl_module)
+        if stack is not None:
+            weights = stack.weights
             return weights if self.members is None else _rows(weights, self.members)
         if self.members is not None:
             raise ValueError(
@@ -164,8 +178,9 @@ class CheckpointHarvester(Callback):
 
     def _records(self, trainer: Any, count: int, stacked: bool) -> list[dict[str, Any]]:
         record: dict[str, Any] = {"step": trainer.global_step, "epoch": trainer.current_epoch}
-        if trainer.optimizers:
-            record["lr"] = float(trainer.optimizers[0].param_groups[0]["lr"])
+        groups = [g for o in trainer.optimizers for g in getattr(o, "param_groups", [])]
+        if groups and "lr" in groups[0]:
+            record["lr"] = float(groups[0]["lr"])
         metrics = {k: v.item() for k, v in trainer.callback_metrics.items() if v.numel() == 1}
         if metrics:
             record["metrics"] = metrics
@@ -184,14 +199,20 @@ class CheckpointHarvester(Callback):
                 f"{bank.path} has {len(bank)} networks, the checkpoint knew of {self._rows}: "
                 "the others are lost."
             )
-        else:
+        elif len(bank) > self._rows:
+            rank_zero_warn(
+                f"{bank.path}: {len(bank) - self._rows} networks from after the checkpoint are "
+                "dropped; the resumed run writes them again."
+            )
             bank.truncate(self._rows)
-        self._rows = len(bank)
+        self._rows = self._at_start = len(bank)
         self._restored = False
 
     def _check_weights(self, weights: Params) -> None:
         sharded = [n for n, t in weights.items() if type(t) not in (Tensor, torch.nn.Parameter)]
-        if not weights or sharded:
+        if not weights:
+            raise ValueError("CheckpointHarvester: the network has no tensors to keep.")
+        if sharded:
             raise ValueError(
                 "CheckpointHarvester needs whole tensors, and this strategy keeps shards: choose "
                 "one that saves full state dicts (`save_distributed_checkpoint=False`, "
@@ -221,6 +242,7 @@ class CheckpointHarvester(Callback):
         return False
 
     def _close(self) -> None:
+        self._started = False
         if self._writer is not None:
             writer, self._writer = self._writer, None
             try:
@@ -231,7 +253,8 @@ class CheckpointHarvester(Callback):
 
 def _float_parameters(pl_module: Any, weights: Params) -> list[str]:
     """Names of the weights among the tensors that are kept."""
-    root = pl_module.weights()[0] if hasattr(pl_module, "weights") else pl_module
+    stack = stack_of(pl_module)
+    root = pl_module if stack is None else stack.template
     known = [name.replace("_orig_mod.", "") for name in P.weight_names(root)]
     return [n for n in weights if any(k == n or k.endswith(f".{n}") for k in known)]
 

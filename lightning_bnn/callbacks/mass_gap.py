@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.network import Network
 from lightning_bnn.callbacks.watching import SymmetryCallback
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry import min_mass, rescale, scale_optimizer_state
+from lightning_bnn.symmetry import mass, min_mass, rescale, scale_optimizer_state
 
 __all__ = ["MassGap"]
 
@@ -32,8 +33,9 @@ class MassGap(SymmetryCallback):
         module: name of the network inside the LightningModule; by default it is found.
         batch_norm: ``"carrier"`` holds the weights before a batch norm and lets its gain carry the
             scale; ``"eval"`` treats it as a fixed affine map.
-        apply: an experiment: replace the weights by those of least mass at every look. The function
-            stays, momentum is carried along; the run that follows is another one.
+        apply: an experiment: replace the weights, frozen ones too, by those of least mass at
+            every look. The function stays, momentum is carried along; the run that follows is
+            another one.
 
     References:
         | A Symmetry-Aware Exploration of BNN Posteriors (Laurent, Aldea, Franchi, 2024), 3.6
@@ -63,6 +65,10 @@ class MassGap(SymmetryCallback):
         self.history = [(int(step), list(row)) for step, row in state_dict["history"]]
         scales = state_dict["scales"]
         self._scales = None if scales is None else tuple(scales)
+        self._restored = True
+
+    def forget(self) -> None:
+        self.history, self._scales = [], None
 
     def begin(self, weights: Params) -> None:
         if self._scales is not None:
@@ -71,6 +77,9 @@ class MassGap(SymmetryCallback):
 
     def look(self, trainer: Any, pl_module: Any, weights: Params) -> None:
         assert self.network is not None
+        if not bool(mass(weights, self.network.symmetries).isfinite().all()):
+            rank_zero_warn("MassGap does not look at weights that are not finite.")
+            return
         found = min_mass(weights, self.network.symmetries, start=self._scales)
         balanced = rescale(weights, self.network.symmetries, found.scales)
         self._scales = found.scales
@@ -93,8 +102,7 @@ class MassGap(SymmetryCallback):
         for kind, numbers in zip(("", "_at_minimum"), largest.tolist(), strict=True):
             layers = zip(names, numbers, strict=True)
             values |= {f"largest_weight{kind}/{name}": value for name, value in layers}
-        for name, value in values.items():
-            pl_module.log(name, value, on_step=True, on_epoch=False, rank_zero_only=True)
+        self._log_all(trainer, pl_module, values)
         self.history.append((figure_step(trainer), row))
 
     def _replace(

@@ -6,17 +6,19 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import Symmetries, UnsupportedModel, discover
 
-__all__ = ["Capture", "Network", "candidates", "plain", "whole_network"]
+__all__ = ["Capture", "Network", "Stack", "candidates", "plain", "stack_of", "whole_network"]
 
 _EXAMPLE_ROWS = 2
 _log = logging.getLogger(__name__)
@@ -30,6 +32,28 @@ class Network:
     module: nn.Module
     weights: Callable[[], Params]
     symmetries: Symmetries
+
+
+class Stack(NamedTuple):
+    """Several networks that a module trains side by side."""
+
+    template: nn.Module
+    weights: Params
+    example: tuple[Any, ...]
+
+
+def stack_of(root: Any) -> Stack | None:
+    """What ``weights()`` of a module that trains several networks returns; else None.
+
+    Other modules may have something of that name too.
+    """
+    method = getattr(root, "weights", None)
+    if not inspect.ismethod(method) or len(inspect.signature(method).parameters) > 0:
+        return None
+    found = method()
+    if not isinstance(found, tuple) or len(found) != 3 or not isinstance(found[0], nn.Module):
+        return None
+    return Stack(*found)
 
 
 def plain(module: nn.Module) -> nn.Module:
@@ -64,7 +88,7 @@ def _named(root: nn.Module, name: str) -> nn.Module:
 
 
 def _size(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters() if p.is_floating_point())
+    return sum(1 if is_lazy(p) else p.numel() for p in module.parameters() if p.is_floating_point())
 
 
 def whole_network(root: nn.Module, name: str | None) -> tuple[str, nn.Module]:
@@ -117,11 +141,13 @@ class Capture:
             for example in _examples(inner, *self.calls[name]):
                 try:
                     found = discover(inner, *example, batch_norm=batch_norm)
-                except (UnsupportedModel, ValueError, TypeError, RuntimeError) as error:
+                except Exception as error:  # whatever the user's forward raises on two rows
                     reasons.append(f"{name or type(self.root).__name__}: {_first_line(error)}")
                     continue
                 if found.permutations or found.scalings or len(self._modules) == 1:
-                    return _announced(Network(name, inner, lambda m=inner: P.of(m), found))
+                    return _announced(Network(name, inner, partial(P.of, inner), found))
+            if not reasons:
+                reasons.append(f"{name} is called with arguments that can only be given by name")
         raise UnsupportedModel("; ".join(dict.fromkeys(reasons)))
 
 

@@ -60,7 +60,10 @@ class PermutationTau(SymmetryCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         state = dict(state_dict)
         self.history = [(int(step), list(tau)) for step, tau in state.pop("history")]
-        self._state = state
+        self._state, self._restored = state, True
+
+    def forget(self) -> None:
+        self.history, self._state = [], {}
 
     def begin(self, weights: Params) -> None:
         assert self.network is not None
@@ -106,8 +109,7 @@ class PermutationTau(SymmetryCallback):
             "tau_moved": sum(moved) / len(moved),
             "tau_transpositions": sum(swaps),
         }
-        for name, value in values.items():
-            pl_module.log(name, value, on_step=True, on_epoch=False, rank_zero_only=True)
+        self._log_all(trainer, pl_module, values)
         self.history.append((figure_step(trainer), tau))
         zero = torch.zeros_like(state["tau"])
         self._state = {**state, "tau": zero, "moved": zero, "count": 0}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import abstractmethod
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from lightning_bnn import params as P
-from lightning_bnn.callbacks.network import Capture, Network, candidates, plain
+from lightning_bnn.callbacks.network import Capture, Network, Stack, candidates, stack_of
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import discover
 
@@ -41,6 +44,12 @@ class SymmetryCallback(Callback):
         self._before: Params = {}
         self._step = 0
         self._active = False
+        self._restored = False
+        self._seen: Any = None
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop what was seen: another run begins."""
 
     @abstractmethod
     def begin(self, weights: Params) -> None:
@@ -50,24 +59,28 @@ class SymmetryCallback(Callback):
     def look(self, trainer: Any, pl_module: Any, weights: Params) -> None:
         """See the weights after every n-th step."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For processes that are spawned: they find the network themselves."""
+        return {**self.__dict__, "network": None, "_capture": None, "_seen": None}
+
     # -------------------------------------------------------- hooks
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if not self._restored and self._seen is not None and self._seen() is not pl_module:
+            self.forget()
+        self._restored, self._seen = False, weakref.ref(pl_module)
         self._step = trainer.global_step
         self._active = trainer.is_global_zero and not _sharded(pl_module)
         self.network = None
+        stack = stack_of(pl_module)
         if not trainer.is_global_zero:
             return
         if not self._active:
             self._switch_off("its weights are sharded over processes")
-        elif hasattr(pl_module, "weights"):
-            self._watch_stack(pl_module)
-        else:
-            names = candidates(pl_module, self.module)
-            self._before = {
-                f"{name}|{key}": tensor.clone()
-                for name, module in names[:1]
-                for key, tensor in P.of(plain(module)).items()
-            }
+        elif stack is not None:
+            self._watch_stack(pl_module, stack)
+        elif not any(is_lazy(p) for p in pl_module.parameters()):
+            candidates(pl_module, self.module)  # a wrong name is an error now
+            self._before = {_plain_name(n): t.clone() for n, t in P.of(pl_module).items()}
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         if self._active and self.network is None:
@@ -98,26 +111,35 @@ class SymmetryCallback(Callback):
         except ValueError as error:
             self._switch_off(str(error))
         else:
-            prefix = f"{self.network.name}|"
-            before = {
-                key.removeprefix(prefix): tensor
-                for key, tensor in self._before.items()
-                if key.startswith(prefix)
-            }
-            self.begin(before or self.network.weights())
+            self.begin(self._weights_before(self.network))
         self._capture, self._before = None, {}
 
-    def _watch_stack(self, pl_module: Any) -> None:
+    def _weights_before(self, network: Network) -> Params:
+        """The weights before the first step, as far as they were there."""
+        prefix = f"{network.name}." if network.name else ""
+        now = network.weights()
+        kept = {name: self._before.get(_plain_name(prefix + name)) for name in now}
+        return {name: now[name] if tensor is None else tensor for name, tensor in kept.items()}
+
+    def _watch_stack(self, pl_module: Any, stack: Stack) -> None:
         """Our own modules know their networks."""
-        template, weights, example = pl_module.weights()
         try:
-            found = discover(template, *example, batch_norm=self.batch_norm)
-            self.network = Network("", template, lambda: pl_module.weights()[1], found)
+            found = discover(stack.template, *stack.example, batch_norm=self.batch_norm)
+            live = partial(_live_weights, pl_module)
+            self.network = Network("", stack.template, live, found)
             self._check(self.network)
         except ValueError as error:
             self._switch_off(str(error))
         else:
-            self.begin(weights)
+            self.begin(stack.weights)
+
+    def _log_all(self, trainer: Any, pl_module: Any, values: dict[str, float]) -> None:
+        """Log by the first process; two callbacks of a kind put their networks' names in front."""
+        same = [c for c in trainer.callbacks if type(c) is type(self)]
+        name = self.network.name if self.network else ""
+        prefix = f"{name}/" if len(same) > 1 and name else ""
+        for key, value in values.items():
+            pl_module.log(prefix + key, value, on_step=True, on_epoch=False, rank_zero_only=True)
 
     def _check(self, network: Network) -> None:
         """Refuse a network in which there is nothing to see, by a `ValueError`."""
@@ -130,6 +152,16 @@ class SymmetryCallback(Callback):
         if self._capture is not None:
             self._capture.close()
         self._capture, self._before = None, {}
+
+
+def _plain_name(name: str) -> str:
+    return name.replace("_orig_mod.", "")
+
+
+def _live_weights(pl_module: Any) -> Params:
+    stack = stack_of(pl_module)
+    assert stack is not None
+    return stack.weights
 
 
 def _sharded(module: torch.nn.Module) -> bool:

@@ -27,6 +27,7 @@ class BankWriter:
         self.bank = bank
         self._queue: queue.Queue[tuple[Any, ...] | None] = queue.Queue(waiting)
         self._error: BaseException | None = None
+        self._told = False
         self._thread = threading.Thread(target=self._work, name="bank writer", daemon=True)
         self._thread.start()
 
@@ -45,7 +46,8 @@ class BankWriter:
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
-        self._raise()
+        if not self._told:
+            self._raise()
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -62,9 +64,10 @@ class BankWriter:
         self._queue.task_done()
 
     def _raise(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise RuntimeError(f"Writing to {self.bank.path} failed: {error}") from error
+        if self._error is not None:  # for good: what came after must not be written either
+            self._told = True
+            message = f"Writing to {self.bank.path} failed: {self._error}"
+            raise RuntimeError(message) from self._error
 
 
 def host_copy(tensors: Params) -> tuple[Params, Any]:

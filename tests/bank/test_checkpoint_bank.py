@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import signal
 import time
 
@@ -31,6 +32,13 @@ def same(a, b):
     for name in a:
         assert a[name].dtype == b[name].dtype
         torch.testing.assert_close(a[name], b[name], rtol=0, atol=0)
+
+
+def rounded(stack, dtype):
+    """Weights as they come back from a bank of another type; buffers as they are."""
+    return {
+        k: v.to(dtype).to(v.dtype) if dtype and P.is_weight(k, v) else v for k, v in stack.items()
+    }
 
 
 def rows(stack, index):
@@ -92,7 +100,7 @@ def test_stored_in_half(tmp_path, dtype):
     bank = CheckpointBank(tmp_path, dtype=dtype)
     bank.extend(stack)
     for each in (bank, CheckpointBank(tmp_path, "r")):
-        same(each[:], {k: v.to(dtype).to(v.dtype) for k, v in stack.items()})
+        same(each[:], rounded(stack, dtype))
         assert each.read("0.weight", slice(0, 2), slice(0, 3)).dtype == dtype
     full = CheckpointBank(tmp_path / "full")
     full.extend(networks(400))
@@ -141,11 +149,7 @@ def test_absorb(tmp_path, dtype):
         part.truncate(3)
         target.absorb(part)
     whole = {k: torch.cat([s[k][:3] for s in stacks]) for k in stacks[0]}
-    kept = {
-        k: v.to(dtype).to(v.dtype) if dtype and v.is_floating_point() else v
-        for k, v in whole.items()
-    }
-    same(target[:], kept)
+    same(target[:], rounded(whole, dtype))
     assert [r["member"] for r in target.records] == [0, 0, 0, 1, 1, 1]
     target.verify()
 
@@ -261,6 +265,76 @@ def test_crash_between_writing_and_the_manifest(tmp_path, monkeypatch):
         assert len(list(again.path.glob("*.safetensors"))) == len(again._contents.shards)
 
 
+def test_a_full_disk_leaves_the_manifest_whole(tmp_path):
+    """Half of an entry is taken back, or what comes next would be written behind it."""
+    stack = networks(8)
+    bank = CheckpointBank(tmp_path)
+    bank.extend(rows(stack, slice(0, 2)))
+    size, limits = (tmp_path / "manifest.jsonl").stat().st_size, resource.RLIMIT_FSIZE
+    previous, handler = resource.getrlimit(limits), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(limits, (size + 40, previous[1]))
+        with pytest.raises(OSError, match=r"part of an entry|too large"):
+            bank._journal.append({"shard": "x" * 100})
+    finally:
+        resource.setrlimit(limits, previous)
+        signal.signal(signal.SIGXFSZ, handler)
+    bank.extend(rows(stack, slice(2, 5)))
+    bank.extend(rows(stack, slice(5, 8)))
+    bank.close()
+    same(CheckpointBank(tmp_path)[:], stack)
+
+
+def test_files_without_a_manifest_are_not_touched(tmp_path):
+    bank = CheckpointBank(tmp_path)
+    bank.extend(networks(3))
+    bank.close()
+    (tmp_path / "manifest.jsonl").rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"no manifest.jsonl among the files"):
+        CheckpointBank(tmp_path)
+    (tmp_path / "elsewhere").rename(tmp_path / "manifest.jsonl")
+    assert len(CheckpointBank(tmp_path)) == 3
+
+
+def test_children_do_not_keep_the_lock(tmp_path):
+    bank = CheckpointBank(tmp_path)
+    bank.extend(networks(2))
+    child = os.fork()
+    if not child:
+        time.sleep(30)
+        os._exit(0)
+    try:
+        with pytest.raises(ValueError, match="open for appending"):
+            CheckpointBank(tmp_path)
+        time.sleep(0.1)
+        bank.close()
+        assert len(CheckpointBank(tmp_path)) == 2
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_readers_while_files_are_merged(tmp_path):
+    """Opened at any moment, a bank is whole."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            write_for_ever(tmp_path, write)
+        finally:
+            os._exit(1)
+    try:
+        os.close(write)
+        with os.fdopen(read) as lines:
+            next(lines)
+            for _ in range(150):
+                first = CheckpointBank(tmp_path, "r").layer("w")[:, 0]
+                torch.testing.assert_close(first, torch.arange(len(first)).float())
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 # ------------------------------------------------------------ mistakes
 def test_corrupt_files_are_named(tmp_path):
     bank = CheckpointBank(tmp_path)
@@ -313,6 +387,10 @@ def test_one_writer(tmp_path):
         (lambda b: b.layer("x"), "has no tensor 'x'"),
         (lambda b: b.absorb(b), "`other` is this very bank"),
         (lambda b: CheckpointBank(b.path, "r").append({}), "open for reading only"),
+        (lambda b: b.layer("0.bias", slice(0, 3, 2)), "`rows` must be a slice without a step"),
+        (lambda b: b.extend({k: v.double() for k, v in networks(1).items()}), "the bank keeps"),
+        (lambda b: b.extend(networks(1), [{"x": torch.ones(1)}]), "`records` must be plain JSON"),
+        (lambda b: CheckpointBank(b.path, "r", dtype=torch.float16), "asked for torch.float16"),
     ],
 )
 def test_errors(tmp_path, call, message):
@@ -320,6 +398,29 @@ def test_errors(tmp_path, call, message):
     bank.extend(networks(3))
     with pytest.raises(ValueError, match=message):
         call(bank)
+
+
+def test_weights_too_large_for_float16(tmp_path):
+    bank = CheckpointBank(tmp_path, dtype=torch.float16)
+    bank.append({"w": torch.ones(2), "bn.running_var": torch.full((2,), 1e6)})
+    assert bank[0]["bn.running_var"][0] == 1e6
+    with pytest.raises(ValueError, match=r"`w` is too large for torch.float16"):
+        bank.append({"w": torch.full((2,), 1e6), "bn.running_var": torch.ones(2)})
+
+
+def test_odd_indices_and_tensors(tmp_path):
+    stack, shared = networks(4), torch.randn(3)
+    bank = CheckpointBank(tmp_path)
+    bank.extend(stack)
+    same(bank[torch.tensor(2)], rows(stack, 2))
+    same(bank[[True, False, False, True]], rows(stack, [0, 3]))
+    assert bank[[]]["0.weight"].shape == (0, 4, 3)
+    with pytest.raises(IndexError, match="has 4 networks, the mask 2"):
+        bank[[True, False]]
+    other = CheckpointBank(tmp_path / "other")
+    odd = {"a": shared, "b": shared, "scalar": torch.tensor(2.0), "on": torch.tensor(True)}
+    other.append(odd)
+    same(other[0], odd)
 
 
 def test_row_out_of_range(tmp_path):

@@ -189,7 +189,8 @@ def test_resume_after_a_crash(tmp_path):
     assert len(reading(tmp_path / "bank")) >= 7
     again = CheckpointHarvester(tmp_path / "bank", every_n_steps=1)
     resumed = Recorder()
-    fit(built(Plain, 0.0), again, resumed, ckpt_path=tmp_path / "last.ckpt")
+    with pytest.warns(UserWarning, match="networks from after the checkpoint are dropped"):
+        fit(built(Plain, 0.0), again, resumed, ckpt_path=tmp_path / "last.ckpt")
     bank = reading(tmp_path / "bank")
     assert [r["step"] for r in bank.records] == list(range(1, 13))
     expected = recorder.weights[1:6] + resumed.weights[1:]
@@ -252,6 +253,49 @@ def test_an_error_of_the_disk_stops_training(tmp_path, monkeypatch):
         with pytest.raises(RuntimeError, match="Writing to"):
             writer.flush()
         writer.close()
+
+
+def test_a_run_that_ends_before_its_first_epoch(tmp_path):
+    with pytest.warns(UserWarning, match="has harvested nothing"):
+        fit(built(Plain), CheckpointHarvester(tmp_path), max_steps=3, max_epochs=-1)
+
+
+def test_the_same_callback_in_another_run(tmp_path):
+    """Without a folder of its own, every run has its own bank."""
+    harvest = CheckpointHarvester(every_n_steps=4)
+    folders = [
+        fit(built(Plain), harvest, logger=L.pytorch.loggers.CSVLogger(tmp_path)).log_dir
+        for _ in range(2)
+    ]
+    assert folders[0] != folders[1]
+    assert [len(reading(f"{f}/bank")) for f in folders] == [3, 3]
+
+
+class Lazy(Plain):
+    def __init__(self):
+        super().__init__()
+        layers = torch.nn.LazyLinear(5), torch.nn.ReLU(), torch.nn.LazyLinear(3)
+        self.net = torch.nn.Sequential(*layers)
+
+
+def test_lazy_modules(tmp_path):
+    fit(built(Lazy), CheckpointHarvester(tmp_path, every_n_steps=4))
+    assert reading(tmp_path)[0]["0.weight"].shape == (5, 6)
+
+
+def test_no_optimizer_and_odd_state(tmp_path):
+    class Odd(Plain):
+        def __init__(self):
+            super().__init__()
+            self.weights = torch.tensor([1.0, 2.0])  # of classes, say
+            self.net.get_extra_state = lambda: {"version": 3}
+            self.net.set_extra_state = lambda state: None
+
+        def configure_optimizers(self):
+            return None
+
+    fit(built(Odd), CheckpointHarvester(tmp_path, every_n_epochs=1))
+    assert "lr" not in reading(tmp_path).records[0]
 
 
 # ------------------------------------------------------------ mistakes

@@ -1,5 +1,7 @@
 """PermutationTau and MassGap against weights recorded by hand, on every kind of run."""
 
+import pickle
+
 import lightning as L
 import pytest
 import torch
@@ -165,6 +167,78 @@ def test_applying_the_minimum():
     assert gap.history[-1][1][0] < plain.history[-1][1][0]
 
 
+def test_the_first_step_of_an_encoder_and_a_head():
+    """Several submodules: which one is the network is known after the first step."""
+
+    class Encoder(Plain):
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Linear(3, 3)
+
+        def training_step(self, batch, _):
+            return torch.nn.functional.cross_entropy(self.head(self.net(batch[0])), batch[1])
+
+    tau, recorder = PermutationTau(), Recorder()
+    fit(built(Encoder), tau, recorder)
+    for k, (_, found) in enumerate(tau.history):
+        before, after = recorder.weights[k : k + 2]
+        names = [n.removeprefix("net.") for n in tau.layers]
+        expected = [kendalltau(order(before, n), order(after, n)).statistic for n in names]
+        assert found == pytest.approx(expected, abs=1e-9)
+
+
+def test_two_networks_keep_their_names_apart():
+    class Two(Plain):
+        def __init__(self):
+            super().__init__()
+            self.other = Plain(0.0).net
+
+        def training_step(self, batch, index):
+            x, y = batch
+            loss = torch.nn.functional.cross_entropy
+            return loss(self.net(x), y) + loss(self.other(x), y)
+
+    trainer = fit(built(Two), PermutationTau(module="net"), PermutationTau(module="other"))
+    assert {"net/tau", "other/tau", "net/tau/0.weight"} <= set(trainer.callback_metrics)
+
+
+@pytest.mark.parametrize("make", [PermutationTau, lambda: MassGap(1), lambda: PosteriorFigures(1)])
+def test_the_same_callback_in_another_run(tmp_path, make):
+    """What was seen of one module is forgotten for the next, and kept if the same goes on."""
+    callback, module = make(), built(Plain)
+
+    def looks():
+        return len(getattr(callback, "history", None) or callback._steps)
+
+    fit(module, callback, max_epochs=1, default_root_dir=tmp_path)
+    fit(module, callback, max_epochs=1, default_root_dir=tmp_path)
+    assert looks() == 12
+    other = built(Plain)
+    other.net[0] = torch.nn.Linear(6, 10)
+    other.net[3] = torch.nn.Linear(10, 5)
+    fit(other, callback, max_epochs=1, default_root_dir=tmp_path)
+    assert looks() == 6
+    assert pickle.loads(pickle.dumps(callback)).network is None
+
+
+def test_a_diverged_run_goes_on(tmp_path):
+    class Diverged(Plain):
+        def training_step(self, batch, index):
+            if index == 2:
+                torch.nn.init.constant_(self.net[0].weight, torch.inf)
+            return super().training_step(batch, index)
+
+    with pytest.warns(UserWarning, match="weights that are not finite"):
+        trainer = fit(
+            built(Diverged),
+            PermutationTau(),
+            MassGap(1),
+            PosteriorFigures(1, 2),
+            default_root_dir=tmp_path,
+        )
+    assert trainer.global_step == 12
+
+
 # ------------------------------------------------------------ what cannot be watched
 @pytest.mark.parametrize("callback", [PermutationTau, MassGap, PosteriorFigures])
 def test_an_unreadable_network_is_left_alone(callback):
@@ -176,6 +250,42 @@ def test_an_unreadable_network_is_left_alone(callback):
     assert trainer.global_step == 12
     for a, b in zip(alone.parameters(), watched.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_whatever_a_forward_raises_on_two_rows():
+    class Picky(Plain):
+        def training_step(self, batch, _):
+            return torch.nn.functional.cross_entropy(self.pick(batch[0]), batch[1][[0, 1, 2, 5]])
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)
+
+            def forward(self, x, *, rows):
+                return self.b(torch.relu(self.a(x)))[rows]
+
+        def __init__(self):
+            super().__init__()
+            self.net = self.Net()
+
+        def pick(self, x):
+            return self.net(x, rows=[0, 1, 2, 5])
+
+    with pytest.warns(UserWarning, match="arguments that can only be given by name"):
+        fit(built(Picky), PermutationTau())
+
+    class Indexing(Picky):
+        class Net(Picky.Net):
+            def forward(self, x):
+                return self.b(torch.relu(self.a(x)))[[0, 1, 2, 5]]
+
+        def pick(self, x):
+            return self.net(x)
+
+    tau = PermutationTau()
+    fit(built(Indexing), tau)  # two rows fail, the whole batch does not
+    assert len(tau.history) == 12
 
 
 def test_nothing_to_exchange():

@@ -1,0 +1,52 @@
+"""One writer per bank: a lock that ends with the process, and that its children do not inherit."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from pathlib import Path
+from typing import IO
+
+__all__ = ["WriterLock"]
+
+_HELD: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+
+
+class WriterLock:
+    """Held from construction to `release`.
+
+    Args:
+        path: the folder to lock; it is made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self._file: IO[str] | None = (path / ".lock").open("a")
+        try:
+            import fcntl
+
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # no such locks on Windows
+            return
+        except OSError:
+            self._file.close()
+            raise ValueError(
+                f"The bank {path} is open for appending in another process; mode='r' reads it."
+            ) from None
+        _HELD.add(self)
+
+    def release(self) -> None:
+        """Let another process write."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _release_in_child() -> None:
+    """A forked child (a data loader's worker) must not keep the lock when its parent is killed."""
+    for lock in list(_HELD):
+        lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_in_child)
