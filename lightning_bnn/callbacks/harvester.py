@@ -142,10 +142,10 @@ class CheckpointHarvester(Callback):
 
     # -------------------------------------------------------- harvest
     def _harvest(self, trainer: Any, pl_module: Any) -> None:
-        if self.limit is not None and self._rows >= self.limit:
-            return
-        weights = self._weights(trainer, pl_module)
+        weights = self._weights(trainer, pl_module)  # all processes, however full the bank is
         if self._writer is None or self._full:
+            return
+        if self.limit is not None and self._rows >= self.limit:
             return
         stacked = stack_of(pl_module) is not None
         networks = weights if stacked else {name: t[None] for name, t in weights.items()}
