@@ -8,7 +8,17 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["bank", "callbacks", "metrics", "models", "params", "plots", "symmetry"]
+__all__ = [
+    "bank",
+    "callbacks",
+    "likelihoods",
+    "metrics",
+    "models",
+    "params",
+    "plots",
+    "posteriors",
+    "symmetry",
+]
 __version__ = "0.1.0"
 
 

@@ -1,0 +1,148 @@
+"""What the outputs of a network say about targets, and what is believed about weights before.
+
+A likelihood gives log-densities per example and turns the outputs of several networks into one
+prediction. Leading dimensions of outputs (members, samples) are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lightning_bnn.params import Params, is_weight
+
+__all__ = ["Categorical", "Gaussian", "GaussianPrediction", "IsotropicGaussianPrior"]
+
+Noise = Literal["fixed", "learned", "heteroscedastic"]
+_LOG_2PI = math.log(2 * math.pi)
+
+
+# ------------------------------------------------------------ outputs
+class Categorical(nn.Module):
+    """Outputs are logits ``(..., batch, classes)``, targets class indices ``(batch,)``.
+
+    >>> Categorical().log_prob(torch.zeros(1, 2), torch.tensor([0]))
+    tensor([-0.6931])
+    """
+
+    def log_prob(self, outputs: Float[Tensor, "*lead batch classes"], targets: Tensor) -> Tensor:
+        """Log-probability of every target, ``(..., batch)``."""
+        if targets.is_floating_point() or targets.shape != outputs.shape[-2:-1]:
+            raise ValueError(
+                f"`targets` must be {outputs.shape[-2]} class indices, got {targets.dtype} "
+                f"{tuple(targets.shape)}."
+            )
+        index = targets.long().expand(outputs.shape[:-1])[..., None]
+        return outputs.log_softmax(-1).gather(-1, index)[..., 0]
+
+    def predictive(self, outputs: Float[Tensor, "samples batch classes"]) -> Tensor:
+        """Mean of the probabilities of several networks, ``(batch, classes)``."""
+        return outputs.softmax(-1).mean(0)
+
+
+class GaussianPrediction(NamedTuple):
+    """Mean and variance of a prediction; the variance has the parts of noise and of weights."""
+
+    mean: Tensor
+    noise: Tensor
+    epistemic: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        """Of a new target: the sum of both parts."""
+        return self.noise + self.epistemic
+
+
+class Gaussian(nn.Module):
+    """Outputs are means ``(..., batch, targets)``, or means and raw scales side by side.
+
+    Args:
+        noise: ``"fixed"`` standard deviation; ``"learned"``, one parameter for each target;
+            ``"heteroscedastic"``, the second half of the outputs, through a softplus.
+        std: the standard deviation, or where learning it starts.
+        targets: how many there are, for ``"learned"``.
+        least: added to heteroscedastic standard deviations.
+
+    >>> Gaussian(std=2.0).log_prob(torch.zeros(1, 1), torch.zeros(1, 1))
+    tensor([-1.6121])
+    """
+
+    def __init__(
+        self, noise: Noise = "fixed", std: float = 1.0, targets: int = 1, least: float = 1e-3
+    ) -> None:
+        super().__init__()
+        if noise not in get_args(Noise):
+            raise ValueError(f"`noise` must be one of {', '.join(get_args(Noise))}, got {noise!r}.")
+        for name, value in (("std", std), ("targets", targets), ("least", least)):
+            if not value > 0:
+                raise ValueError(f"`{name}` must be positive, got {value}.")
+        self.noise, self.least = noise, least
+        log_std = torch.full((targets if noise == "learned" else 1,), math.log(std))
+        self.log_std = nn.Parameter(log_std, requires_grad=noise == "learned")
+
+    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the targets."""
+        if self.noise != "heteroscedastic":
+            return outputs, self.log_std.exp().to(outputs).expand_as(outputs)
+        if outputs.shape[-1] % 2:
+            raise ValueError(
+                "`outputs` must be means and raw scales side by side, got an odd number, "
+                f"{outputs.shape[-1]}."
+            )
+        mean, raw = outputs.chunk(2, -1)
+        return mean, nn.functional.softplus(raw) + self.least
+
+    def log_prob(self, outputs: Float[Tensor, "*lead batch outputs"], targets: Tensor) -> Tensor:
+        """Log-density of every example's targets ``(batch, targets)``, ``(..., batch)``."""
+        mean, std = self.moments(outputs)
+        if targets.shape != mean.shape[-2:]:
+            raise ValueError(
+                f"`targets` must have shape {tuple(mean.shape[-2:])}, got {tuple(targets.shape)}."
+            )
+        z = (targets - mean) / std
+        return -(z.square() / 2 + std.log() + _LOG_2PI / 2).sum(-1)
+
+    def predictive(self, outputs: Float[Tensor, "samples batch outputs"]) -> GaussianPrediction:
+        """Moments of the mixture of several networks: mean noise, and variance of means."""
+        mean, std = self.moments(outputs)
+        return GaussianPrediction(mean.mean(0), std.square().mean(0), mean.var(0, correction=0))
+
+
+# ------------------------------------------------------------ weights
+class IsotropicGaussianPrior(nn.Module):
+    """Independent Gaussians around zero, the same for every weight: no permutation changes it.
+
+    Args:
+        std: of every weight.
+
+    >>> IsotropicGaussianPrior(1.0).log_prob({"w": torch.zeros(2)})
+    tensor(-1.8379)
+    """
+
+    def __init__(self, std: float = 1.0) -> None:
+        super().__init__()
+        if not std > 0:
+            raise ValueError(f"`std` must be positive, got {std}.")
+        self.std = std
+
+    def log_prob(
+        self, params: Params, names: Sequence[str] | None = None, stacked: bool = False
+    ) -> Tensor:
+        """Log-density of a network, or of every network of a stack.
+
+        Args:
+            params: one network or a stack.
+            names: what counts as weights, by default all floating tensors but BatchNorm statistics.
+            stacked: whether the first dimension counts networks.
+        """
+        chosen = [n for n, t in params.items() if is_weight(n, t)] if names is None else names
+        lead = 1 if stacked else 0
+        rows = [params[name].reshape(*params[name].shape[:lead], -1) for name in chosen]
+        squares = torch.stack([row.square().sum(-1) for row in rows]).sum(0)
+        count = sum(row.shape[-1] for row in rows)
+        return -squares / (2 * self.std**2) - count * (math.log(self.std) + _LOG_2PI / 2)

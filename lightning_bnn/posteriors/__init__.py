@@ -1,0 +1,7 @@
+"""Distributions over the weights of a network."""
+
+from lightning_bnn.posteriors.base import Posterior
+from lightning_bnn.posteriors.empirical import Empirical, Mixture
+from lightning_bnn.posteriors.gaussian import DiagonalGaussian
+
+__all__ = ["DiagonalGaussian", "Empirical", "Mixture", "Posterior"]

@@ -1,0 +1,101 @@
+"""Posteriors that are made of networks: a list of them, and a mixture of posteriors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.params import Params, stack_size
+from lightning_bnn.posteriors.base import Posterior, check_count
+
+__all__ = ["Empirical", "Mixture"]
+
+
+class Empirical(Posterior):
+    """The networks of a stack, each as likely as the others.
+
+    Networks are drawn without replacement: one that is there twice would bias a comparison.
+
+    Args:
+        networks: a stack.
+
+    >>> posterior = Empirical({"w": torch.arange(3.0)})
+    >>> sorted(posterior.sample(3)["w"].tolist())
+    [0.0, 1.0, 2.0]
+    """
+
+    def __init__(self, networks: Params) -> None:
+        super().__init__()
+        self.size = stack_size(networks)
+        self.names = tuple(networks)
+        for k, tensor in enumerate(networks.values()):
+            self.register_buffer(f"tensor_{k}", tensor.detach().clone())
+
+    @property
+    def networks(self) -> Params:
+        """The stack."""
+        return {name: getattr(self, f"tensor_{k}") for k, name in enumerate(self.names)}
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
+        """A stack of n different networks, in random order."""
+        check_count(n, self.size)
+        device = generator.device if generator is not None else None
+        chosen = torch.randperm(self.size, generator=generator, device=device)[:n]
+        return {name: t[chosen.to(t.device)] for name, t in self.networks.items()}
+
+
+class Mixture(Posterior):
+    """Several posteriors, one after the other: the multi-mode variant of any of them.
+
+    Args:
+        components: posteriors over the same network.
+        weights: how likely each is; by default all the same.
+
+    >>> modes = [Empirical({"w": torch.full((5,), float(k))}) for k in range(2)]
+    >>> Mixture(modes).sample(4)["w"].unique()
+    tensor([0., 1.])
+    """
+
+    def __init__(
+        self, components: Sequence[Posterior], weights: Sequence[float] | None = None
+    ) -> None:
+        super().__init__()
+        if not components:
+            raise ValueError("`components` must hold at least one posterior.")
+        values = torch.ones(len(components)) if weights is None else torch.tensor(weights)
+        if values.shape != (len(components),) or not bool((values > 0).all()):
+            raise ValueError(
+                f"`weights` must be {len(components)} positive numbers, got {values.tolist()}."
+            )
+        self.components = nn.ModuleList(components)
+        self.register_buffer("weights", (values / values.sum()).double())
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
+        """A stack of n networks, in random order.
+
+        Components get their expected numbers of networks, rounded at random: the sample is spread
+        over the modes as evenly as it can be, and its expectation is that of the mixture.
+        """
+        check_count(n)
+        counts = self._counts(n, generator)
+        pairs = zip(self.components, counts, strict=True)
+        parts = [component.sample(count, generator) for component, count in pairs if count]
+        device = generator.device if generator is not None else None
+        order = torch.randperm(n, generator=generator, device=device)
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return {name: t[order.to(t.device)] for name, t in joined.items()}
+
+    def log_prob(self, params: Params) -> Tensor:
+        """Log-density of every network of a stack."""
+        logs = torch.stack([component.log_prob(params) for component in self.components])
+        return torch.logsumexp(logs + self.weights.log().to(logs)[:, None], 0)
+
+    def _counts(self, n: int, generator: torch.Generator | None) -> list[int]:
+        """Systematic sampling: one random offset for all components."""
+        device = generator.device if generator is not None else None
+        offset = torch.rand((), generator=generator, device=device, dtype=torch.float64).cpu()
+        edges = (n * self.weights.cpu().cumsum(0) + offset).floor()
+        edges[-1] = n
+        return edges.diff(prepend=edges.new_zeros(1)).long().tolist()

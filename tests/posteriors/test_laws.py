@@ -1,0 +1,151 @@
+"""What every posterior must do: repeatable draws, moments, density, saving, prediction."""
+
+import io
+
+import pytest
+import torch
+from torch import distributions as D
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.posteriors import DiagonalGaussian, Empirical, Mixture, Posterior
+
+
+def template():
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    return net.double().eval()
+
+
+def gaussian(seed=0, std=0.3):
+    torch.manual_seed(seed)
+    net = template()
+    return DiagonalGaussian(P.of(net), {k: std * (1 + v.abs()) for k, v in P.of(net).items()})
+
+
+POSTERIORS = {
+    "gaussian": gaussian,
+    "empirical": lambda: Empirical(P.populate(template(), 40)),
+    "mixture": lambda: Mixture([gaussian(0), gaussian(1)], [1.0, 3.0]),
+    "mixture of lists": lambda: Mixture([Empirical(P.populate(template(), 40)) for _ in range(2)]),
+}
+EACH = pytest.mark.parametrize("name", POSTERIORS)
+
+
+def draw(posterior, n=7, seed=5):
+    return posterior.sample(n, torch.Generator().manual_seed(seed))
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    return all(torch.equal(a[k], b[k]) for k in a)
+
+
+@EACH
+def test_draws(name):
+    posterior = POSTERIORS[name]()
+    assert isinstance(posterior, Posterior)
+    stack, net = draw(posterior), template()
+    assert list(stack) == list(P.of(net))
+    assert P.stack_size(stack) == 7
+    assert same(stack, draw(posterior))
+    assert not same(stack, draw(posterior, seed=6))
+    state = torch.get_rng_state()
+    draw(posterior)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@EACH
+def test_predict(name):
+    posterior, net, x = POSTERIORS[name](), template(), torch.randn(5, 3).double()
+    found = posterior.predict(net, x, 7, torch.Generator().manual_seed(5))
+    expected = torch.stack(
+        [torch.func.functional_call(net, w, x) for w in P.unstack(draw(posterior))]
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@EACH
+def test_save_and_load(name):
+    posterior, file = POSTERIORS[name](), io.BytesIO()
+    torch.save(posterior.state_dict(), file)
+    file.seek(0)
+    torch.manual_seed(123)
+    other = POSTERIORS[name]()
+    for tensor in [*other.parameters(), *other.buffers()]:
+        tensor.data.zero_()
+    other.load_state_dict(torch.load(file))
+    assert same(draw(posterior), draw(other))
+
+
+# ------------------------------------------------------------ Gaussian
+def test_moments_and_density():
+    posterior = gaussian()
+    stack = draw(posterior, 40_000)
+    rows, _ = P.ravel(stack, posterior.spec.names, stacked=True)
+    mean, std = posterior.mean.detach(), posterior.log_std.exp().detach()
+    torch.testing.assert_close(rows.mean(0), mean, atol=0.02, rtol=0)
+    torch.testing.assert_close(rows.std(0), std, atol=0.01, rtol=0.02)
+    few = {k: v[:9] for k, v in stack.items()}
+    expected = D.Normal(mean, std).log_prob(rows[:9]).sum(-1)
+    torch.testing.assert_close(posterior.log_prob(few), expected)
+    torch.testing.assert_close(posterior.entropy(), D.Normal(mean, std).entropy().sum())
+    assert bool((stack["1.running_var"] == 1).all())
+
+
+def test_gradients_reach_mean_and_deviation():
+    posterior = gaussian()
+    loss = posterior.predict(template(), torch.randn(4, 3).double(), 3).square().mean()
+    loss.backward()
+    assert posterior.mean.grad.abs().sum() > 0
+    assert posterior.log_std.grad.abs().sum() > 0
+
+
+# ------------------------------------------------------------ made of networks
+def test_without_replacement():
+    stack = P.populate(models.mlp(2, [3], 1), 9)
+    found = draw(Empirical(stack), 9)["1.weight"]
+    order = [next(k for k, w in enumerate(stack["1.weight"]) if torch.equal(w, f)) for f in found]
+    assert sorted(order) == list(range(9))
+    assert order != list(range(9))
+
+
+def test_mixture_is_spread_over_its_modes():
+    modes = [Empirical({"w": torch.full((50,), float(k))}) for k in range(3)]
+    mixture, counts = Mixture(modes, [1.0, 2.0, 2.0]), torch.zeros(3)
+    for seed in range(400):
+        w = draw(mixture, 6, seed)["w"]
+        found = torch.bincount(w.long(), minlength=3)
+        assert bool(((found - 6 * mixture.weights).abs() < 1).all())
+        counts += found
+    torch.testing.assert_close(counts / counts.sum(), mixture.weights.float(), atol=0.02, rtol=0)
+    assert len({tuple(draw(mixture, 6, s)["w"].tolist()) for s in range(20)}) > 5
+
+
+def test_density_of_a_mixture():
+    parts, stack = [gaussian(0), gaussian(1)], draw(gaussian(2))
+    found = Mixture(parts, [1.0, 3.0]).log_prob(stack)
+    p = [part.log_prob(stack) for part in parts]
+    expected = torch.log(0.25 * (p[0] - p[1]).exp() + 0.75) + p[1]
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: gaussian().sample(0), "`n` must be at least 1, got 0"),
+        (lambda: Empirical({"w": torch.ones(3)}).sample(4), "at most 3, the networks there are"),
+        (lambda: Mixture([]), "`components` must hold at least one"),
+        (lambda: Mixture([gaussian()], [0.0]), "`weights` must be 1 positive numbers"),
+        (lambda: DiagonalGaussian({"w": torch.ones(3)}, 0.0), "`std` must be positive"),
+        (lambda: DiagonalGaussian({"n": torch.ones(3).long()}), "`mean` has no weights"),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_no_density():
+    with pytest.raises(NotImplementedError, match="Empirical has no density"):
+        Empirical({"w": torch.ones(3)}).log_prob({"w": torch.ones(1)})
