@@ -7,10 +7,11 @@ import math
 import operator
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, SupportsIndex, overload
 
 import torch
 from torch import Tensor
@@ -31,7 +32,8 @@ from lightning_bnn.params import Params, stack, stack_size
 
 __all__ = ["CheckpointBank"]
 
-_MERGE_SHARDS, _MERGE_BYTES, _ATTEMPTS = 32, 2**28, 10
+_MERGE_SHARDS, _MERGE_BYTES = 32, 2**28
+_ATTEMPTS, _GRACE = 10, 10.0
 
 
 class CheckpointBank:
@@ -73,6 +75,7 @@ class CheckpointBank:
             raise ValueError(f"There is no bank at {self.path}.")
         self._dtype, self._weights = dtype, weights
         self._open = OpenShards(self.path)
+        self._old: list[tuple[float, Path]] = []
         self._lock = WriterLock(self.path) if mode == "a" else None
         self._check_manifest()
         self.reload()
@@ -129,10 +132,10 @@ class CheckpointBank:
         return self.rows
 
     @overload
-    def __getitem__(self, rows: int) -> Params: ...
+    def __getitem__(self, rows: SupportsIndex) -> Params: ...
     @overload
     def __getitem__(self, rows: slice | Sequence[int]) -> Params: ...
-    def __getitem__(self, rows: int | slice | Sequence[int]) -> Params:
+    def __getitem__(self, rows: SupportsIndex | slice | Sequence[int]) -> Params:
         """One network, or a stack of some, in their own types."""
         if hasattr(rows, "__index__"):
             rows = operator.index(rows)
@@ -242,6 +245,7 @@ class CheckpointBank:
         """Let another process append."""
         self._open.close()
         if self._lock is not None:
+            self._sweep(0.0)
             self._lock.release()
             self._lock = None
         self.mode = "r"
@@ -276,8 +280,15 @@ class CheckpointBank:
             merged = write_shard(self.path, _new_name(), tensors)
             self._write(shard_entry(merged, merge=[shard.name for shard in last]))
             self._open.close()
-            for shard in last:
-                (self.path / shard.name).unlink(missing_ok=True)
+            self._old += [(time.monotonic(), self.path / shard.name) for shard in last]
+            self._sweep(_GRACE)
+
+    def _sweep(self, grace: float) -> None:
+        """Remove files that have been merged a while ago: readers may still look for them."""
+        due = time.monotonic() - grace
+        for _, path in (old for old in self._old if old[0] <= due):
+            path.unlink(missing_ok=True)
+        self._old = [old for old in self._old if old[0] > due]
 
     # -------------------------------------------------------- pieces
     def _check_manifest(self) -> None:

@@ -3,5 +3,6 @@
 from lightning_bnn.posteriors.base import Posterior
 from lightning_bnn.posteriors.empirical import Empirical, Mixture
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian
+from lightning_bnn.posteriors.symmetrized import Symmetrized
 
-__all__ = ["DiagonalGaussian", "Empirical", "Mixture", "Posterior"]
+__all__ = ["DiagonalGaussian", "Empirical", "Mixture", "Posterior", "Symmetrized"]

@@ -77,6 +77,7 @@ def test_many_small_files_become_few(tmp_path):
     bank = CheckpointBank(tmp_path)
     for row in range(1100):
         bank.append(rows(stack, row))
+    bank.close()
     files = list(tmp_path.glob("*.safetensors"))
     assert len(files) < 60
     assert len(files) == len(bank._contents.shards)
@@ -256,7 +257,7 @@ def test_crash_between_writing_and_the_manifest(tmp_path, monkeypatch):
             if where == "before the line":
                 patch.setattr(implementation.CheckpointBank, "_merge", crash)
             else:
-                patch.setattr(implementation.Path, "unlink", crash)
+                patch.setattr(implementation.CheckpointBank, "_sweep", crash)
             with pytest.raises(KeyboardInterrupt):
                 bank.extend(rows(stack, slice(2, 3)))
         bank.close()
