@@ -63,7 +63,7 @@ def launch(tmp_path, kind):
         [sys.executable, str(script), kind, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,
         check=False,
     )
 
