@@ -6,6 +6,7 @@ nor as a transposition.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple, get_args
 
 import torch
@@ -47,7 +48,9 @@ class UnitOrders:
     def __init__(self, sym: Symmetries, by: SortKey = "max") -> None:
         self.check(by)
         self._sym, self._by = sym, by
-        self._kept = [k for k, g in enumerate(sym.permutations) if writer(sym, g) is not None]
+        found = [(k, writer(sym, group)) for k, group in enumerate(sym.permutations)]
+        self._kept = [k for k, place in found if place is not None]
+        self._places = [place for _, place in found if place is not None]
         self.groups: list[PermutationGroup] = [sym.permutations[k] for k in self._kept]
         self.names = tuple(group.name for group in self.groups)
         self.sizes = torch.tensor([group.units for group in self.groups], dtype=torch.int64)
@@ -64,6 +67,7 @@ class UnitOrders:
     def to(self, device: torch.device | str) -> UnitOrders:
         """Keep the index tables on a device."""
         self.sizes, self._real = self.sizes.to(device), self._real.to(device)
+        self._places = [replace(p, positions=p.positions.to(device)) for p in self._places]
         return self
 
     @torch.no_grad()
@@ -77,11 +81,7 @@ class UnitOrders:
         return self._padded([found[k] for k in self._kept])
 
     def _keys(self, params: Params) -> Tensor:
-        keys = []
-        for group in self.groups:
-            place = writer(self._sym, group)
-            assert place is not None
-            keys.append(statistic(params, self._sym, place, self._by))
+        keys = [statistic(params, self._sym, place, self._by) for place in self._places]
         return self._matrix(keys, keys[0].new_full(self._shape, -torch.inf))
 
     def _padded(self, permutations: list[Tensor]) -> Tensor:
