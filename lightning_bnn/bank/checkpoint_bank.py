@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 import os
-import shutil
-import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, overload
@@ -16,24 +12,22 @@ from typing import Any, Literal, SupportsIndex, overload
 import torch
 from torch import Tensor
 
-from lightning_bnn.bank.contents import Contents, header, shard_entry
+from lightning_bnn.bank.contents import Contents, check_records, header, shard_entry
 from lightning_bnn.bank.journal import Journal
 from lightning_bnn.bank.lock import WriterLock
+from lightning_bnn.bank.shard_folder import ShardFolder, mergeable
 from lightning_bnn.bank.shards import (
     OpenShards,
-    Shard,
     check_shard,
     joined,
     overlapping,
     sha256,
-    write_shard,
 )
 from lightning_bnn.params import Params, stack, stack_size
 
 __all__ = ["CheckpointBank"]
 
-_MERGE_SHARDS, _MERGE_BYTES = 32, 2**28
-_ATTEMPTS, _GRACE = 10, 10.0
+_ATTEMPTS = 10
 
 
 class CheckpointBank:
@@ -75,14 +69,14 @@ class CheckpointBank:
             raise ValueError(f"There is no bank at {self.path}.")
         self._dtype, self._weights = dtype, weights
         self._open = OpenShards(self.path)
-        self._old: list[tuple[float, Path]] = []
+        self._folder = ShardFolder(self.path)
         self._lock = WriterLock(self.path) if mode == "a" else None
         self._check_manifest()
         self.reload()
         if dtype not in (None, self._contents.dtype) and self._contents.layout:
             raise ValueError(f"`dtype`: {self!r} is there already, asked for {dtype}.")
         if mode == "a":
-            self._remove_leftovers()
+            self._folder.remove_all_but(self._contents.shards)
 
     def reload(self) -> None:
         """Read the manifest anew, to see what another process has appended."""
@@ -199,10 +193,10 @@ class CheckpointBank:
         records = [{}] * rows if records is None else records
         if len(records) != rows:
             raise ValueError(f"`records` must be one per network: {rows}, got {len(records)}.")
-        _check_records(records)
+        check_records(records)
         self._check_layout(networks)
         stored = {name: self._contents.stored(name, t) for name, t in networks.items()}
-        shard = write_shard(self.path, _new_name(), stored)
+        shard = self._folder.write(stored)
         self._write(shard_entry(shard, records=[dict(r) for r in records]))
         self._merge()
 
@@ -213,7 +207,7 @@ class CheckpointBank:
             raise ValueError(f"`rows` must be in 0..{self.rows}, got {rows}.")
         if rows < self.rows:
             self._write({"truncate": rows})
-            self._remove_leftovers()
+            self._folder.remove_all_but(self._contents.shards)
 
     def absorb(self, other: CheckpointBank) -> None:
         """Add all networks of another bank; files are linked or copied where they fit."""
@@ -225,11 +219,10 @@ class CheckpointBank:
         self._check_layout({n: other.layer(n, slice(0, 1)) for n in other.names})
         start = 0
         for shard in other._contents.shards:
-            check_shard(other.path, shard)
             records = other.records[start : start + shard.rows]
             mine, theirs = self._contents, other._contents
             if (mine.dtype, mine.layout) == (theirs.dtype, theirs.layout):
-                self._write(shard_entry(self._copied(other.path, shard), records=records))
+                self._write(shard_entry(self._folder.copy(other.path, shard), records=records))
             else:
                 self.extend(other[start : start + shard.rows], records)
             start += shard.rows
@@ -245,7 +238,7 @@ class CheckpointBank:
         """Let another process append."""
         self._open.close()
         if self._lock is not None:
-            self._sweep(0.0)
+            self._folder.sweep()
             self._lock.release()
             self._lock = None
         self.mode = "r"
@@ -266,29 +259,16 @@ class CheckpointBank:
         self._contents.apply(entry)
 
     def _merge(self) -> None:
-        """Join the last small files of about equal size, so that there never are many."""
-        while True:
-            last = self._contents.shards[-_MERGE_SHARDS:]
-            tiers = {_tier(shard) for shard in last}
-            large = sum(shard.size for shard in last) > _MERGE_BYTES
-            if len(last) < _MERGE_SHARDS or len(tiers) > 1 or large:
-                return
+        """Join small files, so that there never are many."""
+        while last := mergeable(self._contents.shards):
             tensors = {
                 name: torch.cat([self._open.tensor(shard, name) for shard in last])
                 for name in self.names
             }
-            merged = write_shard(self.path, _new_name(), tensors)
+            merged = self._folder.write(tensors)
             self._write(shard_entry(merged, merge=[shard.name for shard in last]))
             self._open.close()
-            self._old += [(time.monotonic(), self.path / shard.name) for shard in last]
-            self._sweep(_GRACE)
-
-    def _sweep(self, grace: float) -> None:
-        """Remove files that have been merged a while ago: readers may still look for them."""
-        due = time.monotonic() - grace
-        for _, path in (old for old in self._old if old[0] <= due):
-            path.unlink(missing_ok=True)
-        self._old = [old for old in self._old if old[0] > due]
+            self._folder.retire(last)
 
     # -------------------------------------------------------- pieces
     def _check_manifest(self) -> None:
@@ -308,21 +288,6 @@ class CheckpointBank:
                     raise
                 self.reload()  # another process has merged some files
         raise FileNotFoundError(f"The files of {self.path} change faster than they can be read.")
-
-    def _copied(self, folder: Path, shard: Shard) -> Shard:
-        name = _new_name()
-        try:
-            os.link(folder / shard.name, self.path / name)
-        except OSError:  # another disk
-            shutil.copyfile(folder / shard.name, self.path / name)
-        return Shard(name, shard.rows, shard.size, shard.sha256)
-
-    def _remove_leftovers(self) -> None:
-        """Files of writes that a crash cut off, and files that nothing refers to any more."""
-        known = {shard.name for shard in self._contents.shards}
-        for path in [*self.path.glob(".shard-*.tmp"), *self.path.glob("shard-*.safetensors")]:
-            if path.name not in known:
-                path.unlink()
 
     def _check_writable(self) -> None:
         if self.mode != "a":
@@ -347,20 +312,3 @@ def _indices(rows: Sequence[int], count: int) -> list[int]:
             raise IndexError(f"The bank has {count} networks, the mask {len(values)} values.")
         return [row for row, chosen in enumerate(values) if chosen]
     return [operator.index(row) for row in values]
-
-
-def _check_records(records: Sequence[Mapping[str, Any]]) -> None:
-    """Before anything is written: records are plain JSON."""
-    for record in records:
-        try:
-            json.dumps(dict(record))
-        except TypeError as error:
-            raise ValueError(f"`records` must be plain JSON: {error}.") from None
-
-
-def _tier(shard: Shard) -> int:
-    return int(math.log(max(1, shard.rows), _MERGE_SHARDS) + 1e-9)
-
-
-def _new_name() -> str:
-    return f"shard-{uuid.uuid4().hex[:12]}.safetensors"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from torch import Tensor
 from lightning_bnn.bank.shards import Shard, overlapping
 from lightning_bnn.params import Params, is_weight
 
-__all__ = ["Contents", "Layout", "header", "shard_entry"]
+__all__ = ["Contents", "Layout", "check_records", "header", "shard_entry"]
 
 
 class Layout(NamedTuple):
@@ -112,3 +113,12 @@ def shard_entry(shard: Shard, **more: Any) -> dict[str, Any]:
 
 def _dtype(name: str | None) -> Any:
     return None if name is None else getattr(torch, name)
+
+
+def check_records(records: Sequence[Mapping[str, Any]]) -> None:
+    """Before anything is written: records are plain JSON."""
+    for record in records:
+        try:
+            json.dumps(dict(record))
+        except TypeError as error:
+            raise ValueError(f"`records` must be plain JSON: {error}.") from None

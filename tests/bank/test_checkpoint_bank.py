@@ -12,8 +12,7 @@ import torch
 
 from lightning_bnn import metrics, models
 from lightning_bnn import params as P
-from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.bank import checkpoint_bank as implementation
+from lightning_bnn.bank import CheckpointBank, shard_folder
 from lightning_bnn.symmetry import canonicalise, discover, plan_removal
 
 
@@ -209,7 +208,7 @@ def test_a_torn_end_is_dropped_with_one_warning(tmp_path, caplog):
 
 def write_for_ever(path, pipe):
     """In a child process: append networks and report every one that is written."""
-    implementation._MERGE_SHARDS = 4
+    shard_folder._MERGE_SHARDS = 4
     bank = CheckpointBank(path)
     for row in range(len(bank), 10**6):
         bank.append({"w": torch.full((50,), float(row))}, step=row)
@@ -243,7 +242,7 @@ def test_killed_at_any_moment(tmp_path):
 
 def test_crash_between_writing_and_the_manifest(tmp_path, monkeypatch):
     """Merged files without a line in the manifest, and lines whose old files still are there."""
-    monkeypatch.setattr(implementation, "_MERGE_SHARDS", 3)
+    monkeypatch.setattr(shard_folder, "_MERGE_SHARDS", 3)
     stack = networks(3)
     for where in ("before the line", "after the line"):
         bank = CheckpointBank(tmp_path / where)
@@ -255,9 +254,9 @@ def test_crash_between_writing_and_the_manifest(tmp_path, monkeypatch):
 
         with monkeypatch.context() as patch:
             if where == "before the line":
-                patch.setattr(implementation.CheckpointBank, "_merge", crash)
+                patch.setattr(CheckpointBank, "_merge", crash)
             else:
-                patch.setattr(implementation.CheckpointBank, "_sweep", crash)
+                patch.setattr(shard_folder.ShardFolder, "sweep", crash)
             with pytest.raises(KeyboardInterrupt):
                 bank.extend(rows(stack, slice(2, 3)))
         bank.close()
