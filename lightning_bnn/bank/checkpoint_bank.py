@@ -160,7 +160,7 @@ class CheckpointBank:
     def read(self, name: str, rows: slice, columns: slice) -> Tensor:
         """Some features of one flattened layer of some networks, as stored."""
         self._check_name(name)
-        parts = [part.flatten(1)[:, columns] for part in self._parts(name, rows)]
+        parts = [p.reshape(len(p), -1)[:, columns] for p in self._parts(name, rows)]
         return joined(parts) if parts else torch.empty(0, 0)
 
     def blocks(self, memory: int = 2**28) -> Iterator[Params]:

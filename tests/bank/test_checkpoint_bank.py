@@ -421,6 +421,7 @@ def test_odd_indices_and_tensors(tmp_path):
     odd = {"a": shared, "b": shared, "scalar": torch.tensor(2.0), "on": torch.tensor(True)}
     other.append(odd)
     same(other[0], odd)
+    assert other.read("scalar", slice(0, 1), slice(0, 1)).tolist() == [[2.0]]
 
 
 def test_row_out_of_range(tmp_path):

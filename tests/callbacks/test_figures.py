@@ -25,7 +25,7 @@ def test_tensorboard(tmp_path, cls):
     events = EventAccumulator(trainer.log_dir, {"images": 0}).Reload()
     assert set(events.Tags()["images"]) == TAGS
     steps = [e.step for e in events.Images("posterior/pair")]
-    assert steps == [5, 11, 12]  # drawn twice, and at the end; as `log` counts
+    assert steps == [5, 11]  # the end of training had been drawn; as `log` counts
     assert {"tau", "mass", "mass_excess", "tau/0.weight"} <= set(events.Tags()["scalars"])
     assert [e.step for e in events.Scalars("tau")] == list(range(12))
     assert "custom_scalars__config__" in events.Tags()["tensors"]
@@ -144,3 +144,9 @@ def test_following_is_bounded(monkeypatch, tmp_path):
     assert len(callback._steps) == len(callback._followed) <= 5
     assert callback._steps[-1] == 11
     assert isinstance(callback, L.Callback)
+
+
+def test_the_end_is_drawn(tmp_path):
+    logger = WandbLike()
+    fit(built(Plain), PosteriorFigures(2, 4), logger=logger, default_root_dir=tmp_path)
+    assert [s for tag, _, s in logger.seen if tag == "posterior/pair"] == [7, 12]

@@ -239,6 +239,23 @@ def test_a_diverged_run_goes_on(tmp_path):
     assert trainer.global_step == 12
 
 
+def test_momentum_is_carried_along():
+    """Weights are scaled, momentum inversely: their products stay, element by element."""
+    seen = []
+
+    class Products(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            state = trainer.optimizers[0].state
+            rows = [(p.detach().clone(), state[p]["momentum_buffer"].clone()) for p in state]
+            seen.append(rows)
+
+    fit(built(Plain, 0.0), Products(), MassGap(1, apply=True), Products(), max_epochs=1)
+    for before, after in zip(seen[::2], seen[1::2], strict=True):
+        for (w, m), (v, n) in zip(before, after, strict=True):
+            torch.testing.assert_close(w * m, v * n, rtol=1e-4, atol=1e-7)
+    assert any(not torch.allclose(a[1], b[1]) for a, b in zip(seen[0], seen[1], strict=True))
+
+
 # ------------------------------------------------------------ what cannot be watched
 @pytest.mark.parametrize("callback", [PermutationTau, MassGap, PosteriorFigures])
 def test_an_unreadable_network_is_left_alone(callback):
