@@ -11,12 +11,15 @@ from typing import Any
 __all__ = [
     "bank",
     "callbacks",
+    "datamodules",
     "likelihoods",
     "metrics",
     "models",
+    "modules",
     "params",
     "plots",
     "posteriors",
+    "randomness",
     "symmetry",
 ]
 __version__ = "0.1.0"

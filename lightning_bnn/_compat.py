@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["figure_step", "should_log"]
+__all__ = ["figure_step", "made_by_cli", "should_log"]
 
 
 def should_log(trainer: Any) -> bool:
@@ -15,3 +15,10 @@ def should_log(trainer: Any) -> bool:
 def figure_step(trainer: Any) -> int:
     """The step under which ``log`` files its scalars; ``global_step`` is another number."""
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def made_by_cli() -> bool:
+    """Whether LightningCLI builds a module just now, and so knows all arguments as YAML."""
+    from lightning.pytorch.core.mixins import hparams_mixin
+
+    return hparams_mixin._given_hyperparameters.get() is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
+from argparse import ArgumentError
 from collections.abc import Sequence
 
 __all__ = ["main"]
@@ -13,6 +15,15 @@ COMMANDS = {
     "symmetries": "what can be permuted, rescaled and flipped in a network without changing it",
 }
 """Name of a command -> what it does; the function of that name lives in ``commands/<name>.py``."""
+TRAINING = {
+    "fit": "train a posterior over the weights of a network, as a YAML file says",
+    "validate": "judge it on the validation data",
+    "test": "judge it on the test data, and on what is out of distribution",
+    "predict": "predict with it",
+}
+"""What LightningCLI does, with commands of its own."""
+PRESETS = {"presets": "the configurations that come with the package: list them, copy one"}
+_OURS = ("lightning_bnn", "pathlib")
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -21,23 +32,59 @@ def main(args: Sequence[str] | None = None) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(_usage())
         return
-    name, *rest = args
+    name = args[0]
     if name == "--version":
         print(importlib.import_module("lightning_bnn").__version__)
         return
-    if name not in COMMANDS:
-        _fail(f"there is no command {name!r}; choose from: {', '.join(COMMANDS)}.")
+    every = {**TRAINING, **PRESETS, **COMMANDS}
+    if name not in every:
+        _fail(f"there is no command {name!r}; choose from: {', '.join(every)}.")
+    try:
+        _run(name, args)
+    except ArgumentError as error:
+        _fail(f"{_core(str(error))} (`lightning-bnn {name} --help` explains.)")
+    except (ValueError, OSError) as error:
+        own = _own(error)
+        if own is None:
+            raise
+        _fail(" ".join(str(own).split()))
+
+
+def _run(name: str, args: Sequence[str]) -> None:
+    if name in TRAINING:
+        importlib.import_module("lightning_bnn.commands.training").training(args)
+        return
+    command = getattr(importlib.import_module(f"lightning_bnn.commands.{name}"), name)
+    if name in PRESETS:
+        command(args[1:])
+        return
     from jsonargparse import auto_cli
 
-    command = getattr(importlib.import_module(f"lightning_bnn.commands.{name}"), name)
-    try:
-        auto_cli(command, args=rest, prog=f"lightning-bnn {name}")
-    except (ValueError, OSError) as error:
-        _fail(" ".join(str(error).split()))
+    auto_cli(command, args=args[1:], prog=f"lightning-bnn {name}", exit_on_error=False)
+
+
+def _own(error: BaseException | None) -> BaseException | None:
+    """What this package said is wrong, if it did; what others raise keeps its traceback."""
+    while error is not None:
+        frames = list(traceback.walk_tb(error.__traceback__))
+        if frames and frames[-1][0].f_globals.get("__name__", "").startswith(_OURS):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _core(text: str) -> str:
+    """The sentence that matters of what jsonargparse says about a union of types."""
+    lines = [line.strip(" -") for line in text.splitlines()]
+    problems = [line for line in lines if line.startswith("Problem with given class_path")]
+    telling = [line for line in lines if "not accepted" in line or "required" in line]
+    chosen = [*problems[-1:], *(line for line in telling if line not in problems)][:2] or lines
+    return " ".join(" ".join(chosen).split())
 
 
 def _usage() -> str:
-    rows = "\n".join(f"  {name:<12} {text}" for name, text in COMMANDS.items())
+    every = {**TRAINING, **PRESETS, **COMMANDS}
+    rows = "\n".join(f"  {name:<12} {text}" for name, text in every.items())
     usage = "usage: lightning-bnn COMMAND ..."
     return f"{usage}\n\n{rows}\n\n`lightning-bnn COMMAND --help` explains one."
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-__all__ = ["FilterResponseNorm", "mlp", "optunet", "resnet18", "resnet20_frn"]
+__all__ = ["FilterResponseNorm", "mlp", "optunet", "resnet18", "resnet20_frn", "two_relus"]
 
 
 def mlp(
@@ -26,6 +26,30 @@ def mlp(
     for before, after in zip(widths, widths[1:], strict=False):
         layers += [nn.Linear(before, after), activation()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+
+class TwoReLUs(nn.Module):
+    r"""Two ReLU units of one input, without biases: :math:`\sum_k \mathrm{relu}(w_k x)`.
+
+    Exchanging the units changes nothing, so that its posteriors come in pairs (P2, section 5.1).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(1, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs ``(batch, 1)``."""
+        return torch.relu(self.hidden(x)).sum(-1, keepdim=True)
+
+
+def two_relus() -> TwoReLUs:
+    """The network of P2's tractable posterior.
+
+    >>> two_relus()(torch.ones(3, 1)).shape
+    torch.Size([3, 1])
+    """
+    return TwoReLUs()
 
 
 def optunet(classes: int = 10) -> nn.Sequential:

@@ -28,6 +28,7 @@ __all__ = [
     "of",
     "populate",
     "ravel",
+    "runs_at_once",
     "stack",
     "stack_size",
     "stacked_copy",
@@ -202,7 +203,7 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
         )
     if not is_stacked(params, template):
         return functional_call(model, params, x)
-    if _use_vmap(model, template, chunk_size):
+    if runs_at_once(model, chunk_size):
         try:
             return _vmapped(model, params, x, chunk_size)
         except (RuntimeError, ValueError, NotImplementedError) as error:
@@ -210,10 +211,11 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
     return _looped(model, params, x)
 
 
-def _use_vmap(model: nn.Module, template: Params, chunk_size: int | None) -> bool:
+def runs_at_once(model: nn.Module, chunk_size: int | None = None) -> bool:
+    """Whether `apply` runs the members of a stack at once, not one by one."""
     if chunk_size == 1 or model in _NOT_VMAPPABLE:
         return False
-    device = next(iter(template.values())).device.type
+    device = next(model.parameters(), torch.zeros(0)).device.type
     if chunk_size is None and _work(model) > VMAP_LIMIT.get(device, VMAP_LIMIT["cuda"]):
         _announce(model, "is large: its members run one by one (pass `chunk_size` to batch them)")
         return False

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
+from lightning_bnn.randomness import keyed_generator
 
-__all__ = ["Posterior", "check_count"]
+__all__ = ["Posterior", "Predictor", "check_count"]
+
+Predictor = Callable[..., Any]
+_AT_ONCE = 2**29
+"""Bytes of networks that are held for predictions."""
 
 
 class Posterior(nn.Module, ABC):
@@ -26,6 +33,41 @@ class Posterior(nn.Module, ABC):
             generator: makes the draw repeatable; by default the global random state.
         """
 
+    def predictor(
+        self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
+    ) -> Predictor:
+        """Predict with the same n networks for every input.
+
+        They are drawn once; networks that together are large are drawn again, a few at a time, for
+        every input.
+
+        Args:
+            n: how many networks.
+            generator: makes the draw repeatable.
+            chunk_size: networks that run at once, see `lightning_bnn.params.apply`.
+
+        Returns:
+            A function of a module (which gives the computation) and inputs, to outputs ``(n, batch,
+            ...)``.
+        """
+        one = self.sample(1, keyed_generator("size"))
+        at_once = max(1, _AT_ONCE // sum(t.nbytes for t in one.values()))
+        if n <= at_once:
+            networks = self.sample(n, generator)
+            return lambda model, *x: P.apply(model, networks, *x, chunk_size=chunk_size)
+        seed = int(torch.randint(2**62, (), generator=generator, device=_device(generator)))
+        sizes = [min(at_once, n - start) for start in range(0, n, at_once)]
+
+        def in_pieces(model: nn.Module, *x: Any) -> Any:
+            device = next(iter(one.values())).device
+            outputs = []
+            for k, size in enumerate(sizes):
+                piece = self.sample(size, keyed_generator(seed, k, device=device))
+                outputs.append(P.apply(model, piece, *x, chunk_size=chunk_size))
+            return tree_map(lambda *parts: torch.cat(parts), *outputs)
+
+        return in_pieces
+
     def predict(
         self,
         model: nn.Module,
@@ -38,12 +80,13 @@ class Posterior(nn.Module, ABC):
 
         Args:
             model: gives the computation.
-            x: the input.
+            x: the input, or a tuple of several.
             n: how many networks.
             generator: makes the draw repeatable.
             chunk_size: networks that run at once, see `lightning_bnn.params.apply`.
         """
-        return P.apply(model, self.sample(n, generator), x, chunk_size=chunk_size)
+        inputs = x if isinstance(x, tuple) else (x,)
+        return self.predictor(n, generator, chunk_size)(model, *inputs)
 
     def log_prob(self, params: Params) -> Tensor:
         """Log-density of every network of a stack, where the posterior has one."""
@@ -55,3 +98,7 @@ def check_count(n: int, available: int | None = None) -> None:
     if n < 1 or (available is not None and n > available):
         limit = f" and at most {available}, the networks there are" if available else ""
         raise ValueError(f"`n` must be at least 1{limit}, got {n}.")
+
+
+def _device(generator: torch.Generator | None) -> torch.device:
+    return torch.device("cpu") if generator is None else generator.device

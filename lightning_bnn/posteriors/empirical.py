@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn import params as P
 from lightning_bnn.params import Params, stack_size
-from lightning_bnn.posteriors.base import Posterior, check_count
+from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
+from lightning_bnn.posteriors.constants import Constants
 
 __all__ = ["Empirical", "Mixture"]
 
@@ -29,14 +31,12 @@ class Empirical(Posterior):
     def __init__(self, networks: Params) -> None:
         super().__init__()
         self.size = stack_size(networks)
-        self.names = tuple(networks)
-        for k, tensor in enumerate(networks.values()):
-            self.register_buffer(f"tensor_{k}", tensor.detach().clone())
+        self.constants = Constants(networks)
 
     @property
     def networks(self) -> Params:
         """The stack."""
-        return {name: getattr(self, f"tensor_{k}") for k, name in enumerate(self.names)}
+        return self.constants.tensors()
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n different networks, in random order."""
@@ -44,6 +44,13 @@ class Empirical(Posterior):
         device = generator.device if generator is not None else None
         chosen = torch.randperm(self.size, generator=generator, device=device)[:n]
         return {name: t[chosen.to(t.device)] for name, t in self.networks.items()}
+
+    def predictor(
+        self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
+    ) -> Predictor:
+        """Predict with n of the networks, in their own order if those are all."""
+        networks = self.networks if n == self.size else self.sample(n, generator)
+        return lambda model, *x: P.apply(model, networks, *x, chunk_size=chunk_size)
 
 
 class Mixture(Posterior):

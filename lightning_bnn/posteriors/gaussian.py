@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bnn.params import Params, RavelSpec, is_weight, ravel, unravel
 from lightning_bnn.posteriors.base import Posterior, check_count
+from lightning_bnn.posteriors.constants import Constants
 
 __all__ = ["DiagonalGaussian"]
 
@@ -24,25 +26,26 @@ class DiagonalGaussian(Posterior):
     Args:
         mean: one network.
         std: standard deviations of its weights, or one number for all.
+        names: what counts as weights, by default all floating tensors but BatchNorm statistics.
 
     >>> posterior = DiagonalGaussian({"w": torch.zeros(3)}, std=0.1)
     >>> posterior.sample(5)["w"].shape
     torch.Size([5, 3])
     """
 
-    def __init__(self, mean: Params, std: Params | float = 0.1) -> None:
+    def __init__(
+        self, mean: Params, std: Params | float = 0.1, names: Sequence[str] | None = None
+    ) -> None:
         super().__init__()
-        weights = {name: t for name, t in mean.items() if is_weight(name, t)}
+        chosen = {n for n, t in mean.items() if is_weight(n, t)} if names is None else set(names)
+        weights = {name: t for name, t in mean.items() if name in chosen}
         if not weights:
             raise ValueError("`mean` has no weights.")
         vector, self.spec = ravel(weights)
         self.mean = nn.Parameter(vector.detach().clone())
         self.log_std = nn.Parameter(_deviations(std, self.spec, vector).log())
         self.order = tuple(mean)
-        rest = [(name, t) for name, t in mean.items() if name not in weights]
-        self.buffer_names = tuple(name for name, _ in rest)
-        for k, (_, tensor) in enumerate(rest):
-            self.register_buffer(f"buffer_{k}", tensor.detach().clone())
+        self.constants = Constants({n: t for n, t in mean.items() if n not in weights})
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n networks; gradients flow to mean and standard deviation."""
@@ -55,11 +58,8 @@ class DiagonalGaussian(Posterior):
             dtype=self.mean.dtype,
         )
         weights = unravel(self.mean + self.log_std.exp() * noise.to(self.mean.device), self.spec)
-        buffers = {
-            name: getattr(self, f"buffer_{k}").expand(n, *getattr(self, f"buffer_{k}").shape)
-            for k, name in enumerate(self.buffer_names)
-        }
-        every = {**weights, **{name: t.clone() for name, t in buffers.items()}}
+        rest = {k: t.expand(n, *t.shape).clone() for k, t in self.constants.tensors().items()}
+        every = {**weights, **rest}
         return {name: every[name] for name in self.order}
 
     def log_prob(self, params: Params) -> Tensor:

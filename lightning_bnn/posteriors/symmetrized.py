@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_bnn.params import Params, stack_size
-from lightning_bnn.posteriors.base import Posterior
+from lightning_bnn.posteriors.base import Posterior, Predictor
 from lightning_bnn.symmetry import Symmetries, permute, random_permutations
 
 __all__ = ["Symmetrized"]
@@ -55,16 +54,11 @@ class Symmetrized(Posterior):
         networks = self.base.sample(n, generator)
         return permute(networks, self.sym, random_permutations(self.sym, generator, n))
 
-    def predict(
-        self,
-        model: nn.Module,
-        x: Any,
-        n: int,
-        generator: torch.Generator | None = None,
-        chunk_size: int | None = None,
-    ) -> Any:
-        """Outputs of n networks of the base: permutations do not change them."""
-        return self.base.predict(model, x, n, generator, chunk_size)
+    def predictor(
+        self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
+    ) -> Predictor:
+        """Predict with networks of the base: permutations do not change their outputs."""
+        return self.base.predictor(n, generator, chunk_size)
 
     def log_prob(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
         """Log-density of every network of a stack.

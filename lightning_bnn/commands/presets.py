@@ -1,0 +1,40 @@
+"""`lightning-bnn presets`: the configurations that come with the package."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from importlib.resources import files
+
+__all__ = ["preset_names", "presets"]
+
+
+def presets(args: Sequence[str]) -> None:
+    """List the presets, or print one, to be copied or piped."""
+    parser = argparse.ArgumentParser("lightning-bnn presets", description=presets.__doc__)
+    parser.add_argument("name", nargs="?", help="which one to print; without it all are listed")
+    name = parser.parse_args(args).name
+    if name is not None:
+        print(_text(name), end="")
+        return
+    for each in preset_names():
+        print(f"{each:<28} {_title(each)}")
+    print("\nlightning-bnn presets NAME > my.yaml; lightning-bnn fit -c my.yaml")
+
+
+def preset_names() -> list[str]:
+    """All presets, in order."""
+    folder = files("lightning_bnn") / "configs"
+    return sorted(
+        f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
+    )
+
+
+def _text(name: str) -> str:
+    if name not in preset_names():
+        raise ValueError(f"there is no preset {name!r}; choose from: {', '.join(preset_names())}.")
+    return (files("lightning_bnn") / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def _title(name: str) -> str:
+    return _text(name).splitlines()[0].removeprefix("# ")

@@ -1,0 +1,43 @@
+"""Data sets with what is out of distribution for them."""
+
+from lightning_bnn.datamodules.base import DataModule, MissingData, Splits
+from lightning_bnn.datamodules.cifar import CIFAR10, CIFAR100
+from lightning_bnn.datamodules.digits import Digits
+from lightning_bnn.datamodules.mnist import MNIST
+from lightning_bnn.datamodules.tiny_imagenet import TinyImageNet
+from lightning_bnn.datamodules.toy import TractableReLU, TwoGaussians
+from lightning_bnn.datamodules.uci import (
+    UCIBoston,
+    UCIConcrete,
+    UCIEnergy,
+    UCIKin8nm,
+    UCINaval,
+    UCIPower,
+    UCIProtein,
+    UCIRegression,
+    UCIWine,
+    UCIYacht,
+)
+
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "DataModule",
+    "Digits",
+    "MNIST",
+    "MissingData",
+    "Splits",
+    "TinyImageNet",
+    "TractableReLU",
+    "TwoGaussians",
+    "UCIBoston",
+    "UCIConcrete",
+    "UCIEnergy",
+    "UCIKin8nm",
+    "UCINaval",
+    "UCIPower",
+    "UCIProtein",
+    "UCIRegression",
+    "UCIWine",
+    "UCIYacht",
+]

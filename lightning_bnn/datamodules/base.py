@@ -1,0 +1,172 @@
+"""What all data modules share: sets with names, batches that resume, preparation on the device."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lightning_bnn.datamodules.augmentation import CropFlip
+from lightning_bnn.datamodules.loader import RawBatch, TensorLoader
+from lightning_bnn.randomness import keyed_generator
+
+__all__ = ["DataModule", "MissingData", "Splits", "data_root", "found", "hold_out"]
+
+Examples = tuple[Tensor, Tensor]
+
+
+class MissingData(FileNotFoundError):
+    """Files of a data set are not there; the text says where they belong and how to get them."""
+
+
+@dataclass
+class Splits:
+    """Examples to learn from, and named sets to be judged on."""
+
+    train: Examples
+    val: Examples | None
+    test: Examples
+    ood: dict[str, Examples] = field(default_factory=dict)
+    shift: dict[str, Examples] = field(default_factory=dict)
+
+
+class DataModule(L.LightningDataModule, ABC):
+    """In-distribution data with any number of out-of-distribution and shifted test sets.
+
+    Subclasses write `load`, and set ``mean`` and ``std`` (of inputs that lie between 0 and 1) and
+    ``augmentation`` where images are meant. The data live in memory as they are on the disk
+    (bytes); augmentation and normalisation run on the device.
+
+    Args:
+        batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of validation and test.
+        seed: decides splits, order and augmentation.
+    """
+
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    augmentation: CropFlip | None = None
+
+    def __init__(self, batch_size: int = 128, eval_batch_size: int = 512, seed: int = 0) -> None:
+        super().__init__()
+        for name, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
+            if value < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {value}.")
+        self.batch_size, self.eval_batch_size, self.seed = batch_size, eval_batch_size, seed
+        self.splits: Splits | None = None
+
+    @abstractmethod
+    def load(self) -> Splits:
+        """Read the data."""
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the data once."""
+        if self.splits is None:
+            self.splits = self.load()
+
+    @property
+    def _loaded(self) -> Splits:
+        self.setup()
+        assert self.splits is not None
+        return self.splits
+
+    @property
+    def num_data(self) -> int:
+        """Number of training examples."""
+        return len(self._loaded.train[0])
+
+    @property
+    def test_sets(self) -> list[tuple[str, str]]:
+        """Name and kind (``id``, ``ood``, ``shift``) of the loaders that a test goes through."""
+        splits = self._loaded
+        named = [("test", "id"), *((name, "ood") for name in splits.ood)]
+        return [*named, *((name, "shift") for name in splits.shift)]
+
+    # -------------------------------------------------------- loaders
+    def train_dataloader(self) -> TensorLoader:
+        """Shuffled batches, keyed by seed, epoch and position."""
+        draw = None if self.augmentation is None else self.augmentation.draw
+        return self._loader(self._loaded.train, training=True, draw=draw)
+
+    def val_dataloader(self) -> TensorLoader | list[Any]:
+        """The held-out part of the training data, if there is one."""
+        val = self._loaded.val
+        return [] if val is None else self._loader(val)
+
+    def test_dataloader(self) -> list[TensorLoader]:
+        """One loader for each of `test_sets`."""
+        splits = self._loaded
+        return [
+            self._loader(examples)
+            for examples in (splits.test, *splits.ood.values(), *splits.shift.values())
+        ]
+
+    def predict_dataloader(self) -> TensorLoader:
+        """The in-distribution test set."""
+        return self._loader(self._loaded.test)
+
+    def _loader(self, examples: Examples, training: bool = False, draw: Any = None) -> TensorLoader:
+        trainer = self.trainer
+        return TensorLoader(
+            *examples,
+            batch_size=self.batch_size if training else self.eval_batch_size,
+            seed=self.seed,
+            training=training,
+            draw=draw,
+            rank=trainer.global_rank if trainer is not None else 0,
+            world_size=trainer.world_size if trainer is not None else 1,
+        )
+
+    # -------------------------------------------------------- on the device
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Augment and normalise a batch where it is used."""
+        if not isinstance(batch, RawBatch):
+            return batch
+        inputs = batch.inputs
+        if batch.draws is not None and self.augmentation is not None:
+            inputs = self.augmentation(inputs, batch.draws)
+        return self.normalise(inputs), batch.targets
+
+    def normalise(self, inputs: Tensor) -> Tensor:
+        """Bytes to numbers of mean zero and variance one, as far as ``mean`` and ``std`` tell."""
+        if inputs.dtype == torch.uint8:
+            inputs = inputs.to(torch.get_default_dtype()) / 255
+        if self.mean is None or self.std is None:
+            return inputs
+        mean, std = (inputs.new_tensor(v)[:, None, None] for v in (self.mean, self.std))
+        return (inputs - mean) / std
+
+
+def data_root(root: str | None) -> Path:
+    """The folder of data sets: the argument, else ``LIGHTNING_BNN_DATA``, else ``data``."""
+    return Path(root or os.environ.get("LIGHTNING_BNN_DATA") or "data").expanduser()
+
+
+def hold_out(examples: Examples, size: int, seed: int) -> tuple[Examples, Examples | None]:
+    """Split some examples off, at random; none for size 0."""
+    inputs, targets = examples
+    if not 0 <= size < len(inputs):
+        raise ValueError(f"`val_size` must be at least 0 and below {len(inputs)}, got {size}.")
+    if size == 0:
+        return examples, None
+    order = torch.randperm(len(inputs), generator=keyed_generator(seed, "hold out"))
+    held, kept = order[:size].sort().values, order[size:].sort().values
+    return (inputs[kept], targets[kept]), (inputs[held], targets[held])
+
+
+def found(read: Callable[[], Any], name: str, root: Path, how: str) -> Any:
+    """What a reader returns, or an error that says where the files belong and how to get them."""
+    try:
+        return read()
+    except (RuntimeError, FileNotFoundError) as error:
+        raise MissingData(
+            f"{name} was not found in {root.resolve()} ({str(error).strip().splitlines()[0]}). "
+            f"{how} Another folder: `root`, or the environment variable LIGHTNING_BNN_DATA."
+        ) from None

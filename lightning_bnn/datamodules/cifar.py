@@ -1,0 +1,86 @@
+"""CIFAR-10 and CIFAR-100, with SVHN out of distribution."""
+
+from __future__ import annotations
+
+import torch
+from torchvision import datasets
+
+from lightning_bnn.datamodules.augmentation import CropFlip
+from lightning_bnn.datamodules.base import DataModule, Examples, Splits, data_root, found, hold_out
+
+__all__ = ["CIFAR10", "CIFAR100"]
+
+_SVHN_SIZE = 10_000
+
+
+class CIFAR10(DataModule):
+    """Photographs ``(3, 32, 32)`` in 10 classes.
+
+    The first 10 000 images of the test set of SVHN (house numbers) are out of distribution.
+
+    Args:
+        root: folder that holds ``cifar-10-batches-py`` (or ``cifar-100-python``) and
+            ``test_32x32.mat``; by default the environment variable ``LIGHTNING_BNN_DATA``, else
+            ``data``.
+        batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of validation and test.
+        seed: decides splits, order and augmentation.
+        val_size: training examples that are held out for validation.
+        augment: random crops with four pixels of padding, and mirror images.
+        download: fetch what is missing.
+    """
+
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    source: type[datasets.CIFAR10] = datasets.CIFAR10
+
+    def __init__(
+        self,
+        root: str | None = None,
+        batch_size: int = 128,
+        eval_batch_size: int = 512,
+        seed: int = 0,
+        val_size: int = 5000,
+        augment: bool = True,
+        download: bool = False,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, seed)
+        self.root, self.val_size, self.download = data_root(root), val_size, download
+        self.augmentation = CropFlip(4, flip=True) if augment else None
+
+    def prepare_data(self) -> None:
+        """Download, where that is asked for."""
+        if self.download:
+            self.source(str(self.root), download=True)
+            datasets.SVHN(str(self.root), split="test", download=True)
+
+    def load(self) -> Splits:
+        """Read the files of both sets."""
+        train, val = hold_out(self._read(True), self.val_size, self.seed)
+        return Splits(train, val, self._read(False), {"svhn": self._svhn()})
+
+    def _read(self, train: bool) -> Examples:
+        name, folder = self.source.__name__, self.source.base_folder
+        data = found(
+            lambda: self.source(str(self.root), train=train),
+            name,
+            self.root,
+            f"Set `download: true` to fetch it, or unpack its archive for Python there ({folder}).",
+        )
+        return torch.from_numpy(data.data).movedim(-1, 1).contiguous(), torch.tensor(data.targets)
+
+    def _svhn(self) -> Examples:
+        data = found(
+            lambda: datasets.SVHN(str(self.root), split="test"),
+            "SVHN",
+            self.root,
+            "Set `download: true` to fetch it, or put test_32x32.mat there.",
+        )
+        images, labels = data.data[:_SVHN_SIZE], data.labels[:_SVHN_SIZE]
+        return torch.from_numpy(images), torch.from_numpy(labels).long()
+
+
+class CIFAR100(CIFAR10):
+    """Photographs ``(3, 32, 32)`` in 100 classes, otherwise as `CIFAR10`."""
+
+    mean, std = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+    source = datasets.CIFAR100

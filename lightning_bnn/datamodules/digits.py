@@ -1,0 +1,86 @@
+"""Handwritten digits of 8 x 8 pixels that come with scikit-learn: nothing to download."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.datamodules.base import DataModule, Examples, Splits
+from lightning_bnn.randomness import keyed_generator
+
+__all__ = ["Digits"]
+
+
+class Digits(DataModule):
+    """1797 digits in ten classes, ``(1, 8, 8)``; a shuffled split with equal shares of classes.
+
+    Out of distribution are test digits with their pixels in one other order (``scrambled``), their
+    negatives (``inverted``) and images of independent pixels (``noise``); shifted are digits with
+    noise added (``noisy``) and moved by one pixel (``moved``).
+
+    Args:
+        batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of validation and test.
+        seed: decides splits, order and noise.
+        val_share: part of the data for validation.
+        test_share: part of the data for the test.
+    """
+
+    mean, std = (0.3053,), (0.3760,)
+
+    def __init__(
+        self,
+        batch_size: int = 64,
+        eval_batch_size: int = 512,
+        seed: int = 0,
+        val_share: float = 0.15,
+        test_share: float = 0.25,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, seed)
+        if not (val_share >= 0 and test_share > 0 and val_share + test_share < 1):
+            raise ValueError(
+                "`val_share` and `test_share` must be parts of the data that leave some for "
+                f"training, got {val_share} and {test_share}."
+            )
+        self.val_share, self.test_share = val_share, test_share
+
+    def load(self) -> Splits:
+        """Split the data and make the other sets of the test digits."""
+        from sklearn.datasets import load_digits
+
+        data = load_digits()
+        images = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
+        labels = torch.tensor(data.target)
+        parts = self._split(labels)
+        train, val, test = ((images[rows], labels[rows]) for rows in parts)
+        return Splits(train, val if len(val[0]) else None, test, *self._others(test))
+
+    def _split(self, labels: Tensor) -> list[Tensor]:
+        """Rows for training, validation and test, class by class."""
+        generator = keyed_generator(self.seed, "digits")
+        parts: list[list[Tensor]] = [[], [], []]
+        for label in labels.unique():
+            rows = (labels == label).nonzero()[:, 0]
+            rows = rows[torch.randperm(len(rows), generator=generator)]
+            test, val = (round(len(rows) * share) for share in (self.test_share, self.val_share))
+            sizes = [len(rows) - test - val, val, test]
+            for part, chosen in zip(parts, rows.split(sizes), strict=True):
+                part.append(chosen)
+        return [torch.cat(part).sort().values for part in parts]
+
+    def _others(self, test: Examples) -> tuple[dict[str, Examples], dict[str, Examples]]:
+        images, labels = test
+        generator = keyed_generator(self.seed, "digits", "others")
+        order = torch.randperm(64, generator=generator)
+        noise = torch.rand(images.shape, generator=generator)
+        added = 0.3 * torch.randn(images.shape, generator=generator)
+        ood = {
+            "scrambled": (images.flatten(1)[:, order].reshape(images.shape), labels),
+            "inverted": (1 - images, labels),
+            "noise": (noise, labels),
+        }
+        shift = {
+            "noisy": ((images + added).clamp(0, 1), labels),
+            "moved": (images.roll(1, 3), labels),
+        }
+        return ood, shift

@@ -1,0 +1,131 @@
+"""Batches out of tensors, keyed by (seed, epoch, position), so that resumed runs go on alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.randomness import keyed_generator
+
+__all__ = ["Draw", "RawBatch", "TensorLoader"]
+
+Draw = Callable[[int, torch.Generator], Tensor]
+"""Draws the random numbers that the augmentation of so many examples needs."""
+
+
+class RawBatch(NamedTuple):
+    """A batch before it is normalised; ``draws`` are the random numbers of the augmentation."""
+
+    inputs: Tensor
+    targets: Tensor
+    draws: Tensor | None = None
+
+
+class TensorLoader:
+    """Cuts tensors into batches; nothing is copied example by example.
+
+    Every process of a distributed run takes its share of each global batch: in training all get
+    the same number of examples (a few come twice), otherwise every example comes exactly once.
+
+    Args:
+        inputs: one row per example.
+        targets: one row per example.
+        batch_size: examples in a batch of one process.
+        seed: together with the epoch and the position it determines order and augmentation.
+        training: shuffle.
+        draw: the random numbers of the augmentation.
+        rank, world_size: which process of how many this is.
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        batch_size: int,
+        seed: int = 0,
+        training: bool = False,
+        draw: Draw | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.inputs, self.targets = inputs, targets
+        self.batch_size, self.seed, self.training, self.draw = batch_size, seed, training, draw
+        self.rank, self.world_size = rank, world_size
+        self.epoch, self.position = 0, 0
+        self._resumed: int | None = None
+
+    @property
+    def dataset(self) -> Tensor:
+        """What ``len`` of is the number of examples."""
+        return self.inputs
+
+    @property
+    def batch_sampler(self) -> SimpleNamespace:
+        """Where Lightning looks for ``set_epoch``."""
+        return SimpleNamespace(sampler=self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Epochs have orders of their own."""
+        if epoch != self.epoch:
+            self.position = 0
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Number of batches of this process."""
+        return -(-self._share() // self.batch_size)
+
+    def __iter__(self) -> Iterator[RawBatch]:
+        """The rest of an epoch that was interrupted, or a whole one."""
+        start = self._take_resumed()
+        order = self._order()
+        for position in range(start, len(self)):
+            self.position = position + 1
+            yield self._batch(order, position)
+
+    def example(self, rows: int) -> RawBatch:
+        """The first rows, for whoever needs to know what inputs look like."""
+        return RawBatch(self.inputs[:rows], self.targets[:rows])
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far this epoch is."""
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the epoch was left."""
+        self.epoch, self.position = state["epoch"], state["position"]
+        self._resumed = self.epoch if self.position < len(self) else None
+
+    def _take_resumed(self) -> int:
+        start = self.position if self._resumed == self.epoch else 0
+        self._resumed = None
+        return start
+
+    def _share(self) -> int:
+        """Examples of this process."""
+        if self.training:
+            return -(-len(self.inputs) // self.world_size)
+        return len(range(self.rank, len(self.inputs), self.world_size))
+
+    def _order(self) -> Tensor:
+        n = len(self.inputs)
+        if not self.training:
+            return torch.arange(self.rank, n, self.world_size)
+        order = torch.randperm(n, generator=self._generator(-1))
+        padded = order[torch.arange(self._share() * self.world_size) % n]
+        return padded[self.rank :: self.world_size]
+
+    def _batch(self, order: Tensor, position: int) -> RawBatch:
+        rows = order[position * self.batch_size : (position + 1) * self.batch_size]
+        draws = None
+        if self.draw is not None:
+            draws = self.draw(len(rows), self._generator(position))
+        return RawBatch(self.inputs[rows], self.targets[rows], draws)
+
+    def _generator(self, position: int) -> torch.Generator:
+        """Another stream for every epoch and position, and for the augmentation of every rank."""
+        stream = self.rank if position >= 0 else 0
+        return keyed_generator(self.seed, self.epoch, position, stream)

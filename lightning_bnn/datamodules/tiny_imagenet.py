@@ -1,0 +1,138 @@
+"""TinyImageNet, with the Describable Textures out of distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision import datasets
+from tqdm.auto import tqdm
+
+from lightning_bnn.datamodules.augmentation import CropFlip
+from lightning_bnn.datamodules.base import (
+    DataModule,
+    Examples,
+    MissingData,
+    Splits,
+    data_root,
+    found,
+    hold_out,
+)
+
+__all__ = ["TinyImageNet"]
+
+_SIDE = 64
+
+
+class TinyImageNet(DataModule):
+    """Photographs ``(3, 64, 64)`` in 200 classes; its ``val`` folder is the test set.
+
+    All splits of the Describable Textures, resized to 64 x 64, are out of distribution. Decoded
+    images are kept in memory (1.2 GB).
+
+    Args:
+        root: folder that holds ``tiny-imagenet-200`` and ``dtd``; by default the environment
+            variable ``LIGHTNING_BNN_DATA``, else ``data``.
+        batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of validation and test.
+        seed: decides splits, order and augmentation.
+        val_size: training examples that are held out for validation.
+        augment: random crops with four pixels of padding, and mirror images.
+        download: fetch the textures if they are missing.
+    """
+
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+    def __init__(
+        self,
+        root: str | None = None,
+        batch_size: int = 128,
+        eval_batch_size: int = 512,
+        seed: int = 0,
+        val_size: int = 5000,
+        augment: bool = True,
+        download: bool = False,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, seed)
+        self.root, self.val_size, self.download = data_root(root), val_size, download
+        self.augmentation = CropFlip(4, flip=True) if augment else None
+
+    @property
+    def folder(self) -> Path:
+        """Where TinyImageNet lies."""
+        return self.root / "tiny-imagenet-200"
+
+    def prepare_data(self) -> None:
+        """Download the textures, where that is asked for."""
+        if self.download:
+            datasets.DTD(str(self.root), download=True)
+
+    def load(self) -> Splits:
+        """Decode the images of both sets."""
+        if not (self.folder / "wnids.txt").is_file():
+            raise MissingData(
+                f"TinyImageNet was not found in {self.folder.resolve()}. Unpack "
+                "tiny-imagenet-200.zip (Stanford CS231n) there. Another folder: `root`, or the "
+                "environment variable LIGHTNING_BNN_DATA."
+            )
+        names = sorted((self.folder / "wnids.txt").read_text().split())
+        classes = {name: k for k, name in enumerate(names)}
+        train, val = hold_out(self._train(classes), self.val_size, self.seed)
+        return Splits(train, val, self._test(classes), {"textures": self._textures()})
+
+    def _train(self, classes: dict[str, int]) -> Examples:
+        files = [
+            (path, label)
+            for name, label in classes.items()
+            for path in sorted((self.folder / "train" / name / "images").glob("*.JPEG"))
+        ]
+        return _decoded([path for path, _ in files], "train"), _labels([k for _, k in files])
+
+    def _test(self, classes: dict[str, int]) -> Examples:
+        folder = self.folder / "val"
+        rows = [line.split() for line in (folder / "val_annotations.txt").read_text().splitlines()]
+        paths = [folder / "images" / row[0] for row in rows]
+        return _decoded(paths, "val"), _labels([classes[row[1]] for row in rows])
+
+    def _textures(self) -> Examples:
+        parts = [
+            found(
+                lambda split=split: datasets.DTD(str(self.root), split=split),
+                "DTD",
+                self.root,
+                "Set `download: true` to fetch it, or unpack dtd-r1.0.1.tar.gz into dtd.",
+            )
+            for split in ("train", "val", "test")
+        ]
+        paths = [path for part in parts for path in part._image_files]
+        return _decoded(paths, "textures"), _labels([k for part in parts for k in part._labels])
+
+
+def _labels(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.long)
+
+
+def _decoded(paths: Sequence[Path], name: str) -> Tensor:
+    """All images as bytes ``(n, 3, 64, 64)``."""
+    images = np.empty((len(paths), _SIDE, _SIDE, 3), np.uint8)
+
+    def read(k: int) -> None:
+        with Image.open(paths[k]) as image:
+            small = image.convert("RGB")
+            if small.size != (_SIDE, _SIDE):
+                small = small.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
+            images[k] = small
+
+    with ThreadPoolExecutor() as pool:
+        bar = tqdm(
+            total=len(paths), desc=f"decoding {name}", leave=False, disable=len(paths) < 2000
+        )
+        for _ in pool.map(read, range(len(paths))):
+            bar.update()
+        bar.close()
+    return torch.from_numpy(images).movedim(-1, 1).contiguous()

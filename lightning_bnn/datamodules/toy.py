@@ -1,0 +1,114 @@
+"""Small problems whose posteriors can be looked at."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.datamodules.base import DataModule, Examples, Splits
+from lightning_bnn.randomness import keyed_generator
+
+__all__ = ["TractableReLU", "TwoGaussians"]
+
+
+class TwoGaussians(DataModule):
+    """Two classes of points in the plane, around (-2, -2) and (2, 2), with unit covariance.
+
+    Training points are drawn again until a line separates the classes with a gap, so that a small
+    network can reach a loss of zero. Targets are class indices; out of distribution is a ring
+    around both classes.
+
+    Args:
+        batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of test.
+        seed: decides the points and their order.
+        size: points of each class.
+        gap: smallest distance between the classes, along the best line.
+
+    References:
+        | A Symmetry-Aware Exploration of Bayesian Neural Network Posteriors (2024), appendix A
+        | https://openreview.net/forum?id=FOSBQuXgAq
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 10,
+        eval_batch_size: int = 512,
+        seed: int = 0,
+        size: int = 200,
+        gap: float = 1.0,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, seed)
+        if not 0 <= gap < 3:
+            raise ValueError(f"`gap` must be at least 0 and below 3, got {gap}.")
+        self.size, self.gap = size, gap
+
+    def load(self) -> Splits:
+        """Draw until the training points are separated."""
+        generator = keyed_generator(self.seed, "two Gaussians")
+        train = self._points(generator)
+        while separation(*train) < self.gap:
+            train = self._points(generator)
+        angle = 2 * torch.pi * torch.rand(self.size, generator=generator)
+        ring = 12 * torch.stack([angle.cos(), angle.sin()], 1)
+        test = self._points(generator)
+        return Splits(train, None, test, {"ring": (ring, torch.zeros(self.size).long())})
+
+    def _points(self, generator: torch.Generator) -> Examples:
+        labels = torch.arange(2).repeat_interleave(self.size)
+        centres = torch.where(labels[:, None] == 1, 2.0, -2.0)
+        return centres + torch.randn(2 * self.size, 2, generator=generator), labels
+
+
+def separation(points: Tensor, labels: Tensor) -> float:
+    """Width of the widest empty strip between two classes; 0 if no line separates them.
+
+    That is the distance of their convex hulls, the smallest norm of a difference of two convex
+    combinations, found by quadratic programming.
+    """
+    from scipy.optimize import nnls
+
+    one, two = (points[labels == k].double() for k in (0, 1))
+    # Nearest points of two hulls: minimise |A'a - B'b| with a, b >= 0 and both of sum one. A heavy
+    # weight on the sums turns that into least squares over the positive numbers.
+    heavy = 1e4 * float(points.abs().max())
+    sums = torch.zeros(2, len(points), dtype=torch.float64)
+    sums[0, : len(one)] = sums[1, len(one) :] = heavy
+    system = torch.cat([torch.cat([one, -two]).T, sums])
+    wanted = torch.tensor([0.0, 0.0, heavy, heavy], dtype=torch.float64)
+    shares, _ = nnls(system.numpy(), wanted.numpy())
+    return float((system[:2] @ torch.from_numpy(shares)).norm())
+
+
+class TractableReLU(DataModule):
+    r"""Targets :math:`\alpha |x|`, which two ReLU units without biases can give in two ways.
+
+    Args:
+        alpha: the slope, where the two modes of the posterior lie.
+        batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of test.
+        seed: decides the inputs and their order.
+        size: training examples, and test examples.
+
+    References:
+        | Variational Inference Failures Under Model Symmetries (2024), section 5.1
+        | https://arxiv.org/abs/2408.05496
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.1,
+        batch_size: int = 10,
+        eval_batch_size: int = 512,
+        seed: int = 0,
+        size: int = 100,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, seed)
+        self.alpha, self.size = alpha, size
+
+    def load(self) -> Splits:
+        """Draw inputs between -10 and 10."""
+        generator = keyed_generator(self.seed, "tractable")
+        x = 20 * torch.rand(2 * self.size, 1, generator=generator) - 10
+        train, test = ((part, self.alpha * part.abs()) for part in x.split(self.size))
+        return Splits(train, None, test)

@@ -1,0 +1,9 @@
+"""LightningModules that train posteriors over the weights of any network."""
+
+from lightning_bnn.modules.base import BayesianModule, Prediction
+from lightning_bnn.modules.ensemble import DeepEnsemble
+from lightning_bnn.modules.mfvi import MFVI
+from lightning_bnn.modules.predictive import Predictive
+from lightning_bnn.modules.symmetrized_vi import SymmetrizedVI
+
+__all__ = ["BayesianModule", "DeepEnsemble", "MFVI", "Prediction", "Predictive", "SymmetrizedVI"]

@@ -1,0 +1,77 @@
+"""Deep ensembles: networks that are trained side by side from different starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from lightning_bnn import params as P
+from lightning_bnn.likelihoods import IsotropicGaussianPrior
+from lightning_bnn.modules.base import BayesianModule
+from lightning_bnn.modules.member_losses import member_losses
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import Empirical
+
+__all__ = ["DeepEnsemble"]
+
+
+class DeepEnsemble(BayesianModule):
+    r"""Several networks, each at a maximum of the posterior (of the likelihood without a prior).
+
+    .. math:: L_m = -\frac{1}{B} \sum_i \log p(y_i | x_i, \omega_m) - \frac{1}{N} \log p(\omega_m)
+
+    With ``members=1`` it is ordinary training. The state dict has the names of the network, with a
+    leading member dimension.
+
+    Args:
+        network: gives the computation; it is copied, not changed.
+        members: how many networks.
+        prior_std: standard deviation of a Gaussian prior over all weights; None leaves
+            regularisation to the optimizer's weight decay.
+        **kwargs: what every module takes, see `BayesianModule`.
+
+    References:
+        | Simple and Scalable Predictive Uncertainty Estimation (Lakshminarayanan et al., 2017)
+        | https://arxiv.org/abs/1612.01474
+    """
+
+    def __init__(
+        self, network: nn.Module, members: int = 5, prior_std: float | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(network, members=members, **kwargs)
+        self.prior = None if prior_std is None else IsotropicGaussianPrior(prior_std)
+        self.networks = P.stacked_copy(self.template, self.first_networks())
+        self.networks.train()
+
+    @property
+    def judged_samples(self) -> int:
+        """All members predict."""
+        return len(self.healthy())
+
+    def member_stack(self) -> Params:
+        """The members."""
+        return P.of(self.networks)
+
+    def posterior(self) -> Empirical:
+        """The members, each as likely as the others."""
+        kept = self.healthy()
+        return Empirical({name: t[kept] for name, t in self.member_stack().items()})
+
+    def losses(self, inputs: tuple[Any, ...], targets: Tensor) -> dict[str, Tensor]:
+        """Mean negative log-likelihood, with the prior's share."""
+        stack = {**P.of(self.networks), **dict(self.networks.named_parameters())}
+        nll = member_losses(
+            self.template,
+            stack,
+            inputs,
+            lambda outputs: -self.likelihood.log_prob(outputs, targets).mean(-1),
+            list(self.likelihood.parameters()),
+            self.chunk_size,
+        )
+        if self.prior is None:
+            return {"loss": nll}
+        assert self.num_data is not None
+        names = P.weight_names(self.template)
+        log_prior = self.prior.log_prob(stack, names, stacked=True)
+        return {"loss": nll - log_prior / self.num_data, "nll": nll}

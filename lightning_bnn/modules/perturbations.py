@@ -1,0 +1,159 @@
+r"""Layers whose noise differs from example to example, in any network, without rewriting it.
+
+Calls of ``linear`` and ``conv`` with a sampled weight are intercepted while the network runs.
+
+- Flipout: one perturbation :math:`\Delta = \sigma \epsilon` for the batch, with signs of its own
+  for every example, :math:`y = \mu x + r \odot \Delta (s \odot x)`. Every example sees an exact
+  sample of the weights; examples are uncorrelated.
+- Local: the output of a linear layer is drawn from its own distribution,
+  :math:`y \sim N(\mu x, \sigma^2 x^2)`, again exact for every example. Layers that use a weight
+  several times for one example (convolutions, sequences) take flipout: local noise would there be
+  that of another posterior.
+
+References:
+    | Variational Dropout and the Local Reparameterization Trick (Kingma et al., 2015)
+    | https://arxiv.org/abs/1506.02557
+    | Flipout (Wen et al., 2018)
+    | https://arxiv.org/abs/1803.04386
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["Perturbed", "Reparameterisation", "tied_names"]
+
+Reparameterisation = Literal["weight", "local", "flipout"]
+_LEAST = 1e-16
+
+
+@dataclass
+class _Weight:
+    name: str
+    mean: Tensor
+    std: Tensor
+    noise: Tensor
+    signs: tuple[Tensor, ...] = field(default=())
+    used: bool = False
+
+
+class Perturbed(TorchFunctionMode):
+    """While this is active, layers with sampled weights draw noise for every example.
+
+    Args:
+        sampled: the weights that the network was given.
+        mean, std, noise: of each, such that ``sampled = mean + std * noise``.
+        kind: ``"local"`` or ``"flipout"``.
+        plain: names of weights that stay as they were sampled.
+    """
+
+    def __init__(
+        self,
+        sampled: Mapping[str, Tensor],
+        mean: Mapping[str, Tensor],
+        std: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor],
+        kind: Reparameterisation,
+        plain: set[str] = frozenset(),  # type: ignore[assignment]
+    ) -> None:
+        super().__init__()
+        if kind not in get_args(Reparameterisation):
+            allowed = ", ".join(get_args(Reparameterisation))
+            raise ValueError(f"`reparameterisation` must be one of {allowed}, got {kind!r}.")
+        self.kind = kind
+        self._weights = {
+            id(tensor): _Weight(name, mean[name], std[name], noise[name])
+            for name, tensor in sampled.items()
+            if name in mean and name not in plain
+        }
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        """Replace calls of layers with a sampled weight."""
+        kwargs = kwargs or {}
+        if func not in _LAYERS:
+            return func(*args, **kwargs)
+        named = {**dict(zip(_LAYERS[func], args, strict=False)), **kwargs}
+        weight = self._weights.get(id(named.get("weight")))
+        x = named.pop("input")
+        if weight is None or x.ndim != _batched_dims(func, x):
+            return func(*args, **kwargs)
+        named.pop("weight")
+        bias = self._weights.get(id(named.get("bias")))
+        if self.kind == "local" and func is F.linear and x.ndim == 2:
+            return self._local(x, weight, bias, named.pop("bias", None))
+        return self._flipout(func, x, weight, bias, named)
+
+    def _local(self, x: Tensor, weight: _Weight, bias: _Weight | None, given: Any) -> Tensor:
+        if weight.used:
+            raise ValueError(
+                f"`reparameterisation='local'` needs layers that are used once, but {weight.name} "
+                "is used twice in one forward pass: take 'flipout'."
+            )
+        weight.used = True
+        mean = F.linear(x, weight.mean, given if bias is None else bias.mean)
+        squares = None if bias is None else bias.std.square()
+        variance = F.linear(x.square(), weight.std.square(), squares)
+        return mean + (variance + _LEAST).sqrt() * torch.randn_like(mean)
+
+    def _flipout(
+        self, func: Any, x: Tensor, weight: _Weight, bias: _Weight | None, rest: dict[str, Any]
+    ) -> Tensor:
+        given = rest.pop("bias", None)
+        mean = func(x, weight.mean, given if bias is None else bias.mean, **rest)
+        dims = (-1,) if func is F.linear else (1,)
+        ins, outs = self._signs(weight, x, mean, dims[0])
+        moved = func(x * ins, weight.std * weight.noise, None, **rest) * outs
+        if bias is not None:
+            own = self._signs(bias, mean, mean, dims[0])[1]
+            shape = [1] * mean.ndim
+            shape[dims[0]] = -1
+            moved = moved + own * (bias.std * bias.noise).reshape(shape)
+        return mean + moved
+
+    def _signs(self, weight: _Weight, x: Tensor, y: Tensor, dim: int) -> tuple[Tensor, ...]:
+        """Signs of inputs and outputs for every example: the same whenever a weight is used."""
+        if not weight.signs:
+            weight.signs = tuple(
+                torch.randint(2, (len(t), t.shape[dim]), device=t.device).to(t) * 2 - 1
+                for t in (x, y)
+            )
+        ins, outs = weight.signs
+        return _spread(ins, x.ndim, dim), _spread(outs, y.ndim, dim)
+
+
+def _spread(signs: Tensor, ndim: int, dim: int) -> Tensor:
+    """``(batch, channels)`` in a shape that multiplies a tensor of more dimensions."""
+    ones = (1,) * (ndim - 2)
+    shape = (len(signs), *ones, signs.shape[1]) if dim == -1 else (*signs.shape, *ones)
+    return signs.reshape(shape)
+
+
+_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_LAYERS = {
+    F.linear: ("input", "weight", "bias"),
+    **{conv: _CONV for conv in (F.conv1d, F.conv2d, F.conv3d)},
+}
+
+
+def _batched_dims(func: Any, x: Tensor) -> int:
+    """Dimensions that an input with a batch has."""
+    if func is F.linear:
+        return max(x.ndim, 2)
+    return {F.conv1d: 3, F.conv2d: 4, F.conv3d: 5}[func]
+
+
+def tied_names(model: nn.Module) -> set[str]:
+    """Names of weights that a module holds in more than one place."""
+    owners: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(p), []).append(name)
+    return {name for names in owners.values() if len(names) > 1 for name in names}

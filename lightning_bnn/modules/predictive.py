@@ -1,0 +1,41 @@
+"""The average over many networks as one plain module, to be exported."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
+
+from lightning_bnn import params as P
+from lightning_bnn.params import Params
+
+__all__ = ["Predictive"]
+
+
+class Predictive(nn.Module):
+    """Runs every network of a stack and averages what the likelihood makes of the outputs.
+
+    Args:
+        template: gives the computation.
+        networks: a stack.
+        likelihood: turns outputs ``(samples, batch, ...)`` into a prediction.
+    """
+
+    def __init__(self, template: nn.Module, networks: Params, likelihood: nn.Module) -> None:
+        super().__init__()
+        self.networks = P.stacked_copy(template, networks).requires_grad_(False)
+        self.__dict__["template"] = copy.deepcopy(template).eval()
+        self.likelihood = copy.deepcopy(likelihood)
+        self.eval()
+
+    def forward(self, *inputs: Any) -> Any:
+        """The mean prediction."""
+        members = P.unstack({name: t.detach() for name, t in P.of(self.networks).items()})
+        outputs = [functional_call(self.template, member, inputs) for member in members]
+        return self.likelihood.predictive(
+            tree_map(lambda *t: torch.stack(t) if isinstance(t[0], Tensor) else t[0], *outputs)
+        )

@@ -1,0 +1,195 @@
+r"""How much the permutations of a network add to the entropy of a diagonal Gaussian over it.
+
+.. math:: I(g; \omega) = H(q^G) - H(q) = \log n! - E_q \log
+    \mathrm{perm}\big(A_{ij} / A_{ii}\big)
+
+for the units of one layer, where :math:`A_{ij}` is the density of the own weights of unit i
+(incoming row, bias, outgoing column) under those of unit j. Layers that share no tensor add; a set
+of such layers gives a lower bound for the whole group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors.permanents import log_bethe, log_capacity, log_transpositions
+from lightning_bnn.posteriors.unit_layers import UnitLayer
+from lightning_bnn.symmetry import Symmetries, random_permutations
+from lightning_bnn.symmetry.actions import permute_some
+
+__all__ = [
+    "Bracket",
+    "Sampled",
+    "draw_information",
+    "information_bracket",
+    "log_ratios",
+    "meeting_units",
+    "permanent_information",
+]
+
+Bound = Callable[[Tensor], Tensor]
+_NEGLIGIBLE = 60.0
+"""Units whose density under each other's distribution is below e^-60 of their own cannot meet."""
+
+
+class Sampled(NamedTuple):
+    """Networks drawn from Gaussians, ``weights = mean + exp(log_std) * noise``, all as stacks."""
+
+    weights: Params
+    mean: Params
+    log_std: Params
+    noise: Params
+
+
+# ------------------------------------------------------------ densities of units
+def log_ratios(layer: UnitLayer, sampled: Sampled, units: Tensor | None = None) -> Tensor:
+    r"""Logarithms of :math:`A_{ij} / A_{ii}`, ``(networks, units, units)``, in float64.
+
+    Args:
+        layer: whose units.
+        sampled: networks.
+        units: only these.
+    """
+    w, mu, rho = (layer.rows(p, units).double() for p in sampled[:3])
+    centre = mu.detach().mean(1, keepdim=True)
+    w, mu, precision = w - centre, mu - centre, (-2 * rho).exp()
+    # sum_c (w_ic - mu_jc)^2 / s_jc^2, by two products of matrices
+    squares = w.square() @ precision.mT - 2 * w @ (mu * precision).mT
+    logs = -(squares + (mu.square() * precision).sum(2)[:, None]) / 2 - rho.sum(2)[:, None]
+    return logs - logs.diagonal(dim1=1, dim2=2)[..., None]
+
+
+@torch.no_grad()
+def meeting_units(layer: UnitLayer, sampled: Sampled) -> Tensor:
+    """Units that may be taken for another one, as indices.
+
+    A part of the squared distances bounds all of them: most pairs are told apart by a few weights.
+
+    Args:
+        layer: whose units.
+        sampled: networks.
+    """
+    squares = layer.sums({name: sampled.noise[name].square() for name in layer.tensors})
+    log_scales = layer.sums(sampled.log_std).double()
+    own = -squares.double() / 2 - log_scales
+    w, mu, rho = (t.double() for t in layer.telling(sampled[:3], sampled.mean, sampled.log_std))
+    centre = mu.mean(1, keepdim=True)
+    w, mu, precision = w - centre, mu - centre, (-2 * rho).exp()
+    squares = w.square() @ precision.mT - 2 * w @ (mu * precision).mT
+    bound = -(squares + (mu.square() * precision).sum(2)[:, None]) / 2
+    bound = bound - log_scales[:, None]
+    near = (bound - own[..., None] > -_NEGLIGIBLE).any(0)
+    near.fill_diagonal_(False)
+    return (near.any(0) | near.any(1)).nonzero()[:, 0]
+
+
+# ------------------------------------------------------------ information
+def permanent_information(layer: UnitLayer, sampled: Sampled, bound: Bound) -> Tensor:
+    """Information in the order of the units of one layer, one estimate for every network.
+
+    Only units that may meet another one enter a matrix; all others are told apart for certain.
+
+    Args:
+        layer: whose units.
+        sampled: networks.
+        bound: the permanent or a bound of it, of logarithms.
+    """
+    units = meeting_units(layer, sampled)
+    first = next(iter(sampled.weights.values()))
+    full = torch.full((len(first),), layer.log_order, dtype=torch.float64, device=first.device)
+    if len(units) == 0:
+        return full
+    return full - bound(log_ratios(layer, sampled, units))
+
+
+class Bracket(NamedTuple):
+    """Bounds of the information of the whole group, and estimates for one set of layers."""
+
+    lower: Tensor
+    upper: Tensor
+    bethe: Tensor
+    capacity: Tensor
+
+
+def information_bracket(
+    sym: Symmetries,
+    layers: Sequence[UnitLayer],
+    sampled: Sampled,
+) -> Bracket:
+    """Bounds for every network; their means over networks bound the mean.
+
+    Layers outside of the set can add at most the logarithm of how many permutations they have.
+
+    Args:
+        sym: what `lightning_bnn.symmetry.discover` returned.
+        layers: a set that shares no tensor, see `independent_sets`.
+        sampled: networks.
+    """
+    first = next(iter(sampled.weights.values()))
+    zero = torch.zeros(len(first), dtype=torch.float64, device=first.device)
+    bethe, capacity, swaps, slack, order = zero, zero, zero, 0.0, 0.0
+    for layer in layers:
+        units = meeting_units(layer, sampled)
+        order += layer.log_order
+        slack += len(units) / 2 * math.log(2)
+        if len(units) > 0:
+            ratios = log_ratios(layer, sampled, units)
+            bethe = bethe - log_bethe(ratios)
+            capacity = capacity - log_capacity(ratios)
+            swaps = swaps - log_transpositions(ratios)
+    bethe, capacity, swaps = bethe + order, capacity + order, swaps + order
+    lower = torch.stack([bethe - slack, capacity]).mean(1)
+    upper = torch.stack([bethe, swaps]).mean(1)
+    rest = sym.log10_permutations * math.log(10) - order
+    return Bracket(lower.amax().clamp(min=0), upper.amin().clamp(max=order) + rest, bethe, capacity)
+
+
+def draw_information(
+    sym: Symmetries,
+    sampled: Sampled,
+    draws: int,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""The estimate of P2 for every network: the identity and uniform permutations, K in all.
+
+    .. math:: \log q(\omega) - \log \frac{1}{K} \Big(q(\omega) + \sum_{j=1}^{K-1}
+        q(g_j^{-1} \omega)\Big)
+
+    In expectation it is between zero and the smaller of the information and log K.
+
+    Args:
+        sym: what `lightning_bnn.symmetry.discover` returned.
+        sampled: networks.
+        draws: K.
+        generator: draws the permutations.
+    """
+    weights = sampled.weights
+    moved = _moved_tensors(sym, weights)
+    own = _log_density(weights, sampled, moved)
+    terms = [torch.zeros_like(own)]
+    size = len(own)
+    for _ in range(draws - 1):
+        element = [p.expand(size, -1) for p in random_permutations(sym, generator)]
+        image = permute_some({name: weights[name] for name in moved}, sym, element)
+        terms.append(_log_density(image, sampled, moved) - own)
+    return math.log(draws) - torch.stack(terms).logsumexp(0)
+
+
+def _moved_tensors(sym: Symmetries, weights: Params) -> list[str]:
+    places = (place for group in sym.permutations for place in group.placements)
+    return sorted({sym.axes[place.axis].tensor for place in places} & weights.keys())
+
+
+def _log_density(weights: Params, sampled: Sampled, names: Sequence[str]) -> Tensor:
+    """Without constants, which all images share."""
+    parts = [
+        (weights[name] - sampled.mean[name]) * (-sampled.log_std[name]).exp() for name in names
+    ]
+    squares = [z.square().flatten(1).sum(1, dtype=torch.float64) for z in parts]
+    return -torch.stack(squares).sum(0) / 2

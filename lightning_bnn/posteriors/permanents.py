@@ -1,0 +1,176 @@
+r"""Permanents of positive matrices, given as logarithms: exact, and with bounds from both sides.
+
+.. math:: \mathrm{perm}_B(A) \le \mathrm{perm}(A) \le \min(2^{n/2}\, \mathrm{perm}_B(A),
+    \mathrm{cap}(A)), \qquad \mathrm{perm}(A) \ge \prod_i A_{ii} \Big(1 + \sum_{i<j}
+    \frac{A_{ij} A_{ji}}{A_{ii} A_{jj}}\Big)
+
+All functions take ``(..., n, n)`` and return ``(...)``. Gradients of the Bethe permanent and of the
+capacity are doubly stochastic matrices that the iterations end with: nothing is differentiated
+through them.
+
+References:
+    | The Bethe Permanent of a Nonnegative Matrix (Vontobel, 2013)
+    | https://arxiv.org/abs/1107.4196
+    | A Tight Analysis of Bethe Approximation for Permanent (Anari and Rezaei, 2019)
+    | https://arxiv.org/abs/1811.02933
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["log_bethe", "log_capacity", "log_permanent", "log_transpositions"]
+
+_EXACT_UP_TO = 14
+_SAFE = 200
+"""Exponents up to here leave room in float64 for what sums of them do."""
+
+
+def log_permanent(logs: Tensor) -> Tensor:
+    """Logarithm of the permanent, by summing over sets of columns; for at most 14 rows.
+
+    >>> log_permanent(torch.zeros(3, 3)).exp()
+    tensor(6.)
+    """
+    n = logs.shape[-1]
+    if n > _EXACT_UP_TO:
+        raise ValueError(f"`logs` must have at most {_EXACT_UP_TO} rows, got {n}.")
+    sums = {0: logs.new_zeros(logs.shape[:-2])}
+    for row in range(n):
+        following: dict[int, list[Tensor]] = {}
+        for columns, value in sums.items():
+            for j in range(n):
+                if not columns >> j & 1:
+                    following.setdefault(columns | 1 << j, []).append(value + logs[..., row, j])
+        sums = {key: torch.stack(terms).logsumexp(0) for key, terms in following.items()}
+    return sums[(1 << n) - 1]
+
+
+def log_transpositions(logs: Tensor) -> Tensor:
+    """A lower bound: the identity and all exchanges of two.
+
+    >>> log_transpositions(torch.zeros(3, 3)).exp()
+    tensor(4.)
+    """
+    diagonal = logs.diagonal(dim1=-2, dim2=-1)
+    ratios = logs + logs.mT - diagonal[..., :, None] - diagonal[..., None, :]
+    n = logs.shape[-1]
+    upper = torch.ones(n, n, dtype=torch.bool, device=logs.device).triu(1)
+    terms = torch.cat([torch.zeros_like(diagonal[..., :1]), ratios[..., upper]], -1)
+    return terms.logsumexp(-1) + diagonal.sum(-1)
+
+
+def log_capacity(logs: Tensor, sweeps: int = 20) -> Tensor:
+    """An upper bound, by Sinkhorn scaling; it holds after any number of sweeps.
+
+    >>> log_capacity(torch.zeros(3, 3)).exp().round(decimals=3)
+    tensor(27.)
+    """
+    return _Bound.apply(logs, _capacity(logs.detach(), sweeps))
+
+
+def log_bethe(logs: Tensor, iterations: int = 200, tolerance: float = 1e-9) -> Tensor:
+    """A lower bound, by sum-product messages between rows and columns.
+
+    >>> log_bethe(torch.zeros(2, 2)).exp().round(decimals=3)
+    tensor(1.)
+    """
+    return _Bound.apply(logs, _bethe(logs.detach(), iterations, tolerance))
+
+
+class _Bound(torch.autograd.Function):
+    """A value whose gradient is known (envelope theorem)."""
+
+    @staticmethod
+    def forward(ctx: Any, logs: Tensor, solved: tuple[Tensor, Tensor]) -> Tensor:
+        value, shares = solved
+        ctx.save_for_backward(shares)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (shares,) = ctx.saved_tensors
+        return grad[..., None, None] * shares, None
+
+
+def _capacity(logs: Tensor, sweeps: int) -> tuple[Tensor, Tensor]:
+    rows = logs.logsumexp(-1, keepdim=True)
+    columns = torch.zeros_like(rows.mT)
+    for _ in range(sweeps):
+        columns = (logs - rows).logsumexp(-2, keepdim=True)
+        rows = (logs - columns).logsumexp(-1, keepdim=True)
+    return rows.sum((-2, -1)) + columns.sum((-2, -1)), (logs - rows - columns).exp()
+
+
+def _bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Messages are odds of an edge: ``down`` from its row, ``up`` from its column.
+
+    They are clamped where an edge is as good as certain, so that no product leaves the numbers.
+    """
+    if logs.shape[-1] == 1:
+        return logs[..., 0, 0], torch.ones_like(logs)
+    logs64 = logs.double()
+    rows, columns = _potentials(logs64)
+    scaled = (logs64 - rows - columns).exp()
+    up = torch.full_like(scaled, 1 / (scaled.shape[-1] - 1))
+    down = _clamped(scaled / _others(scaled * up, -1))
+    beliefs = torch.zeros_like(scaled)
+    for step in range(iterations):
+        up = _clamped(1 / _others(down, -2))
+        new = _clamped(scaled / _others(scaled * up, -1))
+        # Damping: without it the messages of two nearly equal columns oscillate.
+        down = (down * new).sqrt_()
+        if step % 8 == 7:
+            before, beliefs = beliefs, 1 / (1 + 1 / (down * up))
+            if bool((beliefs - before).abs().amax() < tolerance):
+                break
+    up = _clamped(1 / _others(down, -2))
+    sums = (scaled * up).sum(-1)
+    value = (
+        sums.log().sum(-1)
+        + down.sum(-2).log().sum(-1)
+        - torch.log1p(down * up).sum((-2, -1))
+        + (rows.sum((-2, -1)) + columns.sum((-2, -1)))
+    )
+    return value.to(logs), (scaled * up / sums[..., None]).to(logs)
+
+
+def _potentials(logs: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales of rows and columns after which the likeliest permutation is as likely as any entry.
+
+    Where the diagonal is nearly that permutation already, the largest entry of each row will do;
+    else they are the dual variables of the linear assignment, found by scaling with ever less
+    smoothing.
+    """
+    rows = logs.amax(-1, keepdim=True)
+    columns = torch.zeros_like(rows.mT)
+    if bool((logs.diagonal(dim1=-2, dim2=-1) - rows[..., 0]).amin() > -_SAFE):
+        return rows, columns
+    spread = float(logs.amax() - logs.amin())
+    smoothing = max(spread / 100, 1.0)
+    while True:
+        for _ in range(50):
+            columns = smoothing * ((logs - rows) / smoothing).logsumexp(-2, keepdim=True)
+            rows = smoothing * ((logs - columns) / smoothing).logsumexp(-1, keepdim=True)
+        if smoothing == 1.0:
+            return rows, columns
+        smoothing = max(smoothing / 3, 1.0)
+
+
+def _clamped(odds: Tensor) -> Tensor:
+    return odds.clamp_(1e-150, 1e150)
+
+
+def _others(x: Tensor, dim: int) -> Tensor:
+    """Sum of all other entries along a dimension, for each, without cancellation.
+
+    All entries but the largest are at most half of the sum, so that subtracting them is safe; the
+    sum without the largest is taken apart.
+    """
+    largest, where = x.max(dim, keepdim=True)
+    rest = x.scatter(dim, where, 0).sum(dim, keepdim=True)
+    others = (largest + rest).sub(x)
+    return others.scatter_(dim, where, rest)

@@ -1,0 +1,144 @@
+"""Layers whose units can be exchanged one for one, and sets of them that share no tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry import PermutationGroup, Symmetries
+
+__all__ = ["UnitLayer", "independent_sets", "unit_layers"]
+
+_SCREEN = 64
+"""Weights of each tensor that are enough to tell most units apart."""
+
+
+@dataclass(frozen=True, eq=False)
+class UnitLayer:
+    """Units that can be exchanged, and where their weights are: (tensor, dimension, positions)."""
+
+    group: int
+    units: int
+    places: tuple[tuple[str, int | None, Tensor], ...]
+
+    @property
+    def log_order(self) -> float:
+        """Logarithm of the number of permutations."""
+        return math.lgamma(self.units + 1)
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """The tensors that its permutations move."""
+        return frozenset(name for name, _, _ in self.places)
+
+    def rows(self, params: Params, units: Tensor | None = None) -> Tensor:
+        """Weights of each unit (or of some), ``(networks, units, weights)``, from a stack."""
+        parts = []
+        for name, dim, positions in self.places:
+            w = params[name]
+            w = w.flatten(1) if dim is None else w.movedim(dim + 1, 1)
+            index = positions if units is None else positions[units.to(positions.device)]
+            own = w.index_select(1, index.reshape(-1).to(w.device))
+            parts.append(own.reshape(len(w), len(index), -1))
+        return torch.cat(parts, 2)
+
+    def telling(self, stacks: Sequence[Params], mean: Params, log_std: Params) -> list[Tensor]:
+        """As `rows` of several stacks, but only the weights by which units differ most."""
+        parts: list[list[Tensor]] = [[] for _ in stacks]
+        for name, dim, positions in self.places:
+            columns = _telling(mean[name], log_std[name], dim)
+            for part, params in zip(parts, stacks, strict=True):
+                w = params[name]
+                along = w[:, :, None] if dim is None else w.movedim(dim + 1, 1)
+                chosen = along.reshape(*along.shape[:2], -1)[:, :, columns]
+                part.append(chosen[:, positions.to(w.device)].flatten(2))
+        return [torch.cat(part, 2) for part in parts]
+
+    def sums(self, params: Params) -> Tensor:
+        """Sum over the weights of each unit, ``(networks, units)``."""
+        total: Tensor | None = None
+        for name, dim, positions in self.places:
+            w = params[name]
+            along = w.flatten(1) if dim is None else w.movedim(dim + 1, 1)
+            along = along if along.ndim == 2 else along.sum(tuple(range(2, along.ndim)))
+            own = along[:, positions.to(w.device)].sum(2)
+            total = own if total is None else total + own
+        assert total is not None
+        return total
+
+
+def unit_layers(sym: Symmetries, names: Sequence[str]) -> list[UnitLayer]:
+    """The groups whose permutations can be told unit by unit.
+
+    That leaves out groups that act on a tensor along both of its axes, as those of a residual or
+    recurrent layer do, and those that move columns within blocks.
+    """
+    return [
+        layer
+        for g, group in enumerate(sym.permutations)
+        if (layer := _unit_layer(sym, g, group, set(names))) is not None
+    ]
+
+
+def _unit_layer(
+    sym: Symmetries, index: int, group: PermutationGroup, names: set[str]
+) -> UnitLayer | None:
+    axes = [(sym.axes[place.axis], place.positions) for place in group.placements]
+    axes = [(axis, positions) for axis, positions in axes if axis.tensor in names]
+    tensors = [axis.tensor for axis, _ in axes]
+    if not tensors or len(set(tensors)) < len(tensors) or any(a.blocks > 1 for a, _ in axes):
+        return None
+    places = tuple((axis.tensor, axis.dim, positions) for axis, positions in axes)
+    return UnitLayer(index, group.units, places)
+
+
+def independent_sets(layers: Sequence[UnitLayer]) -> list[list[UnitLayer]]:
+    """Sets of layers that share no tensor; together they are all layers.
+
+    The first has the largest total ``log n!`` of all sets, each further one the largest of those
+    that contain a layer which no earlier set has.
+    """
+    sets: list[list[UnitLayer]] = []
+    covered: set[int] = set()
+    while len(covered) < len(layers):
+        first = next((k for k in range(len(layers)) if k not in covered), None) if sets else None
+        chosen = _best_set(layers, first)
+        sets.append([layers[k] for k in chosen])
+        covered |= set(chosen)
+    return sets
+
+
+def _best_set(layers: Sequence[UnitLayer], contains: int | None) -> list[int]:
+    """A maximum-weight independent set, by integer programming."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    n = len(layers)
+    clashes = [(a, b) for a in range(n) for b in range(a) if layers[a].tensors & layers[b].tensors]
+    matrix = np.zeros((len(clashes) + 1, n))
+    for row, pair in enumerate(clashes):
+        matrix[row, list(pair)] = 1
+    lower = np.zeros(n)
+    if contains is not None:
+        lower[contains] = 1
+    solved = milp(
+        -np.array([layer.log_order for layer in layers]),
+        integrality=np.ones(n),
+        bounds=Bounds(lower, np.ones(n)),
+        constraints=LinearConstraint(matrix, ub=np.ones(len(clashes) + 1)),
+    )
+    return [k for k in range(n) if solved.x[k] > 0.5]
+
+
+def _telling(mean: Tensor, log_std: Tensor, dim: int | None) -> Tensor:
+    """Columns of a tensor with the largest signal-to-noise ratio between units."""
+    if dim is None or mean.ndim < 3:
+        return torch.zeros(1, dtype=torch.long, device=mean.device)
+    across = dim + 1
+    signal = mean.var(across, correction=0) * (-2 * log_std.mean(across)).exp()
+    return signal.flatten(1).amax(0).topk(min(_SCREEN, signal[0].numel())).indices

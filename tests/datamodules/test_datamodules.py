@@ -1,0 +1,217 @@
+"""Data modules on tiny files of the real formats: shapes, splits, preprocessing, missing files."""
+
+import fake_files
+import numpy as np
+import pytest
+import torch
+from sklearn.svm import SVC
+from torchvision import datasets
+
+from lightning_bnn.datamodules import (
+    CIFAR10,
+    CIFAR100,
+    MNIST,
+    Digits,
+    MissingData,
+    TinyImageNet,
+    TractableReLU,
+    TwoGaussians,
+    UCIEnergy,
+    UCIYacht,
+)
+from lightning_bnn.datamodules.toy import separation
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    fake_files.mnist(tmp_path)
+    fake_files.cifar(tmp_path, monkeypatch)
+    fake_files.cifar(tmp_path, monkeypatch, datasets.CIFAR100)
+    fake_files.svhn(tmp_path, monkeypatch)
+    fake_files.tiny_imagenet(tmp_path)
+    fake_files.textures(tmp_path)
+    fake_files.uci(tmp_path)
+    return str(tmp_path)
+
+
+MODULES = {
+    "digits": lambda root: Digits(),
+    "mnist": lambda root: MNIST(root, val_size=5),
+    "cifar10": lambda root: CIFAR10(root, val_size=5),
+    "cifar100": lambda root: CIFAR100(root, val_size=5),
+    "tiny imagenet": lambda root: TinyImageNet(root, val_size=2),
+    "two gaussians": lambda root: TwoGaussians(),
+    "tractable": lambda root: TractableReLU(),
+    "energy": lambda root: UCIEnergy(root, val_size=4),
+}
+SHAPES = {
+    "digits": (1, 8, 8),
+    "mnist": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+    "cifar100": (3, 32, 32),
+    "tiny imagenet": (3, 64, 64),
+    "two gaussians": (2,),
+    "tractable": (1,),
+    "energy": (8,),
+}
+SETS = {
+    "digits": ["test", "scrambled", "inverted", "noise", "noisy", "moved"],
+    "mnist": ["test", "fashion"],
+    "cifar10": ["test", "svhn"],
+    "cifar100": ["test", "svhn"],
+    "tiny imagenet": ["test", "textures"],
+    "two gaussians": ["test", "ring"],
+    "tractable": ["test"],
+    "energy": ["test"],
+}
+
+
+def batches(data, loader):
+    return [data.on_after_batch_transfer(batch, 0) for batch in loader]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_batches_of_all_loaders(name, root):
+    data = MODULES[name](root)
+    data.prepare_data()
+    data.setup("fit")
+    assert [each for each, _ in data.test_sets] == SETS[name]
+    loaders = [data.train_dataloader(), data.predict_dataloader(), *data.test_dataloader()]
+    assert len(data.test_dataloader()) == len(data.test_sets)
+    if data.splits.val is not None:
+        loaders.append(data.val_dataloader())
+    for loader in loaders:
+        for x, y in batches(data, loader):
+            assert x.shape[1:] == SHAPES[name]
+            assert x.dtype == torch.float32
+            assert len(x) == len(y)
+    assert sum(len(b.inputs) for b in data.train_dataloader()) == data.num_data
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_same_seed_gives_the_same_batches(name, root):
+    one, two = (batches(d, d.train_dataloader()) for d in (MODULES[name](root) for _ in range(2)))
+    for (x, y), (u, v) in zip(one, two, strict=True):
+        assert torch.equal(x, u)
+        assert torch.equal(y, v)
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10", "tiny imagenet", "energy", "digits"])
+def test_held_out_examples_are_not_trained_on(name, root):
+    data = MODULES[name](root)
+    data.setup()
+    rows = {row.numpy().tobytes() for row in data.splits.train[0]}
+    held = {row.numpy().tobytes() for row in data.splits.val[0]}
+    test = {row.numpy().tobytes() for row in data.splits.test[0]}
+    assert not rows & held
+    assert not (rows | held) & test
+
+
+def test_images_are_normalised_as_torchvision_does(root):
+    from torchvision.transforms import v2
+
+    for data in (MNIST(root, augment=False, val_size=0), CIFAR10(root, augment=False, val_size=0)):
+        images = data.load().test[0]
+        reference = v2.Compose(
+            [v2.ToDtype(torch.float32, scale=True), v2.Normalize(data.mean, data.std)]
+        )
+        torch.testing.assert_close(data.normalise(images), reference(images))
+
+
+def test_files_are_read_as_torchvision_reads_them(root):
+    data = CIFAR10(root, val_size=0)
+    reference = datasets.CIFAR10(root)
+    for k, (image, label) in enumerate(zip(*data.load().train, strict=True)):
+        assert label == reference[k][1]
+        assert np.array_equal(image.movedim(0, -1), np.asarray(reference[k][0]))
+    svhn = datasets.SVHN(root, split="test")
+    assert np.array_equal(data.load().ood["svhn"][0], svhn.data)
+
+
+def test_tiny_imagenet_decodes_every_photograph(root):
+    data = TinyImageNet(root, val_size=0)
+    splits = data.load()
+    assert splits.train[0].shape == (12, 3, 64, 64)
+    assert splits.train[1].tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    assert splits.test[1].tolist() == [0, 1, 2, 3]
+    grey = splits.train[0][0]
+    assert torch.equal(grey[0], grey[1])
+    assert splits.ood["textures"][0].shape == (3, 3, 64, 64)
+
+
+def test_uci_is_standardised_by_the_training_rows(tmp_path):
+    raw = fake_files.uci(tmp_path)
+    data = UCIEnergy(str(tmp_path), split=1)
+    splits = data.load()
+    rows = np.loadtxt(tmp_path / "UCI_Datasets/energy/data/index_test_1.txt").astype(int)
+    train = np.delete(raw, rows, 0)
+    wanted = (raw[rows, 8:] - train[:, 8:].mean(0)) / train[:, 8:].std(0)
+    np.testing.assert_allclose(splits.test[1], wanted, rtol=1e-5)
+    np.testing.assert_allclose(splits.train[0].mean(0), 0, atol=1e-6)
+    assert splits.test[0][:, 2].eq(0).all()  # a column that does not vary
+    np.testing.assert_allclose(data.target_std, train[:, 8:].std(0), rtol=1e-6)
+
+
+def test_uci_without_published_splits(tmp_path):
+    raw = fake_files.uci(tmp_path, "yacht", splits=0, features=6)
+    one, two = (UCIYacht(str(tmp_path), split=k).load() for k in (0, 1))
+    assert len(one.test[0]) == len(raw) // 10
+    assert not torch.equal(one.test[0], two.test[0])
+
+
+def test_digits_keep_the_shares_of_all_classes():
+    splits = Digits(val_share=0.2, test_share=0.2).load()
+    counts = torch.stack([part[1].bincount() for part in (splits.train, splits.val, splits.test)])
+    shares = counts / counts.sum(0)
+    torch.testing.assert_close(shares[0], torch.full((10,), 0.6), atol=0.01, rtol=0)
+    assert counts.sum() == 1797
+
+
+def test_digits_without_validation():
+    data = Digits(val_share=0.0)
+    assert data.val_dataloader() == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gap_between_two_gaussians_is_that_of_a_hard_margin(seed):
+    points, labels = TwoGaussians(seed=seed).load().train
+    machine = SVC(kernel="linear", C=1e8, tol=1e-6).fit(points.numpy(), labels.numpy())
+    assert separation(points, labels) == pytest.approx(2 / np.linalg.norm(machine.coef_), rel=2e-3)
+    assert separation(points, labels) >= 1
+    points[0] = torch.tensor([2.0, 2.0])
+    assert separation(points, labels) == pytest.approx(0, abs=1e-6)
+
+
+def test_the_tractable_targets():
+    x, y = TractableReLU(alpha=0.15).load().train
+    torch.testing.assert_close(y, 0.15 * x.abs())
+    assert x.abs().max() <= 10
+    assert len(x) == 100
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("kind", [MNIST, CIFAR10, CIFAR100, TinyImageNet, UCIEnergy])
+def test_missing_files_say_how_to_get_them(kind, tmp_path):
+    with pytest.raises(MissingData, match=r"not found in .*LIGHTNING_BNN_DATA"):
+        kind(str(tmp_path)).setup()
+
+
+def test_the_root_comes_from_the_environment(root, monkeypatch):
+    monkeypatch.setenv("LIGHTNING_BNN_DATA", root)
+    assert MNIST(val_size=0).num_data == 40
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda root: MNIST(root, batch_size=0), "`batch_size` must be at least 1"),
+        (lambda root: MNIST(root, val_size=40).setup(), "`val_size` must be at least 0 and below"),
+        (lambda root: Digits(test_share=0.0), "`val_share` and `test_share`"),
+        (lambda root: TwoGaussians(gap=4), "`gap` must be"),
+        (lambda root: UCIEnergy(root, split=9).setup(), "`split` must be between 0 and 1"),
+    ],
+)
+def test_bad_arguments(make, message, root):
+    with pytest.raises(ValueError, match=message):
+        make(root)

@@ -1,0 +1,81 @@
+"""Small data and one LightningModule of every kind, for laws that hold for all of them."""
+
+import lightning as L
+import torch
+from runs import QUIET
+from torch import nn
+
+from lightning_bnn.datamodules import DataModule, Splits
+from lightning_bnn.modules import MFVI, DeepEnsemble, SymmetrizedVI
+
+
+class Blobs(DataModule):
+    """Three classes around three points of a six-dimensional space."""
+
+    def __init__(self, n=60, batch_size=10, seed=0):
+        super().__init__(batch_size, 16, seed)
+        self.n = n
+
+    def load(self):
+        g = torch.Generator().manual_seed(3)
+        centres = 1.5 * torch.randn(3, 6, generator=g)
+
+        def examples(n, distance=1.0):
+            y = torch.randint(3, (n,), generator=g)
+            return distance * centres[y] + torch.randn(n, 6, generator=g), y
+
+        return Splits(
+            examples(self.n),
+            examples(25),
+            examples(37),
+            {"near": examples(20, 0.0), "far": examples(23, -4.0)},
+            {"closer": examples(21, 0.6)},
+        )
+
+
+def network(dropout=0.0, batch_norm=False, width=8):
+    layers = [nn.Linear(6, width)]
+    layers += [nn.BatchNorm1d(width)] if batch_norm else []
+    return nn.Sequential(*layers, nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, 3))
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, 1e-2)
+
+
+MODULES = {
+    "ensemble": lambda net, **o: DeepEnsemble(net, members=3, optimizer=adam, **o),
+    "map": lambda net, **o: DeepEnsemble(net, members=1, prior_std=1.0, optimizer=adam, **o),
+    "mfvi": lambda net, **o: MFVI(net, optimizer=adam, **o),
+    "multi-mfvi": lambda net, **o: MFVI(net, members=2, elbo_samples=2, optimizer=adam, **o),
+    "mfvi sampled": lambda net, **o: MFVI(
+        net, kl="sampled", initialisation="blitz", optimizer=adam, **o
+    ),
+    "mfvi local": lambda net, **o: MFVI(net, reparameterisation="local", optimizer=adam, **o),
+    "mfvi flipout": lambda net, **o: MFVI(net, reparameterisation="flipout", optimizer=adam, **o),
+    "bethe": lambda net, **o: SymmetrizedVI(net, optimizer=adam, **o),
+    "multi-capacity": lambda net, **o: SymmetrizedVI(
+        net, estimator="capacity", members=2, optimizer=adam, **o
+    ),
+    "uniform": lambda net, **o: SymmetrizedVI(
+        net, estimator="uniform", draws=3, optimizer=adam, **o
+    ),
+}
+"""How each kind of module is made around a network."""
+
+
+def made(name, seed=0, dropout=0.0, batch_norm=False, width=8, **options):
+    torch.manual_seed(seed)
+    return MODULES[name](network(dropout, batch_norm, width), **options)
+
+
+def trainer(*callbacks, **options):
+    return L.Trainer(**{**QUIET, "max_epochs": 2, "callbacks": list(callbacks), **options})
+
+
+def state(module):
+    return {k: v.clone() for k, v in module.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)

@@ -1,0 +1,299 @@
+"""The objective of variational inference against closed forms, and its noise against its law."""
+
+import math
+
+import pytest
+import torch
+from module_cases import network
+from torch import nn
+from torch.distributions import MultivariateNormal, Normal, kl_divergence
+
+from lightning_bnn.likelihoods import Gaussian, IsotropicGaussianPrior
+from lightning_bnn.modules import MFVI, SymmetrizedVI
+
+NOISE, PRIOR = 0.5, 1.3
+
+
+class Line(nn.Module):
+    """Two weights, no bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Linear(2, 1, bias=False)
+
+    def forward(self, x):
+        return self.w(x)
+
+
+def regression():
+    """Twenty rows with orthogonal columns: the posterior over the two weights is diagonal."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.linalg.qr(torch.randn(20, 2, generator=g, dtype=torch.float64))[0]
+    x = x * torch.tensor([3.0, 0.8])
+    y = x @ torch.tensor([[0.7], [-1.1]], dtype=torch.float64)
+    return x, y + NOISE * torch.randn(20, 1, generator=g, dtype=torch.float64)
+
+
+def exact(temperature=1.0):
+    """Mean and standard deviation of the tempered posterior, and the log evidence."""
+    x, y = regression()
+    precision = (x.T @ x).diagonal() / NOISE**2 + PRIOR**-2
+    mean = (x.T @ y)[:, 0] / NOISE**2 / precision
+    cov = PRIOR**2 * x @ x.T + NOISE**2 * torch.eye(20)
+    evidence = MultivariateNormal(torch.zeros(20).double(), cov).log_prob(y[:, 0])
+    return mean, (temperature / precision).sqrt(), evidence
+
+
+def model(temperature=1.0, samples=20_000, kl="closed", **options):
+    module = MFVI(
+        Line(), prior_std=PRIOR, likelihood=Gaussian(std=NOISE), temperature=temperature, kl=kl,
+        elbo_samples=samples, num_data=20, **options,
+    ).double()  # fmt: skip
+    mean, std, _ = exact(temperature)
+    with torch.no_grad():
+        module.mean[0], module.log_std[0] = mean, std.log()
+    return module
+
+
+@pytest.mark.parametrize("kl", ["closed", "sampled"])
+def test_at_the_exact_posterior_the_elbo_is_the_evidence(kl):
+    x, y = regression()
+    module, (_, _, evidence) = model(kl=kl), exact()
+    assert module.losses((x,), y)["elbo"].item() == pytest.approx(float(evidence), abs=0.05)
+    assert -20 * module.losses((x,), y)["loss"].item() == pytest.approx(float(evidence), abs=0.05)
+
+
+@pytest.mark.parametrize("shift", [0.3, -0.2])
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_elsewhere_it_is_below_by_the_kl_divergence(shift, scale):
+    x, y = regression()
+    module, (mean, std, evidence) = model(), exact()
+    with torch.no_grad():
+        module.mean += shift
+        module.log_std += math.log(scale)
+    gap = kl_divergence(Normal(mean + shift, std * scale), Normal(mean, std)).sum()
+    found = module.losses((x,), y)["elbo"].item()
+    assert found < evidence
+    assert found == pytest.approx(float(evidence - gap), abs=0.1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25, 4.0])
+@pytest.mark.parametrize("kl", ["closed", "sampled"])
+def test_the_tempered_posterior_is_the_optimum(temperature, kl):
+    """Gradients vanish there, and only there."""
+    x, y = regression()
+
+    def gradient(module):
+        loss = module.losses((x,), y)["loss"].sum()
+        grads = torch.autograd.grad(loss, [module.mean, module.log_std])
+        return torch.cat([g.flatten() for g in grads]).abs().max()
+
+    module = model(temperature, 100_000, kl)
+    assert gradient(module) < 4e-3
+    module.temperature = 2 * temperature
+    assert gradient(module) > 1e-2
+
+
+def test_the_kl_weight_multiplies_all_complexity():
+    x, y = regression()
+    module = model(samples=3)
+    torch.manual_seed(0)
+    one = module.losses((x,), y)
+    module.kl_weight = 0.0
+    torch.manual_seed(0)
+    none = module.losses((x,), y)
+    torch.testing.assert_close(none["loss"], none["nll"])
+    torch.testing.assert_close(one["loss"], one["nll"] + one["kl"] / 20)
+
+
+@pytest.mark.parametrize("kl", ["closed", "sampled"])
+def test_kl_is_a_sum_over_weights(kl):
+    torch.manual_seed(0)
+    module = MFVI(network(), prior_std=0.3, init_std=0.2, kl=kl, elbo_samples=500, num_data=10)
+    q = Normal(module.mean, module.log_std.exp())
+    wanted = kl_divergence(q, Normal(torch.zeros(()), 0.3)).sum().item()
+    terms = module.losses((torch.randn(4, 6),), torch.randint(3, (4,)))
+    tolerance = {"closed": 1e-5, "sampled": 0.02}[kl]
+    assert terms["kl"].item() == pytest.approx(wanted, rel=tolerance)
+
+
+def test_blitz_start_and_prior():
+    module = MFVI(
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 30)), initialisation="blitz"
+    )
+    stds = {k: v[0] for k, v in module.deviations().items()}
+    assert stds["0.weight"].unique().item() == pytest.approx(math.log1p(math.exp(-6)), rel=1e-5)
+    assert stds["2.bias"].unique().item() == pytest.approx(math.log1p(math.exp(-7)), rel=1e-5)
+    assert module.mean.std().item() == pytest.approx(0.1, rel=0.2)
+    assert module.mean.mean().item() == pytest.approx(0, abs=0.03)
+
+
+def test_fixed_weights_stay_as_they_are():
+    net = network()
+    net[0].weight.requires_grad_(False)
+    module = MFVI(net, init_std=0.5)
+    assert "0.weight" not in module.spec.names
+    samples = module.posterior().sample(3)["0.weight"]
+    assert torch.equal(samples, net[0].weight.expand(3, -1, -1))
+
+
+# ------------------------------------------------------------ noise
+class Conv(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 2, stride=1, padding=1)
+
+    def forward(self, x):
+        return self.conv(x).flatten(1)
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.linear(x).flatten(1)
+
+
+NETWORKS = {
+    "linear": (lambda: nn.Linear(3, 2), (3,)),
+    "linear without bias": (lambda: nn.Linear(3, 2, bias=False), (3,)),
+    "conv": (Conv, (2, 2, 2)),
+    "tokens": (Tokens, (2, 3)),
+}
+
+
+def outputs(module, x, n):
+    """Outputs of n weight samples, as the module's training draws them."""
+    seen = []
+    module.likelihood.log_prob = lambda z, y: (seen.append(z.detach()), z.sum((-1, -2))[:, None])[1]
+    module.losses((x,), torch.zeros(len(x)))
+    return torch.cat(seen)
+
+
+@pytest.mark.parametrize("kind", ["local", "flipout"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_example_sees_the_law_of_a_weight_sample(name, kind):
+    """Mean and covariance of the outputs of one example; examples are uncorrelated."""
+    make, shape = NETWORKS[name]
+    torch.manual_seed(0)
+    n, net, x = 4000, make(), torch.randn(2, *shape)
+    module = MFVI(net, reparameterisation=kind, init_std=0.4, elbo_samples=n, num_data=10)
+    with torch.no_grad():
+        module.log_std += 0.5 * torch.randn_like(module.log_std)
+        plain = module.posterior().predict(net, x, 40_000)
+        found = outputs(module, x, n)
+    for k in range(2):
+        wanted, seen = (torch.cov(z[:, k].T) for z in (plain, found))
+        scale = wanted.diagonal().max()
+        assert (seen - wanted).abs().max() < 0.12 * scale
+        assert (found[:, k].mean(0) - plain[:, k].mean(0)).abs().max() < 0.08 * scale.sqrt()
+
+    def correlation(z):
+        a, b = (z[:, k] - z[:, k].mean(0) for k in (0, 1))
+        return ((a * b).mean(0) / (a.std(0) * b.std(0))).abs().max()
+
+    assert correlation(found) < 0.08
+    assert correlation(plain) > 0.15
+
+
+def test_noise_for_every_example_lowers_the_variance_of_the_gradient():
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 6), torch.randint(3, (64,))
+
+    def spread(kind):
+        torch.manual_seed(1)
+        module = MFVI(network(), init_std=0.3, reparameterisation=kind, num_data=64)
+        grads = [
+            torch.autograd.grad(module.losses((x,), y)["nll"].sum(), module.mean)[0]
+            for _ in range(100)
+        ]
+        return torch.cat(grads).var(0).sum()
+
+    weight, local, flipout = (spread(kind) for kind in ("weight", "local", "flipout"))
+    assert local < weight / 4
+    assert flipout < weight / 2
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(torch.tanh(self.layer(x)))
+
+
+def test_flipout_uses_one_weight_sample_where_a_layer_is_used_twice():
+    """The mean over signs of a product of two uses is that of weight samples."""
+    torch.manual_seed(0)
+    net, x = Twice(), torch.randn(2, 4)
+    module = MFVI(net, reparameterisation="flipout", init_std=0.4, elbo_samples=4000, num_data=9)
+    with torch.no_grad():
+        found = outputs(module, x, 4000)
+        plain = module.posterior().predict(net, x, 40_000)
+    error = plain.std(0) / 4000**0.5
+    assert ((found.mean(0) - plain.mean(0)).abs() < 5 * error).all()
+    torch.testing.assert_close(found.std(0), plain.std(0), rtol=0.1, atol=0)
+
+
+@pytest.mark.bad_input
+def test_local_noise_refuses_a_layer_that_is_used_twice():
+    module = MFVI(Twice(), reparameterisation="local", num_data=9)
+    with pytest.raises(ValueError, match="layer.weight is used twice"):
+        module.losses((torch.randn(2, 4),), torch.randint(4, (2,)))
+
+
+class Biased(nn.Module):
+    """A prior that prefers the first unit to be large."""
+
+    def log_prob(self, params, names, stacked):
+        w = params["0.weight"]
+        return -(w * torch.arange(w.shape[1])[:, None]).square().sum((1, 2))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MFVI(network(), prior_std=0), "`prior_std` must be positive"),
+        (lambda: MFVI(network(), init_std=-1), "`init_std` must be positive"),
+        (lambda: MFVI(network(), elbo_samples=0), "`elbo_samples` must be positive"),
+        (lambda: MFVI(network(), temperature=-1), "`temperature` and `kl_weight`"),
+        (lambda: MFVI(network(), kl="no"), "`kl` must be one of closed, sampled"),
+        (lambda: MFVI(network(), reparameterisation="no"), "`reparameterisation` must be one of"),
+        (lambda: MFVI(network(), initialisation="no"), "`initialisation` must be one of"),
+        (lambda: MFVI(network(), prior=Biased()), "`prior` of your own has no closed form"),
+        (lambda: MFVI(network(), members=0), "`members` must be at least 1"),
+        (lambda: MFVI(network(), num_data=0), "`num_data` must be at least 1"),
+        (lambda: MFVI("net"), "`network` must be a torch.nn.Module"),
+        (lambda: MFVI(nn.ReLU()), "no weights"),
+        (lambda: MFVI(network()).member(1), "`index` must be between 0 and 0"),
+        (lambda: SymmetrizedVI(network(), estimator="no"), "`estimator` must be one of"),
+        (lambda: SymmetrizedVI(network(), draws=0), "`draws` must be at least 1"),
+        (lambda: SymmetrizedVI(network()).posterior(), "example of the input"),
+    ],
+)
+def test_bad_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.bad_input
+def test_a_prior_that_is_not_invariant_is_refused():
+    module = SymmetrizedVI(network(), prior=Biased(), kl="sampled", num_data=10)
+    module.example_input_array = torch.randn(2, 6)
+    with pytest.raises(ValueError, match="`prior` Biased changes when units are permuted"):
+        module.symmetries  # noqa: B018
+    fine = SymmetrizedVI(network(), prior=IsotropicGaussianPrior(0.3), kl="sampled")
+    fine.example_input_array = torch.randn(2, 6)
+    assert fine.symmetries.permutations
+
+
+@pytest.mark.bad_input
+def test_networks_without_units_to_permute_are_refused():
+    module = SymmetrizedVI(nn.Linear(3, 2))
+    module.example_input_array = torch.randn(2, 3)
+    with pytest.raises(ValueError, match="Linear has no units to permute"):
+        module.symmetries  # noqa: B018

@@ -1,0 +1,283 @@
+"""What every LightningModule of this package must do."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from module_cases import MODULES, Blobs, made, network, same, state, trainer
+from sklearn.metrics import average_precision_score, roc_auc_score
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lightning_bnn import metrics as M
+from lightning_bnn import params as P
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
+from lightning_bnn.posteriors import Posterior
+
+EACH = pytest.mark.parametrize("name", MODULES)
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+class Stop(Exception):
+    """The end of a run that was killed."""
+
+
+class StopAfter(L.Callback):
+    def __init__(self, steps):
+        self.steps = steps
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == self.steps:
+            raise Stop
+
+
+@EACH
+def test_it_learns_and_leaves_the_network_alone(name):
+    torch.manual_seed(0)
+    net = network()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    module, data = MODULES[name](net), Blobs()
+    run = trainer(max_epochs=15)
+    (start,) = run.validate(module, data, verbose=False)
+    run.fit(module, data)
+    (end,) = run.validate(module, data, verbose=False)
+    assert end["val/nll"] < start["val/nll"] - 0.1
+    assert same(before, net.state_dict())
+    assert module.num_data == 60
+
+
+@EACH
+@pytest.mark.parametrize("stop", [3, 6, 8])
+def test_a_resumed_run_equals_an_uninterrupted_one(name, stop, tmp_path):
+    """Dropout, BatchNorm, augmentation, shuffling: bit for bit, in and between epochs."""
+
+    def run(*callbacks, ckpt_path=None, seed=0):
+        torch.manual_seed(seed)
+        module = made(name, dropout=0.3, batch_norm=True)
+        torch.manual_seed(seed)
+        going = trainer(*callbacks, enable_checkpointing=bool(callbacks), max_epochs=3)
+        going.fit(module, Blobs(), ckpt_path=ckpt_path)
+        return state(module)
+
+    whole = run()
+    keep = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_last=True, save_top_k=0)
+    with pytest.raises(Stop):
+        run(keep, StopAfter(stop))
+    assert same(run(ckpt_path=tmp_path / "last.ckpt", seed=99), whole)
+
+
+@EACH
+def test_a_checkpoint_predicts_the_same_elsewhere(name, tmp_path):
+    module, data, run = made(name, batch_norm=True), Blobs(), trainer()
+    run.fit(module, data)
+    run.save_checkpoint(tmp_path / "it.ckpt")
+    wanted = run.predict(module, data)
+    loaded = type(module).load_from_checkpoint(
+        tmp_path / "it.ckpt", network=network(batch_norm=True), weights_only=True
+    )
+    found = trainer().predict(loaded, data)
+    for a, b in zip(wanted, found, strict=True):
+        assert torch.equal(a.samples, b.samples)
+        assert torch.equal(a.mean, b.mean)
+    x = Blobs().load().test[0][:5]
+    assert torch.equal(module.eval()(x), loaded.eval()(x))
+
+
+@EACH
+def test_members_weights_and_posterior(name):
+    module, data = made(name, batch_norm=True), Blobs()
+    trainer(max_epochs=1).fit(module, data)
+    template, stack, example = module.weights()
+    assert P.stack_size(stack) == module.members
+    assert list(stack) == list(P.of(template))
+    assert example[0].shape == (2, 6)
+    member = module.member(module.members - 1).eval()
+    x = torch.randn(5, 6)
+    wanted = P.apply(template.eval(), stack, x)[-1]
+    torch.testing.assert_close(member(x), wanted)
+    posterior = module.posterior()
+    assert isinstance(posterior, Posterior)
+    count = module.judged_samples
+    assert P.stack_size(posterior.sample(count)) == count
+    copied = next(iter(posterior.state_dict().values()))
+    copied.zero_()
+    assert not next(iter(module.state_dict().values())).eq(0).all()
+
+
+@EACH
+def test_every_number_of_a_test_is_that_of_the_metric(name):
+    module, data, run = made(name), Blobs(), trainer(max_epochs=3)
+    run.fit(module, data)
+    (found, *_) = run.test(module, data, verbose=False)
+    splits = data.load()
+    sets = {"": splits.test, "near/": splits.ood["near"], "far/": splits.ood["far"]}
+    sets["closer/"] = splits.shift["closer"]
+    module._start(None)
+    probs = {key: module.outputs((x,)).softmax(-1).detach() for key, (x, _) in sets.items()}
+    for key in ("", "closer/"):
+        mean, labels = probs[key].mean(0), sets[key][1]
+        wanted = {
+            "acc": (mean.argmax(1) == labels).double().mean(),
+            "nll": M.nll(mean, labels).mean(),
+            "brier": M.brier_score(mean, labels).mean(),
+            "ece": M.ece(mean, labels),
+        }
+        for metric, value in wanted.items():
+            assert found[f"test/{key}{metric}"] == pytest.approx(float(value), abs=1e-6)
+    for key in probs:
+        mi = M.mutual_information(probs[key]).mean()
+        assert found[f"test/{key}mi"] == pytest.approx(float(mi), abs=1e-6)
+    inside = 1 - probs[""].mean(0).amax(1)
+    for key in ("near/", "far/"):
+        scores = torch.cat([inside, 1 - probs[key].mean(0).amax(1)]).double()
+        is_ood = torch.arange(len(scores)) >= len(inside)
+        wanted = {
+            "AUROC": roc_auc_score(is_ood, scores),
+            "AUPR_out": average_precision_score(is_ood, scores),
+            "AUPR_in": average_precision_score(~is_ood, -scores),
+        }
+        for metric, value in wanted.items():
+            assert found[f"test/{key}{metric}"] == pytest.approx(float(value), abs=1e-6)
+    assert "test/closer/AUROC" not in found
+
+
+@EACH
+def test_our_callbacks_see_its_members(name, tmp_path):
+    module, tau, gap = made(name), PermutationTau(), MassGap(2)
+    harvest = CheckpointHarvester(tmp_path / "bank", every_n_steps=1)
+    figures = PosteriorFigures(every_n_steps=2)
+    trainer(tau, gap, harvest, figures, default_root_dir=tmp_path).fit(module, Blobs())
+    assert len(tau.history) == 12
+    assert len(gap.history) > 0
+    rows = CheckpointBank(tmp_path / "bank", "r")
+    assert len(rows) == 12 * module.members
+    last = {k: v[-1] for k, v in module.member_stack().items()}
+    assert all(torch.equal(rows[-1][k], last[k]) for k in last)
+
+
+class Pairs(torch.utils.data.Dataset):
+    """Rows of blobs in any layout."""
+
+    def __init__(self, layout, n=30):
+        self.x, self.y = (t[:n] for t in Blobs().load().train)
+        self.layout = layout
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, k):
+        x, y = self.x[k], self.y[k]
+        return {
+            "tuple": (x, y),
+            "dict": {"input": x, "target": y},
+            "two inputs": (x[:3], x[3:], y),
+            "double": (x.double(), y),
+        }[self.layout]
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x, y):
+        return self.out(torch.relu(self.a(x) + self.b(y)))
+
+
+@pytest.mark.parametrize("layout", ["tuple", "dict", "two inputs", "double"])
+@pytest.mark.parametrize("name", ["ensemble", "mfvi", "bethe"])
+def test_batches_of_any_layout_from_plain_loaders(name, layout):
+    net = TwoInputs() if layout == "two inputs" else network()
+    module, run = MODULES[name](net), trainer()
+    loader = DataLoader(Pairs(layout), batch_size=8, shuffle=True)
+    run.fit(module, loader, loader)
+    assert module.num_data == 30
+    found = run.test(module, [loader, loader], verbose=False)[0]
+    assert found["test/ood/AUROC"] == pytest.approx(0.5)
+    predictions = run.predict(module, loader)
+    assert predictions[0].mean.shape == (8, 3)
+    assert predictions[0].samples.shape == (module.judged_samples, 8, 3)
+
+
+@pytest.mark.parametrize("name", ["ensemble", "mfvi", "bethe", "multi-mfvi"])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_precisions(name, precision):
+    module, run = made(name, batch_norm=True), trainer(precision=precision, max_epochs=4)
+    run.fit(module, Blobs())
+    assert run.callback_metrics["val/nll"] < 1.1
+    run.test(module, Blobs(), verbose=False)
+
+
+@pytest.mark.parametrize("name", ["ensemble", "mfvi", "uniform"])
+@pytest.mark.parametrize("options", [{"accumulate_grad_batches": 3}, {"gradient_clip_val": 0.5}])
+def test_accumulation_and_clipping(name, options):
+    module, run = made(name), trainer(max_epochs=10, **options)
+    run.fit(module, Blobs())
+    assert run.callback_metrics["val/nll"] < 1.05
+
+
+SCRIPT = """
+import json, os, sys, warnings
+import torch
+warnings.filterwarnings("ignore")
+sys.path.insert(0, {tests!r})
+torch.set_num_threads(1)
+from module_cases import Blobs, made, state, trainer
+out = {{}}
+for name in {names!r}:
+    module = made(name, batch_norm=True)
+    data = Blobs(n=63, batch_size=5)
+    run = trainer(max_epochs=4, devices={devices}, strategy={strategy!r}, num_sanity_val_steps=0)
+    run.fit(module, data)
+    assert run.global_step >= 20
+    own = {{k: v for k, v in module.named_parameters()}}
+    rows = torch.cat([p.detach().flatten() for p in own.values()])
+    if run.world_size > 1:
+        every = [torch.empty_like(rows) for _ in range(run.world_size)]
+        torch.distributed.all_gather(every, rows)
+        out[name + " replicas"] = float((every[0] - every[1]).abs().max())
+        module.load_state_dict(torch.load({folder!r} + "/" + name + ".pt"))
+    else:
+        torch.save(module.state_dict(), {folder!r} + "/" + name + ".pt")
+    out[name] = run.test(module, data, verbose=False)[0]
+    rank = run.global_rank
+    run.strategy.barrier()
+if rank == 0:
+    with open({folder!r} + "/{devices}.json", "w") as file:
+        json.dump(out, file)
+if {devices} > 1:
+    torch.distributed.barrier()
+    os._exit(0)
+"""
+
+
+def test_two_processes(tmp_path):
+    """Replicas stay equal, and a test gives the numbers of one process."""
+    import json
+
+    names = ["ensemble", "mfvi", "multi-mfvi", "mfvi local", "bethe", "uniform"]
+    tests = str(Path(__file__).parents[1])
+    results = []
+    for devices, strategy in ((1, "auto"), (2, "ddp")):
+        script = tmp_path / f"run{devices}.py"
+        script.write_text(
+            SCRIPT.format(
+                tests=tests, names=names, devices=devices, strategy=strategy, folder=str(tmp_path)
+            )
+        )
+        done = subprocess.run(
+            [sys.executable, str(script)], capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        results.append(json.loads((tmp_path / f"{devices}.json").read_text()))
+    alone, together = results
+    for name in names:
+        assert together[f"{name} replicas"] == 0
+        assert together[name].keys() == alone[name].keys()
+        for key, value in alone[name].items():
+            assert together[name][key] == pytest.approx(value, abs=1e-6), (name, key)

@@ -1,0 +1,232 @@
+"""Members are trained as if each were alone."""
+
+import lightning as L
+import pytest
+import torch
+from module_cases import Blobs, made, network, trainer
+from torch import nn
+
+from lightning_bnn import params as P
+from lightning_bnn.modules import DeepEnsemble
+from lightning_bnn.modules.member_losses import member_losses
+from lightning_bnn.modules.side_by_side import check_elementwise, clip_members
+
+SGD = lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2)  # noqa: E731
+ADAM = lambda p: torch.optim.Adam(p, 1e-2)  # noqa: E731
+
+
+def alone(network_params, template, **options):
+    net = network(batch_norm=True).double()
+    net.load_state_dict(network_params)
+    return DeepEnsemble(net, members=1, **options)
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAM])
+@pytest.mark.parametrize("chunk_size", [None, 1])
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_a_stack_trains_as_its_members_would_alone(optimizer, chunk_size, clip):
+    options = {"precision": "64-true", "max_epochs": 3, "gradient_clip_val": clip}
+    torch.manual_seed(0)
+    net = network(batch_norm=True).double()
+    module = DeepEnsemble(
+        net, members=3, prior_std=0.5, optimizer=optimizer, chunk_size=chunk_size
+    ).double()
+    starts = [{k: v.clone() for k, v in m.items()} for m in P.unstack(module.member_stack())]
+    trainer(**options).fit(module, Blobs())
+    for k, start in enumerate(starts):
+        single = alone(start, net, prior_std=0.5, optimizer=optimizer)
+        trainer(**options).fit(single.double(), Blobs())
+        for name, tensor in single.member_stack().items():
+            torch.testing.assert_close(module.member_stack()[name][k], tensor[0])
+
+
+def test_clipping_all_members_together_would_be_something_else():
+    """Negative control of the law above."""
+    torch.manual_seed(0)
+    stacks = [nn.Parameter(torch.zeros(2, 3)) for _ in range(2)]
+    for p in stacks:
+        p.grad = torch.tensor([[1.0], [100.0]]).expand(2, 3).clone()
+    clip_members(stacks, 1.0, by_value=False)
+    norms = torch.stack([p.grad.norm(dim=1) for p in stacks]).norm(dim=0)
+    torch.testing.assert_close(norms, torch.ones(2))
+    assert stacks[0].grad[0, 0] > 0.4
+    for p in stacks:
+        p.grad = torch.tensor([[1.0], [100.0]]).expand(2, 3).clone()
+    torch.nn.utils.clip_grad_norm_(stacks, 1.0)
+    assert stacks[0].grad[0, 0] < 0.01
+    clip_members([nn.Parameter(torch.zeros(2, 3))], 1.0, by_value=False)  # no gradient: nothing
+
+
+def test_clipping_by_value():
+    p = nn.Parameter(torch.zeros(2, 2))
+    p.grad = torch.tensor([[0.5, -3.0], [2.0, 0.1]])
+    clip_members([p], 1.0, by_value=True)
+    assert p.grad.flatten().tolist() == pytest.approx([0.5, -1.0, 1.0, 0.1])
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_one_by_one_has_the_gradient_of_all_at_once(batch_norm):
+    torch.manual_seed(0)
+    net = network(batch_norm=batch_norm).double()
+    scale = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+    x, y = torch.randn(9, 6).double(), torch.randint(3, (9,))
+    weight = torch.tensor([1.0, -2.0, 0.5]).double()
+
+    def gradients(chunk_size):
+        stack = P.populate(net, 3, torch.Generator().manual_seed(1))
+        leaves = {n: stack[n].requires_grad_() for n in P.weight_names(net)}
+        losses = member_losses(
+            net,
+            stack,
+            (x,),
+            lambda z: -(scale * z).log_softmax(-1)[..., range(9), y].mean(-1),
+            [scale],
+            chunk_size,
+        )
+        grads = torch.autograd.grad((weight * losses).sum(), [*leaves.values(), scale])
+        return losses, grads, stack
+
+    (a, b, s), (c, d, t) = gradients(3), gradients(1)
+    torch.testing.assert_close(a, c)
+    for one, other in zip(b, d, strict=True):
+        torch.testing.assert_close(one, other)
+    for name in s:
+        torch.testing.assert_close(s[name], t[name])
+
+
+class Saved:
+    """Counts the numbers that are held for the backward pass, now and at most."""
+
+    def __init__(self):
+        self.now = self.most = 0
+
+    def pack(self, tensor):
+        self.now += tensor.numel()
+        self.most = max(self.most, self.now)
+        return Held(self, tensor)
+
+
+class Held:
+    def __init__(self, counter, tensor):
+        self.counter, self.tensor = counter, tensor
+
+    def __del__(self):
+        self.counter.now -= self.tensor.numel()
+
+
+def most_saved(net, members, chunk_size):
+    stack = P.populate(net, members)
+    for n in P.weight_names(net):
+        stack[n].requires_grad_()
+    counter, x = Saved(), torch.randn(500, 6)
+    with torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda held: held.tensor):
+        losses = member_losses(
+            net, stack, (x,), lambda z: z.square().mean((-1, -2)), (), chunk_size
+        )
+    losses.sum().backward()
+    return counter.most
+
+
+def test_one_by_one_holds_the_activations_of_one_member():
+    net = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 3))
+    one, all_at_once = most_saved(net, 4, 1), most_saved(net, 4, 4)
+    assert one < 1.2 * most_saved(net, 1, 1)
+    assert all_at_once > 3 * one
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop,
+        torch.optim.Adagrad, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adadelta,
+    ],
+)  # fmt: skip
+def test_elementwise_optimizers_are_accepted(kind):
+    check_elementwise(lambda p: kind(p, lr=1e-2))
+
+
+class NormScaled(torch.optim.SGD):
+    """A step whose length depends on the whole tensor, as that of LARS and LAMB."""
+
+    def step(self, closure=None):
+        if closure is not None:
+            closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data -= group["lr"] * p.grad * p.norm() / p.grad.norm()
+
+
+class Believed(NormScaled):
+    elementwise = True
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "kind",
+    [torch.optim.LBFGS, torch.optim.Adafactor, NormScaled]
+    + ([torch.optim.Muon] if hasattr(torch.optim, "Muon") else []),
+)
+def test_optimizers_that_mix_members_are_refused(kind):
+    module = made("ensemble")
+    module.make_optimizer = lambda p: kind(p, lr=1e-2)
+    with pytest.raises(ValueError, match="cannot train members side by side"):
+        trainer().fit(module, Blobs())
+    if kind is not torch.optim.LBFGS:
+        single = DeepEnsemble(network(), members=1, optimizer=lambda p: NormScaled(p, 1e-2))
+        trainer(max_epochs=1).fit(single, Blobs())
+
+
+def test_an_optimizer_can_say_that_it_is_elementwise():
+    check_elementwise(lambda p: Believed(p, 1e-2))
+
+
+def test_a_diverged_member_is_named_and_the_others_go_on():
+    module, run = made("ensemble"), trainer()
+    with torch.no_grad():
+        next(iter(module.networks.parameters()))[1] = torch.nan
+    with pytest.warns(UserWarning, match=r"Members \[1\] of 3"):
+        run.fit(module, Blobs())
+    assert all(t[[0, 2]].isfinite().all() for t in module.networks.parameters())
+    assert run.callback_metrics["val/nll"].isfinite()
+    assert P.stack_size(module.posterior().networks) == 2
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", ["ensemble", "multi-mfvi"])
+def test_nothing_is_left_when_all_have_diverged(name):
+    module = made(name)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.fill_(torch.nan)
+    with pytest.raises(ValueError, match="training has diverged"):
+        module.posterior()
+
+
+def test_the_first_member_starts_at_the_given_weights_and_the_others_do_not():
+    torch.manual_seed(0)
+    net = network()
+    stack = DeepEnsemble(net, members=3, seed=1).member_stack()
+    for name, tensor in P.of(net).items():
+        assert torch.equal(stack[name][0], tensor)
+        assert not torch.equal(stack[name][1], stack[name][2])
+    torch.manual_seed(5)
+    again = DeepEnsemble(net, members=3, seed=1).member_stack()
+    other = DeepEnsemble(net, members=3, seed=2).member_stack()
+    assert torch.equal(again["0.weight"], stack["0.weight"])
+    assert not torch.equal(other["0.weight"][1], stack["0.weight"][1])
+
+
+class Steps(L.Callback):
+    def on_train_batch_end(self, trainer, module, *_):
+        self.lr = trainer.optimizers[0].param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"), [("epoch", 0.01 * 0.5**2), ("step", 0.01 * 0.5**12)]
+)
+def test_schedulers(interval, expected):
+    module, seen = made("ensemble"), Steps()
+    module.make_scheduler = lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5)
+    module.lr_interval = interval
+    trainer(seen).fit(module, Blobs())
+    assert seen.lr == pytest.approx(expected)
