@@ -20,6 +20,7 @@ __all__ = [
     "plots",
     "posteriors",
     "randomness",
+    "studies",
     "symmetry",
 ]
 __version__ = "0.1.0"

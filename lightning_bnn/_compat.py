@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["figure_step", "made_by_cli", "should_log"]
+__all__ = ["figure_step", "made_by_cli", "should_log", "tests_datamodule"]
 
 
 def should_log(trainer: Any) -> bool:
@@ -22,3 +22,9 @@ def made_by_cli() -> bool:
     from lightning.pytorch.core.mixins import hparams_mixin
 
     return hparams_mixin._given_hyperparameters.get() is not None
+
+
+def tests_datamodule(trainer: Any) -> bool:
+    """Whether the loaders of a test are those of the trainer's datamodule, not given apart."""
+    source = trainer.test_loop._data_source.instance
+    return source is not None and source is trainer.datamodule

@@ -19,10 +19,15 @@ TRAINING = {
     "fit": "train a posterior over the weights of a network, as a YAML file says",
     "validate": "judge it on the validation data",
     "test": "judge it on the test data, and on what is out of distribution",
-    "predict": "predict with it",
+    "predict": "predict with it, and write the predictions to a file",
 }
 """What LightningCLI does, with commands of its own."""
 PRESETS = {"presets": "the configurations that come with the package: list them, copy one"}
+STUDIES = {
+    "tractable": "P2, tables 2 and 3: two ReLU units, with and without symmetrization",
+    "information": "P2: mean and variance of estimates of the information, by width and draws",
+}
+"""Tables and figures of the papers; the functions live in ``studies/<name>.py``."""
 _OURS = ("lightning_bnn", "pathlib")
 
 
@@ -36,7 +41,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if name == "--version":
         print(importlib.import_module("lightning_bnn").__version__)
         return
-    every = {**TRAINING, **PRESETS, **COMMANDS}
+    every = {**TRAINING, **PRESETS, **COMMANDS, **STUDIES}
     if name not in every:
         _fail(f"there is no command {name!r}; choose from: {', '.join(every)}.")
     try:
@@ -54,7 +59,8 @@ def _run(name: str, args: Sequence[str]) -> None:
     if name in TRAINING:
         importlib.import_module("lightning_bnn.commands.training").training(args)
         return
-    command = getattr(importlib.import_module(f"lightning_bnn.commands.{name}"), name)
+    folder = "studies" if name in STUDIES else "commands"
+    command = getattr(importlib.import_module(f"lightning_bnn.{folder}.{name}"), name)
     if name in PRESETS:
         command(args[1:])
         return
@@ -76,14 +82,17 @@ def _own(error: BaseException | None) -> BaseException | None:
 def _core(text: str) -> str:
     """The sentence that matters of what jsonargparse says about a union of types."""
     lines = [line.strip(" -") for line in text.splitlines()]
-    problems = [line for line in lines if line.startswith("Problem with given class_path")]
-    telling = [line for line in lines if "not accepted" in line or "required" in line]
-    chosen = [*problems[-1:], *(line for line in telling if line not in problems)][:2] or lines
-    return " ".join(" ".join(chosen).split())
+    problems = [k for k, line in enumerate(lines) if line.startswith("Problem with given")]
+    if not problems:
+        return " ".join(" ".join(lines).split())
+    noise = ("Expected a <class 'NoneType'>", "Given value", "Does not validate", "Subtypes", "- ")
+    chosen = lines[problems[-1] : problems[-1] + 6]
+    kept = [line for line in chosen if line and not line.startswith(noise)]
+    return " ".join(" ".join(kept).split())
 
 
 def _usage() -> str:
-    every = {**TRAINING, **PRESETS, **COMMANDS}
+    every = {**TRAINING, **PRESETS, **COMMANDS, **STUDIES}
     rows = "\n".join(f"  {name:<12} {text}" for name, text in every.items())
     usage = "usage: lightning-bnn COMMAND ..."
     return f"{usage}\n\n{rows}\n\n`lightning-bnn COMMAND --help` explains one."

@@ -38,6 +38,13 @@ class Categorical(nn.Module):
                 f"{tuple(targets.shape)}."
             )
         index = targets.long().expand(outputs.shape[:-1])[..., None]
+        if targets.device.type == "cpu" and targets.numel():
+            low, high = (int(t) for t in targets.aminmax())
+            if low < 0 or high >= outputs.shape[-1]:
+                raise ValueError(
+                    f"`targets` must be between 0 and {outputs.shape[-1] - 1}, as the network has "
+                    f"{outputs.shape[-1]} outputs; they go from {low} to {high}."
+                )
         return outputs.log_softmax(-1).gather(-1, index)[..., 0]
 
     def predictive(self, outputs: Float[Tensor, "samples batch classes"]) -> Tensor:
@@ -85,6 +92,10 @@ class Gaussian(nn.Module):
         log_std = torch.full((targets if noise == "learned" else 1,), math.log(std))
         self.log_std = nn.Parameter(log_std, requires_grad=noise == "learned")
 
+    def extra_repr(self) -> str:
+        """Shown by ``print``."""
+        return self.noise if self.noise != "fixed" else f"std={float(self.log_std.exp()):.6g}"
+
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the targets."""
         if self.noise != "heteroscedastic":
@@ -129,6 +140,10 @@ class IsotropicGaussianPrior(nn.Module):
         if not std > 0:
             raise ValueError(f"`std` must be positive, got {std}.")
         self.std = std
+
+    def extra_repr(self) -> str:
+        """Shown by ``print``."""
+        return f"std={self.std:g}"
 
     def log_prob(
         self, params: Params, names: Sequence[str] | None = None, stacked: bool = False

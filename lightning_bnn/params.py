@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
+from lightning_bnn.vmapping import FoldedLinear, fitting_chunk
+
 __all__ = [
     "Params",
     "RavelSpec",
@@ -207,7 +209,9 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
         try:
             return _vmapped(model, params, x, chunk_size)
         except (RuntimeError, ValueError, NotImplementedError) as error:
+            outputs = _looped(model, params, x)  # what is wrong with the inputs is raised here
             _remember_loop(model, error)
+            return outputs
     return _looped(model, params, x)
 
 
@@ -249,8 +253,12 @@ def _vmapped(model: nn.Module, params: Params, x: tuple[Any, ...], chunk_size: i
     def one(member: Params) -> Any:
         return functional_call(model, member, x)
 
+    if chunk_size is None and not torch.is_grad_enabled() and not model.training:
+        first = {name: t[0] for name, t in params.items()}
+        chunk_size = fitting_chunk(model, lambda: one(first), x, stack_size(params))
     mapped: Callable[[Params], Any] = torch.vmap(one, randomness="different", chunk_size=chunk_size)
-    return mapped(params)
+    with FoldedLinear():
+        return mapped(params)
 
 
 def _looped(model: nn.Module, params: Params, x: tuple[Any, ...]) -> Any:
@@ -316,16 +324,25 @@ def _warn_about_constants(model: nn.Module) -> None:
 
 
 def stacked_copy(model: nn.Module, params: Params) -> nn.Module:
-    """A copy of a module whose tensors carry the member dimension, under the same names."""
+    """A copy of a module whose tensors carry the member dimension, under the same names.
+
+    Tensors that the module holds in several places stay one.
+    """
     result = copy.deepcopy(model)
+    places: dict[int, list[str]] = {}
+    for name, tensor in result.state_dict(keep_vars=True).items():
+        places.setdefault(id(tensor), []).append(name)
+    aliases = {names[0]: names for names in places.values()}
     for name, tensor in params.items():
-        path, _, leaf = name.rpartition(".")
-        owner = result.get_submodule(path)
-        if leaf in owner._parameters:
-            old = owner._parameters[leaf]
-            owner._parameters[leaf] = nn.Parameter(
-                tensor.clone(), requires_grad=old is None or old.requires_grad
-            )
-        else:
-            owner._buffers[leaf] = tensor.clone()
+        stacked: Tensor | None = None
+        for alias in aliases.get(name, [name]):
+            path, _, leaf = alias.rpartition(".")
+            owner = result.get_submodule(path)
+            old = owner._parameters.get(leaf)
+            if stacked is None:
+                stacked = tensor.clone()
+                if leaf in owner._parameters:
+                    wanted = old is None or old.requires_grad
+                    stacked = nn.Parameter(stacked, requires_grad=wanted)
+            (owner._parameters if leaf in owner._parameters else owner._buffers)[leaf] = stacked
     return result

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "curves_figure",
+    "gaussians_figure",
     "hexbin_figure",
     "marginals_figure",
     "matrix_figure",
@@ -142,6 +143,39 @@ def marginals_figure(layers: Mapping[str, Mapping[str, Tensor]], bins: int = 60)
             ax.hist(values.double().numpy(), bins, density=True, histtype="step", label=form)
         ax.set_title(layer, fontsize=9)
     axes[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def gaussians_figure(
+    panels: Sequence[tuple[str, Tensor, Tensor, Tensor, Tensor]],
+    columns: int,
+    labels: tuple[str, str] = ("", ""),
+) -> Figure:
+    """Diagonal Gaussians in the plane, as ellipses of two standard deviations over a density.
+
+    Args:
+        panels: title, axis of a square grid, density on it (first index: first coordinate), means
+            and standard deviations ``(gaussians, 2)``.
+        columns: panels side by side.
+        labels: of both axes.
+    """
+    from matplotlib.patches import Ellipse
+
+    rows = -(-len(panels) // columns)
+    figure, axes = _panels(len(panels), (2.6 * columns, 2.7 * rows), columns)
+    for ax, (title, axis, density, means, stds) in zip(axes, panels, strict=False):
+        grid = axis.double().numpy()
+        ax.contourf(grid, grid, density.double().numpy().T, levels=12, cmap="Blues")
+        for mean, std in zip(means.tolist(), stds.tolist(), strict=True):
+            ellipse = Ellipse(mean, 4 * std[0], 4 * std[1], fill=False, color="C3", lw=1)
+            ax.add_patch(ellipse)
+        ax.set_title(title, fontsize=8)
+        ax.set_aspect("equal")
+        ax.set(xlim=(grid[0], grid[-1]), ylim=(grid[0], grid[-1]))
+    for ax in axes[:: max(1, columns)]:
+        ax.set_ylabel(labels[1])
+    for ax in axes[-columns:]:
+        ax.set_xlabel(labels[0])
     return figure
 
 

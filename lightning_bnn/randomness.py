@@ -46,8 +46,17 @@ def keyed_randomness(*parts: Part, device: torch.device | str = "cpu") -> Iterat
         *parts: the key.
         device: whose generator is meant, besides that of the CPU.
     """
+    generators = [torch.default_generator]
     device = torch.device(device)
-    indices = [device.index or 0] if device.type not in ("cpu", "mps") else []
-    with torch.random.fork_rng(indices, device_type=device.type if indices else "cuda"):
-        torch.manual_seed(key_of(*parts))
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    states = [generator.get_state() for generator in generators]
+    seed = key_of(*parts)
+    for generator in generators:
+        generator.manual_seed(seed)
+    try:
         yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.cli import LightningCLI
+from torch import Tensor
 
 # Imported so that YAML can name their classes without a path.
 import lightning_bnn.callbacks
 import lightning_bnn.datamodules
 import lightning_bnn.modules  # noqa: F401
+from lightning_bnn.modules import Prediction
 
 __all__ = ["TrainingCLI", "training"]
 
@@ -30,6 +34,29 @@ class TrainingCLI(LightningCLI):
         if self.trainer.is_global_zero:
             print(table(self.trainer.callback_metrics))
 
+    def after_predict(self) -> None:
+        """Write the predictions of this process where the logs are."""
+        predictions = self.trainer.predict_loop.predictions
+        folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)
+        if not predictions or self.trainer.fast_dev_run:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        rank = self.trainer.global_rank
+        path = folder / ("predictions.pt" if rank == 0 else f"predictions_{rank}.pt")
+        torch.save(_joined(predictions), path)
+        print(f"wrote {path.resolve()}")
+
+
+def _joined(predictions: Sequence[Any]) -> Any:
+    """Batches of our modules as one dict of tensors; those of others as they are."""
+    if not all(isinstance(p, Prediction) for p in predictions):
+        return predictions
+    means = [p.mean if isinstance(p.mean, Tensor) else p.mean._asdict() for p in predictions]
+    samples = torch.cat([p.samples for p in predictions], 1)
+    if isinstance(means[0], Tensor):
+        return {"mean": torch.cat(means), "samples": samples}
+    return {**{k: torch.cat([m[k] for m in means]) for k in means[0]}, "samples": samples}
+
 
 def table(values: Mapping[str, Any]) -> str:
     """Numbers with names such as ``test/acc`` and ``test/svhn/AUROC``: a row for each set.
@@ -41,8 +68,8 @@ def table(values: Mapping[str, Any]) -> str:
     """
     rows: dict[str, dict[str, str]] = {}
     for name, value in values.items():
-        parts = name.split("/")[-2:]
-        rows.setdefault(parts[0], {})[parts[1]] = f"{float(value):.4f}"
+        group, _, number = name.rpartition("/")
+        rows.setdefault(group.rpartition("/")[2] or "all", {})[number] = f"{float(value):.4f}"
     columns = list(dict.fromkeys(key for row in rows.values() for key in row))
     lines = [
         ["set", *columns],

@@ -114,12 +114,13 @@ class DataModule(L.LightningDataModule, ABC):
 
     def _loader(self, examples: Examples, training: bool = False, draw: Any = None) -> TensorLoader:
         trainer = self.trainer
+        overfit = trainer is not None and trainer.overfit_batches > 0
         return TensorLoader(
             *examples,
             batch_size=self.batch_size if training else self.eval_batch_size,
             seed=self.seed,
-            training=training,
-            draw=draw,
+            training=training and not overfit,
+            draw=None if overfit else draw,
             rank=trainer.global_rank if trainer is not None else 0,
             world_size=trainer.world_size if trainer is not None else 1,
         )

@@ -39,8 +39,8 @@ class TwoGaussians(DataModule):
         gap: float = 1.0,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed)
-        if not 0 <= gap < 3:
-            raise ValueError(f"`gap` must be at least 0 and below 3, got {gap}.")
+        if not 0 <= gap <= 1.5:
+            raise ValueError(f"`gap` must be at least 0 and at most 1.5, got {gap}.")
         self.size, self.gap = size, gap
 
     def load(self) -> Splits:

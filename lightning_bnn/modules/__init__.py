@@ -1,7 +1,8 @@
 """LightningModules that train posteriors over the weights of any network."""
 
-from lightning_bnn.modules.base import BayesianModule, Prediction
+from lightning_bnn.modules.base import BayesianModule
 from lightning_bnn.modules.ensemble import DeepEnsemble
+from lightning_bnn.modules.judged_module import Prediction
 from lightning_bnn.modules.mfvi import MFVI
 from lightning_bnn.modules.predictive import Predictive
 from lightning_bnn.modules.symmetrized_vi import SymmetrizedVI

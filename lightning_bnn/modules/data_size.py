@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any
 
-from torch.utils.data import IterableDataset, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, SubsetRandomSampler
 
-__all__ = ["data_size"]
+__all__ = ["data_size", "first_rows"]
 
 
 def data_size(loader: Any, batches: int | float | None = None) -> int:
@@ -19,16 +19,31 @@ def data_size(loader: Any, batches: int | float | None = None) -> int:
             in every epoch, so this only matters for those that do not.
     """
     dataset = getattr(loader, "dataset", None)
-    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+    batched = isinstance(loader, DataLoader) and loader.batch_size is None
+    batched = batched and loader.batch_sampler is None
+    if batched or not isinstance(dataset, Sized):
         raise ValueError(
-            f"`num_data` cannot be read from {type(loader).__name__}, which has no data set with a "
-            "length: pass the number of training examples to the module."
+            f"`num_data` cannot be read from {type(loader).__name__}, which has no data set whose "
+            "length counts examples: pass the number of training examples to the module."
         )
     sampler = getattr(loader, "sampler", None)
     if isinstance(sampler, SubsetRandomSampler):
         return len(sampler)
-    if isinstance(sampler, SequentialSampler) and batches is not None:
+    ordered = isinstance(sampler, SequentialSampler) or getattr(loader, "training", None) is False
+    if ordered and batches is not None:
         size = getattr(loader, "batch_size", None)
         if size is not None and batches * size < len(dataset):
             return int(batches * size)
     return len(dataset)
+
+
+def first_rows(loader: Any, rows: int) -> Any:
+    """A small batch as a loader would make it, without starting it; None if that cannot be."""
+    if hasattr(loader, "example"):
+        return loader.example(rows)
+    dataset = getattr(loader, "dataset", None)
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+        return None
+    if getattr(loader, "batch_sampler", None) is None:  # its data set holds whole batches
+        return dataset[0]
+    return loader.collate_fn([dataset[k] for k in range(min(rows, len(dataset)))])

@@ -49,6 +49,15 @@ class DeepEnsemble(BayesianModule):
         """All members predict."""
         return len(self.healthy())
 
+    @property
+    def needs_num_data(self) -> bool:
+        """Only the prior is weighed against the data."""
+        return self.prior is not None
+
+    def stacked_parameters(self) -> list[Tensor]:
+        """The weights."""
+        return list(self.networks.parameters())
+
     def member_stack(self) -> Params:
         """The members."""
         return P.of(self.networks)
@@ -65,7 +74,7 @@ class DeepEnsemble(BayesianModule):
             self.template,
             stack,
             inputs,
-            lambda outputs: -self.likelihood.log_prob(outputs, targets).mean(-1),
+            lambda outputs: self.nll(outputs, targets),
             list(self.likelihood.parameters()),
             self.chunk_size,
         )

@@ -6,6 +6,7 @@ import math
 from typing import Any, Literal, get_args
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
@@ -46,7 +47,7 @@ class MFVI(BayesianModule):
         kl_weight: multiplies all complexity terms, a departure from Bayes.
         kl: ``"closed"`` form, or ``"sampled"`` with the weights of the step.
         reparameterisation: noise in ``"weight"`` space, the same for a batch, or for every example,
-            ``"local"`` or ``"flipout"``.
+            ``"local"`` or ``"flipout"`` (networks then run one by one).
         **kwargs: what every module takes, see `BayesianModule`.
 
     References:
@@ -115,7 +116,18 @@ class MFVI(BayesianModule):
         row = nn.functional.softplus(torch.tensor(raw)).repeat_interleave(sizes)
         return mean, row.to(rows).expand_as(rows).clone()
 
+    def on_fit_start(self) -> None:
+        """Small steps of the deviations are lost in half precision."""
+        if self.mean.dtype in (torch.bfloat16, torch.float16):
+            rank_zero_warn(
+                f"Standard deviations hardly train in {self.mean.dtype}: take a mixed precision."
+            )
+
     # -------------------------------------------------------- members
+    def stacked_parameters(self) -> list[Tensor]:
+        """Means and logarithms of standard deviations."""
+        return [self.mean, self.log_std]
+
     def member_stack(self) -> Params:
         """The means."""
         every = {**P.unravel(self.mean.detach(), self.spec), **self.constants.tensors()}
@@ -123,7 +135,8 @@ class MFVI(BayesianModule):
 
     def deviations(self) -> Params:
         """Standard deviations of all weights, as a stack."""
-        return P.unravel(self.log_std.detach().exp(), self.spec)
+        std = self.log_std.detach().exp()
+        return P.unravel(std.clamp(min=torch.finfo(std.dtype).tiny), self.spec)
 
     def modes(self) -> list[DiagonalGaussian]:
         """The posterior of each member."""
@@ -173,7 +186,7 @@ class MFVI(BayesianModule):
         stack = {**drawn.weights, **constants}
 
         def loss(outputs: Any) -> Tensor:
-            return -self.likelihood.log_prob(outputs, targets).mean(-1)
+            return self.nll(outputs, targets)
 
         if self.reparameterisation == "weight":
             shared = list(self.likelihood.parameters())
@@ -192,7 +205,8 @@ class MFVI(BayesianModule):
             m = k % self.members
             parts = ({n: t[row] for n, t in d.items()} for d, row in ((means, m), (stds, m)))
             own = {n: t[k] for n, t in noise.items()}
-            with Perturbed(network, *parts, own, self.reparameterisation, self._tied):
+            examples = len(inputs[0])
+            with Perturbed(network, *parts, own, self.reparameterisation, examples, self._tied):
                 outputs = P.apply(self.template, network, *inputs)
             values.append(loss(outputs[None])[0])
         return torch.stack(values)

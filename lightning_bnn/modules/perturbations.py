@@ -1,6 +1,8 @@
 r"""Layers whose noise differs from example to example, in any network, without rewriting it.
 
-Calls of ``linear`` and ``conv`` with a sampled weight are intercepted while the network runs.
+Calls of ``linear`` and ``conv`` with a sampled weight are intercepted while the network runs. The
+first dimension of their input must be the examples of the batch; a layer that sees another number
+of rows (tokens folded into the batch, time first) keeps the weight sample of the whole batch.
 
 - Flipout: one perturbation :math:`\Delta = \sigma \epsilon` for the batch, with signs of its own
   for every example, :math:`y = \mu x + r \odot \Delta (s \odot x)`. Every example sees an exact
@@ -41,7 +43,8 @@ class _Weight:
     std: Tensor
     noise: Tensor
     signs: tuple[Tensor, ...] = field(default=())
-    used: bool = False
+    perturbed: bool = False
+    plain: bool = False
 
 
 class Perturbed(TorchFunctionMode):
@@ -51,6 +54,8 @@ class Perturbed(TorchFunctionMode):
         sampled: the weights that the network was given.
         mean, std, noise: of each, such that ``sampled = mean + std * noise``.
         kind: ``"local"`` or ``"flipout"``.
+        examples: how many there are in the batch; layers whose input has another number of rows
+            keep the weights as they were sampled.
         plain: names of weights that stay as they were sampled.
     """
 
@@ -61,13 +66,14 @@ class Perturbed(TorchFunctionMode):
         std: Mapping[str, Tensor],
         noise: Mapping[str, Tensor],
         kind: Reparameterisation,
+        examples: int,
         plain: set[str] = frozenset(),  # type: ignore[assignment]
     ) -> None:
         super().__init__()
         if kind not in get_args(Reparameterisation):
             allowed = ", ".join(get_args(Reparameterisation))
             raise ValueError(f"`reparameterisation` must be one of {allowed}, got {kind!r}.")
-        self.kind = kind
+        self.kind, self.examples = kind, examples
         self._weights = {
             id(tensor): _Weight(name, mean[name], std[name], noise[name])
             for name, tensor in sampled.items()
@@ -79,26 +85,50 @@ class Perturbed(TorchFunctionMode):
     ) -> Any:
         """Replace calls of layers with a sampled weight."""
         kwargs = kwargs or {}
-        if func not in _LAYERS:
-            return func(*args, **kwargs)
-        named = {**dict(zip(_LAYERS[func], args, strict=False)), **kwargs}
-        weight = self._weights.get(id(named.get("weight")))
-        x = named.pop("input")
-        if weight is None or x.ndim != _batched_dims(func, x):
-            return func(*args, **kwargs)
-        named.pop("weight")
+        named = {**dict(zip(_LAYERS.get(func, ()), args, strict=False)), **kwargs}
+        weight, x = self._weights.get(id(named.get("weight"))), named.get("input")
+        if func not in _LAYERS or weight is None or not self._is_batch(func, x):
+            out = func(*args, **kwargs)
+            if isinstance(out, Tensor):
+                self._note_plain_use(args, kwargs)
+            return out
+        del named["weight"], named["input"]
         bias = self._weights.get(id(named.get("bias")))
+        self._note_perturbed_use(weight, bias)
         if self.kind == "local" and func is F.linear and x.ndim == 2:
             return self._local(x, weight, bias, named.pop("bias", None))
         return self._flipout(func, x, weight, bias, named)
 
-    def _local(self, x: Tensor, weight: _Weight, bias: _Weight | None, given: Any) -> Tensor:
-        if weight.used:
+    def _is_batch(self, func: Any, x: Any) -> bool:
+        return x.ndim == _batched_dims(func, x) and len(x) == self.examples
+
+    def _note_plain_use(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for value in (*args, *kwargs.values()):
+            weight = self._weights.get(id(value))
+            if weight is not None:
+                weight.plain = True
+                self._refuse_both(weight)
+
+    def _note_perturbed_use(self, weight: _Weight, bias: _Weight | None) -> None:
+        if self.kind == "local" and weight.perturbed:
             raise ValueError(
                 f"`reparameterisation='local'` needs layers that are used once, but {weight.name} "
                 "is used twice in one forward pass: take 'flipout'."
             )
-        weight.used = True
+        for used in (weight, bias):
+            if used is not None:
+                used.perturbed = True
+                self._refuse_both(used)
+
+    def _refuse_both(self, weight: _Weight) -> None:
+        """One example would see two different samples of a weight."""
+        if weight.plain and weight.perturbed:
+            raise ValueError(
+                f"`reparameterisation={self.kind!r}` cannot be used: {weight.name} is the weight "
+                "of a layer and is used in another way, too. Take 'weight'."
+            )
+
+    def _local(self, x: Tensor, weight: _Weight, bias: _Weight | None, given: Any) -> Tensor:
         mean = F.linear(x, weight.mean, given if bias is None else bias.mean)
         squares = None if bias is None else bias.std.square()
         variance = F.linear(x.square(), weight.std.square(), squares)

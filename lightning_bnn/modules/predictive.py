@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +32,11 @@ class Predictive(nn.Module):
         self.__dict__["template"] = copy.deepcopy(template).eval()
         self.likelihood = copy.deepcopy(likelihood)
         self.eval()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """The template may hold tensors that no state dict names."""
+        self.template._apply(fn, recurse)
+        return super()._apply(fn, recurse)
 
     def forward(self, *inputs: Any) -> Any:
         """The mean prediction."""

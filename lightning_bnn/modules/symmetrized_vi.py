@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -21,7 +20,7 @@ from lightning_bnn.posteriors.mutual_information import (
     information_bracket,
     permanent_information,
 )
-from lightning_bnn.posteriors.permanents import log_bethe, log_capacity
+from lightning_bnn.posteriors.permanents import log_bethe, log_capacity, log_permanent
 from lightning_bnn.posteriors.reparameterised import Draw, Scratch, draw
 from lightning_bnn.posteriors.unit_layers import UnitLayer, independent_sets, unit_layers
 from lightning_bnn.randomness import keyed_generator
@@ -30,11 +29,8 @@ from lightning_bnn.symmetry import Symmetries, discover, permute, random_permuta
 __all__ = ["SymmetrizedVI"]
 
 Estimator = Literal["bethe", "capacity", "uniform"]
-_BOUNDS = {
-    "bethe": partial(log_bethe, iterations=32, tolerance=1e-5),
-    "capacity": log_capacity,
-}
 _BRACKET_SAMPLES = 8
+_EXACT_UP_TO = 5
 
 
 class SymmetrizedVI(MFVI):
@@ -48,7 +44,8 @@ class SymmetrizedVI(MFVI):
     Args:
         network: gives the computation and the first means; it is copied, not changed.
         estimator: of the information: ``"bethe"``, the tightest approximation, an upper bound that
-            is at most ``n/2 log 2`` too large; ``"capacity"``, a lower bound, so that the objective
+            is at most ``n/2 log 2`` too large (up to five units that can meet are summed exactly);
+            ``"capacity"``, a lower bound, so that the objective
             stays a bound of the evidence; ``"uniform"``, the paper's, at most ``log(draws)``.
         draws: permutations of ``"uniform"``, the identity included.
         **kwargs: what `MFVI` takes.
@@ -86,7 +83,7 @@ class SymmetrizedVI(MFVI):
             mode = self.template.training
             sym = discover(self.template, *example)
             self.template.train(mode)
-            self._adopt(sym)
+            self._adopt(_of_trained_units(sym, self.template))
         assert self._symmetries is not None
         return self._symmetries
 
@@ -146,7 +143,7 @@ class SymmetrizedVI(MFVI):
             found = draw_information(sym, sampled, self.draws)
         else:
             layers = self._sets[self._step % len(self._sets)]
-            bound: Callable[[Tensor], Tensor] = _BOUNDS[self.estimator]
+            bound = _best if self.estimator == "bethe" else log_capacity
             found = torch.stack(
                 [permanent_information(layer, sampled, bound) for layer in layers]
             ).sum(0)
@@ -195,14 +192,23 @@ class SymmetrizedVI(MFVI):
             values["interpolation"] = interpolation(layers, mean, log_std).mean()
         return values
 
-    # -------------------------------------------------------- checkpoints
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the example with which the symmetries are found."""
-        checkpoint["example"] = [t.detach().cpu() for t in self._example if isinstance(t, Tensor)]
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the example of the run."""
-        self._example = tuple(t.to(self.device) for t in checkpoint.get("example", ()))
+def _of_trained_units(sym: Symmetries, template: nn.Module) -> Symmetries:
+    """Without units that have weights which are not trained: those tell the units apart."""
+    fixed = {name for name, p in template.named_parameters() if not p.requires_grad}
+    kept = [
+        replace(group, inner=())
+        for group in sym.permutations
+        if not any(sym.axes[place.axis].tensor in fixed for place in group.placements)
+    ]
+    return replace(sym, permutations=tuple(kept)) if fixed else sym
+
+
+def _best(logs: Tensor) -> Tensor:
+    """The Bethe permanent; for a few units the exact one."""
+    if logs.shape[-1] <= _EXACT_UP_TO:
+        return log_permanent(logs)
+    return log_bethe(logs, iterations=32, tolerance=1e-5)
 
 
 def _check_prior(prior: Any, sym: Symmetries, networks: Params, names: tuple[str, ...]) -> None:

@@ -1,9 +1,17 @@
 """Distributions over the weights of a network."""
 
-from lightning_bnn.posteriors.base import Posterior
+from lightning_bnn.posteriors.base import Posterior, Predictor
 from lightning_bnn.posteriors.constants import Constants
 from lightning_bnn.posteriors.empirical import Empirical, Mixture
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian
 from lightning_bnn.posteriors.symmetrized import Symmetrized
 
-__all__ = ["Constants", "DiagonalGaussian", "Empirical", "Mixture", "Posterior", "Symmetrized"]
+__all__ = [
+    "Constants",
+    "DiagonalGaussian",
+    "Empirical",
+    "Mixture",
+    "Posterior",
+    "Predictor",
+    "Symmetrized",
+]

@@ -17,7 +17,7 @@ from lightning_bnn.randomness import keyed_generator
 __all__ = ["Posterior", "Predictor", "check_count"]
 
 Predictor = Callable[..., Any]
-_AT_ONCE = 2**29
+_AT_ONCE = 2**31
 """Bytes of networks that are held for predictions."""
 
 

@@ -36,6 +36,9 @@ __all__ = [
 Bound = Callable[[Tensor], Tensor]
 _NEGLIGIBLE = 60.0
 """Units whose density under each other's distribution is below e^-60 of their own cannot meet."""
+_ROUNDING = 1e-5
+_SINGLE = 1e5
+"""Squares up to here can be summed in float32: their rounding is below 0.01."""
 
 
 class Sampled(NamedTuple):
@@ -49,20 +52,32 @@ class Sampled(NamedTuple):
 
 # ------------------------------------------------------------ densities of units
 def log_ratios(layer: UnitLayer, sampled: Sampled, units: Tensor | None = None) -> Tensor:
-    r"""Logarithms of :math:`A_{ij} / A_{ii}`, ``(networks, units, units)``, in float64.
+    r"""Logarithms of :math:`A_{ij} / A_{ii}`, ``(networks, units, units)``.
+
+    In float64, unless no term is so large that its rounding would matter.
 
     Args:
         layer: whose units.
         sampled: networks.
         units: only these.
     """
-    w, mu, rho = (layer.rows(p, units).double() for p in sampled[:3])
+    w, mu, rho = (layer.rows(p, units) for p in sampled[:3])
+    if _peak(w, mu, rho) > _SINGLE:
+        w, mu, rho = w.double(), mu.double(), rho.double()
     centre = mu.detach().mean(1, keepdim=True)
     w, mu, precision = w - centre, mu - centre, (-2 * rho).exp()
     # sum_c (w_ic - mu_jc)^2 / s_jc^2, by two products of matrices
     squares = w.square() @ precision.mT - 2 * w @ (mu * precision).mT
     logs = -(squares + (mu.square() * precision).sum(2)[:, None]) / 2 - rho.sum(2)[:, None]
     return logs - logs.diagonal(dim1=1, dim2=2)[..., None]
+
+
+@torch.no_grad()
+def _peak(w: Tensor, mu: Tensor, rho: Tensor) -> float:
+    """A bound of the squares that enter the log-densities."""
+    centre = mu.mean(1, keepdim=True)
+    largest = torch.maximum((w - centre).abs().amax(1), (mu - centre).abs().amax(1))
+    return float((largest * (-rho.amin(1)).exp()).square().sum(1).amax())
 
 
 @torch.no_grad()
@@ -76,17 +91,30 @@ def meeting_units(layer: UnitLayer, sampled: Sampled) -> Tensor:
         sampled: networks.
     """
     squares = layer.sums({name: sampled.noise[name].square() for name in layer.tensors})
-    log_scales = layer.sums(sampled.log_std).double()
-    own = -squares.double() / 2 - log_scales
-    w, mu, rho = (t.double() for t in layer.telling(sampled[:3], sampled.mean, sampled.log_std))
+    scales = layer.sums(sampled.log_std)
+    own = -squares / 2 - scales
+    near = _near(layer.telling(sampled[:3], sampled.mean, sampled.log_std), scales, own)
+    units = near.nonzero()[:, 0]
+    if len(units) > 0:
+        rows = [layer.rows(p, units) for p in sampled[:3]]
+        units = units[_near(rows, scales[:, units], own[:, units])]
+    return units
+
+
+def _near(rows: Sequence[Tensor], scales: Tensor, own: Tensor) -> Tensor:
+    """Which units may meet another one, as far as some of their weights tell.
+
+    Rounding is on the safe side: it is a part of the largest squares that enter a difference.
+    """
+    w, mu, rho = rows
     centre = mu.mean(1, keepdim=True)
     w, mu, precision = w - centre, mu - centre, (-2 * rho).exp()
-    squares = w.square() @ precision.mT - 2 * w @ (mu * precision).mT
-    bound = -(squares + (mu.square() * precision).sum(2)[:, None]) / 2
-    bound = bound - log_scales[:, None]
+    ones, twos = w.square() @ precision.mT, (mu.square() * precision).sum(2)[:, None]
+    squares = ones - 2 * w @ (mu * precision).mT + twos
+    bound = -squares / 2 - scales[:, None] + _ROUNDING * (ones + twos)
     near = (bound - own[..., None] > -_NEGLIGIBLE).any(0)
     near.fill_diagonal_(False)
-    return (near.any(0) | near.any(1)).nonzero()[:, 0]
+    return near.any(0) | near.any(1)
 
 
 # ------------------------------------------------------------ information
@@ -105,7 +133,7 @@ def permanent_information(layer: UnitLayer, sampled: Sampled, bound: Bound) -> T
     full = torch.full((len(first),), layer.log_order, dtype=torch.float64, device=first.device)
     if len(units) == 0:
         return full
-    return full - bound(log_ratios(layer, sampled, units))
+    return full - bound(log_ratios(layer, sampled, units)).to(full)
 
 
 class Bracket(NamedTuple):

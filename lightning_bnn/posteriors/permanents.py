@@ -17,6 +17,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 __all__ = ["log_bethe", "log_capacity", "log_permanent", "log_transpositions"]
 
 _EXACT_UP_TO = 14
+_FLOOR = 1e9
 _SAFE = 200
 """Exponents up to here leave room in float64 for what sums of them do."""
 
@@ -112,7 +114,8 @@ def _bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor, Ten
     """
     if logs.shape[-1] == 1:
         return logs[..., 0, 0], torch.ones_like(logs)
-    logs64 = logs.double()
+    finite = torch.isfinite(logs.amax((-2, -1))) & ~logs.isnan().any(-1).any(-1)
+    logs64 = torch.where(finite[..., None, None], logs, 0).double().clamp(min=-_FLOOR)
     rows, columns = _potentials(logs64)
     scaled = (logs64 - rows - columns).exp()
     up = torch.full_like(scaled, 1 / (scaled.shape[-1] - 1))
@@ -123,7 +126,7 @@ def _bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor, Ten
         new = _clamped(scaled / _others(scaled * up, -1))
         # Damping: without it the messages of two nearly equal columns oscillate.
         down = (down * new).sqrt_()
-        if step % 8 == 7:
+        if step % 4 == 3:
             before, beliefs = beliefs, 1 / (1 + 1 / (down * up))
             if bool((beliefs - before).abs().amax() < tolerance):
                 break
@@ -135,6 +138,7 @@ def _bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor, Ten
         - torch.log1p(down * up).sum((-2, -1))
         + (rows.sum((-2, -1)) + columns.sum((-2, -1)))
     )
+    value = torch.where(finite, value, torch.nan)
     return value.to(logs), (scaled * up / sums[..., None]).to(logs)
 
 
@@ -149,15 +153,14 @@ def _potentials(logs: Tensor) -> tuple[Tensor, Tensor]:
     columns = torch.zeros_like(rows.mT)
     if bool((logs.diagonal(dim1=-2, dim2=-1) - rows[..., 0]).amin() > -_SAFE):
         return rows, columns
-    spread = float(logs.amax() - logs.amin())
-    smoothing = max(spread / 100, 1.0)
-    while True:
+    spread = max(float(logs.amax() - logs.amin()) / 100, 1.0)
+    levels = 1 + math.ceil(math.log(spread, 3))
+    for level in reversed(range(levels)):
+        smoothing = 3.0**level
         for _ in range(50):
             columns = smoothing * ((logs - rows) / smoothing).logsumexp(-2, keepdim=True)
             rows = smoothing * ((logs - columns) / smoothing).logsumexp(-1, keepdim=True)
-        if smoothing == 1.0:
-            return rows, columns
-        smoothing = max(smoothing / 3, 1.0)
+    return rows, columns
 
 
 def _clamped(odds: Tensor) -> Tensor:

@@ -56,8 +56,8 @@ class UnitLayer:
             for part, params in zip(parts, stacks, strict=True):
                 w = params[name]
                 along = w[:, :, None] if dim is None else w.movedim(dim + 1, 1)
-                chosen = along.reshape(*along.shape[:2], -1)[:, :, columns]
-                part.append(chosen[:, positions.to(w.device)].flatten(2))
+                chosen = along.reshape(*along.shape[:2], -1).index_select(2, columns)
+                part.append(_at(chosen, positions).flatten(2))
         return [torch.cat(part, 2) for part in parts]
 
     def sums(self, params: Params) -> Tensor:
@@ -67,7 +67,7 @@ class UnitLayer:
             w = params[name]
             along = w.flatten(1) if dim is None else w.movedim(dim + 1, 1)
             along = along if along.ndim == 2 else along.sum(tuple(range(2, along.ndim)))
-            own = along[:, positions.to(w.device)].sum(2)
+            own = _at(along, positions).sum(2)
             total = own if total is None else total + own
         assert total is not None
         return total
@@ -135,10 +135,20 @@ def _best_set(layers: Sequence[UnitLayer], contains: int | None) -> list[int]:
     return [k for k in range(n) if solved.x[k] > 0.5]
 
 
+def _at(along: Tensor, positions: Tensor) -> Tensor:
+    """What is at the positions ``(units, repeats)`` of the second dimension."""
+    everything = torch.arange(along.shape[1], device=positions.device)[:, None]
+    if torch.equal(positions, everything):
+        return along[:, :, None]
+    return along[:, positions.to(along.device)]
+
+
 def _telling(mean: Tensor, log_std: Tensor, dim: int | None) -> Tensor:
     """Columns of a tensor with the largest signal-to-noise ratio between units."""
     if dim is None or mean.ndim < 3:
         return torch.zeros(1, dtype=torch.long, device=mean.device)
-    across = dim + 1
-    signal = mean.var(across, correction=0) * (-2 * log_std.mean(across)).exp()
-    return signal.flatten(1).amax(0).topk(min(_SCREEN, signal[0].numel())).indices
+    across, units = dim + 1, mean.shape[dim + 1]
+    squares = torch.linalg.vector_norm(mean, dim=across).square() / units
+    signal = squares - mean.mean(across).square()
+    ratio = (signal * (-2 * log_std.mean(across)).exp()).flatten(1).amax(0)
+    return ratio.topk(min(_SCREEN, len(ratio))).indices

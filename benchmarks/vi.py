@@ -1,0 +1,275 @@
+"""A step of variational inference next to a deterministic one and to peers; predictions.
+
+python benchmarks/vi.py steps [--network mlp|resnet] [--threads 1] [--device cpu]
+python benchmarks/vi.py predict [--threads 1]
+
+All contestants take the same batches and torch.optim.Adam, in turns. The peers are installed by
+`make bench`; those that are not there are left out.
+"""
+
+import argparse
+import statistics
+import time
+import warnings
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.modules import MFVI, SymmetrizedVI
+from lightning_bnn.posteriors import DiagonalGaussian
+
+warnings.filterwarnings("ignore")
+N = 60_000
+START = -5.0
+"""Logarithm of the standard deviations at the start."""
+
+
+def network(kind):
+    return models.mlp(784, [512, 512], 10) if kind == "mlp" else models.resnet18(10, 32)
+
+
+def batch(options):
+    shape = (784,) if options.network == "mlp" else (3, 32, 32)
+    x = torch.randn(options.batch, *shape, device=options.device)
+    return x, torch.randint(10, (options.batch,), device=options.device)
+
+
+# ------------------------------------------------------------ contestants
+def stepper(loss, parameters):
+    optimizer = torch.optim.Adam(parameters, 1e-3)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss(x, y).backward()
+        optimizer.step()
+
+    return step
+
+
+def deterministic(options):
+    net = network(options.network).to(options.device)
+    return stepper(lambda x, y: cross_entropy(net(x), y), net.parameters())
+
+
+def ours(options, kind=MFVI, log_std=START, **arguments):
+    module = kind(network(options.network), num_data=N, **arguments).to(options.device)
+    module.example_input_array = batch(options)[0][:2]
+    with torch.no_grad():
+        module.log_std.fill_(log_std)
+
+    def loss(x, y):
+        module._step = 0
+        return module.losses((x,), y)["loss"].sum()
+
+    return stepper(loss, module.parameters())
+
+
+def converted(module, linear, conv):
+    """The module with its linear layers and convolutions replaced."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.Linear):
+            setattr(module, name, linear(child))
+        elif isinstance(child, nn.Conv2d):
+            setattr(module, name, conv(child))
+        else:
+            converted(child, linear, conv)
+    return module
+
+
+def blitz(options):
+    from blitz.losses import kl_divergence_from_nn
+    from blitz.modules import BayesianConv2d, BayesianLinear
+
+    prior = torch.distributions.Normal(0, 1)
+
+    def linear(m):
+        return BayesianLinear(m.in_features, m.out_features, m.bias is not None, prior_dist=prior)
+
+    def conv(m):
+        return BayesianConv2d(
+            m.in_channels, m.out_channels, tuple(m.kernel_size), stride=m.stride,
+            padding=m.padding, bias=m.bias is not None, prior_dist=prior,
+        )  # fmt: skip
+
+    net = converted(network(options.network), linear, conv).to(options.device)
+    return stepper(
+        lambda x, y: cross_entropy(net(x), y) + kl_divergence_from_nn(net) / N, net.parameters()
+    )
+
+
+def bayesian_torch(options):
+    from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
+
+    settings = {
+        "prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -3.0,
+        "type": "Reparameterization", "moped_enable": False, "moped_delta": 0.5,
+    }  # fmt: skip
+    net = network(options.network)
+    dnn_to_bnn(net, settings)
+    net = net.to(options.device)
+    return stepper(lambda x, y: cross_entropy(net(x), y) + get_kl_loss(net) / N, net.parameters())
+
+
+def torch_uncertainty(options):
+    from torch_uncertainty.layers.bayesian import BayesConv2d, BayesLinear
+    from torch_uncertainty.losses import ELBOLoss
+
+    def linear(m):
+        return BayesLinear(m.in_features, m.out_features, bias=m.bias is not None)
+
+    def conv(m):
+        return BayesConv2d(
+            m.in_channels, m.out_channels, m.kernel_size, m.stride, m.padding,
+            bias=m.bias is not None,
+        )  # fmt: skip
+
+    net = converted(network(options.network), linear, conv).to(options.device)
+    elbo = ELBOLoss(net, nn.CrossEntropyLoss(), kl_weight=1 / N, num_samples=1)
+    return stepper(lambda x, y: elbo(x, y), net.parameters())
+
+
+def posteriors(options):
+    import posteriors as library
+
+    net = network(options.network).to(options.device)
+    call = library.model_to_function(net)
+    mean = {k: v.detach().clone().requires_grad_() for k, v in net.named_parameters()}
+    logs = {k: torch.full_like(v, START).requires_grad_() for k, v in mean.items()}
+
+    def log_posterior(params, data):
+        prior = library.diag_normal_log_prob(params, sd_diag=1.0)
+        return -cross_entropy(call(params, data[0]), data[1]) + prior / N, torch.tensor([])
+
+    def loss(x, y):
+        deviations = {k: v.exp() for k, v in logs.items()}
+        return library.vi.diag.nelbo(
+            mean, deviations, (x, y), log_posterior, temperature=1 / N, n_samples=1
+        )[0]
+
+    return stepper(loss, [*mean.values(), *logs.values()])
+
+
+PEERS = {
+    "BLiTZ": blitz,
+    "bayesian-torch": bayesian_torch,
+    "torch-uncertainty": torch_uncertainty,
+    "posteriors": posteriors,
+}
+
+
+def contestants(options):
+    found = {
+        "deterministic": deterministic(options),
+        "MFVI": ours(options),
+        "MFVI, flipout": ours(options, reparameterisation="flipout"),
+        "MFVI, local": ours(options, reparameterisation="local"),
+        "SymmetrizedVI, bethe": ours(options, SymmetrizedVI),
+    }
+    if options.network == "mlp":
+        found["SymmetrizedVI, bethe, all units alike"] = ours(options, SymmetrizedVI, 0.0)
+        found["SymmetrizedVI, uniform, 20 draws"] = ours(
+            options, SymmetrizedVI, estimator="uniform", draws=20
+        )
+    for name, make in PEERS.items():
+        try:
+            found[name] = make(options)
+        except ImportError as error:
+            print(f"{name} is left out: {error}")
+    return found
+
+
+# ------------------------------------------------------------ runs
+def synchronise(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def in_turns(functions, rounds, device):
+    """Median seconds of every function."""
+    seconds = {name: [] for name in functions}
+    for k in range(rounds + 2):
+        for name, function in functions.items():
+            synchronise(device)
+            start = time.perf_counter()
+            function()
+            synchronise(device)
+            if k >= 2:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def steps(options):
+    rivals = contestants(options)
+    x, y = batch(options)
+    functions = {name: lambda step=step: step(x, y) for name, step in rivals.items()}
+    noise = torch.empty(sum(p.numel() for p in network(options.network).parameters()))
+    noise = noise.to(options.device)
+    functions["(the normal draw alone)"] = noise.normal_
+    found = in_turns(functions, options.rounds, options.device)
+    base, own = found["deterministic"], found["MFVI"]
+    print(
+        f"{options.network}, batch {options.batch}, {options.device}, "
+        f"{torch.get_num_threads()} threads, median of {options.rounds}"
+    )
+    print(f"{'':<40}{'ms':>9}{'/ deterministic':>18}{'/ MFVI':>9}")
+    for name, seconds in found.items():
+        print(f"{name:<40}{1e3 * seconds:>9.2f}{seconds / base:>18.2f}{seconds / own:>9.2f}")
+    peers = [found[name] for name in PEERS if name in found]
+    if peers:
+        print(f"fastest peer / MFVI: {min(peers) / own:.2f}")
+
+
+def predict(options):
+    print(f"1000 weight samples, batch 128, {options.device}, {torch.get_num_threads()} threads")
+    print(f"{'':<28}{'weights':>9}{'loop ms':>10}{'ours ms':>10}{'loop / ours':>13}")
+    cases = {
+        "mlp 2-10-2": (models.mlp(2, [10], 2), (2,)),
+        "mlp 64-32-10": (models.mlp(64, [32], 10), (64,)),
+        "OptuNet": (models.optunet(), (1, 28, 28)),
+        "mlp 784-10-10": (models.mlp(784, [10], 10), (784,)),
+        "mlp 784-30-10": (models.mlp(784, [30], 10), (784,)),
+        "mlp 784-512-512-10": (models.mlp(784, [512, 512], 10), (784,)),
+    }
+    for name, (net, shape) in cases.items():
+        net = net.eval().to(options.device)
+        posterior = DiagonalGaussian(P.of(net), 0.1).to(options.device).requires_grad_(False)
+        x = torch.randn(128, *shape, device=options.device)
+        count = 1000 if posterior.mean.numel() < 10**5 else 100
+        networks = posterior.sample(count)
+        run = posterior.predictor(count)
+
+        def loop(net=net, networks=networks, x=x):
+            outputs = []
+            for network in P.unstack(networks):
+                outputs.append(torch.func.functional_call(net, network, (x,)))
+            return torch.stack(outputs)
+
+        with torch.no_grad():
+            found = in_turns(
+                {"loop": loop, "ours": lambda run=run, net=net, x=x: run(net, x)},
+                5,
+                options.device,
+            )
+        scale = 1000 / count
+        print(
+            f"{name:<28}{posterior.mean.numel():>9}{1e3 * scale * found['loop']:>10.0f}"
+            f"{1e3 * scale * found['ours']:>10.0f}{found['loop'] / found['ours']:>13.2f}"
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("what", choices=("steps", "predict"))
+    parser.add_argument("--network", choices=("mlp", "resnet"), default="mlp")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    {"steps": steps, "predict": predict}[chosen.what](chosen)

@@ -1,0 +1,151 @@
+"""Validation, test and prediction of any posterior, by the networks that it draws."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_bnn import _compat
+from lightning_bnn.modules.evaluation import Judge, judge_of, named_sets
+from lightning_bnn.modules.predictive import Predictive
+from lightning_bnn.modules.template_module import TemplateModule
+from lightning_bnn.posteriors import Posterior, Predictor
+from lightning_bnn.randomness import keyed_generator
+
+__all__ = ["JudgedModule", "Prediction"]
+
+
+class Prediction(NamedTuple):
+    """What `predict_step` returns.
+
+    ``mean`` averages over networks: probabilities ``(batch, classes)``, or the moments of a
+    Gaussian likelihood. ``samples`` are the outputs of each, ``(samples, batch, ...)``.
+    """
+
+    mean: Any
+    samples: Tensor
+
+
+class JudgedModule(TemplateModule):
+    """Predicts with networks of a posterior; every stage draws them once."""
+
+    eval_samples: int
+    chunk_size: int | None
+    judge: Judge | None
+    _predict: Predictor | None
+
+    @abstractmethod
+    def posterior(self) -> Posterior:
+        """The posterior as it is now, apart from what trains."""
+
+    def judged_posterior(self) -> Posterior:
+        """One that predicts as the posterior does."""
+        return self.posterior()
+
+    @property
+    def judged_samples(self) -> int:
+        """How many networks predict."""
+        return self.eval_samples
+
+    # -------------------------------------------------------- evaluation
+    def _start(self, judge: Judge | None) -> None:
+        """Draw the networks that predict, once for all batches."""
+        self.judge = None if judge is None else judge.to(self.device)
+        self._predict = self._predictor()
+
+    def _predictor(self) -> Predictor:
+        generator = keyed_generator(self.seed, "judged", device=self.device)
+        with torch.no_grad():
+            return self.judged_posterior().predictor(
+                self.judged_samples, generator, self.chunk_size
+            )
+
+    def outputs(self, inputs: Sequence[Any]) -> Tensor:
+        """Outputs of all networks that predict, ``(samples, batch, ...)``."""
+        run = self._predict or self._predictor()
+        self._same_mode()
+        inputs = self._cast(inputs)
+        with self._randomness("predict"):
+            found = self._checked(lambda: run(self.template, *inputs), inputs)
+        return self._one_tensor(found)
+
+    def on_validation_epoch_start(self) -> None:
+        """Draw networks."""
+        self._start(judge_of(self.likelihood))
+
+    def on_test_epoch_start(self) -> None:
+        """Draw networks, and ask what the loaders hold."""
+        loaders = self.trainer.test_dataloaders
+        count = len(loaders) if isinstance(loaders, (list, tuple, dict)) else 1
+        source = self.trainer.datamodule if _compat.tests_datamodule(self.trainer) else None
+        self._start(judge_of(self.likelihood, named_sets(source, count)))
+
+    def on_predict_epoch_start(self) -> None:
+        """Draw networks."""
+        self._start(None)
+
+    def on_predict_epoch_end(self) -> None:
+        """Let go of them."""
+        self._predict = None
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Judge one batch; further validation loaders are added to the first."""
+        self._judge_batch(batch, 0)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Judge one batch of the set that its loader holds."""
+        self._judge_batch(batch, dataloader_idx)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Prediction:
+        """Mean prediction and the outputs of every network."""
+        samples = self.outputs(self.inputs_only(batch))
+        return Prediction(self.likelihood.predictive(samples), samples)
+
+    def _judge_batch(self, batch: Any, index: int) -> None:
+        inputs, targets = self.inputs_and_targets(batch)
+        assert self.judge is not None
+        self.judge.add(self.outputs(inputs), targets, index)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log every number under ``val/``."""
+        self._log_values("val", ("acc", "nll", "rmse"))
+
+    def on_test_epoch_end(self) -> None:
+        """Log every number under ``test/``."""
+        self._log_values("test", ())
+
+    def _log_values(self, stage: str, shown: Sequence[str]) -> None:
+        assert self.judge is not None
+        for name, value in self.judge.values().items():
+            # Metrics are the same on all processes already; the sync only keeps Lightning quiet.
+            self.log(f"{stage}/{name}", value.float(), prog_bar=name in shown, sync_dist=True)
+        self.judge, self._predict = None, None
+
+    # -------------------------------------------------------- plain use
+    def forward(self, *inputs: Any) -> Any:
+        """Mean prediction of the posterior, outside of a trainer too.
+
+        There are gradients with respect to inputs that require them, none with respect to weights.
+        """
+        wanted = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+        with torch.set_grad_enabled(wanted and torch.is_grad_enabled()):
+            return self.likelihood.predictive(self.outputs(inputs))
+
+    def predictive(self, samples: int | None = None) -> Predictive:
+        """The mean prediction as a plain module that `torch.export` and ONNX understand.
+
+        Args:
+            samples: how many networks it holds, by default as many as predict otherwise.
+        """
+        count = self.judged_samples if samples is None else samples
+        with torch.no_grad():
+            networks = self.judged_posterior().sample(count, keyed_generator(self.seed, "judged"))
+        return Predictive(self.template, networks, self.likelihood)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without networks that were drawn for predictions."""
+        return {**self.__dict__, "_predict": None}

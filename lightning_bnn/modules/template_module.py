@@ -1,0 +1,141 @@
+"""A LightningModule around a network that it does not own: batches, modes, devices, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+
+from lightning_bnn.modules.batches import inputs_and_targets, inputs_only
+from lightning_bnn.modules.data_size import first_rows
+from lightning_bnn.modules.templates import raised_by
+from lightning_bnn.randomness import keyed_randomness
+
+__all__ = ["EXAMPLE_ROWS", "TemplateModule"]
+
+EXAMPLE_ROWS = 2
+
+
+class TemplateModule(L.LightningModule):
+    """Runs a network with weights from elsewhere.
+
+    The network is kept unregistered: its own weights are neither trained nor saved.
+    """
+
+    template: nn.Module
+    likelihood: nn.Module
+    seed: int
+    _example: tuple[Any, ...]
+    _frozen_modules: list[nn.Module]
+
+    # -------------------------------------------------------- batches
+    def inputs_and_targets(self, batch: Any) -> tuple[tuple[Any, ...], Tensor]:
+        """Inputs and targets of a batch; override it for batches of another layout."""
+        return inputs_and_targets(batch)
+
+    def inputs_only(self, batch: Any) -> tuple[Any, ...]:
+        """Inputs of a batch that may have no targets; of a tuple, all but the last are inputs."""
+        own = type(self).inputs_and_targets is not TemplateModule.inputs_and_targets
+        if own and not isinstance(batch, Tensor):
+            return self.inputs_and_targets(batch)[0]
+        return inputs_only(batch)
+
+    def _cast(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Floating inputs in the precision of the weights."""
+        dtype = next((p.dtype for p in self.parameters() if p.is_floating_point()), None)
+        return tuple(
+            x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs
+        )
+
+    def _randomness(self, *key: int | str) -> AbstractContextManager[None]:
+        return keyed_randomness(self.seed, *key, self.global_rank, device=self.device)
+
+    # -------------------------------------------------------- example
+    def example(self) -> tuple[Any, ...]:
+        """Two rows of input: from a batch that was seen, or from the train loader's data set."""
+        if not self._example:
+            given = self.example_input_array
+            if given is not None:
+                self._example = given if isinstance(given, tuple) else (given,)
+            elif self._trainer is not None and self.trainer.train_dataloader is not None:
+                self._example = self._peek(self.trainer.train_dataloader)
+        return self._example
+
+    def _peek(self, loader: Any) -> tuple[Any, ...]:
+        """The first rows of a data set, without touching anybody's random numbers."""
+        with keyed_randomness(self.seed, "example", device=self.device):
+            batch = first_rows(loader, EXAMPLE_ROWS)
+            if batch is None:
+                return ()
+            batch = self.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        return self._cast(self.inputs_and_targets(batch)[0])
+
+    # -------------------------------------------------------- the template
+    def _same_mode(self) -> None:
+        """Training or not; what the given network had frozen in evaluation mode stays there."""
+        if self.template.training != self.training:
+            self.template.train(self.training)
+            for module in self._frozen_modules if self.training else ():
+                module.eval()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """The template follows to the device: it may hold tensors that no state dict names."""
+        self.template._apply(fn, recurse)
+        return super()._apply(fn, recurse)
+
+    def nll(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Mean negative log-likelihood of a batch, for outputs of every network."""
+        return -self.likelihood.log_prob(self._one_tensor(outputs), targets).mean(-1)
+
+    def _one_tensor(self, outputs: Any) -> Tensor:
+        if not isinstance(outputs, Tensor):
+            raise ValueError(
+                f"`network` must return one tensor, {type(self.template).__name__} returns a "
+                f"{type(outputs).__name__}: wrap it in a module that picks the outputs."
+            )
+        return outputs
+
+    def _checked(self, run: Callable[[], Any], inputs: Sequence[Any]) -> Any:
+        try:
+            return run()
+        except RuntimeError as error:
+            told = "shape" in str(error) or "size" in str(error)
+            if not told or not raised_by(error, self.template):
+                raise
+            shapes = ", ".join(str(tuple(x.shape)) for x in inputs if isinstance(x, Tensor))
+            first = str(error).strip().splitlines()[0]
+            raise ValueError(
+                f"{type(self.template).__name__} does not take inputs of shape {shapes}: {first}."
+            ) from error
+
+    # -------------------------------------------------------- checkpoints
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what a checkpoint cannot rebuild, to be compared, and an example of the inputs."""
+        checkpoint["lightning_bnn"] = {
+            "made_of": self._made_of(),
+            "example": [x.detach().cpu() if isinstance(x, Tensor) else x for x in self._example],
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Warn if this module targets another posterior than the one that was saved."""
+        kept = checkpoint.get("lightning_bnn", {})
+        for name, text in kept.get("made_of", {}).items():
+            own = self._made_of().get(name)
+            if own != text:
+                rank_zero_warn(
+                    f"The checkpoint was trained with {name} {text}, this module has {own}: pass "
+                    f"`{name}` to `load_from_checkpoint`."
+                )
+        moved = (x.to(self.device) if isinstance(x, Tensor) else x for x in kept.get("example", ()))
+        self._example = self._example or tuple(moved)
+
+    def _made_of(self) -> dict[str, str]:
+        return {
+            name: " ".join(repr(getattr(self, name)).split())
+            for name in ("likelihood", "prior")
+            if isinstance(getattr(self, name, None), nn.Module)
+        }

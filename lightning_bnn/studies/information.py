@@ -1,0 +1,152 @@
+"""P2, section 4: what estimates of the information say about layers of 5 to 500 units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from lightning_bnn.posteriors.mutual_information import Sampled, log_ratios
+from lightning_bnn.posteriors.permanents import (
+    log_bethe,
+    log_capacity,
+    log_permanent,
+    log_transpositions,
+)
+from lightning_bnn.posteriors.unit_layers import UnitLayer
+from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.studies.tables import text_table
+
+__all__ = ["information", "near_draws", "uniform_draws"]
+
+_EXACT_UP_TO = 8
+
+
+def information(
+    widths: list[int] = [5, 8, 10, 20, 50, 100, 200, 500],  # noqa: B006
+    draws: list[int] = [5, 20, 100],  # noqa: B006
+    weights: int = 8,
+    spread: float = 1.0,
+    sigma: float = 0.7,
+    samples: int = 100,
+) -> None:
+    """Print mean and standard deviation, over weight samples, of every estimate.
+
+    Units have so many weights of their own, with means from N(0, spread^2) and deviations sigma.
+    "uniform" is the paper's estimate, the identity and K - 1 uniform permutations (a lower bound,
+    at most log K); "near" draws K permutations that prefer to exchange units with similar means, as
+    the paper proposes, and weighs them (an upper bound); the other columns draw nothing: capacity
+    (lower bound), Bethe and transpositions (upper bounds).
+
+    Args:
+        widths: numbers of units.
+        draws: numbers of permutations, K.
+        weights: own weights of a unit.
+        spread: standard deviation of the means.
+        sigma: standard deviation of every weight.
+        samples: of the weights, for every number.
+    """
+    header = [
+        "units", "log n!", "exact", *(f"uniform {k}" for k in draws),
+        *(f"near {k}" for k in draws), "capacity", "Bethe", "transpositions",
+    ]  # fmt: skip
+    rows = [
+        _row(width, draws, _ratios(width, weights, spread, sigma, samples))
+        for width in tqdm(widths, desc="widths")
+    ]
+    print(f"mean (standard deviation) of {samples} weight samples\n")
+    print(text_table(header, rows))
+
+
+def _ratios(width: int, weights: int, spread: float, sigma: float, samples: int) -> Tensor:
+    """Log-ratios of densities, ``(samples, units, units)``, and distances of means."""
+    generator = keyed_generator("information", width)
+    mean = spread * torch.randn(width, weights, generator=generator, dtype=torch.float64)
+    noise = torch.randn(samples, width, weights, generator=generator, dtype=torch.float64)
+    log_std = torch.full_like(noise, math.log(sigma))
+    sampled = Sampled(
+        {"w": mean + sigma * noise},
+        {"w": mean.expand_as(noise)},
+        {"w": log_std},
+        {"w": noise},
+    )
+    layer = UnitLayer(0, width, (("w", 0, torch.arange(width)[:, None]),))
+    return torch.stack(
+        [log_ratios(layer, sampled), torch.cdist(mean, mean).expand(samples, -1, -1)]
+    )
+
+
+def _row(width: int, draws: list[int], both: Tensor) -> list[str]:
+    ratios, distances = both
+    order = math.lgamma(width + 1)
+
+    def information_by(bound: Callable[[Tensor], Tensor]) -> str:
+        return _cell(order - torch.cat([bound(part) for part in ratios.split(10)]))
+
+    def drawn(estimate: Callable[..., Tensor], count: int) -> str:
+        generator = keyed_generator("information", width, count)
+        return _cell(
+            torch.stack(
+                [estimate(r, d, count, generator) for r, d in zip(ratios, distances, strict=False)]
+            )
+        )
+
+    return [
+        str(width),
+        f"{order:.2f}",
+        information_by(log_permanent) if width <= _EXACT_UP_TO else "",
+        *(drawn(uniform_draws, count) for count in draws),
+        *(drawn(near_draws, count) for count in draws),
+        information_by(log_capacity),
+        information_by(log_bethe),
+        information_by(log_transpositions),
+    ]
+
+
+def _cell(values: Tensor) -> str:
+    return f"{float(values.mean()):.2f} ({float(values.std()):.2f})"
+
+
+def uniform_draws(
+    ratios: Tensor, distances: Tensor, count: int, generator: torch.Generator
+) -> Tensor:
+    """The identity and uniform permutations, all weighed alike.
+
+    Args:
+        ratios: log-ratios of one network, ``(units, units)``.
+        distances: not used.
+        count: permutations, the identity included.
+        generator: draws them.
+    """
+    n = len(ratios)
+    orders = torch.rand(count - 1, n, generator=generator).argsort(1)
+    terms = ratios[torch.arange(n), orders].sum(1)
+    return math.log(count) - torch.cat([terms.new_zeros(1), terms]).logsumexp(0)
+
+
+def near_draws(ratios: Tensor, distances: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Permutations that prefer near units, weighed by how likely they were.
+
+    Unit after unit takes an image among those that are left, with probabilities that fall
+    exponentially with the distance of the means: of the proposals that do so, one whose
+    probabilities are known.
+
+    Args:
+        ratios: log-ratios of one network, ``(units, units)``.
+        distances: of the means of all pairs of units.
+        count: permutations.
+        generator: draws them.
+    """
+    n = len(ratios)
+    free = torch.ones(count, n, dtype=torch.bool)
+    chances, terms = ratios.new_zeros(count), ratios.new_zeros(count)
+    for unit in range(n):
+        logs = (-distances[unit]).expand(count, n).masked_fill(~free, -torch.inf).log_softmax(1)
+        image = torch.multinomial(logs.exp(), 1, generator=generator)
+        chances = chances + logs.gather(1, image)[:, 0]
+        terms = terms + ratios[unit, image[:, 0]]
+        free.scatter_(1, image, False)
+    return math.log(count) - (terms - chances - math.lgamma(n + 1)).logsumexp(0)

@@ -1,0 +1,229 @@
+r"""P2, section 5.1: two ReLU units on :math:`\alpha |x|`, a posterior with two equal modes."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from lightning_bnn import plots
+from lightning_bnn.datamodules import TractableReLU
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.models import TwoReLUs, two_relus
+from lightning_bnn.modules import MFVI, SymmetrizedVI
+from lightning_bnn.posteriors.mutual_information import (
+    Sampled,
+    draw_information,
+    permanent_information,
+)
+from lightning_bnn.posteriors.permanents import log_permanent
+from lightning_bnn.posteriors.unit_layers import unit_layers
+from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.studies.tables import mean_and_spread, text_table
+from lightning_bnn.symmetry import Symmetries, discover
+
+__all__ = ["Result", "posterior_density", "study", "tractable"]
+
+METHODS: dict[str, tuple[type[MFVI], dict[str, Any]]] = {
+    "MFVI": (MFVI, {}),
+    "symmetrized, K=2": (SymmetrizedVI, {"estimator": "uniform", "draws": 2}),
+    "symmetrized, exact": (SymmetrizedVI, {"estimator": "bethe"}),
+}
+_SAMPLES, _DRAWS = 1000, 500
+_PRIOR_STD, _START_STD, _START_SPREAD, _RATE = 1.0, 0.05, 0.1, 5e-3
+
+
+@dataclass(frozen=True)
+class Result:
+    """Numbers of every seed for one method and slope; ELBOs are divided by the examples."""
+
+    alpha: float
+    method: str
+    mse: Tensor
+    elbo: Tensor
+    drawn: Tensor
+    exact: Tensor
+    apart: Tensor
+    mean: Tensor
+    std: Tensor
+
+
+def tractable(
+    alphas: list[float] = [0.05, 0.1, 0.15, 0.2],  # noqa: B006
+    seeds: int = 10,
+    epochs: int = 10,
+    noise: float = 1.5,
+    figure: str | None = "tractable.png",
+) -> None:
+    """Print tables 2 and 3 of P2, and draw where the Gaussians end up.
+
+    Noise, prior, start and the normalisation of the ELBO are not stated in the paper: here a prior
+    N(0, 1), means from N(0, 0.1^2), deviations 0.05, and ELBOs divided by the 100 examples. The
+    noise decides at which slope a Gaussian prefers to lie between the modes.
+
+    Args:
+        alphas: slopes; the modes are at (alpha, -alpha) and (-alpha, alpha).
+        seeds: runs for every number.
+        epochs: of training.
+        noise: standard deviation of the likelihood.
+        figure: a file for the picture; null for none.
+    """
+    results = study(alphas, seeds, epochs, noise)
+    print(report(results, alphas))
+    if figure is not None:
+        draw(results, noise).savefig(figure, dpi=150)
+        print(f"\nwrote {Path(figure).resolve()}")
+
+
+def study(alphas: list[float], seeds: int, epochs: int, noise: float) -> list[Result]:
+    """Train every method at every slope, all seeds side by side."""
+    jobs = [(alpha, method) for alpha in alphas for method in METHODS]
+    return [
+        _run(alpha, method, seeds, epochs, noise) for alpha, method in tqdm(jobs, desc="training")
+    ]
+
+
+# ------------------------------------------------------------ one run
+def _run(alpha: float, method: str, seeds: int, epochs: int, noise: float) -> Result:
+    kind, options = METHODS[method]
+    data = TractableReLU(alpha=alpha)
+    module = kind(
+        two_relus(),
+        members=seeds,
+        likelihood=Gaussian(std=noise),
+        prior_std=_PRIOR_STD,
+        init_std=_START_STD,
+        optimizer=lambda p: torch.optim.Adam(p, _RATE),
+        **options,
+    )
+    with torch.no_grad():
+        start = torch.randn(module.mean.shape, generator=keyed_generator("tractable", "start"))
+        module.mean.copy_(_START_SPREAD * start)
+    with warnings.catch_warnings(), _quiet():
+        warnings.simplefilter("ignore")
+        trainer = L.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module, data)
+    return _judged(module, data, alpha, method)
+
+
+class _quiet:
+    """Nothing but errors from Lightning."""
+
+    def __enter__(self) -> None:
+        self.logger = logging.getLogger("lightning.pytorch")
+        self.level = self.logger.level
+        self.logger.setLevel(logging.ERROR)
+
+    def __exit__(self, *_: Any) -> None:
+        self.logger.setLevel(self.level)
+
+
+@torch.no_grad()
+def _judged(module: MFVI, data: TractableReLU, alpha: float, method: str) -> Result:
+    template, likelihood = module.template, module.likelihood
+    (x, y), (u, v) = data.load().train, data.load().test
+    sym = discover(template, x[:2])
+    columns: dict[str, list[Tensor]] = {k: [] for k in ("mse", "elbo", "drawn", "exact")}
+    for k, mode in enumerate(module.modes()):
+        noise = torch.randn(_SAMPLES, 2, generator=keyed_generator("tractable", k))
+        sampled = _sampled(mode.mean + mode.log_std.exp() * noise, mode, noise)
+        mean = mode_predictions(template, sampled, u).mean(0)
+        fit = likelihood.log_prob(mode_predictions(template, sampled, x), y).sum(-1).mean()
+        elbo = fit - _divergence(mode)
+        generator = keyed_generator("tractable", "draws", k)
+        drawn = draw_information(sym, sampled, _DRAWS, generator).mean()
+        columns["mse"].append((mean - v).square().mean())
+        columns["elbo"].append(elbo / len(x))
+        columns["drawn"].append((elbo + drawn) / len(x))
+        columns["exact"].append((elbo + _exact(sym, sampled)) / len(x))
+    mean, std = module.mean.detach().clone(), module.log_std.detach().exp()
+    apart = (mean[:, 0] - mean[:, 1]).abs() / (2 * alpha)
+    numbers = {key: torch.stack(values) for key, values in columns.items()}
+    return Result(alpha=alpha, method=method, apart=apart, mean=mean, std=std, **numbers)
+
+
+def _sampled(weights: Tensor, mode: Any, noise: Tensor) -> Sampled:
+    def stack(rows: Tensor) -> dict[str, Tensor]:
+        return {"hidden.weight": rows[:, :, None]}
+
+    mean, log_std = (t.expand_as(weights) for t in (mode.mean, mode.log_std))
+    return Sampled(stack(weights), stack(mean), stack(log_std), stack(noise))
+
+
+def mode_predictions(template: TwoReLUs, sampled: Sampled, x: Tensor) -> Tensor:
+    """Outputs of all networks, ``(samples, batch, 1)``."""
+    hidden = x @ sampled.weights["hidden.weight"].mT
+    return torch.relu(hidden).sum(-1, keepdim=True)
+
+
+def _divergence(mode: Any) -> Tensor:
+    q = torch.distributions.Normal(mode.mean, mode.log_std.exp())
+    prior = torch.distributions.Normal(torch.zeros(()), torch.tensor(_PRIOR_STD))
+    return torch.distributions.kl_divergence(q, prior).sum()
+
+
+def _exact(sym: Symmetries, sampled: Sampled) -> Tensor:
+    (layer,) = unit_layers(sym, ["hidden.weight"])
+    return permanent_information(layer, sampled, log_permanent).mean()
+
+
+# ------------------------------------------------------------ output
+def report(results: list[Result], alphas: list[float]) -> str:
+    """Both tables, and how far apart the units are."""
+    header = ["", *(f"alpha={alpha:g}" for alpha in alphas)]
+
+    def row(name: str, field: str, method: str, digits: int) -> list[str]:
+        found = {r.alpha: getattr(r, field) for r in results if r.method == method}
+        return [name, *(mean_and_spread(found[alpha], digits) for alpha in alphas)]
+
+    elbos = (
+        ("elbo", "L_VI"),
+        ("drawn", f"L^G, K={_DRAWS}"),
+        ("exact", "L^G, exact"),
+    )
+    parts = [
+        "Table 2: test MSE of the mean of 1000 networks",
+        text_table(header, [row(m, "mse", m, 4) for m in METHODS]),
+        "Table 3: ELBO per example",
+        text_table(header, [row(f"{m}: {n}", f, m, 4) for m in METHODS for f, n in elbos]),
+        "Distance of the units, of that of the modes (1: on a mode, 0: between both)",
+        text_table(header, [row(m, "apart", m, 2) for m in METHODS]),
+    ]
+    return "\n\n".join(parts)
+
+
+def draw(results: list[Result], noise: float) -> Any:
+    """The exact posterior of every slope, and the Gaussians of all seeds as ellipses."""
+    alphas = list(dict.fromkeys(r.alpha for r in results))
+    panels = []
+    for method in METHODS:
+        for alpha in alphas:
+            found = next(r for r in results if (r.alpha, r.method) == (alpha, method))
+            axis, density = posterior_density(alpha, noise)
+            panels.append((f"{method}\nalpha = {alpha:g}", axis, density, found.mean, found.std))
+    return plots.gaussians_figure(panels, columns=len(alphas), labels=("weight 1", "weight 2"))
+
+
+def posterior_density(alpha: float, noise: float, side: int = 121) -> tuple[Tensor, Tensor]:
+    """The posterior of both weights on a grid, up to a factor: the axis, and values on it."""
+    x, y = TractableReLU(alpha=alpha).load().train
+    axis = torch.linspace(-0.4, 0.4, side)
+    grid = torch.cartesian_prod(axis, axis)
+    hidden = torch.relu(x[:, 0] * grid[:, :, None]).sum(1)
+    logs = -(hidden - y[:, 0]).square().sum(1) / (2 * noise**2)
+    logs = logs - grid.square().sum(1) / (2 * _PRIOR_STD**2)
+    return axis, (logs - logs.max()).exp().reshape(side, side)

@@ -1,0 +1,181 @@
+"""`lightning-bnn fit | validate | test | predict`, and every preset."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import fake_files
+import pytest
+import torch
+import yaml
+from torchvision import datasets
+
+from lightning_bnn.cli import main
+from lightning_bnn.commands.presets import preset_names
+from lightning_bnn.commands.training import training
+from lightning_bnn.modules import DeepEnsemble
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ON_A_CPU = ["--trainer.accelerator", "cpu", "--trainer.devices", "1"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty working directory, with data elsewhere."""
+    data = tmp_path / "data"
+    data.mkdir()
+    fake_files.mnist(data)
+    fake_files.cifar(data, monkeypatch)
+    fake_files.cifar(data, monkeypatch, datasets.CIFAR100)
+    fake_files.svhn(data, monkeypatch)
+    fake_files.tiny_imagenet(data)
+    fake_files.textures(data)
+    fake_files.uci(data)
+    monkeypatch.setenv("LIGHTNING_BNN_DATA", str(data))
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return work
+
+
+def preset(name, folder):
+    path = folder / f"{name}.yaml"
+    path.write_text(printed(["presets", name]))
+    return str(path)
+
+
+def printed(args):
+    import contextlib
+    import io
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        main(args)
+    return out.getvalue()
+
+
+def quick(name):
+    """Fewer members and samples: what is tested is the wiring."""
+    options = ["--trainer.fast_dev_run", "1", "--data.init_args.batch_size", "4"]
+    if "ensemble" in name or name == "two_gaussians":
+        options += ["--model.init_args.members", "2"]
+    return [*options, "--model.init_args.eval_samples", "2", *ON_A_CPU]
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_fits_and_tests(name, folder):
+    config = preset(name, folder)
+    main(["fit", "-c", config, *quick(name)])
+    main(["test", "-c", config, *quick(name)])
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_can_be_printed_and_read_again(name, folder, capsys):
+    config = preset(name, folder)
+    with pytest.raises(SystemExit) as end:
+        main(["fit", "-c", config, "--print_config"])
+    assert end.value.code in (0, None)
+    whole = yaml.safe_load(capsys.readouterr().out)
+    given = yaml.safe_load(Path(config).read_text())
+    assert whole["trainer"]["max_epochs"] == given["trainer"]["max_epochs"]
+    assert whole["model"]["class_path"].endswith("." + given["model"]["class_path"])
+
+
+def test_presets_are_listed_with_what_they_are():
+    text = printed(["presets"])
+    assert all(name in text for name in preset_names())
+    assert "Deep ensemble of five perceptrons" in text
+
+
+def test_at_least_one_preset_has_all_callbacks(folder):
+    from lightning_bnn import callbacks
+
+    text = printed(["presets", "digits_ensemble"])
+    assert all(f"lightning_bnn.callbacks.{name}" in text for name in callbacks.__all__)
+
+
+def test_a_run_is_trained_tested_and_predicted_with(folder):
+    config = preset("digits_ensemble", folder)
+    short = ["--trainer.max_epochs", "2", "--trainer.enable_progress_bar", "false", *ON_A_CPU]
+    main(["fit", "-c", config, *short, "--trainer.callbacks+", "LearningRateMonitor"])
+    (checkpoint,) = folder.glob("lightning_logs/version_0/checkpoints/*.ckpt")
+    saved = folder / "lightning_logs/version_0/config.yaml"
+    assert "LearningRateMonitor" in saved.read_text()
+
+    text = printed(["test", "-c", str(saved), "--ckpt_path", str(checkpoint), *ON_A_CPU])
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    assert rows["set"][1:3] == ["acc", "nll"]
+    assert float(rows["test"][1]) > 0.5
+    assert {"scrambled", "inverted", "noise", "noisy", "moved"} <= rows.keys()
+
+    cli = training(["predict", "-c", str(saved), "--ckpt_path", str(checkpoint), *ON_A_CPU])
+    ours = cli.trainer.predict_loop.predictions
+    loaded = DeepEnsemble.load_from_checkpoint(checkpoint, weights_only=True)  # no network given
+    loaded.eval()
+    x = torch.cat([b for b, *_ in _batches(cli)])
+    torch.testing.assert_close(loaded(x), torch.cat([p.mean for p in ours]))
+
+
+def _batches(cli):
+    data = cli.datamodule
+    return [data.on_after_batch_transfer(b, 0) for b in data.predict_dataloader()]
+
+
+def test_the_console_script_does_the_same_in_a_process_of_its_own(folder):
+    config = preset("digits_mfvi", folder)
+    command = [sys.executable, "-c", "from lightning_bnn.cli import main; main()"]
+    done = subprocess.run(
+        [*command, "fit", "-c", config, *quick("digits_mfvi")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "recommended" not in done.stderr
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--model.init_args.memberz", "3"], "Option 'memberz' is not accepted"),
+        (["--model.init_args.members", "0"], "`members` must be at least 1, got 0."),
+        (["--trainer.max_epochsss", "3"], "max_epochsss"),
+        (["--data", "MNIST", "--data.init_args.root", "nowhere"], "MNIST was not found in"),
+        (["--data", "TwoGaussians"], "does not take inputs of shape (10, 2)"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(options, sentence, folder, capsys):
+    config = preset("digits_ensemble", folder)
+    with pytest.raises(SystemExit) as end:
+        main(["fit", "-c", config, *ON_A_CPU, *options])
+    assert end.value.code == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("lightning-bnn: ")
+    assert sentence in last
+    assert len(last) < 600
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["presets", "nix"], "there is no preset 'nix'; choose from"),
+        (["fit", "-c", "none.yaml"], "File does not exist"),
+        (["nix"], "there is no command 'nix'; choose from: fit"),
+    ],
+)
+def test_what_is_not_there(args, sentence, folder, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(args)
+    assert end.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_errors_of_others_keep_their_traceback(folder, monkeypatch):
+    def broken(*_, **__):
+        raise KeyError("someone else's")
+
+    monkeypatch.setattr("lightning.pytorch.Trainer.fit", broken)
+    with pytest.raises(KeyError):
+        main(["fit", "-c", preset("digits_ensemble", folder), *ON_A_CPU])

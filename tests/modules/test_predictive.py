@@ -1,0 +1,62 @@
+"""The averaged predictive as a plain module and as a file."""
+
+import io
+
+import pytest
+import torch
+from module_cases import MODULES, Blobs, made, trainer
+from torch import nn
+
+from lightning_bnn import models
+from lightning_bnn.likelihoods import Gaussian, GaussianPrediction
+from lightning_bnn.modules import MFVI, DeepEnsemble
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_it_is_the_mean_of_the_networks_that_predict(name):
+    module = made(name, batch_norm=True, dropout=0.2)
+    trainer(max_epochs=1).fit(module, Blobs())
+    x = torch.randn(7, 6)
+    torch.testing.assert_close(module.predictive()(x), module.eval()(x))
+
+
+@pytest.mark.parametrize("name", ["ensemble", "mfvi"])
+def test_it_exports_to_one_file(name):
+    module = made(name, batch_norm=True)
+    trainer(max_epochs=1).fit(module, Blobs())
+    predictive, x = module.predictive(8 if name == "mfvi" else None), torch.randn(4, 6)
+    batch = torch.export.Dim("batch", min=1)
+    exported = torch.export.export(predictive, (x,), dynamic_shapes=(({0: batch},),))
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    for rows in (1, 4, 9):
+        y = torch.randn(rows, 6)
+        torch.testing.assert_close(loaded(y), predictive(y))
+
+
+def test_it_exports_to_onnx(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    module = DeepEnsemble(models.optunet(), members=3)
+    predictive, x = module.predictive(), torch.randn(2, 1, 28, 28)
+    path = tmp_path / "it.onnx"
+    torch.onnx.export(predictive, (x,), path, dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(str(path))
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), predictive(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_regression_exports_mean_and_both_variances():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    module = MFVI(net, likelihood=Gaussian("learned", 0.5), init_std=0.3)
+    predictive, x = module.predictive(50), torch.randn(5, 3)
+    found = predictive(x)
+    assert isinstance(found, GaussianPrediction)
+    assert (found.epistemic > 0).all()
+    exported = torch.export.export(predictive, (x,)).module()
+    for a, b in zip(exported(x), found, strict=True):
+        torch.testing.assert_close(a, b)

@@ -1,0 +1,500 @@
+"""What users do: frozen and tied weights, second fits, callbacks, odd loaders, mistakes."""
+
+import copy
+import pickle
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from module_cases import MODULES, Blobs, adam, made, network, trainer
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
+
+from lightning_bnn import _compat
+from lightning_bnn import params as P
+from lightning_bnn.likelihoods import Categorical, Gaussian, IsotropicGaussianPrior
+from lightning_bnn.modules import MFVI, DeepEnsemble, SymmetrizedVI
+from lightning_bnn.modules.data_size import data_size
+from lightning_bnn.posteriors.permanents import log_bethe
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+FEW = ["ensemble", "mfvi", "bethe"]
+
+
+def rows(n=30):
+    return TensorDataset(*(t[:n] for t in Blobs().load().train))
+
+
+def plain(n=30, **options):
+    return DataLoader(rows(n), **{"batch_size": 10, **options})
+
+
+# ------------------------------------------------------------ networks
+@pytest.mark.parametrize("make", [DeepEnsemble, MFVI, SymmetrizedVI])
+def test_a_frozen_backbone_is_the_same_for_all_members(make):
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU())
+    net = nn.Sequential(net.requires_grad_(False), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    net[0][1].running_mean += 0.7
+    net[0].eval()
+    module = make(net, members=3, optimizer=adam)
+    trainer().fit(module, Blobs())
+    stack = module.member_stack()
+    for name, tensor in net[0].state_dict(prefix="0.").items():
+        assert all(torch.equal(stack[name][k], tensor) for k in range(3)), name
+    assert not torch.equal(stack["1.weight"][0], stack["1.weight"][1])
+
+
+class Tied(nn.Module):
+    """One weight as embedding and as output layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.embed(x).mean(1)))
+
+
+@pytest.mark.parametrize("make", [DeepEnsemble, MFVI])
+@pytest.mark.parametrize("members", [1, 3])
+def test_tied_weights_stay_tied(make, members):
+    data = TensorDataset(torch.randint(7, (20, 5)), torch.randint(7, (20,)))
+    module = make(Tied(), members=members, optimizer=adam)
+    trainer().fit(module, DataLoader(data, 5))
+    net = module.member(0)
+    assert net.out.weight is net.embed.weight
+    x = data.tensors[0]
+    torch.testing.assert_close(module.predictive()(x), module.eval()(x))
+
+
+def test_frozen_normalisation_layers_stay_in_evaluation_mode():
+    net = network(batch_norm=True)
+    net[1].eval()
+    module = DeepEnsemble(net, members=2, optimizer=adam)
+    trainer().fit(module, Blobs())
+    assert torch.equal(module.member_stack()["1.running_mean"], torch.zeros(2, 8))
+    live = DeepEnsemble(network(batch_norm=True), members=2, optimizer=adam)
+    trainer().fit(live, Blobs())
+    assert live.member_stack()["1.running_mean"].abs().min() > 0
+
+
+def test_tensors_that_no_state_dict_names_follow_to_the_precision():
+    class Offset(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+            self.register_buffer("offset", torch.ones(3), persistent=False)
+
+        def forward(self, x):
+            return self.layer(x) + self.offset
+
+    module = DeepEnsemble(Offset(), members=2).double()
+    x = torch.randn(4, 6).double()
+    assert module.predictive().double()(x).dtype == module.eval()(x).dtype == torch.float64
+
+
+def test_units_with_frozen_weights_are_not_exchanged():
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
+    net[4].requires_grad_(False)
+    module = SymmetrizedVI(net)
+    module.example_input_array = torch.randn(2, 3)
+    assert [g.units for g in module.symmetries.permutations] == [5]
+
+
+def test_input_gradients():
+    module, x = made("mfvi").eval(), torch.randn(4, 6, requires_grad=True)
+    module(x)[:, 0].sum().backward()
+    assert x.grad.abs().max() > 0
+    assert module.mean.grad is None
+
+
+# ------------------------------------------------------------ runs
+@pytest.mark.parametrize("name", FEW)
+def test_callbacks_may_predict_at_any_time(name):
+    class Looks(L.Callback):
+        def on_validation_batch_end(self, trainer, module, *_):
+            module(torch.randn(4, 6))
+
+        on_validation_epoch_end = on_test_epoch_end = on_validation_batch_end
+
+    module, run = made(name), trainer(Looks())
+    run.fit(module, Blobs())
+    run.test(module, Blobs(), verbose=False)
+    assert "val/nll" in run.callback_metrics or "test/nll" in run.callback_metrics
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_pickle_and_copy_after_predictions(name):
+    module = made(name)
+    run = trainer()
+    run.fit(module, Blobs())
+    run.predict(module, Blobs())
+    x = torch.randn(3, 6)
+    wanted = module.eval()(x)
+    for other in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+        assert torch.equal(other(x), wanted)
+
+
+def test_the_size_of_the_data_is_read_anew_for_every_fit():
+    module = made("mfvi")
+    trainer().fit(module, plain(30))
+    assert module.num_data == 30
+    trainer().fit(module, plain(20))
+    assert module.num_data == 20
+    given = MFVI(network(), num_data=7)
+    trainer().fit(given, plain(20))
+    assert given.num_data == 7
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(rows())
+
+
+class CountedStream(Stream):
+    def __len__(self):
+        return 30
+
+
+def test_streams():
+    trainer().fit(made("ensemble"), DataLoader(Stream(), 10))  # N is not needed
+    trainer().fit(made("bethe", num_data=30), DataLoader(Stream(), 10))
+    module = made("mfvi")
+    trainer().fit(module, DataLoader(CountedStream(), 10))
+    assert module.num_data == 30
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "loader",
+    [DataLoader(Stream(), 10), DataLoader([(torch.randn(5, 6), torch.ones(5).long())], None)],
+)
+def test_a_size_that_cannot_be_read_is_asked_for(loader):
+    with pytest.raises(ValueError, match="`num_data` cannot be read"):
+        trainer().fit(made("mfvi"), loader)
+
+
+@pytest.mark.parametrize(
+    ("loader", "batches", "expected"),
+    [
+        (plain(30, shuffle=True), 1, 30),  # other rows in every epoch
+        (plain(30), 2, 20),
+        (plain(30), 3, 30),
+        (plain(30, drop_last=True, batch_size=8, shuffle=True), 3, 30),
+        (plain(30, sampler=SubsetRandomSampler(range(12))), 2, 12),
+        (Blobs().train_dataloader(), 2, 60),
+    ],
+)
+def test_how_many_examples_a_loader_has(loader, batches, expected):
+    assert data_size(loader, batches) == expected
+
+
+def test_overfitting_sees_the_same_batches_in_every_epoch():
+    seen = []
+
+    class Sees(L.Callback):
+        def on_train_batch_start(self, trainer, module, batch, _):
+            seen.append(float(batch[0].sum()))
+
+    module = made("mfvi")
+    trainer(Sees(), overfit_batches=2, max_epochs=3).fit(module, Blobs())
+    assert seen[:2] == seen[2:4] == seen[4:]
+    assert module.num_data == 20
+
+
+def test_loaders_after_a_datamodule_are_what_they_are():
+    module, run = made("ensemble"), trainer()
+    run.fit(module, datamodule=Blobs())
+    (found,) = run.test(module, dataloaders=plain(), verbose=False)
+    assert "test/acc" in found
+    assert not _compat.tests_datamodule(run)
+    found = run.test(module, datamodule=Blobs(), verbose=False)[0]
+    assert "test/far/AUROC" in found
+    assert _compat.tests_datamodule(run)
+
+
+def test_the_usual_callbacks(tmp_path):
+    module = made("multi-mfvi")
+    module.make_scheduler = lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0)
+    run = trainer(
+        EarlyStopping("val/nll"),
+        ModelCheckpoint(tmp_path, monitor="val/nll"),
+        LearningRateMonitor(),
+        enable_checkpointing=True,
+        logger=True,
+        default_root_dir=tmp_path,
+        val_check_interval=0.5,
+    )
+    run.fit(module, plain(), [plain(20), plain(10)])
+    run.test(module, plain(), ckpt_path="best", weights_only=True, verbose=False)
+
+
+class Pictures(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, k):
+        return dict(zip(("pix", "cls"), rows()[k], strict=True))
+
+
+def test_an_own_layout_of_batches_holds_in_every_stage():
+    class Own(DeepEnsemble):
+        def inputs_and_targets(self, batch):
+            return (batch["pix"],), batch["cls"]
+
+    module, run, loader = Own(network(), optimizer=adam), trainer(), DataLoader(Pictures(), 5)
+    run.fit(module, loader, loader)
+    run.test(module, loader, verbose=False)
+    assert len(run.predict(module, loader)) == 4
+
+
+def test_an_elbo_of_the_validation_data():
+    class Own(MFVI):
+        def validation_step(self, batch, *_):
+            super().validation_step(batch, *_)
+            self.num_data = self.num_data or 60
+            self.log("val/elbo", self.losses((batch[0],), batch[1])["elbo"].mean())
+
+    module = Own(network(), optimizer=adam)
+    trainer().validate(module, Blobs(), verbose=False)
+    trainer().fit(module, Blobs())
+
+
+# ------------------------------------------------------------ parameters that members share
+def test_what_members_share_learns_as_with_one_member():
+    """Ten members that are equal, and one, give a learned noise the same gradient."""
+
+    def gradient(members, **options):
+        torch.manual_seed(0)
+        net = nn.Linear(3, 1)
+        module = DeepEnsemble(
+            net, members=members, likelihood=Gaussian("learned", 0.1), optimizer=adam
+        )
+        with torch.no_grad():
+            for p in module.networks.parameters():
+                p.copy_(p[:1].expand_as(p).clone())
+        seen = []
+
+        class Sees(L.Callback):
+            def on_train_batch_end(self, trainer, module, *_):
+                seen.append(module.likelihood.log_std.grad.clone())
+
+        torch.manual_seed(1)
+        x = torch.randn(10, 3)
+        loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 10)
+        run = trainer(Sees(), max_epochs=1, limit_val_batches=0, **options)
+        L.Trainer.fit(run, module, loader)
+        return seen[0]
+
+    torch.testing.assert_close(gradient(10), gradient(1))
+    assert gradient(10, gradient_clip_val=1.0).norm() <= 1 + 1e-5
+
+
+class Widening(nn.Module):
+    """A prior whose scale is learned."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_std = nn.Parameter(torch.zeros(()))
+
+    def log_prob(self, params, names, stacked):
+        squares = torch.stack([params[n].flatten(1).square().sum(1) for n in names]).sum(0)
+        count = sum(params[n][0].numel() for n in names)
+        return -squares * (-2 * self.log_std).exp() / 2 - count * self.log_std
+
+
+def test_a_prior_may_learn():
+    module = MFVI(network(), prior=Widening(), kl="sampled", members=2, optimizer=adam)
+    trainer(gradient_clip_val=1.0).fit(module, Blobs())
+    assert module.prior.log_std != 0
+
+
+# ------------------------------------------------------------ divergence
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_numbers_that_are_not_finite_end_the_iterations(bad):
+    logs = torch.zeros(2, 4, 4)
+    logs[0, 1, 2] = bad
+    found = log_bethe(logs)
+    assert found[0].isnan()
+    assert found[1].isfinite()
+
+
+def test_impossible_pairs_are_as_good_as_impossible():
+    logs = torch.full((3, 3), -torch.inf, dtype=torch.float64).fill_diagonal_(0.0)
+    assert log_bethe(logs).item() == pytest.approx(0)
+
+
+@pytest.mark.parametrize("members", [1, 4])
+def test_a_run_that_diverges_comes_to_its_end(members):
+    module = SymmetrizedVI(
+        network(), init_std=0.5, members=members, optimizer=lambda p: torch.optim.SGD(p, 3.0)
+    )
+    trainer(limit_val_batches=0, max_epochs=3).fit(module, Blobs())
+
+
+def test_half_precision_is_warned_about():
+    with pytest.warns(UserWarning, match="hardly train in torch.bfloat16"):
+        trainer(precision="bf16-true", max_epochs=1).fit(made("mfvi"), Blobs())
+
+
+def test_deviations_may_underflow():
+    module = made("mfvi")
+    with torch.no_grad():
+        module.log_std[0, 0] = -110
+    trainer().validate(module, Blobs(), verbose=False)
+
+
+# ------------------------------------------------------------ reload
+def test_another_posterior_than_the_saved_one_is_warned_about(tmp_path):
+    prior = IsotropicGaussianPrior(0.1)
+    module = MFVI(network(), prior=prior, kl="sampled", optimizer=adam)
+    run = trainer(max_epochs=1)
+    run.fit(module, Blobs())
+    run.save_checkpoint(tmp_path / "it.ckpt")
+    with pytest.warns(UserWarning, match=r"prior IsotropicGaussianPrior\(std=0.1\)"):
+        MFVI.load_from_checkpoint(tmp_path / "it.ckpt", network=network(), kl="closed")
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        MFVI.load_from_checkpoint(
+            tmp_path / "it.ckpt", network=network(), prior=prior, weights_only=True
+        )
+
+
+def test_start_from_a_trained_network(tmp_path):
+    net = network()
+    torch.save(net.state_dict(), tmp_path / "w.pt")
+    module = MFVI(network(), start_from=str(tmp_path / "w.pt"), optimizer=adam)
+    assert torch.equal(module.member_stack()["0.weight"][0], net[0].weight)
+    run = trainer(max_epochs=1)
+    run.fit(module, Blobs())
+    run.save_checkpoint(tmp_path / "it.ckpt")
+    (tmp_path / "w.pt").unlink()
+    MFVI.load_from_checkpoint(tmp_path / "it.ckpt", network=network(), weights_only=True)
+
+
+def test_start_from_a_lightning_checkpoint(tmp_path):
+    from runs import Plain, fit
+
+    user = Plain()
+    fit(user).save_checkpoint(tmp_path / "user.ckpt")
+    module = DeepEnsemble(user.net, members=2, start_from=str(tmp_path / "user.ckpt"))
+    assert torch.equal(module.member_stack()["0.weight"][0], user.net[0].weight)
+
+
+# ------------------------------------------------------------ mistakes
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.out = nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.layer(x))), x
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", FEW)
+def test_networks_that_return_more_than_a_tensor(name):
+    with pytest.raises(ValueError, match="must return one tensor, Two returns a tuple"):
+        trainer(limit_val_batches=0).fit(MODULES[name](Two()), Blobs())
+
+
+@pytest.mark.bad_input
+def test_labels_out_of_range():
+    net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match="`targets` must be between 0 and 1, as the network has 2"):
+        trainer(num_sanity_val_steps=0).fit(DeepEnsemble(net, optimizer=adam), Blobs())
+
+
+@pytest.mark.bad_input
+def test_errors_of_a_likelihood_are_its_own():
+    class Broken(Categorical):
+        def log_prob(self, outputs, targets):
+            raise RuntimeError("my table has the wrong size")
+
+    module = DeepEnsemble(network(), likelihood=Broken(), optimizer=adam)
+    with pytest.raises(RuntimeError, match="my table"):
+        trainer(num_sanity_val_steps=0).fit(module, Blobs())
+
+
+@pytest.mark.bad_input
+def test_wrong_inputs_do_not_change_how_a_network_runs():
+    module = made("ensemble")
+    with pytest.raises(ValueError, match=r"Sequential does not take inputs of shape \(4, 5\)"):
+        module.eval()(torch.randn(4, 5))
+    assert P.runs_at_once(module.template)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DeepEnsemble(nn.Sequential(nn.LazyLinear(3))), "lazy parameters"),
+        (lambda: DeepEnsemble(nn.Linear(2, 2, dtype=torch.complex64)), "complex parameters"),
+        (lambda: DeepEnsemble(network(), start_from="no.pt"), "`start_from` no.pt does not exist"),
+    ],
+)
+def test_networks_and_files_that_cannot_be_used(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# ------------------------------------------------------------ noise for every example
+class Folded(nn.Module):
+    """Tokens folded into the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        b, t, f = x.shape
+        return self.layer(x.reshape(b * t, f)).reshape(b, -1)
+
+
+class TimeFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.layer(x.transpose(0, 1)).transpose(0, 1).flatten(1)
+
+
+@pytest.mark.parametrize("net", [Folded(), TimeFirst()])
+@pytest.mark.parametrize("kind", ["local", "flipout"])
+def test_other_layouts_keep_the_law_of_a_weight_sample(net, kind):
+    torch.manual_seed(0)
+    n, x = 4000, torch.randn(2, 4, 3)
+    module = MFVI(net, reparameterisation=kind, init_std=0.4, elbo_samples=n, num_data=10)
+    seen = []
+    module.likelihood.log_prob = lambda z, y: (seen.append(z.detach()), z.sum((-1, -2))[:, None])[1]
+    with torch.no_grad():
+        module.losses((x,), torch.zeros(2))
+        plain_outputs = module.posterior().predict(net, x, 40_000)
+    found = torch.cat(seen)
+    for k in range(2):
+        wanted, drawn = (torch.cov(z[:, k].T) for z in (plain_outputs, found))
+        assert (drawn - wanted).abs().max() < 0.12 * wanted.diagonal().max()
+
+
+class Mixed(nn.Module):
+    """A weight of a layer that is used in another way, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(x) + x @ self.layer.weight
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("kind", ["local", "flipout"])
+def test_a_weight_in_two_roles_is_refused(kind):
+    module = MFVI(Mixed(), reparameterisation=kind, num_data=10)
+    with pytest.raises(ValueError, match="layer.weight is the weight of a layer and is used in"):
+        module.losses((torch.randn(2, 3),), torch.randint(3, (2,)))

@@ -1,0 +1,78 @@
+"""The studies of P2: orderings of its tables, and estimates against exact values."""
+
+import math
+
+import pytest
+import torch
+
+from lightning_bnn.cli import main
+from lightning_bnn.posteriors.permanents import log_permanent
+from lightning_bnn.studies.information import near_draws, uniform_draws
+from lightning_bnn.studies.tractable import posterior_density, study
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def results():
+    torch.set_num_threads(1)
+    found = study([0.05, 0.1], seeds=10, epochs=10, noise=1.5)
+    return {(r.alpha, r.method): r for r in found}
+
+
+def test_mean_field_lies_between_the_modes_and_symmetrized_on_one(results):
+    one, two, exact = (
+        results[0.05, m].apart for m in ("MFVI", "symmetrized, K=2", "symmetrized, exact")
+    )
+    assert one.mean() < 0.45 < two.mean() < exact.mean()
+    assert exact.mean() == pytest.approx(1, abs=0.25)
+    assert all(results[0.1, m].apart.mean() > 0.85 for _, m in results)
+
+
+def test_table_3_symmetrized_elbos_are_higher(results):
+    for result in results.values():
+        assert (result.exact >= result.elbo).all()
+        assert (result.exact - result.elbo <= math.log(2) / 100 + 1e-6).all()
+        torch.testing.assert_close(result.drawn, result.exact, atol=2e-3, rtol=0)
+    for alpha in (0.05, 0.1):
+        mfvi, drawn, exact = (
+            results[alpha, m].exact.mean()
+            for m in ("MFVI", "symmetrized, K=2", "symmetrized, exact")
+        )
+        assert mfvi < drawn < exact + 1e-5
+
+
+def test_table_2_errors(results):
+    for alpha in (0.05, 0.1):
+        assert results[alpha, "symmetrized, K=2"].mse.mean() < results[alpha, "MFVI"].mse.mean()
+
+
+def test_the_modes_of_the_posterior_are_where_they_should_be():
+    axis, density = posterior_density(0.2, 1.0)
+    i, j = divmod(int(density.argmax()), len(axis))
+    assert sorted([axis[i].item(), axis[j].item()]) == pytest.approx([-0.2, 0.2], abs=0.01)
+    torch.testing.assert_close(density, density.T)
+
+
+@pytest.mark.parametrize("estimate", [uniform_draws, near_draws])
+def test_estimates_come_to_the_exact_value(estimate):
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(4, 2, generator=generator, dtype=torch.float64)
+    w = mean + 0.8 * torch.randn(4, 2, generator=generator, dtype=torch.float64)
+    logs = -(w[:, None] - mean).square().sum(-1) / (2 * 0.64)
+    ratios = logs - logs.diagonal()[:, None]
+    exact = math.lgamma(5) - log_permanent(ratios)
+    found = estimate(ratios, torch.cdist(mean, mean), 100_000, generator)
+    assert float(found) == pytest.approx(float(exact), abs=0.1)
+
+
+def test_the_commands(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["tractable", "--alphas", "[0.1]", "--seeds", "2", "--epochs", "1"])
+    text = capsys.readouterr().out
+    assert "Table 2" in text
+    assert "symmetrized, K=2: L^G, exact" in text
+    assert (tmp_path / "tractable.png").stat().st_size > 10_000
+    main(["information", "--widths", "[3, 6]", "--draws", "[4]", "--samples", "5"])
+    rows = capsys.readouterr().out.strip().splitlines()
+    assert rows[-1].split()[0] == "6"

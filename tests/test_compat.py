@@ -1,0 +1,37 @@
+"""Private names of Lightning: these tests fail when one of them goes."""
+
+import lightning as L
+import pytest
+import torch
+from runs import QUIET, Plain, Points
+from torch.utils.data import DataLoader
+
+from lightning_bnn import _compat
+
+
+def test_made_by_cli():
+    from lightning.pytorch.core.mixins import hparams_mixin
+
+    assert not _compat.made_by_cli()
+    with hparams_mixin._given_hyperparameters_context({"a": 1}, "x"):
+        assert _compat.made_by_cli()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_whose_loaders_are_tested():
+    class Module(Plain):
+        seen = None
+
+        def test_step(self, batch, index):
+            type(self).seen = _compat.tests_datamodule(self.trainer)
+
+    class Data(L.LightningDataModule):
+        def test_dataloader(self):
+            return DataLoader(Points(), 6)
+
+    torch.manual_seed(0)
+    module, run = Module(), L.Trainer(**QUIET)
+    run.test(module, datamodule=Data(), verbose=False)
+    assert Module.seen is True
+    run.test(module, DataLoader(Points(), 6), verbose=False)
+    assert Module.seen is False
