@@ -32,6 +32,7 @@ check: $(STAMP)  ## style and layers
 bench: $(STAMP)  ## large networks, and benchmarks side by side with peers
 	$(BIN)/python -m pip install --quiet rebasin==0.0.47 torch-uncertainty==0.13.0
 	$(BIN)/python -m pip install --quiet --no-deps torchdrift==0.1.0.post1
+	$(BIN)/python -m pip install --quiet --no-deps blitz-bayesian-pytorch==0.2.8 bayesian-torch==0.5.0 posteriors==0.1.3 optree==0.20.0 tensordict==0.15.3 torchopt==0.7.3 pyvers==0.2.3
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python benchmarks/apply.py
 	$(BIN)/python benchmarks/symmetry.py
@@ -41,6 +42,10 @@ bench: $(STAMP)  ## large networks, and benchmarks side by side with peers
 	$(BIN)/python benchmarks/callbacks.py tau
 	$(BIN)/python benchmarks/callbacks.py bank
 	$(BIN)/python benchmarks/callbacks.py steps
+	$(BIN)/python benchmarks/vi.py steps
+	$(BIN)/python benchmarks/vi.py steps --threads 2
+	$(BIN)/python benchmarks/vi.py steps --network resnet --batch 32 --rounds 5
+	$(BIN)/python benchmarks/vi.py predict
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

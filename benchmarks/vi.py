@@ -23,6 +23,7 @@ from lightning_bnn.posteriors import DiagonalGaussian
 
 warnings.filterwarnings("ignore")
 N = 60_000
+FUSED = False
 START = -5.0
 """Logarithm of the standard deviations at the start."""
 
@@ -39,7 +40,7 @@ def batch(options):
 
 # ------------------------------------------------------------ contestants
 def stepper(loss, parameters):
-    optimizer = torch.optim.Adam(parameters, 1e-3)
+    optimizer = torch.optim.Adam(parameters, 1e-3, fused=FUSED or None)
 
     def step(x, y):
         optimizer.zero_grad()
@@ -270,6 +271,8 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--fused", action="store_true", help="Adam(fused=True) for everyone")
     chosen = parser.parse_args()
+    FUSED = chosen.fused
     torch.set_num_threads(chosen.threads)
     {"steps": steps, "predict": predict}[chosen.what](chosen)

@@ -23,6 +23,7 @@ def blocks(name):
 
 MODULE, COMPARISON, REMOVAL = blocks("metrics.md")
 CALLBACKS, BANK = blocks("callbacks.md")
+(MODULES,) = blocks("modules.md")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -77,3 +78,26 @@ def test_bank(tmp_path, monkeypatch):
     names = {"network": P.unstack(stack)[0], "stack": stack}
     exec(BANK, names)
     assert len(names["bank"]) == 6
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_modules(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(MODULES, names)
+    assert names["network"](torch.zeros(2, 64)).shape == (2, 10)
+    assert P.stack_size(names["stack"]) == 10
+    assert "torch.Size([450, 10]) torch.Size([20, 450, 10])" in capsys.readouterr().out
+
+
+def test_what_the_docs_name_is_there():
+    from lightning_bnn import datamodules, modules
+    from lightning_bnn.commands.presets import preset_names
+
+    text = (DOCS / "modules.md").read_text()
+    for name in ("DeepEnsemble", "MFVI", "SymmetrizedVI"):
+        assert hasattr(modules, name)
+        assert name in text
+    for name in re.findall(r"^\| `(\w+)`", text, re.MULTILINE):
+        assert hasattr(datamodules, name) or hasattr(modules, name.split("(")[0])
+    assert "digits_symmetrized_vi" in preset_names()

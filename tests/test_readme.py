@@ -11,7 +11,7 @@ from lightning_bnn import models
 from lightning_bnn.cli import main
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
-CALLBACKS, TOUR, METRICS, BANK = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+CALLBACKS, MODULES, TOUR, METRICS, BANK = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 class Regression(L.LightningModule):
@@ -41,6 +41,14 @@ def test_callbacks_and_bank(tmp_path, monkeypatch):
     assert len(names["bank"]) == 20
 
 
+def test_a_posterior_is_trained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(MODULES, names)
+    assert names["networks"]["1.weight"].shape == (100, 32, 64)
+    assert names["trainer"].callback_metrics["test/acc"] > 0.8
+
+
 def test_the_tour_runs():
     names = {}
     exec(TOUR, names)
@@ -63,7 +71,7 @@ def test_the_metrics_example_runs(capsys):
 
 def test_the_shell_example_is_what_the_command_prints(capsys):
     command, expected = re.search(
-        r"```\n\$ lightning-bnn (.*?)\n(.*?)```", README, re.DOTALL
+        r"```\n\$ lightning-bnn (symmetries.*?)\n(.*?)```", README, re.DOTALL
     ).groups()
     main(command.split())
     printed = capsys.readouterr().out

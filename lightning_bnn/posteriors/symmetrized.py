@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params, stack_size
+from lightning_bnn.params import Params, stack_size, unravel
 from lightning_bnn.posteriors.base import Posterior, Predictor
+from lightning_bnn.posteriors.gaussian import DiagonalGaussian
+from lightning_bnn.posteriors.mutual_information import Sampled, permanent_information
+from lightning_bnn.posteriors.permanents import log_bethe, log_permanent
+from lightning_bnn.posteriors.unit_layers import UnitLayer, independent_sets, unit_layers
 from lightning_bnn.symmetry import Symmetries, permute, random_permutations
 
 __all__ = ["Symmetrized"]
 
 _ENUMERATE_UP_TO = 50_000
+_EXACT_UP_TO = 10
 _CHUNK = 4096
 
 
@@ -29,9 +35,9 @@ class Symmetrized(Posterior):
     Args:
         base: a posterior with a density.
         sym: what `lightning_bnn.symmetry.discover` returned for its network.
-        draws: how many permutations stand for the group where it is too large to be enumerated:
-            the identity and uniform ones. For samples of the base the log-density is then too
-            high in expectation: the entropy is bounded from below.
+        draws: how many permutations stand for the group where neither enumeration nor permanents
+            can be used: the identity and uniform ones. For samples of the base the log-density is
+            then too high in expectation: the entropy is bounded from below.
 
     References:
         | Variational Inference Failures Under Model Symmetries (Gelberg et al., 2024)
@@ -63,11 +69,18 @@ class Symmetrized(Posterior):
     def log_prob(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
         """Log-density of every network of a stack.
 
+        Up to 50 000 permutations are enumerated. For a diagonal Gaussian over layers that share no
+        tensor the sum over all permutations is a permanent: exact for up to ten units that can be
+        taken for each other, else the Bethe permanent, which is at most ``n/2 log 2`` too low.
+
         Args:
             params: a stack.
-            generator: draws permutations, where the group is not enumerated.
+            generator: draws permutations, where those are needed.
         """
         exact = self.order <= _ENUMERATE_UP_TO
+        layers = [] if exact else self._layers()
+        if layers and isinstance(self.base, DiagonalGaussian):
+            return self.base.log_prob(params) + _by_permanents(self.base, layers, params)
         elements = _all_elements(self.sym) if exact else self._drawn(generator)
         count = len(elements[0]) if elements else 1
         step = max(1, _CHUNK // count)
@@ -78,6 +91,14 @@ class Symmetrized(Posterior):
             for start in range(0, stack_size(params), step)
         ]
         return torch.cat(parts).logsumexp(1) - math.log(count)
+
+    def _layers(self) -> list[UnitLayer]:
+        """Layers whose permutations are all of the group, if they are told unit by unit."""
+        if not isinstance(self.base, DiagonalGaussian):
+            return []
+        layers = unit_layers(self.sym, self.base.spec.names)
+        sets = independent_sets(layers)
+        return layers if len(sets) == 1 and len(layers) == len(self.sym.permutations) else []
 
     def _drawn(self, generator: torch.Generator | None) -> list[Tensor]:
         """The identity first, then uniform permutations."""
@@ -93,6 +114,21 @@ class Symmetrized(Posterior):
         if elements:
             copies = permute(copies, self.sym, [group.repeat(members, 1) for group in elements])
         return self.base.log_prob(copies).reshape(members, count)
+
+
+def _by_permanents(base: DiagonalGaussian, layers: Sequence[UnitLayer], params: Params) -> Tensor:
+    """What averaging over all permutations adds to the log-density of every network."""
+    size = stack_size(params)
+    weights = {name: params[name] for name in base.spec.names}
+    mean, log_std = (unravel(t.expand(size, -1), base.spec) for t in (base.mean, base.log_std))
+    noise = {n: (weights[n] - mean[n]) * (-log_std[n]).exp() for n in weights}
+    sampled = Sampled(weights, mean, log_std, noise)
+    parts = [-permanent_information(layer, sampled, _exact_or_bethe) for layer in layers]
+    return torch.stack(parts).sum(0).to(base.mean)
+
+
+def _exact_or_bethe(logs: Tensor) -> Tensor:
+    return log_permanent(logs) if logs.shape[-1] <= _EXACT_UP_TO else log_bethe(logs)
 
 
 def _all_elements(sym: Symmetries) -> list[Tensor]:

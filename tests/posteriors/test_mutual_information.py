@@ -21,7 +21,7 @@ from lightning_bnn.posteriors.mutual_information import (
 )
 from lightning_bnn.posteriors.permanents import log_bethe, log_capacity, log_permanent
 from lightning_bnn.posteriors.unit_layers import UnitLayer, independent_sets, unit_layers
-from lightning_bnn.symmetry import discover
+from lightning_bnn.symmetry import discover, permute, random_permutations
 
 GOLDEN = [
     ((0.5, -0.5), (1, 1), 0.2013454716),
@@ -325,3 +325,28 @@ def test_interpolation_is_zero_on_a_mode_and_one_between():
     rho = {"w": drawn.log_std["w"][:1]}
     found = interpolation([layer], {"w": mean["w"][None]}, rho)
     assert found.item() == pytest.approx(float((total - signal) / total), rel=1e-2)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_density_by_permanents_is_that_of_the_enumeration(moved, monkeypatch):
+    """For networks of the Gaussian, and for such with their units in another order."""
+    _, sym, mean, std = network((3, 5, 2), 0.8)
+    base = DiagonalGaussian(mean, std)
+    posterior = Symmetrized(base, sym)
+    source = posterior if moved else base
+    stack = source.sample(50, torch.Generator().manual_seed(0))
+    exact = posterior.log_prob(stack)
+    monkeypatch.setattr("lightning_bnn.posteriors.symmetrized._ENUMERATE_UP_TO", 1)
+    torch.testing.assert_close(posterior.log_prob(stack), exact)
+    drawn = Symmetrized(base, discover(mlp(3, [5, 4], 2).double(), torch.randn(2, 3).double()))
+    assert drawn._layers() == []  # two layers that share a tensor
+
+
+def test_the_density_of_a_wide_layer_does_not_depend_on_the_order_of_its_units():
+    _, sym, mean, std = network((2, 30, 2), 0.3, 0.5)
+    posterior = Symmetrized(DiagonalGaussian(mean, std), sym)
+    generator = torch.Generator().manual_seed(0)
+    stack = posterior.base.sample(20, generator)
+    moved = permute(stack, sym, random_permutations(sym, generator, 20))
+    torch.testing.assert_close(posterior.log_prob(moved), posterior.log_prob(stack))
+    assert (posterior.base.log_prob(moved) < posterior.base.log_prob(stack) - 50).all()
