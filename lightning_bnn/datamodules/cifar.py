@@ -5,47 +5,24 @@ from __future__ import annotations
 import torch
 from torchvision import datasets
 
-from lightning_bnn.datamodules.augmentation import CropFlip
-from lightning_bnn.datamodules.base import DataModule, Examples, Splits, data_root, found, hold_out
+from lightning_bnn.datamodules.base import Examples, Splits, found, hold_out
+from lightning_bnn.datamodules.images import ImageData
 
 __all__ = ["CIFAR10", "CIFAR100"]
 
 _SVHN_SIZE = 10_000
 
 
-class CIFAR10(DataModule):
+class CIFAR10(ImageData):
     """Photographs ``(3, 32, 32)`` in 10 classes.
 
-    The first 10 000 images of the test set of SVHN (house numbers) are out of distribution.
-
-    Args:
-        root: folder that holds ``cifar-10-batches-py`` (or ``cifar-100-python``) and
-            ``test_32x32.mat``; by default the environment variable ``LIGHTNING_BNN_DATA``, else
-            ``data``.
-        batch_size: examples in a training batch of one process.
-        eval_batch_size: examples in a batch of validation and test.
-        seed: decides splits, order and augmentation.
-        val_size: training examples that are held out for validation.
-        augment: random crops with four pixels of padding, and mirror images.
-        download: fetch what is missing.
+    The first 10 000 images of the test set of SVHN (house numbers) are out of distribution. The
+    folder holds ``cifar-10-batches-py`` (or ``cifar-100-python``) and ``test_32x32.mat``; arguments
+    are those of `ImageData`.
     """
 
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
     source: type[datasets.CIFAR10] = datasets.CIFAR10
-
-    def __init__(
-        self,
-        root: str | None = None,
-        batch_size: int = 128,
-        eval_batch_size: int = 512,
-        seed: int = 0,
-        val_size: int = 5000,
-        augment: bool = True,
-        download: bool = False,
-    ) -> None:
-        super().__init__(batch_size, eval_batch_size, seed)
-        self.root, self.val_size, self.download = data_root(root), val_size, download
-        self.augmentation = CropFlip(4, flip=True) if augment else None
 
     def prepare_data(self) -> None:
         """Download, where that is asked for."""

@@ -13,54 +13,23 @@ from torch import Tensor
 from torchvision import datasets
 from tqdm.auto import tqdm
 
-from lightning_bnn.datamodules.augmentation import CropFlip
-from lightning_bnn.datamodules.base import (
-    DataModule,
-    Examples,
-    MissingData,
-    Splits,
-    data_root,
-    found,
-    hold_out,
-)
+from lightning_bnn.datamodules.base import Examples, MissingData, Splits, found, hold_out
+from lightning_bnn.datamodules.images import ImageData
 
 __all__ = ["TinyImageNet"]
 
 _SIDE = 64
 
 
-class TinyImageNet(DataModule):
+class TinyImageNet(ImageData):
     """Photographs ``(3, 64, 64)`` in 200 classes; its ``val`` folder is the test set.
 
     All splits of the Describable Textures, resized to 64 x 64, are out of distribution. Decoded
-    images are kept in memory (1.2 GB).
-
-    Args:
-        root: folder that holds ``tiny-imagenet-200`` and ``dtd``; by default the environment
-            variable ``LIGHTNING_BNN_DATA``, else ``data``.
-        batch_size: examples in a training batch of one process.
-        eval_batch_size: examples in a batch of validation and test.
-        seed: decides splits, order and augmentation.
-        val_size: training examples that are held out for validation.
-        augment: random crops with four pixels of padding, and mirror images.
-        download: fetch the textures if they are missing.
+    images are kept in memory (1.2 GB). The folder holds ``tiny-imagenet-200`` and ``dtd``;
+    arguments are those of `ImageData`, where ``download`` fetches the textures only.
     """
 
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-    def __init__(
-        self,
-        root: str | None = None,
-        batch_size: int = 128,
-        eval_batch_size: int = 512,
-        seed: int = 0,
-        val_size: int = 5000,
-        augment: bool = True,
-        download: bool = False,
-    ) -> None:
-        super().__init__(batch_size, eval_batch_size, seed)
-        self.root, self.val_size, self.download = data_root(root), val_size, download
-        self.augmentation = CropFlip(4, flip=True) if augment else None
 
     @property
     def folder(self) -> Path:

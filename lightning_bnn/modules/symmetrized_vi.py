@@ -80,9 +80,7 @@ class SymmetrizedVI(MFVI):
                     "The symmetries are found with an example of the input: set "
                     "`module.example_input_array`, or train a step."
                 )
-            mode = self.template.training
             sym = discover(self.template, *example)
-            self.template.train(mode)
             self._adopt(_of_trained_units(sym, self.template))
         assert self._symmetries is not None
         return self._symmetries

@@ -1,0 +1,39 @@
+"""What data sets of images on the disk share."""
+
+from __future__ import annotations
+
+from lightning_bnn.datamodules.augmentation import CropFlip
+from lightning_bnn.datamodules.base import DataModule, data_root
+
+__all__ = ["ImageData"]
+
+
+class ImageData(DataModule):
+    """Images that are read from a folder and augmented by random crops.
+
+    Args:
+        root: folder of the data; by default the environment variable ``LIGHTNING_BNN_DATA``, else
+            ``data``.
+        batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of validation and test.
+        seed: decides splits, order and augmentation.
+        val_size: training examples that are held out for validation.
+        augment: random crops with four pixels of padding, and mirror images of photographs.
+        download: fetch what is missing.
+    """
+
+    mirrored = True
+
+    def __init__(
+        self,
+        root: str | None = None,
+        batch_size: int = 128,
+        eval_batch_size: int = 512,
+        seed: int = 0,
+        val_size: int = 5000,
+        augment: bool = True,
+        download: bool = False,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, seed)
+        self.root, self.val_size, self.download = data_root(root), val_size, download
+        self.augmentation = CropFlip(4, flip=self.mirrored) if augment else None
