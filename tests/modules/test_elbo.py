@@ -117,6 +117,20 @@ def test_kl_is_a_sum_over_weights(kl):
     assert terms["kl"].item() == pytest.approx(wanted, rel=tolerance)
 
 
+def test_statistics_are_the_mean_over_the_samples_of_a_step():
+    net = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    module = MFVI(net, init_std=0.5, elbo_samples=5, num_data=9).train()
+    module.template.train()
+    x = torch.randn(9, 6)
+    module.losses((x,), torch.randint(3, (9,)))
+    held = module._scratch._held[2].reshape(5, -1)  # the weights of the step
+    first = P.unravel(held, module.spec)
+    hidden = x @ first["0.weight"].mT + first["0.bias"][:, None]
+    wanted = 0.1 * hidden.mean((0, 1))
+    torch.testing.assert_close(module.member_stack()["1.running_mean"][0], wanted)
+    assert module.member_stack()["1.num_batches_tracked"].tolist() == [1]
+
+
 def test_blitz_start_and_prior():
     module = MFVI(
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 30)), initialisation="blitz"

@@ -241,6 +241,11 @@ for name in {names!r}:
         every = [torch.empty_like(rows) for _ in range(run.world_size)]
         torch.distributed.all_gather(every, rows)
         out[name + " replicas"] = float((every[0] - every[1]).abs().max())
+        if name == "mfvi":
+            noise = module._scratch._held[1].flatten().contiguous()
+            drawn = [torch.empty_like(noise) for _ in range(run.world_size)]
+            torch.distributed.all_gather(drawn, noise)
+            out["noise"] = float((drawn[0] - drawn[1]).abs().mean())
         module.load_state_dict(torch.load({folder!r} + "/" + name + ".pt"))
     else:
         torch.save(module.state_dict(), {folder!r} + "/" + name + ".pt")
@@ -276,6 +281,7 @@ def test_two_processes(tmp_path):
         assert done.returncode == 0, done.stderr[-3000:]
         results.append(json.loads((tmp_path / f"{devices}.json").read_text()))
     alone, together = results
+    assert together["noise"] > 0.5  # processes draw networks of their own: gradients vary less
     for name in names:
         assert together[f"{name} replicas"] == 0
         assert together[name].keys() == alone[name].keys()

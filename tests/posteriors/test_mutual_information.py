@@ -247,6 +247,19 @@ def test_far_units_are_left_out_and_near_ones_are_not():
     assert meeting_units(layer_of(20), sampled(far, std, 3)).tolist() == [6, 7]
 
 
+def test_rounding_does_not_hide_units_that_meet():
+    """Pairs of nearly equal units, far from the mean of all, in float32."""
+    mean = (1000 * torch.arange(-3, 4).float()).repeat_interleave(2)[:, None] + torch.zeros(14, 40)
+    std = {"w": torch.full_like(mean, 0.5)}
+    layer = UnitLayer(0, 14, (("w", 0, torch.arange(14)[:, None]),))
+    drawn = sampled({"w": mean}, std, 2)
+    assert meeting_units(layer, drawn).tolist() == list(range(14))
+    exact = Sampled(*({k: t.double() for k, t in part.items()} for part in drawn))
+    found = permanent_information(layer, drawn, log_permanent)
+    wanted = permanent_information(layer, exact, log_permanent)
+    torch.testing.assert_close(found, wanted, atol=1e-2, rtol=0)
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.3, 1.0])
 def test_the_bracket_holds_the_exact_value(spread):
     _, sym, mean, std = network((3, 6, 2), spread)

@@ -1,0 +1,83 @@
+"""What symmetrized VI does in steps: turns of layers, fresh noise, the constant of far units."""
+
+import lightning as L
+import pytest
+import torch
+from module_cases import Blobs, adam, trainer
+from torch import nn
+
+from lightning_bnn.modules import MFVI, SymmetrizedVI
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def deep():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)
+    )  # fmt: skip
+
+
+class Sees(L.Callback):
+    """Information and noise of every step."""
+
+    def __init__(self):
+        self.information, self.noise = [], []
+
+    def on_train_batch_end(self, trainer, module, *_):
+        if "train/permutation_info" in trainer.callback_metrics:
+            self.information.append(float(trainer.callback_metrics["train/permutation_info"]))
+        self.noise.append(module._scratch._held[1].flatten()[:3].tolist())
+
+
+def test_adjacent_layers_take_turns():
+    """Far units: the information is log 5! and log 4! in turns."""
+    module, sees = SymmetrizedVI(deep(), init_std=1e-3, optimizer=adam), Sees()
+    trainer(sees, max_epochs=1).fit(module, Blobs())
+    assert [len(chosen) for chosen in module._sets] == [1, 1]
+    assert sees.information[::2] == pytest.approx([4.787492] * 3, abs=1e-4)
+    assert sees.information[1::2] == pytest.approx([3.178054] * 3, abs=1e-4)
+
+
+def test_noise_is_fresh_in_every_step_of_every_epoch():
+    sees = Sees()
+    trainer(sees, max_epochs=2).fit(MFVI(deep(), optimizer=adam), Blobs())
+    assert len({tuple(row) for row in sees.noise}) == 12
+
+
+def test_far_units_leave_training_as_it_is():
+    """The information is a constant then: weights are those of mean-field VI, bit for bit."""
+
+    def weights(kind, **options):
+        module = kind(deep(), init_std=1e-3, optimizer=adam, **options)
+        trainer(max_epochs=2).fit(module, Blobs())
+        return module.mean.detach(), module.log_std.detach()
+
+    plain = weights(MFVI)
+    for options in ({}, {"estimator": "capacity"}, {"estimator": "uniform", "draws": 5}):
+        for a, b in zip(plain, weights(SymmetrizedVI, **options), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_near_units_are_driven_apart():
+    def weights(kind, **options):
+        module = kind(deep(), init_std=0.7, prior_std=0.7, optimizer=adam, **options)
+        trainer(max_epochs=10, limit_val_batches=0).fit(module, Blobs())
+        module.example_input_array = torch.randn(2, 6)
+        return module
+
+    plain, ours = weights(MFVI), weights(SymmetrizedVI)
+    other = SymmetrizedVI(deep(), num_data=60)
+    other.example_input_array = torch.randn(2, 6)
+    other.load_state_dict(plain.state_dict())
+    assert ours.bracket()["interpolation"] < other.bracket()["interpolation"]
+
+
+def test_the_bracket_is_logged():
+    run = trainer(max_epochs=1)
+    run.fit(SymmetrizedVI(deep(), init_std=0.5, optimizer=adam), Blobs())
+    found = {k: float(v) for k, v in run.callback_metrics.items()}
+    low, high = (found[f"val/permutation_info_{k}"] for k in ("lower", "upper"))
+    assert 0 <= low <= high <= 7.9656 + 1e-3  # log(5! 4!)
+    assert 0 < found["val/interpolation"] < 1
+    assert found["train/sym_elbo"] >= found["train/elbo"]
