@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import traceback
 from argparse import ArgumentError
@@ -49,7 +50,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except ArgumentError as error:
         _fail(f"{_core(str(error))} (`lightning-bnn {name} --help` explains.)")
     except (ValueError, OSError) as error:
-        own = _own(error)
+        own = error if isinstance(error, FileNotFoundError) else _own(error)
         if own is None:
             raise
         _fail(" ".join(str(own).split()))
@@ -84,11 +85,27 @@ def _core(text: str) -> str:
     lines = [line.strip(" -") for line in text.splitlines()]
     problems = [k for k, line in enumerate(lines) if line.startswith("Problem with given")]
     if not problems:
-        return " ".join(" ".join(lines).split())
+        return _missing(text) or " ".join(" ".join(lines).split())
     noise = ("Expected a <class 'NoneType'>", "Given value", "Does not validate", "Subtypes", "- ")
     chosen = lines[problems[-1] : problems[-1] + 6]
     kept = [line for line in chosen if line and not line.startswith(noise)]
     return " ".join(" ".join(kept).split())
+
+
+def _missing(text: str) -> str | None:
+    """The sentence for a class or a file that is not there."""
+    name = re.search(r"Expected a dot import path string: (\S+)", text)
+    if name is not None:
+        return (
+            f"there is no class {name[1]!r}: give its full path (package.module.Class); modules, data "
+            "sets and callbacks of this package are known by their bare names."
+        )
+    path = re.search(r"File does not exist: '?([^'\n]+)", text)
+    if path is not None:
+        return (
+            f"File does not exist: {path[1]}. `lightning-bnn presets NAME > FILE` writes a preset."
+        )
+    return None
 
 
 def _usage() -> str:

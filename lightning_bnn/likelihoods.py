@@ -94,10 +94,15 @@ class Gaussian(nn.Module):
 
     def extra_repr(self) -> str:
         """Shown by ``print``."""
-        return self.noise if self.noise != "fixed" else f"std={float(self.log_std.exp()):.6g}"
+        return self.noise
 
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the targets."""
+        if self.noise == "learned" and len(self.log_std) != outputs.shape[-1]:
+            raise ValueError(
+                f"`outputs` has {outputs.shape[-1]} columns, the likelihood {len(self.log_std)} "
+                "standard deviations: say `targets=...`."
+            )
         if self.noise != "heteroscedastic":
             return outputs, self.log_std.exp().to(outputs).expand_as(outputs)
         if outputs.shape[-1] % 2:
@@ -113,7 +118,8 @@ class Gaussian(nn.Module):
         mean, std = self.moments(outputs)
         if targets.shape != mean.shape[-2:]:
             raise ValueError(
-                f"`targets` must have shape {tuple(mean.shape[-2:])}, got {tuple(targets.shape)}."
+                f"`targets` must have shape {tuple(mean.shape[-2:])}, got {tuple(targets.shape)}"
+                + (": add a dimension, `targets[:, None]`." if targets.ndim == 1 else ".")
             )
         z = (targets - mean) / std
         return -(z.square() / 2 + std.log() + _LOG_2PI / 2).sum(-1)

@@ -103,7 +103,8 @@ def trajectories_figure(
     figure, axes = _panels(len(forms), (3.2 * len(forms), 3.2))
     for ax, (form, values) in zip(axes, forms.items(), strict=True):
         for k, label in enumerate(labels):
-            ax.plot(steps, values[:, k].numpy(), linewidth=1, label=label)
+            marker = "o" if len(steps) == 1 else None
+            ax.plot(steps, values[:, k].numpy(), linewidth=1, label=label, marker=marker)
         ax.set(title=form, xlabel="step")
     axes[0].set_ylabel("weight")
     if len(labels) <= 12:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 import lightning_bnn.callbacks
 import lightning_bnn.datamodules
 import lightning_bnn.modules  # noqa: F401
-from lightning_bnn.modules import Prediction
+from lightning_bnn.modules import Prediction, results_table
 
 __all__ = ["TrainingCLI", "training"]
 
@@ -32,7 +32,13 @@ class TrainingCLI(LightningCLI):
     def after_test(self) -> None:
         """Print the numbers of every set."""
         if self.trainer.is_global_zero:
-            print(table(self.trainer.callback_metrics))
+            print(results_table(self.trainer.callback_metrics))
+
+    def _parse_ckpt_path(self) -> None:
+        """What is asked for counts; a checkpoint tells the model only where nothing else does."""
+        subcommand = self.config.get("subcommand")
+        if subcommand and self.config[subcommand].get("model") is None:
+            super()._parse_ckpt_path()
 
     def after_predict(self) -> None:
         """Write the predictions of this process where the logs are."""
@@ -58,30 +64,6 @@ def _joined(predictions: Sequence[Any]) -> Any:
     return {**{k: torch.cat([m[k] for m in means]) for k in means[0]}, "samples": samples}
 
 
-def table(values: Mapping[str, Any]) -> str:
-    """Numbers with names such as ``test/acc`` and ``test/svhn/AUROC``: a row for each set.
-
-    >>> print(table({"test/acc": 0.9, "test/svhn/AUROC": 0.8}))
-    set    acc      AUROC
-    test   0.9000
-    svhn            0.8000
-    """
-    rows: dict[str, dict[str, str]] = {}
-    for name, value in values.items():
-        group, _, number = name.rpartition("/")
-        rows.setdefault(group.rpartition("/")[2] or "all", {})[number] = f"{float(value):.4f}"
-    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
-    lines = [
-        ["set", *columns],
-        *([n, *(row.get(c, "") for c in columns)] for n, row in rows.items()),
-    ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "   ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
-
-
 def training(args: Sequence[str]) -> Any:
     """Run one of the four: the first argument says which."""
     return TrainingCLI(
@@ -95,9 +77,11 @@ def training(args: Sequence[str]) -> Any:
         args=None if list(args) == sys.argv[1:] else list(args),
         parser_kwargs={
             "prog": "lightning-bnn",
-            "description": _DESCRIPTION,
             "exit_on_error": False,
-            **{name: {"exit_on_error": False} for name in TrainingCLI.subcommands()},
+            **{
+                name: {"exit_on_error": False, "description": _DESCRIPTION}
+                for name in TrainingCLI.subcommands()
+            },
         },
     )
 
@@ -105,5 +89,6 @@ def training(args: Sequence[str]) -> Any:
 _DESCRIPTION = """Train, validate, test and predict with any posterior, network and data set.
 
 A configuration in YAML says what: `lightning-bnn presets` lists those that come with the package,
-`lightning-bnn presets NAME > my.yaml` copies one, `lightning-bnn fit -c my.yaml` runs it. Any
-value can be overridden: `--model.init_args.members 5`, `--trainer.callbacks+ MassGap`."""
+`lightning-bnn presets NAME > my.yaml` copies one, `lightning-bnn fit -c my.yaml` runs it. Any value
+can be overridden: `--model.init_args.members 5`, `--trainer.callbacks+ MassGap`. What a model or a
+data set can be told: `lightning-bnn fit --model.help MFVI`, `lightning-bnn fit --data.help Digits`."""

@@ -2,9 +2,18 @@
 
 from lightning_bnn.modules.base import BayesianModule
 from lightning_bnn.modules.ensemble import DeepEnsemble
+from lightning_bnn.modules.evaluation import results_table
 from lightning_bnn.modules.judged_module import Prediction
 from lightning_bnn.modules.mfvi import MFVI
 from lightning_bnn.modules.predictive import Predictive
 from lightning_bnn.modules.symmetrized_vi import SymmetrizedVI
 
-__all__ = ["BayesianModule", "DeepEnsemble", "MFVI", "Prediction", "Predictive", "SymmetrizedVI"]
+__all__ = [
+    "BayesianModule",
+    "DeepEnsemble",
+    "MFVI",
+    "Prediction",
+    "Predictive",
+    "SymmetrizedVI",
+    "results_table",
+]

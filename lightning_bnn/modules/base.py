@@ -67,6 +67,16 @@ class BayesianModule(JudgedModule):
                 raise ValueError(f"`{name}` must be at least 1, got {value}.")
         if num_data is not None and num_data < 1:
             raise ValueError(f"`num_data` must be at least 1, got {num_data}.")
+        if likelihood is not None and not isinstance(likelihood, nn.Module):
+            raise ValueError(
+                "`likelihood` must be a module such as Categorical() or Gaussian(), got "
+                f"{likelihood!r}."
+            )
+        if not callable(optimizer):
+            raise ValueError(
+                "`optimizer` must make an optimizer from parameters, such as "
+                f"`lambda p: torch.optim.Adam(p, 1e-3)`, got a {type(optimizer).__name__}."
+            )
         ignore = () if _compat.made_by_cli() else _NOT_SAVED
         self.save_hyperparameters(ignore=ignore, frame=inspect.currentframe())
         self.__dict__["template"] = template_of(network, start_from)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +13,15 @@ from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics import ECE, NLL, BrierScore, MutualInformation, OODDetection
 from lightning_bnn.metrics.base import ExampleMean
 
-__all__ = ["ClassificationJudge", "Judge", "RegressionJudge", "TestSet", "judge_of", "named_sets"]
+__all__ = [
+    "ClassificationJudge",
+    "Judge",
+    "RegressionJudge",
+    "TestSet",
+    "judge_of",
+    "named_sets",
+    "results_table",
+]
 
 TestSet = tuple[str, str]
 """Name of a set and its kind: ``id``, ``ood`` (no targets that mean anything) or ``shift``."""
@@ -52,6 +60,7 @@ class Judge(nn.Module):
         )
         self.spread = nn.ModuleList(nn.ModuleDict(self.spread_metrics()) for _ in sets)
         ood = [name for name, kind in sets if kind == "ood"]
+        self.only_ood = ood[0] if ood else ""
         self.detection = self.detection_metric(ood) if ood else None
 
     def quality_metrics(self) -> dict[str, Metric]:
@@ -75,10 +84,14 @@ class Judge(nn.Module):
         """Add the outputs of one batch; returns what OOD examples are detected by."""
         return None
 
-    def add(self, outputs: Tensor, targets: Tensor, index: int = 0) -> None:
-        """Add one batch of set number ``index``."""
+    def needs_targets(self, index: int) -> bool:
+        """Whether the predictions on a set are compared with targets."""
+        return self.sets[index][1] != "ood"
+
+    def add(self, outputs: Tensor, targets: Tensor | None, index: int = 0) -> None:
+        """Add one batch of set number ``index``; OOD examples need no targets."""
         name, kind = self.sets[index]
-        if kind != "ood":
+        if targets is not None and kind != "ood":
             self.add_quality(self.quality[index], outputs, targets)
         seen = self.add_spread(self.spread[index], outputs)
         if self.detection is not None and seen is not None:
@@ -97,7 +110,7 @@ class Judge(nn.Module):
         if self.detection is not None:
             for key, value in self.detection.compute().items():
                 number, _, name = key.partition("/")
-                found[f"{name or 'ood'}/{number}"] = value
+                found[f"{name or self.only_ood}/{number}"] = value
         return found
 
 
@@ -173,15 +186,48 @@ def judge_of(likelihood: nn.Module, sets: Sequence[TestSet] = (("", "id"),)) -> 
     return Judge(likelihood, sets)
 
 
-def named_sets(datamodule: Any, loaders: int) -> list[TestSet]:
-    """What the test loaders are: what the datamodule's ``test_sets`` says, else ID and OOD sets."""
+def named_sets(datamodule: Any, loaders: Any) -> list[TestSet]:
+    """What the test loaders are: what the datamodule's ``test_sets`` says, else ID and OOD sets.
+
+    Args:
+        datamodule: where the loaders are from, if it is known.
+        loaders: one, a list of them, or a dict with their names.
+    """
+    count = len(loaders) if isinstance(loaders, (list, tuple, dict)) else 1
     stated = getattr(datamodule, "test_sets", None)
     if stated is not None:
-        if len(stated) != loaders or stated[0][1] != "id":
+        if len(stated) != count or stated[0][1] != "id":
             raise ValueError(
-                f"`test_sets` of {type(datamodule).__name__} must name each of its {loaders} test "
+                f"`test_sets` of {type(datamodule).__name__} must name each of its {count} test "
                 f"loaders, the first of kind 'id'; it is {stated}."
             )
         return list(stated)
-    names = [f"ood_{k}" for k in range(1, loaders)] if loaders > 2 else ["ood"]
-    return [("test", "id"), *((name, "ood") for name in names[: loaders - 1])]
+    if isinstance(loaders, dict):
+        names = list(loaders)[1:]
+    else:
+        names = [f"ood_{k}" for k in range(1, count)] if count > 2 else ["ood"] * (count - 1)
+    return [("test", "id"), *((name, "ood") for name in names)]
+
+
+def results_table(values: Mapping[str, Any]) -> str:
+    """Numbers with names such as ``test/acc`` and ``test/svhn/AUROC``: a row for each set.
+
+    >>> print(results_table({"test/acc": 0.9, "test/svhn/AUROC": 0.8}))
+    set    acc      AUROC
+    test   0.9000
+    svhn            0.8000
+    """
+    rows: dict[str, dict[str, str]] = {}
+    for name, value in values.items():
+        group, _, number = name.rpartition("/")
+        rows.setdefault(group.rpartition("/")[2] or "all", {})[number] = f"{float(value):.4f}"
+    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
+    lines = [
+        ["set", *columns],
+        *([n, *(row.get(c, "") for c in columns)] for n, row in rows.items()),
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "   ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )

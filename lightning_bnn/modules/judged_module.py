@@ -13,7 +13,7 @@ from lightning_bnn import _compat
 from lightning_bnn.modules.evaluation import Judge, judge_of, named_sets
 from lightning_bnn.modules.predictive import Predictive
 from lightning_bnn.modules.template_module import TemplateModule
-from lightning_bnn.posteriors import Posterior, Predictor
+from lightning_bnn.posteriors import Empirical, Posterior, Predictor
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["JudgedModule", "Prediction"]
@@ -79,10 +79,9 @@ class JudgedModule(TemplateModule):
 
     def on_test_epoch_start(self) -> None:
         """Draw networks, and ask what the loaders hold."""
-        loaders = self.trainer.test_dataloaders
-        count = len(loaders) if isinstance(loaders, (list, tuple, dict)) else 1
         source = self.trainer.datamodule if _compat.tests_datamodule(self.trainer) else None
-        self._start(judge_of(self.likelihood, named_sets(source, count)))
+        sets = named_sets(source, self.trainer.test_dataloaders)
+        self._start(judge_of(self.likelihood, sets))
 
     def on_predict_epoch_start(self) -> None:
         """Draw networks."""
@@ -106,9 +105,12 @@ class JudgedModule(TemplateModule):
         return Prediction(self.likelihood.predictive(samples), samples)
 
     def _judge_batch(self, batch: Any, index: int) -> None:
-        inputs, targets = self.inputs_and_targets(batch)
         assert self.judge is not None
-        self.judge.add(self.outputs(inputs), targets, index)
+        if self.judge.needs_targets(index):
+            inputs, targets = self.inputs_and_targets(batch)
+            self.judge.add(self.outputs(inputs), targets, index)
+        else:
+            self.judge.add(self.outputs(self.inputs_only(batch)), None, index)
 
     def on_validation_epoch_end(self) -> None:
         """Log every number under ``val/``."""
@@ -139,11 +141,14 @@ class JudgedModule(TemplateModule):
         """The mean prediction as a plain module that `torch.export` and ONNX understand.
 
         Args:
-            samples: how many networks it holds, by default as many as predict otherwise.
+            samples: how many networks it holds, by default as many as predict otherwise; an
+                ensemble has no more than its members.
         """
         count = self.judged_samples if samples is None else samples
         with torch.no_grad():
-            networks = self.judged_posterior().sample(count, keyed_generator(self.seed, "judged"))
+            posterior = self.judged_posterior()
+            count = min(count, posterior.size) if isinstance(posterior, Empirical) else count
+            networks = posterior.sample(count, keyed_generator(self.seed, "judged"))
         return Predictive(self.template, networks, self.likelihood)
 
     def __getstate__(self) -> dict[str, Any]:

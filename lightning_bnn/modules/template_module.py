@@ -126,10 +126,13 @@ class TemplateModule(L.LightningModule):
         for name, text in kept.get("made_of", {}).items():
             own = self._made_of().get(name)
             if own != text:
-                rank_zero_warn(
+                told = (
                     f"The checkpoint was trained with {name} {text}, this module has {own}: pass "
                     f"`{name}` to `load_from_checkpoint`."
                 )
+                if name == "likelihood":  # its parameters would not fit
+                    raise ValueError(told)
+                rank_zero_warn(told)
         moved = (x.to(self.device) if isinstance(x, Tensor) else x for x in kept.get("example", ()))
         self._example = self._example or tuple(moved)
 

@@ -49,6 +49,14 @@ def information(
         sigma: standard deviation of every weight.
         samples: of the weights, for every number.
     """
+    for name, values, least in (
+        ("widths", widths, 2),
+        ("draws", draws, 1),
+        ("samples", [samples], 2),
+        ("weights", [weights], 1),
+    ):
+        if not all(value >= least for value in values):
+            raise ValueError(f"`{name}` must be at least {least}, got {values}.")
     header = [
         "units", "log n!", "exact", *(f"uniform {k}" for k in draws),
         *(f"near {k}" for k in draws), "capacity", "Bethe", "transpositions",

@@ -1,12 +1,13 @@
-"""Plain text tables of numbers."""
+"""Plain text tables of numbers, and files for pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from torch import Tensor
 
-__all__ = ["mean_and_spread", "text_table"]
+__all__ = ["check_figure", "mean_and_spread", "text_table"]
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -33,3 +34,16 @@ def mean_and_spread(values: Tensor, digits: int = 3) -> str:
     '2.0 +- 1.0'
     """
     return f"{float(values.mean()):.{digits}f} +- {float(values.std()):.{digits}f}"
+
+
+def check_figure(path: str) -> None:
+    """Refuse a file that no picture can be written to, before the work is done."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    file = Path(path)
+    known = sorted(FigureCanvasAgg.get_supported_filetypes())
+    if not file.parent.is_dir() or file.suffix[1:] not in known:
+        raise ValueError(
+            f"`figure` must be a file in a folder that exists, ending in one of {', '.join(known)}; "
+            f"got {path!r}."
+        )

@@ -26,7 +26,7 @@ from lightning_bnn.posteriors.mutual_information import (
 from lightning_bnn.posteriors.permanents import log_permanent
 from lightning_bnn.posteriors.unit_layers import unit_layers
 from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.studies.tables import mean_and_spread, text_table
+from lightning_bnn.studies.tables import check_figure, mean_and_spread, text_table
 from lightning_bnn.symmetry import Symmetries, discover
 
 __all__ = ["Result", "posterior_density", "study", "tractable"]
@@ -75,6 +75,15 @@ def tractable(
         noise: standard deviation of the likelihood.
         figure: a file for the picture; null for none.
     """
+    for name, values, least in (
+        ("alphas", alphas, 0),
+        ("noise", [noise], 0),
+        ("seeds", [seeds], 1),
+    ):
+        if not all(value > least for value in values):
+            raise ValueError(f"`{name}` must be above {least}, got {values}.")
+    if figure is not None:
+        check_figure(figure)
     results = study(alphas, seeds, epochs, noise)
     print(report(results, alphas))
     if figure is not None:

@@ -134,6 +134,19 @@ def test_the_console_script_does_the_same_in_a_process_of_its_own(folder):
     assert "recommended" not in done.stderr
 
 
+def test_the_command_line_counts_beside_a_checkpoint(folder):
+    config = preset("digits_mfvi", folder)
+    main(["fit", "-c", config, "--trainer.max_epochs", "1", *ON_A_CPU])
+    (checkpoint,) = folder.glob("lightning_logs/version_0/checkpoints/*.ckpt")
+    fewer = ["--model.init_args.eval_samples", "3", "--ckpt_path", str(checkpoint)]
+    text = printed(["predict", "-c", config, *fewer, *ON_A_CPU])
+    found = torch.load(text.split("wrote ")[1].strip(), weights_only=True)
+    assert found["samples"].shape == (3, 450, 10)
+    assert found["mean"].shape == (450, 10)
+    text = printed(["test", "--data", "Digits", "--ckpt_path", str(checkpoint), *ON_A_CPU])
+    assert "scrambled" in text  # without a model, the checkpoint tells it
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("options", "sentence"),
@@ -142,6 +155,9 @@ def test_the_console_script_does_the_same_in_a_process_of_its_own(folder):
         (["--model.init_args.members", "0"], "`members` must be at least 1, got 0."),
         (["--trainer.max_epochsss", "3"], "max_epochsss"),
         (["--data", "MNIST", "--data.init_args.root", "nowhere"], "MNIST was not found in"),
+        (["--ckpt_path", "no.ckpt"], "no.ckpt"),
+        (["--model", "NoSuch"], "there is no class 'NoSuch'"),
+        (["--trainer.callbacks+", "NoSuch"], "there is no class 'NoSuch'"),
         (["--data", "TwoGaussians"], "does not take inputs of shape (10, 2)"),
     ],
 )

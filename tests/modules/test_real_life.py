@@ -497,3 +497,49 @@ def test_a_weight_in_two_roles_is_refused(kind):
     module = MFVI(Mixed(), reparameterisation=kind, num_data=10)
     with pytest.raises(ValueError, match="layer.weight is the weight of a layer and is used in"):
         module.losses((torch.randn(2, 3),), torch.randint(3, (2,)))
+
+
+# ------------------------------------------------------------ tests of several loaders
+def test_out_of_distribution_loaders_need_no_labels_and_may_have_names():
+    module, run = made("ensemble"), trainer(max_epochs=1)
+    run.fit(module, Blobs())
+    unlabelled = DataLoader(TensorDataset(5 + torch.randn(20, 6)), 10)
+    (found, *_) = run.test(module, [plain(), unlabelled], verbose=False)
+    assert "test/ood/AUROC" in found
+    (found, *_) = run.test(module, {"id": plain(), "far": unlabelled}, verbose=False)
+    assert "test/far/AUROC" in found
+    loaders = {"id": plain(), "svhn": unlabelled, "noise": unlabelled}
+    (found, *_) = run.test(module, loaders, verbose=False)
+    assert found["test/svhn/AUROC"] == found["test/noise/AUROC"]
+
+
+@pytest.mark.bad_input
+def test_a_checkpoint_with_another_likelihood_is_refused(tmp_path):
+    module = MFVI(nn.Linear(3, 1), likelihood=Gaussian(std=0.3), optimizer=adam)
+    run = trainer(max_epochs=1, limit_val_batches=0)
+    loader = DataLoader(TensorDataset(torch.randn(10, 3), torch.randn(10, 1)), 5)
+    run.fit(module, loader)
+    run.save_checkpoint(tmp_path / "it.ckpt")
+    with pytest.raises(ValueError, match=r"likelihood Gaussian\(fixed\), this module has Cat"):
+        MFVI.load_from_checkpoint(tmp_path / "it.ckpt", network=nn.Linear(3, 1))
+    loaded = MFVI.load_from_checkpoint(
+        tmp_path / "it.ckpt", network=nn.Linear(3, 1), likelihood=Gaussian(), weights_only=True
+    )
+    assert loaded.likelihood.log_std.exp().item() == pytest.approx(0.3)
+
+
+def test_an_ensemble_exports_its_members():
+    assert P.stack_size(P.of(made("ensemble").predictive(20).networks)) == 3
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DeepEnsemble(network(), likelihood="gaussian"), "`likelihood` must be a module"),
+        (lambda: DeepEnsemble(network(), optimizer=7), "`optimizer` must make an optimizer"),
+    ],
+)
+def test_arguments_of_another_kind(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -76,3 +76,22 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     main(["information", "--widths", "[3, 6]", "--draws", "[4]", "--samples", "5"])
     rows = capsys.readouterr().out.strip().splitlines()
     assert rows[-1].split()[0] == "6"
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["tractable", "--figure", "/no/where.png"], "`figure` must be a file in a folder"),
+        (["tractable", "--figure", "x.bogus"], "`figure` must be a file in a folder"),
+        (["tractable", "--noise", "0"], "`noise` must be above 0"),
+        (["tractable", "--alphas", "[-0.1]"], "`alphas` must be above 0"),
+        (["information", "--widths", "[0]"], "`widths` must be at least 2"),
+        (["information", "--samples", "1"], "`samples` must be at least 2"),
+    ],
+)
+def test_bad_arguments(args, sentence, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(args)
+    assert end.value.code == 2
+    assert sentence in capsys.readouterr().err
