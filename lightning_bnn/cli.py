@@ -97,8 +97,8 @@ def _missing(text: str) -> str | None:
     name = re.search(r"Expected a dot import path string: (\S+)", text)
     if name is not None:
         return (
-            f"there is no class {name[1]!r}: give its full path (package.module.Class); modules, data "
-            "sets and callbacks of this package are known by their bare names."
+            f"there is no class {name[1]!r}: give its full path (package.module.Class); modules, "
+            "data sets and callbacks of this package are known by their bare names."
         )
     path = re.search(r"File does not exist: '?([^'\n]+)", text)
     if path is not None:

@@ -35,3 +35,9 @@ def test_whose_loaders_are_tested():
     assert Module.seen is True
     run.test(module, DataLoader(Points(), 6), verbose=False)
     assert Module.seen is False
+
+
+def test_what_a_checkpoint_says_would_be_put_above_the_command_line():
+    from lightning.pytorch.cli import LightningCLI
+
+    assert callable(LightningCLI._parse_ckpt_path)

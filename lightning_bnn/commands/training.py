@@ -35,10 +35,7 @@ class TrainingCLI(LightningCLI):
             print(results_table(self.trainer.callback_metrics))
 
     def _parse_ckpt_path(self) -> None:
-        """What is asked for counts; a checkpoint tells the model only where nothing else does."""
-        subcommand = self.config.get("subcommand")
-        if subcommand and self.config[subcommand].get("model") is None:
-            super()._parse_ckpt_path()
+        """What is asked for counts: Lightning would put what the checkpoint says above it."""
 
     def after_predict(self) -> None:
         """Write the predictions of this process where the logs are."""
@@ -91,4 +88,4 @@ _DESCRIPTION = """Train, validate, test and predict with any posterior, network 
 A configuration in YAML says what: `lightning-bnn presets` lists those that come with the package,
 `lightning-bnn presets NAME > my.yaml` copies one, `lightning-bnn fit -c my.yaml` runs it. Any value
 can be overridden: `--model.init_args.members 5`, `--trainer.callbacks+ MassGap`. What a model or a
-data set can be told: `lightning-bnn fit --model.help MFVI`, `lightning-bnn fit --data.help Digits`."""
+data set can be told: `lightning-bnn fit --model.help MFVI`, `... fit --data.help Digits`."""

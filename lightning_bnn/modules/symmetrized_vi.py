@@ -97,9 +97,9 @@ class SymmetrizedVI(MFVI):
             )
         self._symmetries, self._sets = sym, independent_sets(layers)
         rank_zero_info(
-            f"{type(self).__name__}: 10^{sym.log10_permutations:.1f} permutations leave the network "
-            f"as it is; of {len(sym.permutations)} layers of units {len(layers)} enter the objective, "
-            f"{max(map(len, self._sets), default=0)} in a step."
+            f"{type(self).__name__}: 10^{sym.log10_permutations:.1f} permutations leave the "
+            f"network as it is; of {len(sym.permutations)} layers of units {len(layers)} enter the "
+            f"objective, {max(map(len, self._sets), default=0)} in a step."
         )
 
     def on_train_start(self) -> None:

@@ -44,6 +44,7 @@ def check_figure(path: str) -> None:
     known = sorted(FigureCanvasAgg.get_supported_filetypes())
     if not file.parent.is_dir() or file.suffix[1:] not in known:
         raise ValueError(
-            f"`figure` must be a file in a folder that exists, ending in one of {', '.join(known)}; "
+            "`figure` must be a file in a folder that exists, ending in one of "
+            f"{', '.join(known)}, "
             f"got {path!r}."
         )

@@ -143,8 +143,6 @@ def test_the_command_line_counts_beside_a_checkpoint(folder):
     found = torch.load(text.split("wrote ")[1].strip(), weights_only=True)
     assert found["samples"].shape == (3, 450, 10)
     assert found["mean"].shape == (450, 10)
-    text = printed(["test", "--data", "Digits", "--ckpt_path", str(checkpoint), *ON_A_CPU])
-    assert "scrambled" in text  # without a model, the checkpoint tells it
 
 
 @pytest.mark.bad_input
