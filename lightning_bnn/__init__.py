@@ -20,6 +20,7 @@ __all__ = [
     "plots",
     "posteriors",
     "randomness",
+    "samplers",
     "studies",
     "symmetry",
 ]

@@ -7,6 +7,7 @@ from torch import nn
 
 from lightning_bnn.datamodules import DataModule, Splits
 from lightning_bnn.modules import MFVI, DeepEnsemble, SymmetrizedVI
+from lightning_bnn.samplers import SGHMC
 
 
 class Blobs(DataModule):
@@ -46,6 +47,9 @@ def adam(parameters):
 MODULES = {
     "ensemble": lambda net, **o: DeepEnsemble(net, members=3, optimizer=adam, **o),
     "map": lambda net, **o: DeepEnsemble(net, members=1, prior_std=1.0, optimizer=adam, **o),
+    "chains": lambda net, **o: DeepEnsemble(
+        net, members=2, optimizer=lambda p: SGHMC(p, lr=0.05, prior_precision=1.0), **o
+    ),
     "mfvi": lambda net, **o: MFVI(net, optimizer=adam, **o),
     "multi-mfvi": lambda net, **o: MFVI(net, members=2, elbo_samples=2, optimizer=adam, **o),
     "mfvi sampled": lambda net, **o: MFVI(

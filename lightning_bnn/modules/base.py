@@ -139,12 +139,20 @@ class BayesianModule(JudgedModule):
 
     # -------------------------------------------------------- training
     def on_train_start(self) -> None:
-        """Read N where it was not given."""
+        """Read N where it was not given, and tell it to samplers that need it."""
         self._warned_members = set()
-        if self._given_num_data is None and self.needs_num_data:
+        asking = [
+            group
+            for optimizer in self.trainer.optimizers
+            for group in optimizer.param_groups
+            if group.get("num_data", 0) is None
+        ]
+        if self._given_num_data is None and (self.needs_num_data or asking):
             loader = self.trainer.train_dataloader
             self.num_data = data_size(loader, self.trainer.num_training_batches)
             rank_zero_info(f"{type(self).__name__}: the training set has {self.num_data} examples.")
+        for group in asking:
+            group["num_data"] = self.num_data
 
     @property
     def needs_num_data(self) -> bool:

@@ -1,0 +1,67 @@
+"""Rates and temperatures that go in cycles: explore, then sample, again and again."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+__all__ = ["CyclicalSchedule"]
+
+
+class CyclicalSchedule(LRScheduler):
+    r"""Cosine cycles of the rate; the noise comes on in the last part of each.
+
+    .. math:: \eta_k = \frac{\eta_0}{2} \Big(\cos \frac{\pi (k \bmod L)}{L} + 1\Big)
+
+    Call it after every step (``lr_interval="step"``).
+
+    Args:
+        optimizer: a sampler of this package.
+        cycle_length: L, in steps.
+        exploration: the part of each cycle at temperature 0.
+        last_epoch: where it starts, as for every scheduler.
+
+    References:
+        | Cyclical Stochastic Gradient MCMC for Bayesian Deep Learning (Zhang et al., 2020)
+        | https://arxiv.org/abs/1902.03932
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        cycle_length: int,
+        exploration: float = 0.8,
+        last_epoch: int = -1,
+    ) -> None:
+        if cycle_length < 1:
+            raise ValueError(f"`cycle_length` must be at least 1, got {cycle_length}.")
+        if not 0 <= exploration < 1:
+            raise ValueError(f"`exploration` must be at least 0 and below 1, got {exploration}.")
+        if any("temperature" not in group for group in optimizer.param_groups):
+            raise ValueError(
+                f"`optimizer` {type(optimizer).__name__} has no temperature: take a sampler."
+            )
+        self.cycle_length, self.exploration = cycle_length, exploration
+        for group in optimizer.param_groups:
+            group.setdefault("sampling_temperature", group["temperature"])
+        super().__init__(optimizer, last_epoch)
+
+    @property
+    def position(self) -> float:
+        """How far this cycle is, from 0 to 1."""
+        return (self.last_epoch % self.cycle_length) / self.cycle_length
+
+    @property
+    def sampling(self) -> bool:
+        """Whether this is the part of a cycle in which networks are kept."""
+        return self.position >= self.exploration
+
+    def get_lr(self) -> list[Any]:
+        """Rates of all groups; their temperatures are set on the way."""
+        for group in self.optimizer.param_groups:
+            group["temperature"] = group["sampling_temperature"] if self.sampling else 0.0
+        factor = (math.cos(math.pi * self.position) + 1) / 2
+        return [rate * factor for rate in self.base_lrs]

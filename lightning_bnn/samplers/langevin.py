@@ -1,0 +1,173 @@
+"""What stochastic-gradient samplers share: the target, and noise that replicas have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from lightning_bnn.randomness import keyed_generator
+
+__all__ = ["Langevin"]
+
+
+class Langevin(torch.optim.Optimizer):
+    r"""A torch optimizer whose parameters wander through a tempered posterior.
+
+    The loss is a mean over examples, as everywhere; N of them make the target
+
+    .. math:: \exp\big(-(N \cdot \mathrm{loss}(\theta) + \tfrac{\lambda}{2} \|\theta\|^2) / T\big)
+
+    Everything that can change while it runs (``lr``, ``temperature``, ...) lives in the parameter
+    groups. The noise depends on the seed, the step and the shard only: replicas of a data-parallel
+    run stay equal, and a resumed run draws what the uninterrupted one would have drawn.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: step size.
+        num_data: N; our modules fill it in.
+        temperature: T; 0 is plain optimization.
+        prior_precision: :math:`\lambda` of a Gaussian prior.
+        weight_decay: :math:`\lambda / N` instead.
+        seed: of the noise.
+    """
+
+    elementwise = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        num_data: int | None,
+        temperature: float,
+        prior_precision: float | None,
+        weight_decay: float | None,
+        seed: int,
+        **more: Any,
+    ) -> None:
+        if prior_precision is not None and weight_decay is not None:
+            raise ValueError(
+                "`prior_precision` and `weight_decay` are the same thing, up to N: give only one."
+            )
+        defaults = {
+            "lr": lr,
+            "num_data": num_data,
+            "temperature": temperature,
+            "prior_precision": prior_precision,
+            "weight_decay": weight_decay,
+            "seed": seed,
+            "step": 0,
+            **more,
+        }
+        for name in ("lr", "temperature", "prior_precision", "weight_decay"):
+            value = defaults[name]
+            if value is not None and not value >= 0:
+                raise ValueError(f"`{name}` must not be negative, got {value}.")
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step of all groups.
+
+        Args:
+            closure: computes the loss and its gradients anew.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for index, group in enumerate(self.param_groups):
+            self._check(group)
+            params = [p for p in group["params"] if p.grad is not None]
+            for same in _alike(params):
+                self._move(group, same, index)
+            group["step"] += 1
+        return loss
+
+    def _move(self, group: dict[str, Any], params: list[Tensor], index: int) -> None:
+        values, grads = ([_local(t) for t in ts] for ts in (params, [p.grad for p in params]))
+        decay = _decay(group)
+        if decay:
+            grads = torch._foreach_add(grads, values, alpha=decay)
+        noise = self._noise(group, params, index, "noise") if group["temperature"] > 0 else None
+        self.update(group, params, values, list(grads), noise, index)
+
+    @abstractmethod
+    def update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        values: list[Tensor],
+        grads: list[Tensor],
+        noise: list[Tensor] | None,
+        index: int,
+    ) -> None:
+        """Move ``values`` in place.
+
+        Args:
+            group: rates and counters.
+            params: keys of the state.
+            values: what moves, the local part of each parameter.
+            grads: gradients of the mean loss with the prior's share; not those of the parameters.
+            noise: standard normal numbers; None at temperature 0.
+            index: of the group.
+        """
+
+    def _noise(
+        self, group: dict[str, Any], params: Sequence[Tensor], index: int, kind: str
+    ) -> list[Tensor]:
+        """One draw for all tensors, cut into their shapes."""
+        values = [_local(p) for p in params]
+        first = values[0]
+        key = (group["seed"], group["step"], index, kind, str(first.dtype), *_shard(params[0]))
+        generator = keyed_generator(*key, device=first.device)
+        sizes = [v.numel() for v in values]
+        flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
+        flat.normal_(generator=generator)
+        pieces = flat.split(sizes)
+        return [piece.view(v.shape) for piece, v in zip(pieces, values, strict=True)]
+
+    def _check(self, group: dict[str, Any]) -> None:
+        if group["num_data"] is None:
+            raise ValueError(
+                f"{type(self).__name__} needs `num_data`, the number of training examples; the "
+                "modules of lightning_bnn fill it in."
+            )
+        if any(p.grad is not None and p.grad.is_sparse for p in group["params"]):
+            raise ValueError(f"{type(self).__name__} cannot take sparse gradients.")
+
+
+def temperature_of(group: dict[str, Any]) -> float:
+    """T / N, the temperature in units of the mean loss."""
+    return group["temperature"] / group["num_data"]
+
+
+def _decay(group: dict[str, Any]) -> float:
+    if group["prior_precision"] is not None:
+        return group["prior_precision"] / group["num_data"]
+    return group["weight_decay"] or 0.0
+
+
+def _alike(params: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Parameters of one device, type and shard."""
+    groups: dict[Any, list[Tensor]] = {}
+    for p in params:
+        groups.setdefault((p.device, p.dtype, _shard(p)), []).append(p)
+    return list(groups.values())
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _shard(tensor: Tensor) -> tuple[int, ...]:
+    """Which part of a sharded parameter this is: parts get noise of their own, copies do not."""
+    if not isinstance(tensor, DTensor):
+        return ()
+    coordinate = tensor.device_mesh.get_coordinate() or []
+    split = [k for k, placement in enumerate(tensor.placements) if placement.is_shard()]
+    return tuple(coordinate[k] for k in split)

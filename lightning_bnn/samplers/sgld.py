@@ -1,0 +1,137 @@
+"""Stochastic-gradient Langevin dynamics, plain and preconditioned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.samplers.langevin import Langevin, temperature_of
+
+__all__ = ["SGLD", "PreconditionedSGLD"]
+
+
+class SGLD(Langevin):
+    r"""Gradient descent with noise.
+
+    .. math:: \theta \leftarrow \theta - \eta\, g + \sqrt{2 \eta T / N}\; \xi
+
+    with the gradient g of the mean loss and of the prior's share. On a quadratic of curvature k the
+    stationary variance is :math:`T / (N k) / (1 - \eta k / 2)`: exact as the rate goes to zero.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: step size, in the scale of an SGD on the mean loss.
+        num_data: number of training examples.
+        temperature: T; 0 is SGD.
+        prior_precision: of a Gaussian prior.
+        weight_decay: ``prior_precision / num_data`` instead.
+        seed: of the noise.
+
+    References:
+        | Bayesian Learning via Stochastic Gradient Langevin Dynamics (Welling and Teh, 2011)
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        num_data: int | None = None,
+        temperature: float = 1.0,
+        prior_precision: float | None = None,
+        weight_decay: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(params, lr, num_data, temperature, prior_precision, weight_decay, seed)
+
+    def update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        values: list[Tensor],
+        grads: list[Tensor],
+        noise: list[Tensor] | None,
+        index: int,
+    ) -> None:
+        """One step."""
+        torch._foreach_add_(values, grads, alpha=-group["lr"])
+        if noise is not None:
+            scale = math.sqrt(2 * group["lr"] * temperature_of(group))
+            torch._foreach_add_(values, noise, alpha=scale)
+
+
+class PreconditionedSGLD(Langevin):
+    r"""SGLD with rates that follow the size of the gradients, as RMSprop's do.
+
+    .. math:: V \leftarrow \alpha V + (1 - \alpha) g^2, \quad G = 1 / (\sqrt{V} + \epsilon), \quad
+        \theta \leftarrow \theta - \eta\, G g + \sqrt{2 \eta T G / N}\; \xi
+
+    The term with the derivative of G is left out, as in the paper. Its bias vanishes as
+    :math:`\alpha` goes to one: variances of a Gaussian are 20 to 30 % too large at 0.99, 5 % at
+    0.999.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: step size.
+        num_data: number of training examples.
+        temperature: T; 0 is RMSprop.
+        prior_precision: of a Gaussian prior.
+        weight_decay: ``prior_precision / num_data`` instead.
+        alpha: how slowly V changes.
+        eps: smallest root of V.
+        seed: of the noise.
+
+    References:
+        | Preconditioned Stochastic Gradient Langevin Dynamics (Li et al., 2016)
+        | https://arxiv.org/abs/1512.07666
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        num_data: int | None = None,
+        temperature: float = 1.0,
+        prior_precision: float | None = None,
+        weight_decay: float | None = None,
+        alpha: float = 0.999,
+        eps: float = 1e-5,
+        seed: int = 0,
+    ) -> None:
+        if not 0 <= alpha < 1:
+            raise ValueError(f"`alpha` must be at least 0 and below 1, got {alpha}.")
+        if not eps > 0:
+            raise ValueError(f"`eps` must be positive, got {eps}.")
+        super().__init__(
+            params, lr, num_data, temperature, prior_precision, weight_decay, seed,
+            alpha=alpha, eps=eps,
+        )  # fmt: skip
+
+    def update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        values: list[Tensor],
+        grads: list[Tensor],
+        noise: list[Tensor] | None,
+        index: int,
+    ) -> None:
+        """One step."""
+        squares = []
+        for p, grad in zip(params, grads, strict=True):
+            state = self.state[p]
+            if "square" not in state:
+                state["square"] = grad.square()
+            squares.append(state["square"])
+        torch._foreach_mul_(squares, group["alpha"])
+        torch._foreach_addcmul_(squares, grads, grads, value=1 - group["alpha"])
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_add_(roots, group["eps"])
+        torch._foreach_addcdiv_(values, grads, roots, value=-group["lr"])
+        if noise is not None:
+            scale = math.sqrt(2 * group["lr"] * temperature_of(group))
+            torch._foreach_sqrt_(roots)
+            torch._foreach_addcdiv_(values, noise, roots, value=scale)

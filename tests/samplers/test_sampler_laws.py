@@ -1,0 +1,230 @@
+"""What every stochastic-gradient sampler must do: moments, temperature, resume, torch's manners."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn.samplers import SGHMC, SGLD, CyclicalSchedule, PreconditionedSGLD
+
+N, CHAINS = 50, 4000
+COVARIANCE = torch.tensor([[1.0, 0.6], [0.6, 0.8]], dtype=torch.float64) / N
+MEAN = torch.tensor([0.4, -0.7], dtype=torch.float64)
+SAMPLERS = {
+    "sgld": lambda p, **o: SGLD(p, lr=0.05, **o),
+    "sghmc": lambda p, **o: SGHMC(p, lr=0.02, momentum=0.9, **o),
+    "sghmc, resampled": lambda p, **o: SGHMC(p, lr=0.02, momentum=0.9, resample_every=20, **o),
+    "sghmc, no momentum": lambda p, **o: SGHMC(p, lr=0.05, momentum=0.0, **o),
+    "preconditioned": lambda p, **o: PreconditionedSGLD(p, lr=0.003, alpha=0.9995, **o),
+}
+EACH = pytest.mark.parametrize("name", SAMPLERS)
+
+
+def energy(theta):
+    """Mean loss of every chain; times N it is that of a correlated Gaussian."""
+    z = theta - MEAN
+    return (z @ torch.linalg.inv(COVARIANCE) * z).sum(-1) / (2 * N)
+
+
+def run(sampler, theta, steps, loss=energy):
+    for _ in range(steps):
+        sampler.zero_grad()
+        loss(theta).sum().backward()
+        sampler.step()
+
+
+def chains(start=None):
+    torch.manual_seed(0)
+    spread = torch.linalg.cholesky(COVARIANCE)
+    value = MEAN + torch.randn(CHAINS, 2, dtype=torch.float64) @ spread.T
+    return nn.Parameter(value if start is None else start)
+
+
+@EACH
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+def test_the_moments_of_a_correlated_gaussian(name, temperature):
+    """Thousands of chains, well after they have forgotten where they came from."""
+    theta = chains()
+    sampler = SAMPLERS[name]([theta], num_data=N, temperature=temperature)
+    run(sampler, theta, 6000 if name == "preconditioned" else 600)
+    kept = []
+    for _ in range(10):
+        run(sampler, theta, 30)
+        kept.append(theta.detach().clone())
+    samples = torch.cat(kept)
+    scale = COVARIANCE.diagonal().sqrt()
+    assert ((samples.mean(0) - MEAN).abs() < 0.05 * scale).all()
+    found = torch.cov(samples.T)
+    assert ((found - temperature * COVARIANCE).abs() < 0.05 * temperature * scale.prod()).all()
+
+
+@pytest.mark.parametrize(("momentum", "lr"), [(0.0, 0.5), (0.9, 0.5), (0.5, 1.0)])
+def test_the_stationary_law_at_a_finite_rate(momentum, lr):
+    """Variance T / (N k) / (1 - lr k / (2 (1 + mu)))."""
+    theta = nn.Parameter(torch.zeros(200_000, dtype=torch.float64))
+    sampler = SGHMC([theta], lr=lr, momentum=momentum, num_data=N)
+    run(sampler, theta, 150, lambda t: t.square() / 2)
+    wanted = 1 / N / (1 - lr / (2 * (1 + momentum)))
+    assert theta.var().item() == pytest.approx(wanted, rel=0.02)
+
+
+def test_velocities_start_from_their_stationary_law():
+    theta = nn.Parameter(torch.randn(200_000, dtype=torch.float64) / N**0.5)
+    sampler = SGHMC([theta], lr=1e-4, momentum=0.9, num_data=N)
+    for steps in (1, 200):
+        run(sampler, theta, steps, lambda t: t.square() / 2)
+        velocity = sampler.state[theta]["velocity"] * 1e-2
+        assert velocity.var().item() == pytest.approx(2e-4 / (1.9 * N), rel=0.02)
+
+
+def test_a_prior_counts_as_it_should():
+    """Without data the prior is sampled: variance T / lambda."""
+    for option in ({"prior_precision": 4.0}, {"weight_decay": 4.0 / N}):
+        theta = nn.Parameter(torch.zeros(100_000, dtype=torch.float64))
+        sampler = SGHMC([theta], lr=0.5, num_data=N, **option)
+        run(sampler, theta, 600, lambda t: 0 * t)
+        assert theta.var().item() == pytest.approx(1 / 4, rel=0.05)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [None, 0.01])
+def test_at_temperature_zero_it_is_sgd_with_momentum(momentum, weight_decay):
+    torch.manual_seed(0)
+    one = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    two, x = copy.deepcopy(one), torch.randn(20, 3).double()
+    ours = SGHMC(
+        one.parameters(), lr=0.1, momentum=momentum, num_data=20, temperature=0.0,
+        weight_decay=weight_decay,
+    )  # fmt: skip
+    theirs = torch.optim.SGD(
+        two.parameters(), lr=0.1, momentum=momentum, weight_decay=weight_decay or 0.0
+    )
+    for _ in range(20):
+        for net, optimizer in ((one, ours), (two, theirs)):
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def networks(name, seed=0):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    groups = [{"params": net[0].parameters(), "lr": 0.01}, {"params": net[2].parameters()}]
+    return net, SAMPLERS[name](groups, num_data=20, seed=seed)
+
+
+def train(net, sampler, steps, at=0):
+    for k in range(at, at + steps):
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(k))
+        sampler.zero_grad()
+        net(x).square().mean().backward()
+        sampler.step()
+
+
+@EACH
+def test_a_state_dict_is_complete(name):
+    net, sampler = networks(name)
+    train(net, sampler, 30)
+    other, resumed = networks(name, seed=5)
+    half, first = networks(name)
+    train(half, first, 13)
+    other.load_state_dict(half.state_dict())
+    resumed.load_state_dict(copy.deepcopy(first.state_dict()))
+    train(other, resumed, 17, at=13)
+    for a, b in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@EACH
+def test_noise_is_its_own(name):
+    """It neither uses nor depends on the global random state, and seeds differ."""
+    (one, a), (two, b), (other, c) = networks(name), networks(name), networks(name, seed=1)
+    before = torch.get_rng_state()
+    train(one, a, 5)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(77)
+    train(two, b, 5)
+    train(other, c, 5)
+    for p, q, r in zip(*(m.parameters() for m in (one, two, other)), strict=True):
+        assert torch.equal(p, q)
+        assert not torch.equal(p, r)
+
+
+@EACH
+def test_gradients_are_left_alone(name):
+    net, sampler = networks(name)
+    net(torch.randn(8, 3)).square().mean().backward()
+    before = [p.grad.clone() for p in net.parameters()]
+    sampler.step()
+    assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), before, strict=True))
+
+
+@EACH
+def test_closures_unused_parameters_and_several_types(name):
+    p, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+    wide = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    sampler = SAMPLERS[name]([p, unused, wide], num_data=10)
+
+    def closure():
+        sampler.zero_grad()
+        loss = p.square().sum() + wide.square().sum()
+        loss.backward()
+        return loss
+
+    assert sampler.step(closure) == 6
+    assert torch.equal(unused, torch.ones(2))
+    assert not torch.equal(p, torch.ones(3))
+    assert not torch.equal(wide.float(), p)
+
+
+def test_cycles():
+    p = nn.Parameter(torch.zeros(2))
+    sampler = SGHMC([p], lr=0.5, num_data=10, temperature=0.3)
+    schedule = CyclicalSchedule(sampler, 10, exploration=0.5)
+    rates, temperatures, sampling = [], [], []
+    for _ in range(25):
+        rates.append(sampler.param_groups[0]["lr"])
+        temperatures.append(sampler.param_groups[0]["temperature"])
+        sampling.append(schedule.sampling)
+        p.grad = torch.zeros(2)
+        sampler.step()
+        schedule.step()
+    wanted = [0.25 * (1 + math.cos(math.pi * (k % 10) / 10)) for k in range(25)]
+    assert rates == pytest.approx(wanted)
+    assert temperatures == [0.3 if k % 10 >= 5 else 0.0 for k in range(25)]
+    assert sampling == [k % 10 >= 5 for k in range(25)]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: SGLD(p, lr=-1.0), "`lr` must not be negative"),
+        (lambda p: SGHMC(p, temperature=-1.0), "`temperature` must not be negative"),
+        (lambda p: SGHMC(p, momentum=1.0), "`momentum` must be at least 0 and below 1"),
+        (lambda p: SGHMC(p, noise_estimate=0.5), "`noise_estimate` must be between 0 and"),
+        (lambda p: SGHMC(p, resample_every=0), "`resample_every` must be at least 1"),
+        (lambda p: SGHMC(p, prior_precision=1.0, weight_decay=0.1), "are the same thing"),
+        (lambda p: PreconditionedSGLD(p, alpha=1.0), "`alpha` must be"),
+        (lambda p: PreconditionedSGLD(p, eps=0.0), "`eps` must be positive"),
+        (lambda p: CyclicalSchedule(SGLD(p), 0), "`cycle_length` must be at least 1"),
+        (lambda p: CyclicalSchedule(SGLD(p), 5, 1.0), "`exploration` must be"),
+        (lambda p: CyclicalSchedule(torch.optim.SGD(p, 0.1), 5), "SGD has no temperature"),
+    ],
+)
+def test_bad_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make([nn.Parameter(torch.zeros(2))])
+
+
+@pytest.mark.bad_input
+@EACH
+def test_a_step_without_the_size_of_the_data(name):
+    p = nn.Parameter(torch.zeros(2))
+    p.grad = torch.ones(2)
+    with pytest.raises(ValueError, match="needs `num_data`"):
+        SAMPLERS[name]([p]).step()
