@@ -4,12 +4,14 @@ from lightning_bnn.posteriors.base import Posterior, Predictor
 from lightning_bnn.posteriors.constants import Constants
 from lightning_bnn.posteriors.empirical import Empirical, Mixture
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian
+from lightning_bnn.posteriors.low_rank import LowRankGaussian
 from lightning_bnn.posteriors.symmetrized import Symmetrized
 
 __all__ = [
     "Constants",
     "DiagonalGaussian",
     "Empirical",
+    "LowRankGaussian",
     "Mixture",
     "Posterior",
     "Predictor",

@@ -8,7 +8,13 @@ from torch import distributions as D
 
 from lightning_bnn import models
 from lightning_bnn import params as P
-from lightning_bnn.posteriors import DiagonalGaussian, Empirical, Mixture, Posterior
+from lightning_bnn.posteriors import (
+    DiagonalGaussian,
+    Empirical,
+    LowRankGaussian,
+    Mixture,
+    Posterior,
+)
 
 
 def template():
@@ -24,6 +30,7 @@ def gaussian(seed=0, std=0.3):
 
 POSTERIORS = {
     "gaussian": gaussian,
+    "low rank": lambda: LowRankGaussian.fitted(P.populate(template(), 40)),
     "empirical": lambda: Empirical(P.populate(template(), 40)),
     "mixture": lambda: Mixture([gaussian(0), gaussian(1)], [1.0, 3.0]),
     "mixture of lists": lambda: Mixture([Empirical(P.populate(template(), 40)) for _ in range(2)]),

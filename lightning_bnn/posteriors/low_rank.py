@@ -1,0 +1,107 @@
+r"""A Gaussian with a low-rank plus diagonal covariance, as SWAG collects it.
+
+.. math:: \theta = \bar\theta + \sqrt{s} \Big(\tfrac{1}{\sqrt 2} \sigma \odot z_1
+    + \tfrac{1}{\sqrt{2 (K - 1)}} D z_2\Big)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params, is_weight, ravel, stack_size, unravel
+from lightning_bnn.posteriors.base import Posterior, check_count
+from lightning_bnn.posteriors.constants import Constants
+
+__all__ = ["LowRankGaussian"]
+
+
+class LowRankGaussian(Posterior):
+    """Half of the covariance is diagonal, half is that of the last networks of a trajectory.
+
+    One draw of the K low-rank numbers moves all tensors, so that correlations between layers are
+    kept; K is the number of networks that are there.
+
+    Args:
+        mean: one network.
+        std: standard deviations of its weights.
+        deviations: a stack of K networks minus the mean.
+        scale: multiplies the covariance.
+        names: what counts as weights, by default all floating tensors but BatchNorm statistics.
+
+    References:
+        | A Simple Baseline for Bayesian Uncertainty in Deep Learning (Maddox et al., 2019)
+        | https://arxiv.org/abs/1902.02476
+    """
+
+    def __init__(
+        self,
+        mean: Params,
+        std: Params,
+        deviations: Params,
+        scale: float = 1.0,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if not scale >= 0:
+            raise ValueError(f"`scale` must not be negative, got {scale}.")
+        chosen = [n for n, t in mean.items() if is_weight(n, t)] if names is None else list(names)
+        vector, self.spec = ravel(mean, chosen)
+        self.register_buffer("mean", vector.detach().clone())
+        self.register_buffer("std", ravel(std, chosen)[0].detach().clone())
+        rows = ravel(deviations, chosen, stacked=True)[0]
+        if len(rows) < 2:
+            raise ValueError(f"`deviations` must hold at least 2 networks, got {len(rows)}.")
+        self.register_buffer("deviations", rows.detach().clone())
+        self.scale, self.order = scale, tuple(mean)
+        self.constants = Constants({n: t for n, t in mean.items() if n not in set(chosen)})
+
+    @classmethod
+    def fitted(
+        cls, networks: Params, rank: int | None = None, scale: float = 1.0
+    ) -> LowRankGaussian:
+        """From a stack of networks: moments of all, deviations of the last ones.
+
+        Args:
+            networks: a stack, in the order of the trajectory.
+            rank: how many deviations are kept, by default 20 or all that there are.
+            scale: multiplies the covariance.
+        """
+        size = stack_size(networks)
+        if size < 2:
+            raise ValueError(f"`networks` must hold at least 2 networks, got {size}.")
+        if rank is not None and not 2 <= rank <= size:
+            raise ValueError(f"`rank` must be between 2 and {size}, got {rank}.")
+        kept = min(rank or 20, size)
+        weights = {n: t for n, t in networks.items() if is_weight(n, t)}
+        mean = {n: t.mean(0) if n in weights else t[-1] for n, t in networks.items()}
+        std = {n: t.std(0, correction=0) for n, t in weights.items()}
+        deviations = {n: t[-kept:] - mean[n] for n, t in weights.items()}
+        return cls(mean, std, deviations, scale)
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
+        """A stack of n networks."""
+        check_count(n)
+        rank, size = self.deviations.shape
+        one, two = (self._noise((n, k), generator) for k in (size, rank))
+        moved = self.std * one + two @ self.deviations / math.sqrt(rank - 1)
+        weights = unravel(self.mean + math.sqrt(self.scale / 2) * moved, self.spec)
+        rest = {k: t.expand(n, *t.shape).clone() for k, t in self.constants.tensors().items()}
+        every = {**weights, **rest}
+        return {name: every[name] for name in self.order}
+
+    def log_prob(self, params: Params) -> Tensor:
+        """Log-density of every network of a stack."""
+        rows, _ = ravel(params, self.spec.names, stacked=True)
+        factor = self.deviations.T * math.sqrt(self.scale / (2 * (len(self.deviations) - 1)))
+        return torch.distributions.LowRankMultivariateNormal(
+            self.mean, factor, self.scale / 2 * self.std.square()
+        ).log_prob(rows)
+
+    def _noise(self, shape: tuple[int, int], generator: torch.Generator | None) -> Tensor:
+        device = self.mean.device if generator is None else generator.device
+        noise = torch.randn(shape, generator=generator, device=device, dtype=self.mean.dtype)
+        return noise.to(self.mean.device)
