@@ -14,6 +14,7 @@ tensor(True)
 
 from lightning_bnn.metrics.agreement import Agreement, TotalVariation, agreement, total_variation
 from lightning_bnn.metrics.calibration import ACE, ECE, MCE, ace, ece, mce
+from lightning_bnn.metrics.chains import effective_sample_size, rhat
 from lightning_bnn.metrics.detection import OODDetection
 from lightning_bnn.metrics.diversity import (
     Disagreement,
@@ -79,6 +80,7 @@ __all__ = [
     "decompose_uncertainty",
     "disagreement",
     "ece",
+    "effective_sample_size",
     "energy_score",
     "entropy_score",
     "fpr95",
@@ -94,6 +96,7 @@ __all__ = [
     "pairwise_mutual_information",
     "permutation_test",
     "reliability",
+    "rhat",
     "share_layers",
     "total_variation",
 ]
