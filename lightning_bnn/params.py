@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from lightning_bnn.vmapping import FoldedLinear, fitting_chunk
+from lightning_bnn.vmapping import FoldedLinear, fitting_chunk, remember_loop, runs_at_once
 
 __all__ = [
     "Params",
@@ -40,13 +39,7 @@ __all__ = [
 ]
 
 Params = dict[str, Tensor]
-VMAP_LIMIT = {"cpu": 60_000, "cuda": 6_000_000}
-"""Networks with more work than this run member by member, see ``benchmarks/apply.py``. Work counts
-weights; those of a convolution, which is used at many places, twelve times."""
-
 _log = logging.getLogger(__name__)
-_NOT_VMAPPABLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_ANNOUNCED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def of(module: nn.Module) -> Params:
@@ -210,43 +203,9 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
             return _vmapped(model, params, x, chunk_size)
         except (RuntimeError, ValueError, NotImplementedError) as error:
             outputs = _looped(model, params, x)  # what is wrong with the inputs is raised here
-            _remember_loop(model, error)
+            remember_loop(model, error)
             return outputs
     return _looped(model, params, x)
-
-
-def runs_at_once(model: nn.Module, chunk_size: int | None = None) -> bool:
-    """Whether `apply` runs the members of a stack at once, not one by one."""
-    if chunk_size == 1 or model in _NOT_VMAPPABLE:
-        return False
-    device = next(model.parameters(), torch.zeros(0)).device.type
-    if chunk_size is None and _work(model) > VMAP_LIMIT.get(device, VMAP_LIMIT["cuda"]):
-        _announce(model, "is large: its members run one by one (pass `chunk_size` to batch them)")
-        return False
-    return True
-
-
-def _work(model: nn.Module) -> int:
-    modules = list(model.modules())
-    everywhere = [
-        p
-        for m in modules
-        if isinstance(m, nn.modules.conv._ConvNd)
-        for p in m.parameters(recurse=False)
-    ]
-    return sum(p.numel() for p in model.parameters()) + 11 * sum(p.numel() for p in everywhere)
-
-
-def _remember_loop(model: nn.Module, error: Exception) -> None:
-    reason = (str(error).strip().splitlines() or [""])[0]
-    _NOT_VMAPPABLE.add(model)
-    _announce(model, f"cannot run under vmap, its members run one by one ({reason[:120]})")
-
-
-def _announce(model: nn.Module, text: str) -> None:
-    if model not in _ANNOUNCED:
-        _ANNOUNCED.add(model)
-        _log.info("%s %s.", type(model).__name__, text)
 
 
 def _vmapped(model: nn.Module, params: Params, x: tuple[Any, ...], chunk_size: int | None) -> Any:

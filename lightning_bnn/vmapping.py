@@ -1,7 +1,8 @@
-"""Makes ``vmap`` over the weights of small networks fast: products that fold, pieces that fit."""
+"""Members of a stack at once, or one by one; and ``vmap`` over weights made fast."""
 
 from __future__ import annotations
 
+import logging
 import math
 import weakref
 from collections.abc import Callable
@@ -14,13 +15,56 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["FoldedLinear", "fitting_chunk"]
+__all__ = ["FoldedLinear", "fitting_chunk", "remember_loop", "runs_at_once"]
 
+VMAP_LIMIT = {"cpu": 60_000, "cuda": 6_000_000}
+"""Networks with more work than this run member by member, see ``benchmarks/apply.py``. Work counts
+weights; those of a convolution, which is used at many places, twelve times."""
 BUDGET = {"cpu": 8 * 2**20, "cuda": 2**31}
 """Bytes of activations that run at once: on a CPU they should stay in its cache."""
 _SIZES: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
+_NOT_VMAPPABLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_ANNOUNCED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_log = logging.getLogger("lightning_bnn.params")
 
 
+# ------------------------------------------------------------ at once or one by one
+def runs_at_once(model: nn.Module, chunk_size: int | None = None) -> bool:
+    """Whether `apply` runs the members of a stack at once, not one by one."""
+    if chunk_size == 1 or model in _NOT_VMAPPABLE:
+        return False
+    device = next(model.parameters(), torch.zeros(0)).device.type
+    if chunk_size is None and _work(model) > VMAP_LIMIT.get(device, VMAP_LIMIT["cuda"]):
+        _announce(model, "is large: its members run one by one (pass `chunk_size` to batch them)")
+        return False
+    return True
+
+
+def _work(model: nn.Module) -> int:
+    modules = list(model.modules())
+    everywhere = [
+        p
+        for m in modules
+        if isinstance(m, nn.modules.conv._ConvNd)
+        for p in m.parameters(recurse=False)
+    ]
+    return sum(p.numel() for p in model.parameters()) + 11 * sum(p.numel() for p in everywhere)
+
+
+def remember_loop(model: nn.Module, error: Exception) -> None:
+    """Networks that ``vmap`` cannot handle run one by one from now on."""
+    reason = (str(error).strip().splitlines() or [""])[0]
+    _NOT_VMAPPABLE.add(model)
+    _announce(model, f"cannot run under vmap, its members run one by one ({reason[:120]})")
+
+
+def _announce(model: nn.Module, text: str) -> None:
+    if model not in _ANNOUNCED:
+        _ANNOUNCED.add(model)
+        _log.info("%s %s.", type(model).__name__, text)
+
+
+# ------------------------------------------------------------ at once, and fast
 class FoldedLinear(TorchFunctionMode):
     """Runs linear layers as weight times input.
 

@@ -10,6 +10,17 @@ from scipy.io import savemat
 from torchvision import datasets
 
 
+def everything(root, monkeypatch):
+    """All sets in one folder."""
+    mnist(root)
+    cifar(root, monkeypatch)
+    cifar(root, monkeypatch, datasets.CIFAR100)
+    svhn(root, monkeypatch)
+    tiny_imagenet(root)
+    textures(root)
+    uci(root)
+
+
 def mnist(root, n=40, seed=0):
     """Big-endian idx files of MNIST and FashionMNIST."""
     rng = np.random.default_rng(seed)

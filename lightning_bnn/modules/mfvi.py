@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lightning_bnn import params as P
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
+from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.base import BayesianModule
 from lightning_bnn.modules.member_losses import member_losses
 from lightning_bnn.modules.perturbations import Perturbed, Reparameterisation, tied_names
@@ -71,9 +72,9 @@ class MFVI(BayesianModule):
     ) -> None:
         super().__init__(network, **kwargs)
         _check(prior_std=prior_std, init_std=init_std, elbo_samples=elbo_samples)
-        _check_option("initialisation", initialisation, get_args(Initialisation))
-        _check_option("kl", kl, get_args(KL))
-        _check_option("reparameterisation", reparameterisation, get_args(Reparameterisation))
+        option("initialisation", initialisation, get_args(Initialisation))
+        option("kl", kl, get_args(KL))
+        option("reparameterisation", reparameterisation, get_args(Reparameterisation))
         if temperature < 0 or kl_weight < 0:
             raise ValueError(
                 "`temperature` and `kl_weight` must not be negative, got "
@@ -232,8 +233,3 @@ def _check(**values: int | float) -> None:
     for name, value in values.items():
         if not value > 0:
             raise ValueError(f"`{name}` must be positive, got {value}.")
-
-
-def _check_option(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"`{name}` must be one of {', '.join(allowed)}, got {value!r}.")

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -70,9 +70,6 @@ class Perturbed(TorchFunctionMode):
         plain: set[str] = frozenset(),  # type: ignore[assignment]
     ) -> None:
         super().__init__()
-        if kind not in get_args(Reparameterisation):
-            allowed = ", ".join(get_args(Reparameterisation))
-            raise ValueError(f"`reparameterisation` must be one of {allowed}, got {kind!r}.")
         self.kind, self.examples = kind, examples
         self._weights = {
             id(tensor): _Weight(name, mean[name], std[name], noise[name])

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
+from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.mfvi import MFVI
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Mixture, Symmetrized
@@ -59,9 +60,7 @@ class SymmetrizedVI(MFVI):
         self, network: nn.Module, estimator: Estimator = "bethe", draws: int = 20, **kwargs: Any
     ) -> None:
         super().__init__(network, **kwargs)
-        if estimator not in get_args(Estimator):
-            allowed = ", ".join(get_args(Estimator))
-            raise ValueError(f"`estimator` must be one of {allowed}, got {estimator!r}.")
+        option("estimator", estimator, get_args(Estimator))
         if draws < 1:
             raise ValueError(f"`draws` must be at least 1, got {draws}.")
         self.estimator, self.draws = estimator, draws

@@ -8,7 +8,6 @@ import fake_files
 import pytest
 import torch
 import yaml
-from torchvision import datasets
 
 from lightning_bnn.cli import main
 from lightning_bnn.commands.presets import preset_names
@@ -24,13 +23,7 @@ def folder(tmp_path, monkeypatch):
     """An empty working directory, with data elsewhere."""
     data = tmp_path / "data"
     data.mkdir()
-    fake_files.mnist(data)
-    fake_files.cifar(data, monkeypatch)
-    fake_files.cifar(data, monkeypatch, datasets.CIFAR100)
-    fake_files.svhn(data, monkeypatch)
-    fake_files.tiny_imagenet(data)
-    fake_files.textures(data)
-    fake_files.uci(data)
+    fake_files.everything(data, monkeypatch)
     monkeypatch.setenv("LIGHTNING_BNN_DATA", str(data))
     work = tmp_path / "work"
     work.mkdir()

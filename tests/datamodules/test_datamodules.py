@@ -24,13 +24,7 @@ from lightning_bnn.datamodules.toy import separation
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    fake_files.mnist(tmp_path)
-    fake_files.cifar(tmp_path, monkeypatch)
-    fake_files.cifar(tmp_path, monkeypatch, datasets.CIFAR100)
-    fake_files.svhn(tmp_path, monkeypatch)
-    fake_files.tiny_imagenet(tmp_path)
-    fake_files.textures(tmp_path)
-    fake_files.uci(tmp_path)
+    fake_files.everything(tmp_path, monkeypatch)
     return str(tmp_path)
 
 
