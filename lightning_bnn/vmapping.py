@@ -104,7 +104,8 @@ def fitting_chunk(
     key = tuple((x.shape, x.dtype, x.device) for x in tensors)
     known = _SIZES.setdefault(model, {})
     if key not in known:
-        with _Bytes() as count, torch.no_grad():
+        cuda = [t.device for t in tensors if t.device.type == "cuda"][:1]
+        with _Bytes() as count, torch.no_grad(), torch.random.fork_rng(cuda):
             run()
         known[key] = count.total
     budget = BUDGET.get(tensors[0].device.type, BUDGET["cuda"])

@@ -5,9 +5,9 @@ import torch
 from runs import QUIET
 from torch import nn
 
+from lightning_bnn import samplers
 from lightning_bnn.datamodules import DataModule, Splits
-from lightning_bnn.modules import MFVI, DeepEnsemble, SymmetrizedVI
-from lightning_bnn.samplers import SGHMC
+from lightning_bnn.modules import MFVI, SGHMC, SWAG, DeepEnsemble, MCDropout, SymmetrizedVI
 
 
 class Blobs(DataModule):
@@ -44,11 +44,19 @@ def adam(parameters):
     return torch.optim.Adam(parameters, 1e-2)
 
 
+def dropping(net):
+    """A network of these cases with some dropout at least."""
+    for layer in net:
+        if isinstance(layer, nn.Dropout):
+            layer.p = layer.p or 0.2
+    return net
+
+
 MODULES = {
     "ensemble": lambda net, **o: DeepEnsemble(net, members=3, optimizer=adam, **o),
     "map": lambda net, **o: DeepEnsemble(net, members=1, prior_std=1.0, optimizer=adam, **o),
     "chains": lambda net, **o: DeepEnsemble(
-        net, members=2, optimizer=lambda p: SGHMC(p, lr=0.05, prior_precision=1.0), **o
+        net, members=2, optimizer=lambda p: samplers.SGHMC(p, lr=0.05, prior_precision=1.0), **o
     ),
     "mfvi": lambda net, **o: MFVI(net, optimizer=adam, **o),
     "multi-mfvi": lambda net, **o: MFVI(net, members=2, elbo_samples=2, optimizer=adam, **o),
@@ -64,8 +72,26 @@ MODULES = {
     "uniform": lambda net, **o: SymmetrizedVI(
         net, estimator="uniform", draws=3, optimizer=adam, **o
     ),
+    "sghmc": lambda net, **o: SGHMC(
+        net, members=2, every_n_steps=2, optimizer=lambda p: samplers.SGHMC(p, lr=0.05), **o
+    ),
+    "sgld": lambda net, **o: SGHMC(
+        net, every_n_epochs=1, optimizer=lambda p: samplers.SGLD(p, lr=0.1), **o
+    ),
+    "swag": lambda net, **o: SWAG(net, optimizer=adam, rank=4, **o),
+    "multi-swag": lambda net, **o: SWAG(
+        net, members=2, start=1, swa_lr=2e-2, ramp=2, scale=0.5, optimizer=adam, **o
+    ),
+    "dropout": lambda net, **o: MCDropout(dropping(net), optimizer=adam, **o),
+    "multi-dropout": lambda net, **o: MCDropout(
+        dropping(net), members=2, layers="last", optimizer=adam, **o
+    ),
 }
 """How each kind of module is made around a network."""
+WITHOUT_N = {"ensemble", "swag", "multi-swag", "dropout", "multi-dropout"}
+"""Those whose objective does not weigh the data against a prior."""
+PER_INPUT = {"dropout", "multi-dropout"}
+"""Those that draw anew for every input, so that numbers depend on the order of the inputs."""
 
 
 def made(name, seed=0, dropout=0.0, batch_norm=False, width=8, **options):

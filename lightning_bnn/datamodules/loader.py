@@ -90,6 +90,10 @@ class TensorLoader:
         """The first rows, for whoever needs to know what inputs look like."""
         return RawBatch(self.inputs[:rows], self.targets[:rows])
 
+    def whole(self) -> TensorLoader:
+        """All examples of all processes, in order and without augmentation."""
+        return TensorLoader(self.inputs, self.targets, self.batch_size, self.seed)
+
     def state_dict(self) -> dict[str, Any]:
         """How far this epoch is."""
         return {"epoch": self.epoch, "position": self.position}

@@ -1,19 +1,25 @@
 """LightningModules that train posteriors over the weights of any network."""
 
 from lightning_bnn.modules.base import BayesianModule
+from lightning_bnn.modules.dropout import MCDropout
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.evaluation import results_table
 from lightning_bnn.modules.judged_module import Prediction
 from lightning_bnn.modules.mfvi import MFVI
 from lightning_bnn.modules.predictive import Predictive
+from lightning_bnn.modules.sghmc import SGHMC
+from lightning_bnn.modules.swag import SWAG
 from lightning_bnn.modules.symmetrized_vi import SymmetrizedVI
 
 __all__ = [
     "BayesianModule",
     "DeepEnsemble",
+    "MCDropout",
     "MFVI",
     "Prediction",
     "Predictive",
+    "SGHMC",
+    "SWAG",
     "SymmetrizedVI",
     "results_table",
 ]

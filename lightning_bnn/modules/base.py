@@ -203,11 +203,15 @@ class BayesianModule(JudgedModule):
         stacked = {id(p) for p in self.stacked_parameters()}
         return [p for p in self.parameters() if id(p) not in stacked]
 
+    def trained_parameters(self) -> list[Any]:
+        """What the optimizer is made for: parameters, or groups of them."""
+        return [p for p in self.parameters() if p.requires_grad]
+
     def configure_optimizers(self) -> Any:
         """One optimizer for all members, if it does not mix them."""
         if self.members > 1:
             check_elementwise(self.make_optimizer)
-        optimizer = self.make_optimizer([p for p in self.parameters() if p.requires_grad])
+        optimizer = self.make_optimizer(self.trained_parameters())
         if self.make_scheduler is None:
             return optimizer
         scheduler = self.make_scheduler(optimizer)

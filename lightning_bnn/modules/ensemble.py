@@ -69,18 +69,29 @@ class DeepEnsemble(BayesianModule):
 
     def losses(self, inputs: tuple[Any, ...], targets: Tensor) -> dict[str, Tensor]:
         """Mean negative log-likelihood, with the prior's share."""
-        stack = {**P.of(self.networks), **dict(self.networks.named_parameters())}
-        nll = member_losses(
+        nll = self.member_nll(inputs, targets)
+        if self.prior is None:
+            return {"loss": nll}
+        assert self.num_data is not None
+        return {"loss": nll - self.log_prior() / self.num_data, "nll": nll}
+
+    def member_nll(self, inputs: tuple[Any, ...], targets: Tensor) -> Tensor:
+        """Mean negative log-likelihood of every member."""
+        return member_losses(
             self.template,
-            stack,
+            self._trained_stack(),
             inputs,
             lambda outputs: self.nll(outputs, targets),
             list(self.likelihood.parameters()),
             self.chunk_size,
         )
-        if self.prior is None:
-            return {"loss": nll}
-        assert self.num_data is not None
+
+    def log_prior(self) -> Tensor:
+        """Log-density of the prior at every member."""
+        assert self.prior is not None
         names = P.weight_names(self.template)
-        log_prior = self.prior.log_prob(stack, names, stacked=True)
-        return {"loss": nll - log_prior / self.num_data, "nll": nll}
+        return self.prior.log_prob(self._trained_stack(), names, stacked=True)
+
+    def _trained_stack(self) -> Params:
+        """The members, with gradients."""
+        return {**P.of(self.networks), **dict(self.networks.named_parameters())}

@@ -2,6 +2,7 @@
 
 from lightning_bnn.posteriors.base import Posterior, Predictor
 from lightning_bnn.posteriors.constants import Constants
+from lightning_bnn.posteriors.dropout import Dropout
 from lightning_bnn.posteriors.empirical import Empirical, Mixture
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian
 from lightning_bnn.posteriors.low_rank import LowRankGaussian
@@ -10,6 +11,7 @@ from lightning_bnn.posteriors.symmetrized import Symmetrized
 __all__ = [
     "Constants",
     "DiagonalGaussian",
+    "Dropout",
     "Empirical",
     "LowRankGaussian",
     "Mixture",

@@ -1,7 +1,8 @@
 """Rules that move weights through a posterior, as torch optimizers."""
 
 from lightning_bnn.samplers.cyclical import CyclicalSchedule
+from lightning_bnn.samplers.langevin import Langevin
 from lightning_bnn.samplers.sghmc import SGHMC
 from lightning_bnn.samplers.sgld import SGLD, PreconditionedSGLD
 
-__all__ = ["SGHMC", "SGLD", "CyclicalSchedule", "PreconditionedSGLD"]
+__all__ = ["SGHMC", "SGLD", "CyclicalSchedule", "Langevin", "PreconditionedSGLD"]

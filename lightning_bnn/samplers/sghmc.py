@@ -90,6 +90,21 @@ class SGHMC(Langevin):
             torch._foreach_add_(velocities, noise, alpha=scale)
         torch._foreach_add_(values, velocities, alpha=root)
 
+    def kinetic_temperature(self) -> Tensor:
+        r"""Mean energy of the momenta, :math:`N (1 + \mu) v^2 / (2 \eta)`.
+
+        It is T when steps are small and gradients exact; the noise of minibatches heats.
+        """
+        energies, count = [], 0
+        for group in self.param_groups:
+            held = [self.state[p]["velocity"] for p in group["params"] if p in self.state]
+            if held:
+                norms = torch.stack([n.double().cpu() for n in torch._foreach_norm(held)])
+                scale = group["num_data"] * (1 + group["momentum"]) / 2
+                energies.append(scale * norms.square().sum())
+                count += sum(v.numel() for v in held)
+        return torch.stack(energies).sum() / count if count else torch.tensor(torch.nan)
+
     def _velocities(
         self, group: dict[str, Any], params: list[Tensor], values: list[Tensor], index: int
     ) -> list[Tensor]:

@@ -8,7 +8,18 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from module_cases import MODULES, Blobs, made, network, same, state, trainer
+from module_cases import (
+    MODULES,
+    PER_INPUT,
+    WITHOUT_N,
+    Blobs,
+    dropping,
+    made,
+    network,
+    same,
+    state,
+    trainer,
+)
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import nn
 from torch.utils.data import DataLoader
@@ -48,7 +59,7 @@ def test_it_learns_and_leaves_the_network_alone(name):
     (end,) = run.validate(module, data, verbose=False)
     assert end["val/nll"] < start["val/nll"] - 0.1
     assert same(before, net.state_dict())
-    assert module.num_data == (None if name == "ensemble" else 60)
+    assert module.num_data == (None if name in WITHOUT_N else 60)
 
 
 @EACH
@@ -78,7 +89,7 @@ def test_a_checkpoint_predicts_the_same_elsewhere(name, tmp_path):
     run.save_checkpoint(tmp_path / "it.ckpt")
     wanted = run.predict(module, data)
     loaded = type(module).load_from_checkpoint(
-        tmp_path / "it.ckpt", network=network(batch_norm=True), weights_only=True
+        tmp_path / "it.ckpt", network=dropping(network(batch_norm=True)), weights_only=True
     )
     found = trainer().predict(loaded, data)
     for a, b in zip(wanted, found, strict=True):
@@ -104,9 +115,10 @@ def test_members_weights_and_posterior(name):
     assert isinstance(posterior, Posterior)
     count = module.judged_samples
     assert P.stack_size(posterior.sample(count)) == count
-    copied = next(iter(posterior.state_dict().values()))
-    copied.zero_()
-    assert not next(iter(module.state_dict().values())).eq(0).all()
+    before = state(module)
+    for copied in posterior.state_dict().values():
+        copied.zero_()
+    assert same(before, state(module))
 
 
 @EACH
@@ -118,7 +130,11 @@ def test_every_number_of_a_test_is_that_of_the_metric(name):
     sets = {"": splits.test, "near/": splits.ood["near"], "far/": splits.ood["far"]}
     sets["closer/"] = splits.shift["closer"]
     module._start(None)
-    probs = {key: module.outputs((x,)).softmax(-1).detach() for key, (x, _) in sets.items()}
+    outputs = {
+        key: torch.cat([module.outputs((part,)) for part in x.split(16)], 1)
+        for key, (x, _) in sets.items()
+    }
+    probs = {key: values.softmax(-1).detach() for key, values in outputs.items()}
     for key in ("", "closer/"):
         mean, labels = probs[key].mean(0), sets[key][1]
         wanted = {
@@ -196,7 +212,7 @@ def test_batches_of_any_layout_from_plain_loaders(name, layout):
     module, run = MODULES[name](net), trainer()
     loader = DataLoader(Pairs(layout), batch_size=8, shuffle=True)
     run.fit(module, loader, loader)
-    assert module.num_data == (None if name == "ensemble" else 30)
+    assert module.num_data == (None if name in WITHOUT_N else 30)
     found = run.test(module, [loader, loader], verbose=False)[0]
     assert found["test/ood/AUROC"] == pytest.approx(0.5)
     predictions = run.predict(module, loader)
@@ -265,7 +281,7 @@ def test_two_processes(tmp_path):
     """Replicas stay equal, and a test gives the numbers of one process."""
     import json
 
-    names = ["ensemble", "chains", "mfvi", "multi-mfvi", "mfvi local", "bethe", "uniform"]
+    names = [n for n in MODULES if n not in ("map", "mfvi sampled", "multi-capacity")]
     tests = str(Path(__file__).parents[1])
     results = []
     for devices, strategy in ((1, "auto"), (2, "ddp")):
@@ -285,5 +301,8 @@ def test_two_processes(tmp_path):
     for name in names:
         assert together[f"{name} replicas"] == 0
         assert together[name].keys() == alone[name].keys()
+        tolerance = 0.2 if name in PER_INPUT else 1e-6
         for key, value in alone[name].items():
-            assert together[name][key] == pytest.approx(value, abs=1e-6), (name, key)
+            if name in PER_INPUT and "FPR95" in key:
+                continue
+            assert together[name][key] == pytest.approx(value, abs=tolerance), (name, key)

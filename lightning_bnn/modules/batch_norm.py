@@ -1,0 +1,50 @@
+"""Statistics of BatchNorm for networks that were drawn, not trained."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_bnn import params as P
+from lightning_bnn.params import Params
+
+__all__ = ["has_statistics", "refreshed"]
+
+
+def has_statistics(model: nn.Module) -> bool:
+    """Whether some layer of a network keeps statistics of its inputs."""
+    return any(_layers(model))
+
+
+@torch.no_grad()
+def refreshed(model: nn.Module, networks: Params, inputs: Iterable[tuple[Any, ...]]) -> Params:
+    """A stack of networks with the statistics of their own activations, averaged over batches.
+
+    One pass over the data for all networks. Dropout is off.
+
+    Args:
+        model: gives the computation.
+        networks: a stack; it is not changed.
+        inputs: of the training batches.
+    """
+    runner = copy.deepcopy(model).eval()
+    layers = _layers(runner)
+    names = {name for name, t in P.of(model).items() if not P.is_weight(name, t)}
+    stack = {name: t.clone() if name in names else t for name, t in networks.items()}
+    chunk = P.stack_size(stack) if P.runs_at_once(model) else 1
+    for layer in layers:
+        layer.train()
+    for k, batch in enumerate(inputs):
+        for layer in layers:
+            layer.momentum = 1 / (k + 1)
+        P.apply(runner, stack, *batch, chunk_size=chunk)
+    return stack
+
+
+def _layers(model: nn.Module) -> list[Any]:
+    norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    return [m for m in norms if m.track_running_stats]

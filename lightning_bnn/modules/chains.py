@@ -1,0 +1,117 @@
+"""What modules share whose members are chains: they keep the networks that they have visited."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch import nn
+
+from lightning_bnn import params as P
+from lightning_bnn.harvest import Schedule
+from lightning_bnn.modules.ensemble import DeepEnsemble
+from lightning_bnn.modules.sample_store import BankStore, MemoryStore, SampleStore
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import Empirical
+from lightning_bnn.randomness import keyed_generator
+
+__all__ = ["Chains"]
+
+
+class Chains(DeepEnsemble):
+    """Every member is a chain; the posterior is made of the networks that are kept of all chains.
+
+    Before the first one is kept it is made of the members as they are.
+
+    Args:
+        network: where the first chain starts; those of further chains are drawn anew.
+        members: how many chains.
+        prior_std: standard deviation of a Gaussian prior over all weights.
+        burn_in: nothing is kept before so many steps (or epochs).
+        every_n_steps: how often the members are kept, in steps.
+        every_n_epochs: the same in epochs; by default after each.
+        bank: folder to keep them in, instead of in memory and in the checkpoints.
+        **kwargs: what every module takes, see `BayesianModule`.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        members: int = 1,
+        prior_std: float | None = 1.0,
+        burn_in: int = 0,
+        every_n_steps: int | None = None,
+        every_n_epochs: int | None = None,
+        bank: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if burn_in < 0:
+            raise ValueError(f"`burn_in` must not be negative, got {burn_in}.")
+        if every_n_steps is None and every_n_epochs is None:
+            every_n_epochs = 1
+        super().__init__(network, members=members, prior_std=prior_std, **kwargs)
+        self.schedule = Schedule(every_n_steps, every_n_epochs, start=burn_in)
+        self.samples: SampleStore = MemoryStore() if bank is None else BankStore(bank)
+
+    # -------------------------------------------------------- what is kept
+    def on_train_start(self) -> None:
+        """Open the bank too."""
+        super().on_train_start()
+        self.samples.open(self.members, self.trainer.is_global_zero)
+
+    def keep_if_due(self, before: int) -> None:
+        """Keep the members, if it is time, after the step that followed so many."""
+        trainer = self.trainer
+        ended = trainer.is_last_batch and self.schedule.after_epoch(trainer.current_epoch + 1)
+        if ended or self.schedule.after_step(before, before + 1):
+            record = {"step": before + 1, "epoch": trainer.current_epoch}
+            self.samples.append(self._common_stack(), **record)
+
+    def _common_stack(self) -> Params:
+        """Processes share weights, but not BatchNorm statistics; those of the first count."""
+        stack = self.member_stack()
+        if self.trainer.world_size > 1:
+            trained = {name for name, _ in self.template.named_parameters()}
+            own = {name: t for name, t in stack.items() if name not in trained}
+            stack = {**stack, **self.trainer.strategy.broadcast(own)}
+        return stack
+
+    def on_fit_end(self) -> None:
+        """Close the bank."""
+        self.samples.close()
+        if len(self.samples) == 0:
+            rank_zero_info(f"{type(self).__name__}: nothing was kept, {self.schedule}.")
+
+    # -------------------------------------------------------- the posterior
+    def _rows(self) -> list[int]:
+        """Numbers of the networks of chains that have not diverged."""
+        healthy = self.healthy().tolist()
+        return [k * self.members + m for k in range(len(self.samples)) for m in healthy]
+
+    @property
+    def judged_samples(self) -> int:
+        """As many as there are, up to ``eval_samples``."""
+        return min(self.eval_samples, len(self._rows())) or len(self.healthy())
+
+    def posterior(self) -> Empirical:
+        """All networks that were kept, each as likely as the others."""
+        rows = self._rows()
+        return Empirical(self.samples.networks(rows)) if rows else super().posterior()
+
+    def judged_posterior(self) -> Empirical:
+        """Some of them."""
+        rows = self._rows()
+        if not rows:
+            return super().posterior()
+        order = torch.randperm(len(rows), generator=keyed_generator(self.seed, "kept"))
+        chosen = [rows[k] for k in order[: self.judged_samples].sort().values.tolist()]
+        return Empirical(self.samples.networks(chosen))
+
+    def chains(self) -> Params:
+        """All networks that were kept, as ``(members, times, ...)``."""
+        shape = (len(self.samples), self.members)
+        names = list(P.of(self.template)) if len(self.samples) else []
+        return {
+            name: self.samples.layer(name).unflatten(0, shape).transpose(0, 1) for name in names
+        }

@@ -1,0 +1,49 @@
+"""Networks that were drawn get BatchNorm statistics of their own before they predict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lightning_bnn.modules.batch_norm import has_statistics, refreshed
+from lightning_bnn.modules.judged_module import JudgedModule
+from lightning_bnn.modules.training_data import train_loader, training_batches
+from lightning_bnn.posteriors import Empirical, Posterior
+from lightning_bnn.randomness import keyed_generator
+
+__all__ = ["Refreshing"]
+
+
+class Refreshing(JudgedModule):
+    """Draws networks, and runs the training data through them once if they have BatchNorm."""
+
+    _train_data: Any = None
+
+    def use_training_data(self, loader: Any) -> None:
+        """Name the training data, where no trainer knows them.
+
+        Args:
+            loader: of training batches.
+        """
+        self.__dict__["_train_data"] = loader
+
+    def training_data(self) -> Any:
+        """A loader of training batches, or None."""
+        return train_loader(self) if self._train_data is None else self._train_data
+
+    def refreshed(self, posterior: Posterior) -> Posterior:
+        """The posterior as it predicts: networks that were drawn, with statistics of their own."""
+        if not has_statistics(self.template):
+            return posterior
+        loader = self.training_data()
+        if loader is None:
+            rank_zero_warn(
+                "There are no training data for the BatchNorm statistics of the networks, those of "
+                "the run are used: pass a datamodule, or call `use_training_data(loader)`."
+            )
+            return posterior
+        generator = keyed_generator(self.seed, "judged", device=self.device)
+        networks = posterior.sample(self.judged_samples, generator)
+        batches = (inputs for inputs, _ in training_batches(self, loader))
+        return Empirical(refreshed(self.template, networks, batches))

@@ -1,0 +1,147 @@
+"""Where chains keep the networks that they have visited: in memory, or in a bank on disk."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.modules.carried import Carried
+from lightning_bnn.params import Params, stack, unstack
+
+__all__ = ["BankStore", "MemoryStore", "SampleStore"]
+
+
+class SampleStore(nn.Module, ABC):
+    """Stacks of members, one for every time at which they were kept.
+
+    Networks are numbered: the members of the first time, then those of the second, ...
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of times."""
+
+    @abstractmethod
+    def append(self, members: Params, **record: Any) -> None:
+        """Keep a copy of all members."""
+
+    @abstractmethod
+    def networks(self, rows: Sequence[int]) -> Params:
+        """The networks of these numbers, as a stack."""
+
+    @abstractmethod
+    def layer(self, name: str) -> Tensor:
+        """One tensor of all networks."""
+
+    def open(self, members: int, writer: bool) -> None:
+        """Get ready for a run; only one process writes."""
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+class MemoryStore(Carried, SampleStore):
+    """In memory, and in the checkpoints.
+
+    Args:
+        limit: forget all but the last ones.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._times: deque[Params] = deque(maxlen=limit)
+        super().__init__()
+
+    def __len__(self) -> int:
+        """Number of times."""
+        return len(self._times)
+
+    def append(self, members: Params, **record: Any) -> None:
+        """Keep a copy of all members."""
+        self._times.append({name: t.detach().clone() for name, t in members.items()})
+
+    def tensors(self) -> Params:
+        """Everything: ``(times, members, ...)``."""
+        return stack(list(self._times)) if self._times else {}
+
+    def hold(self, tensors: Params) -> None:
+        """Keep these instead."""
+        self._times.clear()
+        self._times.extend(unstack(tensors) if tensors else ())
+
+    def networks(self, rows: Sequence[int]) -> Params:
+        """The networks of these numbers, as a stack."""
+        members = len(next(iter(self._times[0].values())))
+        places = [divmod(row, members) for row in rows]
+        return stack([{n: t[m] for n, t in self._times[k].items()} for k, m in places])
+
+    def layer(self, name: str) -> Tensor:
+        """One tensor of all networks."""
+        return torch.cat([members[name] for members in self._times])
+
+
+class BankStore(SampleStore):
+    """In a `lightning_bnn.bank.CheckpointBank`; checkpoints only say how many there were.
+
+    Args:
+        path: folder of the bank.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+        self.register_buffer("rows", torch.zeros((), dtype=torch.long))
+        self._bank: CheckpointBank | None = None
+        self._members = 1
+
+    def __len__(self) -> int:
+        """Number of times."""
+        return int(self.rows) // self._members
+
+    def open(self, members: int, writer: bool) -> None:
+        """Go on where the checkpoint was made; what came after it will come again."""
+        self.close()
+        self._members = members
+        if not writer:
+            return
+        self._bank = CheckpointBank(self.path)
+        held, known = len(self._bank), int(self.rows)
+        if held < known or (held > 0 and known == 0):
+            self.close()
+            raise ValueError(
+                f"The bank {self.path} has {held} networks, this run knows of {known}: choose "
+                "another `bank`, or resume from its checkpoint."
+            )
+        self._bank.truncate(known)
+
+    def append(self, members: Params, **record: Any) -> None:
+        """Write all members."""
+        count = len(next(iter(members.values())))
+        if self._bank is not None:
+            self._bank.extend(members, [{**record, "member": m} for m in range(count)])
+        self.rows += count
+
+    def networks(self, rows: Sequence[int]) -> Params:
+        """The networks of these numbers, as a stack."""
+        bank = CheckpointBank(self.path, "r")
+        return {name: t.to(self.rows.device) for name, t in bank[list(rows)].items()}
+
+    def layer(self, name: str) -> Tensor:
+        """One tensor of all networks."""
+        bank = CheckpointBank(self.path, "r")
+        return bank.layer(name, slice(0, int(self.rows))).to(self.rows.device)
+
+    def close(self) -> None:
+        """Let others write."""
+        if self._bank is not None:
+            self._bank.close()
+            self._bank = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the open files."""
+        return {**self.__dict__, "_bank": None}

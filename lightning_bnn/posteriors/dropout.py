@@ -1,0 +1,123 @@
+"""Networks some of whose units are dropped at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from lightning_bnn import params as P
+from lightning_bnn.metrics.validation import option
+from lightning_bnn.params import Params, stack_size
+from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
+from lightning_bnn.posteriors.constants import Constants
+from lightning_bnn.posteriors.dropout_sites import ACTIVE, DropoutSite, dropout_sites
+
+__all__ = ["Dropout", "Layers"]
+
+Layers = Literal["all", "last"]
+
+
+class Dropout(Posterior):
+    """Every draw drops units of a network, each with the rate of its dropout layer.
+
+    Predictions drop other units for every input, as dropout does in training; everything else
+    (BatchNorm) is in evaluation mode. A sample of weights drops the same units for all inputs: what
+    reads them, the columns of the next weight, is zero, and the other columns are divided by one
+    minus the rate.
+
+    Args:
+        networks: a stack; the draws are spread over its members evenly.
+        sites: where units are dropped, see `dropout_sites`; predictions can do without.
+        layers: whether ``"all"`` sites are active or only the ``"last"``.
+
+    References:
+        | Dropout as a Bayesian Approximation (Gal and Ghahramani, 2016)
+        | https://arxiv.org/abs/1506.02142
+    """
+
+    def __init__(
+        self,
+        networks: Params,
+        sites: Sequence[DropoutSite] | None = None,
+        layers: Layers = "all",
+    ) -> None:
+        super().__init__()
+        option("layers", layers, get_args(Layers))
+        self.size, self.sites, self.layers = stack_size(networks), sites, layers
+        self.constants = Constants(networks)
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
+        """A stack of n networks with units dropped."""
+        check_count(n)
+        if self.sites is None:
+            raise ValueError("`sites` must be known to draw weights, see `dropout_sites`.")
+        drawn = self._members(n)
+        for site in self.sites[-1:] if self.layers == "last" else self.sites:
+            if site.weight is None:
+                raise ValueError(
+                    f"This dropout is no sample of weights, since {site.reason}; predictions work."
+                )
+            weight = drawn[site.weight]
+            mask = _mask(n, site, weight, generator)
+            weight *= mask.reshape(n, 1, -1, *(1,) * (weight.ndim - 3))
+        return drawn
+
+    def predictor(
+        self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
+    ) -> Predictor:
+        """Predict n times, with masks of their own for every input, from the global generator."""
+        check_count(n)
+        members = P.unstack(self.constants.tensors())
+        counts = [len(range(m, n, self.size)) for m in range(min(n, self.size))]
+
+        def predict(model: nn.Module, *x: Any) -> Any:
+            if self.sites is None:
+                self.sites = dropout_sites(model, x)
+            if not self.sites:
+                raise ValueError(f"{type(model).__name__} has no dropout: put some into it.")
+            outputs = []
+            for member, count in zip(members, counts, strict=False):
+                stack = {name: t.expand(count, *t.shape) for name, t in member.items()}
+                with _Active(len(self.sites), self.layers):
+                    outputs.append(P.apply(model, stack, *x, chunk_size=chunk_size))
+            return tree_map(lambda *parts: torch.cat(parts), *outputs)
+
+        return predict
+
+    def _members(self, n: int) -> Params:
+        rows = torch.arange(n) % self.size
+        return {name: t[rows.to(t.device)] for name, t in self.constants.tensors().items()}
+
+
+class _Active(TorchFunctionMode):
+    """Dropout drops although its network is in evaluation mode."""
+
+    def __init__(self, sites: int, layers: Layers) -> None:
+        super().__init__()
+        self.sites, self.first, self.calls = sites, sites - 1 if layers == "last" else 0, 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Every network of a stack passes all sites in turn."""
+        kwargs = kwargs or {}
+        if func in ACTIVE:
+            kwargs = {**kwargs, "training": self.calls % self.sites >= self.first}
+            self.calls += 1
+        return func(*args, **kwargs)
+
+
+def _mask(n: int, site: DropoutSite, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    device = like.device if generator is None else generator.device
+    kept = torch.rand(n, site.units, generator=generator, device=device) >= site.rate
+    scale = 0.0 if site.rate == 1 else 1 / (1 - site.rate)
+    return (kept * scale).to(like).repeat_interleave(site.repeat, 1)
