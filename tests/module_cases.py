@@ -7,7 +7,7 @@ from torch import nn
 
 from lightning_bnn import samplers
 from lightning_bnn.datamodules import DataModule, Splits
-from lightning_bnn.modules import MFVI, SGHMC, SWAG, DeepEnsemble, MCDropout, SymmetrizedVI
+from lightning_bnn.modules import MFVI, SGHMC, SWAG, DeepEnsemble, Laplace, MCDropout, SymmetrizedVI
 
 
 class Blobs(DataModule):
@@ -85,6 +85,13 @@ MODULES = {
     "dropout": lambda net, **o: MCDropout(dropping(net), optimizer=adam, **o),
     "multi-dropout": lambda net, **o: MCDropout(
         dropping(net), members=2, layers="last", optimizer=adam, **o
+    ),
+    "laplace": lambda net, **o: Laplace(net, structure="diag", prior_std=1.0, optimizer=adam, **o),
+    "laplace full": lambda net, **o: Laplace(
+        net, structure="full", prior_std=1.0, prediction="network", optimizer=adam, **o
+    ),
+    "multi-laplace": lambda net, **o: Laplace(
+        net, members=2, layers="last", prior_std=1.0, optimizer=adam, **o
     ),
 }
 """How each kind of module is made around a network."""

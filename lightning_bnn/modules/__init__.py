@@ -5,6 +5,7 @@ from lightning_bnn.modules.dropout import MCDropout
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.evaluation import results_table
 from lightning_bnn.modules.judged_module import Prediction
+from lightning_bnn.modules.laplace import Laplace
 from lightning_bnn.modules.mfvi import MFVI
 from lightning_bnn.modules.predictive import Predictive
 from lightning_bnn.modules.sghmc import SGHMC
@@ -14,6 +15,7 @@ from lightning_bnn.modules.symmetrized_vi import SymmetrizedVI
 __all__ = [
     "BayesianModule",
     "DeepEnsemble",
+    "Laplace",
     "MCDropout",
     "MFVI",
     "Prediction",

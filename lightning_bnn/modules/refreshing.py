@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_bnn.modules.batch_norm import has_statistics, refreshed
 from lightning_bnn.modules.judged_module import JudgedModule
-from lightning_bnn.modules.training_data import train_loader, training_batches
+from lightning_bnn.modules.training_data import training_batches, training_source
 from lightning_bnn.posteriors import Empirical, Posterior
 from lightning_bnn.randomness import keyed_generator
 
@@ -20,30 +20,30 @@ class Refreshing(JudgedModule):
 
     _train_data: Any = None
 
-    def use_training_data(self, loader: Any) -> None:
+    def use_training_data(self, source: Any) -> None:
         """Name the training data, where no trainer knows them.
 
         Args:
-            loader: of training batches.
+            source: a datamodule, or a loader of batches as the network takes them.
         """
-        self.__dict__["_train_data"] = loader
+        self.__dict__["_train_data"] = source
 
     def training_data(self) -> Any:
-        """A loader of training batches, or None."""
-        return train_loader(self) if self._train_data is None else self._train_data
+        """A loader of training batches or a datamodule, or None."""
+        return training_source(self) if self._train_data is None else self._train_data
 
     def refreshed(self, posterior: Posterior) -> Posterior:
         """The posterior as it predicts: networks that were drawn, with statistics of their own."""
         if not has_statistics(self.template):
             return posterior
-        loader = self.training_data()
-        if loader is None:
+        source = self.training_data()
+        if source is None:
             rank_zero_warn(
                 "There are no training data for the BatchNorm statistics of the networks, those of "
-                "the run are used: pass a datamodule, or call `use_training_data(loader)`."
+                "the run are used: pass a datamodule, or call `use_training_data(...)`."
             )
             return posterior
         generator = keyed_generator(self.seed, "judged", device=self.device)
         networks = posterior.sample(self.judged_samples, generator)
-        batches = (inputs for inputs, _ in training_batches(self, loader))
+        batches = (inputs for inputs, _ in training_batches(self, source))
         return Empirical(refreshed(self.template, networks, batches))

@@ -2,55 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from lightning_bnn.modules.template_module import TemplateModule
 from lightning_bnn.randomness import keyed_randomness
 
-__all__ = ["Batch", "train_loader", "training_batches"]
+__all__ = ["Batch", "training_batches", "training_source"]
 
 Batch = tuple[tuple[Any, ...], Tensor]
 
 
-def train_loader(module: TemplateModule) -> Any:
-    """The train loader of the fit, else that of the datamodule; None if there is neither."""
+def training_source(module: TemplateModule) -> Any:
+    """The train loader of the fit, else the datamodule of the trainer; None if there is neither."""
     if module._trainer is None:
         return None
-    trainer = module.trainer
-    if trainer.train_dataloader is not None:
-        return trainer.train_dataloader
-    if trainer.datamodule is None:
-        return None
-    trainer.datamodule.setup("fit")
-    return trainer.datamodule.train_dataloader()
+    return module.trainer.train_dataloader or module.trainer.datamodule
 
 
-def training_batches(module: TemplateModule, loader: Any) -> Iterator[Batch]:
+def training_batches(module: TemplateModule, source: Any) -> Iterator[Batch]:
     """Inputs and targets of an epoch, on the device; every process sees the examples of all.
 
     Loaders of this package give them in order and without augmentation, see `TensorLoader.whole`.
 
     Args:
         module: says what is input and what is target.
-        loader: what trains.
+        source: a train loader, or a datamodule.
     """
+    loader, arrived = source, _moved_by(module)
+    if hasattr(source, "train_dataloader"):
+        source.setup("fit")
+        loader, arrived = source.train_dataloader(), _moved_by(module, source)
     whole = getattr(loader, "whole", None)
-    source = loader if whole is None else whole()
     shared = whole is None and isinstance(getattr(loader, "sampler", None), DistributedSampler)
     with keyed_randomness(module.seed, "training batches", device=module.device):
-        for batch in source:
-            moved = module.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-            inputs, targets = module.inputs_and_targets(moved)
+        for batch in loader if whole is None else whole():
+            inputs, targets = module.inputs_and_targets(arrived(batch))
             inputs = module._cast(inputs)
             if shared:
                 inputs = tuple(_gathered(module, x) for x in inputs)
                 targets = _gathered(module, targets)
             yield inputs, targets
+
+
+def _moved_by(module: TemplateModule, datamodule: Any = None) -> Callable[[Any], Any]:
+    """How a batch gets to the device, and through the hooks of whom it comes from."""
+    if datamodule is not None:
+
+        def by_hand(batch: Any) -> Any:
+            moved = move_data_to_device(batch, module.device)
+            return datamodule.on_after_batch_transfer(moved, 0)
+
+        return by_hand
+    if module._trainer is None:
+        return lambda batch: move_data_to_device(batch, module.device)
+    return lambda batch: module.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
 def _gathered(module: TemplateModule, value: Any) -> Any:

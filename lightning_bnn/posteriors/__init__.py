@@ -5,14 +5,17 @@ from lightning_bnn.posteriors.constants import Constants
 from lightning_bnn.posteriors.dropout import Dropout
 from lightning_bnn.posteriors.empirical import Empirical, Mixture
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian
+from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
 from lightning_bnn.posteriors.low_rank import LowRankGaussian
 from lightning_bnn.posteriors.symmetrized import Symmetrized
 
 __all__ = [
     "Constants",
+    "CurvatureBlock",
     "DiagonalGaussian",
     "Dropout",
     "Empirical",
+    "LaplaceGaussian",
     "LowRankGaussian",
     "Mixture",
     "Posterior",

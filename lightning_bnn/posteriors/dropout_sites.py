@@ -147,6 +147,8 @@ class _Watch(TorchFunctionMode):
 
     def _end(self, tag: _Tag, weight: Tensor) -> None:
         site, name = self.sites[tag.site], self.names.get(id(weight))
+        if site.units == 0:  # it has failed
+            return
         if site.weight is not None or name is None:
             self._fail(tag.site, "several layers read it" if name else "no parameter reads it")
         elif weight.shape[1] % site.units == 0:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn.params import Params, stack_size
@@ -41,8 +43,7 @@ class Empirical(Posterior):
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n different networks, in random order."""
         check_count(n, self.size)
-        device = generator.device if generator is not None else None
-        chosen = torch.randperm(self.size, generator=generator, device=device)[:n]
+        chosen = _order(self.size, generator)[:n]
         return {name: t[chosen.to(t.device)] for name, t in self.networks.items()}
 
     def predictor(
@@ -89,10 +90,28 @@ class Mixture(Posterior):
         counts = self._counts(n, generator)
         pairs = zip(self.components, counts, strict=True)
         parts = [component.sample(count, generator) for component, count in pairs if count]
-        device = generator.device if generator is not None else None
-        order = torch.randperm(n, generator=generator, device=device)
+        order = _order(n, generator)
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return {name: t[order.to(t.device)] for name, t in joined.items()}
+
+    def predictor(
+        self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
+    ) -> Predictor:
+        """Every component predicts in its own way."""
+        check_count(n)
+        counts = self._counts(n, generator)
+        parts = [
+            component.predictor(count, generator, chunk_size)
+            for component, count in zip(self.components, counts, strict=True)
+            if count
+        ]
+        order = _order(n, generator)
+
+        def predict(model: nn.Module, *x: Any) -> Any:
+            outputs = [part(model, *x) for part in parts]
+            return tree_map(lambda *ts: torch.cat(ts)[order.to(ts[0].device)], *outputs)
+
+        return predict
 
     def log_prob(self, params: Params) -> Tensor:
         """Log-density of every network of a stack."""
@@ -106,3 +125,8 @@ class Mixture(Posterior):
         edges = (n * self.weights.cpu().cumsum(0) + offset).floor()
         edges[-1] = n
         return edges.diff(prepend=edges.new_zeros(1)).long().tolist()
+
+
+def _order(n: int, generator: torch.Generator | None) -> Tensor:
+    device = generator.device if generator is not None else None
+    return torch.randperm(n, generator=generator, device=device)

@@ -9,8 +9,10 @@ from torch import distributions as D
 from lightning_bnn import models
 from lightning_bnn import params as P
 from lightning_bnn.posteriors import (
+    CurvatureBlock,
     DiagonalGaussian,
     Empirical,
+    LaplaceGaussian,
     LowRankGaussian,
     Mixture,
     Posterior,
@@ -28,7 +30,23 @@ def gaussian(seed=0, std=0.3):
     return DiagonalGaussian(P.of(net), {k: std * (1 + v.abs()) for k, v in P.of(net).items()})
 
 
+def laplace(layer=None):
+    """Around any network, with any curvature in any rotation."""
+    torch.manual_seed(0)
+    net = template()
+    blocks = []
+    for name, p in net.named_parameters():
+        rows, columns = len(p), p[0].numel()
+        left, right = (torch.linalg.qr(torch.randn(k, k).double())[0] for k in (rows, columns))
+        if layer is None or name.startswith(layer):
+            values = 20 * torch.rand(rows, columns).double()
+            blocks.append(CurvatureBlock((name,), values, left, right))
+    return LaplaceGaussian(P.of(net), blocks, prediction="network", last_layer=layer)
+
+
 POSTERIORS = {
+    "laplace": laplace,
+    "laplace, last layer": lambda: laplace("2"),
     "gaussian": gaussian,
     "low rank": lambda: LowRankGaussian.fitted(P.populate(template(), 40)),
     "empirical": lambda: Empirical(P.populate(template(), 40)),

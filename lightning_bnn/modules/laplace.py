@@ -1,0 +1,195 @@
+"""Laplace approximations: Gaussians around trained networks, from the curvature of their loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor, nn
+
+from lightning_bnn.metrics.validation import option
+from lightning_bnn.modules.carried import Carried
+from lightning_bnn.modules.ensemble import DeepEnsemble
+from lightning_bnn.modules.training_data import training_batches, training_source
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import CurvatureBlock, LaplaceGaussian, Mixture, Posterior
+from lightning_bnn.posteriors.dropout import Layers
+from lightning_bnn.posteriors.laplace import Prediction
+from lightning_bnn.posteriors.laplace_fit import (
+    Structure,
+    curvature,
+    last_layer_name,
+    likeliest_precision,
+)
+
+__all__ = ["Laplace"]
+
+
+class Laplace(DeepEnsemble):
+    r"""A maximum of the posterior, and the Gaussian that its curvature speaks for.
+
+    .. math:: \omega \sim N\big(\hat\omega,\; T (H + \lambda I)^{-1}\big)
+
+    H is the generalised Gauss-Newton matrix of the summed negative log-likelihood, computed by
+    laplace-torch on the training data (as a whole, without augmentation) after the last epoch, or
+    before the first test of a network that was not trained here. With members, a mixture.
+
+    Args:
+        network: gives the computation; it is copied, not changed.
+        members: how many networks, each with a Gaussian of its own.
+        structure: of the curvature: a ``"full"`` matrix, Kronecker factors of each layer
+            (``"kron"``) or its ``"diag"``-onal.
+        layers: ``"all"`` weights are random, or those of the ``"last"`` linear layer.
+        prior_std: standard deviation of a Gaussian prior over all weights, in training; None leaves
+            regularisation to the optimizer's weight decay.
+        prior_precision: :math:`\lambda`; by default that of largest marginal likelihood.
+        temperature: T.
+        prediction: by ``"linearised"`` networks, or by the ``"network"`` itself.
+        **kwargs: what every module takes, see `BayesianModule`.
+
+    References:
+        | Laplace Redux (Daxberger et al., 2021)
+        | https://arxiv.org/abs/2106.14806
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        members: int = 1,
+        structure: Structure = "kron",
+        layers: Layers = "all",
+        prior_std: float | None = None,
+        prior_precision: float | None = None,
+        temperature: float = 1.0,
+        prediction: Prediction = "linearised",
+        **kwargs: Any,
+    ) -> None:
+        option("structure", structure, get_args(Structure))
+        option("layers", layers, get_args(Layers))
+        option("prediction", prediction, get_args(Prediction))
+        if prior_precision is not None and not prior_precision > 0:
+            raise ValueError(f"`prior_precision` must be positive, got {prior_precision}.")
+        if not temperature >= 0:
+            raise ValueError(f"`temperature` must not be negative, got {temperature}.")
+        super().__init__(network, members=members, prior_std=prior_std, **kwargs)
+        self.structure, self.prediction, self.temperature = structure, prediction, temperature
+        self.prior_precision = prior_precision
+        self.last_layer = last_layer_name(self.template) if layers == "last" else None
+        self.fitted = Carried()
+
+    # -------------------------------------------------------- fit
+    def on_train_start(self) -> None:
+        """What was fitted belongs to other weights."""
+        super().on_train_start()
+        self.fitted.hold({})
+
+    def on_train_epoch_end(self) -> None:
+        """Fit after the last epoch, before the checkpoint is made."""
+        super().on_train_epoch_end()
+        trainer = self.trainer
+        epochs = trainer.max_epochs if trainer.max_epochs not in (None, -1) else math.inf
+        steps = trainer.max_steps if trainer.max_steps != -1 else math.inf
+        ended = trainer.current_epoch + 1 >= epochs or trainer.global_step >= steps
+        if ended or trainer.should_stop:
+            self.fit_to(training_source(self))
+
+    def fit_to(self, source: Any) -> None:
+        """Compute the curvature of every member.
+
+        Args:
+            source: the training data: a datamodule, or a loader of batches as the network takes
+                them.
+        """
+        with torch.inference_mode(False):
+            batches = _SingleInputs(self, source)
+            found = {}
+            for m in self.healthy().tolist():
+                network = {n: t[m].clone() for n, t in self.member_stack().items()}
+                found |= self._fit_member(m, network, batches)
+        self.fitted.hold(found)
+
+    def _fit_member(self, m: int, network: Params, batches: _SingleInputs) -> Params:
+        blocks = curvature(
+            self.template, network, batches, self.likelihood, self.structure, self.last_layer,
+            progress=self._shows_progress(),
+        )  # fmt: skip
+        precision = self.prior_precision
+        if precision is None:
+            precision = likeliest_precision(blocks, network)
+            rank_zero_info(f"Laplace, member {m}: prior precision {precision:.4g}.")
+        like = blocks[0].eigenvalues
+        found = {f"{m}/precision": torch.tensor(precision, dtype=torch.float64, device=like.device)}
+        for k, block in enumerate(blocks):
+            for part in ("eigenvalues", "left", "right"):
+                tensor = getattr(block, part)
+                if tensor is not None:
+                    found[f"{m}/{k}/{part}"] = tensor
+        return found
+
+    def _shows_progress(self) -> bool:
+        trainer = self._trainer
+        return (
+            trainer is not None and trainer.is_global_zero and bool(trainer.progress_bar_callback)
+        )
+
+    # -------------------------------------------------------- the posterior
+    def posterior(self) -> Posterior:
+        """The Gaussian, or the mixture of the members' Gaussians; before the fit, the members."""
+        if not self.fitted.tensors():
+            return super().posterior()
+        modes = [self._mode(m) for m in self.healthy().tolist()]
+        return modes[0] if len(modes) == 1 else Mixture(modes)
+
+    def _mode(self, m: int) -> LaplaceGaussian:
+        held = self.fitted.tensors()
+        network = {n: t[m] for n, t in self.member_stack().items()}
+        blocks = []
+        for k, names in enumerate(self._block_names()):
+            parts = (held.get(f"{m}/{k}/{part}") for part in ("eigenvalues", "left", "right"))
+            blocks.append(CurvatureBlock(names, *parts))
+        precision = float(held[f"{m}/precision"])
+        return LaplaceGaussian(
+            network, blocks, precision, self.temperature, self.prediction, self.last_layer
+        )
+
+    def _block_names(self) -> list[tuple[str, ...]]:
+        """Weights of each block: those of a layer, or all that vary."""
+        prefix = "" if not self.last_layer else f"{self.last_layer}."
+        every = [n for n, p in self.template.named_parameters() if p.requires_grad]
+        names = [n for n in every if self.last_layer is None or n.startswith(prefix)]
+        return [(n,) for n in names] if self.structure == "kron" else [tuple(names)]
+
+    @property
+    def judged_samples(self) -> int:
+        """Networks that are drawn; the members before the fit."""
+        return self.eval_samples if self.fitted.tensors() else len(self.healthy())
+
+    def _start(self, judge: Any) -> None:
+        """Fit first, if that is still to be done and there are data."""
+        if not self.fitted.tensors() and self.trainer.state.fn != TrainerFn.FITTING:
+            source = training_source(self)
+            if source is None:
+                rank_zero_warn(
+                    "There are no training data for the curvature, the members predict without "
+                    "their Gaussians: pass a datamodule, or a checkpoint of a finished fit."
+                )
+            else:
+                self.fit_to(source)
+        super()._start(judge)
+
+
+class _SingleInputs:
+    """The training batches, as often as they are asked for."""
+
+    def __init__(self, module: Laplace, source: Any) -> None:
+        self.module, self.source = module, source
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for inputs, targets in training_batches(self.module, self.source):
+            if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+                raise ValueError("`Laplace` takes networks of one input tensor: wrap yours.")
+            yield inputs[0], targets

@@ -1,0 +1,231 @@
+r"""A Gaussian whose precision is a curvature plus that of the prior.
+
+.. math:: \omega \sim N\big(\hat\omega,\; T (H + \lambda I)^{-1}\big)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+from torch.utils._pytree import tree_map
+
+from lightning_bnn import params as P
+from lightning_bnn.metrics.validation import option
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
+from lightning_bnn.posteriors.constants import Constants
+
+__all__ = ["CurvatureBlock", "LaplaceGaussian", "Prediction"]
+
+_LOG_2PI = math.log(2 * math.pi)
+Prediction = Literal["linearised", "network"]
+
+
+@dataclass(frozen=True)
+class CurvatureBlock:
+    r"""Curvature of some weights W, a matrix of them: eigenvalues, and where they live.
+
+    Coordinates are :math:`L^T W R`; a missing rotation is the identity.
+
+    Args:
+        names: of the tensors, whose numbers are the rows and columns of W in order.
+        eigenvalues: one for every coordinate, ``(rows, columns)``.
+        left: rotation of the rows.
+        right: rotation of the columns.
+    """
+
+    names: tuple[str, ...]
+    eigenvalues: Tensor
+    left: Tensor | None = None
+    right: Tensor | None = None
+
+    def rotated(self, coordinates: Tensor) -> Tensor:
+        """From coordinates ``(n, rows, columns)`` to rows of weights ``(n, numbers)``."""
+        values = coordinates if self.left is None else self.left @ coordinates
+        values = values if self.right is None else values @ self.right.mT
+        return values.flatten(1)
+
+    def coordinates(self, rows: Tensor) -> Tensor:
+        """The inverse of `rotated`."""
+        values = rows.view(len(rows), *self.eigenvalues.shape)
+        values = values if self.left is None else self.left.mT @ values
+        return values if self.right is None else values @ self.right
+
+
+class LaplaceGaussian(Posterior):
+    """Weights of some blocks are Gaussian, all others stay where they are.
+
+    Args:
+        mean: one network, a maximum of the posterior.
+        blocks: curvature of the negative log-likelihood, summed over the data.
+        prior_precision: of a Gaussian prior around zero.
+        temperature: multiplies the covariance.
+        prediction: ``"linearised"`` networks, which have the predictions that belong to a Gaussian
+            from second derivatives of a loss and first ones of the network; or the ``"network"``.
+        last_layer: name of the linear layer that all blocks belong to, if it is the last: its
+            inputs are computed once for all networks, and both kinds of prediction are the same.
+
+    References:
+        | Laplace Redux (Daxberger et al., 2021)
+        | https://arxiv.org/abs/2106.14806
+    """
+
+    def __init__(
+        self,
+        mean: Params,
+        blocks: Sequence[CurvatureBlock],
+        prior_precision: float = 1.0,
+        temperature: float = 1.0,
+        prediction: Prediction = "linearised",
+        last_layer: str | None = None,
+    ) -> None:
+        super().__init__()
+        option("prediction", prediction, get_args(Prediction))
+        if not prior_precision > 0:
+            raise ValueError(f"`prior_precision` must be positive, got {prior_precision}.")
+        if not temperature >= 0:
+            raise ValueError(f"`temperature` must not be negative, got {temperature}.")
+        self.register_buffer("prior_precision", torch.tensor(prior_precision).double())
+        self.temperature = temperature
+        self.prediction, self.last_layer = prediction, last_layer
+        self.constants = Constants(mean)
+        self._names = [block.names for block in blocks]
+        parts = {}
+        for k, block in enumerate(blocks):
+            pieces = {"values": block.eigenvalues, "left": block.left, "right": block.right}
+            parts |= {f"{k}.{name}": t for name, t in pieces.items() if t is not None}
+        self.curvature = Constants(parts)
+
+    # -------------------------------------------------------- the Gaussian
+    @property
+    def blocks(self) -> list[CurvatureBlock]:
+        """The curvature."""
+        held = self.curvature.tensors()
+        return [
+            CurvatureBlock(
+                names, held[f"{k}.values"], held.get(f"{k}.left"), held.get(f"{k}.right")
+            )
+            for k, names in enumerate(self._names)
+        ]
+
+    def deviations(self, n: int, generator: torch.Generator | None = None) -> Params:
+        """A stack of n differences from the mean, of the weights that vary."""
+        check_count(n)
+        mean, found = self.constants.tensors(), {}
+        for block in self.blocks:
+            values = block.eigenvalues
+            device = values.device if generator is None else generator.device
+            noise = torch.randn(
+                n, *values.shape, generator=generator, device=device, dtype=values.dtype
+            ).to(values.device)
+            std = (self.temperature / (values + self.prior_precision.to(values))).sqrt()
+            found |= _cut(block.rotated(std * noise), block.names, mean)
+        return found
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
+        """A stack of n networks."""
+        moved = self.deviations(n, generator)
+        return {
+            name: t + moved[name] if name in moved else t.expand(n, *t.shape).clone()
+            for name, t in self.constants.tensors().items()
+        }
+
+    def log_prob(self, params: Params) -> Tensor:
+        """Log-density of the weights that vary, of every network of a stack."""
+        mean = self.constants.tensors()
+        total = torch.zeros(())
+        for block in self.blocks:
+            rows = [(params[n] - mean[n]).flatten(1) for n in block.names]
+            values = block.eigenvalues
+            z = block.coordinates(torch.cat(rows, 1).to(values))
+            precision = (values + self.prior_precision.to(values)) / self.temperature
+            density = precision.log() - precision * z.square() - _LOG_2PI
+            total = total + density.flatten(1).sum(1) / 2
+        return total
+
+    # -------------------------------------------------------- predictions
+    def predictor(
+        self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
+    ) -> Predictor:
+        """Predict with the same n networks, or their linearisations, for every input."""
+        if self.last_layer is None and self.prediction == "network":
+            return super().predictor(n, generator, chunk_size)
+        mean, moved = self.constants.tensors(), self.deviations(n, generator)
+        if self.last_layer is not None:
+            return _LastLayer(mean, moved, self.last_layer)
+        return _Linearised(mean, moved, chunk_size)
+
+
+class _LastLayer:
+    """Networks that differ in their last layer only."""
+
+    def __init__(self, mean: Params, moved: Params, name: str) -> None:
+        prefix = f"{name}." if name else ""
+        self.mean, self.name = mean, name
+        self.weight = mean[prefix + "weight"] + moved[prefix + "weight"]
+        bias = prefix + "bias"
+        self.bias = mean[bias] + moved[bias] if bias in moved else None
+
+    def __call__(self, model: nn.Module, *x: Any) -> Tensor:
+        features = features_of(model, self.mean, self.name, *x)[0]
+        outputs = features @ self.weight.mT.to(features)
+        return outputs if self.bias is None else outputs + self.bias[:, None].to(features)
+
+
+class _Linearised:
+    """First-order expansions of a network around the mean."""
+
+    def __init__(self, mean: Params, moved: Params, chunk_size: int | None) -> None:
+        self.fixed = {name: t for name, t in mean.items() if name not in moved}
+        self.base = {name: mean[name] for name in moved}
+        self.moved, self.chunk_size = moved, chunk_size
+
+    def __call__(self, model: nn.Module, *x: Any) -> Any:
+        def run(weights: Params) -> Any:
+            return functional_call(model, {**self.fixed, **weights}, x)
+
+        def one(direction: Params) -> Any:
+            value, slope = jvp(run, (self.base,), (direction,))
+            return tree_map(torch.add, value, slope)
+
+        if P.runs_at_once(model, self.chunk_size):
+            return torch.vmap(one, chunk_size=self.chunk_size)(self.moved)
+        outputs = [one(direction) for direction in P.unstack(self.moved)]
+        return tree_map(lambda *parts: torch.stack(parts), *outputs)
+
+
+def features_of(model: nn.Module, params: Params, layer: str, *x: Any) -> tuple[Tensor, Any]:
+    """What enters a layer of a network, and the outputs.
+
+    Args:
+        model: gives the computation.
+        params: one network.
+        layer: name of the layer.
+        *x: inputs.
+    """
+    seen: list[Tensor] = []
+    handle = model.get_submodule(layer).register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0])
+    )
+    try:
+        outputs = functional_call(model, params, x)
+    finally:
+        handle.remove()
+    if len(seen) != 1:
+        raise ValueError(f"The layer {layer!r} is used {len(seen)} times, it must be once.")
+    return seen[0], outputs
+
+
+def _cut(rows: Tensor, names: Sequence[str], mean: Params) -> Params:
+    shapes = [mean[name].shape for name in names]
+    parts = rows.split([s.numel() for s in shapes], 1)
+    return {
+        name: part.reshape(-1, *shape).to(mean[name])
+        for name, shape, part in zip(names, shapes, parts, strict=True)
+    }

@@ -1,0 +1,199 @@
+"""The curvature of a trained network's loss, by laplace-torch, and the prior it speaks for."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor, nn
+
+from lightning_bnn import params as P
+from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.metrics.validation import option
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors.laplace import CurvatureBlock, features_of
+
+__all__ = [
+    "Structure",
+    "curvature",
+    "last_layer_name",
+    "likeliest_precision",
+    "log_marginal_likelihood",
+]
+
+Structure = Literal["full", "kron", "diag"]
+Batch = tuple[Tensor, Tensor]
+_LARGEST = 20_000
+"""Weights of a full matrix; its eigenvectors take 3 GB."""
+
+
+def last_layer_name(model: nn.Module) -> str:
+    """Name of the last linear layer of a network."""
+    names = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    if not names:
+        raise ValueError(f"{type(model).__name__} has no linear layer that could be its last.")
+    return names[-1]
+
+
+def curvature(
+    model: nn.Module,
+    params: Params,
+    batches: Iterable[Batch],
+    likelihood: nn.Module,
+    structure: Structure = "kron",
+    last_layer: str | None = None,
+    progress: bool = False,
+) -> list[CurvatureBlock]:
+    """Generalised Gauss-Newton matrix of the negative log-likelihood, summed over the data.
+
+    Args:
+        model: gives the computation; weights that do not require gradients are left out.
+        params: one network.
+        batches: the training data, inputs and targets; they are asked for several times.
+        likelihood: ``Categorical``, or ``Gaussian`` with one standard deviation.
+        structure: ``"full"`` matrix, Kronecker factors of every layer (``"kron"``), or ``"diag"``.
+        last_layer: only that of this layer, which must be linear and the last.
+        progress: show a bar.
+    """
+    option("structure", structure, get_args(Structure))
+    kind, factor = _kind(likelihood)
+    runner = copy.deepcopy(model)
+    runner.load_state_dict({n: t.clone() for n, t in params.items()}, strict=False)
+    runner.eval()
+    prefix = ""
+    if last_layer is not None:
+        batches = [_features(runner, params, last_layer, *batch) for batch in batches]
+        runner = runner.get_submodule(last_layer)
+        prefix = f"{last_layer}." if last_layer else ""
+    names = [n for n, p in runner.named_parameters() if p.requires_grad]
+    size = sum(runner.get_parameter(n).numel() for n in names)
+    if structure == "full" and size > _LARGEST:
+        raise ValueError(
+            f"A full curvature of {size} weights takes {size**2 * 8 / 1e9:.0f} GB: take "
+            "`structure='kron'` or 'diag', or `layers='last'`."
+        )
+    found = _fitted(runner, kind, structure, batches, progress)
+    blocks = _blocks(found, structure, names, factor)
+    return [_renamed(block, prefix) for block in blocks]
+
+
+@dataclass
+class _Loader:
+    """What laplace-torch takes for a loader."""
+
+    batches: Iterable[Batch]
+
+    def __post_init__(self) -> None:
+        sizes = [len(targets) for _, targets in self.batches]
+        self.dataset, self.length = range(sum(sizes)), len(sizes)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def _fitted(
+    model: nn.Module, kind: str, structure: Structure, batches: Iterable[Batch], progress: bool
+) -> Any:
+    """The curvature as laplace-torch holds it."""
+    from laplace import Laplace
+
+    fit = Laplace(model, kind, subset_of_weights="all", hessian_structure=structure)
+    try:
+        with torch.enable_grad():
+            fit.fit(_Loader(batches), progress_bar=progress)
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"laplace-torch cannot compute a curvature `structure={structure!r}` of "
+            f"{type(model).__name__}: {first}. Other structures, or `layers='last'`, may work."
+        ) from error
+    return fit.H
+
+
+def _blocks(
+    found: Any, structure: Structure, names: Sequence[str], factor: float
+) -> list[CurvatureBlock]:
+    if structure == "diag":
+        return [CurvatureBlock(tuple(names), _positive(found.detach() * factor)[:, None])]
+    if structure == "full":
+        values, vectors = torch.linalg.eigh(found.detach().double())
+        values = _positive(values * factor)[:, None]
+        return [CurvatureBlock(tuple(names), values.to(found), vectors.to(found))]
+    blocks = []
+    for name, vectors, values in zip(names, found.eigenvectors, found.eigenvalues, strict=True):
+        rows = _positive(values[0].detach())
+        columns = _positive(values[1].detach()) if len(values) > 1 else torch.ones_like(rows[:1])
+        right = vectors[1].detach() if len(values) > 1 else None
+        product = factor * torch.outer(rows, columns)
+        blocks.append(CurvatureBlock((name,), product, vectors[0].detach(), right))
+    return blocks
+
+
+def _positive(values: Tensor) -> Tensor:
+    """Eigenvalues of a matrix that has no negative ones, apart from rounding."""
+    return values.clamp(min=0)
+
+
+def _renamed(block: CurvatureBlock, prefix: str) -> CurvatureBlock:
+    names = tuple(prefix + name for name in block.names)
+    return CurvatureBlock(names, block.eigenvalues, block.left, block.right)
+
+
+def _kind(likelihood: nn.Module) -> tuple[str, float]:
+    """What laplace-torch calls a likelihood, and what its curvature is multiplied by."""
+    if isinstance(likelihood, Categorical):
+        return "classification", 1.0
+    if isinstance(likelihood, Gaussian) and likelihood.noise != "heteroscedastic":
+        stds = likelihood.log_std.detach().exp()
+        if bool((stds - stds[0]).abs().max() <= 1e-6 * stds[0]):
+            return "regression", float(stds[0]) ** -2
+    raise ValueError(
+        "`likelihood` must be Categorical, or Gaussian with the same standard deviation of noise "
+        f"for all targets, got {type(likelihood).__name__}({likelihood.extra_repr()})."
+    )
+
+
+@torch.no_grad()
+def _features(model: nn.Module, params: Params, layer: str, x: Tensor, y: Tensor) -> Batch:
+    features, outputs = features_of(model, P.of(model), layer, x)
+    if not torch.allclose(model.get_submodule(layer)(features), outputs, rtol=1e-4, atol=1e-5):
+        raise ValueError(f"The layer {layer!r} is not the last: what it returns is changed.")
+    return features, y
+
+
+# ------------------------------------------------------------ the prior
+def log_marginal_likelihood(
+    blocks: Sequence[CurvatureBlock], mean: Params, prior_precision: float
+) -> float:
+    r"""Log evidence of a prior, without the log-likelihood at the mean.
+
+    .. math:: -\frac12 \Big(\lambda \|\hat\omega\|^2
+        + \sum_i \log \frac{h_i + \lambda}{\lambda}\Big)
+
+    Args:
+        blocks: the curvature.
+        mean: one network.
+        prior_precision: :math:`\lambda`.
+    """
+    values = torch.cat([block.eigenvalues.flatten() for block in blocks]).double()
+    square = sum(mean[n].double().square().sum() for block in blocks for n in block.names)
+    ratios = torch.log1p(values / prior_precision)
+    return float(-(prior_precision * square + ratios.sum()) / 2)
+
+
+def likeliest_precision(blocks: Sequence[CurvatureBlock], mean: Params) -> float:
+    """The prior precision of largest marginal likelihood."""
+    found = minimize_scalar(
+        lambda log: -log_marginal_likelihood(blocks, mean, math.exp(log)),
+        bounds=(-12.0, 16.0),
+        method="bounded",
+    )
+    return math.exp(found.x)

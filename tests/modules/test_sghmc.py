@@ -1,0 +1,208 @@
+"""Chains in Lightning: what is kept and where, the target, what is warned of."""
+
+import warnings
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from module_cases import Blobs, network, same, state, trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bnn import params as P
+from lightning_bnn import samplers
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.callbacks import CheckpointHarvester
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.modules import SGHMC
+
+quiet = pytest.mark.filterwarnings("ignore")
+
+
+def sampler(parameters):
+    return samplers.SGHMC(parameters, lr=0.05)
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"every_n_steps": 4}, [4, 8, 12, 16]),
+        ({"every_n_steps": 5, "burn_in": 8}, [10, 15]),
+        ({}, [6, 12, 18]),
+        ({"burn_in": 2}, [12, 18]),
+        ({"every_n_epochs": 2}, [12]),
+    ],
+)
+@pytest.mark.parametrize("kept", ["in memory", "in a bank"])
+def test_what_is_kept(options, steps, kept, tmp_path):
+    bank = None if kept == "in memory" else str(tmp_path / "bank")
+    module = SGHMC(network(batch_norm=True), members=2, optimizer=sampler, bank=bank, **options)
+    every = CheckpointHarvester(tmp_path / "all", every_n_steps=1)
+    trainer(every, max_epochs=3).fit(module, Blobs())
+    visited = CheckpointBank(tmp_path / "all", "r")
+    rows = [2 * (s - 1) + m for s in steps for m in range(2)]
+    networks = module.posterior().networks
+    assert same(networks, visited[rows])
+    chains = module.chains()
+    assert chains["0.weight"].shape == (2, len(steps), 8, 6)
+    assert torch.equal(chains["0.weight"][1, 0], visited[rows[1]]["0.weight"])
+    if bank:
+        records = CheckpointBank(bank, "r").records
+        assert [(r["step"], r["member"]) for r in records[:3]] == [
+            (steps[0], 0), (steps[0], 1), (steps[1], 0) if len(steps) > 1 else None
+        ][: len(records)]  # fmt: skip
+
+
+@quiet
+def test_a_chain_in_a_bank_resumes_exactly(tmp_path):
+    def run(folder, epochs, ckpt_path=None):
+        torch.manual_seed(0)
+        module = SGHMC(network(), every_n_steps=4, optimizer=sampler, bank=str(tmp_path / folder))
+        keep = ModelCheckpoint(tmp_path / folder, save_last=True)
+        run = trainer(keep, enable_checkpointing=True, max_epochs=epochs)
+        run.fit(module, Blobs(), ckpt_path=ckpt_path)
+        return module
+
+    whole = run("one", 4)
+    run("two", 2)
+    first = tmp_path / "two" / "last.ckpt"
+    first.rename(tmp_path / "two.ckpt")
+    run("two", 3, tmp_path / "two.ckpt")  # goes on too far: these networks come again
+    with pytest.raises(ValueError, match="this run knows of 0"):
+        run("two", 1)
+    resumed = run("two", 4, tmp_path / "two.ckpt")
+    assert same(resumed.posterior().networks, whole.posterior().networks)
+    assert len(resumed.samples) == 6
+
+
+@quiet
+def test_cycles_keep_networks_while_they_sample():
+    module = SGHMC(
+        network(), every_n_steps=1, optimizer=sampler, lr_interval="step",
+        lr_scheduler=lambda o: samplers.CyclicalSchedule(o, 6, exploration=0.5),
+    )  # fmt: skip
+    seen = []
+
+    class Watched(samplers.SGHMC):
+        def step(self, closure=None):
+            out = super().step(closure)
+            seen.append(self.param_groups[0]["temperature"])
+            return out
+
+    module.make_optimizer = lambda p: Watched(p, lr=0.05)
+    trainer(max_epochs=3).fit(module, Blobs())
+    assert len(seen) == 18
+    assert len(module.samples) == sum(t > 0 for t in seen) == 9
+
+
+class Line(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 1, bias=False)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+@quiet
+def test_the_posterior_of_a_bayesian_linear_regression():
+    """Thousands of chains; full batches are exact, minibatches add the variance of their noise."""
+    torch.manual_seed(0)
+    n, chains = 40, 3000
+    x = torch.randn(n, 2, dtype=torch.float64)
+    y = x @ torch.tensor([[1.0], [-0.5]]).double() + 0.7 * torch.randn(n, 1).double()
+    precision = x.T @ x / 0.7**2 + 4 * torch.eye(2).double()
+    mean = torch.linalg.solve(precision, x.T @ y / 0.7**2)[:, 0]
+    for temperature in (1.0, 0.25):
+        module = SGHMC(
+            Line().double(), members=chains, likelihood=Gaussian(std=0.7).double(), prior_std=0.5,
+            every_n_steps=20, burn_in=300,
+            optimizer=lambda p, t=temperature: samplers.SGHMC(p, lr=0.05, temperature=t),
+        )  # fmt: skip
+        loader = DataLoader(TensorDataset(x, y), batch_size=n)
+        trainer(max_epochs=400, precision="64-true").fit(module, loader)
+        rows = P.ravel(module.posterior().networks, stacked=True)[0]
+        covariance = temperature * torch.linalg.inv(precision)
+        scale = covariance.diagonal().sqrt()
+        assert ((rows.mean(0) - mean).abs() < 0.05 * scale).all()
+        error = (torch.cov(rows.T) - covariance).abs()
+        assert (error < 0.05 * scale[:, None] * scale).all()
+
+
+@quiet
+def test_the_kinetic_temperature_is_logged():
+    for temperature in (1.0, 0.25):
+        options = {"lr": 1e-4, "temperature": temperature}
+        module = SGHMC(network(), members=50, optimizer=lambda p, o=options: samplers.SGHMC(p, **o))
+        run = trainer(max_epochs=2, log_every_n_steps=1)
+        run.fit(module, Blobs())
+        found = run.callback_metrics["train/kinetic_temperature"]
+        assert float(found) == pytest.approx(temperature, rel=0.1)
+
+
+def test_parameters_of_the_likelihood_have_no_prior():
+    module = SGHMC(network(), likelihood=Gaussian("learned"), prior_std=0.5)
+    weights, others = module.configure_optimizers().param_groups
+    assert weights["prior_precision"] == 4
+    assert others["prior_precision"] is None
+    assert others["params"] == [module.likelihood.log_std]
+
+
+class Smoothed(nn.Module):
+    """A likelihood of the user's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none")
+
+    def log_prob(self, outputs, targets):
+        return torch.stack([-self.loss(o, targets) for o in outputs])
+
+    def predictive(self, outputs):
+        return outputs.softmax(-1).mean(0)
+
+
+@pytest.mark.parametrize(
+    ("module", "run", "message"),
+    [
+        ({}, {"gradient_clip_val": 1.0}, "Gradient clipping changes the target"),
+        ({"prior_std": None}, {}, "There is no prior"),
+        ({"likelihood": Smoothed()}, {}, "Label smoothing changes the target"),
+    ],
+)
+def test_what_changes_the_target_is_said_once(module, run, message):
+    made = SGHMC(network(), optimizer=sampler, **module)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(max_epochs=2, **run).fit(made, Blobs())
+    assert [message in str(w.message) for w in caught].count(True) == 1
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"burn_in": -1}, "`burn_in` must not be negative"),
+        ({"every_n_steps": 2, "every_n_epochs": 1}, "Give exactly one of"),
+        ({"every_n_steps": 0}, "`every_n_steps` must be at least 1"),
+        ({"optimizer": torch.optim.Adam}, "`optimizer` Adam is no sampler"),
+        (
+            {"optimizer": lambda p: samplers.SGLD(p, weight_decay=1e-3)},
+            "Both `prior_std` of the module and `weight_decay`",
+        ),
+    ],
+)
+def test_bad_input(options, message):
+    with pytest.raises(ValueError, match=message):
+        SGHMC(network(), **options).configure_optimizers()
+
+
+@quiet
+def test_before_the_first_sample_the_members_predict():
+    module = SGHMC(network(), members=3, burn_in=100, optimizer=sampler)
+    run = trainer(max_epochs=1)
+    run.fit(module, Blobs())
+    assert module.judged_samples == 3
+    assert same(module.posterior().networks, module.member_stack())
+    assert state(module).keys() == state(SGHMC(network(), members=3)).keys()

@@ -1,0 +1,261 @@
+"""Laplace approximations: exact where they can be, and laplace-torch's own numbers elsewhere."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.posteriors import CurvatureBlock, LaplaceGaussian
+from lightning_bnn.posteriors.laplace_fit import (
+    curvature,
+    last_layer_name,
+    likeliest_precision,
+    log_marginal_likelihood,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+STRUCTURES = pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+
+
+def convolutional():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 6), nn.Tanh(), nn.Linear(6, 4)
+    ).double()
+
+
+def images(n=30):
+    torch.manual_seed(1)
+    x, y = torch.randn(n, 1, 6, 6).double(), torch.randint(4, (n,))
+    return list(zip(x.split(7), y.split(7), strict=True))
+
+
+def theirs(net, batches, structure, **options):
+    from laplace import Laplace
+
+    joined = [torch.cat(parts) for parts in zip(*batches, strict=True)]
+    data = torch.utils.data.TensorDataset(*joined)
+    fit = Laplace(copy.deepcopy(net), "classification", hessian_structure=structure, **options)
+    fit.fit(torch.utils.data.DataLoader(data, batch_size=7))
+    return fit
+
+
+def dense(posterior):
+    """Covariance of all weights that vary, block by block."""
+    parts = []
+    for block in posterior.blocks:
+        size = block.eigenvalues.numel()
+        unit = torch.eye(size).double().view(size, *block.eigenvalues.shape)
+        root = unit / (block.eigenvalues + posterior.prior_precision).sqrt()
+        half = block.rotated(root)
+        parts.append(half.T @ half)
+    return torch.block_diag(*parts)
+
+
+def assert_same_precision(posterior, fit, structure):
+    found = fit.posterior_precision
+    wanted = {"full": lambda p: p, "kron": lambda p: p.to_matrix(), "diag": torch.diag}[structure]
+    torch.testing.assert_close(
+        torch.linalg.inv(dense(posterior)), wanted(found).detach(), rtol=1e-6, atol=1e-8
+    )
+
+
+@STRUCTURES
+def test_the_precision_is_that_of_laplace_torch(structure):
+    net, batches = convolutional(), images()
+    blocks = curvature(net, P.of(net), batches, Categorical(), structure)
+    posterior = LaplaceGaussian(P.of(net), blocks, prior_precision=3.0)
+    fit = theirs(net, batches, structure, subset_of_weights="all", prior_precision=3.0)
+    found = fit.posterior_precision
+    wanted = {
+        "full": lambda: found,
+        "kron": lambda: found.to_matrix(),
+        "diag": lambda: found.diag(),
+    }
+    torch.testing.assert_close(
+        torch.linalg.inv(dense(posterior)), wanted[structure]().detach(), rtol=1e-6, atol=1e-8
+    )
+
+
+@STRUCTURES
+def test_the_last_layer_alone(structure):
+    net, batches = convolutional(), images()
+    layer = last_layer_name(net)
+    assert layer == "5"
+    blocks = curvature(net, P.of(net), batches, Categorical(), structure, layer)
+    posterior = LaplaceGaussian(P.of(net), blocks, 3.0, last_layer=layer)
+    fit = theirs(net, batches, structure, subset_of_weights="last_layer", prior_precision=3.0)
+    found = fit.posterior_precision
+    wanted = {
+        "full": lambda: found,
+        "kron": lambda: found.to_matrix(),
+        "diag": lambda: found.diag(),
+    }
+    torch.testing.assert_close(
+        torch.linalg.inv(dense(posterior)), wanted[structure]().detach(), rtol=1e-6, atol=1e-8
+    )
+    x = batches[0][0]
+    generators = [torch.Generator().manual_seed(0) for _ in range(2)]
+    outputs = posterior.predict(net, x, 9, generators[0])
+    networks = posterior.sample(9, generators[1])
+    torch.testing.assert_close(outputs, P.apply(net, networks, x))
+
+
+def test_samples_and_density_are_those_of_the_covariance():
+    net, batches = convolutional(), images()
+    blocks = curvature(net, P.of(net), batches, Categorical(), "kron")
+    posterior = LaplaceGaussian(P.of(net), blocks, 2.0, temperature=0.5)
+    names = [n for block in blocks for n in block.names]
+    samples = posterior.sample(40_000, torch.Generator().manual_seed(0))
+    rows = P.ravel(samples, names, stacked=True)[0]
+    mean, covariance = P.ravel(P.of(net), names)[0], dense(posterior) / 2
+    error = torch.cov(rows.T) - covariance
+    assert error.abs().max() < 0.03 * covariance.diagonal().max()
+    few = {n: t[:5] for n, t in samples.items()}
+    wanted = torch.distributions.MultivariateNormal(mean, covariance).log_prob(rows[:5])
+    torch.testing.assert_close(posterior.log_prob(few), wanted)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1])
+def test_linearised_predictions_have_the_moments_of_the_glm(chunk_size):
+    net, batches = convolutional(), images()
+    blocks = curvature(net, P.of(net), batches, Categorical(), "full")
+    posterior = LaplaceGaussian(P.of(net), blocks, 3.0)
+    x = batches[0][0][:3]
+    outputs = posterior.predict(net, x, 4000, torch.Generator().manual_seed(0), chunk_size)
+    fit = theirs(net, batches, "full", subset_of_weights="all", prior_precision=3.0)
+    mean, covariance = fit._glm_predictive_distribution(x)
+    scale = covariance.diagonal(dim1=1, dim2=2).max()
+    assert (outputs.mean(0) - mean).abs().max() < 0.1 * scale.sqrt()
+    for k in range(3):
+        assert (torch.cov(outputs[:, k].T) - covariance[k]).abs().max() < 0.1 * scale
+
+
+@pytest.mark.parametrize("std", [0.5, 2.0])
+def test_linear_regression_is_exact(std):
+    torch.manual_seed(0)
+    x, net = torch.randn(40, 3).double(), nn.Linear(3, 1).double()
+    y = (x @ torch.tensor([[1.0], [-2.0], [0.5]]).double()) + std * torch.randn(40, 1).double()
+    design = torch.cat([x, torch.ones(40, 1).double()], 1)
+    precision = design.T @ design / std**2 + 4 * torch.eye(4).double()
+    mean = torch.linalg.solve(precision, design.T @ y / std**2)[:, 0]
+    exact = {"weight": mean[None, :3], "bias": mean[3:]}
+    batches = list(zip(x.split(9), y.split(9), strict=True))
+    blocks = curvature(net, exact, batches, Gaussian(std=std).double(), "full")
+    posterior = LaplaceGaussian(exact, blocks, 4.0)
+    torch.testing.assert_close(dense(posterior), torch.linalg.inv(precision))
+    outputs = posterior.predict(net, x, 20_000, torch.Generator().manual_seed(0))[..., 0]
+    wanted = (design @ torch.linalg.inv(precision) * design).sum(1)
+    torch.testing.assert_close(outputs.var(0), wanted, rtol=0.05, atol=0)
+    # the evidence of the data, in closed form, up to what does not depend on the prior
+    for one, two in ((4.0, 0.3), (10.0, 1.0)):
+        found, wanted = (
+            [f(p) for p in (one, two)]
+            for f in (
+                lambda p: evidence_by_laplace(net, design, y, std, p),
+                lambda p: evidence(design, y, std, p),
+            )
+        )
+        assert found[0] - found[1] == pytest.approx(wanted[0] - wanted[1], abs=1e-6)
+
+
+def evidence(design, y, std, precision):
+    covariance = std**2 * torch.eye(len(y)).double() + design @ design.T / precision
+    zero = torch.zeros(len(y)).double()
+    return float(torch.distributions.MultivariateNormal(zero, covariance).log_prob(y[:, 0]))
+
+
+def evidence_by_laplace(net, design, y, std, precision):
+    matrix = design.T @ design / std**2 + precision * torch.eye(4).double()
+    mean = torch.linalg.solve(matrix, design.T @ y / std**2)[:, 0]
+    exact = {"weight": mean[None, :3], "bias": mean[3:]}
+    blocks = curvature(net, exact, [(design[:, :3], y)], Gaussian(std=std).double(), "full")
+    fit = torch.distributions.Normal(design @ mean, std).log_prob(y[:, 0]).sum()
+    return float(fit) + log_marginal_likelihood(blocks, exact, precision)
+
+
+@STRUCTURES
+def test_the_marginal_likelihood_is_laplace_torchs(structure):
+    net, batches = convolutional(), images()
+    blocks = curvature(net, P.of(net), batches, Categorical(), structure)
+    fit = theirs(net, batches, structure, subset_of_weights="all")
+    ours = [log_marginal_likelihood(blocks, P.of(net), p) for p in (0.3, 5.0)]
+    theirs_ = [float(fit.log_marginal_likelihood(torch.tensor([p]).double())) for p in (0.3, 5.0)]
+    assert ours[0] - ours[1] == pytest.approx(theirs_[0] - theirs_[1], rel=1e-6)
+    best = likeliest_precision(blocks, P.of(net))
+    top = log_marginal_likelihood(blocks, P.of(net), best)
+    assert all(top > log_marginal_likelihood(blocks, P.of(net), best * f) for f in (0.98, 1.02))
+
+
+def test_frozen_weights_stay():
+    net, batches = convolutional(), images()
+    net[0].requires_grad_(False)
+    blocks = curvature(net, P.of(net), batches, Categorical(), "full")
+    drawn = LaplaceGaussian(P.of(net), blocks).sample(3)
+    assert torch.equal(drawn["0.weight"], net[0].weight.expand(3, -1, -1, -1, -1))
+    assert not torch.equal(drawn["3.weight"][0], net[3].weight)
+
+
+class Bent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return 2 * self.head(self.body(x))
+
+
+class Twice(Bent):
+    def forward(self, x):
+        return self.head(self.body(x)) + self.head(self.body(-x))
+
+
+def vectors():
+    return [(torch.randn(5, 3), torch.randint(2, (5,)))]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: curvature(Bent(), P.of(Bent()), vectors(), Categorical(), "full", "head"),
+            "'head' is not the last",
+        ),
+        (
+            lambda: curvature(Twice(), P.of(Twice()), vectors(), Categorical(), "full", "head"),
+            "is used 2 times",
+        ),
+        (lambda: last_layer_name(nn.Conv1d(1, 1, 1)), "Conv1d has no linear layer"),
+        (
+            lambda: curvature(Bent(), P.of(Bent()), vectors(), Gaussian("heteroscedastic")),
+            "`likelihood` must be Categorical, or Gaussian with the same",
+        ),
+        (
+            lambda: curvature(Bent(), P.of(Bent()), vectors(), Categorical(), "lowrank"),
+            "`structure` must be",
+        ),
+        (
+            lambda: curvature(
+                models.mlp(784, [512], 10), P.of(models.mlp(784, [512], 10)), [], Categorical(),
+                "full",
+            ),
+            "A full curvature of 407050 weights takes 1326 GB: take `structure='kron'`",
+        ),
+        (lambda: block_posterior(prior_precision=0.0), "`prior_precision` must be positive"),
+        (lambda: block_posterior(temperature=-1.0), "`temperature` must not be negative"),
+        (lambda: block_posterior(prediction="glm"), "`prediction` must be"),
+    ],
+)  # fmt: skip
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def block_posterior(**options):
+    block = CurvatureBlock(("w",), torch.ones(3, 1))
+    return LaplaceGaussian({"w": torch.zeros(3)}, [block], **options)
