@@ -7,7 +7,16 @@ from torch import nn
 
 from lightning_bnn import samplers
 from lightning_bnn.datamodules import DataModule, Splits
-from lightning_bnn.modules import MFVI, SGHMC, SWAG, DeepEnsemble, Laplace, MCDropout, SymmetrizedVI
+from lightning_bnn.modules import (
+    HMC,
+    MFVI,
+    SGHMC,
+    SWAG,
+    DeepEnsemble,
+    Laplace,
+    MCDropout,
+    SymmetrizedVI,
+)
 
 
 class Blobs(DataModule):
@@ -42,6 +51,13 @@ def network(dropout=0.0, batch_norm=False, width=8):
 
 def adam(parameters):
     return torch.optim.Adam(parameters, 1e-2)
+
+
+def _without_dropout(net):
+    for layer in net:
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+    return net
 
 
 def dropping(net):
@@ -92,6 +108,14 @@ MODULES = {
     ),
     "multi-laplace": lambda net, **o: Laplace(
         net, members=2, layers="last", prior_std=1.0, optimizer=adam, **o
+    ),
+    "hmc": lambda net, **o: HMC(
+        _without_dropout(net),
+        members=2,
+        every_n_steps=2,
+        burn_in=4,
+        optimizer=lambda p: samplers.HMC(p, 0.02, 5, adapt_steps=3),
+        **o,
     ),
 }
 """How each kind of module is made around a network."""

@@ -1,8 +1,9 @@
 """Rules that move weights through a posterior, as torch optimizers."""
 
 from lightning_bnn.samplers.cyclical import CyclicalSchedule
+from lightning_bnn.samplers.hmc import HMC
 from lightning_bnn.samplers.langevin import Langevin
 from lightning_bnn.samplers.sghmc import SGHMC
 from lightning_bnn.samplers.sgld import SGLD, PreconditionedSGLD
 
-__all__ = ["SGHMC", "SGLD", "CyclicalSchedule", "Langevin", "PreconditionedSGLD"]
+__all__ = ["HMC", "SGHMC", "SGLD", "CyclicalSchedule", "Langevin", "PreconditionedSGLD"]

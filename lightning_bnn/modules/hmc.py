@@ -1,0 +1,148 @@
+"""Hamiltonian Monte Carlo over the weights of small networks, with all the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from lightning_bnn import params as P
+from lightning_bnn import samplers
+from lightning_bnn.modules.chains import Chains
+from lightning_bnn.modules.training_data import Batch, training_batches, training_source
+from lightning_bnn.params import Params
+
+__all__ = ["HMC"]
+
+
+class HMC(Chains):
+    r"""Samples of the posterior, exact but for the length of the chains.
+
+    .. math:: U(\omega) = -\sum_i \log p(y_i | x_i, \omega) - \log p(\omega)
+
+    Every training step is one transition, with the gradients of all the data; what batch the loader
+    gives at that step does not matter, its batch size says how many examples are computed at a
+    time. The data are read once, whole and without augmentation. BatchNorm uses the statistics of
+    the given network; dropout is refused. Several processes share the data.
+
+    Args:
+        network: gives the computation, and where the first chain starts.
+        members: how many chains.
+        prior_std: standard deviation of a Gaussian prior over all weights.
+        burn_in: nothing is kept before so many steps (or epochs).
+        every_n_steps: how often the members are kept, in steps.
+        every_n_epochs: the same in epochs; by default after each.
+        bank: folder to keep networks in, instead of in memory and in the checkpoints.
+        optimizer: makes the sampler, given parameters.
+        **kwargs: what every module takes, see `BayesianModule`.
+
+    References:
+        | What Are Bayesian Neural Network Posteriors Really Like? (Izmailov et al., 2021)
+        | https://arxiv.org/abs/2104.14421
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        members: int = 1,
+        prior_std: float = 1.0,
+        burn_in: int = 0,
+        every_n_steps: int | None = None,
+        every_n_epochs: int | None = None,
+        bank: str | None = None,
+        optimizer: OptimizerCallable = samplers.HMC,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            network, members=members, prior_std=prior_std, burn_in=burn_in,
+            every_n_steps=every_n_steps, every_n_epochs=every_n_epochs, bank=bank,
+            optimizer=optimizer, **kwargs,
+        )  # fmt: skip
+        drops = (m for m in self.template.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
+        if any(m.p > 0 for m in drops):
+            raise ValueError("`network` has dropout, which would make the energy random.")
+        if any(p.requires_grad for p in self.likelihood.parameters()):
+            raise ValueError("`likelihood` has parameters of its own, chains cannot share them.")
+        if self.make_scheduler is not None:
+            raise ValueError("`lr_scheduler`: the sampler adapts its step size itself.")
+        self.automatic_optimization = False
+        self._data: list[Batch] = []
+
+    def first_networks(self) -> Params:
+        """Further chains start from weights of their own, and from the same statistics."""
+        networks, own = super().first_networks(), P.of(self.template)
+        trained = {name for name, _ in self.template.named_parameters()}
+        return {n: t if n in trained else own[n].expand_as(t).clone() for n, t in networks.items()}
+
+    def trained_parameters(self) -> list[Any]:
+        """The weights."""
+        return [p for p in self.networks.parameters() if p.requires_grad]
+
+    def configure_optimizers(self) -> Any:
+        """The sampler."""
+        sampler = super().configure_optimizers()
+        if not isinstance(sampler, samplers.HMC):
+            raise ValueError(
+                f"`optimizer` {type(sampler).__name__} is not lightning_bnn.samplers.HMC."
+            )
+        return sampler
+
+    # -------------------------------------------------------- the energy
+    def on_train_start(self) -> None:
+        """Read all the data."""
+        super().on_train_start()
+        batches = list(training_batches(self, training_source(self)))
+        count = sum(len(targets) for _, targets in batches)
+        if count != self.num_data:
+            rank_zero_warn(
+                f"The train loader gives {count} of {self.num_data} examples (`drop_last`?): these "
+                "are the data of the posterior."
+            )
+        self._data = batches[self.global_rank :: self.trainer.world_size]
+        rank_zero_info(f"HMC: {count} examples in {len(batches)} batches for every gradient.")
+
+    def on_fit_end(self) -> None:
+        """Let go of the data."""
+        super().on_fit_end()
+        self._data = []
+
+    def energies(self) -> Tensor:
+        """Negative log posterior of every chain; its gradients become those of the parameters."""
+        self.template.eval()
+        params = self.trained_parameters()
+        total = torch.zeros(self.members, dtype=torch.float64, device=self.device)
+        grads = [torch.zeros_like(p) for p in params]
+        for inputs, targets in self._data:
+            nll = len(targets) * self._checked(
+                lambda x=inputs, y=targets: self.member_nll(x, y), inputs
+            )
+            torch._foreach_add_(grads, torch.autograd.grad(nll.sum(), params))
+            total += nll.detach().double()
+        if self.trainer.world_size > 1:
+            for tensor in (total, *grads):
+                dist.all_reduce(tensor)
+        assert self.prior is not None
+        torch._foreach_add_(grads, [p.detach() for p in params], alpha=self.prior.std**-2)
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = grad
+        with torch.no_grad():
+            squares = [p.double().square().flatten(1).sum(1) for p in params]
+            return total + torch.stack(squares).sum(0) / (2 * self.prior.std**2)
+
+    # -------------------------------------------------------- transitions
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        """One transition of every chain."""
+        if not self._example:
+            self._example = tuple(x[:2] if isinstance(x, Tensor) else x for x in self._data[0][0])
+        before = self.trainer.global_step
+        sampler = self.optimizers()
+        energies = sampler.step(closure=self.energies)
+        own = sampler.optimizer
+        self.log("train/acceptance", own.acceptance.mean().float(), prog_bar=True, batch_size=1)
+        self.log("train/energy", energies.mean().float(), batch_size=1)
+        self.log("train/step_size", own.step_size, batch_size=1)
+        self.keep_if_due(before)

@@ -1,0 +1,173 @@
+"""Hamiltonian Monte Carlo with all the data, many chains at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.randomness import keyed_generator
+
+__all__ = ["HMC"]
+
+_GAMMA, _T0, _KAPPA = 0.05, 10, 0.75
+
+
+class HMC(torch.optim.Optimizer):
+    r"""Leapfrog trajectories and a Metropolis test for every chain.
+
+    .. math:: p \sim N(0, I), \quad H(\theta, p) = U(\theta) / T + \tfrac12 \|p\|^2, \quad
+        P(\mathrm{accept}) = \min(1, e^{-\Delta H})
+
+    The first dimension of every parameter counts chains. ``step(closure)`` needs a closure that
+    sets the gradients and returns the energies :math:`U`, one for each chain: the negative log
+    posterior of all data, not of a mean. In the first ``adapt_steps`` transitions the step size,
+    the same for all chains, is adapted by dual averaging; those samples are no draws of the
+    posterior.
+
+    Args:
+        params: parameters.
+        step_size: of the leapfrog integrator, or where its adaptation starts.
+        leapfrog_steps: gradients of a trajectory.
+        temperature: T.
+        adapt_steps: how many transitions adapt the step size.
+        target_acceptance: the mean probability to be accepted that is adapted to.
+        jitter: step sizes vary by this part, so that no direction turns in the same time forever.
+        seed: of momenta and tests.
+
+    References:
+        | MCMC using Hamiltonian dynamics (Neal, 2011), https://arxiv.org/abs/1206.1901
+        | The No-U-Turn Sampler (Hoffman and Gelman, 2014), https://arxiv.org/abs/1111.4246
+    """
+
+    elementwise = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        step_size: float = 1e-3,
+        leapfrog_steps: int = 20,
+        temperature: float = 1.0,
+        adapt_steps: int = 0,
+        target_acceptance: float = 0.8,
+        jitter: float = 0.1,
+        seed: int = 0,
+    ) -> None:
+        for name, value in (("step_size", step_size), ("temperature", temperature)):
+            if not value > 0:
+                raise ValueError(f"`{name}` must be positive, got {value}.")
+        if leapfrog_steps < 1:
+            raise ValueError(f"`leapfrog_steps` must be at least 1, got {leapfrog_steps}.")
+        if adapt_steps < 0:
+            raise ValueError(f"`adapt_steps` must not be negative, got {adapt_steps}.")
+        if not 0 < target_acceptance < 1:
+            raise ValueError(
+                f"`target_acceptance` must be between 0 and 1, got {target_acceptance}."
+            )
+        if not 0 <= jitter < 1:
+            raise ValueError(f"`jitter` must be at least 0 and below 1, got {jitter}.")
+        defaults = {
+            "lr": step_size,
+            "leapfrog_steps": leapfrog_steps,
+            "temperature": temperature,
+            "adapt_steps": adapt_steps,
+            "target_acceptance": target_acceptance,
+            "jitter": jitter,
+            "seed": seed,
+            "step": 0,
+            "first_log": math.log(10 * step_size),
+            "error": 0.0,
+            "mean_log": math.log(step_size),
+        }
+        super().__init__(params, defaults)
+        if len(self.param_groups) != 1:
+            raise ValueError("`params` must be one group: a trajectory moves all of them.")
+        self.acceptance = torch.tensor(math.nan)
+
+    @property
+    def step_size(self) -> float:
+        """Of the next trajectory, before jitter."""
+        return self.param_groups[0]["lr"]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]
+        """One transition of every chain.
+
+        Args:
+            closure: sets the gradients and returns the energies, ``(chains,)``.
+
+        Returns:
+            Energies of the chains as they are now.
+        """
+        if closure is None:
+            raise ValueError("`closure` must be given: a trajectory needs many gradients.")
+        group = self.param_groups[0]
+        params = [p for p in group["params"] if p.requires_grad]
+        generator = keyed_generator(group["seed"], group["step"], device=params[0].device)
+        start = [p.clone() for p in params]
+        momenta = _noise(params, generator)
+        size = group["lr"] * self._jitter(group, generator)
+
+        before, kinetic = self._energies(closure), _kinetic(momenta)
+        self._kick(group, params, momenta, size / 2)
+        for step in range(group["leapfrog_steps"]):
+            torch._foreach_add_(params, momenta, alpha=size)
+            after = self._energies(closure)
+            last = step == group["leapfrog_steps"] - 1
+            self._kick(group, params, momenta, size / 2 if last else size)
+
+        change = (after - before) / group["temperature"] + _kinetic(momenta) - kinetic
+        log_accept = torch.where(change.isfinite(), -change, -math.inf).clamp(max=0)
+        draws = torch.rand(len(change), generator=generator, device=change.device).double()
+        accepted = draws.log() < log_accept
+        for p, old in zip(params, start, strict=True):
+            p.copy_(torch.where(accepted.view(-1, *(1,) * (p.ndim - 1)), p, old))
+        self.acceptance = log_accept.exp()
+        group["step"] += 1
+        self._adapt(group, float(self.acceptance.mean()))
+        return torch.where(accepted, after, before)
+
+    def _energies(self, closure: Callable[[], Tensor]) -> Tensor:
+        with torch.enable_grad():
+            return closure().detach().double()
+
+    def _kick(
+        self, group: dict[str, Any], params: list[Tensor], momenta: list[Tensor], size: float
+    ) -> None:
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+        torch._foreach_add_(momenta, grads, alpha=-size / group["temperature"])
+
+    def _jitter(self, group: dict[str, Any], generator: torch.Generator) -> float:
+        draw = torch.rand((), generator=generator, device=generator.device)
+        return 1 + group["jitter"] * (2 * float(draw) - 1)
+
+    def _adapt(self, group: dict[str, Any], acceptance: float) -> None:
+        """Dual averaging of the logarithm of the step size."""
+        step = group["step"]
+        if step > group["adapt_steps"]:
+            return
+        share = 1 / (step + _T0)
+        miss = group["target_acceptance"] - acceptance
+        group["error"] = (1 - share) * group["error"] + share * miss
+        log = group["first_log"] - math.sqrt(step) / _GAMMA * group["error"]
+        weight = step**-_KAPPA
+        group["mean_log"] = weight * log + (1 - weight) * group["mean_log"]
+        group["lr"] = math.exp(group["mean_log"] if step == group["adapt_steps"] else log)
+
+
+def _noise(params: list[Tensor], generator: torch.Generator) -> list[Tensor]:
+    """Standard normal momenta: one draw for all tensors."""
+    sizes = [p.numel() for p in params]
+    first = params[0]
+    flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
+    pieces = flat.normal_(generator=generator).split(sizes)
+    return [piece.view(p.shape).to(p.dtype) for piece, p in zip(pieces, params, strict=True)]
+
+
+def _kinetic(momenta: list[Tensor]) -> Tensor:
+    """Of every chain."""
+    parts = [m.double().square().flatten(1).sum(1) for m in momenta]
+    return torch.stack(parts).sum(0) / 2

@@ -1,0 +1,101 @@
+"""HMC in Lightning: the energy of all the data, a posterior in closed form, bad input."""
+
+import pytest
+import torch
+from module_cases import Blobs, network, trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bnn import params as P
+from lightning_bnn import samplers
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.modules import HMC
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def regression():
+    torch.manual_seed(0)
+    x = torch.randn(40, 2, dtype=torch.float64)
+    y = x @ torch.tensor([[1.0], [-0.5]]).double() + 0.7 * torch.randn(40, 1).double()
+    return x, y
+
+
+def test_the_posterior_of_a_bayesian_linear_regression():
+    x, y = regression()
+    precision = x.T @ x / 0.7**2 + 4 * torch.eye(2).double()
+    mean = torch.linalg.solve(precision, x.T @ y / 0.7**2)[:, 0]
+    module = HMC(
+        nn.Linear(2, 1, bias=False).double(), members=1000, likelihood=Gaussian(std=0.7).double(),
+        prior_std=0.5, burn_in=60, every_n_steps=3,
+        optimizer=lambda p: samplers.HMC(p, 1e-3, 6, adapt_steps=40),
+    )  # fmt: skip
+    loader = DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True)
+    run = trainer(max_epochs=20, precision="64-true")
+    run.fit(module, loader)
+    assert run.callback_metrics["train/acceptance"] > 0.6
+    rows = P.ravel(module.posterior().networks, stacked=True)[0]
+    covariance = torch.linalg.inv(precision)
+    scale = covariance.diagonal().sqrt()
+    assert ((rows.mean(0) - mean).abs() < 0.05 * scale).all()
+    assert ((torch.cov(rows.T) - covariance).abs() < 0.05 * scale[:, None] * scale).all()
+
+
+def test_the_energy_is_that_of_all_the_data():
+    """Whatever the batches are; its gradients too."""
+    found = []
+    for batch_size in (7, 60):
+        torch.manual_seed(0)
+        module = HMC(network(), members=2, prior_std=0.7)
+        run, data = trainer(max_epochs=1), Blobs(batch_size=batch_size)
+        run.fit(module, data)
+        module.on_train_start()
+        energies = module.energies()
+        x, y = data.load().train
+        stack = {n: t.detach().requires_grad_() for n, t in module.member_stack().items()}
+        outputs = P.apply(module.template, stack, x)
+        nll = -outputs.log_softmax(-1)[:, torch.arange(60), y].sum(1)
+        squares = P.ravel(stack, stacked=True)[0].square().sum(1) / (2 * 0.7**2)
+        torch.testing.assert_close(energies, (nll + squares).detach().double())
+        wanted = torch.autograd.grad((nll + squares).sum(), list(stack.values()))
+        for p, grad in zip(module.networks.parameters(), wanted, strict=True):
+            torch.testing.assert_close(p.grad, grad, rtol=1e-4, atol=1e-4)
+        found.append(energies)
+    assert found[0].shape == (2,)
+
+
+def test_statistics_of_batch_norm_stay():
+    torch.manual_seed(0)
+    net = network(batch_norm=True)
+    net[1].running_mean += 1
+    module = HMC(net, members=2)
+    trainer(max_epochs=1).fit(module, Blobs())
+    assert torch.equal(module.member_stack()["1.running_mean"], net[1].running_mean.expand(2, -1))
+
+
+def test_examples_that_a_loader_leaves_out_are_stated():
+    x, y = torch.randn(20, 6), torch.randint(3, (20,))
+    loader = DataLoader(TensorDataset(x, y), batch_size=8, drop_last=True, shuffle=True)
+    with pytest.warns(UserWarning, match="gives 16 of 20 examples"):
+        trainer(max_epochs=1).fit(HMC(network()), loader)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: HMC(network(0.2)), "`network` has dropout"),
+        (lambda: HMC(network(), likelihood=Gaussian("learned")), "parameters of its own"),
+        (
+            lambda: HMC(network(), optimizer=samplers.SGHMC).configure_optimizers(),
+            "`optimizer` SGHMC is not",
+        ),
+        (
+            lambda: HMC(network(), lr_scheduler=lambda o: None),
+            "`lr_scheduler`: the sampler adapts",
+        ),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,176 @@
+"""HMC: exact moments, acceptance, resume, torch's manners."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn.samplers import HMC
+
+COVARIANCE = torch.tensor([[1.0, 0.6], [0.6, 0.8]], dtype=torch.float64) / 50
+MEAN = torch.tensor([0.4, -0.7], dtype=torch.float64)
+CHAINS = 4000
+
+
+def gaussian(theta):
+    z = theta - MEAN
+    return (z @ torch.linalg.inv(COVARIANCE) * z).sum(-1) / 2
+
+
+def run(sampler, theta, steps, energy=gaussian):
+    def closure():
+        value = energy(theta)
+        (theta.grad,) = torch.autograd.grad(value.sum(), theta)
+        return value
+
+    for _ in range(steps):
+        sampler.step(closure)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+def test_the_moments_of_a_correlated_gaussian(temperature):
+    """From anywhere, with a step size that was adapted from a bad one."""
+    torch.manual_seed(0)
+    theta = nn.Parameter(torch.randn(CHAINS, 2, dtype=torch.float64))
+    sampler = HMC([theta], 1e-3, 8, temperature=temperature, adapt_steps=60)
+    run(sampler, theta, 90)
+    kept, acceptance = [], []
+    for _ in range(10):
+        run(sampler, theta, 4)
+        kept.append(theta.detach().clone())
+        acceptance.append(float(sampler.acceptance.mean()))
+    samples = torch.cat(kept)
+    assert 0.6 < sum(acceptance) / 10 < 0.95
+    scale = COVARIANCE.diagonal().sqrt()
+    assert ((samples.mean(0) - MEAN).abs() < 0.03 * scale).all()
+    error = (torch.cov(samples.T) - temperature * COVARIANCE).abs()
+    assert (error < 0.03 * temperature * scale.prod()).all()
+
+
+def test_large_steps_are_corrected_by_the_test():
+    """Without Metropolis' test a step of 1.8 standard deviations gives four times the variance."""
+    torch.manual_seed(0)
+    theta = nn.Parameter(torch.randn(20_000, 1, dtype=torch.float64))
+    sampler = HMC([theta], 1.8, 3, jitter=0.3)
+    run(sampler, theta, 40, lambda t: t.square().sum(-1) / 2)
+    assert float(sampler.acceptance.mean()) < 0.9
+    assert theta.var().item() == pytest.approx(1, rel=0.03)
+
+
+def test_a_target_that_is_no_gaussian():
+    """Two modes in one dimension: the share of mass outside, by quadrature."""
+    torch.manual_seed(0)
+    theta = nn.Parameter(torch.randn(20_000, 1, dtype=torch.float64))
+
+    def energy(t):
+        return (t.square() - 1).square().sum(-1)
+
+    run(HMC([theta], 0.1, 15), theta, 60, energy)
+    grid = torch.linspace(-5, 5, 20_001, dtype=torch.float64)
+    density = (-(grid.square() - 1).square()).exp()
+    wanted = (density * grid.square()).sum() / density.sum()
+    assert theta.square().mean().item() == pytest.approx(float(wanted), rel=0.02)
+
+
+def test_chains_do_not_depend_on_each_other_but_for_the_step_size():
+    """Another chain that diverges leaves the others as they were."""
+    ends = []
+    for other in (0.0, 1e30):
+        theta = nn.Parameter(torch.tensor([[0.3], [other]], dtype=torch.float64))
+        run(HMC([theta], 0.3, 5), theta, 10, lambda t: t.square().square().sum(-1))
+        ends.append(theta.detach().clone())
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert ends[1][1] == 1e30
+
+
+def test_a_trajectory_is_leapfrog():
+    """Three steps by hand, on two tensors, accepted."""
+    a, b = (nn.Parameter(torch.full((1, k), 0.5, dtype=torch.float64)) for k in (2, 1))
+    sampler = HMC([a, b], 1e-3, 3, jitter=0.0, temperature=2.0, seed=4)
+
+    def closure():
+        value = (a.cos().sum(1) + b.square().sum(1)).exp()
+        a.grad, b.grad = torch.autograd.grad(value.sum(), (a, b))
+        return value
+
+    from lightning_bnn.randomness import keyed_generator
+
+    momentum = torch.empty(3, dtype=torch.float64).normal_(generator=keyed_generator(4, 0))
+    q = torch.full((3,), 0.5, dtype=torch.float64)
+
+    def gradient(q):
+        q = q.clone().requires_grad_()
+        value = (q[:2].cos().sum() + q[2:].square().sum()).exp() / 2
+        return torch.autograd.grad(value, q)[0]
+
+    for _ in range(3):
+        momentum = momentum - 5e-4 * gradient(q)
+        q = q + 1e-3 * momentum
+        momentum = momentum - 5e-4 * gradient(q)
+    sampler.step(closure)
+    torch.testing.assert_close(torch.cat([a[0], b[0]]).detach(), q)
+
+
+def test_a_state_dict_is_complete():
+    def made():
+        torch.manual_seed(0)
+        theta = nn.Parameter(torch.randn(5, 2, dtype=torch.float64))
+        return theta, HMC([theta], 0.01, 4, adapt_steps=10)
+
+    (whole, one), (half, two), (other, three) = made(), made(), made()
+    run(one, whole, 20)
+    run(two, half, 7)
+    other.data.copy_(half.data)
+    three.load_state_dict(copy.deepcopy(two.state_dict()))
+    run(three, other, 13)
+    assert torch.equal(whole, other)
+    assert one.step_size == three.step_size
+
+
+def test_the_global_random_state_is_left_alone():
+    theta = nn.Parameter(torch.zeros(3, 2, dtype=torch.float64))
+    before = torch.get_rng_state()
+    run(HMC([theta]), theta, 3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("target", [0.65, 0.9])
+def test_acceptance_is_adapted(target):
+    torch.manual_seed(0)
+    theta = nn.Parameter(torch.randn(500, 20, dtype=torch.float64))
+    scales = torch.logspace(-1, 1, 20, dtype=torch.float64)
+    sampler = HMC([theta], 5.0, 5, adapt_steps=200, target_acceptance=target)
+    found = []
+    for _ in range(250):
+        run(sampler, theta, 1, lambda t: (t / scales).square().sum(-1) / 2)
+        found.append(float(sampler.acceptance.mean()))
+    assert math.isclose(sum(found[200:]) / 50, target, abs_tol=0.15)
+    assert found[0] < 0.01
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"step_size": 0.0}, "`step_size` must be positive"),
+        ({"temperature": 0.0}, "`temperature` must be positive"),
+        ({"leapfrog_steps": 0}, "`leapfrog_steps` must be at least 1"),
+        ({"adapt_steps": -1}, "`adapt_steps` must not be negative"),
+        ({"target_acceptance": 1.0}, "`target_acceptance` must be between"),
+        ({"jitter": 1.0}, "`jitter` must be"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        HMC([nn.Parameter(torch.zeros(2, 2))], **options)
+
+
+@pytest.mark.bad_input
+def test_a_closure_is_needed():
+    with pytest.raises(ValueError, match="`closure` must be given"):
+        HMC([nn.Parameter(torch.zeros(2, 2))]).step()
+    groups = [{"params": [nn.Parameter(torch.zeros(2))]} for _ in range(2)]
+    with pytest.raises(ValueError, match="`params` must be one group"):
+        HMC(groups)
