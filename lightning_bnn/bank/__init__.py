@@ -3,6 +3,7 @@
 from lightning_bnn.bank.archives import export_archives, import_archives
 from lightning_bnn.bank.checkpoint_bank import CheckpointBank
 from lightning_bnn.bank.folders import export_files, import_files
+from lightning_bnn.bank.sources import read_networks
 from lightning_bnn.bank.state_files import find_prefix, read_state, strip_prefix
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "find_prefix",
     "import_archives",
     "import_files",
+    "read_networks",
     "read_state",
     "strip_prefix",
 ]

@@ -21,7 +21,7 @@ from lightning_bnn.bank.state_files import (
 )
 from lightning_bnn.params import Params
 
-__all__ = ["export_files", "import_files"]
+__all__ = ["checkpoint_files", "export_files", "import_files", "read_network"]
 
 _BATCH_BYTES = 2**26
 
@@ -55,14 +55,19 @@ def import_files(
     (2, tensor([9, 9]))
     """
     root = Path(folder)
-    paths = [p for p in root.glob(pattern) if p.suffix in FORMATS and p.is_file()]
-    if not paths:
-        raise ValueError(f"`folder`: there is no {', '.join(FORMATS)} file in {root}.")
-    paths.sort(key=lambda p: natural_order(p.relative_to(root).as_posix()))
-    networks = (_network(path, root, like, prefix) for path in paths)
+    paths = checkpoint_files(root, pattern)
+    networks = (read_network(path, root, like, prefix) for path in paths)
     for stack, records in batched(networks):
         bank.extend(stack, records)
     return len(paths)
+
+
+def checkpoint_files(folder: Path, pattern: str = "**/*") -> list[Path]:
+    """The files of a folder that may hold networks, in natural order of their names."""
+    paths = [p for p in folder.glob(pattern) if p.suffix in FORMATS and p.is_file()]
+    if not paths:
+        raise ValueError(f"`folder`: there is no {', '.join(FORMATS)} file in {folder}.")
+    return sorted(paths, key=lambda p: natural_order(p.relative_to(folder).as_posix()))
 
 
 def batched(
@@ -87,9 +92,10 @@ def _stacked(
     return P.stack(networks), list(records)
 
 
-def _network(
+def read_network(
     path: Path, root: Path, like: nn.Module | None, prefix: str | None
 ) -> tuple[Params, dict[str, Any]]:
+    """A network of a file, and what is known of it."""
     state, record = read_state(path)
     record["file"] = path.relative_to(root).as_posix()
     if like is not None:

@@ -4,6 +4,7 @@ from lightning_bnn.modules.base import BayesianModule
 from lightning_bnn.modules.dropout import MCDropout
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.evaluation import results_table
+from lightning_bnn.modules.from_checkpoints import FromCheckpoints
 from lightning_bnn.modules.hmc import HMC
 from lightning_bnn.modules.judged_module import Prediction
 from lightning_bnn.modules.laplace import Laplace
@@ -16,6 +17,7 @@ from lightning_bnn.modules.symmetrized_vi import SymmetrizedVI
 __all__ = [
     "BayesianModule",
     "DeepEnsemble",
+    "FromCheckpoints",
     "HMC",
     "Laplace",
     "MCDropout",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,12 +15,12 @@ from torch import Tensor, nn
 
 from lightning_bnn import _compat
 from lightning_bnn import params as P
-from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.bank import read_networks
 from lightning_bnn.modules.data_size import data_size
 from lightning_bnn.modules.judged_module import JudgedModule
 from lightning_bnn.modules.side_by_side import check_elementwise, clip_members, finite_members
 from lightning_bnn.modules.template_module import EXAMPLE_ROWS
-from lightning_bnn.modules.templates import fixed_names, template_of
+from lightning_bnn.modules.templates import fixed_names
 from lightning_bnn.params import Params
 from lightning_bnn.randomness import keyed_generator
 
@@ -40,7 +41,8 @@ class BayesianModule(JudgedModule):
         optimizer: makes the optimizer, given parameters.
         lr_scheduler: makes the scheduler, given the optimizer.
         lr_interval: when the scheduler steps, every ``"epoch"`` or every ``"step"``.
-        start_from: a checkpoint or state dict with the weights where the first member starts.
+        start_from: a checkpoint with the weights where the first member starts; or a folder of
+            checkpoints or of a bank, with the weights of all (the last ones that are there).
         num_data: number of training examples; by default read from the train loader.
         eval_samples: how many networks predict in validation, test and prediction.
         chunk_size: networks that run at once, by default chosen by their size.
@@ -61,17 +63,11 @@ class BayesianModule(JudgedModule):
         chunk_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        for name, value in (("members", members), ("eval_samples", eval_samples)):
-            if value < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {value}.")
+        super().__init__(network, likelihood, eval_samples, chunk_size, seed)
+        if members < 1:
+            raise ValueError(f"`members` must be at least 1, got {members}.")
         if num_data is not None and num_data < 1:
             raise ValueError(f"`num_data` must be at least 1, got {num_data}.")
-        if likelihood is not None and not isinstance(likelihood, nn.Module):
-            raise ValueError(
-                "`likelihood` must be a module such as Categorical() or Gaussian(), got "
-                f"{likelihood!r}."
-            )
         if not callable(optimizer):
             raise ValueError(
                 "`optimizer` must make an optimizer from parameters, such as "
@@ -79,17 +75,10 @@ class BayesianModule(JudgedModule):
             )
         ignore = () if _compat.made_by_cli() else _NOT_SAVED
         self.save_hyperparameters(ignore=ignore, frame=inspect.currentframe())
-        self.__dict__["template"] = template_of(network, start_from)
-        frozen = [m for m in self.template.modules() if network.training and not m.training]
-        self.__dict__["_frozen_modules"] = frozen
-        self.likelihood = Categorical() if likelihood is None else likelihood
-        self.members, self.num_data, self.eval_samples = members, num_data, eval_samples
+        self.members, self.num_data, self.start_from = members, num_data, start_from
         self._given_num_data = num_data
         self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
-        self.lr_interval, self.chunk_size, self.seed = lr_interval, chunk_size, seed
-        self.judge = None
-        self._example = ()
-        self._predict = None
+        self.lr_interval = lr_interval
         self._warned_members: set[int] = set()
 
     # -------------------------------------------------------- what a method is
@@ -124,18 +113,32 @@ class BayesianModule(JudgedModule):
         return finite
 
     def first_networks(self) -> Params:
-        """The network as it was given, then as many drawn anew as there are further members."""
-        own = {name: t.clone()[None] for name, t in P.of(self.template).items()}
-        if self.members == 1:
+        """The given networks, then as many drawn anew as there are further members."""
+        own = self._given_networks()
+        count = self.members - P.stack_size(own)
+        if count == 0:
             return own
-        generator = keyed_generator(self.seed, "members")
-        drawn = P.populate(self.template, self.members - 1, generator)
+        drawn = P.populate(self.template, count, keyed_generator(self.seed, "members"))
         fixed = fixed_names(self.template)
         others = {
-            name: t.expand(self.members - 1, *t.shape[1:]) if name in fixed else drawn[name].to(t)
+            name: t[:1].expand(count, *t.shape[1:]) if name in fixed else drawn[name].to(t)
             for name, t in own.items()
         }
         return {name: torch.cat([own[name], others[name]]) for name in own}
+
+    def _given_networks(self) -> Params:
+        """The network as it was given, or those of ``start_from``."""
+        own = P.of(self.template)
+        if self.start_from is None:
+            return {name: t.clone()[None] for name, t in own.items()}
+        stack, _ = read_networks(self.start_from, self.template, last=self.members)
+        several = Path(self.start_from).is_dir()
+        if several and P.stack_size(stack) < self.members:
+            raise ValueError(
+                f"`start_from` {self.start_from} holds {P.stack_size(stack)} networks, fewer than "
+                f"the {self.members} members."
+            )
+        return {name: stack[name].to(t) for name, t in own.items()}
 
     # -------------------------------------------------------- training
     def on_train_start(self) -> None:

@@ -127,7 +127,8 @@ def with_dropout(network: nn.Module, p: float, layers: Layers) -> nn.Module:
     if not 0 <= p < 1:
         raise ValueError(f"`p` must be at least 0 and below 1, got {p}.")
     result = copy.deepcopy(network)
-    if any(isinstance(m, nn.modules.dropout._DropoutNd) for m in result.modules()):
+    drops = (m for m in result.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
+    if any(m.p > 0 for m in drops):
         raise ValueError("`network` has dropout: leave `p` out, or take a network without it.")
     weighted = [name for name, m in result.named_modules() if hasattr(m, "weight")]
     linear = [n for n in weighted if type(result.get_submodule(n)) is nn.Linear]

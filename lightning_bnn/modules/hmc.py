@@ -10,7 +10,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from lightning_bnn import params as P
 from lightning_bnn import samplers
 from lightning_bnn.modules.chains import Chains
 from lightning_bnn.modules.training_data import Batch, training_batches, training_source
@@ -74,9 +73,9 @@ class HMC(Chains):
 
     def first_networks(self) -> Params:
         """Further chains start from weights of their own, and from the same statistics."""
-        networks, own = super().first_networks(), P.of(self.template)
+        networks = super().first_networks()
         trained = {name for name, _ in self.template.named_parameters()}
-        return {n: t if n in trained else own[n].expand_as(t).clone() for n, t in networks.items()}
+        return {n: t if n in trained else t[:1].expand_as(t) for n, t in networks.items()}
 
     def trained_parameters(self) -> list[Any]:
         """The weights."""

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_bnn import _compat
+from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.modules.evaluation import Judge, judge_of, named_sets
 from lightning_bnn.modules.predictive import Predictive
 from lightning_bnn.modules.template_module import TemplateModule
+from lightning_bnn.modules.templates import template_of
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
 from lightning_bnn.randomness import keyed_generator
 
@@ -31,12 +33,42 @@ class Prediction(NamedTuple):
 
 
 class JudgedModule(TemplateModule):
-    """Predicts with networks of a posterior; every stage draws them once."""
+    """Predicts with networks of a posterior; every stage draws them once.
 
-    eval_samples: int
-    chunk_size: int | None
+    Args:
+        network: gives the computation; it is copied, not changed.
+        likelihood: what the outputs say about targets, by default ``Categorical``.
+        eval_samples: how many networks predict in validation, test and prediction.
+        chunk_size: networks that run at once, by default chosen by their size.
+        seed: of the random numbers of this module; each depends on (seed, step, process) only.
+    """
+
     judge: Judge | None
-    _predict: Predictor | None
+
+    def __init__(
+        self,
+        network: nn.Module,
+        likelihood: nn.Module | None = None,
+        eval_samples: int = 20,
+        chunk_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if eval_samples < 1:
+            raise ValueError(f"`eval_samples` must be at least 1, got {eval_samples}.")
+        if likelihood is not None and not isinstance(likelihood, nn.Module):
+            raise ValueError(
+                "`likelihood` must be a module such as Categorical() or Gaussian(), got "
+                f"{likelihood!r}."
+            )
+        self.__dict__["template"] = template_of(network)
+        frozen = [m for m in self.template.modules() if network.training and not m.training]
+        self.__dict__["_frozen_modules"] = frozen
+        self.likelihood = Categorical() if likelihood is None else likelihood
+        self.eval_samples, self.chunk_size, self.seed = eval_samples, chunk_size, seed
+        self.judge = None
+        self._example = ()
+        self._predict: Predictor | None = None
 
     @abstractmethod
     def posterior(self) -> Posterior:

@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import copy
 import traceback
-from pathlib import Path
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lightning_bnn import params as P
-from lightning_bnn.bank import find_prefix, read_state, strip_prefix
-
 __all__ = ["fixed_names", "raised_by", "template_of"]
 
 
-def template_of(network: nn.Module, start_from: str | None) -> nn.Module:
-    """A copy of a network, with the weights of a checkpoint if one is named."""
+def template_of(network: nn.Module) -> nn.Module:
+    """A copy of a network that can have a posterior."""
     if not isinstance(network, nn.Module):
         raise ValueError(f"`network` must be a torch.nn.Module, got {type(network).__name__}.")
     if any(is_lazy(p) for p in network.parameters()):
         raise ValueError("`network` has lazy parameters: run one batch through it first.")
     if any(p.is_complex() for p in network.parameters()):
         raise ValueError("`network` has complex parameters, which have no posterior here.")
-    template = copy.deepcopy(network)
-    if start_from is not None:
-        path, wanted = Path(start_from), P.of(template)
-        if not path.is_file():
-            raise ValueError(f"`start_from` {start_from} does not exist.")
-        state, _ = read_state(path)
-        prefix = find_prefix(path, state, wanted, None)
-        template.load_state_dict(strip_prefix(state, prefix, list(wanted)), strict=False)
-    return template
+    return copy.deepcopy(network)
 
 
 def fixed_names(template: nn.Module) -> set[str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.params import Params, RavelSpec, is_weight, ravel, unravel
+from lightning_bnn.params import Params, RavelSpec, is_weight, ravel, stack_size, unravel
 from lightning_bnn.posteriors.base import Posterior, check_count
 from lightning_bnn.posteriors.constants import Constants
 
@@ -46,6 +46,23 @@ class DiagonalGaussian(Posterior):
         self.log_std = nn.Parameter(_deviations(std, self.spec, vector).log())
         self.order = tuple(mean)
         self.constants = Constants({n: t for n, t in mean.items() if n not in weights})
+
+    @classmethod
+    def fitted(cls, networks: Params) -> DiagonalGaussian:
+        """From a stack of networks: their means and standard deviations.
+
+        Buffers are those of the last network.
+
+        Args:
+            networks: a stack.
+        """
+        size = stack_size(networks)
+        if size < 2:
+            raise ValueError(f"`networks` must hold at least 2 networks, got {size}.")
+        weights = {name: t for name, t in networks.items() if is_weight(name, t)}
+        least = torch.finfo(next(iter(weights.values())).dtype).tiny
+        mean = {name: t.mean(0) if name in weights else t[-1] for name, t in networks.items()}
+        return cls(mean, {name: t.std(0).clamp(min=least) for name, t in weights.items()})
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n networks; gradients flow to mean and standard deviation."""

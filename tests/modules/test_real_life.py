@@ -433,7 +433,7 @@ def test_wrong_inputs_do_not_change_how_a_network_runs():
     [
         (lambda: DeepEnsemble(nn.Sequential(nn.LazyLinear(3))), "lazy parameters"),
         (lambda: DeepEnsemble(nn.Linear(2, 2, dtype=torch.complex64)), "complex parameters"),
-        (lambda: DeepEnsemble(network(), start_from="no.pt"), "`start_from` no.pt does not exist"),
+        (lambda: DeepEnsemble(network(), start_from="no.pt"), "no networks at no.pt"),
     ],
 )
 def test_networks_and_files_that_cannot_be_used(make, message):

@@ -1,0 +1,156 @@
+"""Posteriors out of what is trained already: banks, folders, single files; nothing is trained."""
+
+import pytest
+import torch
+from module_cases import Blobs, adam, network, same, trainer
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bnn import params as P
+from lightning_bnn.bank import CheckpointBank, read_networks
+from lightning_bnn.callbacks import CheckpointHarvester
+from lightning_bnn.modules import DeepEnsemble, FromCheckpoints, Laplace, MCDropout
+from lightning_bnn.posteriors import DiagonalGaussian, LowRankGaussian, Mixture
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a bank of two members over six epochs, and one of state dicts."""
+    root = tmp_path_factory.mktemp("trained")
+    module = DeepEnsemble(network(batch_norm=True), members=2, optimizer=adam)
+    harvest = CheckpointHarvester(root / "bank", every_n_epochs=1)
+    trainer(harvest, max_epochs=6).fit(module, Blobs())
+    (root / "files").mkdir()
+    for k, one in enumerate(P.unstack(module.member_stack())):
+        torch.save({f"net.{n}": t.clone() for n, t in one.items()}, root / "files" / f"{k + 9}.pt")
+    return root, module
+
+
+def test_networks_of_any_source(trained):
+    root, module = trained
+    bank = CheckpointBank(root / "bank", "r")
+    like = network(batch_norm=True)
+    stack, records = read_networks(root / "bank", like)
+    assert same(stack, bank[:])
+    assert records == bank.records
+    last, _ = read_networks(root / "bank", like, last=3)
+    assert same(last, bank[-3:])
+    files, found = read_networks(root / "files", like)
+    assert same(files, module.member_stack())
+    assert [r["file"] for r in found] == ["9.pt", "10.pt"]
+    one, _ = read_networks(root / "files" / "10.pt", like, prefix="net.")
+    assert same(one, {n: t[1:] for n, t in files.items()})
+
+
+@pytest.mark.parametrize("source", ["bank", "files"])
+def test_the_ensemble_of_a_folder_is_the_ensemble(trained, source):
+    root, module = trained
+    wanted = trainer().test(module, Blobs(), verbose=False)
+    net = network(batch_norm=True)
+    for other in (
+        FromCheckpoints(net, str(root / source), last=2),
+        DeepEnsemble(net, members=2, start_from=str(root / source)),
+    ):
+        found = trainer().test(other, Blobs(), verbose=False)
+        for one, two in zip(found, wanted, strict=True):
+            assert one == pytest.approx(two, abs=1e-6)
+
+
+def test_gaussians_of_a_bank(trained):
+    root, _ = trained
+    bank = CheckpointBank(root / "bank", "r")
+    for kind, fit in (("diagonal", DiagonalGaussian), ("low_rank", LowRankGaussian)):
+        module = FromCheckpoints(network(batch_norm=True), str(root / "bank"), kind=kind)
+        assert isinstance(module.posterior(), Mixture)
+        for m, mode in enumerate(module.posterior().components):
+            wanted = fit.fitted(bank[list(range(m, 12, 2))])
+            assert same(mode.state_dict(), wanted.state_dict())
+        (found, *_) = trainer().test(module, Blobs(), verbose=False)
+        assert found["test/acc"] > 0.6
+        # the networks have statistics of their own: not those that the bank holds
+        judged = module.judged_posterior().networks["1.running_mean"]
+        assert not torch.allclose(judged[0], judged[1])
+
+
+def test_a_diagonal_gaussian_has_the_moments_of_its_networks():
+    rows = torch.randn(7, 5, dtype=torch.float64)
+    found = DiagonalGaussian.fitted({"w": rows})
+    torch.testing.assert_close(found.mean.detach(), rows.mean(0))
+    torch.testing.assert_close(found.log_std.exp().detach(), rows.std(0))
+
+
+def test_laplace_without_training(trained, tmp_path):
+    """The curvature is computed before the first test, saved, and the same as after a fit."""
+    root, module = trained
+    options = {"structure": "diag", "members": 2, "start_from": str(root / "files")}
+    laplace = Laplace(network(batch_norm=True), **options)
+    run = trainer()
+    (found, *_) = run.test(laplace, Blobs(), verbose=False)
+    assert same(laplace.member_stack(), module.member_stack())
+    assert isinstance(laplace.posterior(), Mixture)
+    run.save_checkpoint(tmp_path / "it.ckpt")
+    other = Laplace.load_from_checkpoint(tmp_path / "it.ckpt", network=network(batch_norm=True))
+    bare = DataLoader(TensorDataset(*Blobs().load().test), batch_size=16)  # no training data
+    (again, *_) = trainer().test(other, bare, verbose=False)
+    assert again["test/nll"] == pytest.approx(found["test/nll"])
+    map_ = DeepEnsemble(network(batch_norm=True), members=2, start_from=str(root / "files"))
+    (plain, *_) = trainer().test(map_, Blobs(), verbose=False)
+    assert plain["test/nll"] != pytest.approx(found["test/nll"], abs=1e-3)
+
+
+def test_dropout_without_training(trained):
+    root, _ = trained
+    module = MCDropout(network(batch_norm=True), p=0.3, start_from=str(root / "files" / "9.pt"))
+    (found, *_) = trainer().test(module, Blobs(), verbose=False)
+    assert found["test/mi"] > 0.01
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda root: FromCheckpoints(network(), str(root / "no")), "There are no networks at"),
+        (
+            lambda root: FromCheckpoints(network(), str(root / "bank")),
+            "does not fit: '2.weight'|'3",
+        ),
+        (lambda root: FromCheckpoints(network(width=9), str(root / "files")), "does not fit"),
+        (lambda root: FromCheckpoints(network(), str(root)), "does not fit"),
+        (
+            lambda root: FromCheckpoints(
+                network(batch_norm=True), str(root / "files" / "9.pt"), kind="low_rank"
+            ),
+            "`networks` must hold at least 2",
+        ),
+        (
+            lambda root: FromCheckpoints(
+                network(batch_norm=True), str(root / "files"), kind="swag"
+            ),
+            "`kind` must be",
+        ),
+        (
+            lambda root: FromCheckpoints(network(batch_norm=True), str(root / "files"), last=0),
+            "`last` must be at least 1",
+        ),
+        (
+            lambda root: DeepEnsemble(
+                network(batch_norm=True), members=3, start_from=str(root / "files")
+            ),
+            "holds 2 networks, fewer than the 3 members",
+        ),
+    ],
+)
+def test_bad_input(trained, make, message):
+    with pytest.raises(ValueError, match=message):
+        make(trained[0])
+
+
+@pytest.mark.bad_input
+def test_an_empty_bank(tmp_path):
+    bank = CheckpointBank(tmp_path)
+    bank.append(P.of(network()))
+    bank.truncate(0)
+    bank.close()
+    with pytest.raises(ValueError, match="The bank .* is empty"):
+        FromCheckpoints(network(), str(tmp_path))
