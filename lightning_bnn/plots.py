@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "chains_figure",
     "curves_figure",
     "gaussians_figure",
     "hexbin_figure",
@@ -144,6 +145,28 @@ def marginals_figure(layers: Mapping[str, Mapping[str, Tensor]], bins: int = 60)
             ax.hist(values.double().numpy(), bins, density=True, histtype="step", label=form)
         ax.set_title(layer, fontsize=9)
     axes[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def chains_figure(chains: Mapping[str, Tensor], rhat: Mapping[str, Tensor]) -> Figure:
+    """One number of every space along all chains, the worst one, and the R-hat of all of them.
+
+    Args:
+        chains: ``(chains, times, numbers)`` by space.
+        rhat: ``(numbers,)`` by space.
+    """
+    figure, axes = _panels(2 * len(chains), (3.2 * len(chains), 4.6), len(chains))
+    for ax, (space, values) in zip(axes, chains.items(), strict=False):
+        worst = int(rhat[space].argmax())
+        ax.plot(values[..., worst].T.numpy(), linewidth=0.8)
+        ax.set_title(f"{space}: number {worst}", fontsize=9)
+        ax.set_xlabel("network")
+    for ax, space in zip(axes[len(chains) :], chains, strict=True):
+        ax.hist(rhat[space].clamp(max=5).numpy(), 40, color="0.6")
+        ax.axvline(1.01, color="tab:red", linewidth=1)
+        ax.set_xlabel("R-hat" + (" (5 and more at 5)" if float(rhat[space].max()) > 5 else ""))
+    axes[0].set_ylabel("value")
+    axes[len(chains)].set_ylabel("numbers")
     return figure
 
 

@@ -5,9 +5,16 @@
 >>> trainer = Trainer(callbacks=[PermutationTau(), MassGap()], logger=False, accelerator="cpu")
 """
 
+from lightning_bnn.callbacks.chain_diagnostics import ChainDiagnostics
 from lightning_bnn.callbacks.figures import PosteriorFigures
 from lightning_bnn.callbacks.harvester import CheckpointHarvester
 from lightning_bnn.callbacks.mass_gap import MassGap
 from lightning_bnn.callbacks.permutation_tau import PermutationTau
 
-__all__ = ["CheckpointHarvester", "MassGap", "PermutationTau", "PosteriorFigures"]
+__all__ = [
+    "ChainDiagnostics",
+    "CheckpointHarvester",
+    "MassGap",
+    "PermutationTau",
+    "PosteriorFigures",
+]

@@ -19,6 +19,7 @@ class ImageData(DataModule):
         seed: decides splits, order and augmentation.
         val_size: training examples that are held out for validation.
         augment: random crops with four pixels of padding, and mirror images of photographs.
+        standardise: pixels of mean zero and variance one; otherwise they are from 0 to 1.
         download: fetch what is missing.
     """
 
@@ -32,8 +33,11 @@ class ImageData(DataModule):
         seed: int = 0,
         val_size: int = 5000,
         augment: bool = True,
+        standardise: bool = True,
         download: bool = False,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed)
         self.root, self.val_size, self.download = data_root(root), val_size, download
+        if not standardise:
+            self.mean = self.std = None
         self.augmentation = CropFlip(4, flip=self.mirrored) if augment else None

@@ -1,0 +1,170 @@
+"""Do parallel chains agree: as functions, and as weights with and without their symmetries?"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from lightning_bnn import params as P
+from lightning_bnn._compat import figure_step
+from lightning_bnn.callbacks.figure_logging import log_figure, log_folder
+from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.metrics import effective_sample_size, rhat
+from lightning_bnn.params import Params
+from lightning_bnn.plots import chains_figure
+from lightning_bnn.symmetry import Symmetries, canonicalise, discover
+
+__all__ = ["ChainDiagnostics"]
+
+_LEAST = 8
+"""Networks of a chain without which nothing can be said."""
+
+
+class ChainDiagnostics(Callback):
+    r"""Logs :math:`\hat R` and effective sample sizes of the chains of `SGHMC` and `HMC`.
+
+    Of the predictions for some inputs (``function``), of some weights (``weights``) and of the same
+    weights in canonical form (``canonical``): ``posterior/rhat_max/<space>``,
+    ``posterior/rhat_median/<space>``, ``posterior/ess_min/<space>``, and the figure
+    ``posterior/chains``. Chains in different copies of one mode agree as functions and differ as
+    weights; the canonical form tells whether symmetries are the reason.
+
+    Args:
+        every_n_epochs: look after so many epochs.
+        inputs: examples of the first batch whose predictions are compared.
+        weights: how many weights are followed.
+        scaling: of the canonical form, see `lightning_bnn.symmetry.canonicalise`.
+        permutation: of the canonical form.
+    """
+
+    def __init__(
+        self,
+        every_n_epochs: int = 1,
+        inputs: int = 32,
+        weights: int = 500,
+        scaling: Literal["unit-norm", "unit-std", "min-mass"] = "unit-norm",
+        permutation: str = "max",
+    ) -> None:
+        settings = {"every_n_epochs": every_n_epochs, "inputs": inputs, "weights": weights}
+        for name, value in settings.items():
+            if value < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {value}.")
+        self.every_n_epochs, self.inputs, self.weights = every_n_epochs, inputs, weights
+        self.scaling, self.permutation = scaling, permutation
+        self.values: dict[str, Tensor] = {}
+        """What is followed of every space, ``(chains, times, numbers)``."""
+        self._probe: tuple[Any, ...] = ()
+        self._symmetries: Symmetries | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"probe": [x.cpu() if isinstance(x, Tensor) else x for x in self._probe]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._probe = tuple(state_dict["probe"])
+
+    # -------------------------------------------------------- hooks
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if not callable(getattr(pl_module, "chains", None)):
+            raise ValueError(
+                f"ChainDiagnostics needs a module with chains, such as SGHMC or HMC; "
+                f"{type(pl_module).__name__} has none."
+            )
+        self.values, self._symmetries = {}, None
+        self._folder = log_folder(trainer)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
+        if not self._probe:
+            inputs = pl_module.inputs_and_targets(batch)[0]
+            self._probe = tree_map(lambda t: t[: self.inputs].detach(), tuple(inputs))
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        last = trainer.current_epoch + 1 == trainer.max_epochs
+        due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
+        if not (due or last) or not trainer.is_global_zero:
+            return
+        self._collect(pl_module)
+        if not self.values or next(iter(self.values.values())).shape[1] < _LEAST:
+            return
+        found = {space: _healthy(values) for space, values in self.values.items()}
+        for name, value in diagnoses(found).items():
+            pl_module.log(f"posterior/{name}", value, rank_zero_only=True)
+        figure = chains_figure(found, {space: rhat(values) for space, values in found.items()})
+        log_figure(trainer, self._folder, "posterior/chains", figure, figure_step(trainer))
+
+    # -------------------------------------------------------- what is followed
+    @torch.no_grad()
+    def _collect(self, pl_module: Any) -> None:
+        """Look at the networks that are new."""
+        chains = pl_module.chains()
+        if not chains:
+            return
+        members, times = next(iter(chains.values())).shape[:2]
+        seen = next(iter(self.values.values())).shape[1] if self.values else 0
+        if times == seen:
+            return
+        new = {name: t[:, seen:].flatten(0, 1) for name, t in chains.items()}
+        rows = {"function": self._predictions(pl_module, new), **self._weights(pl_module, new)}
+        for space, values in rows.items():
+            found = values.flatten(1).double().cpu().unflatten(0, (members, times - seen))
+            before = self.values.get(space)
+            self.values[space] = found if before is None else torch.cat([before, found], 1)
+
+    def _predictions(self, pl_module: Any, networks: Params) -> Tensor:
+        template = pl_module.template
+        first = next(iter(networks.values()))
+        inputs = tree_map(lambda t: t.to(first.device), pl_module._cast(self._probe))
+        training = template.training
+        outputs = P.apply(template.eval(), networks, *inputs)
+        template.train(training)
+        known = isinstance(pl_module.likelihood, Categorical)
+        return outputs.softmax(-1) if known else outputs
+
+    def _weights(self, pl_module: Any, networks: Params) -> dict[str, Tensor]:
+        """Some weights as they are, and in canonical form if the symmetries can be found."""
+        found = {"weights": networks}
+        if self._symmetries is None:
+            self._find(pl_module)
+        if self._symmetries is not None:
+            found["canonical"] = canonicalise(
+                networks, self._symmetries, self.scaling, self.permutation
+            )
+        names = P.weight_names(pl_module.template)
+        return {space: self._some(P.ravel(p, names, stacked=True)[0]) for space, p in found.items()}
+
+    def _find(self, pl_module: Any) -> None:
+        template, _, example = pl_module.weights()
+        try:
+            self._symmetries = discover(template, *example)
+        except ValueError as error:
+            rank_zero_warn(f"ChainDiagnostics has no canonical form: {error}")
+
+    def _some(self, rows: Tensor) -> Tensor:
+        count = min(self.weights, rows.shape[1])
+        places = (torch.arange(count) + 0.5) * rows.shape[1] / count
+        return rows[:, places.long().to(rows.device)]
+
+
+def diagnoses(spaces: dict[str, Tensor]) -> dict[str, float]:
+    """Numbers of every space, from what is followed ``(chains, times, numbers)``.
+
+    >>> sorted(diagnoses({"function": torch.randn(2, 50, 3)}))
+    ['ess_min/function', 'rhat_max/function', 'rhat_median/function']
+    """
+    numbers = {}
+    for space, values in spaces.items():
+        reduction = rhat(values)
+        numbers[f"rhat_max/{space}"] = float(reduction.max())
+        numbers[f"rhat_median/{space}"] = float(reduction.median())
+        numbers[f"ess_min/{space}"] = float(effective_sample_size(values).min())
+    return numbers
+
+
+def _healthy(values: Tensor) -> Tensor:
+    """Without chains that have diverged."""
+    finite = values.isfinite().flatten(1).all(1)
+    return values[finite] if bool(finite.any()) else torch.zeros_like(values)

@@ -1,0 +1,116 @@
+"""R-hat and sample sizes of chains: permuted copies of one mode, resume, pictures, errors."""
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from module_cases import Blobs, adam, network, trainer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lightning_bnn import params as P
+from lightning_bnn import samplers
+from lightning_bnn.callbacks import ChainDiagnostics
+from lightning_bnn.metrics import effective_sample_size, rhat
+from lightning_bnn.modules import SGHMC, DeepEnsemble
+from lightning_bnn.symmetry import canonicalise, discover, permute, random_permutations
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def chains(net=None, **options):
+    torch.manual_seed(0)
+    return SGHMC(
+        net or network(), every_n_steps=2, optimizer=lambda p: samplers.SGHMC(p, lr=0.02),
+        **{"members": 2, **options},
+    )  # fmt: skip
+
+
+def test_the_numbers_are_those_of_the_metrics(tmp_path):
+    module, look = chains(), ChainDiagnostics(inputs=5, weights=1000)
+    run = trainer(look, max_epochs=5, logger=TensorBoardLogger(tmp_path))
+    run.fit(module, Blobs())
+    held = module.chains()
+    flat = {n: t.flatten(0, 1) for n, t in held.items()}
+    outputs = P.apply(module.template.eval(), flat, *look._probe).softmax(-1)
+    symmetries = discover(module.template, *module.example())
+    spaces = {
+        "function": outputs.flatten(1),
+        "weights": P.ravel(flat, stacked=True)[0],
+        "canonical": P.ravel(canonicalise(flat, symmetries), stacked=True)[0],
+    }
+    for space, rows in spaces.items():
+        values = rows.double().unflatten(0, (2, 15))
+        torch.testing.assert_close(look.values[space], values)
+        logged = run.callback_metrics
+        assert logged[f"posterior/rhat_max/{space}"] == pytest.approx(float(rhat(values).max()))
+        wanted = float(effective_sample_size(values).min())
+        assert logged[f"posterior/ess_min/{space}"] == pytest.approx(wanted)
+    events = EventAccumulator(run.log_dir, {"images": 0}).Reload()
+    assert "posterior/chains" in events.Tags()["images"]
+    assert "posterior/rhat_median/canonical" in events.Tags()["scalars"]
+
+
+def test_chains_in_permuted_copies_of_one_mode_agree_once_canonical():
+    """Two chains around one network, one of them with its units in another order."""
+    module = chains(network(width=5))
+    sym = discover(module.template, torch.randn(2, 6))
+    g = torch.Generator().manual_seed(0)
+    own = {n: 3 * t[:1].clone() for n, t in module.member_stack().items()}
+    order = random_permutations(sym, generator=g)
+    for _ in range(40):
+        one, two = (
+            {n: t + 0.01 * torch.randn(t.shape, generator=g) for n, t in own.items()}
+            for _ in range(2)
+        )
+        moved = permute({n: t[0] for n, t in two.items()}, sym, order)
+        pair = {n: torch.stack([one[n][0], moved[n]]) for n in own}
+        module.samples.append(pair)
+    look = ChainDiagnostics()
+    look._probe = (torch.randn(8, 6, generator=g),)
+    module.example_input_array = torch.randn(2, 6)
+    look._collect(module)
+    worst = {space: float(rhat(values).max()) for space, values in look.values.items()}
+    assert worst["function"] < 1.3
+    assert worst["canonical"] < 1.3
+    assert worst["weights"] > 1.8
+
+
+def test_a_resumed_run_looks_at_the_same_inputs(tmp_path):
+    def run(epochs, ckpt_path=None):
+        look = ChainDiagnostics()
+        keep = ModelCheckpoint(tmp_path, save_last=True)
+        going = trainer(look, keep, enable_checkpointing=True, max_epochs=epochs)
+        going.fit(chains(), Blobs(), ckpt_path=ckpt_path)
+        return look.values
+
+    whole = run(6)
+    (tmp_path / "last.ckpt").unlink()
+    run(3)
+    (tmp_path / "last.ckpt").rename(tmp_path / "half.ckpt")
+    resumed = run(6, tmp_path / "half.ckpt")
+    for space, values in whole.items():
+        torch.testing.assert_close(resumed[space], values)
+
+
+class Branching(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(x) if float(x.sum()) > 1e9 else 2 * self.layer(x)
+
+
+def test_without_symmetries_there_is_the_rest():
+    look = ChainDiagnostics()
+    with pytest.warns(UserWarning, match="ChainDiagnostics has no canonical form"):
+        trainer(look, max_epochs=4).fit(chains(Branching()), Blobs())
+    assert set(look.values) == {"function", "weights"}
+
+
+@pytest.mark.bad_input
+def test_bad_input():
+    with pytest.raises(ValueError, match="DeepEnsemble has none"):
+        trainer(ChainDiagnostics()).fit(DeepEnsemble(network(), optimizer=adam), Blobs())
+    with pytest.raises(ValueError, match="`inputs` must be at least 1"):
+        ChainDiagnostics(inputs=0)
