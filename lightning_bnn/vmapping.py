@@ -23,6 +23,7 @@ weights; those of a convolution, which is used at many places, twelve times."""
 BUDGET = {"cpu": 8 * 2**20, "cuda": 2**31}
 """Bytes of activations that run at once: on a CPU they should stay in its cache."""
 _SIZES: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
+_WORK: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 _NOT_VMAPPABLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _ANNOUNCED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _log = logging.getLogger("lightning_bnn.params")
@@ -41,6 +42,8 @@ def runs_at_once(model: nn.Module, chunk_size: int | None = None) -> bool:
 
 
 def _work(model: nn.Module) -> int:
+    if model in _WORK:
+        return _WORK[model]
     modules = list(model.modules())
     everywhere = [
         p
@@ -48,7 +51,8 @@ def _work(model: nn.Module) -> int:
         if isinstance(m, nn.modules.conv._ConvNd)
         for p in m.parameters(recurse=False)
     ]
-    return sum(p.numel() for p in model.parameters()) + 11 * sum(p.numel() for p in everywhere)
+    work = sum(p.numel() for p in model.parameters()) + 11 * sum(p.numel() for p in everywhere)
+    return _WORK.setdefault(model, work)
 
 
 def remember_loop(model: nn.Module, error: Exception) -> None:

@@ -87,8 +87,10 @@ class _OneByOne(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor) -> tuple[Tensor | None, ...]:
+        summed = bool((weight == 1).all())  # as nearly always: spare a copy of all gradients
+
         def weighed(grad: Tensor) -> Tensor:
-            return grad * weight.to(grad).reshape(-1, *(1,) * (grad.ndim - 1))
+            return grad if summed else grad * weight.to(grad).reshape(-1, *(1,) * (grad.ndim - 1))
 
         shared = [weighed(parts).sum(0) for parts in ctx.of_shared]
         stacked = [weighed(ctx.grads[k]) if k in ctx.grads else None for k in range(ctx.total)]

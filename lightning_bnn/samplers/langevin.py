@@ -67,7 +67,12 @@ class Langevin(torch.optim.Optimizer):
             value = defaults[name]
             if value is not None and not value >= 0:
                 raise ValueError(f"`{name}` must not be negative, got {value}.")
+        self._scratch: dict[Any, Tensor] = {}
         super().__init__(params, defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without memory that is only used again."""
+        return {**super().__getstate__(), "_scratch": {}}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -90,11 +95,8 @@ class Langevin(torch.optim.Optimizer):
 
     def _move(self, group: dict[str, Any], params: list[Tensor], index: int) -> None:
         values, grads = ([_local(t) for t in ts] for ts in (params, [p.grad for p in params]))
-        decay = _decay(group)
-        if decay:
-            grads = torch._foreach_add(grads, values, alpha=decay)
         noise = self._noise(group, params, index, "noise") if group["temperature"] > 0 else None
-        self.update(group, params, values, list(grads), noise, index)
+        self.update(group, params, values, grads, noise, index)
 
     @abstractmethod
     def update(
@@ -112,7 +114,8 @@ class Langevin(torch.optim.Optimizer):
             group: rates and counters.
             params: keys of the state.
             values: what moves, the local part of each parameter.
-            grads: gradients of the mean loss with the prior's share; not those of the parameters.
+            grads: gradients of the mean loss, to be left alone; the prior adds `decay_of` times the
+                values.
             noise: standard normal numbers; None at temperature 0.
             index: of the group.
         """
@@ -120,16 +123,23 @@ class Langevin(torch.optim.Optimizer):
     def _noise(
         self, group: dict[str, Any], params: Sequence[Tensor], index: int, kind: str
     ) -> list[Tensor]:
-        """One draw for all tensors, cut into their shapes."""
+        """One draw for all tensors, cut into their shapes; noise lasts until the next one."""
         values = [_local(p) for p in params]
         first = values[0]
         key = (group["seed"], group["step"], index, kind, str(first.dtype), *_shard(params[0]))
         generator = keyed_generator(*key, device=first.device)
         sizes = [v.numel() for v in values]
-        flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
+        flat = self._memory(first, sum(sizes)) if kind == "noise" else first.new_empty(sum(sizes))
         flat.normal_(generator=generator)
         pieces = flat.split(sizes)
         return [piece.view(v.shape) for piece, v in zip(pieces, values, strict=True)]
+
+    def _memory(self, like: Tensor, size: int) -> Tensor:
+        """The same memory at every step: new pages would cost as much as the draw."""
+        held = self._scratch.get((like.device, like.dtype))
+        if held is None or len(held) < size:
+            held = self._scratch[like.device, like.dtype] = like.new_empty(size)
+        return held[:size]
 
     def _check(self, group: dict[str, Any]) -> None:
         if group["num_data"] is None:
@@ -146,7 +156,8 @@ def temperature_of(group: dict[str, Any]) -> float:
     return group["temperature"] / group["num_data"]
 
 
-def _decay(group: dict[str, Any]) -> float:
+def decay_of(group: dict[str, Any]) -> float:
+    """What the prior adds to the gradient of the mean loss, in units of the values."""
     if group["prior_precision"] is not None:
         return group["prior_precision"] / group["num_data"]
     return group["weight_decay"] or 0.0

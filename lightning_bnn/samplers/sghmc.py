@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.samplers.langevin import Langevin, temperature_of
+from lightning_bnn.samplers.langevin import Langevin, decay_of, temperature_of
 
 __all__ = ["SGHMC"]
 
@@ -84,6 +84,8 @@ class SGHMC(Langevin):
         velocities = self._velocities(group, params, values, index)
         torch._foreach_mul_(velocities, mu)
         torch._foreach_add_(velocities, grads, alpha=-root)
+        if decay_of(group):
+            torch._foreach_add_(velocities, values, alpha=-root * decay_of(group))
         if noise is not None:
             friction = 1 - mu - group["noise_estimate"]
             scale = math.sqrt(2 * max(friction, 0.0) * temperature_of(group))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.samplers.langevin import Langevin, temperature_of
+from lightning_bnn.samplers.langevin import Langevin, decay_of, temperature_of
 
 __all__ = ["SGLD", "PreconditionedSGLD"]
 
@@ -57,6 +57,8 @@ class SGLD(Langevin):
         index: int,
     ) -> None:
         """One step."""
+        if decay_of(group):
+            torch._foreach_mul_(values, 1 - group["lr"] * decay_of(group))
         torch._foreach_add_(values, grads, alpha=-group["lr"])
         if noise is not None:
             scale = math.sqrt(2 * group["lr"] * temperature_of(group))
@@ -120,6 +122,8 @@ class PreconditionedSGLD(Langevin):
         index: int,
     ) -> None:
         """One step."""
+        if decay_of(group):
+            grads = list(torch._foreach_add(grads, values, alpha=decay_of(group)))
         squares = []
         for p, grad in zip(params, grads, strict=True):
             state = self.state[p]

@@ -1,0 +1,284 @@
+"""Steps of samplers next to SGD and to peers; chains side by side; what SWAG's collection costs.
+
+python benchmarks/samplers.py update [--threads 1]
+python benchmarks/samplers.py steps [--network mlp|resnet] [--batch 128] [--threads 1]
+python benchmarks/samplers.py chains [--threads 1]
+python benchmarks/samplers.py swag [--threads 1]
+
+All contestants take the same batches, in turns. The peers are installed by `make bench`; those that
+are not there are left out.
+"""
+
+import argparse
+import logging
+import statistics
+import time
+import warnings
+
+import lightning as L
+import torch
+from torch.nn.functional import cross_entropy
+
+from lightning_bnn import models, samplers
+from lightning_bnn.modules import SGHMC, SWAG
+from lightning_bnn.modules.member_losses import member_losses
+
+warnings.filterwarnings("ignore")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+N, RATE, STEPS = 60_000, 1e-3, 100
+
+
+def network(kind):
+    return models.mlp(784, [512, 512], 10) if kind == "mlp" else models.resnet18(10, 32)
+
+
+def batch(kind, size, device):
+    shape = (784,) if kind == "mlp" else (3, 32, 32)
+    x = torch.randn(size, *shape, device=device)
+    return x, torch.randint(10, (size,), device=device)
+
+
+# ------------------------------------------------------------ optimizers
+def ours(parameters):
+    return samplers.SGHMC(parameters, lr=RATE, num_data=N, prior_precision=1.0)
+
+
+def ours_sgld(parameters):
+    return samplers.SGLD(parameters, lr=RATE, num_data=N, prior_precision=1.0)
+
+
+def ours_preconditioned(parameters):
+    return samplers.PreconditionedSGLD(parameters, lr=RATE, num_data=N, prior_precision=1.0)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, RATE, momentum=0.9, weight_decay=1 / N, foreach=True)
+
+
+def torch_uncertainty_sghmc(parameters):
+    from torch_uncertainty.optim import SGHMC as Theirs
+
+    return Theirs(parameters, lr=RATE)
+
+
+def torch_uncertainty_sgld(parameters):
+    from torch_uncertainty.optim import SGLD as Theirs
+
+    return Theirs(parameters, lr=RATE)
+
+
+OPTIMIZERS = {
+    "SGD with momentum": sgd,
+    "SGHMC": ours,
+    "SGLD": ours_sgld,
+    "PreconditionedSGLD": ours_preconditioned,
+    "torch-uncertainty SGHMC": torch_uncertainty_sghmc,
+    "torch-uncertainty SGLD": torch_uncertainty_sgld,
+}
+
+
+def posteriors(net, x, y):
+    """The functional library: its whole step."""
+    import posteriors as library
+
+    call = library.model_to_function(net)
+
+    def log_posterior(params, data):
+        prior = library.diag_normal_log_prob(params, sd_diag=1.0)
+        return -cross_entropy(call(params, data[0]), data[1]) + prior / N, torch.tensor([])
+
+    transform = library.sgmcmc.sghmc.build(log_posterior, lr=RATE, temperature=1 / N)
+    state = transform.init(dict(net.named_parameters()))
+    box = [state]
+
+    def step():
+        box[0], _ = transform.update(box[0], (x, y), inplace=True)
+
+    return step
+
+
+def available(table):
+    found = {}
+    for name, make in table.items():
+        try:
+            make([torch.nn.Parameter(torch.zeros(1))])
+        except ImportError as error:
+            print(f"{name} is left out: {error}")
+        else:
+            found[name] = make
+    return found
+
+
+# ------------------------------------------------------------ runs
+def in_turns(functions, rounds, device):
+    """Median seconds of every function."""
+    seconds = {name: [] for name in functions}
+    for k in range(rounds + 2):
+        for name, function in functions.items():
+            synchronise(device)
+            start = time.perf_counter()
+            function()
+            synchronise(device)
+            if k >= 2:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def synchronise(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def table(title, found, base):
+    print(title)
+    print(f"{'':<40}{'ms':>10}{'/ ' + base:>32}")
+    for name, seconds in found.items():
+        print(f"{name:<40}{1e3 * seconds:>10.3f}{seconds / found[base]:>32.2f}")
+
+
+def update(options):
+    """The update alone, with gradients that are there."""
+    functions = {}
+    for name, make in available(OPTIMIZERS).items():
+        net = network(options.network).to(options.device)
+        for p in net.parameters():
+            p.grad = torch.randn_like(p)
+        functions[name] = make(net.parameters()).step
+    size = sum(p.numel() for p in network(options.network).parameters())
+    noise, plain = torch.empty(size, device=options.device), functions["SGD with momentum"]
+
+    def with_noise():
+        plain()
+        noise.normal_()
+
+    functions = {"SGD with momentum + one normal_": with_noise, **functions}
+    found = in_turns(functions, options.rounds, options.device)
+    table(head(options, f"update of {options.network}"), found, "SGD with momentum + one normal_")
+
+
+def steps(options):
+    """Forward pass, backward pass and update."""
+    x, y = batch(options.network, options.batch, options.device)
+    functions = {}
+    for name, make in available(OPTIMIZERS).items():
+        net = network(options.network).to(options.device)
+        functions[name] = plain_step(net, make(net.parameters()), x, y)
+    try:
+        functions["posteriors SGHMC"] = posteriors(network(options.network), x, y)
+    except ImportError as error:
+        print(f"posteriors is left out: {error}")
+    found = in_turns(functions, options.rounds, options.device)
+    title = head(options, f"whole step of {options.network}, batch {options.batch}")
+    table(title, found, "SGD with momentum")
+
+
+def plain_step(net, optimizer, x, y):
+    def step():
+        optimizer.zero_grad()
+        cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def chains(options):
+    """Eight chains side by side, and eight runs one after the other; bare, and in Lightning."""
+    print(head(options, "eight chains of SGHMC, batch 64"))
+    print(f"{'':<20}{'':>9}{'a step, bare loops':>29}{'a step, Trainer.fit':>30}")
+    columns = f"{'8 runs ms':>11}{'8 chains ms':>12}{'ratio':>7}"
+    print(f"{'':<20}{'weights':>9}  {columns}{columns}")
+    cases = {
+        "mlp 2-10-2": (models.mlp(2, [10], 2), (2,), 2),
+        "mlp 64-32-10": (models.mlp(64, [32], 10), (64,), 10),
+        "OptuNet": (models.optunet(), (1, 28, 28), 10),
+        "mlp 784-10-10": (models.mlp(784, [10], 10), (784,), 10),
+        "mlp 784-512-512-10": (models.mlp(784, [512, 512], 10), (784,), 10),
+    }
+    for name, (net, shape, classes) in cases.items():
+        x = torch.randn(64, *shape, device=options.device)
+        y = torch.randint(classes, (64,), device=options.device)
+        runs = [one_run(net, x, y, options.device) for _ in range(8)]
+        bare = {
+            "runs": lambda runs=runs: [run() for run in runs],
+            "chains": side_by_side(net, x, y, options.device),
+        }
+        fits = {
+            "runs": lambda n=net, x=x, y=y: [fitted(n, 1, x, y, options) for _ in range(8)],
+            "chains": lambda n=net, x=x, y=y: fitted(n, 8, x, y, options),
+        }
+        pairs = [in_turns(bare, options.rounds, options.device), in_turns(fits, 1, options.device)]
+        pairs[1] = {key: seconds / STEPS for key, seconds in pairs[1].items()}
+        size = sum(p.numel() for p in net.parameters())
+        texts = (
+            f"{1e3 * f['runs']:>11.2f}{1e3 * f['chains']:>12.2f}{f['runs'] / f['chains']:>7.2f}"
+            for f in pairs
+        )
+        print(f"{name:<20}{size:>9}  {''.join(texts)}")
+
+
+def fitted(net, members, x, y, options):
+    """A run of Lightning, from the start of the trainer on."""
+    data = torch.utils.data.TensorDataset(x.repeat(STEPS, *[1] * (x.ndim - 1)), y.repeat(STEPS))
+    loader = torch.utils.data.DataLoader(data, batch_size=64)
+    module = SGHMC(net, members=members, prior_std=None, burn_in=2, optimizer=ours)
+    kind = "gpu" if options.device == "cuda" else "cpu"
+    L.Trainer(
+        max_epochs=1, accelerator=kind, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    ).fit(module, loader)  # fmt: skip
+
+
+def one_run(net, x, y, device):
+    import copy
+
+    own = copy.deepcopy(net).to(device)
+    return plain_step(own, ours(own.parameters()), x, y)
+
+
+def side_by_side(net, x, y, device):
+    module = SGHMC(net, members=8).to(device)
+    optimizer = ours(module.networks.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        stack = dict(module.networks.named_parameters())
+        losses = member_losses(module.template, stack, (x,), lambda out: module.nll(out, y))
+        losses.sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def swag(options):
+    """One collection, against an epoch of 391 steps."""
+    print(head(options, f"SWAG, 20 deviations, epochs of 391 batches of {options.batch}"))
+    print(f"{'':<12}{'collection ms':>15}{'epoch s':>10}{'share':>9}")
+    for kind in ("mlp", "resnet"):
+        x, y = batch(kind, options.batch, options.device)
+        net = network(kind).to(options.device)
+        module = SWAG(network(kind)).to(options.device)
+        for _ in range(20):
+            module.collect()
+        functions = {"step": plain_step(net, sgd(net.parameters()), x, y), "swag": module.collect}
+        found = in_turns(functions, max(3, options.rounds // 5), options.device)
+        epoch = 391 * found["step"]
+        share = found["swag"] / epoch
+        print(f"{kind:<12}{1e3 * found['swag']:>15.2f}{epoch:>10.1f}{100 * share:>8.2f}%")
+
+
+def head(options, text):
+    threads = torch.get_num_threads()
+    return f"{text}; {options.device}, {threads} threads, median of {options.rounds}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=["update", "steps", "chains", "swag"])
+    parser.add_argument("--network", choices=["mlp", "resnet"], default="mlp")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=30)
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    {"update": update, "steps": steps, "chains": chains, "swag": swag}[chosen.command](chosen)
