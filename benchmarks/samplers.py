@@ -164,7 +164,8 @@ def steps(options):
         net = network(options.network).to(options.device)
         functions[name] = plain_step(net, make(net.parameters()), x, y)
     try:
-        functions["posteriors SGHMC"] = posteriors(network(options.network), x, y)
+        net = network(options.network).to(options.device).eval()  # it cannot train BatchNorm
+        functions["posteriors SGHMC"] = posteriors(net, x, y)
     except ImportError as error:
         print(f"posteriors is left out: {error}")
     found = in_turns(functions, options.rounds, options.device)
