@@ -46,6 +46,11 @@ bench: $(STAMP)  ## large networks, and benchmarks side by side with peers
 	$(BIN)/python benchmarks/vi.py steps --threads 2
 	$(BIN)/python benchmarks/vi.py steps --network resnet --batch 32 --rounds 5
 	$(BIN)/python benchmarks/vi.py predict
+	$(BIN)/python benchmarks/samplers.py update
+	$(BIN)/python benchmarks/samplers.py steps
+	$(BIN)/python benchmarks/samplers.py steps --network resnet --rounds 5
+	$(BIN)/python benchmarks/samplers.py chains
+	$(BIN)/python benchmarks/samplers.py swag
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

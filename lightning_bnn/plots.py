@@ -159,14 +159,15 @@ def chains_figure(chains: Mapping[str, Tensor], rhat: Mapping[str, Tensor]) -> F
     for ax, (space, values) in zip(axes, chains.items(), strict=False):
         worst = int(rhat[space].argmax())
         ax.plot(values[..., worst].T.numpy(), linewidth=0.8)
-        ax.set_title(f"{space}: number {worst}", fontsize=9)
-        ax.set_xlabel("network")
+        ax.set_title(f"{space}: the worst of {values.shape[-1]}", fontsize=9)
+        ax.set_xlabel("network of the chain")
+    high = max(1.02, min(5.0, max(float(values.max()) for values in rhat.values())))
     for ax, space in zip(axes[len(chains) :], chains, strict=True):
-        ax.hist(rhat[space].clamp(max=5).numpy(), 40, color="0.6")
+        ax.hist(rhat[space].clamp(max=high).numpy(), 40, (0.99, high), color="0.6")
         ax.axvline(1.01, color="tab:red", linewidth=1)
-        ax.set_xlabel("R-hat" + (" (5 and more at 5)" if float(rhat[space].max()) > 5 else ""))
+        ax.set_xlabel("R-hat (line: 1.01)")
     axes[0].set_ylabel("value")
-    axes[len(chains)].set_ylabel("numbers")
+    axes[len(chains)].set_ylabel("how many")
     return figure
 
 

@@ -153,7 +153,9 @@ class BayesianModule(JudgedModule):
         if self._given_num_data is None and (self.needs_num_data or asking):
             loader = self.trainer.train_dataloader
             self.num_data = data_size(loader, self.trainer.num_training_batches)
-            rank_zero_info(f"{type(self).__name__}: the training set has {self.num_data} examples.")
+            told = f"{type(self).__name__}: the training set has {self.num_data} examples"
+            dropped = getattr(loader, "drop_last", False) and self.num_data % loader.batch_size
+            rank_zero_info(f"{told}; every epoch drops {dropped}." if dropped else f"{told}.")
         for group in asking:
             group["num_data"] = self.num_data
 

@@ -199,6 +199,17 @@ def test_bad_input(options, message):
 
 
 @quiet
+def test_examples_that_a_loader_drops_are_stated(caplog):
+    x, y = Blobs().load().train
+    loader = DataLoader(TensorDataset(x, y), batch_size=8, drop_last=True, shuffle=True)
+    module = SGHMC(network(), optimizer=sampler)
+    with caplog.at_level("INFO"):
+        trainer(max_epochs=1).fit(module, loader)
+    assert "the training set has 60 examples; every epoch drops 4." in caplog.text
+    assert module.num_data == 60
+
+
+@quiet
 def test_before_the_first_sample_the_members_predict():
     module = SGHMC(network(), members=3, burn_in=100, optimizer=sampler)
     run = trainer(max_epochs=1)
