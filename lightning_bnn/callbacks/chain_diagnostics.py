@@ -100,17 +100,15 @@ class ChainDiagnostics(Callback):
     @torch.no_grad()
     def _collect(self, pl_module: Any) -> None:
         """Look at the networks that are new."""
-        chains = pl_module.chains()
+        seen = next(iter(self.values.values())).shape[1] if self.values else 0
+        chains = pl_module.chains(seen)
         if not chains:
             return
-        members, times = next(iter(chains.values())).shape[:2]
-        seen = next(iter(self.values.values())).shape[1] if self.values else 0
-        if times == seen:
-            return
-        new = {name: t[:, seen:].flatten(0, 1) for name, t in chains.items()}
+        shape = next(iter(chains.values())).shape[:2]
+        new = {name: t.flatten(0, 1) for name, t in chains.items()}
         rows = {"function": self._predictions(pl_module, new), **self._weights(pl_module, new)}
         for space, values in rows.items():
-            found = values.flatten(1).double().cpu().unflatten(0, (members, times - seen))
+            found = values.flatten(1).double().cpu().unflatten(0, shape)
             before = self.values.get(space)
             self.values[space] = found if before is None else torch.cat([before, found], 1)
 

@@ -8,7 +8,6 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
 
-from lightning_bnn import params as P
 from lightning_bnn.harvest import Schedule
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.sample_store import BankStore, MemoryStore, SampleStore
@@ -108,10 +107,15 @@ class Chains(DeepEnsemble):
         chosen = [rows[k] for k in order[: self.judged_samples].sort().values.tolist()]
         return Empirical(self.samples.networks(chosen))
 
-    def chains(self) -> Params:
-        """All networks that were kept, as ``(members, times, ...)``."""
-        shape = (len(self.samples), self.members)
-        names = list(P.of(self.template)) if len(self.samples) else []
-        return {
-            name: self.samples.layer(name).unflatten(0, shape).transpose(0, 1) for name in names
-        }
+    def chains(self, first: int = 0) -> Params:
+        """All networks that were kept, as ``(members, times, ...)``; nothing if there are none.
+
+        Args:
+            first: leave out so many times.
+        """
+        times = len(self.samples) - first
+        if times < 1:
+            return {}
+        rows = range(first * self.members, (first + times) * self.members)
+        stack = self.samples.networks(rows)
+        return {n: t.unflatten(0, (times, self.members)).transpose(0, 1) for n, t in stack.items()}

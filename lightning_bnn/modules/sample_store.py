@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.modules.carried import Carried
@@ -34,10 +34,6 @@ class SampleStore(nn.Module, ABC):
     @abstractmethod
     def networks(self, rows: Sequence[int]) -> Params:
         """The networks of these numbers, as a stack."""
-
-    @abstractmethod
-    def layer(self, name: str) -> Tensor:
-        """One tensor of all networks."""
 
     def open(self, members: int, writer: bool) -> None:
         """Get ready for a run; only one process writes."""
@@ -79,10 +75,6 @@ class MemoryStore(Carried, SampleStore):
         members = len(next(iter(self._times[0].values())))
         places = [divmod(row, members) for row in rows]
         return stack([{n: t[m] for n, t in self._times[k].items()} for k, m in places])
-
-    def layer(self, name: str) -> Tensor:
-        """One tensor of all networks."""
-        return torch.cat([members[name] for members in self._times])
 
 
 class BankStore(SampleStore):
@@ -130,11 +122,6 @@ class BankStore(SampleStore):
         """The networks of these numbers, as a stack."""
         bank = CheckpointBank(self.path, "r")
         return {name: t.to(self.rows.device) for name, t in bank[list(rows)].items()}
-
-    def layer(self, name: str) -> Tensor:
-        """One tensor of all networks."""
-        bank = CheckpointBank(self.path, "r")
-        return bank.layer(name, slice(0, int(self.rows))).to(self.rows.device)
 
     def close(self) -> None:
         """Let others write."""

@@ -28,7 +28,7 @@ from lightning_bnn import metrics as M
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
-from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors import Mixture, Posterior
 
 EACH = pytest.mark.parametrize("name", MODULES)
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -101,6 +101,39 @@ def test_a_checkpoint_predicts_the_same_elsewhere(name, tmp_path):
     assert torch.equal(module.eval()(x), loaded.eval()(x))
 
 
+FRESH = """
+import sys, warnings
+import torch
+warnings.filterwarnings("ignore")
+sys.path.insert(0, {tests!r})
+torch.set_num_threads(1)
+from module_cases import MODULES, PER_INPUT, Blobs, dropping, network, trainer
+for name in MODULES:
+    net = network(batch_norm=True)
+    module = MODULES[name](dropping(net) if name in PER_INPUT else net)
+    found = trainer().test(module, Blobs(), ckpt_path={folder!r} + f"/{{name}}.ckpt", verbose=False)
+    torch.save(found, {folder!r} + f"/{{name}}.found")
+"""
+
+
+def test_every_checkpoint_is_tested_in_a_fresh_process(tmp_path):
+    """By `Trainer.test(ckpt_path=...)`, with the numbers of the process that trained."""
+    wanted = {}
+    for name in MODULES:
+        module, data, run = made(name, batch_norm=True), Blobs(), trainer(max_epochs=3)
+        run.fit(module, data)
+        run.save_checkpoint(tmp_path / f"{name}.ckpt")
+        wanted[name] = run.test(module, data, verbose=False)
+    script = tmp_path / "fresh.py"
+    script.write_text(FRESH.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path)))
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name, numbers in wanted.items():
+        for one, two in zip(torch.load(tmp_path / f"{name}.found"), numbers, strict=True):
+            assert one == pytest.approx(two, abs=1e-6), name
+
+
 @EACH
 def test_members_weights_and_posterior(name):
     module, data = made(name, batch_norm=True), Blobs()
@@ -117,6 +150,8 @@ def test_members_weights_and_posterior(name):
     assert isinstance(posterior, Posterior)
     count = module.judged_samples
     assert P.stack_size(posterior.sample(count)) == count
+    both = Mixture([posterior, module.posterior()])
+    assert both.predict(template.eval(), x, 2 * count).shape == (2 * count, 5, 3)
     before = state(module)
     for copied in posterior.state_dict().values():
         copied.zero_()
@@ -250,9 +285,11 @@ out = {{}}
 for name in {names!r}:
     module = made(name, batch_norm=True)
     data = Blobs(n=63, batch_size=5)
-    run = trainer(max_epochs=4, devices={devices}, strategy={strategy!r}, num_sanity_val_steps=0)
+    epochs = 8 if name in {noisy!r} else 4
+    kind = {strategy!r}
+    run = trainer(max_epochs=epochs, devices={devices}, strategy=kind, num_sanity_val_steps=0)
     run.fit(module, data)
-    assert run.global_step >= 20
+    assert run.global_step >= (50 if name in {noisy!r} else 20)
     own = {{k: v for k, v in module.named_parameters()}}
     rows = torch.cat([p.detach().flatten() for p in own.values()])
     if run.world_size > 1:
@@ -290,11 +327,16 @@ def test_two_processes(tmp_path):
         script = tmp_path / f"run{devices}.py"
         script.write_text(
             SCRIPT.format(
-                tests=tests, names=names, devices=devices, strategy=strategy, folder=str(tmp_path)
-            )
+                tests=tests,
+                names=names,
+                devices=devices,
+                strategy=strategy,
+                folder=str(tmp_path),
+                noisy=("chains", "sghmc", "sgld", "hmc"),
+            )  # fmt: skip
         )
         done = subprocess.run(
-            [sys.executable, str(script)], capture_output=True, text=True, timeout=300
+            [sys.executable, str(script)], capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, done.stderr[-3000:]
         results.append(json.loads((tmp_path / f"{devices}.json").read_text()))
