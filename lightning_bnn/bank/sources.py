@@ -47,9 +47,15 @@ def read_networks(
     if (path / "manifest.jsonl").is_file():
         return _of_bank(CheckpointBank(path, "r"), like, last)
     root, files = (path.parent, [path]) if path.is_file() else (path, checkpoint_files(path))
-    kept = files if last is None else files[-last:]
-    found = [read_network(file, root, like, prefix) for file in kept]
-    return P.stack([network for network, _ in found]), [record for _, record in found]
+    found = [read_network(file, root, like, prefix) for file in _without_copies(files)]
+    kept = found if last is None else found[-last:]
+    return P.stack([network for network, _ in kept]), [record for _, record in kept]
+
+
+def _without_copies(files: list[Path]) -> list[Path]:
+    """Lightning's ``last.ckpt`` is one of the others again, if there are others."""
+    others = [file for file in files if file.suffix == ".ckpt" and not file.stem.startswith("last")]
+    return [file for file in files if not (others and file.name == "last.ckpt")]
 
 
 def _of_bank(

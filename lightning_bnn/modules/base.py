@@ -22,7 +22,7 @@ from lightning_bnn.modules.side_by_side import check_elementwise, clip_members, 
 from lightning_bnn.modules.template_module import EXAMPLE_ROWS
 from lightning_bnn.modules.templates import fixed_names
 from lightning_bnn.params import Params
-from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.randomness import key_of, keyed_generator
 
 __all__ = ["BayesianModule"]
 
@@ -80,6 +80,7 @@ class BayesianModule(JudgedModule):
         self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
         self.lr_interval = lr_interval
         self._warned_members: set[int] = set()
+        self._fits = 0
 
     # -------------------------------------------------------- what a method is
     @abstractmethod
@@ -144,12 +145,13 @@ class BayesianModule(JudgedModule):
     def on_train_start(self) -> None:
         """Read N where it was not given, and tell it to samplers that need it."""
         self._warned_members = set()
-        asking = [
-            group
-            for optimizer in self.trainer.optimizers
-            for group in optimizer.param_groups
-            if group.get("num_data", 0) is None
-        ]
+        self._train_data = self.trainer.train_dataloader
+        groups = [group for o in self.trainer.optimizers for group in o.param_groups]
+        for group in groups:
+            if group.get("seed", 0) is None:  # other noise for other seeds, and in another fit
+                group["seed"] = key_of(self.seed, "sampler", self._fits)
+        self._fits += 1
+        asking = [group for group in groups if group.get("num_data", 0) is None]
         if self._given_num_data is None and (self.needs_num_data or asking):
             loader = self.trainer.train_dataloader
             self.num_data = data_size(loader, self.trainer.num_training_batches)
@@ -158,6 +160,11 @@ class BayesianModule(JudgedModule):
             rank_zero_info(f"{told}; every epoch drops {dropped}." if dropped else f"{told}.")
         for group in asking:
             group["num_data"] = self.num_data
+
+    @property
+    def starts_anew(self) -> bool:
+        """Whether this fit neither resumes a checkpoint nor goes on with a trainer's last fit."""
+        return self.trainer.ckpt_path is None and self.trainer.global_step == 0
 
     @property
     def needs_num_data(self) -> bool:

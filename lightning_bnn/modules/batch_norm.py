@@ -21,7 +21,12 @@ def has_statistics(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def refreshed(model: nn.Module, networks: Params, inputs: Iterable[tuple[Any, ...]]) -> Params:
+def refreshed(
+    model: nn.Module,
+    networks: Params,
+    inputs: Iterable[tuple[Any, ...]],
+    chunk_size: int | None = None,
+) -> Params:
     """A stack of networks with the statistics of their own activations, averaged over batches.
 
     One pass over the data for all networks. Dropout is off.
@@ -30,12 +35,14 @@ def refreshed(model: nn.Module, networks: Params, inputs: Iterable[tuple[Any, ..
         model: gives the computation.
         networks: a stack; it is not changed.
         inputs: of the training batches.
+        chunk_size: networks that run at once.
     """
     runner = copy.deepcopy(model).eval()
     layers = _layers(runner)
     names = {name for name, t in P.of(model).items() if not P.is_weight(name, t)}
     stack = {name: t.clone() if name in names else t for name, t in networks.items()}
-    chunk = P.stack_size(stack) if P.runs_at_once(model) else 1
+    at_once = P.stack_size(stack) if P.runs_at_once(model, chunk_size) else 1
+    chunk = chunk_size or at_once
     for layer in layers:
         layer.train()
     for k, batch in enumerate(inputs):

@@ -20,7 +20,7 @@ class Carried(nn.Module):
     sent between processes at every step.
 
     Args:
-        tensors: what to carry.
+        tensors: what to carry; these names must then be in a checkpoint, others may be.
 
     >>> Carried({"0.weight": torch.zeros(2)}).double().tensors()["0.weight"].dtype
     torch.float64
@@ -29,6 +29,7 @@ class Carried(nn.Module):
     def __init__(self, tensors: Params | None = None) -> None:
         super().__init__()
         self.register_buffer("_here", torch.empty(0), persistent=False)
+        self._expected = tuple(tensors or ())
         self.hold(dict(tensors or {}))
 
     def tensors(self) -> Params:
@@ -47,6 +48,12 @@ class Carried(nn.Module):
         for name, tensor in self.tensors().items():
             destination[prefix + name] = tensor
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *_: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, _meta: Any, _strict: bool, missing: Any, *_: Any
+    ) -> None:
+        absent = [prefix + name for name in self._expected if prefix + name not in state_dict]
+        if absent:
+            missing.extend(absent)
+            return
         found = {k[len(prefix) :]: t for k, t in state_dict.items() if k.startswith(prefix)}
         self.hold({name: t.detach().to(self._here.device).clone() for name, t in found.items()})

@@ -50,14 +50,22 @@ class Chains(DeepEnsemble):
         if every_n_steps is None and every_n_epochs is None:
             every_n_epochs = 1
         super().__init__(network, members=members, prior_std=prior_std, **kwargs)
+        if any(p.requires_grad for p in self.likelihood.parameters()):
+            raise ValueError(
+                "`likelihood` has parameters of its own, which chains cannot share: take a fixed "
+                "or a heteroscedastic noise."
+            )
         self.schedule = Schedule(every_n_steps, every_n_epochs, start=burn_in)
-        self.samples: SampleStore = MemoryStore() if bank is None else BankStore(bank)
+        self.samples: SampleStore = MemoryStore() if bank is None else BankStore(bank, members)
 
     # -------------------------------------------------------- what is kept
     def on_train_start(self) -> None:
-        """Open the bank too."""
+        """Open the bank too; another run begins other chains."""
         super().on_train_start()
-        self.samples.open(self.members, self.trainer.is_global_zero)
+        if self.starts_anew:
+            self.samples.forget()
+        self.samples.open(self.trainer.is_global_zero)
+        self.trainer.strategy.barrier()
 
     def keep_if_due(self, before: int) -> None:
         """Keep the members, if it is time, after the step that followed so many."""
@@ -66,6 +74,7 @@ class Chains(DeepEnsemble):
         if ended or self.schedule.after_step(before, before + 1):
             record = {"step": before + 1, "epoch": trainer.current_epoch}
             self.samples.append(self._common_stack(), **record)
+            trainer.strategy.barrier()  # others read what the first has written
 
     def _common_stack(self) -> Params:
         """Processes share weights, but not BatchNorm statistics; those of the first count."""

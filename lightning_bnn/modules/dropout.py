@@ -6,12 +6,14 @@ import copy
 from typing import Any, get_args
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.predictive import Predictive
+from lightning_bnn.modules.templates import has_dropout
 from lightning_bnn.posteriors import Dropout
 from lightning_bnn.posteriors.dropout import Layers
 from lightning_bnn.posteriors.dropout_sites import dropout_sites
@@ -54,6 +56,8 @@ class MCDropout(DeepEnsemble):
         given = network if p is None else with_dropout(network, p, layers)
         super().__init__(given, members=members, prior_std=prior_std, **kwargs)
         self.layers = layers
+        if any(isinstance(m, nn.RNNBase) and m.dropout > 0 for m in self.template.modules()):
+            rank_zero_warn("Dropout inside recurrent layers stays off in predictions.")
 
     @property
     def judged_samples(self) -> int:
@@ -127,8 +131,7 @@ def with_dropout(network: nn.Module, p: float, layers: Layers) -> nn.Module:
     if not 0 <= p < 1:
         raise ValueError(f"`p` must be at least 0 and below 1, got {p}.")
     result = copy.deepcopy(network)
-    drops = (m for m in result.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
-    if any(m.p > 0 for m in drops):
+    if has_dropout(result):
         raise ValueError("`network` has dropout: leave `p` out, or take a network without it.")
     weighted = [name for name, m in result.named_modules() if hasattr(m, "weight")]
     linear = [n for n in weighted if type(result.get_submodule(n)) is nn.Linear]

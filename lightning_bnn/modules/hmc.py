@@ -12,6 +12,8 @@ from torch import distributed as dist
 
 from lightning_bnn import samplers
 from lightning_bnn.modules.chains import Chains
+from lightning_bnn.modules.template_module import EXAMPLE_ROWS
+from lightning_bnn.modules.templates import has_dropout
 from lightning_bnn.modules.training_data import Batch, training_batches, training_source
 from lightning_bnn.params import Params
 
@@ -61,11 +63,8 @@ class HMC(Chains):
             every_n_steps=every_n_steps, every_n_epochs=every_n_epochs, bank=bank,
             optimizer=optimizer, **kwargs,
         )  # fmt: skip
-        drops = (m for m in self.template.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
-        if any(m.p > 0 for m in drops):
+        if has_dropout(self.template):
             raise ValueError("`network` has dropout, which would make the energy random.")
-        if any(p.requires_grad for p in self.likelihood.parameters()):
-            raise ValueError("`likelihood` has parameters of its own, chains cannot share them.")
         if self.make_scheduler is not None:
             raise ValueError("`lr_scheduler`: the sampler adapts its step size itself.")
         self.automatic_optimization = False
@@ -76,10 +75,6 @@ class HMC(Chains):
         networks = super().first_networks()
         trained = {name for name, _ in self.template.named_parameters()}
         return {n: t if n in trained else t[:1].expand_as(t) for n, t in networks.items()}
-
-    def trained_parameters(self) -> list[Any]:
-        """The weights."""
-        return [p for p in self.networks.parameters() if p.requires_grad]
 
     def configure_optimizers(self) -> Any:
         """The sampler."""
@@ -94,6 +89,8 @@ class HMC(Chains):
     def on_train_start(self) -> None:
         """Read all the data."""
         super().on_train_start()
+        if any(p.dtype in (torch.bfloat16, torch.float16) for p in self.networks.parameters()):
+            raise ValueError("HMC needs exact energies: take `precision` 32-true or 64-true.")
         batches = list(training_batches(self, training_source(self)))
         count = sum(len(targets) for _, targets in batches)
         if count != self.num_data:
@@ -101,8 +98,17 @@ class HMC(Chains):
                 f"The train loader gives {count} of {self.num_data} examples (`drop_last`?): these "
                 "are the data of the posterior."
             )
-        self._data = batches[self.global_rank :: self.trainer.world_size]
+        if not self._example:
+            first = batches[0][0]
+            self._example = tuple(x[:EXAMPLE_ROWS] if isinstance(x, Tensor) else x for x in first)
+        self._data = [self._share(batch) for batch in batches]
         rank_zero_info(f"HMC: {count} examples in {len(batches)} batches for every gradient.")
+
+    def _share(self, batch: Batch) -> Batch:
+        """The examples of this process."""
+        inputs, targets = batch
+        rows = slice(self.global_rank, None, self.trainer.world_size)
+        return tuple(x[rows] if isinstance(x, Tensor) else x for x in inputs), targets[rows]
 
     def on_fit_end(self) -> None:
         """Let go of the data."""
@@ -115,12 +121,15 @@ class HMC(Chains):
         params = self.trained_parameters()
         total = torch.zeros(self.members, dtype=torch.float64, device=self.device)
         grads = [torch.zeros_like(p) for p in params]
-        for inputs, targets in self._data:
-            nll = len(targets) * self._checked(
-                lambda x=inputs, y=targets: self.member_nll(x, y), inputs
-            )
-            torch._foreach_add_(grads, torch.autograd.grad(nll.sum(), params))
-            total += nll.detach().double()
+        with torch.autocast(self.device.type, enabled=False):  # the test needs exact energies
+            for inputs, targets in self._data:
+                if not len(targets):
+                    continue
+                nll = len(targets) * self._checked(
+                    lambda x=inputs, y=targets: self.member_nll(x, y), inputs
+                )
+                torch._foreach_add_(grads, torch.autograd.grad(nll.sum(), params))
+                total += nll.detach().double()
         if self.trainer.world_size > 1:
             for tensor in (total, *grads):
                 dist.all_reduce(tensor)
@@ -135,8 +144,6 @@ class HMC(Chains):
     # -------------------------------------------------------- transitions
     def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
         """One transition of every chain."""
-        if not self._example:
-            self._example = tuple(x[:2] if isinstance(x, Tensor) else x for x in self._data[0][0])
         before = self.trainer.global_step
         sampler = self.optimizers()
         energies = sampler.step(closure=self.energies)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from lightning_bnn import _compat
@@ -69,6 +70,7 @@ class JudgedModule(TemplateModule):
         self.judge = None
         self._example = ()
         self._predict: Predictor | None = None
+        self._train_data: Any = None
 
     @abstractmethod
     def posterior(self) -> Posterior:
@@ -83,6 +85,21 @@ class JudgedModule(TemplateModule):
         """How many networks predict."""
         return self.eval_samples
 
+    # -------------------------------------------------------- data
+    def use_training_data(self, source: Any) -> None:
+        """Name the training data, where no trainer knows them.
+
+        Args:
+            source: a datamodule, or a loader of batches as the network takes them.
+        """
+        self._train_data = source
+
+    @property
+    def fits_now(self) -> bool:
+        """Whether a trainer is about to change the weights."""
+        state = None if self._trainer is None else self.trainer.state
+        return state is not None and state.fn == TrainerFn.FITTING and not state.finished
+
     # -------------------------------------------------------- evaluation
     def _start(self, judge: Judge | None) -> None:
         """Draw the networks that predict, once for all batches."""
@@ -96,12 +113,17 @@ class JudgedModule(TemplateModule):
                 self.judged_samples, generator, self.chunk_size
             )
 
-    def outputs(self, inputs: Sequence[Any]) -> Tensor:
-        """Outputs of all networks that predict, ``(samples, batch, ...)``."""
+    def outputs(self, inputs: Sequence[Any], *batch: int) -> Tensor:
+        """Outputs of all networks that predict, ``(samples, batch, ...)``.
+
+        Args:
+            inputs: of the network.
+            *batch: which batch this is; random numbers of the predictions depend on it.
+        """
         run = self._predict or self._predictor()
         self._same_mode()
         inputs = self._cast(inputs)
-        with self._randomness("predict"):
+        with self._randomness("predict", *batch):
             found = self._checked(lambda: run(self.template, *inputs), inputs)
         return self._one_tensor(found)
 
@@ -125,24 +147,24 @@ class JudgedModule(TemplateModule):
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Judge one batch; further validation loaders are added to the first."""
-        self._judge_batch(batch, 0)
+        self._judge_batch(batch, 0, dataloader_idx, batch_idx)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Judge one batch of the set that its loader holds."""
-        self._judge_batch(batch, dataloader_idx)
+        self._judge_batch(batch, dataloader_idx, dataloader_idx, batch_idx)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Prediction:
         """Mean prediction and the outputs of every network."""
-        samples = self.outputs(self.inputs_only(batch))
+        samples = self.outputs(self.inputs_only(batch), dataloader_idx, batch_idx)
         return Prediction(self.likelihood.predictive(samples), samples)
 
-    def _judge_batch(self, batch: Any, index: int) -> None:
+    def _judge_batch(self, batch: Any, index: int, *which: int) -> None:
         assert self.judge is not None
         if self.judge.needs_targets(index):
             inputs, targets = self.inputs_and_targets(batch)
-            self.judge.add(self.outputs(inputs), targets, index)
+            self.judge.add(self.outputs(inputs, *which), targets, index)
         else:
-            self.judge.add(self.outputs(self.inputs_only(batch)), None, index)
+            self.judge.add(self.outputs(self.inputs_only(batch), *which), None, index)
 
     def on_validation_epoch_end(self) -> None:
         """Log every number under ``val/``."""
@@ -184,5 +206,5 @@ class JudgedModule(TemplateModule):
         return Predictive(self.template, networks, self.likelihood)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without networks that were drawn for predictions."""
-        return {**self.__dict__, "_predict": None}
+        """Without networks that were drawn for predictions, and without data."""
+        return {**self.__dict__, "_predict": None, "_train_data": None}

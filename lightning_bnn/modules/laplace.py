@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
+from lightning_bnn import params as P
+from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.carried import Carried
 from lightning_bnn.modules.ensemble import DeepEnsemble
+from lightning_bnn.modules.predictive import Predictive
 from lightning_bnn.modules.training_data import training_batches, training_source
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import CurvatureBlock, LaplaceGaussian, Mixture, Posterior
@@ -24,6 +27,7 @@ from lightning_bnn.posteriors.laplace_fit import (
     curvature,
     last_layer_name,
     likeliest_precision,
+    noise_factor,
 )
 
 __all__ = ["Laplace"]
@@ -35,8 +39,9 @@ class Laplace(DeepEnsemble):
     .. math:: \omega \sim N\big(\hat\omega,\; T (H + \lambda I)^{-1}\big)
 
     H is the generalised Gauss-Newton matrix of the summed negative log-likelihood, computed by
-    laplace-torch on the training data (as a whole, without augmentation) after the last epoch, or
-    before the first test of a network that was not trained here. With members, a mixture.
+    laplace-torch on the training data after the last epoch, so that checkpoints from the end hold
+    it, or before a test of networks that have none. While it trains, validation judges the members
+    as they are. With members, a mixture.
 
     Args:
         network: gives the computation; it is copied, not changed.
@@ -76,6 +81,7 @@ class Laplace(DeepEnsemble):
         if not temperature >= 0:
             raise ValueError(f"`temperature` must not be negative, got {temperature}.")
         super().__init__(network, members=members, prior_std=prior_std, **kwargs)
+        noise_factor(self.likelihood)
         self.structure, self.prediction, self.temperature = structure, prediction, temperature
         self.prior_precision = prior_precision
         self.last_layer = last_layer_name(self.template) if layers == "last" else None
@@ -83,19 +89,63 @@ class Laplace(DeepEnsemble):
 
     # -------------------------------------------------------- fit
     def on_train_start(self) -> None:
-        """What was fitted belongs to other weights."""
+        """What was fitted belongs to other weights; see early whether the curvature can be had."""
         super().on_train_start()
+        self.fitted.hold({})
+        example = self.example()
+        if example:
+            self._rehearse(example)
+
+    def _rehearse(self, example: tuple[Any, ...]) -> None:
+        """The curvature of two made-up examples, to fail before the training and not after it."""
+        with torch.inference_mode(False), torch.no_grad():
+            network = {n: t[0].clone() for n, t in self.member_stack().items()}
+            inputs = tuple(x.to(self.device) if isinstance(x, Tensor) else x for x in example)
+            outputs = P.apply(copy.deepcopy(self.template).eval(), network, *inputs)
+        known = isinstance(self.likelihood, Categorical)
+        targets = outputs[:, 0].long() * 0 if known else torch.zeros_like(outputs)
+        self._curvature(network, [single_input(inputs, targets)], progress=False)
+
+    def on_train_epoch_start(self) -> None:
+        """A fit for an end that was none belongs to other weights."""
         self.fitted.hold({})
 
     def on_train_epoch_end(self) -> None:
         """Fit after the last epoch, before the checkpoint is made."""
         super().on_train_epoch_end()
+        if self._ends():
+            self._fit_at_the_end()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """A callback may have ended the run since."""
+        super().on_save_checkpoint(checkpoint)
+        if self.fits_now and not self.fitted.tensors() and self._ends():
+            self._fit_at_the_end()
+            found = self.fitted.tensors().items()
+            checkpoint["state_dict"].update({f"fitted.{name}": t for name, t in found})
+
+    def on_train_end(self) -> None:
+        """Whatever the end was."""
+        if not self.fitted.tensors():
+            self._fit_at_the_end()
+
+    def _ends(self) -> bool:
+        """Whether the epoch that is going on, or just over, is the last."""
         trainer = self.trainer
-        epochs = trainer.max_epochs if trainer.max_epochs not in (None, -1) else math.inf
-        steps = trainer.max_steps if trainer.max_steps != -1 else math.inf
-        ended = trainer.current_epoch + 1 >= epochs or trainer.global_step >= steps
-        if ended or trainer.should_stop:
+        if not trainer.is_last_batch:
+            return False
+        epochs, steps = trainer.current_epoch + 1, trainer.global_step
+        if trainer.should_stop:
+            return epochs >= (trainer.min_epochs or 0) and steps >= (trainer.min_steps or 0)
+        last = trainer.max_epochs if trainer.max_epochs not in (None, -1) else math.inf
+        most = trainer.max_steps if trainer.max_steps != -1 else math.inf
+        return epochs >= last or steps >= most
+
+    def _fit_at_the_end(self) -> None:
+        try:
             self.fit_to(training_source(self))
+        except ValueError as error:  # the trained weights are worth more
+            rank_zero_warn(f"Laplace: the members are trained, but there is no curvature: {error}")
 
     def fit_to(self, source: Any) -> None:
         """Compute the curvature of every member.
@@ -105,18 +155,27 @@ class Laplace(DeepEnsemble):
                 them.
         """
         with torch.inference_mode(False):
-            batches = _SingleInputs(self, source)
-            found = {}
+            batches, found = SingleInputs(self, source), {}
+            if self.num_data is not None and batches.count != self.num_data:
+                rank_zero_warn(
+                    f"The train loader gives {batches.count} of {self.num_data} examples "
+                    "(`drop_last`?): these are the data of the curvature."
+                )
             for m in self.healthy().tolist():
                 network = {n: t[m].clone() for n, t in self.member_stack().items()}
                 found |= self._fit_member(m, network, batches)
         self.fitted.hold(found)
 
-    def _fit_member(self, m: int, network: Params, batches: _SingleInputs) -> Params:
-        blocks = curvature(
+    def _curvature(
+        self, network: Params, batches: Iterable[tuple[Tensor, Tensor]], progress: bool
+    ) -> list[CurvatureBlock]:
+        return curvature(
             self.template, network, batches, self.likelihood, self.structure, self.last_layer,
-            progress=self._shows_progress(),
+            progress,
         )  # fmt: skip
+
+    def _fit_member(self, m: int, network: Params, batches: SingleInputs) -> Params:
+        blocks = self._curvature(network, batches, self._shows_progress())
         precision = self.prior_precision
         if precision is None:
             precision = likeliest_precision(blocks, network)
@@ -166,11 +225,25 @@ class Laplace(DeepEnsemble):
     @property
     def judged_samples(self) -> int:
         """Networks that are drawn; the members before the fit."""
-        return self.eval_samples if self.fitted.tensors() else len(self.healthy())
+        drawn = self.fitted.tensors() and not self.fits_now
+        return self.eval_samples if drawn else len(self.healthy())
+
+    def judged_posterior(self) -> Posterior:
+        """The members while they train."""
+        return super().posterior() if self.fits_now else self.posterior()
+
+    def predictive(self, samples: int | None = None) -> Predictive:
+        """The mean prediction as a plain module; linearised networks are no networks."""
+        if self.fitted.tensors() and self.prediction == "linearised" and self.last_layer is None:
+            raise ValueError(
+                "Linearised networks cannot be exported: take `layers='last'` or "
+                "`prediction='network'`."
+            )
+        return super().predictive(samples)
 
     def _start(self, judge: Any) -> None:
         """Fit first, if that is still to be done and there are data."""
-        if not self.fitted.tensors() and self.trainer.state.fn != TrainerFn.FITTING:
+        if not self.fitted.tensors() and not self.fits_now:
             source = training_source(self)
             if source is None:
                 rank_zero_warn(
@@ -182,14 +255,26 @@ class Laplace(DeepEnsemble):
         super()._start(judge)
 
 
-class _SingleInputs:
-    """The training batches, as often as they are asked for."""
+class SingleInputs:
+    """The training batches of a network of one input, as often as they are asked for.
+
+    Args:
+        module: says what is input and what is target.
+        source: the training data.
+    """
 
     def __init__(self, module: Laplace, source: Any) -> None:
         self.module, self.source = module, source
+        self.count = sum(len(targets) for _, targets in self)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets."""
         for inputs, targets in training_batches(self.module, self.source):
-            if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
-                raise ValueError("`Laplace` takes networks of one input tensor: wrap yours.")
-            yield inputs[0], targets
+            yield single_input(inputs, targets)
+
+
+def single_input(inputs: tuple[Any, ...], targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The input and the targets; laplace-torch takes no more."""
+    if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+        raise ValueError("`Laplace` takes networks of one input tensor: wrap yours.")
+    return inputs[0], targets

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_bnn.modules.batch_norm import has_statistics, refreshed
@@ -18,25 +16,11 @@ __all__ = ["Refreshing"]
 class Refreshing(JudgedModule):
     """Draws networks, and runs the training data through them once if they have BatchNorm."""
 
-    _train_data: Any = None
-
-    def use_training_data(self, source: Any) -> None:
-        """Name the training data, where no trainer knows them.
-
-        Args:
-            source: a datamodule, or a loader of batches as the network takes them.
-        """
-        self.__dict__["_train_data"] = source
-
-    def training_data(self) -> Any:
-        """A loader of training batches or a datamodule, or None."""
-        return training_source(self) if self._train_data is None else self._train_data
-
     def refreshed(self, posterior: Posterior) -> Posterior:
         """The posterior as it predicts: networks that were drawn, with statistics of their own."""
         if not has_statistics(self.template):
             return posterior
-        source = self.training_data()
+        source = training_source(self)
         if source is None:
             rank_zero_warn(
                 "There are no training data for the BatchNorm statistics of the networks, those of "
@@ -46,4 +30,4 @@ class Refreshing(JudgedModule):
         generator = keyed_generator(self.seed, "judged", device=self.device)
         networks = posterior.sample(self.judged_samples, generator)
         batches = (inputs for inputs, _ in training_batches(self, source))
-        return Empirical(refreshed(self.template, networks, batches))
+        return Empirical(refreshed(self.template, networks, batches, self.chunk_size))

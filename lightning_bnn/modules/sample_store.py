@@ -35,11 +35,15 @@ class SampleStore(nn.Module, ABC):
     def networks(self, rows: Sequence[int]) -> Params:
         """The networks of these numbers, as a stack."""
 
-    def open(self, members: int, writer: bool) -> None:
+    def open(self, writer: bool) -> None:
         """Get ready for a run; only one process writes."""
 
     def close(self) -> None:
         """The run is over."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Start anew."""
 
 
 class MemoryStore(Carried, SampleStore):
@@ -68,7 +72,12 @@ class MemoryStore(Carried, SampleStore):
     def hold(self, tensors: Params) -> None:
         """Keep these instead."""
         self._times.clear()
-        self._times.extend(unstack(tensors) if tensors else ())
+        for members in unstack(tensors) if tensors else ():
+            self._times.append({name: t.clone() for name, t in members.items()})
+
+    def forget(self) -> None:
+        """Start anew."""
+        self._times.clear()
 
     def networks(self, rows: Sequence[int]) -> Params:
         """The networks of these numbers, as a stack."""
@@ -82,23 +91,22 @@ class BankStore(SampleStore):
 
     Args:
         path: folder of the bank.
+        members: networks of every time.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, members: int) -> None:
         super().__init__()
-        self.path = path
+        self.path, self.members = path, members
         self.register_buffer("rows", torch.zeros((), dtype=torch.long))
         self._bank: CheckpointBank | None = None
-        self._members = 1
 
     def __len__(self) -> int:
         """Number of times."""
-        return int(self.rows) // self._members
+        return int(self.rows) // self.members
 
-    def open(self, members: int, writer: bool) -> None:
+    def open(self, writer: bool) -> None:
         """Go on where the checkpoint was made; what came after it will come again."""
         self.close()
-        self._members = members
         if not writer:
             return
         self._bank = CheckpointBank(self.path)
@@ -113,15 +121,19 @@ class BankStore(SampleStore):
 
     def append(self, members: Params, **record: Any) -> None:
         """Write all members."""
-        count = len(next(iter(members.values())))
         if self._bank is not None:
-            self._bank.extend(members, [{**record, "member": m} for m in range(count)])
-        self.rows += count
+            records = [{**record, "member": m} for m in range(self.members)]
+            self._bank.extend(members, records)
+        self.rows += self.members
 
     def networks(self, rows: Sequence[int]) -> Params:
         """The networks of these numbers, as a stack."""
         bank = CheckpointBank(self.path, "r")
         return {name: t.to(self.rows.device) for name, t in bank[list(rows)].items()}
+
+    def forget(self) -> None:
+        """Start anew; a bank that is not empty is refused when it is opened."""
+        self.rows.zero_()
 
     def close(self) -> None:
         """Let others write."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_bnn import samplers
 from lightning_bnn.modules.chains import Chains
+from lightning_bnn.modules.templates import has_dropout
 from lightning_bnn.samplers import CyclicalSchedule
 
 __all__ = ["SGHMC"]
@@ -70,7 +71,7 @@ class SGHMC(Chains):
 
     # -------------------------------------------------------- the sampler
     def configure_optimizers(self) -> Any:
-        """The sampler, told of the prior; only weights have one."""
+        """The sampler, told of the prior."""
         configured = super().configure_optimizers()
         sampler = configured["optimizer"] if isinstance(configured, dict) else configured
         if not isinstance(sampler, samplers.Langevin):
@@ -78,15 +79,9 @@ class SGHMC(Chains):
                 f"`optimizer` {type(sampler).__name__} is no sampler: take one of "
                 "lightning_bnn.samplers, such as SGHMC or SGLD."
             )
-        self._set_prior(sampler.param_groups[0])
+        for group in sampler.param_groups:
+            self._set_prior(group)
         return configured
-
-    def trained_parameters(self) -> list[Any]:
-        """Weights, which have a prior, and parameters of the likelihood, which have none."""
-        weights = [p for p in self.networks.parameters() if p.requires_grad]
-        others = [p for p in self.likelihood.parameters() if p.requires_grad]
-        free = {"params": others, "prior_precision": None, "weight_decay": None}
-        return [{"params": weights}, free] if others else weights
 
     def _set_prior(self, group: dict[str, Any]) -> None:
         given = [n for n in ("prior_precision", "weight_decay") if group[n] is not None]
@@ -107,10 +102,14 @@ class SGHMC(Chains):
                 "There is no prior: without `prior_std`, `prior_precision` or `weight_decay` the "
                 "posterior may have no normalisation."
             )
-        if self.trainer.gradient_clip_val:
-            rank_zero_warn("Gradient clipping changes the target of a sampler.")
-        if any(getattr(m, "label_smoothing", 0) for m in self.likelihood.modules()):
-            rank_zero_warn("Label smoothing changes the target of a sampler.")
+        smoothing = any(getattr(m, "label_smoothing", 0) for m in self.likelihood.modules())
+        for name, found in (
+            ("Gradient clipping", self.trainer.gradient_clip_val),
+            ("Label smoothing", smoothing),
+            ("Dropout", has_dropout(self.template)),
+        ):
+            if found:
+                rank_zero_warn(f"{name} changes the target of a sampler.")
 
     def _flat(self) -> bool:
         groups = [g for o in self.trainer.optimizers for g in o.param_groups]

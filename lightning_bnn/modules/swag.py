@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from lightning_bnn import params as P
@@ -75,8 +74,8 @@ class SWAG(Refreshing, DeepEnsemble):
         self.start, self.swa_lr, self.ramp, self.scale = start, swa_lr, ramp, scale
         if swa_lr is not None and self.lr_interval == "step":
             raise ValueError("`swa_lr` needs `lr_interval='epoch'`: its ramp counts epochs.")
-        weights = P.weight_names(self.template)
-        self._weights = [n for n in weights if n in P.of(self.template)]
+        trained = {n for n, p in self.template.named_parameters() if p.requires_grad}
+        self._weights = [n for n in P.weight_names(self.template) if n in trained]
         stack = {n: t for n, t in self.member_stack().items() if n in set(self._weights)}
         zeros = {n: torch.zeros_like(t) for n, t in stack.items()}
         self.mean = Carried(zeros)
@@ -95,6 +94,15 @@ class SWAG(Refreshing, DeepEnsemble):
         before = None if plain else configured["lr_scheduler"]["scheduler"]
         scheduler = HighRate(optimizer, self.swa_lr, self.start, self.ramp, before)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler}}
+
+    def on_train_start(self) -> None:
+        """Another run has moments of its own."""
+        super().on_train_start()
+        if self.starts_anew:
+            self.collected.zero_()
+            for carried in (self.mean, self.squares):
+                torch._foreach_zero_(list(carried.tensors().values()))
+            self.last.forget()
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Collect after the last step of an epoch."""
@@ -149,9 +157,7 @@ class SWAG(Refreshing, DeepEnsemble):
         return super().posterior()
 
     def _drawn(self) -> bool:
-        state = None if self._trainer is None else self.trainer.state
-        fits = state is not None and state.fn == TrainerFn.FITTING and not state.finished
-        return int(self.collected) >= 2 and not fits
+        return int(self.collected) >= 2 and not self.fits_now
 
 
 def _minus(stacked: Params, mean: Params, member: int) -> Params:

@@ -8,7 +8,7 @@ import traceback
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-__all__ = ["fixed_names", "raised_by", "template_of"]
+__all__ = ["fixed_names", "has_dropout", "raised_by", "template_of"]
 
 
 def template_of(network: nn.Module) -> nn.Module:
@@ -31,6 +31,12 @@ def fixed_names(template: nn.Module) -> set[str]:
             prefix = f"{path}." if path else ""
             fixed |= {prefix + name for name, _ in module.named_buffers(recurse=False)}
     return fixed
+
+
+def has_dropout(network: nn.Module) -> bool:
+    """Whether some module of a network drops units in training."""
+    drops = (m for m in network.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
+    return any(m.p > 0 for m in drops)
 
 
 def raised_by(error: BaseException, network: nn.Module) -> bool:

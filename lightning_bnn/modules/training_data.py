@@ -10,7 +10,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
-from lightning_bnn.modules.template_module import TemplateModule
+from lightning_bnn.modules.judged_module import JudgedModule
 from lightning_bnn.randomness import keyed_randomness
 
 __all__ = ["Batch", "training_batches", "training_source"]
@@ -18,14 +18,16 @@ __all__ = ["Batch", "training_batches", "training_source"]
 Batch = tuple[tuple[Any, ...], Tensor]
 
 
-def training_source(module: TemplateModule) -> Any:
-    """The train loader of the fit, else the datamodule of the trainer; None if there is neither."""
-    if module._trainer is None:
-        return None
-    return module.trainer.train_dataloader or module.trainer.datamodule
+def training_source(module: JudgedModule) -> Any:
+    """What was named, else the data of the trainer, else of the last fit; None without any."""
+    if module._trainer is not None:
+        for source in (module.trainer.train_dataloader, module.trainer.datamodule):
+            if source is not None:
+                return source
+    return module._train_data
 
 
-def training_batches(module: TemplateModule, source: Any) -> Iterator[Batch]:
+def training_batches(module: JudgedModule, source: Any) -> Iterator[Batch]:
     """Inputs and targets of an epoch, on the device; every process sees the examples of all.
 
     Loaders of this package give them in order and without augmentation, see `TensorLoader.whole`.
@@ -50,7 +52,7 @@ def training_batches(module: TemplateModule, source: Any) -> Iterator[Batch]:
             yield inputs, targets
 
 
-def _moved_by(module: TemplateModule, datamodule: Any = None) -> Callable[[Any], Any]:
+def _moved_by(module: JudgedModule, datamodule: Any = None) -> Callable[[Any], Any]:
     """How a batch gets to the device, and through the hooks of whom it comes from."""
     if datamodule is not None:
 
@@ -64,7 +66,7 @@ def _moved_by(module: TemplateModule, datamodule: Any = None) -> Callable[[Any],
     return lambda batch: module.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
-def _gathered(module: TemplateModule, value: Any) -> Any:
+def _gathered(module: JudgedModule, value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return torch.flatten(module.all_gather(value), 0, 1)

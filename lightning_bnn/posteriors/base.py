@@ -53,8 +53,7 @@ class Posterior(nn.Module, ABC):
         one = self.sample(1, keyed_generator("size"))
         at_once = max(1, _AT_ONCE // sum(t.nbytes for t in one.values()))
         if n <= at_once:
-            networks = self.sample(n, generator)
-            return lambda model, *x: P.apply(model, networks, *x, chunk_size=chunk_size)
+            return self.drawn_predictor(n, generator, chunk_size)
         seed = int(torch.randint(2**62, (), generator=generator, device=_device(generator)))
         sizes = [min(at_once, n - start) for start in range(0, n, at_once)]
 
@@ -62,11 +61,18 @@ class Posterior(nn.Module, ABC):
             device = next(iter(one.values())).device
             outputs = []
             for k, size in enumerate(sizes):
-                piece = self.sample(size, keyed_generator(seed, k, device=device))
-                outputs.append(P.apply(model, piece, *x, chunk_size=chunk_size))
+                own = keyed_generator(seed, k, device=device)
+                outputs.append(self.drawn_predictor(size, own, chunk_size)(model, *x))
             return tree_map(lambda *parts: torch.cat(parts), *outputs)
 
         return in_pieces
+
+    def drawn_predictor(
+        self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
+    ) -> Predictor:
+        """Predict with n networks that are held in memory; see `predictor`."""
+        networks = self.sample(n, generator)
+        return lambda model, *x: P.apply(model, networks, *x, chunk_size=chunk_size)
 
     def predict(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import torch
@@ -83,7 +84,7 @@ class Dropout(Posterior):
             outputs = []
             for member, count in zip(members, counts, strict=False):
                 stack = {name: t.expand(count, *t.shape) for name, t in member.items()}
-                with _Active(len(self.sites), self.layers):
+                with _Active(len(self.sites), self.layers) as mode, _at_each_run(model, mode.reset):
                     outputs.append(P.apply(model, stack, *x, chunk_size=chunk_size))
             return tree_map(lambda *parts: torch.cat(parts), *outputs)
 
@@ -99,7 +100,7 @@ class _Active(TorchFunctionMode):
 
     def __init__(self, sites: int, layers: Layers) -> None:
         super().__init__()
-        self.sites, self.first, self.calls = sites, sites - 1 if layers == "last" else 0, 0
+        self.first, self.calls = sites - 1 if layers == "last" else 0, 0
 
     def __torch_function__(
         self,
@@ -108,12 +109,25 @@ class _Active(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Every network of a stack passes all sites in turn."""
+        """The sites of a network come in the order of its forward pass."""
         kwargs = kwargs or {}
         if func in ACTIVE:
-            kwargs = {**kwargs, "training": self.calls % self.sites >= self.first}
+            kwargs = {**kwargs, "training": self.calls >= self.first}
             self.calls += 1
         return func(*args, **kwargs)
+
+    def reset(self) -> None:
+        """Another network begins."""
+        self.calls = 0
+
+
+@contextmanager
+def _at_each_run(model: nn.Module, act: Callable[[], None]) -> Iterator[None]:
+    handle = model.register_forward_pre_hook(lambda *_: act())
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _mask(n: int, site: DropoutSite, like: Tensor, generator: torch.Generator | None) -> Tensor:

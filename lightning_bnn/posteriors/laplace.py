@@ -6,13 +6,15 @@ r"""A Gaussian whose precision is a curvature plus that of the prior.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
@@ -150,12 +152,12 @@ class LaplaceGaussian(Posterior):
         return total
 
     # -------------------------------------------------------- predictions
-    def predictor(
+    def drawn_predictor(
         self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
     ) -> Predictor:
-        """Predict with the same n networks, or their linearisations, for every input."""
+        """Predict with n networks, or their linearisations, that are held in memory."""
         if self.last_layer is None and self.prediction == "network":
-            return super().predictor(n, generator, chunk_size)
+            return super().drawn_predictor(n, generator, chunk_size)
         mean, moved = self.constants.tensors(), self.deviations(n, generator)
         if self.last_layer is not None:
             return _LastLayer(mean, moved, self.last_layer)
@@ -168,9 +170,10 @@ class _LastLayer:
     def __init__(self, mean: Params, moved: Params, name: str) -> None:
         prefix = f"{name}." if name else ""
         self.mean, self.name = mean, name
-        self.weight = mean[prefix + "weight"] + moved[prefix + "weight"]
-        bias = prefix + "bias"
-        self.bias = mean[bias] + moved[bias] if bias in moved else None
+        self.weight, self.bias = (
+            mean[n] + moved.get(n, torch.zeros_like(mean[n])[None]) if n in mean else None
+            for n in (prefix + "weight", prefix + "bias")
+        )
 
     def __call__(self, model: nn.Module, *x: Any) -> Tensor:
         features = features_of(model, self.mean, self.name, *x)[0]
@@ -191,13 +194,26 @@ class _Linearised:
             return functional_call(model, {**self.fixed, **weights}, x)
 
         def one(direction: Params) -> Any:
-            value, slope = jvp(run, (self.base,), (direction,))
+            with _differentiable_attention():
+                value, slope = jvp(run, (self.base,), (direction,))
             return tree_map(torch.add, value, slope)
 
         if P.runs_at_once(model, self.chunk_size):
             return torch.vmap(one, chunk_size=self.chunk_size)(self.moved)
         outputs = [one(direction) for direction in P.unstack(self.moved)]
         return tree_map(lambda *parts: torch.stack(parts), *outputs)
+
+
+@contextmanager
+def _differentiable_attention() -> Iterator[None]:
+    """Fused kernels have no forward derivative."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def features_of(model: nn.Module, params: Params, layer: str, *x: Any) -> tuple[Tensor, Any]:

@@ -24,6 +24,7 @@ __all__ = [
     "last_layer_name",
     "likeliest_precision",
     "log_marginal_likelihood",
+    "noise_factor",
 ]
 
 Structure = Literal["full", "kron", "diag"]
@@ -61,7 +62,8 @@ def curvature(
         progress: show a bar.
     """
     option("structure", structure, get_args(Structure))
-    kind, factor = _kind(likelihood)
+    kind = "classification" if isinstance(likelihood, Categorical) else "regression"
+    factor = noise_factor(likelihood)
     runner = copy.deepcopy(model)
     runner.load_state_dict({n: t.clone() for n, t in params.items()}, strict=False)
     runner.eval()
@@ -77,9 +79,14 @@ def curvature(
             f"A full curvature of {size} weights takes {size**2 * 8 / 1e9:.0f} GB: take "
             "`structure='kron'` or 'diag', or `layers='last'`."
         )
+    dtype = next(runner.parameters()).dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        runner, batches = runner.float(), [(x.float(), y) for x, y in batches]
     found = _fitted(runner, kind, structure, batches, progress)
-    blocks = _blocks(found, structure, names, factor)
-    return [_renamed(block, prefix) for block in blocks]
+    blocks = [_renamed(block, prefix) for block in _blocks(found, structure, names, factor)]
+    if not all(bool(block.eigenvalues.isfinite().all()) for block in blocks):
+        raise ValueError("The curvature is not finite: look for NaN in the data and the weights.")
+    return blocks
 
 
 @dataclass
@@ -109,7 +116,7 @@ def _fitted(
     try:
         with torch.enable_grad():
             fit.fit(_Loader(batches), progress_bar=progress)
-    except (NotImplementedError, RuntimeError, ValueError) as error:
+    except (NotImplementedError, RuntimeError, ValueError, SystemExit) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"laplace-torch cannot compute a curvature `structure={structure!r}` of "
@@ -147,14 +154,18 @@ def _renamed(block: CurvatureBlock, prefix: str) -> CurvatureBlock:
     return CurvatureBlock(names, block.eigenvalues, block.left, block.right)
 
 
-def _kind(likelihood: nn.Module) -> tuple[str, float]:
-    """What laplace-torch calls a likelihood, and what its curvature is multiplied by."""
+def noise_factor(likelihood: nn.Module) -> float:
+    """What the curvature of half the squared error, or of the cross-entropy, is multiplied by.
+
+    Args:
+        likelihood: one that laplace-torch knows.
+    """
     if isinstance(likelihood, Categorical):
-        return "classification", 1.0
+        return 1.0
     if isinstance(likelihood, Gaussian) and likelihood.noise != "heteroscedastic":
         stds = likelihood.log_std.detach().exp()
         if bool((stds - stds[0]).abs().max() <= 1e-6 * stds[0]):
-            return "regression", float(stds[0]) ** -2
+            return float(stds[0]) ** -2
     raise ValueError(
         "`likelihood` must be Categorical, or Gaussian with the same standard deviation of noise "
         f"for all targets, got {type(likelihood).__name__}({likelihood.extra_repr()})."
@@ -164,7 +175,8 @@ def _kind(likelihood: nn.Module) -> tuple[str, float]:
 @torch.no_grad()
 def _features(model: nn.Module, params: Params, layer: str, x: Tensor, y: Tensor) -> Batch:
     features, outputs = features_of(model, P.of(model), layer, x)
-    if not torch.allclose(model.get_submodule(layer)(features), outputs, rtol=1e-4, atol=1e-5):
+    found = model.get_submodule(layer)(features)
+    if found.shape != outputs.shape or not torch.allclose(found, outputs, rtol=1e-4, atol=1e-5):
         raise ValueError(f"The layer {layer!r} is not the last: what it returns is changed.")
     return features, y
 

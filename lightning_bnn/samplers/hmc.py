@@ -36,7 +36,7 @@ class HMC(torch.optim.Optimizer):
         adapt_steps: how many transitions adapt the step size.
         target_acceptance: the mean probability to be accepted that is adapted to.
         jitter: step sizes vary by this part, so that no direction turns in the same time forever.
-        seed: of momenta and tests.
+        seed: of momenta and tests, 0 by default; our modules fill in theirs.
 
     References:
         | MCMC using Hamiltonian dynamics (Neal, 2011), https://arxiv.org/abs/1206.1901
@@ -54,7 +54,7 @@ class HMC(torch.optim.Optimizer):
         adapt_steps: int = 0,
         target_acceptance: float = 0.8,
         jitter: float = 0.1,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         for name, value in (("step_size", step_size), ("temperature", temperature)):
             if not value > 0:
@@ -106,7 +106,7 @@ class HMC(torch.optim.Optimizer):
             raise ValueError("`closure` must be given: a trajectory needs many gradients.")
         group = self.param_groups[0]
         params = [p for p in group["params"] if p.requires_grad]
-        generator = keyed_generator(group["seed"], group["step"], device=params[0].device)
+        generator = keyed_generator(group["seed"] or 0, group["step"], device=params[0].device)
         start = [p.clone() for p in params]
         momenta = _noise(params, generator)
         size = group["lr"] * self._jitter(group, generator)

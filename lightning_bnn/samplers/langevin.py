@@ -33,7 +33,7 @@ class Langevin(torch.optim.Optimizer):
         temperature: T; 0 is plain optimization.
         prior_precision: :math:`\lambda` of a Gaussian prior.
         weight_decay: :math:`\lambda / N` instead.
-        seed: of the noise.
+        seed: of the noise, 0 by default; our modules fill in theirs.
     """
 
     elementwise = True
@@ -46,7 +46,7 @@ class Langevin(torch.optim.Optimizer):
         temperature: float,
         prior_precision: float | None,
         weight_decay: float | None,
-        seed: int,
+        seed: int | None,
         **more: Any,
     ) -> None:
         if prior_precision is not None and weight_decay is not None:
@@ -88,12 +88,12 @@ class Langevin(torch.optim.Optimizer):
         for index, group in enumerate(self.param_groups):
             self._check(group)
             params = [p for p in group["params"] if p.grad is not None]
-            for same in _alike(params):
-                self._move(group, same, index)
+            for part, same in enumerate(_alike(params)):
+                self._move(group, same, f"{index}.{part}")
             group["step"] += 1
         return loss
 
-    def _move(self, group: dict[str, Any], params: list[Tensor], index: int) -> None:
+    def _move(self, group: dict[str, Any], params: list[Tensor], index: str) -> None:
         values, grads = ([_local(t) for t in ts] for ts in (params, [p.grad for p in params]))
         noise = self._noise(group, params, index, "noise") if group["temperature"] > 0 else None
         self.update(group, params, values, grads, noise, index)
@@ -106,7 +106,7 @@ class Langevin(torch.optim.Optimizer):
         values: list[Tensor],
         grads: list[Tensor],
         noise: list[Tensor] | None,
-        index: int,
+        index: str,
     ) -> None:
         """Move ``values`` in place.
 
@@ -117,16 +117,16 @@ class Langevin(torch.optim.Optimizer):
             grads: gradients of the mean loss, to be left alone; the prior adds `decay_of` times the
                 values.
             noise: standard normal numbers; None at temperature 0.
-            index: of the group.
+            index: of the tensors among all groups.
         """
 
     def _noise(
-        self, group: dict[str, Any], params: Sequence[Tensor], index: int, kind: str
+        self, group: dict[str, Any], params: Sequence[Tensor], index: str, kind: str
     ) -> list[Tensor]:
         """One draw for all tensors, cut into their shapes; noise lasts until the next one."""
         values = [_local(p) for p in params]
         first = values[0]
-        key = (group["seed"], group["step"], index, kind, str(first.dtype), *_shard(params[0]))
+        key = (group["seed"] or 0, group["step"], index, kind, str(first.dtype), *_shard(params[0]))
         generator = keyed_generator(*key, device=first.device)
         sizes = [v.numel() for v in values]
         flat = self._memory(first, sum(sizes)) if kind == "noise" else first.new_empty(sum(sizes))

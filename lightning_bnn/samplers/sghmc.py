@@ -36,7 +36,7 @@ class SGHMC(Langevin):
         weight_decay: ``prior_precision / num_data`` instead.
         noise_estimate: :math:`\hat\beta`, the part of the noise that minibatches bring already.
         resample_every: draw momenta anew after so many steps.
-        seed: of the noise.
+        seed: of the noise, 0 by default; our modules fill in theirs.
 
     References:
         | Stochastic Gradient Hamiltonian Monte Carlo (Chen et al., 2014)
@@ -54,7 +54,7 @@ class SGHMC(Langevin):
         weight_decay: float | None = None,
         noise_estimate: float = 0.0,
         resample_every: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(f"`momentum` must be at least 0 and below 1, got {momentum}.")
@@ -77,7 +77,7 @@ class SGHMC(Langevin):
         values: list[Tensor],
         grads: list[Tensor],
         noise: list[Tensor] | None,
-        index: int,
+        index: str,
     ) -> None:
         """One step."""
         root, mu = math.sqrt(group["lr"]), group["momentum"]
@@ -101,14 +101,14 @@ class SGHMC(Langevin):
         for group in self.param_groups:
             held = [self.state[p]["velocity"] for p in group["params"] if p in self.state]
             if held:
-                norms = torch.stack([n.double().cpu() for n in torch._foreach_norm(held)])
+                norms = torch.stack([n.cpu().double() for n in torch._foreach_norm(held)])
                 scale = group["num_data"] * (1 + group["momentum"]) / 2
                 energies.append(scale * norms.square().sum())
                 count += sum(v.numel() for v in held)
         return torch.stack(energies).sum() / count if count else torch.tensor(torch.nan)
 
     def _velocities(
-        self, group: dict[str, Any], params: list[Tensor], values: list[Tensor], index: int
+        self, group: dict[str, Any], params: list[Tensor], values: list[Tensor], index: str
     ) -> list[Tensor]:
         """Those of the last step, or a draw from their stationary law."""
         every = group["resample_every"]

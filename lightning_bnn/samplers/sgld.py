@@ -29,7 +29,7 @@ class SGLD(Langevin):
         temperature: T; 0 is SGD.
         prior_precision: of a Gaussian prior.
         weight_decay: ``prior_precision / num_data`` instead.
-        seed: of the noise.
+        seed: of the noise, 0 by default; our modules fill in theirs.
 
     References:
         | Bayesian Learning via Stochastic Gradient Langevin Dynamics (Welling and Teh, 2011)
@@ -43,7 +43,7 @@ class SGLD(Langevin):
         temperature: float = 1.0,
         prior_precision: float | None = None,
         weight_decay: float | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__(params, lr, num_data, temperature, prior_precision, weight_decay, seed)
 
@@ -54,7 +54,7 @@ class SGLD(Langevin):
         values: list[Tensor],
         grads: list[Tensor],
         noise: list[Tensor] | None,
-        index: int,
+        index: str,
     ) -> None:
         """One step."""
         if decay_of(group):
@@ -84,7 +84,7 @@ class PreconditionedSGLD(Langevin):
         weight_decay: ``prior_precision / num_data`` instead.
         alpha: how slowly V changes.
         eps: smallest root of V.
-        seed: of the noise.
+        seed: of the noise, 0 by default; our modules fill in theirs.
 
     References:
         | Preconditioned Stochastic Gradient Langevin Dynamics (Li et al., 2016)
@@ -101,7 +101,7 @@ class PreconditionedSGLD(Langevin):
         weight_decay: float | None = None,
         alpha: float = 0.999,
         eps: float = 1e-5,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         if not 0 <= alpha < 1:
             raise ValueError(f"`alpha` must be at least 0 and below 1, got {alpha}.")
@@ -119,7 +119,7 @@ class PreconditionedSGLD(Langevin):
         values: list[Tensor],
         grads: list[Tensor],
         noise: list[Tensor] | None,
-        index: int,
+        index: str,
     ) -> None:
         """One step."""
         if decay_of(group):

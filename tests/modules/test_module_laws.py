@@ -168,8 +168,8 @@ def test_every_number_of_a_test_is_that_of_the_metric(name):
     sets["closer/"] = splits.shift["closer"]
     module._start(None)
     outputs = {
-        key: torch.cat([module.outputs((part,)) for part in x.split(16)], 1)
-        for key, (x, _) in sets.items()
+        key: torch.cat([module.outputs((part,), k, b) for b, part in enumerate(x.split(16))], 1)
+        for k, (key, (x, _)) in enumerate(sets.items())
     }
     probs = {key: values.softmax(-1).detach() for key, values in outputs.items()}
     for key in ("", "closer/"):
@@ -283,9 +283,10 @@ torch.set_num_threads(1)
 from module_cases import Blobs, made, state, trainer
 out = {{}}
 for name in {names!r}:
-    module = made(name, batch_norm=True)
-    data = Blobs(n=63, batch_size=5)
-    epochs = 8 if name in {noisy!r} else 4
+    bank = dict(bank={folder!r} + "/bank{devices}") if name == "sghmc" else dict()
+    module = made(name, batch_norm=True, **bank)
+    data = Blobs(n=63, batch_size=100 if name == "hmc" else 5)
+    epochs = 50 if name == "hmc" else 8 if name in {noisy!r} else 4
     kind = {strategy!r}
     run = trainer(max_epochs=epochs, devices={devices}, strategy=kind, num_sanity_val_steps=0)
     run.fit(module, data)
@@ -302,6 +303,8 @@ for name in {names!r}:
             torch.distributed.all_gather(drawn, noise)
             out["noise"] = float((drawn[0] - drawn[1]).abs().mean())
         module.load_state_dict(torch.load({folder!r} + "/" + name + ".pt"))
+        if bank:
+            module.samples.path = {folder!r} + "/bank1"
     else:
         torch.save(module.state_dict(), {folder!r} + "/" + name + ".pt")
     out[name] = run.test(module, data, verbose=False)[0]

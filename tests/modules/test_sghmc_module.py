@@ -58,7 +58,8 @@ def test_what_is_kept(options, steps, kept, tmp_path):
 def test_a_chain_in_a_bank_resumes_exactly(tmp_path):
     def run(folder, epochs, ckpt_path=None):
         torch.manual_seed(0)
-        module = SGHMC(network(), every_n_steps=4, optimizer=sampler, bank=str(tmp_path / folder))
+        path = str(tmp_path / folder)
+        module = SGHMC(network(), members=2, every_n_steps=4, optimizer=sampler, bank=path)
         keep = ModelCheckpoint(tmp_path / folder, save_last=True)
         run = trainer(keep, enable_checkpointing=True, max_epochs=epochs)
         run.fit(module, Blobs(), ckpt_path=ckpt_path)
@@ -72,6 +73,12 @@ def test_a_chain_in_a_bank_resumes_exactly(tmp_path):
     with pytest.raises(ValueError, match="this run knows of 0"):
         run("two", 1)
     resumed = run("two", 4, tmp_path / "two.ckpt")
+    fresh = SGHMC(network(), members=2, optimizer=sampler, bank=str(tmp_path / "two"))
+    last = tmp_path / "two" / "last.ckpt"
+    (found, *_) = trainer().test(fresh, Blobs(), ckpt_path=last, verbose=False)
+    assert len(fresh.samples) == 6
+    (wanted, *_) = trainer().test(resumed, Blobs(), verbose=False)
+    assert found == wanted
     assert same(resumed.posterior().networks, whole.posterior().networks)
     assert len(resumed.samples) == 6
 
@@ -141,12 +148,31 @@ def test_the_kinetic_temperature_is_logged():
         assert float(found) == pytest.approx(temperature, rel=0.1)
 
 
-def test_parameters_of_the_likelihood_have_no_prior():
-    module = SGHMC(network(), likelihood=Gaussian("learned"), prior_std=0.5)
-    weights, others = module.configure_optimizers().param_groups
-    assert weights["prior_precision"] == 4
-    assert others["prior_precision"] is None
-    assert others["params"] == [module.likelihood.log_std]
+def test_every_group_of_weights_has_the_prior():
+    def groups(parameters):
+        first, *others = parameters
+        return samplers.SGHMC([{"params": [first]}, {"params": others, "lr": 0.1}])
+
+    found = SGHMC(network(), prior_std=0.5, optimizer=groups).configure_optimizers()
+    assert [g["prior_precision"] for g in found.param_groups] == [4, 4]
+
+
+@quiet
+def test_seeds_and_fits_have_noise_of_their_own():
+    def end(seed, fits=1):
+        torch.manual_seed(0)
+        module = SGHMC(network(), optimizer=sampler, seed=seed)
+        for _ in range(fits):
+            with torch.no_grad():
+                for p in module.networks.parameters():
+                    p.fill_(0.1)
+            trainer(max_epochs=1).fit(module, Blobs())
+        assert len(module.samples) == 1  # another run begins another chain
+        return module.networks[0].weight
+
+    assert torch.equal(end(0), end(0))
+    assert not torch.allclose(end(0), end(1))
+    assert not torch.allclose(end(0), end(0, fits=2))
 
 
 class Smoothed(nn.Module):
@@ -168,11 +194,12 @@ class Smoothed(nn.Module):
     [
         ({}, {"gradient_clip_val": 1.0}, "Gradient clipping changes the target"),
         ({"prior_std": None}, {}, "There is no prior"),
+        ({"network": network(0.2)}, {}, "Dropout changes the target"),
         ({"likelihood": Smoothed()}, {}, "Label smoothing changes the target"),
     ],
 )
 def test_what_changes_the_target_is_said_once(module, run, message):
-    made = SGHMC(network(), optimizer=sampler, **module)
+    made = SGHMC(**{"network": network(), "optimizer": sampler, **module})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer(max_epochs=2, **run).fit(made, Blobs())
@@ -185,6 +212,7 @@ def test_what_changes_the_target_is_said_once(module, run, message):
     [
         ({"burn_in": -1}, "`burn_in` must not be negative"),
         ({"every_n_steps": 2, "every_n_epochs": 1}, "Give exactly one of"),
+        ({"likelihood": Gaussian("learned")}, "`likelihood` has parameters of its own"),
         ({"every_n_steps": 0}, "`every_n_steps` must be at least 1"),
         ({"optimizer": torch.optim.Adam}, "`optimizer` Adam is no sampler"),
         (

@@ -1,0 +1,208 @@
+"""Laplace in Lightning: when it is fitted, what checkpoints hold, what is refused early."""
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from module_cases import Blobs, adam, network, same, trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bnn import params as P
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.modules import DeepEnsemble, Laplace
+from lightning_bnn.posteriors import LaplaceGaussian
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def laplace(net=None, **options):
+    return Laplace(net or network(), **{"structure": "diag", "optimizer": adam, **options})
+
+
+def fitted_in(path):
+    state = torch.load(path, weights_only=True)["state_dict"]
+    return {k: t for k, t in state.items() if k.startswith("fitted.")}
+
+
+ENDS = {
+    "the last epoch": ({"max_epochs": 4}, ()),
+    "the last step": ({"max_steps": 9, "max_epochs": -1}, ()),
+    "early stopping": (
+        {"max_epochs": 50},
+        (EarlyStopping("val/nll", min_delta=1e9, patience=1, check_on_train_epoch_end=True),),
+    ),
+    "early stopping after validation": (
+        {"max_epochs": 50, "min_epochs": 5},
+        (EarlyStopping("val/nll", min_delta=1e9, patience=1, check_on_train_epoch_end=False),),
+    ),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_last_checkpoint_has_the_curvature_of_its_weights(end, tmp_path):
+    options, callbacks = ENDS[end]
+    keep = ModelCheckpoint(tmp_path, save_last=True, save_on_train_epoch_end=True)
+    module = laplace()
+    trainer(*callbacks, keep, enable_checkpointing=True, **options).fit(module, Blobs())
+    found = module.fitted.tensors()
+    assert found
+    if end != "the last step":  # an epoch that is cut short has no checkpoint of its end
+        held = fitted_in(tmp_path / "last.ckpt")
+        assert same({k: t for k, t in held.items()}, {f"fitted.{k}": t for k, t in found.items()})
+    before = {k: t.clone() for k, t in found.items()}
+    module.fit_to(Blobs())
+    assert same(before, module.fitted.tensors())
+
+
+def test_while_it_trains_the_members_are_judged():
+    seen = []
+
+    class Watched(Laplace):
+        def on_validation_epoch_start(self):
+            super().on_validation_epoch_start()
+            seen.append((self.judged_samples, type(self.judged_posterior()).__name__))
+
+    module = Watched(network(), members=2, structure="diag", optimizer=adam, eval_samples=7)
+    run = trainer(max_epochs=3)
+    run.fit(module, Blobs())
+    run.validate(module, Blobs(), verbose=False)
+    assert set(seen[:-1]) == {(2, "Empirical")}
+    assert seen[-1] == (7, "Mixture")
+
+
+def test_plain_loaders_for_the_fit_and_for_the_test():
+    """The trainer has forgotten the first by the time of the second."""
+    splits = Blobs().load()
+    one, two = (DataLoader(TensorDataset(*s), batch_size=10) for s in (splits.train, splits.test))
+    module, run = laplace(), trainer(max_epochs=2)
+    run.fit(module, one)
+    module.fitted.hold({})
+    (found,) = run.test(module, two, verbose=False)
+    assert found["test/mi"] > 0
+    assert module.fitted.tensors()
+
+
+def test_training_on_forgets_the_curvature():
+    module, run = laplace(), trainer(max_epochs=1)
+    run.fit(module, Blobs())
+    first = {k: t.clone() for k, t in module.fitted.tensors().items()}
+    trainer(max_epochs=2).fit(module, Blobs())
+    assert not same(first, module.fitted.tensors())
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+@pytest.mark.parametrize("structure", ["kron", "diag", "full"])
+def test_precisions(structure, precision):
+    module, run = laplace(structure=structure), trainer(precision=precision, max_epochs=2)
+    run.fit(module, Blobs())
+    assert isinstance(module.posterior(), LaplaceGaussian)
+    (found, *_) = run.test(module, Blobs(), verbose=False)
+    assert found["test/mi"] > 0
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.attention(x[:, None])[:, 0])
+
+
+def test_attention_can_be_linearised():
+    module, run = laplace(Attending()), trainer(max_epochs=1)
+    run.fit(module, Blobs())
+    (found, *_) = run.test(module, Blobs(), verbose=False)
+    assert found["test/mi"] > 0
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_frozen_parts_of_the_last_layer_stay_in_predictions(frozen):
+    net = network()
+    getattr(net[3], frozen).requires_grad_(False)
+    with torch.no_grad():
+        net[3].bias += torch.tensor([5.0, 0.0, 0.0])
+    module = laplace(net, layers="last", temperature=0.0, structure="full", eval_samples=3)
+    trainer(max_epochs=1).fit(module, Blobs())
+    x = torch.randn(7, 6)
+    wanted = P.apply(module.template.eval(), module.member_stack(), x).softmax(-1)[0]
+    torch.testing.assert_close(module.eval()(x), wanted)
+
+
+def test_an_export_is_what_predicts():
+    x = torch.randn(7, 6)
+    for options in ({"layers": "last"}, {"prediction": "network"}):
+        module = laplace(**options)
+        trainer(max_epochs=1).fit(module, Blobs())
+        torch.testing.assert_close(module.predictive()(x), module.eval()(x))
+    module = laplace()
+    trainer(max_epochs=1).fit(module, Blobs())
+    with pytest.raises(ValueError, match="Linearised networks cannot be exported"):
+        module.predictive()
+
+
+def test_examples_that_a_loader_leaves_out_are_stated():
+    x, y = Blobs().load().train
+    loader = DataLoader(TensorDataset(x, y), batch_size=8, drop_last=True, shuffle=True)
+    module = laplace(prior_std=1.0)
+    with pytest.warns(UserWarning, match="gives 56 of 60 examples"):
+        trainer(max_epochs=1).fit(module, loader)
+
+
+def test_data_that_are_not_finite_end_in_a_warning_and_in_trained_weights():
+    x, y = Blobs().load().train
+    module = laplace()
+    run = trainer(max_epochs=1)
+    run.fit(module, Blobs())
+    broken = DataLoader(TensorDataset(torch.full_like(x, torch.nan), y), batch_size=60)
+    with pytest.raises(ValueError, match="not finite|cannot compute a curvature"):
+        module.fit_to(broken)
+
+
+class Misnamed(nn.Module):
+    """The linear layer that is defined last comes first."""
+
+    def __init__(self):
+        super().__init__()
+        self.out, self.first = nn.Linear(4, 3), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.first(x)))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: laplace(likelihood=Gaussian("heteroscedastic")), "`likelihood` must be Cat"),
+        (lambda: laplace(network(batch_norm=True), structure="kron"), "`structure='kron'`|kron"),
+        (lambda: laplace(Misnamed(), layers="last"), "'first' is not the last"),
+        (lambda: laplace(network(width=3000), structure="full"), "A full curvature of 30003"),
+        (lambda: laplace(prior_precision=0.0), "`prior_precision` must be positive"),
+        (lambda: laplace(temperature=-1.0), "`temperature` must not be negative"),
+        (lambda: laplace(structure="lowrank"), "`structure` must be"),
+        (lambda: laplace(layers="first"), "`layers` must be"),
+        (lambda: laplace(prediction="glm"), "`prediction` must be"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_training(make, message):
+    """Before the first step, not after the last."""
+
+    class Steps(ModelCheckpoint):
+        def on_train_batch_end(self, *_, **__):
+            raise AssertionError("it has trained")
+
+    with pytest.raises(ValueError, match=message):
+        trainer(Steps(), enable_checkpointing=True, max_epochs=1).fit(make(), Blobs())
+
+
+def test_the_members_are_those_of_an_ensemble():
+    """The curvature is no part of the training."""
+    ends = []
+    for cls in (Laplace, DeepEnsemble):
+        torch.manual_seed(0)
+        module = cls(network(), members=2, optimizer=adam)
+        trainer(max_epochs=2).fit(module, Blobs())
+        ends.append(module.member_stack())
+    assert same(*ends)
