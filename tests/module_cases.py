@@ -94,7 +94,7 @@ MODULES = {
     "sgld": lambda net, **o: SGHMC(
         net, every_n_epochs=1, optimizer=lambda p: samplers.SGLD(p, lr=0.1), **o
     ),
-    "swag": lambda net, **o: SWAG(net, optimizer=adam, rank=4, **o),
+    "swag": lambda net, **o: SWAG(net, start=0, optimizer=adam, rank=4, **o),
     "multi-swag": lambda net, **o: SWAG(
         net, members=2, start=1, swa_lr=2e-2, ramp=2, scale=0.5, optimizer=adam, **o
     ),

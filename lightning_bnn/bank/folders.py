@@ -66,7 +66,7 @@ def checkpoint_files(folder: Path, pattern: str = "**/*") -> list[Path]:
     """The files of a folder that may hold networks, in natural order of their names."""
     paths = [p for p in folder.glob(pattern) if p.suffix in FORMATS and p.is_file()]
     if not paths:
-        raise ValueError(f"`folder`: there is no {', '.join(FORMATS)} file in {folder}.")
+        raise ValueError(f"There is no {', '.join(FORMATS)} file in {folder}.")
     return sorted(paths, key=lambda p: natural_order(p.relative_to(folder).as_posix()))
 
 

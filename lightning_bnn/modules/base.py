@@ -23,6 +23,7 @@ from lightning_bnn.modules.template_module import EXAMPLE_ROWS
 from lightning_bnn.modules.templates import fixed_names
 from lightning_bnn.params import Params
 from lightning_bnn.randomness import key_of, keyed_generator
+from lightning_bnn.samplers import HMC, Langevin
 
 __all__ = ["BayesianModule"]
 
@@ -81,6 +82,9 @@ class BayesianModule(JudgedModule):
         self.lr_interval = lr_interval
         self._warned_members: set[int] = set()
         self._fits = 0
+
+    takes_samplers = False
+    """Whether the optimizer may be a sampler."""
 
     # -------------------------------------------------------- what a method is
     @abstractmethod
@@ -224,6 +228,11 @@ class BayesianModule(JudgedModule):
         if self.members > 1:
             check_elementwise(self.make_optimizer)
         optimizer = self.make_optimizer(self.trained_parameters())
+        if isinstance(optimizer, Langevin | HMC) and not self.takes_samplers:
+            raise ValueError(
+                f"`optimizer` {type(optimizer).__name__} samples, and {type(self).__name__} "
+                "optimises: take SGD or Adam, or the module SGHMC or HMC."
+            )
         if self.make_scheduler is None:
             return optimizer
         scheduler = self.make_scheduler(optimizer)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
 from lightning_bnn.harvest import Schedule
 from lightning_bnn.modules.ensemble import DeepEnsemble
+from lightning_bnn.modules.run_length import expected
 from lightning_bnn.modules.sample_store import BankStore, MemoryStore, SampleStore
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
@@ -27,7 +28,7 @@ class Chains(DeepEnsemble):
         network: where the first chain starts; those of further chains are drawn anew.
         members: how many chains.
         prior_std: standard deviation of a Gaussian prior over all weights.
-        burn_in: nothing is kept before so many steps (or epochs).
+        burn_in: nothing is kept of the first so many steps (or epochs).
         every_n_steps: how often the members are kept, in steps.
         every_n_epochs: the same in epochs; by default after each.
         bank: folder to keep them in, instead of in memory and in the checkpoints.
@@ -55,7 +56,7 @@ class Chains(DeepEnsemble):
                 "`likelihood` has parameters of its own, which chains cannot share: take a fixed "
                 "or a heteroscedastic noise."
             )
-        self.schedule = Schedule(every_n_steps, every_n_epochs, start=burn_in)
+        self.schedule = Schedule(every_n_steps, every_n_epochs, start=burn_in + 1)
         self.samples: SampleStore = MemoryStore() if bank is None else BankStore(bank, members)
 
     # -------------------------------------------------------- what is kept
@@ -66,6 +67,11 @@ class Chains(DeepEnsemble):
             self.samples.forget()
         self.samples.open(self.trainer.is_global_zero)
         self.trainer.strategy.barrier()
+        if expected(self.schedule, self.trainer) < 1:
+            rank_zero_warn(
+                f"{type(self).__name__} will keep nothing: `burn_in` is as long as the run, or the "
+                "networks are kept too seldom. The chains are then judged as they are at the end."
+            )
 
     def keep_if_due(self, before: int) -> None:
         """Keep the members, if it is time, after the step that followed so many."""
@@ -88,8 +94,8 @@ class Chains(DeepEnsemble):
     def on_fit_end(self) -> None:
         """Close the bank."""
         self.samples.close()
-        if len(self.samples) == 0:
-            rank_zero_info(f"{type(self).__name__}: nothing was kept, {self.schedule}.")
+        told = f"{len(self.samples) * self.members} networks of {self.members} chains were kept"
+        rank_zero_info(f"{type(self).__name__}: {told}.")
 
     # -------------------------------------------------------- the posterior
     def _rows(self) -> list[int]:

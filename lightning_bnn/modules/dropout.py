@@ -43,6 +43,8 @@ class MCDropout(DeepEnsemble):
         | https://arxiv.org/abs/1506.02142
     """
 
+    takes_samplers = False
+
     def __init__(
         self,
         network: nn.Module,

@@ -36,6 +36,8 @@ class DeepEnsemble(BayesianModule):
         | https://arxiv.org/abs/1612.01474
     """
 
+    takes_samplers = True
+
     def __init__(
         self, network: nn.Module, members: int = 5, prior_std: float | None = None, **kwargs: Any
     ) -> None:

@@ -25,6 +25,7 @@ from lightning_bnn.posteriors import (
 __all__ = ["FromCheckpoints"]
 
 Kind = Literal["networks", "diagonal", "low_rank"]
+_NOTHING_TO_TRAIN = "FromCheckpoints has nothing to train: validate, test or predict with it."
 
 
 class FromCheckpoints(Refreshing):
@@ -77,6 +78,14 @@ class FromCheckpoints(Refreshing):
         self.kind = kind
         self.collected = self._fitted(stack, members, fits[kind])
         rank_zero_info(f"FromCheckpoints: {len(records)} networks of {source}.")
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """There is none."""
+        raise ValueError(_NOTHING_TO_TRAIN)
+
+    def configure_optimizers(self) -> None:
+        """There is none."""
+        raise ValueError(_NOTHING_TO_TRAIN)
 
     def _fitted(
         self, stack: Params, members: list[Any], fit: Callable[[Params], Posterior]

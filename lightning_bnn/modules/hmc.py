@@ -34,7 +34,7 @@ class HMC(Chains):
         network: gives the computation, and where the first chain starts.
         members: how many chains.
         prior_std: standard deviation of a Gaussian prior over all weights.
-        burn_in: nothing is kept before so many steps (or epochs).
+        burn_in: nothing is kept of the first so many steps (or epochs).
         every_n_steps: how often the members are kept, in steps.
         every_n_epochs: the same in epochs; by default after each.
         bank: folder to keep networks in, instead of in memory and in the checkpoints.
@@ -64,7 +64,10 @@ class HMC(Chains):
             optimizer=optimizer, **kwargs,
         )  # fmt: skip
         if has_dropout(self.template):
-            raise ValueError("`network` has dropout, which would make the energy random.")
+            raise ValueError(
+                "`network` has dropout, which would make the energy random: set its rates to 0, or "
+                "take SGHMC."
+            )
         if self.make_scheduler is not None:
             raise ValueError("`lr_scheduler`: the sampler adapts its step size itself.")
         self.automatic_optimization = False
@@ -102,7 +105,12 @@ class HMC(Chains):
             first = batches[0][0]
             self._example = tuple(x[:EXAMPLE_ROWS] if isinstance(x, Tensor) else x for x in first)
         self._data = [self._share(batch) for batch in batches]
-        rank_zero_info(f"HMC: {count} examples in {len(batches)} batches for every gradient.")
+        rank_zero_info(
+            f"HMC: every gradient takes {count} examples, {len(batches[0][1])} at a time."
+        )
+        if self.trainer.fast_dev_run:
+            for group in self.trainer.optimizers[0].param_groups:
+                group["leapfrog_steps"] = 1
 
     def _share(self, batch: Batch) -> Batch:
         """The examples of this process."""

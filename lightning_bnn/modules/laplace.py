@@ -61,6 +61,8 @@ class Laplace(DeepEnsemble):
         | https://arxiv.org/abs/2106.14806
     """
 
+    takes_samplers = False
+
     def __init__(
         self,
         network: nn.Module,

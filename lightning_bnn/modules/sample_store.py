@@ -79,6 +79,13 @@ class MemoryStore(Carried, SampleStore):
         """Start anew."""
         self._times.clear()
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
+        if f"{prefix}rows" in state_dict:
+            raise ValueError(
+                "This checkpoint keeps its networks in a bank: pass the folder as `bank`."
+            )
+        super()._load_from_state_dict(state_dict, prefix, *more)
+
     def networks(self, rows: Sequence[int]) -> Params:
         """The networks of these numbers, as a stack."""
         members = len(next(iter(self._times[0].values())))

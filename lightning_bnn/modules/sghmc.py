@@ -30,7 +30,7 @@ class SGHMC(Chains):
         members: how many chains.
         prior_std: standard deviation of a Gaussian prior over all weights; None leaves it to
             ``prior_precision`` or ``weight_decay`` of the sampler.
-        burn_in: nothing is kept before so many steps (or epochs).
+        burn_in: nothing is kept of the first so many steps (or epochs).
         every_n_steps: how often the members are kept, in steps.
         every_n_epochs: the same in epochs; by default after each.
         bank: folder to keep networks in, instead of in memory and in the checkpoints.
@@ -128,9 +128,21 @@ class SGHMC(Chains):
         """How hot the momenta are; T if steps are small and gradients exact."""
         sampler = self.trainer.optimizers[0]
         due = self.trainer.global_step % self.trainer.log_every_n_steps == 0
-        if due and isinstance(sampler, samplers.SGHMC):
+        if due and isinstance(sampler, samplers.SGHMC) and sampler.state:
             self.log("train/kinetic_temperature", sampler.kinetic_temperature())
 
+    def on_fit_start(self) -> None:
+        """Cycles are counted in steps."""
+        cyclical = any(isinstance(c.scheduler, CyclicalSchedule) for c in self._schedules())
+        if cyclical and self.lr_interval == "epoch":
+            rank_zero_warn(
+                "CyclicalSchedule counts steps, but is called once in an epoch: pass "
+                "`lr_interval='step'`."
+            )
+
+    def _schedules(self) -> list[Any]:
+        return self.trainer.lr_scheduler_configs
+
     def _exploring(self) -> bool:
-        schedules = (config.scheduler for config in self.trainer.lr_scheduler_configs)
+        schedules = (config.scheduler for config in self._schedules())
         return any(isinstance(s, CyclicalSchedule) and not s.sampling for s in schedules)

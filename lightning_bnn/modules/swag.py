@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from lightning_bnn import params as P
@@ -13,6 +16,7 @@ from lightning_bnn.modules.carried import Carried
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.high_rate import HighRate
 from lightning_bnn.modules.refreshing import Refreshing
+from lightning_bnn.modules.run_length import epochs_of, expected
 from lightning_bnn.modules.sample_store import MemoryStore
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, LowRankGaussian, Mixture, Posterior
@@ -36,9 +40,11 @@ class SWAG(Refreshing, DeepEnsemble):
         members: how many runs.
         prior_std: standard deviation of a Gaussian prior over all weights; None leaves
             regularisation to the optimizer's weight decay.
-        start: epoch after which weights are collected, and the rate rises.
+        start: epoch after which weights are collected, and the rate rises; by default half of the
+            run.
         every_n_epochs: how often they are collected.
-        swa_lr: the high rate; by default the schedule of the rate goes on.
+        swa_lr: the high rate; by default the schedule of the rate goes on, which should then end at
+            a rate at which the weights still move.
         ramp: epochs until the high rate is reached.
         rank: how many deviations are kept.
         scale: multiplies the covariance; 1 is the paper's, 2 s what its code calls s.
@@ -49,12 +55,14 @@ class SWAG(Refreshing, DeepEnsemble):
         | https://arxiv.org/abs/1902.02476
     """
 
+    takes_samplers = False
+
     def __init__(
         self,
         network: nn.Module,
         members: int = 1,
         prior_std: float | None = None,
-        start: int = 0,
+        start: int | None = None,
         every_n_epochs: int = 1,
         swa_lr: float | None = None,
         ramp: int = 5,
@@ -62,7 +70,7 @@ class SWAG(Refreshing, DeepEnsemble):
         scale: float = 1.0,
         **kwargs: Any,
     ) -> None:
-        for name, value in (("start", start), ("ramp", ramp), ("scale", scale)):
+        for name, value in (("start", start or 0), ("ramp", ramp), ("scale", scale)):
             if not value >= 0:
                 raise ValueError(f"`{name}` must not be negative, got {value}.")
         if rank < 2:
@@ -70,7 +78,7 @@ class SWAG(Refreshing, DeepEnsemble):
         if swa_lr is not None and not swa_lr > 0:
             raise ValueError(f"`swa_lr` must be positive, got {swa_lr}.")
         super().__init__(network, members=members, prior_std=prior_std, **kwargs)
-        self.schedule = Schedule(every_n_epochs=every_n_epochs, start=start + 1)
+        self.schedule = Schedule(every_n_epochs=every_n_epochs, start=(start or 0) + 1)
         self.start, self.swa_lr, self.ramp, self.scale = start, swa_lr, ramp, scale
         if swa_lr is not None and self.lr_interval == "step":
             raise ValueError("`swa_lr` needs `lr_interval='epoch'`: its ramp counts epochs.")
@@ -87,6 +95,7 @@ class SWAG(Refreshing, DeepEnsemble):
     def configure_optimizers(self) -> Any:
         """The user's schedule, then the high rate."""
         configured = super().configure_optimizers()
+        self._set_start()
         if self.swa_lr is None:
             return configured
         plain = not isinstance(configured, dict)
@@ -95,9 +104,22 @@ class SWAG(Refreshing, DeepEnsemble):
         scheduler = HighRate(optimizer, self.swa_lr, self.start, self.ramp, before)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler}}
 
+    def _set_start(self) -> None:
+        if self.start is None:
+            epochs = epochs_of(self.trainer) if self._trainer is not None else 0
+            if math.isinf(epochs):
+                raise ValueError("`start` must be given, as the run has no last epoch.")
+            self.start = int(epochs) // 2
+            self.schedule = replace(self.schedule, start=self.start + 1)
+
     def on_train_start(self) -> None:
         """Another run has moments of its own."""
         super().on_train_start()
+        if expected(self.schedule, self.trainer) < 2:
+            rank_zero_warn(
+                "SWAG will collect weights fewer than twice: take an earlier `start`, or collect "
+                "more often. The members are then judged as they are at the end."
+            )
         if self.starts_anew:
             self.collected.zero_()
             for carried in (self.mean, self.squares):

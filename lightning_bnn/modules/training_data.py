@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def training_batches(module: JudgedModule, source: Any) -> Iterator[Batch]:
     whole = getattr(loader, "whole", None)
     shared = whole is None and isinstance(getattr(loader, "sampler", None), DistributedSampler)
     with keyed_randomness(module.seed, "training batches", device=module.device):
-        for batch in loader if whole is None else whole():
+        for batch in islice(loader if whole is None else whole(), _limit(module)):
             inputs, targets = module.inputs_and_targets(arrived(batch))
             inputs = module._cast(inputs)
             if shared:
@@ -64,6 +65,12 @@ def _moved_by(module: JudgedModule, datamodule: Any = None) -> Callable[[Any], A
     if module._trainer is None:
         return lambda batch: move_data_to_device(batch, module.device)
     return lambda batch: module.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
+def _limit(module: JudgedModule) -> int | None:
+    """Batches of a run that is only tried out."""
+    quick = module._trainer is not None and module.trainer.fast_dev_run
+    return int(quick) if quick else None
 
 
 def _gathered(module: JudgedModule, value: Any) -> Any:

@@ -58,7 +58,8 @@ class Dropout(Posterior):
         if self.sites is None:
             raise ValueError("`sites` must be known to draw weights, see `dropout_sites`.")
         drawn = self._members(n)
-        for site in self.sites[-1:] if self.layers == "last" else self.sites:
+        chosen = self.sites[-1:] if self.layers == "last" else self.sites
+        for site in (site for site in chosen if site.rate > 0):
             if site.weight is None:
                 raise ValueError(
                     f"This dropout is no sample of weights, since {site.reason}; predictions work."

@@ -115,8 +115,14 @@ class _Watch(TorchFunctionMode):
         if func in _INSIDE:
             self._break_all(args, kwargs, "attention reads it")
             self.sites.append(
-                DropoutSite(kwargs.get("dropout_p", 0.0), reason="it is in attention")
+                DropoutSite(_argument(args, kwargs, 10, "dropout_p"), reason="it is in attention")
             )
+            return out
+        if kwargs.get("p", 0.5) == 0:  # it passes on what it gets
+            self.sites.append(DropoutSite(0.0))
+            if id(args[0]) in self._tags:
+                out = out.clone()
+                self._mark(out, self._tags[id(args[0])])
             return out
         self._break_all(args, kwargs, "another dropout reads it")
         out = out.clone()

@@ -35,6 +35,10 @@ class Empirical(Posterior):
         self.size = stack_size(networks)
         self.constants = Constants(networks)
 
+    def extra_repr(self) -> str:
+        """Shown by ``print``."""
+        return f"{self.size} networks"
+
     @property
     def networks(self) -> Params:
         """The stack."""

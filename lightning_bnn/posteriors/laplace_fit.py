@@ -1,4 +1,4 @@
-"""The curvature of a trained network's loss, by laplace-torch, and the prior it speaks for."""
+"""The curvature of a trained network's loss, and the prior that it speaks for."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any, Literal, get_args
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.params import Params
+from lightning_bnn.posteriors.gauss_newton import gauss_newton
 from lightning_bnn.posteriors.laplace import CurvatureBlock, features_of
 
 __all__ = [
@@ -82,7 +84,12 @@ def curvature(
     dtype = next(runner.parameters()).dtype
     if dtype in (torch.float16, torch.bfloat16):
         runner, batches = runner.float(), [(x.float(), y) for x, y in batches]
-    found = _fitted(runner, kind, structure, batches, progress)
+    found = None
+    if structure != "kron":
+        shown = tqdm(batches, "curvature", disable=not progress, leave=False)
+        found = _jacobians(runner, names, shown, kind == "classification", structure == "diag")
+    if found is None:
+        found = _fitted(runner, kind, structure, batches, progress)
     blocks = [_renamed(block, prefix) for block in _blocks(found, structure, names, factor)]
     if not all(bool(block.eigenvalues.isfinite().all()) for block in blocks):
         raise ValueError("The curvature is not finite: look for NaN in the data and the weights.")
@@ -106,6 +113,20 @@ class _Loader:
         return self.length
 
 
+def _jacobians(
+    model: nn.Module,
+    names: Sequence[str],
+    batches: Iterable[Batch],
+    classification: bool,
+    diagonal: bool,
+) -> Tensor | None:
+    """The curvature by `gauss_newton`; None of networks that vmap cannot run."""
+    try:
+        return gauss_newton(model, names, batches, classification, diagonal)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
 def _fitted(
     model: nn.Module, kind: str, structure: Structure, batches: Iterable[Batch], progress: bool
 ) -> Any:
@@ -117,12 +138,24 @@ def _fitted(
         with torch.enable_grad():
             fit.fit(_Loader(batches), progress_bar=progress)
     except (NotImplementedError, RuntimeError, ValueError, SystemExit) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ValueError(
             f"laplace-torch cannot compute a curvature `structure={structure!r}` of "
-            f"{type(model).__name__}: {first}. Other structures, or `layers='last'`, may work."
+            f"{type(model).__name__}{_unusual(model)}: {first}. Take `layers='last'`, or another "
+            "structure."
         ) from error
     return fit.H
+
+
+def _unusual(model: nn.Module) -> str:
+    """Names of the layers that Kronecker factors are not made for."""
+    usual = (nn.Linear, nn.modules.conv._ConvNd)
+    found = {
+        type(m).__name__
+        for m in model.modules()
+        if not isinstance(m, usual) and any(True for _ in m.parameters(recurse=False))
+    }
+    return f" (it has {', '.join(sorted(found))})" if found else ""
 
 
 def _blocks(

@@ -132,7 +132,15 @@ class HMC(torch.optim.Optimizer):
 
     def _energies(self, closure: Callable[[], Tensor]) -> Tensor:
         with torch.enable_grad():
-            return closure().detach().double()
+            energies = closure()
+        chains = {p.shape[:1] for p in self.param_groups[0]["params"]}
+        if not isinstance(energies, Tensor) or chains != {energies.shape}:
+            raise ValueError(
+                "`closure` must return one energy for each chain, and the first dimension of every "
+                f"parameter must count chains: got {_shape(energies)} for parameters that begin "
+                f"with {sorted(map(tuple, chains))}. The module HMC does so for any network."
+            )
+        return energies.detach().double()
 
     def _kick(
         self, group: dict[str, Any], params: list[Tensor], momenta: list[Tensor], size: float
@@ -156,6 +164,10 @@ class HMC(torch.optim.Optimizer):
         weight = step**-_KAPPA
         group["mean_log"] = weight * log + (1 - weight) * group["mean_log"]
         group["lr"] = math.exp(group["mean_log"] if step == group["adapt_steps"] else log)
+
+
+def _shape(value: Any) -> Any:
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
 
 
 def _noise(params: list[Tensor], generator: torch.Generator) -> list[Tensor]:

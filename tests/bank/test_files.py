@@ -121,7 +121,7 @@ def test_export_as_a_data_set(tmp_path):
 def test_errors(tmp_path):
     bank = CheckpointBank(tmp_path / "bank")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"there is no .ckpt, .pt, .pth, .safetensors file in"):
+    with pytest.raises(ValueError, match=r"There is no .ckpt, .pt, .pth, .safetensors file in"):
         import_files(bank, tmp_path / "empty")
     with pytest.raises(ValueError, match="there is no .tgz archive at"):
         import_archives(bank, tmp_path / "empty")

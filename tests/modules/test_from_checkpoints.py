@@ -146,6 +146,21 @@ def test_bad_input(trained, make, message):
         make(trained[0])
 
 
+def test_there_is_nothing_to_train(trained):
+    module = FromCheckpoints(network(batch_norm=True), str(trained[0] / "files"))
+    with pytest.raises(ValueError, match="has nothing to train: validate, test or predict"):
+        trainer().fit(module, Blobs())
+
+
+def test_the_last_checkpoint_of_lightning_is_no_network_of_its_own(trained, tmp_path):
+    state = P.unstack(trained[1].member_stack())[0]
+    for name in ("epoch=0-step=6", "epoch=1-step=12", "last"):
+        torch.save(
+            {"state_dict": {f"net.{n}": t for n, t in state.items()}}, tmp_path / f"{name}.ckpt"
+        )
+    assert P.stack_size(read_networks(tmp_path, network(batch_norm=True))[0]) == 2
+
+
 @pytest.mark.bad_input
 def test_an_empty_bank(tmp_path):
     bank = CheckpointBank(tmp_path)

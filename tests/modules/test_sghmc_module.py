@@ -14,7 +14,7 @@ from lightning_bnn import samplers
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.modules import SGHMC
+from lightning_bnn.modules import MFVI, SGHMC, SWAG, Laplace, MCDropout
 
 quiet = pytest.mark.filterwarnings("ignore")
 
@@ -30,7 +30,7 @@ def sampler(parameters):
         ({"every_n_steps": 4}, [4, 8, 12, 16]),
         ({"every_n_steps": 5, "burn_in": 8}, [10, 15]),
         ({}, [6, 12, 18]),
-        ({"burn_in": 2}, [12, 18]),
+        ({"burn_in": 2}, [18]),
         ({"every_n_epochs": 2}, [12]),
     ],
 )
@@ -173,6 +173,43 @@ def test_seeds_and_fits_have_noise_of_their_own():
     assert torch.equal(end(0), end(0))
     assert not torch.allclose(end(0), end(1))
     assert not torch.allclose(end(0), end(0, fits=2))
+
+
+def test_a_run_that_would_keep_nothing_says_so_first():
+    with pytest.warns(UserWarning, match="SGHMC will keep nothing: `burn_in`"):
+        trainer(max_epochs=2).fit(SGHMC(network(), burn_in=50, optimizer=sampler), Blobs())
+
+
+def test_cycles_that_are_called_once_in_an_epoch():
+    module = SGHMC(
+        network(), optimizer=sampler, lr_scheduler=lambda o: samplers.CyclicalSchedule(o, 6)
+    )
+    with pytest.warns(UserWarning, match="pass `lr_interval='step'`"):
+        trainer(max_epochs=1).fit(module, Blobs())
+
+
+@quiet
+def test_a_checkpoint_with_a_bank_needs_the_bank(tmp_path):
+    module, run = SGHMC(network(), optimizer=sampler, bank=str(tmp_path / "b")), trainer()
+    run.fit(module, Blobs())
+    run.save_checkpoint(tmp_path / "it.ckpt")
+    with pytest.raises(ValueError, match="pass the folder as `bank`"):
+        SGHMC.load_from_checkpoint(tmp_path / "it.ckpt", network=network(), bank=None)
+
+
+@quiet
+def test_the_kinetic_temperature_with_accumulation():
+    run = trainer(max_epochs=2, log_every_n_steps=1, accumulate_grad_batches=2)
+    module = SGHMC(network(), members=50, optimizer=lambda p: samplers.SGHMC(p, lr=1e-4))
+    run.fit(module, Blobs())
+    assert float(run.callback_metrics["train/kinetic_temperature"]) == pytest.approx(1, rel=0.15)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("cls", [MFVI, SWAG, Laplace, MCDropout])
+def test_modules_that_optimise_take_no_sampler(cls):
+    with pytest.raises(ValueError, match=f"`optimizer` SGHMC samples, and {cls.__name__} opti"):
+        cls(network(), optimizer=sampler).configure_optimizers()
 
 
 class Smoothed(nn.Module):

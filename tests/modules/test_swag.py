@@ -12,7 +12,7 @@ from torch.optim.swa_utils import update_bn
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester
-from lightning_bnn.modules import SWAG
+from lightning_bnn.modules import SWAG, DeepEnsemble
 from lightning_bnn.modules.batch_norm import refreshed
 from lightning_bnn.modules.high_rate import HighRate
 from lightning_bnn.posteriors import LowRankGaussian, Mixture
@@ -42,8 +42,40 @@ def test_it_is_the_gaussian_of_the_harvested_networks(tmp_path):
         torch.testing.assert_close(mode.deviations, wanted.deviations, rtol=1e-3, atol=1e-6)
 
 
+def test_by_default_the_second_half_is_collected_and_another_fit_starts_anew():
+    module = SWAG(network(), optimizer=sgd)
+    for epochs, wanted in ((6, 3), (8, 5)):  # the start stays what it was
+        trainer(max_epochs=epochs).fit(module, Blobs())
+        assert int(module.collected) == wanted == len(module.last)
+    with pytest.raises(ValueError, match="`start` must be given"):
+        trainer(max_epochs=-1, max_steps=5).fit(SWAG(network(), optimizer=sgd), Blobs())
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_run_that_would_collect_nothing_says_so_first():
+    with pytest.warns(UserWarning, match="SWAG will collect weights fewer than twice"):
+        trainer(max_epochs=2).fit(SWAG(network(), start=5, optimizer=sgd), Blobs())
+
+
+def test_frozen_weights_stay():
+    net = network()
+    net[0].requires_grad_(False)
+    module = SWAG(net, start=0, optimizer=sgd)
+    trainer(max_epochs=3).fit(module, Blobs())
+    drawn = module.posterior().sample(4)
+    assert torch.equal(drawn["0.weight"], net[0].weight.expand(4, -1, -1))
+    assert module.posterior().log_prob(drawn).isfinite().all()
+
+
+def test_weights_of_another_kind_of_module_are_missed():
+    module = SWAG(network(), start=0, optimizer=sgd)
+    found = module.load_state_dict(DeepEnsemble(network(), members=1).state_dict(), strict=False)
+    assert "mean.0.weight" in found.missing_keys
+    trainer(max_epochs=2).fit(module, Blobs())
+
+
 def test_small_variances_around_large_means_survive():
-    module = SWAG(nn.Linear(2, 2), optimizer=sgd)
+    module = SWAG(nn.Linear(2, 2), start=0, optimizer=sgd)
     g = torch.Generator().manual_seed(0)
     rows = [100 + 1e-3 * torch.randn(1, 2, 2, generator=g) for _ in range(30)]
     for row in rows:

@@ -191,6 +191,27 @@ def test_the_marginal_likelihood_is_laplace_torchs(structure):
     assert all(top > log_marginal_likelihood(blocks, P.of(net), best * f) for f in (0.98, 1.02))
 
 
+class Recurrent(nn.Module):
+    """No network for vmap: laplace-torch computes its curvature."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.RNN(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.out(self.rnn(x[:, None])[0][:, 0])
+
+
+@pytest.mark.parametrize("structure", ["full", "diag"])
+def test_networks_that_vmap_cannot_run(structure):
+    torch.manual_seed(0)
+    net, batches = Recurrent().double(), [(torch.randn(5, 3).double(), torch.randint(2, (5,)))]
+    blocks = curvature(net, P.of(net), batches, Categorical(), structure)
+    posterior = LaplaceGaussian(P.of(net), blocks, 3.0)
+    fit = theirs(net, batches, structure, subset_of_weights="all", prior_precision=3.0)
+    assert_same_precision(posterior, fit, structure)
+
+
 def test_frozen_weights_stay():
     net, batches = convolutional(), images()
     net[0].requires_grad_(False)

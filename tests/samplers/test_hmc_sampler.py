@@ -171,6 +171,9 @@ def test_bad_arguments(options, message):
 def test_a_closure_is_needed():
     with pytest.raises(ValueError, match="`closure` must be given"):
         HMC([nn.Parameter(torch.zeros(2, 2))]).step()
+    theta = nn.Parameter(torch.zeros(3, 2))
+    with pytest.raises(ValueError, match="one energy for each chain"):
+        HMC([theta]).step(lambda: theta.square().sum())
     groups = [{"params": [nn.Parameter(torch.zeros(2))]} for _ in range(2)]
     with pytest.raises(ValueError, match="`params` must be one group"):
         HMC(groups)
