@@ -21,9 +21,11 @@ from lightning_bnn.bank.state_files import (
 )
 from lightning_bnn.params import Params
 
-__all__ = ["checkpoint_files", "export_files", "import_files", "read_network"]
+__all__ = ["checkpoint_files", "export_files", "import_files", "read_networks_of"]
 
 _BATCH_BYTES = 2**26
+_MEMBERS = "networks."
+"""Where modules of this package keep their members."""
 
 
 def import_files(
@@ -56,10 +58,12 @@ def import_files(
     """
     root = Path(folder)
     paths = checkpoint_files(root, pattern)
-    networks = (read_network(path, root, like, prefix) for path in paths)
+    networks = (network for path in paths for network in read_networks_of(path, root, like, prefix))
+    count = 0
     for stack, records in batched(networks):
         bank.extend(stack, records)
-    return len(paths)
+        count += len(records)
+    return count
 
 
 def checkpoint_files(folder: Path, pattern: str = "**/*") -> list[Path]:
@@ -92,19 +96,33 @@ def _stacked(
     return P.stack(networks), list(records)
 
 
-def read_network(
+def read_networks_of(
     path: Path, root: Path, like: nn.Module | None, prefix: str | None
-) -> tuple[Params, dict[str, Any]]:
-    """A network of a file, and what is known of it."""
+) -> list[tuple[Params, dict[str, Any]]]:
+    """The network of a file, and what is known of it; of modules of this package all members."""
     state, record = read_state(path)
     record["file"] = path.relative_to(root).as_posix()
     if like is not None:
         wanted = P.of(like)
-        return strip_prefix(state, find_prefix(path, state, wanted, prefix), list(wanted)), record
+        members = strip_prefix(state, _MEMBERS)
+        if prefix is None and _are_members(members, wanted):
+            stack = P.unstack({name: members[name] for name in wanted})
+            return [(network, {**record, "member": m}) for m, network in enumerate(stack)]
+        return [
+            (strip_prefix(state, find_prefix(path, state, wanted, prefix), list(wanted)), record)
+        ]
     network = strip_prefix(state, prefix or "")
     if not network:
         raise ValueError(f"{path} has no names that start with {prefix!r}.")
-    return network, record
+    return [(network, record)]
+
+
+def _are_members(members: Params, wanted: Params) -> bool:
+    """Whether these are several networks of a kind, stacked."""
+    return wanted.keys() <= members.keys() and all(
+        members[name].shape[1:] == t.shape and members[name].ndim == t.ndim + 1
+        for name, t in wanted.items()
+    )
 
 
 def export_files(

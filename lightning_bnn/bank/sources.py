@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_bnn import params as P
 from lightning_bnn.bank.checkpoint_bank import CheckpointBank
-from lightning_bnn.bank.folders import checkpoint_files, read_network
+from lightning_bnn.bank.folders import checkpoint_files, read_networks_of
 from lightning_bnn.params import Params
 
 __all__ = ["read_networks"]
@@ -26,7 +26,7 @@ def read_networks(
 
     Args:
         source: folder of a `CheckpointBank`, folder of checkpoints (in natural order of their
-            names), or one checkpoint.
+            names), or one checkpoint; a checkpoint of a module of this package has several.
         like: a network of their kind.
         last: only the last so many, by default all.
         prefix: what stands before the names of the network in checkpoints.
@@ -47,7 +47,11 @@ def read_networks(
     if (path / "manifest.jsonl").is_file():
         return _of_bank(CheckpointBank(path, "r"), like, last)
     root, files = (path.parent, [path]) if path.is_file() else (path, checkpoint_files(path))
-    found = [read_network(file, root, like, prefix) for file in _without_copies(files)]
+    found = [
+        network
+        for file in _without_copies(files)
+        for network in read_networks_of(file, root, like, prefix)
+    ]
     kept = found if last is None else found[-last:]
     return P.stack([network for network, _ in kept]), [record for _, record in kept]
 

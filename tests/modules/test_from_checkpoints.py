@@ -146,6 +146,14 @@ def test_bad_input(trained, make, message):
         make(trained[0])
 
 
+def test_checkpoints_of_our_own_modules_hold_all_members(trained, tmp_path):
+    _, module = trained
+    torch.save({"state_dict": module.state_dict(), "epoch": 3}, tmp_path / "it.ckpt")
+    found, records = read_networks(tmp_path / "it.ckpt", network(batch_norm=True))
+    assert same(found, module.member_stack())
+    assert records == [{"epoch": 3, "file": "it.ckpt", "member": m} for m in range(2)]
+
+
 def test_there_is_nothing_to_train(trained):
     module = FromCheckpoints(network(batch_norm=True), str(trained[0] / "files"))
     with pytest.raises(ValueError, match="has nothing to train: validate, test or predict"):
