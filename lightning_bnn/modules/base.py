@@ -134,6 +134,8 @@ class BayesianModule(JudgedModule):
     def _given_networks(self) -> Params:
         """The network as it was given, or those of ``start_from``."""
         own = P.of(self.template)
+        if not own:
+            raise ValueError("`network` has no weights.")
         if self.start_from is None:
             return {name: t.clone()[None] for name, t in own.items()}
         stack, _ = read_networks(self.start_from, self.template, last=self.members)

@@ -34,12 +34,8 @@ class HMC(Chains):
         network: gives the computation, and where the first chain starts.
         members: how many chains.
         prior_std: standard deviation of a Gaussian prior over all weights.
-        burn_in: nothing is kept of the first so many steps (or epochs).
-        every_n_steps: how often the members are kept, in steps.
-        every_n_epochs: the same in epochs; by default after each.
-        bank: folder to keep networks in, instead of in memory and in the checkpoints.
         optimizer: makes the sampler, given parameters.
-        **kwargs: what every module takes, see `BayesianModule`.
+        **kwargs: what all chains take, see `Chains`, and all modules, see `BayesianModule`.
 
     References:
         | What Are Bayesian Neural Network Posteriors Really Like? (Izmailov et al., 2021)
@@ -51,18 +47,11 @@ class HMC(Chains):
         network: nn.Module,
         members: int = 1,
         prior_std: float = 1.0,
-        burn_in: int = 0,
-        every_n_steps: int | None = None,
-        every_n_epochs: int | None = None,
-        bank: str | None = None,
         optimizer: OptimizerCallable = samplers.HMC,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            network, members=members, prior_std=prior_std, burn_in=burn_in,
-            every_n_steps=every_n_steps, every_n_epochs=every_n_epochs, bank=bank,
-            optimizer=optimizer, **kwargs,
-        )  # fmt: skip
+        chosen = {"members": members, "prior_std": prior_std, "optimizer": optimizer}
+        super().__init__(network, **chosen, **kwargs)
         if has_dropout(self.template):
             raise ValueError(
                 "`network` has dropout, which would make the energy random: set its rates to 0, or "

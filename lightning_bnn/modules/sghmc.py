@@ -30,12 +30,8 @@ class SGHMC(Chains):
         members: how many chains.
         prior_std: standard deviation of a Gaussian prior over all weights; None leaves it to
             ``prior_precision`` or ``weight_decay`` of the sampler.
-        burn_in: nothing is kept of the first so many steps (or epochs).
-        every_n_steps: how often the members are kept, in steps.
-        every_n_epochs: the same in epochs; by default after each.
-        bank: folder to keep networks in, instead of in memory and in the checkpoints.
         optimizer: makes the sampler, given parameters.
-        **kwargs: what every module takes, see `BayesianModule`.
+        **kwargs: what all chains take, see `Chains`, and all modules, see `BayesianModule`.
 
     References:
         | Stochastic Gradient Hamiltonian Monte Carlo (Chen et al., 2014)
@@ -47,18 +43,11 @@ class SGHMC(Chains):
         network: nn.Module,
         members: int = 1,
         prior_std: float | None = 1.0,
-        burn_in: int = 0,
-        every_n_steps: int | None = None,
-        every_n_epochs: int | None = None,
-        bank: str | None = None,
         optimizer: OptimizerCallable = samplers.SGHMC,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            network, members=members, prior_std=prior_std, burn_in=burn_in,
-            every_n_steps=every_n_steps, every_n_epochs=every_n_epochs, bank=bank,
-            optimizer=optimizer, **kwargs,
-        )  # fmt: skip
+        chosen = {"members": members, "prior_std": prior_std, "optimizer": optimizer}
+        super().__init__(network, **chosen, **kwargs)
 
     @property
     def needs_num_data(self) -> bool:
