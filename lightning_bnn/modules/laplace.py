@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, get_args
 
 import torch
@@ -17,7 +16,8 @@ from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.carried import Carried
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.predictive import Predictive
-from lightning_bnn.modules.training_data import training_batches, training_source
+from lightning_bnn.modules.run_length import ends
+from lightning_bnn.modules.training_data import SingleInputs, single_input, training_source
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import CurvatureBlock, LaplaceGaussian, Mixture, Posterior
 from lightning_bnn.posteriors.dropout import Layers
@@ -115,13 +115,13 @@ class Laplace(DeepEnsemble):
     def on_train_epoch_end(self) -> None:
         """Fit after the last epoch, before the checkpoint is made."""
         super().on_train_epoch_end()
-        if self._ends():
+        if ends(self.trainer):
             self._fit_at_the_end()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """A callback may have ended the run since."""
         super().on_save_checkpoint(checkpoint)
-        if self.fits_now and not self.fitted.tensors() and self._ends():
+        if self.fits_now and not self.fitted.tensors() and ends(self.trainer):
             self._fit_at_the_end()
             found = self.fitted.tensors().items()
             checkpoint["state_dict"].update({f"fitted.{name}": t for name, t in found})
@@ -130,18 +130,6 @@ class Laplace(DeepEnsemble):
         """Whatever the end was."""
         if not self.fitted.tensors():
             self._fit_at_the_end()
-
-    def _ends(self) -> bool:
-        """Whether the epoch that is going on, or just over, is the last."""
-        trainer = self.trainer
-        if not trainer.is_last_batch:
-            return False
-        epochs, steps = trainer.current_epoch + 1, trainer.global_step
-        if trainer.should_stop:
-            return epochs >= (trainer.min_epochs or 0) and steps >= (trainer.min_steps or 0)
-        last = trainer.max_epochs if trainer.max_epochs not in (None, -1) else math.inf
-        most = trainer.max_steps if trainer.max_steps != -1 else math.inf
-        return epochs >= last or steps >= most
 
     def _fit_at_the_end(self) -> None:
         try:
@@ -255,28 +243,3 @@ class Laplace(DeepEnsemble):
             else:
                 self.fit_to(source)
         super()._start(judge)
-
-
-class SingleInputs:
-    """The training batches of a network of one input, as often as they are asked for.
-
-    Args:
-        module: says what is input and what is target.
-        source: the training data.
-    """
-
-    def __init__(self, module: Laplace, source: Any) -> None:
-        self.module, self.source = module, source
-        self.count = sum(len(targets) for _, targets in self)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets."""
-        for inputs, targets in training_batches(self.module, self.source):
-            yield single_input(inputs, targets)
-
-
-def single_input(inputs: tuple[Any, ...], targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The input and the targets; laplace-torch takes no more."""
-    if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
-        raise ValueError("`Laplace` takes networks of one input tensor: wrap yours.")
-    return inputs[0], targets

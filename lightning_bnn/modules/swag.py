@@ -80,6 +80,7 @@ class SWAG(Refreshing, DeepEnsemble):
         super().__init__(network, members=members, prior_std=prior_std, **kwargs)
         self.schedule = Schedule(every_n_epochs=every_n_epochs, start=(start or 0) + 1)
         self.start, self.swa_lr, self.ramp, self.scale = start, swa_lr, ramp, scale
+        self._given_start = start
         if swa_lr is not None and self.lr_interval == "step":
             raise ValueError("`swa_lr` needs `lr_interval='epoch'`: its ramp counts epochs.")
         trained = {n for n, p in self.template.named_parameters() if p.requires_grad}
@@ -105,7 +106,7 @@ class SWAG(Refreshing, DeepEnsemble):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler}}
 
     def _set_start(self) -> None:
-        if self.start is None:
+        if self._given_start is None:
             epochs = epochs_of(self.trainer) if self._trainer is not None else 0
             if math.isinf(epochs):
                 raise ValueError("`start` must be given, as the run has no last epoch.")

@@ -14,7 +14,7 @@ from torch.utils.data import DistributedSampler
 from lightning_bnn.modules.judged_module import JudgedModule
 from lightning_bnn.randomness import keyed_randomness
 
-__all__ = ["Batch", "training_batches", "training_source"]
+__all__ = ["Batch", "SingleInputs", "single_input", "training_batches", "training_source"]
 
 Batch = tuple[tuple[Any, ...], Tensor]
 
@@ -77,3 +77,28 @@ def _gathered(module: JudgedModule, value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return torch.flatten(module.all_gather(value), 0, 1)
+
+
+class SingleInputs:
+    """The training batches of a network of one input, as often as they are asked for.
+
+    Args:
+        module: says what is input and what is target.
+        source: a train loader, or a datamodule.
+    """
+
+    def __init__(self, module: JudgedModule, source: Any) -> None:
+        self.module, self.source = module, source
+        self.count = sum(len(targets) for _, targets in self)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets."""
+        for inputs, targets in training_batches(self.module, self.source):
+            yield single_input(inputs, targets)
+
+
+def single_input(inputs: tuple[Any, ...], targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The input and the targets, for methods that take no more."""
+    if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+        raise ValueError("`network` must have one input tensor here: wrap yours.")
+    return inputs[0], targets
