@@ -215,12 +215,7 @@ class Laplace(DeepEnsemble):
     @property
     def judged_samples(self) -> int:
         """Networks that are drawn; the members before the fit."""
-        drawn = self.fitted.tensors() and not self.fits_now
-        return self.eval_samples if drawn else len(self.healthy())
-
-    def judged_posterior(self) -> Posterior:
-        """The members while they train."""
-        return super().posterior() if self.fits_now else self.posterior()
+        return self.eval_samples if self.fitted.tensors() else len(self.healthy())
 
     def predictive(self, samples: int | None = None) -> Predictive:
         """The mean prediction as a plain module; linearised networks are no networks."""

@@ -10,12 +10,12 @@ from lightning_bnn.harvest import Schedule
 __all__ = ["ends", "epochs_of", "expected"]
 
 
-def epochs_of(trainer: Any) -> float:
+def epochs_of(trainer: Any) -> int | float:
     """Epochs of a run; infinite if it has no end."""
     return math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
 
 
-def expected(schedule: Schedule, trainer: Any) -> float:
+def expected(schedule: Schedule, trainer: Any) -> int | float:
     """How often a run will collect, about; infinite if it has no end."""
     steps = trainer.estimated_stepping_batches
     return schedule.count(math.inf if steps in (None, -1) else steps, epochs_of(trainer))

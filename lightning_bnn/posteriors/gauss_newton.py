@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
+from tqdm import tqdm
 
 from lightning_bnn import params as P
 
@@ -28,6 +29,7 @@ def gauss_newton(
     batches: Iterable[tuple[Tensor, Tensor]],
     classification: bool,
     diagonal: bool,
+    progress: bool = False,
 ) -> Tensor:
     """Of the summed cross-entropy, or of half the summed squared error.
 
@@ -37,13 +39,14 @@ def gauss_newton(
         batches: inputs and targets.
         classification: which loss.
         diagonal: only the diagonal.
+        progress: show a bar.
     """
     state = P.of(model)
     weights = {n: state[n] for n in names}
     size = sum(t.numel() for t in weights.values())
     like = next(iter(weights.values()))
     total = like.new_zeros(size) if diagonal else like.new_zeros(size, size)
-    for x, _ in batches:
+    for x, _ in tqdm(batches, "curvature", disable=not progress, leave=False):
         outputs = functional_call(model, state, (x,))
         if outputs.ndim != 2:
             raise ValueError(f"outputs must be (batch, numbers), not {tuple(outputs.shape)}")

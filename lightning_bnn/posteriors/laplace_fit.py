@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Categorical, Gaussian
@@ -86,8 +85,8 @@ def curvature(
         runner, batches = runner.float(), [(x.float(), y) for x, y in batches]
     found = None
     if structure != "kron":
-        shown = tqdm(batches, "curvature", disable=not progress, leave=False)
-        found = _jacobians(runner, names, shown, kind == "classification", structure == "diag")
+        options = (kind == "classification", structure == "diag", progress)
+        found = _jacobians(runner, names, batches, *options)
     if found is None:
         found = _fitted(runner, kind, structure, batches, progress)
     blocks = [_renamed(block, prefix) for block in _blocks(found, structure, names, factor)]
@@ -117,12 +116,11 @@ def _jacobians(
     model: nn.Module,
     names: Sequence[str],
     batches: Iterable[Batch],
-    classification: bool,
-    diagonal: bool,
+    *options: bool,
 ) -> Tensor | None:
     """The curvature by `gauss_newton`; None of networks that vmap cannot run."""
     try:
-        return gauss_newton(model, names, batches, classification, diagonal)
+        return gauss_newton(model, names, batches, *options)
     except (RuntimeError, NotImplementedError):
         return None
 

@@ -80,6 +80,7 @@ def test_a_diagonal_gaussian_has_the_moments_of_its_networks():
     torch.testing.assert_close(found.log_std.exp().detach(), rows.std(0))
 
 
+@pytest.mark.frames
 def test_laplace_without_training(trained, tmp_path):
     """The curvature is computed before the first test, saved, and the same as after a fit."""
     root, module = trained
@@ -92,8 +93,8 @@ def test_laplace_without_training(trained, tmp_path):
     run.save_checkpoint(tmp_path / "it.ckpt")
     other = Laplace.load_from_checkpoint(tmp_path / "it.ckpt", network=network(batch_norm=True))
     bare = DataLoader(TensorDataset(*Blobs().load().test), batch_size=16)  # no training data
-    (again, *_) = trainer().test(other, bare, verbose=False)
-    assert again["test/nll"] == pytest.approx(found["test/nll"])
+    (retest, *_) = trainer().test(other, bare, verbose=False)
+    assert retest["test/nll"] == pytest.approx(found["test/nll"])
     map_ = DeepEnsemble(network(batch_norm=True), members=2, start_from=str(root / "files"))
     (plain, *_) = trainer().test(map_, Blobs(), verbose=False)
     assert plain["test/nll"] != pytest.approx(found["test/nll"], abs=1e-3)

@@ -64,6 +64,24 @@ def test_the_energy_is_that_of_all_the_data():
     assert found[0].shape == (2,)
 
 
+def test_energies_are_exact_in_mixed_precision():
+    """Metropolis' test compares them."""
+    found = []
+
+    class Watched(HMC):
+        def energies(self):
+            found.append(super().energies())
+            return found[-1]
+
+    for precision in ("32-true", "bf16-mixed"):
+        torch.manual_seed(0)
+        trainer(max_epochs=1, precision=precision).fit(Watched(network()), Blobs())
+    half = len(found) // 2
+    assert all(torch.equal(a, b) for a, b in zip(found[:half], found[half:], strict=True))
+    with pytest.raises(ValueError, match="HMC needs exact energies"):
+        trainer(max_epochs=1, precision="bf16-true").fit(HMC(network()), Blobs())
+
+
 def test_statistics_of_batch_norm_stay():
     torch.manual_seed(0)
     net = network(batch_norm=True)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from module_cases import Blobs, adam, network, same, trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -52,6 +52,27 @@ def test_the_last_checkpoint_has_the_curvature_of_its_weights(end, tmp_path):
     before = {k: t.clone() for k, t in found.items()}
     module.fit_to(Blobs())
     assert same(before, module.fitted.tensors())
+
+
+class StopAndSave(Callback):
+    """Acts after the module, as all callbacks with a monitor do."""
+
+    monitor = "val/nll"
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = True
+        trainer.save_checkpoint(self.path)
+
+
+def test_a_checkpoint_has_the_curvature_whoever_ends_the_run(tmp_path):
+    module = laplace()
+    trainer(StopAndSave(tmp_path / "it.ckpt"), max_epochs=50).fit(module, Blobs())
+    found = {f"fitted.{k}": t for k, t in module.fitted.tensors().items()}
+    assert found
+    assert same(fitted_in(tmp_path / "it.ckpt"), found)
 
 
 def test_while_it_trains_the_members_are_judged():

@@ -82,6 +82,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, stop, tmp_path):
     assert same(run(ckpt_path=tmp_path / "last.ckpt", seed=99), whole)
 
 
+@pytest.mark.frames
 @EACH
 def test_a_checkpoint_predicts_the_same_elsewhere(name, tmp_path):
     module, data, run = made(name, batch_norm=True), Blobs(), trainer()

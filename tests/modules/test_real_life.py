@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 from lightning_bnn import _compat
 from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Categorical, Gaussian, IsotropicGaussianPrior
-from lightning_bnn.modules import MFVI, DeepEnsemble, SymmetrizedVI
+from lightning_bnn.modules import MFVI, DeepEnsemble, MCDropout, SymmetrizedVI
 from lightning_bnn.modules.data_size import data_size
 from lightning_bnn.posteriors.permanents import log_bethe
 
@@ -361,6 +361,18 @@ def test_another_posterior_than_the_saved_one_is_warned_about(tmp_path):
         warnings.simplefilter("error", UserWarning)
         options = {"prior": prior, "kl": "sampled", "weights_only": True}
         MFVI.load_from_checkpoint(tmp_path / "it.ckpt", network=network(), **options)
+
+
+def test_equal_inputs_in_other_batches_lose_other_units():
+    x = torch.ones(3, 6)
+    module = MCDropout(network(), p=0.5)
+    (one, two, other) = (module.outputs((x,), 0, k) for k in (0, 0, 1))
+    assert torch.equal(one, two)
+    assert not torch.allclose(one, other)
+    loader = DataLoader(TensorDataset(torch.ones(6, 6)), batch_size=3)
+    found = trainer().predict(module, loader)
+    assert torch.equal(found[0].samples, one)
+    assert torch.equal(found[1].samples, other)
 
 
 def test_start_from_a_trained_network(tmp_path):
