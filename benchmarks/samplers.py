@@ -11,13 +11,12 @@ are not there are left out.
 
 import argparse
 import logging
-import statistics
-import time
 import warnings
 
 import lightning as L
 import torch
 from torch.nn.functional import cross_entropy
+from turns import in_turns
 
 from lightning_bnn import models, samplers
 from lightning_bnn.modules import SGHMC, SWAG
@@ -110,25 +109,6 @@ def available(table):
 
 
 # ------------------------------------------------------------ runs
-def in_turns(functions, rounds, device):
-    """Median seconds of every function."""
-    seconds = {name: [] for name in functions}
-    for k in range(rounds + 2):
-        for name, function in functions.items():
-            synchronise(device)
-            start = time.perf_counter()
-            function()
-            synchronise(device)
-            if k >= 2:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def synchronise(device):
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 def table(title, found, base):
     print(title)
     print(f"{'':<40}{'ms':>10}{'/ ' + base:>32}")

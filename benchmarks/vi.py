@@ -8,13 +8,12 @@ All contestants take the same batches and torch.optim.Adam, in turns. The peers 
 """
 
 import argparse
-import statistics
-import time
 import warnings
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from turns import in_turns
 
 from lightning_bnn import models
 from lightning_bnn import params as P
@@ -183,25 +182,6 @@ def contestants(options):
 
 
 # ------------------------------------------------------------ runs
-def synchronise(device):
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def in_turns(functions, rounds, device):
-    """Median seconds of every function."""
-    seconds = {name: [] for name in functions}
-    for k in range(rounds + 2):
-        for name, function in functions.items():
-            synchronise(device)
-            start = time.perf_counter()
-            function()
-            synchronise(device)
-            if k >= 2:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
 def steps(options):
     rivals = contestants(options)
     x, y = batch(options)
