@@ -47,19 +47,28 @@ def read_networks(
     if (path / "manifest.jsonl").is_file():
         return _of_bank(CheckpointBank(path, "r"), like, last)
     root, files = (path.parent, [path]) if path.is_file() else (path, checkpoint_files(path))
-    found = [
-        network
-        for file in _without_copies(files)
-        for network in read_networks_of(file, root, like, prefix)
-    ]
+    every = [found for file in files for found in read_networks_of(file, root, like, prefix)]
+    found = _without_copies(every)
     kept = found if last is None else found[-last:]
     return P.stack([network for network, _ in kept]), [record for _, record in kept]
 
 
-def _without_copies(files: list[Path]) -> list[Path]:
-    """Lightning's ``last.ckpt`` is one of the others again, if there are others."""
-    others = [file for file in files if file.suffix == ".ckpt" and not file.stem.startswith("last")]
-    return [file for file in files if not (others and file.name == "last.ckpt")]
+def _without_copies(
+    found: list[tuple[Params, dict[str, Any]]],
+) -> list[tuple[Params, dict[str, Any]]]:
+    """Lightning's ``last.ckpt`` often is another file of its folder again: of the same step."""
+
+    def place(record: dict[str, Any]) -> Any:
+        return Path(record["file"]).parent, record.get("step"), record.get("epoch")
+
+    named = {place(record) for _, record in found if Path(record["file"]).name != "last.ckpt"}
+    return [
+        (network, record)
+        for network, record in found
+        if Path(record["file"]).name != "last.ckpt"
+        or "step" not in record
+        or place(record) not in named
+    ]
 
 
 def _of_bank(

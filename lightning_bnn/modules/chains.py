@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
@@ -17,6 +18,14 @@ from lightning_bnn.posteriors import Empirical
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["Chains"]
+
+
+class _ClosesBank(Callback):
+    """Modules are not told of exceptions, callbacks are."""
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Let others write."""
+        pl_module.samples.close()
 
 
 class Chains(DeepEnsemble):
@@ -72,6 +81,10 @@ class Chains(DeepEnsemble):
                 f"{type(self).__name__} will keep nothing: `burn_in` is as long as the run, or the "
                 "networks are kept too seldom. The chains are then judged as they are at the end."
             )
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Close the bank whatever goes wrong."""
+        return [_ClosesBank()]
 
     def keep_if_due(self, before: int) -> None:
         """Keep the members, if it is time, after the step that followed so many."""

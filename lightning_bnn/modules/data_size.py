@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, SubsetRandomSampler
 
-__all__ = ["data_size", "first_rows"]
+__all__ = ["data_size", "first_rows", "in_order"]
 
 
 def data_size(loader: Any, batches: int | float | None = None) -> int:
@@ -29,12 +29,17 @@ def data_size(loader: Any, batches: int | float | None = None) -> int:
     sampler = getattr(loader, "sampler", None)
     if isinstance(sampler, SubsetRandomSampler):
         return len(sampler)
-    ordered = isinstance(sampler, SequentialSampler) or getattr(loader, "training", None) is False
-    if ordered and batches is not None:
+    if in_order(loader) and batches is not None:
         size = getattr(loader, "batch_size", None)
         if size is not None and batches * size < len(dataset):
             return int(batches * size)
     return len(dataset)
+
+
+def in_order(loader: Any) -> bool:
+    """Whether a loader gives the same batches in every epoch."""
+    sampler = getattr(loader, "sampler", None)
+    return isinstance(sampler, SequentialSampler) or getattr(loader, "training", None) is False
 
 
 def first_rows(loader: Any, rows: int) -> Any:

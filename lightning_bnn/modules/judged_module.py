@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor, nn
 
 from lightning_bnn import _compat
@@ -98,7 +98,9 @@ class JudgedModule(TemplateModule):
     def fits_now(self) -> bool:
         """Whether a trainer is about to change the weights."""
         state = None if self._trainer is None else self.trainer.state
-        return state is not None and state.fn == TrainerFn.FITTING and not state.finished
+        if state is None or state.fn != TrainerFn.FITTING:
+            return False
+        return state.status == TrainerStatus.RUNNING
 
     # -------------------------------------------------------- evaluation
     def _start(self, judge: Judge | None) -> None:

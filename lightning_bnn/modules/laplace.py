@@ -102,7 +102,9 @@ class Laplace(DeepEnsemble):
         """The curvature of two made-up examples, to fail before the training and not after it."""
         with torch.inference_mode(False), torch.no_grad():
             network = {n: t[0].clone() for n, t in self.member_stack().items()}
-            inputs = tuple(x.to(self.device) if isinstance(x, Tensor) else x for x in example)
+            inputs = self._cast(
+                [x.to(self.device) if isinstance(x, Tensor) else x for x in example]
+            )
             outputs = P.apply(copy.deepcopy(self.template).eval(), network, *inputs)
         known = isinstance(self.likelihood, Categorical)
         targets = outputs[:, 0].long() * 0 if known else torch.zeros_like(outputs)
@@ -116,24 +118,24 @@ class Laplace(DeepEnsemble):
         """Fit after the last epoch, before the checkpoint is made."""
         super().on_train_epoch_end()
         if ends(self.trainer):
-            self._fit_at_the_end()
+            self._try_to_fit(training_source(self))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """A callback may have ended the run since."""
         super().on_save_checkpoint(checkpoint)
         if self.fits_now and not self.fitted.tensors() and ends(self.trainer):
-            self._fit_at_the_end()
+            self._try_to_fit(training_source(self))
             found = self.fitted.tensors().items()
             checkpoint["state_dict"].update({f"fitted.{name}": t for name, t in found})
 
     def on_train_end(self) -> None:
         """Whatever the end was."""
         if not self.fitted.tensors():
-            self._fit_at_the_end()
+            self._try_to_fit(training_source(self))
 
-    def _fit_at_the_end(self) -> None:
+    def _try_to_fit(self, source: Any) -> None:
         try:
-            self.fit_to(training_source(self))
+            self.fit_to(source)
         except ValueError as error:  # the trained weights are worth more
             rank_zero_warn(f"Laplace: the members are trained, but there is no curvature: {error}")
 
@@ -236,5 +238,5 @@ class Laplace(DeepEnsemble):
                     "their Gaussians: pass a datamodule, or a checkpoint of a finished fit."
                 )
             else:
-                self.fit_to(source)
+                self._try_to_fit(source)
         super()._start(judge)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -118,11 +119,10 @@ class BankStore(SampleStore):
             return
         self._bank = CheckpointBank(self.path)
         held, known = len(self._bank), int(self.rows)
-        if held < known or (held > 0 and known == 0):
+        if held < known:
             self.close()
             raise ValueError(
-                f"The bank {self.path} has {held} networks, this run knows of {known}: choose "
-                "another `bank`, or resume from its checkpoint."
+                f"The bank {self.path} has {held} networks, the checkpoint knew of {known}."
             )
         self._bank.truncate(known)
 
@@ -139,7 +139,14 @@ class BankStore(SampleStore):
         return {name: t.to(self.rows.device) for name, t in bank[list(rows)].items()}
 
     def forget(self) -> None:
-        """Start anew; a bank that is not empty is refused when it is opened."""
+        """Start anew, in an empty bank."""
+        there = (Path(self.path) / "manifest.jsonl").is_file()
+        count = len(CheckpointBank(self.path, "r")) if there else 0
+        if count:
+            raise ValueError(
+                f"The bank {self.path} has {count} networks of another run: choose another `bank`, "
+                "or resume from its checkpoint."
+            )
         self.rows.zero_()
 
     def close(self) -> None:

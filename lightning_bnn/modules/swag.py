@@ -105,13 +105,25 @@ class SWAG(Refreshing, DeepEnsemble):
         scheduler = HighRate(optimizer, self.swa_lr, self.start, self.ramp, before)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler}}
 
-    def _set_start(self) -> None:
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """With the start, which may have been read off the length of the run."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["lightning_bnn"]["start"] = self.start
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The start stays, also of a run that is resumed to be longer."""
+        super().on_load_checkpoint(checkpoint)
         if self._given_start is None:
+            self.start = checkpoint.get("lightning_bnn", {}).get("start")
+
+    def _set_start(self) -> None:
+        resumed = self._trainer is not None and self.trainer.ckpt_path is not None
+        if self._given_start is None and not (resumed and self.start is not None):
             epochs = epochs_of(self.trainer) if self._trainer is not None else 0
             if math.isinf(epochs):
                 raise ValueError("`start` must be given, as the run has no last epoch.")
             self.start = int(epochs) // 2
-            self.schedule = replace(self.schedule, start=self.start + 1)
+        self.schedule = replace(self.schedule, start=(self.start or 0) + 1)
 
     def on_train_start(self) -> None:
         """Another run has moments of its own."""

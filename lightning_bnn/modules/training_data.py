@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, IterableDataset
 
+from lightning_bnn.modules.data_size import in_order
 from lightning_bnn.modules.judged_module import JudgedModule
 from lightning_bnn.randomness import keyed_randomness
 
@@ -20,7 +22,7 @@ Batch = tuple[tuple[Any, ...], Tensor]
 
 
 def training_source(module: JudgedModule) -> Any:
-    """What was named, else the data of the trainer, else of the last fit; None without any."""
+    """The data of the trainer, else those of the last fit or that were named; None without any."""
     if module._trainer is not None:
         for source in (module.trainer.train_dataloader, module.trainer.datamodule):
             if source is not None:
@@ -44,7 +46,8 @@ def training_batches(module: JudgedModule, source: Any) -> Iterator[Batch]:
     whole = getattr(loader, "whole", None)
     shared = whole is None and isinstance(getattr(loader, "sampler", None), DistributedSampler)
     with keyed_randomness(module.seed, "training batches", device=module.device):
-        for batch in islice(loader if whole is None else whole(), _limit(module)):
+        limit = _limit(module, loader)
+        for batch in islice(loader if whole is None else whole(), limit):
             inputs, targets = module.inputs_and_targets(arrived(batch))
             inputs = module._cast(inputs)
             if shared:
@@ -67,10 +70,16 @@ def _moved_by(module: JudgedModule, datamodule: Any = None) -> Callable[[Any], A
     return lambda batch: module.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
-def _limit(module: JudgedModule) -> int | None:
-    """Batches of a run that is only tried out."""
-    quick = module._trainer is not None and module.trainer.fast_dev_run
-    return int(quick) if quick else None
+def _limit(module: JudgedModule, loader: Any) -> int | None:
+    """Batches of an epoch: of streams, of loaders whose other batches never come, of trials."""
+    if module._trainer is None:
+        return None
+    trainer = module.trainer
+    if trainer.fast_dev_run:
+        return int(trainer.fast_dev_run)
+    batches = trainer.num_training_batches
+    cut = in_order(loader) or isinstance(getattr(loader, "dataset", None), IterableDataset)
+    return int(batches) if cut and math.isfinite(batches) and batches > 0 else None
 
 
 def _gathered(module: JudgedModule, value: Any) -> Any:
@@ -90,6 +99,8 @@ class SingleInputs:
     def __init__(self, module: JudgedModule, source: Any) -> None:
         self.module, self.source = module, source
         self.count = sum(len(targets) for _, targets in self)
+        if self.count == 0:
+            raise ValueError("The training data are empty: a stream can be read only once.")
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets."""

@@ -20,6 +20,8 @@ __all__ = ["gauss_newton"]
 
 _BYTES = 2**28
 """Of the Jacobians that are held at a time."""
+_LARGEST = 2**30
+"""Of the Jacobian of one example."""
 
 
 @torch.no_grad()
@@ -50,7 +52,10 @@ def gauss_newton(
         outputs = functional_call(model, state, (x,))
         if outputs.ndim != 2:
             raise ValueError(f"outputs must be (batch, numbers), not {tuple(outputs.shape)}")
-        at_once = max(1, _BYTES // (outputs.shape[1] * size * like.element_size()))
+        one = outputs.shape[1] * size * like.element_size()
+        if one > _LARGEST:
+            raise NotImplementedError(f"the Jacobian of one example takes {one / 1e9:.1f} GB")
+        at_once = max(1, _BYTES // one)
         for rows, f in zip(x.split(at_once), outputs.split(at_once), strict=True):
             jacobian = _jacobian(model, state, weights, rows)
             if classification:

@@ -82,7 +82,7 @@ def curvature(
         )
     dtype = next(runner.parameters()).dtype
     if dtype in (torch.float16, torch.bfloat16):
-        runner, batches = runner.float(), [(x.float(), y) for x, y in batches]
+        runner, batches = runner.float(), _Single(batches)
     found = None
     if structure != "kron":
         options = (kind == "classification", structure == "diag", progress)
@@ -93,6 +93,16 @@ def curvature(
     if not all(bool(block.eigenvalues.isfinite().all()) for block in blocks):
         raise ValueError("The curvature is not finite: look for NaN in the data and the weights.")
     return blocks
+
+
+@dataclass
+class _Single:
+    """Batches in single precision."""
+
+    batches: Iterable[Batch]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return ((x.float() if x.is_floating_point() else x, y) for x, y in self.batches)
 
 
 @dataclass
@@ -121,7 +131,7 @@ def _jacobians(
     """The curvature by `gauss_newton`; None of networks that vmap cannot run."""
     try:
         return gauss_newton(model, names, batches, *options)
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError, IndexError):
         return None
 
 
@@ -195,11 +205,11 @@ def noise_factor(likelihood: nn.Module) -> float:
         return 1.0
     if isinstance(likelihood, Gaussian) and likelihood.noise != "heteroscedastic":
         stds = likelihood.log_std.detach().exp()
-        if bool((stds - stds[0]).abs().max() <= 1e-6 * stds[0]):
+        if len(stds) == 1:
             return float(stds[0]) ** -2
     raise ValueError(
-        "`likelihood` must be Categorical, or Gaussian with the same standard deviation of noise "
-        f"for all targets, got {type(likelihood).__name__}({likelihood.extra_repr()})."
+        "`likelihood` must be Categorical, or Gaussian with one standard deviation of noise for "
+        f"all targets, got {type(likelihood).__name__}({likelihood.extra_repr()})."
     )
 
 

@@ -161,13 +161,16 @@ def test_there_is_nothing_to_train(trained):
         trainer().fit(module, Blobs())
 
 
-def test_the_last_checkpoint_of_lightning_is_no_network_of_its_own(trained, tmp_path):
+def test_the_last_checkpoint_of_lightning_counts_once(trained, tmp_path):
+    """Per folder, and only if another one is of the same step."""
     state = P.unstack(trained[1].member_stack())[0]
-    for name in ("epoch=0-step=6", "epoch=1-step=12", "last"):
-        torch.save(
-            {"state_dict": {f"net.{n}": t for n, t in state.items()}}, tmp_path / f"{name}.ckpt"
-        )
-    assert P.stack_size(read_networks(tmp_path, network(batch_norm=True))[0]) == 2
+    for name, step in (("a/epoch=0", 6), ("a/epoch=1", 12), ("a/last", 12), ("b/last", 12)):
+        path = tmp_path / f"{name}.ckpt"
+        path.parent.mkdir(exist_ok=True)
+        held = {f"net.{n}": t for n, t in state.items()}
+        torch.save({"state_dict": held, "global_step": step, "epoch": step // 6}, path)
+    _, records = read_networks(tmp_path, network(batch_norm=True))
+    assert [r["file"] for r in records] == ["a/epoch=0.ckpt", "a/epoch=1.ckpt", "b/last.ckpt"]
 
 
 @pytest.mark.bad_input

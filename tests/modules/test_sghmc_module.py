@@ -2,6 +2,7 @@
 
 import warnings
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -70,7 +71,7 @@ def test_a_chain_in_a_bank_resumes_exactly(tmp_path):
     first = tmp_path / "two" / "last.ckpt"
     first.rename(tmp_path / "two.ckpt")
     run("two", 3, tmp_path / "two.ckpt")  # goes on too far: these networks come again
-    with pytest.raises(ValueError, match="this run knows of 0"):
+    with pytest.raises(ValueError, match="networks of another run"):
         run("two", 1)
     resumed = run("two", 4, tmp_path / "two.ckpt")
     fresh = SGHMC(network(), members=2, optimizer=sampler, bank=str(tmp_path / "two"))
@@ -173,6 +174,28 @@ def test_seeds_and_fits_have_noise_of_their_own():
     assert torch.equal(end(0), end(0))
     assert not torch.allclose(end(0), end(1))
     assert not torch.allclose(end(0), end(0, fits=2))
+
+
+class Broken(L.Callback):
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == 8:
+            raise RuntimeError("broken")
+
+
+@quiet
+def test_a_bank_is_let_go_of_whatever_goes_wrong(tmp_path):
+    """And a fit that is refused leaves what there is."""
+    options = {"every_n_steps": 2, "optimizer": sampler, "bank": str(tmp_path / "b")}
+    module = SGHMC(network(), **options)
+    keep = ModelCheckpoint(tmp_path, every_n_train_steps=6, save_top_k=-1, filename="{step}")
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer(keep, Broken(), enable_checkpointing=True).fit(module, Blobs())
+    other = SGHMC(network(), **options)  # the first one is still there
+    trainer().fit(other, Blobs(), ckpt_path=tmp_path / "step=6.ckpt")
+    assert len(other.samples) == 6
+    with pytest.raises(ValueError, match="networks of another run"):
+        trainer().fit(other, Blobs())
+    assert len(other.samples) == 6
 
 
 def test_a_run_that_would_keep_nothing_says_so_first():

@@ -51,6 +51,23 @@ def test_by_default_the_second_half_is_collected_and_another_fit_starts_anew():
         trainer(max_epochs=-1, max_steps=5).fit(SWAG(network(), optimizer=sgd), Blobs())
 
 
+def test_a_longer_run_that_is_resumed_keeps_its_start(tmp_path):
+    module = SWAG(network(), optimizer=sgd)
+    run = trainer(max_epochs=4)
+    run.fit(module, Blobs())
+    run.save_checkpoint(tmp_path / "it.ckpt")
+    other = SWAG(network(), optimizer=sgd)
+    trainer(max_epochs=10).fit(other, Blobs(), ckpt_path=tmp_path / "it.ckpt")
+    assert (module.start, int(module.collected)) == (2, 2)
+    assert (other.start, int(other.collected)) == (2, 8)
+
+
+def test_a_run_that_is_cut_by_steps_collects_in_its_second_half():
+    module = SWAG(network(), optimizer=sgd)  # six steps make an epoch
+    trainer(max_epochs=50, max_steps=24).fit(module, Blobs())
+    assert (module.start, int(module.collected)) == (2, 2)
+
+
 @pytest.mark.filterwarnings("default")
 def test_a_run_that_would_collect_nothing_says_so_first():
     with pytest.warns(UserWarning, match="SWAG will collect weights fewer than twice"):
