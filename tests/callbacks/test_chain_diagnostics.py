@@ -79,7 +79,8 @@ def test_a_resumed_run_looks_at_the_same_inputs(tmp_path):
     def run(epochs, ckpt_path=None):
         look = ChainDiagnostics()
         keep = ModelCheckpoint(tmp_path, save_last=True)
-        going = trainer(look, keep, enable_checkpointing=True, max_epochs=epochs)
+        options = {"enable_checkpointing": True, "default_root_dir": tmp_path}
+        going = trainer(look, keep, max_epochs=epochs, **options)
         going.fit(chains(), Blobs(), ckpt_path=ckpt_path)
         return look.values
 
@@ -101,10 +102,11 @@ class Branching(torch.nn.Module):
         return self.layer(x) if float(x.sum()) > 1e9 else 2 * self.layer(x)
 
 
-def test_without_symmetries_there_is_the_rest():
+def test_without_symmetries_there_is_the_rest(tmp_path):
     look = ChainDiagnostics()
+    run = trainer(look, max_epochs=4, default_root_dir=tmp_path)
     with pytest.warns(UserWarning, match="ChainDiagnostics has no canonical form"):
-        trainer(look, max_epochs=4).fit(chains(Branching()), Blobs())
+        run.fit(chains(Branching()), Blobs())
     assert set(look.values) == {"function", "weights"}
 
 
