@@ -12,6 +12,7 @@ from lightning_bnn.modules.base import BayesianModule
 from lightning_bnn.modules.member_losses import member_losses
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
+from lightning_bnn.samplers import Langevin
 
 __all__ = ["DeepEnsemble"]
 
@@ -69,6 +70,15 @@ class DeepEnsemble(BayesianModule):
         kept = self.healthy()
         return Empirical({name: t[kept] for name, t in self.member_stack().items()})
 
+    def configure_optimizers(self) -> Any:
+        """The optimizer; of a sampler, one that has no second prior."""
+        configured = super().configure_optimizers()
+        optimizer = configured["optimizer"] if isinstance(configured, dict) else configured
+        if isinstance(optimizer, Langevin) and self.prior is not None:
+            for group in optimizer.param_groups:
+                _check_one_prior(group)
+        return configured
+
     def losses(self, inputs: tuple[Any, ...], targets: Tensor) -> dict[str, Tensor]:
         """Mean negative log-likelihood, with the prior's share."""
         nll = self.member_nll(inputs, targets)
@@ -97,3 +107,12 @@ class DeepEnsemble(BayesianModule):
     def _trained_stack(self) -> Params:
         """The members, with gradients."""
         return {**P.of(self.networks), **dict(self.networks.named_parameters())}
+
+
+def _check_one_prior(group: dict[str, Any]) -> None:
+    given = [n for n in ("prior_precision", "weight_decay") if group[n] is not None]
+    if given:
+        raise ValueError(
+            f"Both `prior_std` of the module and `{given[0]}` of the sampler are a prior: give "
+            "only one (`prior_std=None`)."
+        )

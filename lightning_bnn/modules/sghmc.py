@@ -68,20 +68,9 @@ class SGHMC(Chains):
                 f"`optimizer` {type(sampler).__name__} is no sampler: take one of "
                 "lightning_bnn.samplers, such as SGHMC or SGLD."
             )
-        for group in sampler.param_groups:
-            self._set_prior(group)
+        for group in sampler.param_groups if self.prior is not None else ():
+            group["prior_precision"] = self.prior.std**-2
         return configured
-
-    def _set_prior(self, group: dict[str, Any]) -> None:
-        given = [n for n in ("prior_precision", "weight_decay") if group[n] is not None]
-        if self.prior is None:
-            return
-        if given:
-            raise ValueError(
-                f"Both `prior_std` of the module and `{given[0]}` of the sampler are a prior: give "
-                "only one (`prior_std=None`)."
-            )
-        group["prior_precision"] = self.prior.std**-2
 
     def on_train_start(self) -> None:
         """Say what changes the target."""

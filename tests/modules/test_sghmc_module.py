@@ -15,7 +15,7 @@ from lightning_bnn import samplers
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.modules import MFVI, SGHMC, SWAG, Laplace, MCDropout
+from lightning_bnn.modules import MFVI, SGHMC, SWAG, DeepEnsemble, Laplace, MCDropout
 
 quiet = pytest.mark.filterwarnings("ignore")
 
@@ -295,6 +295,15 @@ def test_examples_that_a_loader_drops_are_stated(caplog):
         trainer(max_epochs=1).fit(module, loader)
     assert "the training set has 60 examples; every epoch drops 4." in caplog.text
     assert module.num_data == 60
+
+
+@pytest.mark.bad_input
+def test_two_priors_of_an_ensemble_of_chains():
+    module = DeepEnsemble(
+        network(), prior_std=1.0, optimizer=lambda p: samplers.SGLD(p, prior_precision=1.0)
+    )
+    with pytest.raises(ValueError, match="Both `prior_std` of the module and `prior_precision`"):
+        module.configure_optimizers()
 
 
 @quiet
