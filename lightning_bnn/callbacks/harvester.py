@@ -21,7 +21,7 @@ from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks.figure_logging import log_folder
 from lightning_bnn.callbacks.network import stack_of, whole_network
 from lightning_bnn.callbacks.writer import BankWriter, host_copy
-from lightning_bnn.harvest import Schedule
+from lightning_bnn.harvest import Schedule, expected
 from lightning_bnn.params import Params
 
 __all__ = ["CheckpointHarvester"]
@@ -221,7 +221,7 @@ class CheckpointHarvester(Callback):
 
     def _check_space(self, trainer: Any, bank: CheckpointBank, weights: Params) -> None:
         """Refuse before training what the disk cannot hold."""
-        count = self.schedule.count(_steps(trainer), _epochs(trainer))
+        count = expected(self.schedule, trainer)
         if self.limit is not None:
             count = min(count, self.limit - len(bank))
         size = _bytes(weights, self.dtype)
@@ -272,12 +272,3 @@ def _bytes(tensors: Params, dtype: torch.dtype | None) -> int:
         for t in tensors.values()
     )
     return sum(sizes)
-
-
-def _epochs(trainer: Any) -> int | float:
-    return math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
-
-
-def _steps(trainer: Any) -> float:
-    steps = trainer.estimated_stepping_batches
-    return math.inf if steps in (None, -1) else float(steps)

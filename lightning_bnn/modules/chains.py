@@ -9,9 +9,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
-from lightning_bnn.harvest import Schedule
+from lightning_bnn.harvest import Schedule, expected
 from lightning_bnn.modules.ensemble import DeepEnsemble
-from lightning_bnn.modules.run_length import expected
 from lightning_bnn.modules.sample_store import BankStore, MemoryStore, SampleStore
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical

@@ -11,12 +11,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
+from lightning_bnn.harvest import ends
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.carried import Carried
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.predictive import Predictive
-from lightning_bnn.modules.run_length import ends
 from lightning_bnn.modules.training_data import SingleInputs, single_input, training_source
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import CurvatureBlock, LaplaceGaussian, Mixture, Posterior
@@ -148,14 +148,14 @@ class Laplace(DeepEnsemble):
         """
         with torch.inference_mode(False):
             batches, found = SingleInputs(self, source), {}
-            if self.num_data is not None and batches.count != self.num_data:
-                rank_zero_warn(
-                    f"The train loader gives {batches.count} of {self.num_data} examples "
-                    "(`drop_last`?): these are the data of the curvature."
-                )
             for m in self.healthy().tolist():
                 network = {n: t[m].clone() for n, t in self.member_stack().items()}
                 found |= self._fit_member(m, network, batches)
+        if self.num_data is not None and batches.count != self.num_data:
+            rank_zero_warn(
+                f"The train loader gives {batches.count} of {self.num_data} examples "
+                "(`drop_last`?): these are the data of the curvature."
+            )
         self.fitted.hold(found)
 
     def _curvature(

@@ -11,12 +11,11 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from lightning_bnn import params as P
-from lightning_bnn.harvest import Schedule
+from lightning_bnn.harvest import Schedule, epochs_of, expected
 from lightning_bnn.modules.carried import Carried
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.high_rate import HighRate
 from lightning_bnn.modules.refreshing import Refreshing
-from lightning_bnn.modules.run_length import epochs_of, expected
 from lightning_bnn.modules.sample_store import MemoryStore
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, LowRankGaussian, Mixture, Posterior

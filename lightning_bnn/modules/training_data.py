@@ -97,15 +97,17 @@ class SingleInputs:
     """
 
     def __init__(self, module: JudgedModule, source: Any) -> None:
-        self.module, self.source = module, source
-        self.count = sum(len(targets) for _, targets in self)
-        if self.count == 0:
-            raise ValueError("The training data are empty: a stream can be read only once.")
+        self.module, self.source, self.count = module, source, 0
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets."""
+        """Inputs and targets; `count` becomes the number of examples."""
+        count = 0
         for inputs, targets in training_batches(self.module, self.source):
+            count += len(targets)
             yield single_input(inputs, targets)
+        self.count = count
+        if count == 0:
+            raise ValueError("The training data are empty: a stream can be read only once.")
 
 
 def single_input(inputs: tuple[Any, ...], targets: Tensor) -> tuple[Tensor, Tensor]:
