@@ -25,6 +25,18 @@ TRAINING = {
 """What LightningCLI does, with commands of its own."""
 PRESETS = {"presets": "the configurations that come with the package: list them, copy one"}
 STUDIES = {
+    "demo": "start here: a reference and seven posteriors on the digits, and one page about them",
+    "compare": "P1, tables 1 and 2: posteriors against a reference, in weights and predictions",
+    "toy": "P1, figures 1 and 5: ten thousand perceptrons of two units, raw, scaled, sorted",
+    "mass": "P1, figure 2: mass of networks, and its minimum over all rescalings",
+    "collapse": "P1, figures 3, 7, 8: mutual information of all pairs of an ensemble",
+    "permutations": "P1, figure 4: how often units change places while networks train",
+    "marginals": "P1, figure 9: marginals with and without symmetries, and tests of them",
+    "correlation": "P1's open question: does a better posterior predict better?",
+    "interpolation": "P2, section 3: one Gaussian for two modes, between them or on one",
+    "width": "P2, table 1: symmetrized VI by the width of the network",
+    "transpositions": "P3, figures 1 and 2: barriers, distances and swaps between networks",
+    "compact": "P3, table 1 and figure 3: posteriors as one Gaussian, matched or not; pruning",
     "tractable": "P2, tables 2 and 3: two ReLU units, with and without symmetrization",
     "information": "P2: mean and variance of estimates of the information, by width and draws",
 }

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lightning_bnn.params import Params, is_weight
 
-__all__ = ["Categorical", "Gaussian", "GaussianPrediction", "IsotropicGaussianPrior"]
+__all__ = ["Bernoulli", "Categorical", "Gaussian", "GaussianPrediction", "IsotropicGaussianPrior"]
 
 Noise = Literal["fixed", "learned", "heteroscedastic"]
 _LOG_2PI = math.log(2 * math.pi)
@@ -50,6 +50,31 @@ class Categorical(nn.Module):
     def predictive(self, outputs: Float[Tensor, "samples batch classes"]) -> Tensor:
         """Mean of the probabilities of several networks, ``(batch, classes)``."""
         return outputs.softmax(-1).mean(0)
+
+
+class Bernoulli(nn.Module):
+    """Outputs are one logit ``(..., batch, 1)``, targets are classes 0 and 1, ``(batch,)``.
+
+    >>> Bernoulli().log_prob(torch.zeros(1, 1), torch.tensor([1]))
+    tensor([-0.6931])
+    """
+
+    def log_prob(self, outputs: Float[Tensor, "*lead batch 1"], targets: Tensor) -> Tensor:
+        """Log-probability of every target, ``(..., batch)``."""
+        if outputs.shape[-1] != 1 or targets.shape != outputs.shape[-2:-1]:
+            raise ValueError(
+                "`outputs` must be one logit for each target, got "
+                f"{tuple(outputs.shape)} for targets {tuple(targets.shape)}."
+            )
+        if bool(((targets != 0) & (targets != 1)).any()):
+            raise ValueError("`targets` must be 0 or 1.")
+        signed = torch.where(targets == 1, 1, -1) * outputs[..., 0]
+        return nn.functional.logsigmoid(signed)
+
+    def predictive(self, outputs: Float[Tensor, "samples batch 1"]) -> Tensor:
+        """Mean of the probabilities of several networks, of both classes, ``(batch, 2)``."""
+        one = outputs[..., 0].sigmoid().mean(0)
+        return torch.stack([1 - one, one], -1)
 
 
 class GaussianPrediction(NamedTuple):

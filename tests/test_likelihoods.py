@@ -6,7 +6,7 @@ import torch
 from scipy.stats import norm
 from torch import distributions as D
 
-from lightning_bnn.likelihoods import Categorical, Gaussian, IsotropicGaussianPrior
+from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian, IsotropicGaussianPrior
 
 
 def test_categorical():
@@ -15,6 +15,27 @@ def test_categorical():
     torch.testing.assert_close(Categorical().log_prob(z, y), expected)
     torch.testing.assert_close(Categorical().log_prob(z[0], y), expected[0])
     torch.testing.assert_close(Categorical().predictive(z), z.softmax(-1).mean(0))
+
+
+def test_bernoulli_is_categorical_with_one_logit_at_zero():
+    z, y = 5 * torch.randn(3, 6, 1).double(), torch.randint(2, (6,))
+    both = torch.cat([torch.zeros_like(z), z], -1)
+    torch.testing.assert_close(Bernoulli().log_prob(z, y), Categorical().log_prob(both, y))
+    torch.testing.assert_close(Bernoulli().predictive(z), Categorical().predictive(both))
+    assert Bernoulli().log_prob(torch.full((1, 1), -200.0), torch.tensor([1])) == -200
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("outputs", "targets", "sentence"),
+    [
+        (torch.zeros(3, 2), torch.zeros(3).long(), "`outputs` must be one logit"),
+        (torch.zeros(3, 1), torch.tensor([0, 1, 2]), "`targets` must be 0 or 1"),
+    ],
+)
+def test_bernoulli_needs_one_logit_and_two_classes(outputs, targets, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Bernoulli().log_prob(outputs, targets)
 
 
 @pytest.mark.parametrize("noise", ["fixed", "learned", "heteroscedastic"])

@@ -14,7 +14,7 @@ from lightning_bnn.params import Params
 from lightning_bnn.plots import (
     curves_figure,
     hexbin_figure,
-    marginals_figure,
+    histograms_figure,
     trajectories_figure,
 )
 from lightning_bnn.symmetry import canonicalise
@@ -155,7 +155,7 @@ class PosteriorFigures(SymmetryCallback):
         figures = {
             "trajectories": trajectories_figure(self._steps, first, labels),
             "pair": hexbin_figure(pairs, (labels[0], labels[-1])),
-            "marginals": marginals_figure(marginals),
+            "marginals": histograms_figure(marginals),
             **_curves(trainer),
         }
         for name, figure in figures.items():

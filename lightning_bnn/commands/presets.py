@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from importlib.resources import files
 
-__all__ = ["preset_names", "presets"]
+__all__ = ["preset_names", "preset_text", "presets"]
 
 
 def presets(args: Sequence[str]) -> None:
@@ -15,7 +15,7 @@ def presets(args: Sequence[str]) -> None:
     parser.add_argument("name", nargs="?", help="which one to print; without it all are listed")
     name = parser.parse_args(args).name
     if name is not None:
-        print(_text(name), end="")
+        print(preset_text(name), end="")
         return
     for each in preset_names():
         print(f"{each:<28} {_title(each)}")
@@ -30,11 +30,12 @@ def preset_names() -> list[str]:
     )
 
 
-def _text(name: str) -> str:
+def preset_text(name: str) -> str:
+    """A preset, as YAML."""
     if name not in preset_names():
         raise ValueError(f"there is no preset {name!r}; choose from: {', '.join(preset_names())}.")
     return (files("lightning_bnn") / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def _title(name: str) -> str:
-    return _text(name).splitlines()[0].removeprefix("# ")
+    return preset_text(name).splitlines()[0].removeprefix("# ")

@@ -61,8 +61,13 @@ def _joined(predictions: Sequence[Any]) -> Any:
     return {**{k: torch.cat([m[k] for m in means]) for k in means[0]}, "samples": samples}
 
 
-def training(args: Sequence[str]) -> Any:
-    """Run one of the four: the first argument says which."""
+def training(args: Sequence[str], callbacks: Sequence[L.Callback] = ()) -> Any:
+    """Run one of the four.
+
+    Args:
+        args: the first says which; the others are those of the command line.
+        callbacks: besides those of the configuration.
+    """
     return TrainingCLI(
         L.LightningModule,
         L.LightningDataModule,
@@ -71,6 +76,7 @@ def training(args: Sequence[str]) -> Any:
         auto_configure_optimizers=False,
         save_config_kwargs={"overwrite": True},
         seed_everything_default=0,
+        trainer_defaults={"callbacks": list(callbacks)} if callbacks else None,
         args=None if list(args) == sys.argv[1:] else list(args),
         parser_kwargs={
             "prog": "lightning-bnn",

@@ -13,7 +13,7 @@ from lightning_bnn.harvest import Schedule, expected
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.sample_store import BankStore, MemoryStore, SampleStore
 from lightning_bnn.params import Params
-from lightning_bnn.posteriors import Empirical
+from lightning_bnn.posteriors import Empirical, Posterior
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["Chains"]
@@ -123,7 +123,13 @@ class Chains(DeepEnsemble):
     def posterior(self) -> Empirical:
         """All networks that were kept, each as likely as the others."""
         rows = self._rows()
-        return Empirical(self.samples.networks(rows)) if rows else super().posterior()
+        if not rows:
+            return super().posterior()
+        return Empirical(self.samples.networks(rows), [row % self.members for row in rows])
+
+    def judged_modes(self) -> list[Posterior]:
+        """The chains, with all that was kept."""
+        return self.posterior().modes()
 
     def judged_posterior(self) -> Empirical:
         """Some of them."""

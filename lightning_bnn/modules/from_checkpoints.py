@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
@@ -68,15 +68,14 @@ class FromCheckpoints(Refreshing):
         ignore = () if _compat.made_by_cli() else ("network", "likelihood")
         self.save_hyperparameters(ignore=ignore, frame=inspect.currentframe())
         fits: dict[str, Callable[[Params], Posterior]] = {
-            "networks": Empirical,
-            "diagonal": DiagonalGaussian.fitted,
-            "low_rank": lambda stack: LowRankGaussian.fitted(stack, rank, scale),
+            "diagonal": DiagonalGaussian.fit,
+            "low_rank": lambda stack: LowRankGaussian.fit(stack, rank, scale),
         }
-        option("kind", kind, tuple(fits))
+        option("kind", kind, get_args(Kind))
         stack, records = read_networks(source, self.template, last, prefix)
         members = [record.get("member", 0) for record in records]
         self.kind = kind
-        self.collected = self._fitted(stack, members, fits[kind])
+        self.collected = self._fitted(stack, members, fits.get(kind))
         rank_zero_info(f"FromCheckpoints: {len(records)} networks of {source}.")
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -88,10 +87,12 @@ class FromCheckpoints(Refreshing):
         raise ValueError(_NOTHING_TO_TRAIN)
 
     def _fitted(
-        self, stack: Params, members: list[Any], fit: Callable[[Params], Posterior]
+        self, stack: Params, members: list[Any], fit: Callable[[Params], Posterior] | None
     ) -> Posterior:
         """One posterior, or a mixture of one for each member."""
-        if self.kind == "networks" or len(set(members)) == 1:
+        if fit is None:
+            return Empirical(stack, members if len(set(members)) > 1 else None)
+        if len(set(members)) == 1:
             return fit(stack)
         rows = [[k for k, m in enumerate(members) if m == own] for own in sorted(set(members))]
         return Mixture([fit({n: t[own] for n, t in stack.items()}) for own in rows])

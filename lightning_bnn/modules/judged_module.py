@@ -80,6 +80,10 @@ class JudgedModule(TemplateModule):
         """One that predicts as the posterior does."""
         return self.posterior()
 
+    def judged_modes(self) -> list[Posterior]:
+        """For each of ``posterior().modes()``, one that predicts as it does."""
+        return self.judged_posterior().modes()
+
     @property
     def judged_samples(self) -> int:
         """How many networks predict."""

@@ -16,6 +16,10 @@ __all__ = ["Refreshing"]
 class Refreshing(JudgedModule):
     """Draws networks, and runs the training data through them once if they have BatchNorm."""
 
+    def judged_modes(self) -> list[Posterior]:
+        """Every mode with statistics of its own."""
+        return [self.refreshed(mode) for mode in self.posterior().modes()]
+
     def refreshed(self, posterior: Posterior) -> Posterior:
         """The posterior as it predicts: networks that were drawn, with statistics of their own."""
         if not has_statistics(self.template):

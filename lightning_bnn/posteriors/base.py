@@ -94,6 +94,10 @@ class Posterior(nn.Module, ABC):
         inputs = x if isinstance(x, tuple) else (x,)
         return self.predictor(n, generator, chunk_size)(model, *inputs)
 
+    def modes(self) -> list[Posterior]:
+        """The parts that were found independently of each other: by default there is one."""
+        return [self]
+
     def log_prob(self, params: Params) -> Tensor:
         """Log-density of every network of a stack, where the posterior has one."""
         raise NotImplementedError(f"{type(self).__name__} has no density.")

@@ -91,6 +91,11 @@ class Dropout(Posterior):
 
         return predict
 
+    def modes(self) -> list[Posterior]:
+        """Every network with its own units dropped."""
+        members = P.unstack(self.constants.tensors())
+        return [Dropout(P.stack([member]), self.sites, self.layers) for member in members]
+
     def _members(self, n: int) -> Params:
         rows = torch.arange(n) % self.size
         return {name: t[rows.to(t.device)] for name, t in self.constants.tensors().items()}

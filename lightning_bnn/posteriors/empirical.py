@@ -24,16 +24,34 @@ class Empirical(Posterior):
 
     Args:
         networks: a stack.
+        chains: for every network, the chain that it belongs to; by default each was found
+            independently of the others.
 
-    >>> posterior = Empirical({"w": torch.arange(3.0)})
+    >>> posterior = Empirical({"w": torch.arange(3.0)}, chains=[0, 1, 0])
     >>> sorted(posterior.sample(3)["w"].tolist())
     [0.0, 1.0, 2.0]
+    >>> [mode.networks["w"].tolist() for mode in posterior.modes()]
+    [[0.0, 2.0], [1.0]]
     """
 
-    def __init__(self, networks: Params) -> None:
+    def __init__(self, networks: Params, chains: Sequence[int] | None = None) -> None:
         super().__init__()
         self.size = stack_size(networks)
+        if chains is not None and len(chains) != self.size:
+            raise ValueError(f"`chains` must be {self.size} numbers, got {len(chains)}.")
+        self.chains = tuple(range(self.size)) if chains is None else tuple(chains)
         self.constants = Constants(networks)
+
+    def modes(self) -> list[Posterior]:
+        """The networks of each chain."""
+        rows: dict[int, list[int]] = {}
+        for row, chain in enumerate(self.chains):
+            rows.setdefault(chain, []).append(row)
+        networks = self.networks
+        return [
+            Empirical({name: t[own] for name, t in networks.items()}, [chain] * len(own))
+            for chain, own in rows.items()
+        ]
 
     def extra_repr(self) -> str:
         """Shown by ``print``."""
@@ -83,6 +101,10 @@ class Mixture(Posterior):
             )
         self.components = nn.ModuleList(components)
         self.register_buffer("weights", (values / values.sum()).double())
+
+    def modes(self) -> list[Posterior]:
+        """The components."""
+        return list(self.components)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n networks, in random order.

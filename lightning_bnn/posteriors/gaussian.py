@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bnn.params import Params, RavelSpec, is_weight, ravel, stack_size, unravel
+from lightning_bnn.posteriors.alignment import Align, alignment
 from lightning_bnn.posteriors.base import Posterior, check_count
 from lightning_bnn.posteriors.constants import Constants
+from lightning_bnn.symmetry import Symmetries, permute
 
 __all__ = ["DiagonalGaussian"]
 
@@ -48,21 +51,105 @@ class DiagonalGaussian(Posterior):
         self.constants = Constants({n: t for n, t in mean.items() if n not in weights})
 
     @classmethod
-    def fitted(cls, networks: Params) -> DiagonalGaussian:
+    def fit(
+        cls,
+        networks: Params,
+        reference: Params | None = None,
+        align: Align | None = None,
+        symmetries: Symmetries | None = None,
+        model: nn.Module | None = None,
+        batches: Iterable[Any] | None = None,
+    ) -> DiagonalGaussian:
         """From a stack of networks: their means and standard deviations.
 
-        Buffers are those of the last network.
+        Networks that are permutations of each other average to nothing; matched with one of them
+        first, they make a compact representation of the whole stack. Buffers are those of the last
+        network.
 
         Args:
             networks: a stack.
+            reference: the network that all are matched with, by default the first.
+            align: match ``"weights"``, or ``"activations"`` on some data; by default networks stay
+                as they are.
+            symmetries: what ``discover`` returned, for matching.
+            model: gives the computation, for activations.
+            batches: inputs, for activations.
+
+        References:
+            | A Compact Representation for Bayesian Neural Networks (Xiao, Liu, Bamler, 2023)
+            | https://arxiv.org/abs/2401.00611
+
+        >>> rows = torch.tensor([[0.0, 2.0], [2.0, 0.0]])
+        >>> DiagonalGaussian.fit({"w": rows}).centre["w"]
+        tensor([1., 1.])
         """
         size = stack_size(networks)
         if size < 2:
             raise ValueError(f"`networks` must hold at least 2 networks, got {size}.")
+        if align is not None:
+            first = {name: t[0] for name, t in networks.items()}
+            found = alignment(networks, reference or first, align, symmetries, model, batches)
+            assert symmetries is not None
+            networks = permute(networks, symmetries, found)
+        elif reference is not None:
+            raise ValueError("`reference` is used with `align`, which is None.")
         weights = {name: t for name, t in networks.items() if is_weight(name, t)}
         least = torch.finfo(next(iter(weights.values())).dtype).tiny
         mean = {name: t.mean(0) if name in weights else t[-1] for name, t in networks.items()}
         return cls(mean, {name: t.std(0).clamp(min=least) for name, t in weights.items()})
+
+    # -------------------------------------------------------- as networks
+    @property
+    def centre(self) -> Params:
+        """The means, as a network."""
+        every = {**unravel(self.mean.detach(), self.spec), **self.constants.tensors()}
+        return {name: every[name] for name in self.order}
+
+    @property
+    def deviations(self) -> Params:
+        """The standard deviations, by the names of the weights."""
+        return unravel(self.log_std.detach().exp(), self.spec)
+
+    def prune(self, fraction: float) -> Params:
+        """The means, with those that are least certain set to zero.
+
+        Args:
+            fraction: of the weights to remove, those with the largest standard deviations.
+
+        >>> q = DiagonalGaussian({"w": torch.ones(4)}, {"w": torch.tensor([1.0, 3.0, 2.0, 4.0])})
+        >>> q.prune(0.5)["w"]
+        tensor([1., 0., 1., 0.])
+        """
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"`fraction` must be between 0 and 1, got {fraction}.")
+        gone = round(fraction * len(self.mean))
+        kept = torch.ones_like(self.mean)
+        kept[self.log_std.detach().argsort(descending=True, stable=True)[:gone]] = 0
+        return {**self.centre, **unravel(self.mean.detach() * kept, self.spec)}
+
+    def with_deviations_of(
+        self,
+        other: DiagonalGaussian,
+        align: Align | None = "weights",
+        symmetries: Symmetries | None = None,
+        model: nn.Module | None = None,
+        batches: Iterable[Any] | None = None,
+    ) -> DiagonalGaussian:
+        """These means, with the standard deviations of another posterior.
+
+        Args:
+            other: its means are matched with these, its deviations follow.
+            align: see `fit`; None if both are matched already.
+            symmetries: see `fit`.
+            model: see `fit`.
+            batches: see `fit`.
+        """
+        deviations = other.deviations
+        if align is not None:
+            found = alignment(other.centre, self.centre, align, symmetries, model, batches)
+            assert symmetries is not None
+            deviations = permute(deviations, symmetries, found)
+        return DiagonalGaussian(self.centre, deviations, self.spec.names)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n networks; gradients flow to mean and standard deviation."""

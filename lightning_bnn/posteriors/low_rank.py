@@ -60,9 +60,7 @@ class LowRankGaussian(Posterior):
         self.constants = Constants({n: t for n, t in mean.items() if n not in set(chosen)})
 
     @classmethod
-    def fitted(
-        cls, networks: Params, rank: int | None = None, scale: float = 1.0
-    ) -> LowRankGaussian:
+    def fit(cls, networks: Params, rank: int | None = None, scale: float = 1.0) -> LowRankGaussian:
         """From a stack of networks: moments of all, deviations of the last ones.
 
         Args:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from lightning_bnn.plots import lines_figure
+from lightning_bnn.plots.panels import Line
 from lightning_bnn.posteriors.mutual_information import Sampled, log_ratios
 from lightning_bnn.posteriors.permanents import (
     log_bethe,
@@ -18,7 +21,9 @@ from lightning_bnn.posteriors.permanents import (
 )
 from lightning_bnn.posteriors.unit_layers import UnitLayer
 from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.studies.tables import text_table
+from lightning_bnn.studies.findings import Findings, publish, results_folder
+from lightning_bnn.studies.tables import Cell, Measured, Table
+from lightning_bnn.studies.tables import spread as table_spread
 
 __all__ = ["information", "near_draws", "uniform_draws"]
 
@@ -32,6 +37,7 @@ def information(
     spread: float = 1.0,
     sigma: float = 0.7,
     samples: int = 100,
+    out: str = "studies/information",
 ) -> None:
     """Print mean and standard deviation, over weight samples, of every estimate.
 
@@ -48,6 +54,7 @@ def information(
         spread: standard deviation of the means.
         sigma: standard deviation of every weight.
         samples: of the weights, for every number.
+        out: folder of the results.
     """
     for name, values, least in (
         ("widths", widths, 2),
@@ -57,6 +64,7 @@ def information(
     ):
         if not all(value >= least for value in values):
             raise ValueError(f"`{name}` must be at least {least}, got {values}.")
+    folder = results_folder(out)
     header = [
         "units", "log n!", "exact", *(f"uniform {k}" for k in draws),
         *(f"near {k}" for k in draws), "capacity", "Bethe", "transpositions",
@@ -65,8 +73,20 @@ def information(
         _row(width, draws, _ratios(width, weights, spread, sigma, samples))
         for width in tqdm(widths, desc="widths")
     ]
-    print(f"mean (standard deviation) of {samples} weight samples\n")
-    print(text_table(header, rows))
+    title = f"Information in nats: mean ± standard deviation of {samples} weight samples"
+    settings = {
+        "widths": widths, "draws": draws, "weights": weights, "spread": spread, "sigma": sigma,
+        "samples": samples,
+    }  # fmt: skip
+    findings = Findings(
+        "information",
+        "Estimates of the information between weights and the order of their units (P2, section 4)",
+        {"information": Table(title, header, rows, 2)},
+        {"information": _picture(header, rows, widths)},
+        [],
+        settings,
+    )
+    publish(findings, folder)
 
 
 def _ratios(width: int, weights: int, spread: float, sigma: float, samples: int) -> Tensor:
@@ -87,16 +107,16 @@ def _ratios(width: int, weights: int, spread: float, sigma: float, samples: int)
     )
 
 
-def _row(width: int, draws: list[int], both: Tensor) -> list[str]:
+def _row(width: int, draws: list[int], both: Tensor) -> list[Cell]:
     ratios, distances = both
     order = math.lgamma(width + 1)
 
-    def information_by(bound: Callable[[Tensor], Tensor]) -> str:
-        return _cell(order - torch.cat([bound(part) for part in ratios.split(10)]))
+    def information_by(bound: Callable[[Tensor], Tensor]) -> Measured:
+        return table_spread(order - torch.cat([bound(part) for part in ratios.split(10)]))
 
-    def drawn(estimate: Callable[..., Tensor], count: int) -> str:
+    def drawn(estimate: Callable[..., Tensor], count: int) -> Measured:
         generator = keyed_generator("information", width, count)
-        return _cell(
+        return table_spread(
             torch.stack(
                 [estimate(r, d, count, generator) for r, d in zip(ratios, distances, strict=False)]
             )
@@ -104,7 +124,7 @@ def _row(width: int, draws: list[int], both: Tensor) -> list[str]:
 
     return [
         str(width),
-        f"{order:.2f}",
+        order,
         information_by(log_permanent) if width <= _EXACT_UP_TO else "",
         *(drawn(uniform_draws, count) for count in draws),
         *(drawn(near_draws, count) for count in draws),
@@ -114,8 +134,15 @@ def _row(width: int, draws: list[int], both: Tensor) -> list[str]:
     ]
 
 
-def _cell(values: Tensor) -> str:
-    return f"{float(values.mean()):.2f} ({float(values.std()):.2f})"
+def _picture(header: list[str], rows: list[list[Cell]], widths: list[int]) -> Any:
+    """Every estimate by the number of units."""
+    x = torch.tensor([float(width) for width in widths])
+    curves = {}
+    for k, name in enumerate(header[3:], 3):
+        found = [row[k] for row in rows]
+        mean, error = (torch.tensor([float(cell[part]) for cell in found]) for part in (0, 1))
+        curves[name] = Line(x, mean, mean - error, mean + error)
+    return lines_figure({"": curves}, ("units", "information (nats)"))
 
 
 def uniform_draws(

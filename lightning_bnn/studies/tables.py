@@ -1,13 +1,116 @@
-"""Plain text tables of numbers, and files for pictures."""
+"""Tables of numbers with errors: as text, Markdown, CSV and JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["check_figure", "mean_and_spread", "text_table"]
+__all__ = ["Cell", "Measured", "Table", "spread", "text_table"]
+
+
+class Measured(NamedTuple):
+    """A number and its standard error or standard deviation, as the table says."""
+
+    value: float
+    error: float = math.nan
+
+
+Cell = str | float | int | Measured
+
+
+def spread(values: Tensor) -> Measured:
+    """Mean and standard deviation.
+
+    >>> import torch
+    >>> spread(torch.tensor([1.0, 2.0, 3.0]))
+    Measured(value=2.0, error=1.0)
+    """
+    error = float(values.std()) if values.numel() > 1 else math.nan
+    return Measured(float(values.mean()), error)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of names and numbers.
+
+    Attributes:
+        title: one line above it.
+        header: names of the columns; the first ones may hold text.
+        rows: cells; a number that is not finite is shown as "/".
+        digits: behind the point, perhaps by column (other columns have 3).
+        note: what a reader must know, below it.
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    digits: int | Mapping[str, int] = 3
+    note: str = ""
+
+    def cells(self) -> list[list[str]]:
+        """Everything as it is shown."""
+        digits = self.digits
+        every = [digits.get(n, 3) if isinstance(digits, Mapping) else digits for n in self.header]
+        return [[_shown(cell, k) for cell, k in zip(row, every, strict=True)] for row in self.rows]
+
+    def text(self) -> str:
+        """For a terminal."""
+        parts = [self.title, text_table(self.header, self.cells()), self.note]
+        return "\n".join(part for part in parts if part)
+
+    def markdown(self) -> str:
+        """For a document.
+
+        >>> print(Table("", ["method", "error"], [["SWAG", Measured(1.0, 0.5)]], 1).markdown())
+        | method | error |
+        |---|---|
+        | SWAG | 1.0 ± 0.5 |
+        """
+        lines = [list(self.header), ["---"] * len(self.header), *self.cells()]
+        body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        body = body.replace("| " + " | ".join(lines[1]) + " |", "|" + "---|" * len(self.header), 1)
+        parts = [f"**{self.title}**" if self.title else "", body, self.note]
+        return "\n\n".join(part for part in parts if part)
+
+    def csv(self) -> str:
+        """All digits, errors in columns of their own."""
+        errors = [any(isinstance(row[k], Measured) for row in self.rows) for k in self._columns]
+        header = [
+            part
+            for name, has in zip(self.header, errors, strict=True)
+            for part in ([name, f"{name} (error)"] if has else [name])
+        ]
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(header)
+        for row in self.rows:
+            writer.writerow(
+                [
+                    part
+                    for cell, has in zip(row, errors, strict=True)
+                    for part in (_pair(cell) if has else [cell])
+                ]
+            )
+        return out.getvalue()
+
+    def json(self) -> dict[str, Any]:
+        """All digits, as plain types; what is not finite is null."""
+        return {
+            "title": self.title,
+            "header": list(self.header),
+            "rows": [[_plain(cell) for cell in row] for row in self.rows],
+            "note": self.note,
+        }
+
+    @property
+    def _columns(self) -> range:
+        return range(len(self.header))
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -26,25 +129,33 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def mean_and_spread(values: Tensor, digits: int = 3) -> str:
-    """Mean and standard deviation.
+def _shown(cell: Cell, digits: int) -> str:
+    if isinstance(cell, str):
+        return cell
+    value, error = cell if isinstance(cell, Measured) else (cell, math.nan)
+    if not math.isfinite(value):
+        return "/"
+    number = str(value) if isinstance(value, int) else _rounded(value, digits)
+    return number if not math.isfinite(error) else f"{number} ± {error:.{digits}f}"
 
-    >>> import torch
-    >>> mean_and_spread(torch.tensor([1.0, 2.0, 3.0]), 1)
-    '2.0 +- 1.0'
+
+def _rounded(value: float, digits: int) -> str:
+    """A fixed number of digits; those of very small numbers would all be zeros.
+
+    >>> _rounded(0.12345, 2), _rounded(1e-9, 2), _rounded(0.0, 2)
+    ('0.12', '1e-09', '0.00')
     """
-    return f"{float(values.mean()):.{digits}f} +- {float(values.std()):.{digits}f}"
+    if value != 0 and abs(value) < 10 ** -(digits + 2):
+        return f"{value:.0e}"
+    text = f"{value:.{digits}f}"
+    return text.removeprefix("-") if float(text) == 0 else text
 
 
-def check_figure(path: str) -> None:
-    """Refuse a file that no picture can be written to, before the work is done."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def _pair(cell: Cell) -> list[Any]:
+    return list(cell) if isinstance(cell, Measured) else [cell, ""]
 
-    file = Path(path)
-    known = sorted(FigureCanvasAgg.get_supported_filetypes())
-    if not file.parent.is_dir() or file.suffix[1:] not in known:
-        raise ValueError(
-            "`figure` must be a file in a folder that exists, ending in one of "
-            f"{', '.join(known)}, "
-            f"got {path!r}."
-        )
+
+def _plain(cell: Cell) -> Any:
+    if isinstance(cell, Measured):
+        return {"value": _plain(cell.value), "error": _plain(cell.error)}
+    return None if isinstance(cell, float) and not math.isfinite(cell) else cell

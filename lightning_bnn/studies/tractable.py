@@ -2,10 +2,8 @@ r"""P2, section 5.1: two ReLU units on :math:`\alpha |x|`, a posterior with two 
 
 from __future__ import annotations
 
-import logging
-import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -26,10 +24,12 @@ from lightning_bnn.posteriors.mutual_information import (
 from lightning_bnn.posteriors.permanents import log_permanent
 from lightning_bnn.posteriors.unit_layers import unit_layers
 from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.studies.tables import check_figure, mean_and_spread, text_table
+from lightning_bnn.studies.findings import Findings, publish, results_folder
+from lightning_bnn.studies.runs import quiet
+from lightning_bnn.studies.tables import Cell, Table, spread
 from lightning_bnn.symmetry import Symmetries, discover
 
-__all__ = ["Result", "posterior_density", "study", "tractable"]
+__all__ = ["Result", "findings_of", "posterior_density", "study", "tractable"]
 
 METHODS: dict[str, tuple[type[MFVI], dict[str, Any]]] = {
     "MFVI": (MFVI, {}),
@@ -60,20 +60,21 @@ def tractable(
     seeds: int = 10,
     epochs: int = 10,
     noise: float = 1.5,
-    figure: str | None = "tractable.png",
+    out: str = "studies/tractable",
 ) -> None:
     """Print tables 2 and 3 of P2, and draw where the Gaussians end up.
 
-    Noise, prior, start and the normalisation of the ELBO are not stated in the paper: here a prior
-    N(0, 1), means from N(0, 0.1^2), deviations 0.05, and ELBOs divided by the 100 examples. The
-    noise decides at which slope a Gaussian prefers to lie between the modes.
+    The default is the paper's scale. Noise, prior, start and the normalisation of the ELBO are not
+    stated in the paper: here a prior N(0, 1), means from N(0, 0.1^2), deviations 0.05, and ELBOs
+    divided by the 100 examples. The noise decides at which slope a Gaussian prefers to lie between
+    the modes.
 
     Args:
         alphas: slopes; the modes are at (alpha, -alpha) and (-alpha, alpha).
         seeds: runs for every number.
         epochs: of training.
         noise: standard deviation of the likelihood.
-        figure: a file for the picture; null for none.
+        out: folder of the results.
     """
     for name, values, least in (
         ("alphas", alphas, 0),
@@ -82,13 +83,10 @@ def tractable(
     ):
         if not all(value > least for value in values):
             raise ValueError(f"`{name}` must be above {least}, got {values}.")
-    if figure is not None:
-        check_figure(figure)
+    folder = results_folder(out)
     results = study(alphas, seeds, epochs, noise)
-    print(report(results, alphas))
-    if figure is not None:
-        draw(results, noise).savefig(figure, dpi=150)
-        print(f"\nwrote {Path(figure).resolve()}")
+    settings = {"alphas": alphas, "seeds": seeds, "epochs": epochs, "noise": noise}
+    publish(findings_of(results, settings), folder)
 
 
 def study(alphas: list[float], seeds: int, epochs: int, noise: float) -> list[Result]:
@@ -115,8 +113,7 @@ def _run(alpha: float, method: str, seeds: int, epochs: int, noise: float) -> Re
     with torch.no_grad():
         start = torch.randn(module.mean.shape, generator=keyed_generator("tractable", "start"))
         module.mean.copy_(_START_SPREAD * start)
-    with warnings.catch_warnings(), _quiet():
-        warnings.simplefilter("ignore")
+    with quiet():
         trainer = L.Trainer(
             max_epochs=epochs,
             accelerator="cpu",
@@ -127,18 +124,6 @@ def _run(alpha: float, method: str, seeds: int, epochs: int, noise: float) -> Re
         )
         trainer.fit(module, data)
     return _judged(module, data, alpha, method)
-
-
-class _quiet:
-    """Nothing but errors from Lightning."""
-
-    def __enter__(self) -> None:
-        self.logger = logging.getLogger("lightning.pytorch")
-        self.level = self.logger.level
-        self.logger.setLevel(logging.ERROR)
-
-    def __exit__(self, *_: Any) -> None:
-        self.logger.setLevel(self.level)
 
 
 @torch.no_grad()
@@ -191,28 +176,50 @@ def _exact(sym: Symmetries, sampled: Sampled) -> Tensor:
 
 
 # ------------------------------------------------------------ output
-def report(results: list[Result], alphas: list[float]) -> str:
-    """Both tables, and how far apart the units are."""
+def findings_of(results: list[Result], settings: Mapping[str, Any]) -> Findings:
+    """Both tables, how far apart the units are, and the picture.
+
+    Args:
+        results: of all slopes and methods.
+        settings: of the study.
+    """
+    alphas = settings["alphas"]
     header = ["", *(f"alpha={alpha:g}" for alpha in alphas)]
 
-    def row(name: str, field: str, method: str, digits: int) -> list[str]:
+    def row(name: str, field: str, method: str) -> list[Cell]:
         found = {r.alpha: getattr(r, field) for r in results if r.method == method}
-        return [name, *(mean_and_spread(found[alpha], digits) for alpha in alphas)]
+        return [name, *(spread(found[alpha]) for alpha in alphas)]
 
     elbos = (
         ("elbo", "L_VI"),
         ("drawn", f"L^G, K={_DRAWS}"),
         ("exact", "L^G, exact"),
     )
-    parts = [
-        "Table 2: test MSE of the mean of 1000 networks",
-        text_table(header, [row(m, "mse", m, 4) for m in METHODS]),
-        "Table 3: ELBO per example",
-        text_table(header, [row(f"{m}: {n}", f, m, 4) for m in METHODS for f, n in elbos]),
-        "Distance of the units, of that of the modes (1: on a mode, 0: between both)",
-        text_table(header, [row(m, "apart", m, 2) for m in METHODS]),
-    ]
-    return "\n\n".join(parts)
+    parts = {
+        "table2": (
+            "Table 2: test MSE of the mean of 1000 networks",
+            [row(m, "mse", m) for m in METHODS],
+            4,
+        ),
+        "table3": (
+            "Table 3: ELBO per example",
+            [row(f"{m}: {n}", f, m) for m in METHODS for f, n in elbos],
+            4,
+        ),
+        "apart": (
+            "Distance of the units, of that of the modes (1: on a mode, 0: between both)",
+            [row(m, "apart", m) for m in METHODS],
+            2,
+        ),
+    }
+    return Findings(
+        "tractable",
+        "Two ReLU units on alpha |x| (P2, section 5.1)",
+        {name: Table(title, header, rows, digits) for name, (title, rows, digits) in parts.items()},
+        {"modes": draw(results, settings["noise"])},
+        [f"Mean and standard deviation of {settings['seeds']} seeds."],
+        settings,
+    )
 
 
 def draw(results: list[Result], noise: float) -> Any:

@@ -122,7 +122,7 @@ def test_densities():
 
 def test_marginals():
     layers = {f"l{k}": {"raw": torch.randn(100), "scaled": torch.randn(50)} for k in range(4)}
-    figure = plots.marginals_figure(layers)
+    figure = plots.histograms_figure(layers)
     assert [ax.get_title() for ax in figure.axes[:4]] == list(layers)
     heights = figure.axes[0].patches[0].get_path().vertices
     assert heights.shape[0] > 60

@@ -50,7 +50,7 @@ def printed(args):
 def quick(name):
     """Fewer members and samples: what is tested is the wiring."""
     options = ["--trainer.fast_dev_run", "1", "--data.init_args.batch_size", "4"]
-    if "ensemble" in name or name == "two_gaussians":
+    if "ensemble" in name or name in ("two_gaussians", "demo_reference", "digits_drops"):
         options += ["--model.init_args.members", "2"]
     return [*options, "--model.init_args.eval_samples", "2", *ON_A_CPU]
 

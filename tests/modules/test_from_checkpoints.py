@@ -64,7 +64,7 @@ def test_gaussians_of_a_bank(trained):
         module = FromCheckpoints(network(batch_norm=True), str(root / "bank"), kind=kind)
         assert isinstance(module.posterior(), Mixture)
         for m, mode in enumerate(module.posterior().components):
-            wanted = fit.fitted(bank[list(range(m, 12, 2))])
+            wanted = fit.fit(bank[list(range(m, 12, 2))])
             assert same(mode.state_dict(), wanted.state_dict())
         (found, *_) = trainer().test(module, Blobs(), verbose=False)
         assert found["test/acc"] > 0.6
@@ -75,7 +75,7 @@ def test_gaussians_of_a_bank(trained):
 
 def test_a_diagonal_gaussian_has_the_moments_of_its_networks():
     rows = torch.randn(7, 5, dtype=torch.float64)
-    found = DiagonalGaussian.fitted({"w": rows})
+    found = DiagonalGaussian.fit({"w": rows})
     torch.testing.assert_close(found.mean.detach(), rows.mean(0))
     torch.testing.assert_close(found.log_std.exp().detach(), rows.std(0))
 

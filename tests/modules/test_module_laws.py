@@ -48,6 +48,23 @@ class StopAfter(L.Callback):
 
 
 @EACH
+def test_modes_are_what_the_members_have_found(name):
+    module, data = made(name), Blobs()
+    trainer(max_epochs=3).fit(module, data)
+    posterior, judged = module.posterior(), module.judged_modes()
+    modes = posterior.modes()
+    assert len(modes) == len(judged) == (module.members)
+    x = data.load().test[0]
+    one, other = (
+        mode.sample(1, torch.Generator().manual_seed(1)) for mode in (modes[0], modes[-1])
+    )
+    assert one.keys() == other.keys() == P.of(module.template).keys()
+    assert same(one, other) == (module.members == 1)
+    outputs = judged[0].predict(module.template, x, 1, torch.Generator().manual_seed(1))
+    assert outputs.shape == (1, len(x), 3)
+
+
+@EACH
 def test_it_learns_and_leaves_the_network_alone(name):
     torch.manual_seed(0)
     net = network()

@@ -36,7 +36,7 @@ def test_it_is_the_gaussian_of_the_harvested_networks(tmp_path):
     posterior = module.posterior()
     assert isinstance(posterior, Mixture)
     for m, mode in enumerate(posterior.components):
-        wanted = LowRankGaussian.fitted(bank[list(range(m, 10, 2))], rank=3, scale=0.4)
+        wanted = LowRankGaussian.fit(bank[list(range(m, 10, 2))], rank=3, scale=0.4)
         torch.testing.assert_close(mode.mean, wanted.mean)
         torch.testing.assert_close(mode.std, wanted.std, rtol=1e-3, atol=1e-6)
         torch.testing.assert_close(mode.deviations, wanted.deviations, rtol=1e-3, atol=1e-6)

@@ -19,7 +19,7 @@ def trajectory(n=60):
 @pytest.mark.parametrize("scale", [1.0, 0.1])
 def test_the_covariance_is_half_diagonal_and_half_of_the_last_networks(scale):
     networks, rows = trajectory()
-    posterior = LowRankGaussian.fitted(networks, rank=30, scale=scale)
+    posterior = LowRankGaussian.fit(networks, rank=30, scale=scale)
     last = rows[-30:] - rows.mean(0)
     wanted = scale / 2 * (rows.var(0, correction=0).diag() + last.T @ last / 29)
     samples = posterior.sample(200_000, torch.Generator().manual_seed(1))
@@ -33,7 +33,7 @@ def test_the_covariance_is_half_diagonal_and_half_of_the_last_networks(scale):
 def test_of_the_whole_trajectory_it_has_the_variances():
     """Both halves are the variance then, up to K / (K - 1)."""
     networks, rows = trajectory()
-    posterior = LowRankGaussian.fitted(networks, rank=60)
+    posterior = LowRankGaussian.fit(networks, rank=60)
     found = P.ravel(posterior.sample(200_000), stacked=True)[0].var(0)
     torch.testing.assert_close(found, rows.var(0), rtol=0.03, atol=0)
 
@@ -41,7 +41,7 @@ def test_of_the_whole_trajectory_it_has_the_variances():
 def test_layers_move_together():
     """One low-rank draw for all tensors; with one for each, correlations between them are lost."""
     networks, rows = trajectory()
-    posterior = LowRankGaussian.fitted(networks, rank=60)
+    posterior = LowRankGaussian.fit(networks, rank=60)
     samples = P.ravel(posterior.sample(50_000), stacked=True)[0]
     found, planted = torch.corrcoef(samples.T)[:4, 4:], torch.corrcoef(rows.T)[:4, 4:]
     assert planted.abs().max() > 0.8
@@ -50,7 +50,7 @@ def test_layers_move_together():
 
 def test_the_density_is_that_of_a_full_gaussian():
     networks, rows = trajectory()
-    posterior = LowRankGaussian.fitted(networks, rank=10, scale=0.5)
+    posterior = LowRankGaussian.fit(networks, rank=10, scale=0.5)
     last = rows[-10:] - rows.mean(0)
     cov = 0.25 * (rows.var(0, correction=0).diag() + last.T @ last / 9)
     wanted = torch.distributions.MultivariateNormal(rows.mean(0), cov).log_prob(rows)
@@ -59,7 +59,7 @@ def test_the_density_is_that_of_a_full_gaussian():
 
 def test_constant_weights_stay_constant():
     networks = {"a": torch.full((5, 3), 2.0), "n": torch.arange(5)}
-    samples = LowRankGaussian.fitted(networks).sample(4)
+    samples = LowRankGaussian.fit(networks).sample(4)
     assert torch.equal(samples["a"], torch.full((4, 3), 2.0))
     assert samples["n"].tolist() == [4] * 4
 
@@ -68,9 +68,9 @@ def test_constant_weights_stay_constant():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LowRankGaussian.fitted({"a": torch.zeros(1, 2)}), "`networks` must hold at least"),
-        (lambda: LowRankGaussian.fitted(trajectory()[0], rank=61), "`rank` must be between 2 and"),
-        (lambda: LowRankGaussian.fitted(trajectory()[0], scale=-1.0), "`scale` must not be neg"),
+        (lambda: LowRankGaussian.fit({"a": torch.zeros(1, 2)}), "`networks` must hold at least"),
+        (lambda: LowRankGaussian.fit(trajectory()[0], rank=61), "`rank` must be between 2 and"),
+        (lambda: LowRankGaussian.fit(trajectory()[0], scale=-1.0), "`scale` must not be neg"),
         (
             lambda: LowRankGaussian(
                 {"a": torch.zeros(2)}, {"a": torch.ones(2)}, {"a": torch.ones(1, 2)}

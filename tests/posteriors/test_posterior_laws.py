@@ -48,7 +48,7 @@ POSTERIORS = {
     "laplace": laplace,
     "laplace, last layer": lambda: laplace("2"),
     "gaussian": gaussian,
-    "low rank": lambda: LowRankGaussian.fitted(P.populate(template(), 40)),
+    "low rank": lambda: LowRankGaussian.fit(P.populate(template(), 40)),
     "empirical": lambda: Empirical(P.populate(template(), 40)),
     "mixture": lambda: Mixture([gaussian(0), gaussian(1)], [1.0, 3.0]),
     "mixture of lists": lambda: Mixture([Empirical(P.populate(template(), 40)) for _ in range(2)]),

@@ -72,18 +72,16 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     text = capsys.readouterr().out
     assert "Table 2" in text
     assert "symmetrized, K=2: L^G, exact" in text
-    assert (tmp_path / "tractable.png").stat().st_size > 10_000
-    main(["information", "--widths", "[3, 6]", "--draws", "[4]", "--samples", "5"])
-    rows = capsys.readouterr().out.strip().splitlines()
-    assert rows[-1].split()[0] == "6"
+    assert (tmp_path / "studies" / "tractable" / "modes.png").stat().st_size > 10_000
+    main(["information", "--widths", "[3, 6]", "--draws", "[4]", "--samples", "5", "--out", "i"])
+    assert (tmp_path / "i" / "information.csv").read_text().splitlines()[2].startswith("6,")
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["tractable", "--figure", "/no/where.png"], "`figure` must be a file in a folder"),
-        (["tractable", "--figure", "x.bogus"], "`figure` must be a file in a folder"),
+        (["tractable", "--out", "/proc/nothing"], "`out` must be a folder"),
         (["tractable", "--noise", "0"], "`noise` must be above 0"),
         (["tractable", "--alphas", "[-0.1]"], "`alphas` must be above 0"),
         (["information", "--widths", "[0]"], "`widths` must be at least 2"),

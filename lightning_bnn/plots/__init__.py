@@ -1,0 +1,30 @@
+"""Pictures: pure functions from tensors to matplotlib figures."""
+
+from lightning_bnn.plots.panels import (
+    dots_figure,
+    hexbin_figure,
+    histograms_figure,
+    lines_figure,
+    scatter_figure,
+)
+from lightning_bnn.plots.predictions import matrix_figure, reliability_figure
+from lightning_bnn.plots.weights import (
+    chains_figure,
+    curves_figure,
+    gaussians_figure,
+    trajectories_figure,
+)
+
+__all__ = [
+    "chains_figure",
+    "curves_figure",
+    "dots_figure",
+    "gaussians_figure",
+    "hexbin_figure",
+    "histograms_figure",
+    "lines_figure",
+    "matrix_figure",
+    "reliability_figure",
+    "scatter_figure",
+    "trajectories_figure",
+]

@@ -1,0 +1,55 @@
+"""Axes to draw on, without pyplot and its global state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["axes_of", "legend", "panels_of", "span"]
+
+
+def axes_of(ax: Axes | None, size: tuple[float, float] = (4.5, 5.0)) -> tuple[Any, Axes]:
+    """The figure of given axes; by default new ones."""
+    if ax is not None:
+        return ax.figure, ax
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots()
+
+
+def panels_of(
+    count: int, size: tuple[float, float], columns: int | None = None
+) -> tuple[Any, list[Any]]:
+    """A figure with so many axes, by default side by side."""
+    from matplotlib.figure import Figure
+
+    columns = columns or count
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(-(-count // columns), columns, squeeze=False).ravel()
+    for ax in axes[count:]:
+        ax.set_axis_off()
+    return figure, list(axes)
+
+
+def legend(ax: Axes, entries: int) -> None:
+    """A legend where there is something to tell apart: below the figure if it is long."""
+    handles, labels = ax.get_legend_handles_labels()
+    if not 1 < len(labels) <= 12:
+        return
+    if entries <= 4:
+        ax.legend(frameon=False, fontsize=7)
+    else:
+        place = {"loc": "outside lower center", "ncols": 3}
+        ax.figure.legend(handles, labels, frameon=False, fontsize=7, **place)
+
+
+def span(values: Any) -> tuple[float, float]:
+    """Limits that are not empty, for weights that never move and for no weights at all."""
+    if not len(values):
+        return -1.0, 1.0
+    low, high = float(values.min()), float(values.max())
+    margin = 1e-3 * max(abs(low), abs(high), 1e-6) if high - low < 1e-9 else 0.0
+    return low - margin, high + margin

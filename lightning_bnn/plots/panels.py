@@ -1,0 +1,229 @@
+"""Panels side by side: histograms, lines, points and dots with error bars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from lightning_bnn.plots.axes import legend, panels_of, span
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "Line",
+    "dots_figure",
+    "hexbin_figure",
+    "histograms_figure",
+    "lines_figure",
+    "scatter_figure",
+]
+
+_WIDTH = 3.2
+
+
+class Line(NamedTuple):
+    """A curve, perhaps with a band around it.
+
+    Args:
+        x: the horizontal axis.
+        y: the curve.
+        low: lower edge of the band.
+        high: upper edge of the band.
+    """
+
+    x: Tensor
+    y: Tensor
+    low: Tensor | None = None
+    high: Tensor | None = None
+
+
+def hexbin_figure(
+    forms: Mapping[str, Tensor],
+    labels: tuple[str, str],
+    diagonal: bool = False,
+    central: float = 1.0,
+) -> Figure:
+    """Density of two weights, one panel for each form (raw, scaled, sorted).
+
+    Args:
+        forms: ``(points, 2)`` by name.
+        labels: names of the two weights.
+        diagonal: whether to draw where both are equal.
+        central: part of the points, in each coordinate, that decides what is shown.
+    """
+    import numpy as np
+
+    figure, axes = panels_of(len(forms), (_WIDTH * len(forms), _WIDTH))
+    for ax, (form, points) in zip(axes, forms.items(), strict=True):
+        x, y = points.double().numpy().T
+        levels = (0.5 - central / 2, 0.5 + central / 2)
+        limits = [span(np.quantile(v, levels)) if len(v) else span(v) for v in (x, y)]
+        ax.hexbin(x, y, gridsize=30, mincnt=1, cmap="viridis", extent=(*limits[0], *limits[1]))
+        if diagonal:
+            ax.axline((0, 0), slope=1, color="0.5", linewidth=0.8, linestyle="--")
+        ax.set(xlim=limits[0], ylim=limits[1], title=form, xlabel=labels[0])
+    axes[0].set_ylabel(labels[1])
+    return figure
+
+
+def histograms_figure(
+    panels: Mapping[str, Mapping[str, Tensor]],
+    label: str = "weight",
+    bins: int = 60,
+    columns: int = 3,
+) -> Figure:
+    """Distributions by form, one panel for each thing that is distributed.
+
+    Args:
+        panels: for every title, values by form.
+        label: of the horizontal axes.
+        bins: of the histograms, the same for all forms of a panel.
+        columns: panels side by side.
+    """
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = panels_of(len(panels), (_WIDTH * columns, 2.4 * rows), columns)
+    for ax, (title, forms) in zip(axes, panels.items(), strict=False):
+        drawn = {form: v.double().flatten() for form, v in forms.items() if v.numel()}
+        edges = span(_joined(drawn)) if drawn else (0.0, 1.0)
+        for form, values in drawn.items():
+            ax.hist(values.numpy(), bins, edges, density=True, histtype="step", label=form)
+        ax.set_title(title, fontsize=9)
+    for ax in axes[:: max(1, columns)]:
+        ax.set_ylabel("density")
+    for ax in axes[max(0, len(panels) - columns) : len(panels)]:
+        ax.set_xlabel(label)
+    legend(axes[0], max(len(forms) for forms in panels.values()))
+    return figure
+
+
+def lines_figure(
+    panels: Mapping[str, Mapping[str, Line]],
+    labels: tuple[str, str],
+    marks: Sequence[float] = (),
+    columns: int = 3,
+) -> Figure:
+    """Curves with bands, one panel for each title.
+
+    Args:
+        panels: for every title, curves by name.
+        labels: of both axes.
+        marks: positions on the horizontal axis to be marked by a line.
+        columns: panels side by side.
+    """
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    width = 6.0 if len(panels) == 1 else _WIDTH * columns
+    figure, axes = panels_of(len(panels), (width, (3.6 if rows == 1 else 2.6 * rows)), columns)
+    for ax, (title, curves) in zip(axes, panels.items(), strict=False):
+        for name, line in curves.items():
+            marker = "o" if len(line.x) <= 20 else None
+            (drawn,) = ax.plot(
+                line.x.numpy(), line.y.numpy(), linewidth=1.2, marker=marker, ms=3, label=name
+            )
+            if line.low is not None and line.high is not None:
+                band = (line.x.numpy(), line.low.numpy(), line.high.numpy())
+                ax.fill_between(*band, color=drawn.get_color(), alpha=0.2, linewidth=0)
+        for mark in marks:
+            ax.axvline(mark, color="0.6", linewidth=0.8, linestyle="--")
+        ax.set(xlabel=labels[0])
+        ax.set_title(title, fontsize=9)
+    for ax in axes[:: max(1, columns)]:
+        ax.set_ylabel(labels[1])
+    legend(axes[0], max(len(curves) for curves in panels.values()))
+    return figure
+
+
+def scatter_figure(
+    panels: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]],
+    labels: tuple[str, str],
+    diagonal: bool = False,
+    columns: int = 3,
+) -> Figure:
+    """Points, one panel for each title.
+
+    Args:
+        panels: for every title, coordinates by name.
+        labels: of both axes.
+        diagonal: whether to draw where both coordinates are equal.
+        columns: panels side by side.
+    """
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    size = (5.0, 4.4) if len(panels) == 1 else (_WIDTH * columns, 3.0 * rows)
+    figure, axes = panels_of(len(panels), size, columns)
+    for ax, (title, groups) in zip(axes, panels.items(), strict=False):
+        for name, (x, y) in groups.items():
+            many = len(x) > 200
+            ax.scatter(x.numpy(), y.numpy(), s=6 if many else 18, alpha=0.5 if many else 0.8,
+                       linewidths=0, label=name)  # fmt: skip
+        if diagonal:
+            low, high = span(_joined({str(k): v for k, v in enumerate(_both(groups))}))
+            ax.plot([low, high], [low, high], color="0.5", linewidth=0.8, linestyle="--")
+        ax.set_title(title, fontsize=9)
+        ax.set(xlabel=labels[0])
+    for ax in axes[:: max(1, columns)]:
+        ax.set_ylabel(labels[1])
+    if max(len(groups) for groups in panels.values()) > 1:
+        legend(axes[0], max(len(groups) for groups in panels.values()))
+    return figure
+
+
+def dots_figure(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    names: Sequence[str],
+    floors: Mapping[str, tuple[float, float]] | None = None,
+    columns: int = 4,
+) -> Figure:
+    """Numbers with error bars, one panel for each number and one line for each name.
+
+    Args:
+        panels: for every title, by series, value and error of every name (NaN for none).
+        names: of the lines, from the top.
+        floors: for some titles, a band (mean and half width) that is indistinguishable from zero.
+        columns: panels side by side.
+    """
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    height = (0.5 + 0.24 * len(names)) * rows + 0.5
+    figure, axes = panels_of(len(panels), (1.2 + 2.3 * columns, height), columns)
+    for k, (ax, (title, series)) in enumerate(zip(axes, panels.items(), strict=False)):
+        if floors and title in floors:
+            mean, half = floors[title]
+            ax.axvspan(mean - half, mean + half, color="0.9", zorder=0)
+        for j, (label, values) in enumerate(series.items()):
+            _dots(ax, values, 0.14 * (2 * j - len(series) + 1), label)
+        ax.set_yticks(range(len(names)), list(names) if k % columns == 0 else [""] * len(names))
+        ax.set_ylim(len(names) - 0.4, -0.6)
+        ax.tick_params(labelsize=7)
+        ax.grid(axis="y", color="0.93", linewidth=0.8)
+        ax.set_title(title, fontsize=8)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8
+    )
+    return figure
+
+
+def _dots(ax: Any, values: Sequence[tuple[float, float]], shift: float, label: str) -> None:
+    shown = [(k, v, e) for k, (v, e) in enumerate(values) if math.isfinite(v)]
+    ax.errorbar(
+        [v for _, v, _ in shown],
+        [k + shift for k, _, _ in shown],
+        xerr=[e if math.isfinite(e) else 0 for _, _, e in shown],
+        fmt="o", ms=3.5, lw=1, label=label,
+    )  # fmt: skip
+
+
+def _joined(groups: Mapping[str, Tensor]) -> Any:
+    import numpy as np
+
+    return np.concatenate([values.flatten().double().numpy() for values in groups.values()])
+
+
+def _both(groups: Mapping[str, tuple[Tensor, Tensor]]) -> list[Tensor]:
+    return [t for pair in groups.values() for t in pair]

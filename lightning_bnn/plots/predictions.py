@@ -1,0 +1,57 @@
+"""Pictures of predictions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from lightning_bnn.plots.axes import axes_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["matrix_figure", "reliability_figure"]
+
+
+def reliability_figure(
+    count: Tensor, confidence: Tensor, accuracy: Tensor, ax: Axes | None = None
+) -> tuple[Figure, Axes]:
+    """A reliability diagram: accuracy against confidence, and how many examples each bin holds.
+
+    Args:
+        count: examples per bin.
+        confidence: mean confidence per bin.
+        accuracy: fraction of correct examples per bin.
+        ax: where to draw; by default a figure of its own.
+    """
+    figure, ax = axes_of(ax)
+    used = (count > 0).cpu()
+    x, y, n = (t.cpu().double()[used].numpy() for t in (confidence, accuracy, count))
+    ax.plot([0, 1], [0, 1], color="0.6", linestyle="--", linewidth=1, label="perfect")
+    ax.plot(x, y, color="tab:blue", marker="o", markersize=4, label="network")
+    ax.vlines(x, x, y, color="tab:red", linewidth=2, alpha=0.6, label="gap")
+    share, width = n / max(1, n.sum()), 0.8 / max(1, len(count))
+    ax.bar(x, share, width=width, color="0.85", zorder=0, label="share of examples")
+    ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
+    ax.legend(loc="upper left", frameon=False)
+    return figure, ax
+
+
+def matrix_figure(
+    matrix: Tensor, axis: str, value: str, ax: Axes | None = None
+) -> tuple[Figure, Axes]:
+    """A square matrix as an image with a colour bar.
+
+    Args:
+        matrix: ``(n, n)``.
+        axis: what rows and columns are.
+        value: what the colours mean.
+        ax: where to draw; by default a figure of its own.
+    """
+    figure, ax = axes_of(ax)
+    image = ax.imshow(matrix.cpu().double().numpy(), cmap="viridis", interpolation="nearest")
+    figure.colorbar(image, ax=ax, label=value, shrink=0.8)
+    ax.set(xlabel=axis, ylabel=axis)
+    return figure, ax

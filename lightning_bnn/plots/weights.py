@@ -1,0 +1,115 @@
+"""Pictures of weights, and of how they change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from lightning_bnn.plots.axes import axes_of, legend, panels_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "chains_figure",
+    "curves_figure",
+    "gaussians_figure",
+    "trajectories_figure",
+]
+
+
+def curves_figure(steps: Sequence[int], values: Mapping[str, Tensor], label: str) -> Figure:
+    """Several curves over training steps.
+
+    Args:
+        steps: the horizontal axis.
+        values: one curve per name.
+        label: of the vertical axis.
+    """
+    figure, ax = axes_of(None, (6.0, 3.6))
+    for name, curve in values.items():
+        ax.plot(steps, curve.cpu().numpy(), linewidth=1, label=name)
+    ax.set(xlabel="step", ylabel=label)
+    legend(ax, len(values))
+    return figure
+
+
+def trajectories_figure(
+    steps: Sequence[int], forms: Mapping[str, Tensor], labels: Sequence[str]
+) -> Figure:
+    """Some weights over time, one panel for each form (raw, scaled, sorted).
+
+    Args:
+        steps: the horizontal axis.
+        forms: ``(times, weights)`` by name.
+        labels: names of the weights.
+    """
+    figure, axes = panels_of(len(forms), (3.2 * len(forms), 3.2))
+    for ax, (form, values) in zip(axes, forms.items(), strict=True):
+        for k, label in enumerate(labels):
+            marker = "o" if len(steps) == 1 else None
+            ax.plot(steps, values[:, k].numpy(), linewidth=1, label=label, marker=marker)
+        ax.set(title=form, xlabel="step")
+    axes[0].set_ylabel("weight")
+    if len(labels) <= 12:
+        lines = axes[0].get_lines()
+        figure.legend(lines, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=7)
+    return figure
+
+
+def chains_figure(chains: Mapping[str, Tensor], rhat: Mapping[str, Tensor]) -> Figure:
+    """One number of every space along all chains, the worst one, and the R-hat of all of them.
+
+    Args:
+        chains: ``(chains, times, numbers)`` by space.
+        rhat: ``(numbers,)`` by space.
+    """
+    figure, axes = panels_of(2 * len(chains), (3.2 * len(chains), 4.6), len(chains))
+    for ax, (space, values) in zip(axes, chains.items(), strict=False):
+        worst = int(rhat[space].argmax())
+        ax.plot(values[..., worst].T.numpy(), linewidth=0.8)
+        ax.set_title(f"{space}: the worst of {values.shape[-1]}", fontsize=9)
+        ax.set_xlabel("network of the chain")
+    high = max(1.02, min(5.0, max(float(values.max()) for values in rhat.values())))
+    for ax, space in zip(axes[len(chains) :], chains, strict=True):
+        ax.hist(rhat[space].clamp(max=high).numpy(), 40, (0.99, high), color="0.6")
+        ax.axvline(1.01, color="tab:red", linewidth=1)
+        ax.set_xlabel("R-hat (line: 1.01)")
+    axes[0].set_ylabel("value")
+    axes[len(chains)].set_ylabel("how many")
+    return figure
+
+
+def gaussians_figure(
+    panels: Sequence[tuple[str, Tensor, Tensor, Tensor, Tensor]],
+    columns: int,
+    labels: tuple[str, str] = ("", ""),
+) -> Figure:
+    """Diagonal Gaussians in the plane, as ellipses of two standard deviations over a density.
+
+    Args:
+        panels: title, axis of a square grid, density on it (first index: first coordinate), means
+            and standard deviations ``(gaussians, 2)``.
+        columns: panels side by side.
+        labels: of both axes.
+    """
+    from matplotlib.patches import Ellipse
+
+    rows = -(-len(panels) // columns)
+    figure, axes = panels_of(len(panels), (2.6 * columns, 2.7 * rows), columns)
+    for ax, (title, axis, density, means, stds) in zip(axes, panels, strict=False):
+        grid = axis.double().numpy()
+        ax.contourf(grid, grid, density.double().numpy().T, levels=12, cmap="Blues")
+        for mean, std in zip(means.tolist(), stds.tolist(), strict=True):
+            ellipse = Ellipse(mean, 4 * std[0], 4 * std[1], fill=False, color="C3", lw=1)
+            ax.add_patch(ellipse)
+        ax.set_title(title, fontsize=8)
+        ax.set_aspect("equal")
+        ax.set(xlim=(grid[0], grid[-1]), ylim=(grid[0], grid[-1]))
+    for ax in axes[:: max(1, columns)]:
+        ax.set_ylabel(labels[1])
+    for ax in axes[-columns:]:
+        ax.set_xlabel(labels[0])
+    return figure

@@ -1,0 +1,145 @@
+"""P1, tables 1 and 2: posteriors against a reference, in weights and in predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from lightning_bnn.plots import dots_figure
+from lightning_bnn.studies.arena import Row
+from lightning_bnn.studies.comparison import FAILED, Comparison, Options, collect
+from lightning_bnn.studies.findings import Findings, publish, results_folder
+from lightning_bnn.studies.protocols import PROTOCOLS
+from lightning_bnn.studies.tables import Cell, Measured, Table
+
+__all__ = ["COLUMNS", "compare", "findings_of"]
+
+Score = Literal["max_probability", "entropy", "mutual_information"]
+COLUMNS = {
+    "mmd": "MMD²", "ns": "NS-MMD²", "acc": "Acc", "ece": "ECE", "ace": "ACE", "brier": "Brier",
+    "nll": "NLL", "aupr": "AUPR", "fpr95": "FPR95", "idmi": "IDMI", "oodmi": "OODMI",
+}  # fmt: skip
+_KERNELS = {
+    "mmd": "MMD² median", "mmd_mean": "mean", "mmd_max": "max",
+    "ns": "NS median", "ns_mean": "NS mean", "ns_max": "NS max",
+}  # fmt: skip
+_DIGITS = {title: {"nll": 3, "mmd": 2, "ns": 2}.get(name, 1) for name, title in COLUMNS.items()}
+_MODES = {"one": "One mode", "multi": "Multi mode"}
+
+
+def compare(
+    reference: str = "",
+    posteriors: dict[str, str] | None = None,
+    like: str | None = None,
+    protocol: Literal["full", "p1"] = "full",
+    samples: int = 100,
+    ood: str | None = None,
+    score: Score = "max_probability",
+    seed: int = 0,
+    device: str | None = None,
+    out: str = "studies/compare",
+) -> None:
+    """Compare any number of posteriors with a reference, and print tables 1 and 2 of P1.
+
+    A posterior is a run (folder that `fit` has written), a checkpoint, a bank, or a folder of
+    checkpoints; some of its modes or networks by rows in brackets, runs/bank[0:10]. It has one row
+    for a single mode (mean and standard deviation over its modes) and one for all modes together
+    (standard error by the jackknife over modes); a posterior of one mode has errors by a bootstrap
+    over test examples. The last row is the noise floor: MMD² between random parts of the reference.
+    Rows that were computed before with the same settings are read, not computed.
+
+    Args:
+        reference: networks that stand for the posterior: a bank, an ensemble, a folder.
+        posteriors: by name, e.g. --posteriors.SWAG runs/swag --posteriors.MFVI runs/mfvi
+        like: a configuration that says what network and data are; by default that of the reference
+            or of the first posterior that has one.
+        protocol: full removes all symmetries that were found; p1 does what P1's code does.
+        samples: networks drawn from every posterior.
+        ood: name of the test set that is out of distribution, by default the first.
+        score: that detects it.
+        seed: of all draws.
+        device: where it is computed, by default a GPU if there is one.
+        out: folder of the results.
+    """
+    if not reference:
+        raise ValueError("`--reference` is missing: a bank, an ensemble or a folder of networks.")
+    if not posteriors:
+        raise ValueError("`--posteriors` is missing: for example --posteriors.SWAG runs/swag")
+    folder = results_folder(out)
+    options = Options(protocol, samples, ood, score, seed, device)
+    publish(findings_of(collect(reference, posteriors, folder, like, options)), folder)
+
+
+# ------------------------------------------------------------ tables and figures
+def findings_of(comparison: Comparison) -> Findings:
+    """Tables 1 and 2 and their picture."""
+    rows, floors, settings = comparison.rows, comparison.floors, comparison.settings
+    ordered = sorted(rows, key=lambda row: list([*_MODES, FAILED]).index(row.mode))
+    names = [f"{_MODES.get(row.mode, '')}|{row.method}".split("|") for row in ordered]
+    one = [[*name, *_numbers(row, COLUMNS)] for name, row in zip(names, ordered, strict=True)]
+    two = [
+        [*name, *_numbers(row, _KERNELS)]
+        for name, row in zip(names, ordered, strict=True)
+        if "mmd" in row.numbers
+    ]
+    for count, floor in floors.items():
+        end, base = ["Noise floor", f"{count} networks"], Row("", "", dict(floor), 0)
+        one.append([*end, *(c if k < 2 else "" for k, c in enumerate(_numbers(base, COLUMNS)))])
+        two.append([*end, *_numbers(base, _KERNELS)])
+    about = PROTOCOLS[settings["protocol"]].about
+    note = (
+        "MMD² and mutual information (nats) x 100, the others in per cent but NLL (nats). NS: "
+        f"{about}. OOD examples are the positive class, found by {settings['score']}. ±: over "
+        "modes (One mode), by the jackknife over modes (Multi mode), over test examples (a "
+        "posterior of one mode), over splits (noise floor). /: not defined, or failed."
+    )
+    failed = [
+        f"{name} failed. {origin['failed']}"
+        for name, origin in settings.get("posteriors", {}).items()
+        if "failed" in origin
+    ]
+    return Findings(
+        "compare",
+        "Posteriors against a reference",
+        {
+            "table1": Table("Table 1", ["", "method", *COLUMNS.values()], one, _DIGITS, note),
+            "table2": Table("Table 2: over kernels", ["", "method", *_KERNELS.values()], two, 2),
+        },
+        {"metrics": _picture(rows, floors[max(floors)] if floors else {})},
+        failed,
+        settings,
+    )
+
+
+def _numbers(row: Row, columns: Mapping[str, str]) -> list[Cell]:
+    return [_scaled(name, row.numbers.get(name, Measured(math.nan))) for name in columns]
+
+
+def _scaled(name: str, number: Measured) -> Measured:
+    scale = 1 if name == "nll" else 100
+    return Measured(number.value * scale, number.error * scale)
+
+
+def _picture(rows: Sequence[Row], floor: Mapping[str, Measured]) -> Any:
+    methods = list(dict.fromkeys(row.method for row in rows if row.mode != FAILED))
+    found = {(row.method, row.mode): row for row in rows}
+    panels = {}
+    for name, title in COLUMNS.items():
+        if not any(name in row.numbers for row in rows):
+            continue
+        panels[title] = {
+            text: [
+                _scaled(name, found[m, mode].numbers.get(name, Measured(math.nan)))
+                if (m, mode) in found
+                else Measured(math.nan)
+                for m in methods
+            ]
+            for mode, text in _MODES.items()
+        }
+    bands = {
+        COLUMNS[name]: (100 * floor[name].value, 200 * floor[name].error)
+        for name in ("mmd", "ns")
+        if name in floor
+    }
+    return dots_figure(panels, methods, bands)

@@ -1,0 +1,203 @@
+"""Posteriors from wherever they are: checkpoints of modules, runs, banks, folders of networks."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import nn
+
+from lightning_bnn.bank import read_networks
+from lightning_bnn.modules.judged_module import JudgedModule
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import Empirical, Posterior
+from lightning_bnn.studies.surroundings import Surroundings
+
+__all__ = [
+    "Contender",
+    "Place",
+    "chains_of",
+    "contender_of",
+    "find_config",
+    "read_contender",
+    "read_module",
+]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A posterior, mode by mode.
+
+    Attributes:
+        name: in tables.
+        modes: to draw weights from.
+        judged: for each mode, what predicts as it does.
+        template: gives the computation.
+        origin: where it is from, so that its numbers can be traced.
+    """
+
+    name: str
+    modes: Sequence[Posterior]
+    judged: Sequence[Posterior]
+    template: nn.Module
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+
+def contender_of(name: str, module: JudgedModule, **origin: Any) -> Contender:
+    """A module that was trained.
+
+    Args:
+        name: in tables.
+        module: of this package.
+        **origin: where it is from.
+    """
+    with torch.no_grad():
+        modes, judged = module.posterior().modes(), module.judged_modes()
+    return Contender(name, modes, judged, module.template, origin)
+
+
+# ------------------------------------------------------------ places on disk
+@dataclass(frozen=True)
+class Place:
+    """A path, and which of its networks are meant.
+
+    >>> Place.of("runs/bank[10:40]")
+    Place(path=PosixPath('runs/bank'), rows=slice(10, 40, None))
+    """
+
+    path: Path
+    rows: slice | None = None
+
+    @classmethod
+    def of(cls, text: str) -> Place:
+        """From what a user writes: a path, with rows in brackets if not all are meant."""
+        found = re.fullmatch(r"(.+)\[(-?\d*):(-?\d*)\]", text)
+        if found is None:
+            return cls(Path(text).expanduser())
+        first, last = (int(t) if t else None for t in found.groups()[1:])
+        return cls(Path(found[1]).expanduser(), slice(first, last))
+
+    def file(self) -> Path:
+        """The checkpoint, bank or folder of networks itself; of a run, its last checkpoint."""
+        if not self.path.exists():
+            raise ValueError(f"There is nothing at {self.path}.")
+        if self.path.is_file() or (self.path / "manifest.jsonl").is_file():
+            return self.path
+        if not any(self.path.rglob("config.yaml")):
+            return self.path
+        files = sorted(self.path.rglob("*.ckpt"), key=lambda p: p.stat().st_mtime)
+        if not files:
+            raise ValueError(f"The run {self.path} has no checkpoint yet.")
+        return files[-1]
+
+
+def find_config(place: Place) -> Path | None:
+    """The configuration of the run that a checkpoint or a bank belongs to, if there is one."""
+    file = place.file()
+    for folder in (file, *list(file.parents)[:3]):
+        if (folder / "config.yaml").is_file():
+            return folder / "config.yaml"
+    return None
+
+
+def read_contender(name: str, place: Place, around: Surroundings) -> Contender:
+    """A posterior from disk.
+
+    Args:
+        name: in tables.
+        place: where it is.
+        around: a network of its kind, and data for what needs them to predict.
+    """
+    file = place.file()
+    origin: dict[str, Any] = {"path": str(file.resolve()), "sha256": fingerprint(file)}
+    if place.rows is not None:
+        origin["rows"] = f"{place.rows.start or 0}:{place.rows.stop or ''}"
+    module = read_module(file, around) if file.is_file() else None
+    if module is None:
+        stack, records = read_networks(file, around.template)
+        modes = Empirical(stack, chains_of(records)).modes()
+        return _chosen(Contender(name, modes, modes, around.template, origin), place)
+    return _chosen(contender_of(name, module, **origin, kind=type(module).__name__), place)
+
+
+def _chosen(contender: Contender, place: Place) -> Contender:
+    """Only some modes."""
+    if place.rows is None:
+        return contender
+    modes, judged = (list(p)[place.rows] for p in (contender.modes, contender.judged))
+    if not modes:
+        held = f"has {len(contender.modes)} modes"
+        raise ValueError(f"{place.path} {held}, none of them in the rows that are asked for.")
+    return replace(contender, modes=modes, judged=judged)
+
+
+def chains_of(records: Sequence[Mapping[str, Any]]) -> list[int] | None:
+    """Which networks belong together: those of one member, or all that one run went through.
+
+    >>> chains_of([{"step": 1}, {"step": 2}]), chains_of([{"step": 2}, {"step": 2}])
+    ([0, 0], None)
+    """
+    members = [record.get("member", 0) for record in records]
+    if len(set(members)) > 1:
+        return members
+    steps = [record.get("step") for record in records]
+    one_run = None not in steps and len(set(steps)) == len(steps) > 1
+    return [0] * len(steps) if one_run else None
+
+
+def read_module(file: Path, around: Surroundings) -> JudgedModule | None:
+    """The module that made a checkpoint, if it is one of ours and a command or YAML built it.
+
+    Args:
+        file: a checkpoint.
+        around: data for what needs them to predict.
+    """
+    if file.suffix != ".ckpt":
+        return None
+    held = torch.load(file, map_location="cpu", weights_only=False)
+    if "_class_path" not in held.get("hyper_parameters", {}):
+        return None
+    del held
+    module = L.LightningModule.load_from_checkpoint(file, map_location="cpu", weights_only=False)
+    if not isinstance(module, JudgedModule):
+        return None
+    module.use_training_data(around.source)
+    module.example_input_array = around.example()
+    return module.eval()
+
+
+def fingerprint(file: Path) -> str:
+    """SHA-256 of a file; of a bank that of its manifest, of a folder that of all its files.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as empty:
+    ...     fingerprint(Path(empty.name))
+    'e3b0c44298fc'
+    """
+    digest = hashlib.sha256()
+    if (file / "manifest.jsonl").is_file():
+        files = [file / "manifest.jsonl"]
+    else:
+        files = [file] if file.is_file() else sorted(p for p in file.rglob("*") if p.is_file())
+    for one in files:
+        with one.open("rb") as stream:
+            while block := stream.read(2**24):
+                digest.update(block)
+    return digest.hexdigest()[:12]
+
+
+def stack_of(contender: Contender) -> Params:
+    """All networks of a contender that is made of networks."""
+    if not all(isinstance(mode, Empirical) for mode in contender.modes):
+        raise ValueError(
+            f"{contender.name} must be networks (a bank, a folder of checkpoints, an ensemble or "
+            "chains), not a distribution."
+        )
+    stacks = [mode.networks for mode in contender.modes if isinstance(mode, Empirical)]
+    return {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}

@@ -1,0 +1,163 @@
+"""P1's open question: are posteriors that are close to the reference better in use?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.plots import dots_figure, scatter_figure
+from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.studies.compare import COLUMNS
+from lightning_bnn.studies.comparison import Options, collect
+from lightning_bnn.studies.demo import METHODS, REFERENCE, demo_jobs
+from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
+from lightning_bnn.studies.runs import Job, run_jobs
+from lightning_bnn.studies.tables import Cell, Measured, Table
+
+__all__ = ["correlation", "rank_correlations"]
+
+_DISTANCES = ("mmd", "ns")
+_QUALITIES = ("acc", "ece", "ace", "brier", "nll", "aupr", "fpr95")
+_HIGH_IS_GOOD = ("acc", "aupr")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Networks that are compared: sizes of hidden layers."""
+
+    architectures: Sequence[Sequence[int]]
+    size: str = "full"
+
+
+SCALES = {
+    "smallest": Scale(((4,),), "smallest"),
+    "small": Scale(((8,), (16,), (16, 16))),
+    "paper": Scale(((8,), (16,), (32,), (64,), (16, 16), (32, 32), (64, 64))),
+}
+
+
+def correlation(
+    scale: Literal["smallest", "small", "paper"] = "small",
+    samples: int = 100,
+    out: str = "studies/correlation",
+) -> None:
+    """Rank correlation of MMD and NS-MMD with every metric, over methods and architectures.
+
+    The seven posteriors of the demo are trained for each architecture and compared with a
+    reference of their own. Ranks are taken within an architecture and a kind of row (one mode,
+    multi mode), so that large networks do not count as close ones. Signs are turned so that a
+    positive number always means: the closer, the better. Intervals are of a bootstrap over methods.
+
+    Args:
+        scale: smallest, to see that it runs; small; or paper, with more architectures (the papers'
+            own need a GPU).
+        samples: networks drawn from every posterior.
+        out: folder of the results.
+    """
+    folder = results_folder(out)
+    settings = settings_of(SCALES, scale)
+    groups: dict[str, list[dict[str, float]]] = {}
+    for hidden in settings.architectures:
+        jobs = demo_jobs(settings.size, hidden)
+        groups |= _compared("-".join(map(str, hidden)), jobs, folder, samples)
+    publish(_findings(groups), folder)
+
+
+def _compared(
+    title: str, jobs: Sequence[Job], folder: Path, samples: int
+) -> dict[str, list[dict[str, float]]]:
+    """Numbers of all methods, for one mode and for several, of one architecture."""
+    runs = run_jobs(jobs, folder / "runs" / title)
+    places = {text: str(runs[name].folder) for name, text in METHODS.items()}
+    reference = str(runs[REFERENCE].folder)
+    found = collect(reference, places, folder / title, options=Options(samples=samples)).rows
+    groups: dict[str, list[dict[str, float]]] = {}
+    for row in found:
+        if "mmd" in row.numbers and "acc" in row.numbers:
+            numbers = {name: number.value for name, number in row.numbers.items()}
+            groups.setdefault(f"{title}, {row.mode} mode", []).append(numbers)
+    return groups
+
+
+def rank_correlations(
+    groups: Mapping[str, Sequence[Mapping[str, float]]], distance: str, quality: str
+) -> Tensor:
+    """Spearman's rho of every group with three rows or more.
+
+    Args:
+        groups: rows of numbers.
+        distance: name of the one.
+        quality: name of the other; where low is good, the sign is turned.
+    """
+    from scipy.stats import spearmanr
+
+    sign = -1.0 if quality in _HIGH_IS_GOOD else 1.0
+    pairs = [
+        ([row[distance] for row in rows], [sign * row[quality] for row in rows])
+        for rows in groups.values()
+    ]
+    usable = [(x, y) for x, y in pairs if len(set(x)) > 2 and len(set(y)) > 1]
+    return torch.tensor([float(spearmanr(x, y).statistic) for x, y in usable])
+
+
+def _interval(
+    groups: Mapping[str, Sequence[Mapping[str, float]]], distance: str, quality: str
+) -> tuple[Measured, float, float]:
+    """Mean over groups, its bootstrap deviation and 95 % interval, methods drawn again."""
+    whole = float(rank_correlations(groups, distance, quality).mean())
+    generator = keyed_generator("correlation", distance, quality)
+    drawn = []
+    for _ in range(200):
+        again = {
+            name: [rows[k] for k in torch.randint(len(rows), (len(rows),), generator=generator)]
+            for name, rows in groups.items()
+        }
+        found = rank_correlations(again, distance, quality)
+        if len(found):
+            drawn.append(float(found.mean()))
+    values = torch.tensor(drawn)
+    low, high = values.quantile(torch.tensor([0.025, 0.975])).tolist()
+    return Measured(whole, float(values.std())), low, high
+
+
+def _findings(groups: Mapping[str, Sequence[Mapping[str, float]]]) -> Findings:
+    rows: list[list[Cell]] = []
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {"rank correlation": {}}
+    for distance in _DISTANCES:
+        series = []
+        for quality in _QUALITIES:
+            number, low, high = _interval(groups, distance, quality)
+            rows.append([COLUMNS[distance], COLUMNS[quality], number.value, low, high])
+            series.append((number.value, number.error))
+        panels["rank correlation"][COLUMNS[distance]] = series
+    header = ["distance", "metric", "rank correlation", "2.5 %", "97.5 %"]
+    note = (
+        f"Mean of Spearman's rho over {len(groups)} groups (architecture and kind of row). "
+        "Positive: posteriors closer to the reference are better."
+    )
+    points = {
+        COLUMNS[distance]: {
+            name: (
+                torch.tensor([100 * row[distance] for row in rows_]),
+                torch.tensor([row["nll"] for row in rows_]),
+            )
+            for name, rows_ in groups.items()
+        }
+        for distance in _DISTANCES
+    }
+    return Findings(
+        "correlation",
+        "Does a better posterior predict better?",
+        {"correlation": Table("Rank correlations with quality", header, rows, 2, note)},
+        {
+            "correlation": dots_figure(panels, [COLUMNS[q] for q in _QUALITIES]),
+            "points": scatter_figure(points, ("x 100", "NLL")),
+        },
+        ["Perceptrons on scikit-learn's digits (a substitute for the papers' networks)."],
+        {"groups": {name: list(rows_) for name, rows_ in groups.items()}},
+    )

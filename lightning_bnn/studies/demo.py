@@ -1,0 +1,236 @@
+"""The first thing to run: a reference, seven posteriors, one page that shows them."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor
+
+import lightning_bnn
+from lightning_bnn.params import Params
+from lightning_bnn.plots import lines_figure, scatter_figure
+from lightning_bnn.plots.panels import Line
+from lightning_bnn.studies.collapse import collapse_findings
+from lightning_bnn.studies.compare import findings_of
+from lightning_bnn.studies.comparison import collect
+from lightning_bnn.studies.findings import Findings, results_folder
+from lightning_bnn.studies.mass import mass_findings
+from lightning_bnn.studies.populations import Population
+from lightning_bnn.studies.report import Section, html_report
+from lightning_bnn.studies.runs import Job, Run, run_jobs
+from lightning_bnn.symmetry import Symmetries, canonicalise
+
+__all__ = ["METHODS", "REFERENCE", "demo", "demo_jobs"]
+
+METHODS = {
+    "ensemble": "Ensemble",
+    "dropout": "Dropout",
+    "mfvi": "MFVI",
+    "symmetrized_vi": "Symmetrized VI",
+    "swag": "SWAG",
+    "laplace": "Laplace",
+    "sghmc": "SGHMC",
+}
+"""The posteriors of the demo: the preset of each is ``demo_`` and its name."""
+REFERENCE = "reference"
+_SMALLEST = {"reference": 12, "ensemble": 3, "others": 2, "epochs": 2}
+"""Members and epochs that are enough to see that everything runs."""
+
+
+def demo(
+    out: str = "demo",
+    size: Literal["full", "smallest"] = "full",
+    restart: bool = False,
+) -> None:
+    """Train a reference and seven posteriors on the digits, compare them, write one page.
+
+    Takes two to three minutes on two cores and needs no network. Interrupted, it goes on where it
+    was when it is called again; finished, it writes its page again.
+
+    Args:
+        out: folder of everything.
+        size: full, or the smallest that runs through, to try the installation.
+        restart: begin anew: remove the runs that this folder has from before.
+    """
+    started = time.perf_counter()
+    folder = results_folder(out)
+    if restart:
+        for part in ("runs", "compare"):
+            shutil.rmtree(folder / part, ignore_errors=True)
+    jobs = demo_jobs(size)
+    try:
+        runs = run_jobs(jobs, folder / "runs")
+        sections, findings = _sections(runs, folder)
+    except KeyboardInterrupt:
+        print(f"\nstopped; `lightning-bnn demo --out {out}` goes on from here")
+        raise SystemExit(130) from None
+    page = folder / "report.html"
+    about = (
+        f"lightning_bnn {lightning_bnn.__version__}, lightning {L.__version__}, torch "
+        f"{torch.__version__}, {torch.get_num_threads()} threads; this call took "
+        f"{time.perf_counter() - started:.0f} s."
+    )
+    page.write_text(html_report("Posteriors up to symmetries", about, sections), encoding="utf-8")
+    print(findings.text())
+    print(
+        f"\nthe page:    {page.resolve()}\nlive curves: tensorboard --logdir {folder / 'runs'}"
+        f"\nnext:        lightning-bnn presets demo_mfvi > my.yaml; lightning-bnn fit -c my.yaml"
+    )
+
+
+def demo_jobs(size: str, hidden: Sequence[int] | None = None) -> list[Job]:
+    """The reference and all posteriors.
+
+    Args:
+        size: full or smallest.
+        hidden: sizes of the hidden layers, if not those of the demo.
+    """
+    jobs = []
+    for name in (REFERENCE, *METHODS):
+        overrides: dict[str, Any] = {}
+        if size == "smallest":
+            members = _SMALLEST.get(name, _SMALLEST["others"])
+            overrides = {"model.init_args.members": members, **_short(name)}
+        if hidden is not None:
+            overrides["model.init_args.network.init_args.hidden"] = list(hidden)
+        jobs.append(Job(name, f"demo_{name}", overrides))
+    return jobs
+
+
+def _short(name: str) -> dict[str, Any]:
+    """A few epochs, and what is counted in epochs along with them."""
+    epochs = _SMALLEST["epochs"]
+    if name == "sghmc":
+        return {
+            "trainer.max_epochs": 3 * epochs,
+            "model.init_args.burn_in": 0,
+            "model.init_args.every_n_epochs": 1,
+        }
+    if name == "swag":
+        return {"trainer.max_epochs": 3 * epochs, "model.init_args.start": epochs}
+    return {"trainer.max_epochs": epochs, "trainer.check_val_every_n_epoch": 1}
+
+
+# ------------------------------------------------------------ the page
+def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Findings]:
+    reference = runs[REFERENCE]
+    module, around = reference.module(), reference.surroundings()
+    networks = module.posterior().networks
+    found = Population(networks, around, {}, "")
+    sym = found.symmetries()
+    places = {title: str(runs[name].folder) for name, title in METHODS.items()}
+    comparison = findings_of(collect(str(reference.folder), places, folder / "compare"))
+    mass = mass_findings(networks, sym, {})
+    pairs = collapse_findings(networks, around, None, {})
+    commands = "\n".join(run.job.command for run in runs.values())
+    count = len(next(iter(networks.values())))
+    return [
+        Section(
+            "What was done",
+            [
+                f"{count} small networks (64-16-10) were trained on scikit-learn's digits from "
+                "different starts. They stand for the posterior: a reference. Seven methods "
+                "approximate it, each from several starts; the callbacks PermutationTau, MassGap "
+                "and PosteriorFigures watched all of them.",
+                "Every run is a preset; the same by hand:",
+            ],
+            commands,
+        ),
+        Section(
+            "The same function many times",
+            [
+                "Hidden units can be reordered, and rescaled, without any change of the function. "
+                "What this package has found in the network:",
+            ],
+            str(sym),
+            figures={
+                "Two outgoing weights of two hidden units over all reference networks. Left: as "
+                "trained. Middle: units scaled to unit norm. Right: then sorted. The rightmost "
+                "holds the same functions as the leftmost.": _forms(networks, sym),
+            },
+        ),
+        Section(
+            "How good are the posteriors?",
+            [
+                "MMD compares weights with the reference, as they are and with symmetries removed "
+                "(NS). One mode is one start; multi mode mixes all starts. Other columns judge "
+                "predictions, in distribution and on scrambled digits.",
+            ],
+            tables=list(comparison.tables.values()),
+            figures={
+                "All numbers with their errors. Grey: two deviations of the noise floor, MMD "
+                "between random parts of the reference.": comparison.figures["metrics"],
+            },
+        ),
+        Section(
+            "Permutations while training",
+            [
+                "Kendall's tau between the orders of the units before and after each step, by "
+                "their largest weights: 1 means that no pair of units has changed places.",
+            ],
+            figures={"Tau, mean over units and members.": _taus(runs)},
+        ),
+        Section(
+            "Mass that changes nothing",
+            ["The L2 penalty of every network, and its minimum over all rescalings of its units."],
+            tables=list(mass.tables.values()),
+            figures={
+                "Each point is a network of the reference.": mass.figures["mass"],
+                "What rescaling would save.": mass.figures["excess"],
+            },
+        ),
+        Section(
+            "Are the networks different functions?",
+            ["Mutual information of all pairs of reference networks."],
+            tables=list(pairs.tables.values()),
+            figures={"In distribution, and on scrambled digits.": pairs.figures["pairs"]},
+        ),
+        Section(
+            "Go on",
+            ["TensorBoard shows the curves and figures of every run:"],
+            f"tensorboard --logdir {folder / 'runs'}\nlightning-bnn presets\n"
+            f"lightning-bnn compare --reference {reference.folder} --posteriors.MFVI "
+            f"{runs['mfvi'].folder}",
+        ),
+    ], comparison
+
+
+def _forms(networks: Params, sym: Symmetries) -> Any:
+    forms = {
+        "as trained": networks,
+        "scaled": canonicalise(networks, sym, permutation=None),
+        "scaled and sorted": canonicalise(networks, sym),
+    }
+    last = list(networks)[-2]
+    return scatter_figure(
+        {name: {"": tuple(stack[last][:, 0, :2].T)} for name, stack in forms.items()},
+        (f"{last}[0, 0]", f"{last}[0, 1]"),
+    )
+
+
+def _taus(runs: Mapping[str, Run]) -> Any:
+    curves = {name: _scalar(run.folder, "tau") for name, run in runs.items()}
+    shown = {
+        METHODS.get(name, name): Line(*curve) for name, curve in curves.items() if len(curve[0])
+    }
+    return lines_figure({"": shown}, ("step", "Kendall's tau"))
+
+
+def _scalar(folder: Path, tag: str) -> tuple[Tensor, Tensor]:
+    """Steps and values of a scalar of a run; one that was resumed has several files."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    points: dict[int, float] = {}
+    files = sorted(folder.rglob("events.out.tfevents.*"), key=lambda p: p.stat().st_mtime)
+    for file in files:
+        held = EventAccumulator(str(file)).Reload()
+        if tag in held.Tags()["scalars"]:
+            points |= {event.step: event.value for event in held.Scalars(tag)}
+    steps = sorted(points)
+    return torch.tensor(steps), torch.tensor([points[step] for step in steps])

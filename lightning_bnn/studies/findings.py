@@ -1,0 +1,119 @@
+"""What a study has found: tables and figures, printed and written where the user looks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import lightning_bnn
+from lightning_bnn.studies.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Findings", "publish", "results_folder", "settings_of"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Tables and figures of one study.
+
+    Attributes:
+        name: of the study, for files and tags.
+        title: one line.
+        tables: by file name.
+        figures: by file name.
+        notes: what a reader must know, such as a substitute for data that are not there.
+        settings: everything that decides the numbers.
+    """
+
+    name: str
+    title: str
+    tables: Mapping[str, Table]
+    figures: Mapping[str, Figure]
+    notes: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """What is printed."""
+        return "\n\n".join([self.title, *(t.text() for t in self.tables.values()), *self.notes])
+
+    def markdown(self) -> str:
+        """Tables, figures and notes as one document."""
+        pictures = [f"![{name}]({name}.png)" for name in self.figures]
+        tables = [table.markdown() for table in self.tables.values()]
+        return "\n\n".join([f"# {self.title}", *tables, *pictures, *self.notes]) + "\n"
+
+
+def publish(findings: Findings, folder: Path) -> None:
+    """Print the tables; write them (CSV, Markdown, JSON), the figures (PNG, SVG), TensorBoard.
+
+    Args:
+        findings: of a study.
+        folder: where the files go.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in findings.tables.items():
+        (folder / f"{name}.csv").write_text(table.csv(), encoding="utf-8")
+    (folder / "README.md").write_text(findings.markdown(), encoding="utf-8")
+    everything = {
+        "study": findings.name,
+        "version": lightning_bnn.__version__,
+        "settings": dict(findings.settings),
+        "tables": {name: table.json() for name, table in findings.tables.items()},
+        "notes": list(findings.notes),
+    }
+    (folder / "results.json").write_text(json.dumps(everything, indent=1, default=str) + "\n")
+    for name, figure in findings.figures.items():
+        figure.savefig(folder / f"{name}.png", dpi=150)
+        figure.savefig(folder / f"{name}.svg")
+    _to_tensorboard(findings, folder)
+    print(findings.text())
+    print(f"\nwrote {folder.resolve()} (tensorboard --logdir {folder})")
+
+
+def _to_tensorboard(findings: Findings, folder: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    for old in folder.glob("events.out.tfevents.*"):
+        old.unlink()
+    with SummaryWriter(str(folder)) as writer:
+        for name, figure in findings.figures.items():
+            writer.add_figure(f"{findings.name}/{name}", figure, close=False)
+        for name, table in findings.tables.items():
+            writer.add_text(f"{findings.name}/{name}", table.markdown())
+
+
+def results_folder(out: str) -> Path:
+    """The folder of one study, sure to be writable before any work is done."""
+    folder = Path(out).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"`out` must be a folder that can be written to: {error}.") from error
+    return folder
+
+
+def settings_of(scales: Mapping[str, T], scale: str, **given: Any) -> T:
+    """The settings of a scale, with those that were given in their place.
+
+    Args:
+        scales: settings by name.
+        scale: which of them.
+        **given: fields to replace; None keeps the field.
+    """
+    import dataclasses
+
+    if scale not in scales:
+        raise ValueError(f"`scale` must be one of {', '.join(scales)}, got {scale!r}.")
+    changed = {name: value for name, value in given.items() if value is not None}
+    for name, value in changed.items():
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(v, (int, float)) and not v > 0 for v in values):
+            raise ValueError(f"`{name}` must be positive, got {value}.")
+    return dataclasses.replace(scales[scale], **changed)  # type: ignore[type-var]

@@ -1,0 +1,101 @@
+"""One HTML page with everything in it: text, tables, figures."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lightning_bnn.studies.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Section", "html_report"]
+
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto;
+       padding: 0 1rem; }
+h1 { font-size: 1.7rem; margin-bottom: .2rem } h2 { font-size: 1.25rem; margin-top: 2.5rem }
+p.about { color: #555 } figure { margin: 1.2rem 0 } figcaption { color: #555; font-size: .9rem }
+img { max-width: 100%; height: auto } .wide { overflow-x: auto }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums }
+th, td { padding: .25rem .55rem; text-align: right; white-space: nowrap }
+th { border-bottom: 2px solid #888 } tr + tr td { border-top: 1px solid #eee }
+th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left }
+caption { text-align: left; font-weight: 600; padding: .4rem 0 }
+pre { background: #f5f5f5; padding: .7rem .9rem; overflow-x: auto; font-size: .85rem }
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report.
+
+    Attributes:
+        title: its heading.
+        text: paragraphs.
+        code: what is shown as typed.
+        tables: one below the other.
+        figures: by caption.
+    """
+
+    title: str
+    text: Sequence[str] = ()
+    code: str = ""
+    tables: Sequence[Table] = ()
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+    def html(self) -> str:
+        """As HTML."""
+        parts = [f"<h2>{html.escape(self.title)}</h2>"]
+        parts += [f"<p>{html.escape(text)}</p>" for text in self.text]
+        if self.code:
+            parts.append(f"<pre>{html.escape(self.code)}</pre>")
+        parts += [_table(table) for table in self.tables]
+        parts += [_figure(caption, figure) for caption, figure in self.figures.items()]
+        return "\n".join(parts)
+
+
+def html_report(title: str, about: str, sections: Sequence[Section]) -> str:
+    """A page that needs no other file.
+
+    Args:
+        title: its heading.
+        about: one sentence below it.
+        sections: the parts.
+    """
+    body = "\n".join(section.html() for section in sections)
+    name = html.escape(title)
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{name}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f'<h1>{name}</h1>\n<p class="about">{html.escape(about)}</p>\n{body}\n</body>\n</html>\n'
+    )
+
+
+def _table(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in table.header)
+    rows = "\n".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in table.cells()
+    )
+    note = f'<p class="about">{html.escape(table.note)}</p>' if table.note else ""
+    caption = f"<caption>{html.escape(table.title)}</caption>"
+    return f'<div class="wide"><table>{caption}\n<tr>{head}</tr>\n{rows}\n</table></div>{note}'
+
+
+def _figure(caption: str, figure: Figure) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    text = html.escape(caption)
+    return (
+        f'<figure><img alt="{text}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{text}</figcaption></figure>"
+    )

@@ -1,0 +1,182 @@
+"""Train what a study needs: presets, each in a folder of its own, begun once and gone on with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import yaml
+from lightning.pytorch.callbacks import ModelCheckpoint
+from tqdm.auto import tqdm
+
+from lightning_bnn.commands.presets import preset_text
+from lightning_bnn.commands.training import training
+from lightning_bnn.modules.judged_module import JudgedModule
+from lightning_bnn.studies.contenders import Place, read_module
+from lightning_bnn.studies.surroundings import Surroundings, read_surroundings
+
+__all__ = ["Job", "Run", "quiet", "run_jobs"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One preset to be trained.
+
+    Attributes:
+        name: of its folder.
+        preset: name of a configuration of this package.
+        overrides: what to change in it, by the names of the command line without dashes.
+        callbacks: to watch the training by.
+    """
+
+    name: str
+    preset: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    callbacks: Sequence[L.Callback] = ()
+
+    @property
+    def command(self) -> str:
+        """What a user would type for the same."""
+        changes = "".join(f" --{name} {value}" for name, value in self.overrides.items())
+        preset = f"lightning-bnn presets {self.preset} > {self.preset}.yaml"
+        return f"{preset}; lightning-bnn fit -c {self.preset}.yaml{changes}"
+
+    @property
+    def epochs(self) -> int:
+        """How long it trains."""
+        stated = yaml.safe_load(preset_text(self.preset))["trainer"]["max_epochs"]
+        return int(self.overrides.get("trainer.max_epochs", stated))
+
+    @property
+    def key(self) -> str:
+        """A digest of everything that decides the result."""
+        text = preset_text(self.preset) + json.dumps(dict(self.overrides), default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a job has left behind.
+
+    Attributes:
+        job: the job.
+        folder: where it is.
+    """
+
+    job: Job
+    folder: Path
+
+    @property
+    def place(self) -> Place:
+        """For `read_contender`."""
+        return Place(self.folder)
+
+    def surroundings(self) -> Surroundings:
+        """Network and data."""
+        return read_surroundings(_newest(self.folder, "config.yaml"))
+
+    def module(self) -> JudgedModule:
+        """The trained module, with its data at hand."""
+        around = self.surroundings()
+        module = read_module(self.place.file(), around)
+        assert module is not None
+        return module
+
+
+def run_jobs(jobs: Sequence[Job], folder: Path) -> dict[str, Run]:
+    """Train all jobs, one after the other, with one progress bar.
+
+    A job that is finished is not done again; one that was interrupted goes on from its last
+    checkpoint; one whose settings are others begins anew.
+
+    Args:
+        jobs: what to train.
+        folder: of all runs; each has a folder of its name in it.
+    """
+    runs = {job.name: Run(job, folder / job.name) for job in jobs}
+    waiting = [run for run in runs.values() if not _prepared(run)]
+    total = sum(run.job.epochs for run in waiting)
+    with tqdm(total=total, desc="training", unit="epoch", disable=not waiting) as bar:
+        for run in waiting:
+            bar.set_postfix_str(run.job.name)
+            _train(run, _Epochs(bar))
+            (run.folder / "finished").write_text(run.job.key)
+    return runs
+
+
+def _prepared(run: Run) -> bool:
+    """Whether nothing is left to do; what other settings have made is removed."""
+    finished, begun = run.folder / "finished", run.folder / "settings"
+    if finished.is_file() and finished.read_text() == run.job.key:
+        return True
+    if begun.is_file() and begun.read_text() != run.job.key:
+        shutil.rmtree(run.folder)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    begun.write_text(run.job.key)
+    return False
+
+
+def _train(run: Run, epochs: L.Callback) -> None:
+    config = run.folder / f"{run.job.preset}.yaml"
+    config.write_text(preset_text(run.job.preset), encoding="utf-8")
+    checkpoints = sorted(run.folder.rglob("*.ckpt"), key=lambda p: p.stat().st_mtime)
+    resumed = ["--ckpt_path", str(checkpoints[-1])] if checkpoints else []
+    changes = [part for name, value in run.job.overrides.items() for part in _argument(name, value)]
+    with quiet():
+        training(
+            [
+                "fit", "-c", str(config), *changes,
+                "--trainer.default_root_dir", str(run.folder),
+                "--trainer.enable_progress_bar", "false",
+                "--trainer.enable_model_summary", "false", *resumed,
+            ],
+            [epochs, *run.job.callbacks, ModelCheckpoint(save_on_train_epoch_end=True)],
+        )  # fmt: skip
+
+
+def _argument(name: str, value: Any) -> list[str]:
+    return [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
+
+
+def _newest(folder: Path, name: str) -> Path:
+    return max(folder.rglob(name), key=lambda p: p.stat().st_mtime)
+
+
+class _Epochs(L.Callback):
+    """Moves the bar of all runs; epochs from before an interruption come at once."""
+
+    def __init__(self, bar: Any) -> None:
+        self.bar = bar
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Where the run goes on."""
+        self.bar.update(trainer.current_epoch)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Once an epoch."""
+        self.bar.update(1)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing but errors from Lightning, and no warnings, for runs that are made as documented."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,107 @@
+"""What a configuration says about networks and data."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Batches", "Surroundings", "read_surroundings"]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """One set of a data module, as networks take it; it can be read again and again."""
+
+    source: L.LightningDataModule
+    loader: Any
+
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        for batch in self.loader:
+            inputs, targets = self.source.on_after_batch_transfer(batch, 0)[:2]
+            yield inputs, targets
+
+    def targets(self) -> Tensor:
+        """All of them."""
+        return torch.cat([targets for _, targets in self])
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """A network and the data that it is judged on.
+
+    Attributes:
+        template: gives the computation.
+        source: the data.
+    """
+
+    template: nn.Module
+    source: L.LightningDataModule
+
+    def inside(self) -> Batches:
+        """The test set in distribution."""
+        return Batches(self.source, self._loaders()[0])
+
+    def training(self, most: int) -> Iterator[tuple[Any, Tensor]]:
+        """The first batches of the training data."""
+        self.source.prepare_data()
+        self.source.setup("fit")
+        batches = Batches(self.source, self.source.train_dataloader())
+        return itertools.islice(iter(batches), most)
+
+    def outside(self, name: str | None = None) -> tuple[str, Batches] | None:
+        """One set that is out of distribution, by default the first; None if there is none."""
+        sets = getattr(self.source, "test_sets", None)
+        loaders = self._loaders()
+        if sets is None:
+            sets = [("test", "id"), *((f"ood_{k}", "ood") for k in range(1, len(loaders)))]
+        known = {own: loaders[k] for k, (own, kind) in enumerate(sets) if kind == "ood"}
+        if name is not None and name not in known:
+            raise ValueError(f"`ood` must be one of {', '.join(known) or 'none'}, got {name!r}.")
+        for own, loader in known.items():
+            if name in (None, own):
+                return own, Batches(self.source, loader)
+        return None
+
+    def example(self) -> Any:
+        """Two inputs."""
+        inputs, _ = next(iter(self.inside()))
+        return inputs[:2]
+
+    def _loaders(self) -> list[Any]:
+        self.source.prepare_data()
+        self.source.setup("test")
+        loaders = self.source.test_dataloader()
+        return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
+
+
+def read_surroundings(config: Path) -> Surroundings:
+    """Network and data of a configuration as `lightning-bnn fit` takes it.
+
+    Args:
+        config: a YAML file.
+    """
+    import yaml
+    from jsonargparse import ArgumentParser
+
+    import lightning_bnn.datamodules  # noqa: F401  so that YAML can name its classes
+
+    try:
+        held = yaml.safe_load(config.read_text(encoding="utf-8"))
+        parts = {"network": held["model"]["init_args"]["network"], "data": held["data"]}
+    except (OSError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise ValueError(
+            f"{config} must be a configuration with `model.init_args.network` and `data`, as "
+            f"`lightning-bnn fit` takes it ({type(error).__name__}: {error})."
+        ) from None
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(nn.Module, "network")
+    parser.add_subclass_arguments(L.LightningDataModule, "data")
+    made = parser.instantiate_classes(parser.parse_object(parts))
+    return Surroundings(made.network.eval(), made.data)

@@ -1,0 +1,135 @@
+"""P1, figures 1 and 5: the posterior of two hidden units, raw, scaled and sorted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params
+from lightning_bnn.plots import hexbin_figure, scatter_figure
+from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
+from lightning_bnn.studies.runs import Job, run_jobs
+from lightning_bnn.studies.tables import Cell, Table
+from lightning_bnn.symmetry import Symmetries, canonicalise, discover
+
+__all__ = ["forms_of", "toy"]
+
+_NORM, _MOST_LOSS = 3.0, 0.01
+_LAST = "3.weight"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many networks."""
+
+    networks: int
+
+
+SCALES = {"small": Scale(10_000), "paper": Scale(10_000)}
+
+
+def toy(
+    scale: Literal["small", "paper"] = "small",
+    networks: int | None = None,
+    out: str = "studies/toy",
+) -> None:
+    """Train perceptrons of two hidden units, and draw both weights of their last layer.
+
+    As trained, the density has a copy of every solution for each order of the units and each way to
+    scale them. With hidden units scaled to norm 3, and then ordered by their outgoing weights, what
+    is left is one cloud. Networks whose loss in the last epoch is above 0.01 are left out, as in
+    the paper; the default is the paper's scale.
+
+    Args:
+        scale: small or paper.
+        networks: how many are trained.
+        out: folder of the results.
+    """
+    folder = results_folder(out)
+    settings = settings_of(SCALES, scale, networks=networks)
+    losses = _LastEpoch(folder / "losses.pt")
+    job = Job("runs", "two_gaussians", {"model.init_args.members": settings.networks}, [losses])
+    run = run_jobs([job], folder)["runs"]
+    around, module = run.surroundings(), run.module()
+    every = module.posterior().networks
+    kept = torch.load(folder / "losses.pt") <= _MOST_LOSS
+    trained = {name: t[kept] for name, t in every.items()}
+    sym = discover(around.template, around.example())
+    points, labels = next(iter(around.training(1)))
+    findings = _findings(trained, sym, len(kept), job.command)
+    figure = scatter_figure(
+        {"training data": {f"class {k}": tuple(points[labels == k].T) for k in (0, 1)}},
+        ("x", "y"),
+    )
+    publish(
+        Findings(**{**findings.__dict__, "figures": {**findings.figures, "data": figure}}), folder
+    )
+
+
+def forms_of(networks: Params, sym: Symmetries) -> dict[str, Params]:
+    """Networks as trained, with hidden units of norm 3, and these ordered by the last layer.
+
+    Args:
+        networks: a stack.
+        sym: its symmetries.
+    """
+    scaled = canonicalise(networks, sym, "unit-norm", None, target=_NORM)
+    ordered = canonicalise(scaled, sym, None, "outgoing", descending=False)
+    return {"as trained": networks, "scaled": scaled, "scaled and ordered": ordered}
+
+
+def _findings(networks: Params, sym: Symmetries, trained: int, command: str) -> Findings:
+    from scipy.stats import ks_2samp
+
+    forms = {name: stack[_LAST][:, 0] for name, stack in forms_of(networks, sym).items()}
+    raw = forms["as trained"]
+    quadrants = {
+        "++": (raw > 0).all(1), "--": (raw < 0).all(1),
+        "+-": (raw[:, 0] > 0) & (raw[:, 1] < 0), "-+": (raw[:, 0] < 0) & (raw[:, 1] > 0),
+    }  # fmt: skip
+    levels = raw.norm(dim=1).quantile(torch.tensor([0.05, 0.5, 0.95])).tolist()
+    rows: list[list[Cell]] = [
+        ["networks", len(raw), f"of {trained} trained"],
+        ["norm of both weights, median", levels[1], f"5 % {levels[0]:.2f}, 95 % {levels[2]:.2f}"],
+        *(
+            [f"quadrant {name}", float(part.double().mean()), ""]
+            for name, part in quadrants.items()
+        ),
+    ]
+    for name, points in forms.items():
+        test = ks_2samp(points[:, 0].numpy(), points[:, 1].numpy())
+        told = "same distribution" if test.pvalue > 0.01 else "different distributions"
+        rows.append([f"KS of the marginals, {name}: p", float(test.pvalue), told])
+    return Findings(
+        "toy",
+        "Two hidden units (P1, figure 1)",
+        {"weights": Table("Both weights of the last layer", ["", "", " "], rows, 3)},
+        {"weights": hexbin_figure(forms, ("weight 1", "weight 2"), True, 0.9)},
+        [command],
+        {"command": command, "norm": _NORM, "largest loss": _MOST_LOSS},
+    )
+
+
+class _LastEpoch(L.Callback):
+    """Mean loss of every member over the last epoch, each before its step, as in the paper."""
+
+    def __init__(self, path: Any) -> None:
+        self.path = path
+        self._losses: list[Tensor] = []
+
+    @torch.no_grad()
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """In the last epoch."""
+        if trainer.current_epoch == (trainer.max_epochs or 0) - 1:
+            inputs, targets = pl_module.inputs_and_targets(batch)
+            self._losses.append(pl_module.member_nll(inputs, targets))
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Keep them beside the run."""
+        torch.save(torch.stack(self._losses).mean(0), self.path)

@@ -1,0 +1,299 @@
+"""P3, figures 1 and 2: matched and unmatched networks while they train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn import params as P
+from lightning_bnn.datamodules import MNIST, Digits
+from lightning_bnn.datamodules.base import DataModule, Splits
+from lightning_bnn.models import mlp
+from lightning_bnn.modules import DeepEnsemble
+from lightning_bnn.params import Params
+from lightning_bnn.plots import lines_figure, scatter_figure
+from lightning_bnn.plots.panels import Line
+from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
+from lightning_bnn.studies.runs import quiet
+from lightning_bnn.studies.tables import Cell, Table
+from lightning_bnn.symmetry import (
+    Symmetries,
+    barrier,
+    discover,
+    interpolate,
+    match_activations,
+    permute,
+)
+from lightning_bnn.symmetry import (
+    transpositions as count_swaps,
+)
+
+__all__ = ["permutation_with", "transpositions"]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What is trained."""
+
+    mnist: bool
+    hidden: int
+    epochs: int
+    lr: float
+    points: int
+    batches: int
+
+
+SCALES = {
+    "small": Scale(False, 64, 50, 0.01, 13, 20),
+    "paper": Scale(True, 512, 50, 0.001, 50, 100),
+}
+
+
+def transpositions(
+    scale: Literal["small", "paper"] = "small",
+    hidden: int | None = None,
+    epochs: int | None = None,
+    points: int | None = None,
+    seed: int = 0,
+    out: str = "studies/transpositions",
+) -> None:
+    """Train two networks from different starts, and one network from permuted copies of its start.
+
+    Figure 1: the barrier between both networks while they train, as they are and matched by
+    activations. Figure 2: a start and a copy of it whose units are permuted by so many swaps are
+    trained on other orders of the data; does matching find the same number of swaps afterwards?
+
+    Args:
+        scale: small or paper.
+        hidden: units.
+        epochs: of training.
+        points: numbers of swaps between 1 and all.
+        seed: of starts, permutations and orders.
+        out: folder of the results.
+    """
+    folder = results_folder(out)
+    settings = settings_of(SCALES, scale, hidden=hidden, epochs=epochs, points=points)
+    study = _Study(settings, seed)
+    publish(study.findings(), folder)
+
+
+def permutation_with(swaps: int, units: int, generator: torch.Generator) -> Tensor:
+    """A random permutation that takes exactly so many swaps: of ``units - swaps`` cycles.
+
+    Args:
+        swaps: how many.
+        units: length of the permutation.
+        generator: draws it.
+
+    >>> p = permutation_with(3, 8, torch.Generator().manual_seed(0))
+    >>> count_swaps(p)
+    tensor(3)
+    """
+    if not 0 <= swaps < units:
+        raise ValueError(f"`swaps` must be between 0 and {units - 1}, got {swaps}.")
+    names = torch.randperm(units, generator=generator).tolist()
+    result = torch.arange(units)
+    cycles = units - swaps
+    for place in range(cycles, units):
+        after = int(torch.randint(place, (), generator=generator))
+        result[names[place]] = result[names[after]]
+        result[names[after]] = names[place]
+    return result
+
+
+class _Study:
+    """Data, network and symmetries, and what is measured on them."""
+
+    def __init__(self, settings: Scale, seed: int) -> None:
+        self.settings, self.seed = settings, seed
+        if settings.mnist:
+            source: DataModule = MNIST(val_size=0, augment=False, standardise=False)
+            pixels, self.data = 784, "MNIST"
+        else:
+            source = Digits()
+            pixels, self.data = 64, "digits (a substitute for MNIST)"
+        inputs, self.labels = source.load().train
+        self.inputs = source.normalise(inputs).flatten(1)
+        self.model: nn.Module = mlp(pixels, [settings.hidden], 10).eval()
+        self.symmetries: Symmetries = discover(self.model, self.inputs[:2])
+        chosen = range(0, len(self.inputs), 64)
+        self.batches = [(self.inputs[k : k + 64], self.labels[k : k + 64]) for k in chosen][
+            : settings.batches
+        ]
+
+    # -------------------------------------------------------- training and measuring
+    def train(self, starts: Params, order: str) -> list[Params]:
+        """Stacks of networks at the start and after every epoch."""
+        rate = self.settings.lr
+        module = DeepEnsemble(
+            self.model,
+            members=P.stack_size(starts),
+            optimizer=lambda p: torch.optim.SGD(p, rate, momentum=0.9),
+        )
+        module.networks.load_state_dict(starts)
+        history = _Weights()
+        key = int(torch.randint(2**31, (), generator=keyed_generator(self.seed, order)))
+        source = _Ordered(self.inputs, self.labels, key)
+        with quiet():
+            L.Trainer(
+                max_epochs=self.settings.epochs, accelerator="cpu", logger=False,
+                enable_checkpointing=False, enable_model_summary=False, callbacks=[history],
+            ).fit(module, source)  # fmt: skip
+        return [{n: t.clone() for n, t in starts.items()}, *history.stacks]
+
+    def match(self, network: Params, reference: Params) -> list[Tensor]:
+        """By activations."""
+        return match_activations(self.model, network, reference, self.symmetries, self.batches)
+
+    def swaps(self, network: Params, reference: Params) -> int:
+        """Of the matching permutations."""
+        return sum(int(count_swaps(p)) for p in self.match(network, reference))
+
+    def barrier(self, a: Params, b: Params, points: int = 11) -> float:
+        """On the training data."""
+        return barrier(self.model, a, b, self.batches, points=points).height
+
+    def pair(self, network: Params, reference: Params) -> dict[str, float]:
+        """Everything about two networks, as they are and matched."""
+        found = self.match(network, reference)
+        matched = permute(network, self.symmetries, found)
+        return {
+            "swaps": float(sum(int(count_swaps(p)) for p in found)),
+            "distance": _distance(network, reference),
+            "matched distance": _distance(matched, reference),
+            "barrier": self.barrier(reference, network),
+            "matched barrier": self.barrier(reference, matched),
+        }
+
+    # -------------------------------------------------------- figures
+    def findings(self) -> Findings:
+        """Tables and figures."""
+        generator = keyed_generator(self.seed, "starts")
+        both = self.train(P.populate(self.model, 2, generator), "first")
+        chosen = sorted({round(k) for k in torch.linspace(0, len(both) - 1, 11).tolist()})
+        epochs = {k: self.pair(_member(both[k], 1), _member(both[k], 0)) for k in chosen}
+        sweep = self.sweep(generator)
+        names = list(epochs[chosen[0]])
+        one: list[list[Cell]] = [[str(k), *(pair[n] for n in names)] for k, pair in epochs.items()]
+        two: list[list[Cell]] = [[str(k), *(pair[n] for n in names)] for k, pair in sweep.items()]
+        last = {k: _member(both[-1], k) for k in (0, 1)}
+        path = torch.linspace(0, 1, 11)
+        along = [
+            float(self.swaps(interpolate(last[0], last[1], w), last[0])) for w in path.tolist()
+        ]
+        drift = [float(self.swaps(_member(both[k], 0), _member(both[0], 0))) for k in chosen]
+        return Findings(
+            "transpositions",
+            f"Swaps, distances and barriers, {self.settings.hidden} units (P3, figures 1 and 2)",
+            {
+                "training": Table(
+                    "Figure 1: two networks from different starts", ["epoch", *names], one, 3
+                ),
+                "sweep": Table(
+                    "Figure 2: a start and its permuted copies, trained on other orders",
+                    ["swaps at the start", "swaps after", *names[1:]],
+                    two,
+                    3,
+                ),
+            },
+            {
+                "training": lines_figure(
+                    {
+                        "barrier": _curves(epochs, ("barrier", "matched barrier")),
+                        "distance": _curves(epochs, ("distance", "matched distance")),
+                        "swaps": _curves(epochs, ("swaps",)),
+                    },
+                    ("epoch", ""),
+                ),
+                "sweep": lines_figure(
+                    {
+                        "swaps after training": _curves(sweep, ("swaps",)),
+                        "barrier": _curves(sweep, ("barrier", "matched barrier")),
+                        "distance": _curves(sweep, ("distance", "matched distance")),
+                    },
+                    ("swaps at the start", ""),
+                ),
+                "paths": lines_figure(
+                    {
+                        "to the first end of a line": {"": Line(path, torch.tensor(along))},
+                        "to the start, by epoch": {
+                            "": Line(torch.tensor(chosen).double(), torch.tensor(drift))
+                        },
+                    },
+                    ("position on the line; epoch", "swaps"),
+                ),
+                "pairs": scatter_figure(
+                    {
+                        "": {
+                            "different starts": _points(epochs),
+                            "permuted copies": _points(sweep),
+                        }
+                    },
+                    ("distance after matching", "swaps"),
+                ),
+            },
+            [f"Data: {self.data}."],
+            {"scale": self.settings.__dict__, "seed": self.seed},
+        )
+
+    def sweep(self, generator: torch.Generator) -> dict[int, dict[str, float]]:
+        """Pairs of a network and one that started from a permuted copy, by the swaps between."""
+        units, points = self.settings.hidden, self.settings.points
+        counts = sorted({round(k) for k in torch.linspace(1, units - 1, points).tolist()})
+        start = P.populate(self.model, 1, generator)
+        moves = torch.stack([permutation_with(k, units, generator) for k in counts])
+        copies = {n: t.expand(len(counts), *t.shape[1:]).clone() for n, t in start.items()}
+        permuted = permute(copies, self.symmetries, [moves])
+        trained = _member(self.train(start, "first order")[-1], 0)
+        others = self.train(permuted, "other order")[-1]
+        return {k: self.pair(_member(others, m), trained) for m, k in enumerate(counts)}
+
+
+class _Ordered(DataModule):
+    """Examples in an order that the seed alone decides."""
+
+    def __init__(self, inputs: Tensor, labels: Tensor, seed: int) -> None:
+        super().__init__(batch_size=64, seed=seed)
+        self.examples = (inputs, labels)
+
+    def load(self) -> Splits:
+        """All examples, to train on."""
+        return Splits(self.examples, None, self.examples)
+
+
+class _Weights(L.Callback):
+    """All networks after every epoch."""
+
+    def __init__(self) -> None:
+        self.stacks: list[Params] = []
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Keep a copy."""
+        self.stacks.append({n: t.clone() for n, t in pl_module.member_stack().items()})
+
+
+def _member(stack: Params, index: int) -> Params:
+    return {name: t[index] for name, t in stack.items()}
+
+
+def _distance(a: Params, b: Params) -> float:
+    return float((P.ravel(a)[0] - P.ravel(b)[0]).norm())
+
+
+def _curves(found: dict[int, dict[str, float]], names: Sequence[str]) -> dict[str, Line]:
+    x = torch.tensor([float(k) for k in found])
+    return {n: Line(x, torch.tensor([pair[n] for pair in found.values()])) for n in names}
+
+
+def _points(found: dict[int, dict[str, float]]) -> tuple[Tensor, Tensor]:
+    pairs = list(found.values())
+    return (
+        torch.tensor([pair["matched distance"] for pair in pairs]),
+        torch.tensor([pair["swaps"] for pair in pairs]),
+    )

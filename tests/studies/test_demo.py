@@ -1,0 +1,118 @@
+"""`lightning-bnn demo`: one page, again and again, interrupted or not."""
+
+import re
+
+import pytest
+
+from lightning_bnn.cli import main
+from lightning_bnn.studies import runs
+from lightning_bnn.studies.demo import METHODS, demo_jobs
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A demo that was interrupted in its third run, and then called again."""
+    out = tmp_path_factory.mktemp("demo")
+    kept, begun = runs._train, []
+
+    def interrupted(run, epochs):
+        begun.append(run.job.name)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        kept(run, epochs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "_train", interrupted)
+        with pytest.raises(SystemExit) as end:
+            main(["demo", "--size", "smallest", "--out", str(out)])
+    assert end.value.code == 130
+    assert begun == ["reference", "ensemble", "dropout"]
+    assert not (out / "report.html").exists()
+    again = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "_train", lambda run, e: again.append(run.job.name) or kept(run, e))
+        main(["demo", "--size", "smallest", "--out", str(out)])
+    assert again == list(METHODS)[1:]
+    return out
+
+
+def test_one_page_with_everything(folder):
+    page = (folder / "report.html").read_text()
+    assert page.count("data:image/png;base64,") >= 6
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    for name in METHODS.values():
+        assert f"<td>{name}</td>" in page
+    assert "NS-MMD²" in page
+    assert "lightning-bnn fit -c demo_swag.yaml" in page
+    assert "nan" not in re.sub(r'base64,[^"]*', "", page).lower().replace("nanc", "")
+
+
+def test_called_again_it_trains_nothing_and_writes_the_page(folder, monkeypatch, capsys):
+    monkeypatch.setattr(runs, "_train", lambda *_: pytest.fail("trained again"))
+    before = (folder / "report.html").stat().st_mtime_ns
+    main(["demo", "--size", "smallest", "--out", str(folder)])
+    assert (folder / "report.html").stat().st_mtime_ns > before
+    out = capsys.readouterr().out
+    assert str((folder / "report.html").resolve()) in out
+    assert f"tensorboard --logdir {folder / 'runs'}" in out
+
+
+def test_the_runs_hold_curves_of_the_callbacks(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (events,) = (folder / "runs" / "mfvi").rglob("events.out.tfevents.*")
+    tags = EventAccumulator(str(events)).Reload().Tags()
+    assert {"train/loss", "tau"} <= set(tags["scalars"])
+
+
+def test_other_settings_begin_anew(folder, monkeypatch):
+    trained = []
+    monkeypatch.setattr(runs, "_train", lambda run, _: trained.append(run.job.name))
+    jobs = demo_jobs("smallest")[:2]
+    (folder / "runs" / "other").mkdir()
+    runs.run_jobs(jobs, folder / "runs")
+    assert trained == []
+    changed = [runs.Job("ensemble", "demo_ensemble", {"trainer.max_epochs": 1})]
+    runs.run_jobs(changed, folder / "copies")
+    assert trained == ["ensemble"]
+    (folder / "copies" / "ensemble" / "old").write_text("")
+    again = [runs.Job("ensemble", "demo_ensemble", {"trainer.max_epochs": 2})]
+    runs.run_jobs(again, folder / "copies")
+    assert trained == ["ensemble", "ensemble"]
+    assert not (folder / "copies" / "ensemble" / "old").exists()
+
+
+def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
+    """Killed in its second epoch, it ends in the weights of a run that was not."""
+    import lightning as L
+    import torch
+
+    class Stop(L.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 2:
+                raise RuntimeError("killed")
+
+    change = {"model.init_args.members": 2, "trainer.max_epochs": 4}
+    change["trainer.check_val_every_n_epoch"] = 1
+    with pytest.raises(RuntimeError, match="killed"):
+        runs.run_jobs([runs.Job("a", "demo_ensemble", change, [Stop()])], tmp_path)
+    job = runs.Job("a", "demo_ensemble", change)
+    resumed = runs.run_jobs([job], tmp_path)["a"].module()
+    whole = runs.run_jobs([job], tmp_path / "other")["a"].module()
+    for one, two in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(one, two)
+    assert len(list((tmp_path / "a").rglob("config.yaml"))) == 2
+
+
+def test_restart_removes_the_runs(tmp_path, monkeypatch):
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "mine").write_text("")
+    monkeypatch.setattr(
+        "lightning_bnn.studies.demo.run_jobs", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    with pytest.raises(SystemExit):
+        main(["demo", "--restart", "true", "--out", str(tmp_path)])
+    assert not (tmp_path / "runs").exists()
+    assert (tmp_path / "mine").exists()

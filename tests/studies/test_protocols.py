@@ -1,0 +1,82 @@
+"""What is removed before posteriors are compared."""
+
+import math
+
+import pytest
+import torch
+
+from lightning_bnn import params as P
+from lightning_bnn.models import mlp, optunet, resnet18
+from lightning_bnn.studies.protocols import PROTOCOLS, inner_symmetries
+from lightning_bnn.symmetry import discover, permute, random_permutations
+
+
+def removed(protocol, networks, sym):
+    plan = PROTOCOLS[protocol].removal(networks, sym)
+    return {name: plan(name, t) for name, t in networks.items()}
+
+
+def test_p1_leaves_residual_streams_and_counts_as_the_paper_s_code():
+    net = resnet18().eval()
+    sym = PROTOCOLS["p1"].symmetries(net, torch.randn(2, 3, 32, 32))
+    assert sym.log10_permutations == pytest.approx(3956.3, abs=0.1)
+    assert len(sym.scalings) == 8
+    touched = {sym.axes[p.axis].tensor for g in sym.permutations for p in g.placements}
+    assert "conv1.weight" not in touched
+    assert "layer1.0.conv1.weight" in touched
+
+
+def test_p1_sorts_optunet_inside_its_groups_only():
+    net, x = optunet(), torch.randn(2, 1, 28, 28)
+    assert PROTOCOLS["p1"].symmetries(net, x).log10_permutations == pytest.approx(
+        math.log10(math.factorial(5) ** 2)
+    )
+    assert PROTOCOLS["full"].symmetries(net, x).log10_permutations == pytest.approx(
+        math.log10(2 * math.factorial(5) ** 2)
+    )
+
+
+def by_hand(net):
+    """P1's released procedure for a perceptron: unit norms layer by layer, then sort by the first
+    weight, descending; biases are scaled, not counted."""
+    w = [net[k].weight.detach().clone() for k in (1, 3, 5)]
+    b = [net[k].bias.detach().clone() for k in (1, 3, 5)]
+    norms = torch.ones(4)
+    for k in range(3):
+        w[k] = w[k] * norms[None]
+        if k < 2:
+            norms = w[k].norm(dim=1)
+            w[k], b[k] = w[k] / norms[:, None], b[k] / norms
+    for k in range(2):
+        order = w[k][:, 0].argsort(descending=True)
+        w[k], b[k], w[k + 1] = w[k][order], b[k][order], w[k + 1][:, order]
+    return w, b
+
+
+def test_p1_equals_its_procedure_written_out():
+    net = mlp(4, [5, 6], 3)
+    sym = PROTOCOLS["p1"].symmetries(net, torch.randn(2, 4))
+    found = removed("p1", P.stack([P.of(net)]), sym)
+    weights, biases = by_hand(net)
+    for k, w, b in zip((1, 3, 5), weights, biases, strict=True):
+        torch.testing.assert_close(found[f"{k}.weight"][0], w)
+        torch.testing.assert_close(found[f"{k}.bias"][0], b)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_permuted_networks_become_the_same(protocol):
+    net = mlp(4, [5, 6], 3)
+    sym = PROTOCOLS[protocol].symmetries(net, torch.randn(2, 4))
+    stack = P.stack([P.of(net)])
+    moved = permute(P.of(net), sym, random_permutations(sym, torch.Generator().manual_seed(1)))
+    one, two = removed(protocol, stack, sym), removed(protocol, P.stack([moved]), sym)
+    for name in one:
+        torch.testing.assert_close(one[name], two[name])
+    assert not torch.allclose(stack["1.weight"][0], moved["1.weight"])
+
+
+def test_signs_are_left_by_p1_and_removed_by_default():
+    net = mlp(4, [5], 3, torch.nn.Tanh)
+    sym = discover(net, torch.randn(2, 4))
+    assert sym.sign_dof == 5
+    assert inner_symmetries(sym).sign_dof == 0

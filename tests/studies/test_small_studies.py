@@ -1,0 +1,311 @@
+"""Every study at its smallest, on three networks where it takes some: what it writes and shows."""
+
+import math
+
+import pytest
+import torch
+from scipy.stats import chisquare, ks_2samp
+from small_runs import NET, bank, config, numbers, results
+
+from lightning_bnn import metrics as M
+from lightning_bnn import params as P
+from lightning_bnn.cli import STUDIES, main
+from lightning_bnn.datamodules import Digits
+from lightning_bnn.posteriors import DiagonalGaussian
+from lightning_bnn.studies.collapse import pearson
+from lightning_bnn.studies.compact import _Study as CompactStudy
+from lightning_bnn.studies.correlation import rank_correlations
+from lightning_bnn.studies.interpolation import (
+    SCALES,
+    exact_divergence,
+    fitted_gaussians,
+    midpoint_kl,
+)
+from lightning_bnn.studies.marginals import (
+    argmax_p_value,
+    exchange_p_values,
+    explained_variance,
+)
+from lightning_bnn.studies.permutations import _History as History
+from lightning_bnn.studies.predictions import accuracy
+from lightning_bnn.studies.surroundings import read_surroundings
+from lightning_bnn.studies.toy import forms_of
+from lightning_bnn.studies.transpositions import permutation_with
+from lightning_bnn.symmetry import canonicalise, discover, permute, transpositions
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+EPOCHS = ["--epochs", "1"]
+SMALLEST = {
+    "demo": ["--size", "smallest"],
+    "compare": ["--like", "like.yaml", "--reference", "three", "--posteriors.A", "other"],
+    "toy": ["--networks", "60"],
+    "mass": ["--like", "like.yaml", "--networks", "three"],
+    "collapse": ["--like", "like.yaml", "--networks", "three"],
+    "permutations": ["--members", "3", *EPOCHS],
+    "marginals": ["--like", "like.yaml", "--networks", "three"],
+    "correlation": ["--scale", "smallest"],
+    "interpolation": ["--dims", "[2]", "--sigmas", "[1.0]", "--steps", "2"],
+    "width": ["--widths", "[2]", "--draws", "[2]", "--members", "2", *EPOCHS],
+    "transpositions": ["--hidden", "4", "--points", "2", *EPOCHS],
+    "compact": None,
+    "tractable": ["--alphas", "[0.1]", "--seeds", "2", *EPOCHS],
+    "information": ["--widths", "[3]", "--draws", "[2]", "--samples", "3"],
+}
+"""Arguments with which a study ends in seconds; None where it trains presets of their own length,
+which tests of their own do."""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config(tmp_path)
+    bank("three", 3, seed=1)
+    bank("other", 3, seed=2)
+    return tmp_path
+
+
+def test_every_study_is_tried():
+    assert SMALLEST.keys() == STUDIES.keys()
+
+
+@pytest.mark.parametrize("name", [n for n in SMALLEST if SMALLEST[n] is not None and n != "demo"])
+def test_tables_and_figures_are_printed_and_written(name, here, capsys):
+    main([name, *SMALLEST[name], "--out", "out"])
+    text = capsys.readouterr().out
+    held = results("out")
+    assert held["study"] == name
+    assert held["settings"]
+    files = {p.name for p in (here / "out").iterdir()}
+    figures = {f.removesuffix(".png") for f in files if f.endswith(".png")}
+    assert figures
+    for figure in figures:
+        assert f"{figure}.svg" in files
+        assert (here / "out" / f"{figure}.png").stat().st_size > 5_000
+    assert any(f.startswith("events.out.tfevents") for f in files)
+    for table, content in held["tables"].items():
+        assert f"{table}.csv" in files
+        assert content["title"] in text
+        assert len(content["rows"]) >= 1
+    assert str((here / "out").resolve()) in text
+
+
+# ------------------------------------------------------------ golden numbers on three networks
+def test_mass_is_that_of_the_closed_form_for_two_layers(here):
+    main(["mass", *SMALLEST["mass"], "--out", "out"])
+    networks = P.populate(NET, 3, torch.Generator().manual_seed(1))
+    one, two = networks["1.weight"].double(), networks["3.weight"].double()
+    masses = one.square().sum((1, 2)) + two.square().sum((1, 2))
+    least = 2 * (one.norm(dim=2) * two.norm(dim=1)).sum(1)
+    rows = numbers("out", "mass")
+    assert rows[0]["mean ± sd"] == pytest.approx(float(masses.mean()), rel=1e-6)
+    assert rows[1]["mean ± sd"] == pytest.approx(float(least.mean()), rel=1e-6)
+    excess = 100 * (masses - least) / masses
+    other = 100 * (masses / least - 1)
+    assert any(
+        rows[2]["median"] == pytest.approx(float(e.median()), rel=1e-5) for e in (excess, other)
+    )
+
+
+def test_collapse_is_the_information_of_pairs(here):
+    main(["collapse", *SMALLEST["collapse"], "--out", "out"])
+    networks = P.populate(NET, 3, torch.Generator().manual_seed(1))
+    data = Digits()
+    x = data.normalise(data.load().test[0])
+    probs = P.apply(NET, networks, x).softmax(-1)
+    pairs = [M.mutual_information(probs[[i, j]]).mean() for i, j in ((0, 1), (0, 2), (1, 2))]
+    row = numbers("out", "pairs")[0]
+    assert row["mean ± sd"] == pytest.approx(float(torch.stack(pairs).mean()), rel=1e-4)
+    assert row["max"] == pytest.approx(float(max(pairs)), rel=1e-4)
+
+
+def test_marginals_are_tested_as_by_scipy(here):
+    main(["marginals", *SMALLEST["marginals"], "--out", "out"])
+    networks = P.populate(NET, 3, torch.Generator().manual_seed(1))
+    w = networks["1.weight"]
+    p = [
+        ks_2samp(w[:, 0, j].numpy(), w[:, k, j].numpy()).pvalue
+        for k in range(1, 4)
+        for j in range(64)
+    ]
+    row = numbers("out", "equal")[0]
+    assert row["KS p"] == pytest.approx(min(1, min(p) * len(p)))
+    held = torch.bincount(w.amax(-1).argmax(1), minlength=4)
+    assert row["largest weight: chi-square p"] == pytest.approx(chisquare(held.numpy()).pvalue)
+
+
+# ------------------------------------------------------------ what studies rest on
+def test_mantel_test_knows_that_pairs_share_networks():
+    g = torch.Generator().manual_seed(0)
+    upper = torch.triu_indices(20, 20, 1)
+    own, noise = torch.randn(20, generator=g), torch.randn(190, generator=g)
+    shared = (own[upper[0]] + own[upper[1]]).double()
+    r, p = pearson(shared, shared + 0.1 * noise, 20)
+    assert r > 0.95
+    assert p == pytest.approx(0.001)
+    other = torch.randn(20, generator=g)
+    _, p = pearson(shared, (other[upper[0]] + other[upper[1]]).double(), 20)
+    assert p > 0.02
+    naive = torch.corrcoef(torch.stack([shared, shared + noise]))[0, 1]
+    assert pearson(shared, shared + noise, 20)[0] == pytest.approx(float(naive), abs=1e-6)
+
+
+def test_exchangeable_units_pass_and_sorted_units_fail():
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(300, 6, 4, generator=g)
+    p = exchange_p_values(rows)
+    assert p.shape == (5, 4)
+    assert p.min() * p.numel() > 0.01
+    assert argmax_p_value(rows) > 0.01
+    order = rows.amax(-1).argsort(1, descending=True)
+    ordered = rows.gather(1, order[..., None].expand_as(rows))
+    assert exchange_p_values(ordered).min() < 1e-10
+    assert argmax_p_value(ordered) < 1e-10
+
+
+def test_explained_variance_of_a_plane():
+    g = torch.Generator().manual_seed(0)
+    plane = torch.randn(50, 2, generator=g) @ torch.randn(2, 9, generator=g)
+    share = explained_variance({"w": plane})
+    assert float(share.sum()) == pytest.approx(1)
+    assert float(share[:2].sum()) == pytest.approx(1)
+    assert float(share[0]) < 1
+
+
+@pytest.mark.parametrize(("alpha", "variance", "kl"), [
+    (2.0, 1.9425, 0.010888), (3.0, 2.9378, 0.074234), (4.0, 4.1903, 0.226504),
+])  # fmt: skip
+def test_golden_gaussians_between_two_modes(alpha, variance, kl):
+    found = midpoint_kl(alpha)
+    assert found == pytest.approx((variance, kl), abs=6e-5)
+
+
+def test_divergence_against_samples():
+    g = torch.Generator().manual_seed(0)
+    mean, log_std = torch.tensor([1.0, 0.3]).double(), torch.tensor([0.2, -0.1]).double()
+    far = torch.tensor(3.0).double()
+    z = mean + log_std.exp() * torch.randn(400_000, 2, generator=g).double()
+    q = torch.distributions.Normal(mean, log_std.exp()).log_prob(z).sum(-1)
+    centres = torch.tensor([[0.0, 0.0], [3.0, 0.0]]).double()
+    p = torch.distributions.Normal(centres[:, None], torch.ones(2).double()).log_prob(z).sum(-1)
+    wanted = (q - (p.logsumexp(0) - math.log(2))).mean()
+    assert float(exact_divergence(mean, log_std, far)) == pytest.approx(float(wanted), abs=0.01)
+
+
+def test_a_gaussian_stays_on_its_mode_only_if_the_other_is_far():
+    import dataclasses
+
+    settings = dataclasses.replace(
+        SCALES["small"], points=11, sigmas=(1.0, 2.0), samples=100, steps=1200
+    )
+    found = fitted_gaussians(3, settings, seed=0)
+    one, two = found.measure
+    assert one[1:5] == pytest.approx(0.5, abs=0.05)
+    assert one[5:].max() < 0.1
+    assert two[1:10] == pytest.approx(0.5, abs=0.05)
+    assert float(found.kl[0, 3]) == pytest.approx(0.074234, abs=0.01)
+    assert float(found.kl[0, -1]) == pytest.approx(math.log(2), abs=0.02)
+
+
+@pytest.mark.parametrize("swaps", [0, 1, 5, 11])
+def test_permutations_with_so_many_swaps(swaps):
+    g = torch.Generator().manual_seed(swaps)
+    found = torch.stack([permutation_with(swaps, 12, g) for _ in range(50)])
+    assert (found.sort(1).values == torch.arange(12)).all()
+    assert (transpositions(found) == swaps).all()
+    assert len(found.unique(dim=0)) > (1 if swaps else 0)
+
+
+def test_toy_forms_keep_the_function_and_order_the_last_layer():
+    from lightning_bnn.models import mlp
+
+    net = mlp(2, [2], 1)
+    networks, x = P.populate(net, 50), torch.randn(20, 2)
+    forms = forms_of(networks, discover(net, x[:2]))
+    wanted = P.apply(net, networks, x)
+    for stack in forms.values():
+        torch.testing.assert_close(P.apply(net, stack, x), wanted, rtol=1e-3, atol=1e-4)
+    ordered = forms["scaled and ordered"]
+    torch.testing.assert_close(ordered["1.weight"].norm(dim=2), torch.full((50, 2), 3.0))
+    assert (ordered["3.weight"][:, 0, 0] <= ordered["3.weight"][:, 0, 1]).all()
+
+
+def test_permutations_are_followed_step_by_step(here):
+    main(["permutations", "--members", "2", "--epochs", "2", "--out", "out"])
+    held = torch.load(here / "out" / "history_max.pt")
+    assert held["tau"].shape == (34, 2, 2)
+    assert held["layers"] == ["1.weight", "3.weight"]
+    assert (held["tau"] <= 1).all()
+    assert History(here / "x", "max").state_dict() == {"tau": [], "rates": []}
+
+
+def test_width_shows_both_objectives(here):
+    args = ["--widths", "[3, 4]", "--draws", "[2]", "--members", "2", *EPOCHS, "--out", "out"]
+    main(["width", *args])
+    plain, symmetrized = numbers("out", "elbo"), numbers("out", "symmetrized")
+    for below, above in zip(plain, symmetrized, strict=True):
+        for column in ("3 units", "4 units"):
+            assert 0 <= above[column] - below[column] <= math.log(24) / 1078 + 1e-6
+
+
+def test_transpositions_recover_the_swaps_between_copies(here):
+    main(["transpositions", "--hidden", "8", "--points", "3", "--epochs", "3", "--out", "out"])
+    for row in numbers("out", "sweep"):
+        assert int(row["swaps at the start"]) == row["swaps after"]
+        assert row["matched distance"] < row["distance"]
+
+
+def test_a_population_is_trained_once(here, capsys):
+    args = ["mass", "--members", "4", *EPOCHS, "--out", "out"]
+    main(args)
+    first = numbers("out", "mass")
+    files = {p: p.stat().st_mtime for p in (here / "out").rglob("*.ckpt")}
+    main(args)
+    assert numbers("out", "mass") == first
+    assert {p: p.stat().st_mtime for p in (here / "out").rglob("*.ckpt")} == files
+    main(["mass", "--members", "5", *EPOCHS, "--out", "out"])
+    assert "Mass of 5 networks" in capsys.readouterr().out
+
+
+def test_canonical_networks_do_not_pass_for_trained_ones(here):
+    """The negative control of the marginals: removed symmetries are seen."""
+    bank("many", 60, seed=5)
+    main(["marginals", "--like", "like.yaml", "--networks", "many", "--out", "out"])
+    raw, removed = numbers("out", "equal")
+    column = "largest weight: chi-square p"
+    assert raw[column] > 0.01 > 1e-6 > removed[column]
+    stack = canonicalise(
+        P.populate(NET, 60, torch.Generator().manual_seed(5)),
+        discover(NET, torch.randn(2, 1, 8, 8)),
+    )
+    assert argmax_p_value(stack["1.weight"]) == removed[column]
+
+
+def test_rank_correlations_turn_signs_so_that_close_is_good():
+    rows = [{"mmd": d, "nll": d, "acc": -d} for d in (1.0, 2.0, 3.0, 5.0)]
+    groups = {"a": rows, "b": rows[:3], "too few": rows[:2]}
+    assert rank_correlations(groups, "mmd", "nll").tolist() == pytest.approx([1, 1])
+    assert rank_correlations(groups, "mmd", "acc").tolist() == pytest.approx([1, 1])
+    turned = {"a": [{**row, "nll": -row["nll"]} for row in rows]}
+    assert rank_correlations(turned, "mmd", "nll").tolist() == pytest.approx([-1])
+
+
+def test_compact_representations_of_permuted_networks(here):
+    """Copies of one network in other orders: matched they are it, as they are they are nothing."""
+    around = read_surroundings(here / "like.yaml")
+    study = CompactStudy(around, batches=3, draws=10, seed=0)
+    g = torch.Generator().manual_seed(0)
+    sharp = {name: 8 * t for name, t in P.of(NET).items()}
+    noisy = DiagonalGaussian(sharp, 1e-3).sample(8, g)
+    noisy = {name: t.detach() for name, t in noisy.items()}
+    moves = [torch.stack([torch.randperm(4, generator=g) for _ in range(8)])]
+    stack = permute(noisy, study.symmetries, moves)
+    found = study.findings({"HMC": stack, "Ensemble": stack}, DiagonalGaussian(sharp), [])
+    rows = {row[0]: row for row in found.tables["table1"].rows}
+    for name in ("HMC", "Ensemble"):
+        assert rows[f"{name} q_r"][3] > 0.97
+        assert rows[f"{name} q_d"][3] < 0.9
+        assert rows[f"{name} q_r"][4] < 0.01 < rows[f"{name} q_d"][4]
+    assert rows["HMC networks"][3:] == [1.0, pytest.approx(0.0, abs=1e-12)]
+    pruned = {row[0]: row[1:] for row in found.tables["pruning"].rows}
+    whole = accuracy(study.probabilities(sharp), study.labels)
+    assert pruned["one network, deviations of HMC"][0] == pytest.approx(whole, abs=3)

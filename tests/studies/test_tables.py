@@ -1,0 +1,107 @@
+"""Tables as text, Markdown, CSV and JSON, and what is published."""
+
+import csv
+import io
+import json
+import math
+
+import pytest
+import torch
+
+from lightning_bnn.plots import lines_figure
+from lightning_bnn.plots.panels import Line
+from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
+from lightning_bnn.studies.report import Section, html_report
+from lightning_bnn.studies.tables import Measured, Table, spread
+from lightning_bnn.studies.width import SCALES
+
+TABLE = Table(
+    "A table",
+    ["method", "error", "count"],
+    [["SWAG", Measured(1.23456, 0.5), 3], ["<b>", Measured(math.nan), 4], ["x", 1e-9, 5]],
+    {"error": 2},
+    "a note",
+)
+
+
+def findings():
+    line = Line(torch.arange(3.0), torch.arange(3.0))
+    figure = lines_figure({"title": {"a": line, "b": line}}, ("x", "y"))
+    return Findings("name", "Title", {"t": TABLE}, {"f": figure}, ["remark"], {"seed": 3})
+
+
+def test_text_and_markdown_show_errors_and_a_slash_for_what_is_not_there():
+    assert [row[1] for row in TABLE.cells()] == ["1.23 ± 0.50", "/", "1e-09"]
+    assert [row[2] for row in TABLE.cells()] == ["3", "4", "5"]
+    assert TABLE.text().splitlines()[0] == "A table"
+    assert TABLE.text().endswith("a note")
+    assert "| SWAG | 1.23 ± 0.50 | 3 |" in TABLE.markdown()
+
+
+def test_csv_and_json_keep_all_digits():
+    rows = list(csv.DictReader(io.StringIO(TABLE.csv())))
+    assert float(rows[0]["error"]) == 1.23456
+    assert float(rows[0]["error (error)"]) == 0.5
+    held = json.loads(json.dumps(TABLE.json(), allow_nan=False))
+    assert held["rows"][0][1] == {"value": 1.23456, "error": 0.5}
+    assert held["rows"][1][1]["value"] is None
+
+
+def test_a_minus_sign_needs_a_number():
+    table = Table("", ["a"], [[-0.001], [-0.01]], 2)
+    assert [row[0] for row in table.cells()] == ["0.00", "-0.01"]
+
+
+def test_spread_of_one_value_has_no_error():
+    assert math.isnan(spread(torch.tensor([2.0])).error)
+
+
+def test_everything_is_written(tmp_path, capsys):
+    publish(findings(), tmp_path / "out")
+    publish(findings(), tmp_path / "out")
+    names = {p.name for p in (tmp_path / "out").iterdir()}
+    assert {"t.csv", "README.md", "results.json", "f.png", "f.svg"} <= names
+    assert sum(name.startswith("events") for name in names) == 1
+    held = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert held["settings"] == {"seed": 3}
+    assert held["tables"]["t"]["title"] == "A table"
+    assert "remark" in capsys.readouterr().out
+
+
+def test_tensorboard_shows_figures_and_tables(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    publish(findings(), tmp_path)
+    tags = EventAccumulator(str(tmp_path)).Reload().Tags()
+    assert tags["images"] == ["name/f"]
+    assert tags["tensors"] == ["name/t/text_summary"]
+
+
+def test_a_page_needs_no_other_file():
+    found = findings()
+    page = html_report("A & B", "about", [Section("One", ["<i>"], "code", [TABLE], found.figures)])
+    assert "A &amp; B" in page
+    assert "&lt;b&gt;" in page
+    assert "&lt;i&gt;" in page
+    assert page.count('src="data:image/png;base64,') == 1
+    assert "http" not in page
+
+
+def test_settings_of_a_scale_can_be_replaced():
+    assert settings_of(SCALES, "small", members=None) == SCALES["small"]
+    assert settings_of(SCALES, "small", members=2).members == 2
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: settings_of(SCALES, "huge"), "`scale` must be one of small, paper"),
+        (lambda: settings_of(SCALES, "small", members=0), "`members` must be positive"),
+        (lambda: settings_of(SCALES, "small", widths=[5, -1]), "`widths` must be positive"),
+        (lambda: results_folder("/proc/nothing/here"), "`out` must be a folder"),
+    ],
+)
+def test_bad_settings(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()
