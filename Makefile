@@ -15,8 +15,8 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $(STAMP)
 
-demo: $(STAMP)  ## install into .venv and show the symmetries of a ResNet-18
-	$(BIN)/lightning-bnn symmetries torchvision.models.resnet18 --input 1,3,224,224
+demo: $(STAMP)  ## install into .venv, compare seven posteriors, write demo/report.html
+	$(BIN)/lightning-bnn demo
 
 test: $(STAMP)  ## install into .venv and run the tests
 	$(BIN)/python -m pytest

@@ -24,6 +24,7 @@ def blocks(name):
 MODULE, COMPARISON, REMOVAL = blocks("metrics.md")
 CALLBACKS, BANK = blocks("callbacks.md")
 MODULES, CHAINS = blocks("modules.md")
+(COMPACT,) = blocks("studies.md")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -91,6 +92,29 @@ def test_modules(tmp_path, monkeypatch, capsys):
     shorter = CHAINS.replace("max_epochs=100", "max_epochs=12").replace("burn_in=50", "burn_in=3")
     exec(shorter, names)
     assert P.stack_size(names["networks"]) == 4 * 9
+
+
+def test_compact_representations():
+    names = {"example": torch.randn(8, 64)}
+    exec(COMPACT, names)
+    zeros = torch.cat([t.flatten() for t in names["small"].values()]) == 0
+    assert zeros.double().mean() == pytest.approx(0.5, abs=1e-3)
+    assert torch.equal(names["mixed"].mean, names["matched"].mean)
+
+
+def test_every_study_is_in_the_docs_with_its_papers():
+    from lightning_bnn.cli import STUDIES
+
+    text = (DOCS / "studies.md").read_text()
+    readme = (DOCS.parent / "README.md").read_text()
+    for name in STUDIES:
+        assert f"`{name}`" in text or f"lightning-bnn {name}" in text
+        assert f"`{name}`" in readme or f"lightning-bnn {name}" in readme
+    claims = "".join((DOCS / f"p{k}.md").read_text() for k in (1, 2, 3))
+    for name in STUDIES.keys() - {"demo"}:
+        assert f"lightning-bnn {name}" in claims
+    for picture in re.findall(r"!\[[^\]]*\]\((\S+)\)", text + claims):
+        assert (DOCS / picture).is_file()
 
 
 def test_what_the_docs_name_is_there():

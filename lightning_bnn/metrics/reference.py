@@ -92,6 +92,38 @@ class MMDReference:
             yield LayerMMD(name, math.prod(self.source.shapes[name]), values, bandwidths)
         _warn_about_duplicates(same, len(names) == len(self.layers))
 
+    def compare_parts(self, y: Params | WeightSource, parts: Sequence[Tensor]) -> Tensor:
+        """MMD^2 to several parts of another posterior, whose distances are computed once.
+
+        Args:
+            y: a stack of networks, or a `WeightSource`.
+            parts: for each part, its rows in ``y``, two at least.
+
+        Returns:
+            ``(parts, layers, kernels)``.
+
+        >>> reference = MMDReference({"w": torch.eye(3)})
+        >>> y = {"w": torch.eye(3)[[0, 1, 2, 0]] + 1}
+        >>> reference.compare_parts(y, [torch.tensor([0, 1]), torch.arange(4)]).shape
+        torch.Size([2, 1, 20])
+        """
+        other = self.other(y)
+        layers = []
+        for name in self._with_progress(self.layers, other.rows):
+            blocks = self.blocks(name, other)
+            within = blocks.yy.map(lambda d: square(d, other.rows))
+            values = []
+            for part in parts:
+                rows = part.to(blocks.xy.l1.device)
+                own = Blocks(
+                    blocks.xx,
+                    blocks.xy.map(lambda d, rows=rows: d[:, rows]),
+                    within.map(lambda d, rows=rows: _pairs(d[rows][:, rows])),
+                )
+                values.append(unbiased_mmd2(own, kernel_bandwidths(own.xy, self.grid)))
+            layers.append(torch.stack(values).cpu())
+        return torch.stack(layers, 1)
+
     def blocks(self, name: str, other: WeightSource | None = None) -> Blocks:
         """Distances of one layer within the reference, across, and within another source."""
         rows = self.source.rows, 0 if other is None else other.rows

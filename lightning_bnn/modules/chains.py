@@ -127,7 +127,7 @@ class Chains(DeepEnsemble):
             return super().posterior()
         return Empirical(self.samples.networks(rows), [row % self.members for row in rows])
 
-    def judged_modes(self) -> list[Posterior]:
+    def judged_modes(self, samples: int) -> list[Posterior]:
         """The chains, with all that was kept."""
         return self.posterior().modes()
 

@@ -80,8 +80,12 @@ class JudgedModule(TemplateModule):
         """One that predicts as the posterior does."""
         return self.posterior()
 
-    def judged_modes(self) -> list[Posterior]:
-        """For each of ``posterior().modes()``, one that predicts as it does."""
+    def judged_modes(self, samples: int) -> list[Posterior]:
+        """For each of ``posterior().modes()``, one that predicts as it does.
+
+        Args:
+            samples: how many networks of each will predict.
+        """
         return self.judged_posterior().modes()
 
     @property

@@ -16,12 +16,19 @@ __all__ = ["Refreshing"]
 class Refreshing(JudgedModule):
     """Draws networks, and runs the training data through them once if they have BatchNorm."""
 
-    def judged_modes(self) -> list[Posterior]:
-        """Every mode with statistics of its own."""
-        return [self.refreshed(mode) for mode in self.posterior().modes()]
+    def judged_modes(self, samples: int) -> list[Posterior]:
+        """Every mode with networks and statistics of its own."""
+        modes = self.posterior().modes()
+        return [self.refreshed(mode, samples, k) for k, mode in enumerate(modes)]
 
-    def refreshed(self, posterior: Posterior) -> Posterior:
-        """The posterior as it predicts: networks that were drawn, with statistics of their own."""
+    def refreshed(self, posterior: Posterior, samples: int | None = None, *key: int) -> Posterior:
+        """The posterior as it predicts: networks that were drawn, with statistics of their own.
+
+        Args:
+            posterior: of the weights.
+            samples: networks to draw, by default as many as predict.
+            *key: other keys draw other networks.
+        """
         if not has_statistics(self.template):
             return posterior
         source = training_source(self)
@@ -31,7 +38,7 @@ class Refreshing(JudgedModule):
                 "the run are used: pass a datamodule, or call `use_training_data(...)`."
             )
             return posterior
-        generator = keyed_generator(self.seed, "judged", device=self.device)
-        networks = posterior.sample(self.judged_samples, generator)
+        generator = keyed_generator(self.seed, "judged", *key, device=self.device)
+        networks = posterior.sample(samples or self.judged_samples, generator)
         batches = (inputs for inputs, _ in training_batches(self, source))
         return Empirical(refreshed(self.template, networks, batches, self.chunk_size))

@@ -116,6 +116,7 @@ class TemplateModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what a checkpoint cannot rebuild, to be compared, and an example of the inputs."""
         checkpoint["lightning_bnn"] = {
+            "class": type(self).__name__,
             "made_of": self._made_of(),
             "example": [x.detach().cpu() if isinstance(x, Tensor) else x for x in self._example],
         }

@@ -50,7 +50,7 @@ def collapse(
         ood: name of the test set that is out of distribution, by default the first.
         out: folder of the results.
     """
-    folder = results_folder(out)
+    folder = results_folder(out, "collapse")
     recipe = settings_of(SCALES, scale, members=members, epochs=epochs)
     found = population(folder, recipe, networks, like)
     findings = collapse_findings(found.networks, found.around, ood, found.settings, found.note)

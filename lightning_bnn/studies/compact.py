@@ -76,7 +76,7 @@ def compact(
     """
     if draws < 1:
         raise ValueError(f"`draws` must be at least 1, got {draws}.")
-    folder = results_folder(out)
+    folder = results_folder(out, "compact")
     settings = settings_of(SCALES, scale, hidden=hidden)
     change = {"model.init_args.network.init_args.hidden": [settings.hidden]}
     jobs = [Job(name, preset, change) for name, preset in settings.presets.items()]

@@ -66,7 +66,7 @@ def compare(
         raise ValueError("`--reference` is missing: a bank, an ensemble or a folder of networks.")
     if not posteriors:
         raise ValueError("`--posteriors` is missing: for example --posteriors.SWAG runs/swag")
-    folder = results_folder(out)
+    folder = results_folder(out, "compare")
     options = Options(protocol, samples, ood, score, seed, device)
     publish(findings_of(collect(reference, posteriors, folder, like, options)), folder)
 
@@ -76,7 +76,7 @@ def findings_of(comparison: Comparison) -> Findings:
     """Tables 1 and 2 and their picture."""
     rows, floors, settings = comparison.rows, comparison.floors, comparison.settings
     ordered = sorted(rows, key=lambda row: list([*_MODES, FAILED]).index(row.mode))
-    names = [f"{_MODES.get(row.mode, '')}|{row.method}".split("|") for row in ordered]
+    names = [[_MODES.get(row.mode, ""), row.method] for row in ordered]
     one = [[*name, *_numbers(row, COLUMNS)] for name, row in zip(names, ordered, strict=True)]
     two = [
         [*name, *_numbers(row, _KERNELS)]

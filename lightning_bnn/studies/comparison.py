@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ from lightning_bnn.studies.contenders import (
     stack_of,
 )
 from lightning_bnn.studies.protocols import PROTOCOLS
-from lightning_bnn.studies.surroundings import Surroundings, read_surroundings
+from lightning_bnn.studies.silence import quiet
+from lightning_bnn.studies.surroundings import Batches, Surroundings, read_surroundings
 from lightning_bnn.studies.tables import Measured
 
 __all__ = ["FAILED", "Comparison", "Options", "collect"]
@@ -92,6 +94,8 @@ def collect(
     }
     _check_apart(first, places)
     arena = _arena(first, around, options)
+    outside = around.outside(options.ood)
+    sets = [around.inside(), *([] if outside is None else [outside[1]])]
     rows: list[Row] = []
     origins: dict[str, Mapping[str, Any]] = {}
     for name, place in (bar := tqdm(list(places.items()), desc="posteriors")):
@@ -100,7 +104,7 @@ def collect(
         found, origins[name] = _remembered(
             folder / "rows" / f"{name}.json",
             {**settings, "posterior": own},
-            lambda name=name, place=place: _rows(name, place, around, arena, options),
+            lambda name=name, place=place: _rows(name, place, around, arena, sets, options),
         )
         rows += found
     if all(row.mode == FAILED for row in rows):
@@ -139,8 +143,8 @@ def _arena(first: Place, around: Surroundings, options: Options) -> Arena:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     return Arena(
         stack_of(read_contender("reference", first, around)),
-        around.template.to(device),
-        [around.example().to(device)],
+        around.template,
+        [around.example()],
         PROTOCOLS[options.protocol],
         options.samples,
         options.seed,
@@ -148,32 +152,47 @@ def _arena(first: Place, around: Surroundings, options: Options) -> Arena:
     )
 
 
-def _rows(name: str, place: Place, around: Surroundings, arena: Arena, options: Options) -> Found:
-    contender = read_contender(name, place, around)
-    inside, outside = around.inside(), around.outside(options.ood)
-    sets = [inside] if outside is None else [inside, outside[1]]
-    data = {"loaders": sets, "labels": inside.targets()}
-    return rows_of(contender, arena, data, options.score), dict(contender.origin)
+def _rows(
+    name: str,
+    place: Place,
+    around: Surroundings,
+    arena: Arena,
+    sets: Sequence[Batches],
+    options: Options,
+) -> Found:
+    contender = read_contender(name, place, around, options.samples)
+    rows = rows_of(contender, arena, sets, options.score)
+    return rows, {**contender.origin, "modes": len(contender.modes)}
 
 
 # ------------------------------------------------------------ rows that are there already
 def _remembered(path: Path, key: Mapping[str, Any], compute: Callable[[], Found]) -> Found:
     """Rows of an earlier call with the same key; a posterior that fails has a row that says so."""
-    if path.is_file():
-        held = json.loads(path.read_text(encoding="utf-8"))
-        if held["key"] == json.loads(json.dumps(key)):
-            return [_row(row) for row in held["rows"]], held["origin"]
+    held = _held(path)
+    if held.get("key") == json.loads(json.dumps(key)):
+        return [_row(row) for row in held["rows"]], held["origin"]
     name = key["posterior"]["name"]
     try:
-        rows, origin = compute()
-    except (ValueError, OSError, torch.linalg.LinAlgError) as error:
+        with quiet():
+            rows, origin = compute()
+    except (ValueError, RuntimeError, OSError) as error:
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
         tqdm.write(f"{name} failed. {text}")
         return [Row(name, FAILED, {}, 0)], {"failed": text}
     path.parent.mkdir(parents=True, exist_ok=True)
     written = {"key": key, "origin": origin, "rows": [asdict(row) for row in rows]}
-    path.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
     return rows, origin
+
+
+def _held(path: Path) -> dict[str, Any]:
+    """What an earlier call has written; nothing if it was interrupted."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
 
 
 def _row(held: dict[str, Any]) -> Row:

@@ -13,6 +13,7 @@ import lightning as L
 import torch
 from torch import nn
 
+from lightning_bnn import modules
 from lightning_bnn.bank import read_networks
 from lightning_bnn.modules.judged_module import JudgedModule
 from lightning_bnn.params import Params
@@ -39,6 +40,7 @@ class Contender:
         modes: to draw weights from.
         judged: for each mode, what predicts as it does.
         template: gives the computation.
+        likelihood: what outputs say about targets.
         origin: where it is from, so that its numbers can be traced.
     """
 
@@ -46,20 +48,22 @@ class Contender:
     modes: Sequence[Posterior]
     judged: Sequence[Posterior]
     template: nn.Module
+    likelihood: nn.Module
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 
-def contender_of(name: str, module: JudgedModule, **origin: Any) -> Contender:
+def contender_of(name: str, module: JudgedModule, samples: int = 100, **origin: Any) -> Contender:
     """A module that was trained.
 
     Args:
         name: in tables.
         module: of this package.
+        samples: networks of each mode that will predict.
         **origin: where it is from.
     """
     with torch.no_grad():
-        modes, judged = module.posterior().modes(), module.judged_modes()
-    return Contender(name, modes, judged, module.template, origin)
+        own, judged = module.posterior().modes(), module.judged_modes(samples)
+    return Contender(name, own, judged, module.template, module.likelihood, origin)
 
 
 # ------------------------------------------------------------ places on disk
@@ -84,14 +88,20 @@ class Place:
         return cls(Path(found[1]).expanduser(), slice(first, last))
 
     def file(self) -> Path:
-        """The checkpoint, bank or folder of networks itself; of a run, its last checkpoint."""
+        """The checkpoint, bank or folder of networks itself; of a run, its newest checkpoint."""
         if not self.path.exists():
             raise ValueError(f"There is nothing at {self.path}.")
         if self.path.is_file() or (self.path / "manifest.jsonl").is_file():
             return self.path
-        if not any(self.path.rglob("config.yaml")):
+        versions = [config.parent for config in self.path.rglob("config.yaml")]
+        if not versions:
             return self.path
+        runs = sorted({v.parent if v != self.path else v for v in versions})
         files = sorted(self.path.rglob("*.ckpt"), key=lambda p: p.stat().st_mtime)
+        outside = [f for f in files if not any(run in f.parents for run in runs)]
+        if len(runs) > 1 or outside:
+            held = ", ".join(str(p) for p in [*runs, *outside][:4])
+            raise ValueError(f"{self.path} holds several things, name one of them: {held}.")
         if not files:
             raise ValueError(f"The run {self.path} has no checkpoint yet.")
         return files[-1]
@@ -106,39 +116,51 @@ def find_config(place: Place) -> Path | None:
     return None
 
 
-def read_contender(name: str, place: Place, around: Surroundings) -> Contender:
+def read_contender(name: str, place: Place, around: Surroundings, samples: int = 100) -> Contender:
     """A posterior from disk.
 
     Args:
         name: in tables.
         place: where it is.
         around: a network of its kind, and data for what needs them to predict.
+        samples: networks of each mode that will predict.
     """
     file = place.file()
     origin: dict[str, Any] = {"path": str(file.resolve()), "sha256": fingerprint(file)}
     if place.rows is not None:
         origin["rows"] = f"{place.rows.start or 0}:{place.rows.stop or ''}"
     module = read_module(file, around) if file.is_file() else None
-    if module is None:
-        stack, records = read_networks(file, around.template)
-        modes = Empirical(stack, chains_of(records)).modes()
-        return _chosen(Contender(name, modes, modes, around.template, origin), place)
-    return _chosen(contender_of(name, module, **origin, kind=type(module).__name__), place)
+    if module is not None:
+        kind = type(module).__name__
+        return _chosen(contender_of(name, module, samples, **origin, kind=kind), place)
+    stack, records = read_networks(file, around.template)
+    rows = place.rows or slice(None)
+    stack, records = {n: t[rows] for n, t in stack.items()}, records[rows]
+    if not records:
+        raise _nothing(place, "networks")
+    own = Empirical(stack, chains_of(records)).modes()
+    origin["kind"] = "networks"
+    return Contender(name, own, own, around.template, around.likelihood, origin)
 
 
 def _chosen(contender: Contender, place: Place) -> Contender:
-    """Only some modes."""
-    if place.rows is None:
-        return contender
-    modes, judged = (list(p)[place.rows] for p in (contender.modes, contender.judged))
-    if not modes:
-        held = f"has {len(contender.modes)} modes"
-        raise ValueError(f"{place.path} {held}, none of them in the rows that are asked for.")
-    return replace(contender, modes=modes, judged=judged)
+    """Only some members."""
+    rows = place.rows or slice(None)
+    own, judged = (list(p)[rows] for p in (contender.modes, contender.judged))
+    if not own:
+        raise _nothing(place, f"{len(contender.modes)} members")
+    return replace(contender, modes=own, judged=judged)
+
+
+def _nothing(place: Place, held: str) -> ValueError:
+    return ValueError(f"{place.path} has {held}, none of them in the rows that are asked for.")
 
 
 def chains_of(records: Sequence[Mapping[str, Any]]) -> list[int] | None:
     """Which networks belong together: those of one member, or all that one run went through.
+
+    Networks of different folders are of different runs; those of one folder, or of a bank, are of
+    one run if each is of another step.
 
     >>> chains_of([{"step": 1}, {"step": 2}]), chains_of([{"step": 2}, {"step": 2}])
     ([0, 0], None)
@@ -146,13 +168,19 @@ def chains_of(records: Sequence[Mapping[str, Any]]) -> list[int] | None:
     members = [record.get("member", 0) for record in records]
     if len(set(members)) > 1:
         return members
-    steps = [record.get("step") for record in records]
-    one_run = None not in steps and len(set(steps)) == len(steps) > 1
-    return [0] * len(steps) if one_run else None
+    folders = [str(Path(record.get("file", "")).parent) for record in records]
+    steps: dict[str, list[Any]] = {}
+    for folder, record in zip(folders, records, strict=True):
+        steps.setdefault(folder, []).append(record.get("step"))
+    names = list(steps)
+    one_run = [None not in own and len(set(own)) == len(own) for own in steps.values()]
+    if len(records) == 1 or not all(one_run) or len(names) == len(records):
+        return None
+    return [names.index(folder) for folder in folders]
 
 
 def read_module(file: Path, around: Surroundings) -> JudgedModule | None:
-    """The module that made a checkpoint, if it is one of ours and a command or YAML built it.
+    """The module that made a checkpoint, if it is one of ours.
 
     Args:
         file: a checkpoint.
@@ -161,10 +189,23 @@ def read_module(file: Path, around: Surroundings) -> JudgedModule | None:
     if file.suffix != ".ckpt":
         return None
     held = torch.load(file, map_location="cpu", weights_only=False)
-    if "_class_path" not in held.get("hyper_parameters", {}):
-        return None
+    by_yaml = "_class_path" in held.get("hyper_parameters", {})
+    kind = getattr(modules, held.get("lightning_bnn", {}).get("class", ""), None)
     del held
-    module = L.LightningModule.load_from_checkpoint(file, map_location="cpu", weights_only=False)
+    if by_yaml:
+        module = L.LightningModule.load_from_checkpoint(
+            file, map_location="cpu", weights_only=False
+        )
+    elif kind is not None:
+        module = kind.load_from_checkpoint(
+            file,
+            map_location="cpu",
+            weights_only=False,
+            network=around.template,
+            likelihood=around.likelihood,
+        )
+    else:
+        return None
     if not isinstance(module, JudgedModule):
         return None
     module.use_training_data(around.source)

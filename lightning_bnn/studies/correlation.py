@@ -21,6 +21,9 @@ from lightning_bnn.studies.tables import Cell, Measured, Table
 
 __all__ = ["correlation", "rank_correlations"]
 
+Numbers = Mapping[str, float]
+Groups = Mapping[str, Mapping[str, Numbers]]
+"""For every architecture and kind of row, numbers by method."""
 _DISTANCES = ("mmd", "ns")
 _QUALITIES = ("acc", "ece", "ace", "brier", "nll", "aupr", "fpr95")
 _HIGH_IS_GOOD = ("acc", "aupr")
@@ -59,65 +62,64 @@ def correlation(
         samples: networks drawn from every posterior.
         out: folder of the results.
     """
-    folder = results_folder(out)
+    folder = results_folder(out, "correlation")
     settings = settings_of(SCALES, scale)
-    groups: dict[str, list[dict[str, float]]] = {}
+    groups: dict[str, Mapping[str, Numbers]] = {}
     for hidden in settings.architectures:
         jobs = demo_jobs(settings.size, hidden)
         groups |= _compared("-".join(map(str, hidden)), jobs, folder, samples)
     publish(_findings(groups), folder)
 
 
-def _compared(
-    title: str, jobs: Sequence[Job], folder: Path, samples: int
-) -> dict[str, list[dict[str, float]]]:
+def _compared(title: str, jobs: Sequence[Job], folder: Path, samples: int) -> Groups:
     """Numbers of all methods, for one mode and for several, of one architecture."""
     runs = run_jobs(jobs, folder / "runs" / title)
     places = {text: str(runs[name].folder) for name, text in METHODS.items()}
     reference = str(runs[REFERENCE].folder)
     found = collect(reference, places, folder / title, options=Options(samples=samples)).rows
-    groups: dict[str, list[dict[str, float]]] = {}
+    groups: dict[str, dict[str, Numbers]] = {}
     for row in found:
         if "mmd" in row.numbers and "acc" in row.numbers:
             numbers = {name: number.value for name, number in row.numbers.items()}
-            groups.setdefault(f"{title}, {row.mode} mode", []).append(numbers)
+            groups.setdefault(f"{title}, {row.mode} mode", {})[row.method] = numbers
     return groups
 
 
 def rank_correlations(
-    groups: Mapping[str, Sequence[Mapping[str, float]]], distance: str, quality: str
+    groups: Groups, distance: str, quality: str, methods: Sequence[str] | None = None
 ) -> Tensor:
     """Spearman's rho of every group with three rows or more.
 
     Args:
-        groups: rows of numbers.
+        groups: for every group, numbers by method.
         distance: name of the one.
         quality: name of the other; where low is good, the sign is turned.
+        methods: which count, perhaps several times; by default all.
     """
     from scipy.stats import spearmanr
 
     sign = -1.0 if quality in _HIGH_IS_GOOD else 1.0
-    pairs = [
-        ([row[distance] for row in rows], [sign * row[quality] for row in rows])
-        for rows in groups.values()
-    ]
-    usable = [(x, y) for x, y in pairs if len(set(x)) > 2 and len(set(y)) > 1]
-    return torch.tensor([float(spearmanr(x, y).statistic) for x, y in usable])
+    found = []
+    for rows in groups.values():
+        kept = [rows[name] for name in (methods or list(rows)) if name in rows]
+        x, y = [row[distance] for row in kept], [sign * row[quality] for row in kept]
+        if len(set(x)) > 2 and len(set(y)) > 1:
+            found.append(float(spearmanr(x, y).statistic))
+    return torch.tensor(found)
 
 
-def _interval(
-    groups: Mapping[str, Sequence[Mapping[str, float]]], distance: str, quality: str
-) -> tuple[Measured, float, float]:
-    """Mean over groups, its bootstrap deviation and 95 % interval, methods drawn again."""
+def _interval(groups: Groups, distance: str, quality: str) -> tuple[Measured, float, float]:
+    """Mean over groups, its bootstrap deviation and 95 % interval.
+
+    Methods are drawn again, the same for all groups: a method is as good in all of them.
+    """
     whole = float(rank_correlations(groups, distance, quality).mean())
+    names = sorted({name for rows in groups.values() for name in rows})
     generator = keyed_generator("correlation", distance, quality)
     drawn = []
-    for _ in range(200):
-        again = {
-            name: [rows[k] for k in torch.randint(len(rows), (len(rows),), generator=generator)]
-            for name, rows in groups.items()
-        }
-        found = rank_correlations(again, distance, quality)
+    for _ in range(400):
+        again = [names[k] for k in torch.randint(len(names), (len(names),), generator=generator)]
+        found = rank_correlations(groups, distance, quality, again)
         if len(found):
             drawn.append(float(found.mean()))
     values = torch.tensor(drawn)
@@ -125,7 +127,7 @@ def _interval(
     return Measured(whole, float(values.std())), low, high
 
 
-def _findings(groups: Mapping[str, Sequence[Mapping[str, float]]]) -> Findings:
+def _findings(groups: Groups) -> Findings:
     rows: list[list[Cell]] = []
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {"rank correlation": {}}
     for distance in _DISTANCES:
@@ -138,13 +140,13 @@ def _findings(groups: Mapping[str, Sequence[Mapping[str, float]]]) -> Findings:
     header = ["distance", "metric", "rank correlation", "2.5 %", "97.5 %"]
     note = (
         f"Mean of Spearman's rho over {len(groups)} groups (architecture and kind of row). "
-        "Positive: posteriors closer to the reference are better."
+        "Positive: posteriors closer to the reference are better. Intervals: methods drawn again."
     )
     points = {
         COLUMNS[distance]: {
             name: (
-                torch.tensor([100 * row[distance] for row in rows_]),
-                torch.tensor([row["nll"] for row in rows_]),
+                torch.tensor([100 * row[distance] for row in rows_.values()]),
+                torch.tensor([row["nll"] for row in rows_.values()]),
             )
             for name, rows_ in groups.items()
         }
@@ -159,5 +161,5 @@ def _findings(groups: Mapping[str, Sequence[Mapping[str, float]]]) -> Findings:
             "points": scatter_figure(points, ("x 100", "NLL")),
         },
         ["Perceptrons on scikit-learn's digits (a substitute for the papers' networks)."],
-        {"groups": {name: list(rows_) for name, rows_ in groups.items()}},
+        {"groups": {name: dict(rows_) for name, rows_ in groups.items()}},
     )

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 import lightning_bnn
-from lightning_bnn.params import Params
-from lightning_bnn.plots import lines_figure, scatter_figure
+from lightning_bnn.plots import lines_figure
 from lightning_bnn.plots.panels import Line
 from lightning_bnn.studies.collapse import collapse_findings
 from lightning_bnn.studies.compare import findings_of
 from lightning_bnn.studies.comparison import collect
-from lightning_bnn.studies.findings import Findings, results_folder
+from lightning_bnn.studies.findings import Findings, publish, results_folder
+from lightning_bnn.studies.marginals import units_figure
 from lightning_bnn.studies.mass import mass_findings
 from lightning_bnn.studies.populations import Population
 from lightning_bnn.studies.report import Section, html_report
 from lightning_bnn.studies.runs import Job, Run, run_jobs
-from lightning_bnn.symmetry import Symmetries, canonicalise
+from lightning_bnn.symmetry import canonicalise
 
 __all__ = ["METHODS", "REFERENCE", "demo", "demo_jobs"]
 
@@ -59,7 +59,7 @@ def demo(
         restart: begin anew: remove the runs that this folder has from before.
     """
     started = time.perf_counter()
-    folder = results_folder(out)
+    folder = results_folder(out, "demo")
     if restart:
         for part in ("runs", "compare"):
             shutil.rmtree(folder / part, ignore_errors=True)
@@ -77,7 +77,7 @@ def demo(
         f"{time.perf_counter() - started:.0f} s."
     )
     page.write_text(html_report("Posteriors up to symmetries", about, sections), encoding="utf-8")
-    print(findings.text())
+    publish(findings, folder / "compare")
     print(
         f"\nthe page:    {page.resolve()}\nlive curves: tensorboard --logdir {folder / 'runs'}"
         f"\nnext:        lightning-bnn presets demo_mfvi > my.yaml; lightning-bnn fit -c my.yaml"
@@ -128,6 +128,8 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
     comparison = findings_of(collect(str(reference.folder), places, folder / "compare"))
     mass = mass_findings(networks, sym, {})
     pairs = collapse_findings(networks, around, None, {})
+    forms = {"as trained": networks, "symmetries removed": canonicalise(networks, sym)}
+    units = units_figure(forms, sym)
     commands = "\n".join(run.job.command for run in runs.values())
     count = len(next(iter(networks.values())))
     return [
@@ -150,9 +152,9 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
             ],
             str(sym),
             figures={
-                "Two outgoing weights of two hidden units over all reference networks. Left: as "
-                "trained. Middle: units scaled to unit norm. Right: then sorted. The rightmost "
-                "holds the same functions as the leftmost.": _forms(networks, sym),
+                "Largest weight of three of the units, over all reference networks. As trained, "
+                "all units are alike: any could take any place. Scaled to unit norm and sorted, "
+                "each has a place of its own, and the functions are the same.": units,
             },
         ),
         Section(
@@ -199,19 +201,6 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
             f"{runs['mfvi'].folder}",
         ),
     ], comparison
-
-
-def _forms(networks: Params, sym: Symmetries) -> Any:
-    forms = {
-        "as trained": networks,
-        "scaled": canonicalise(networks, sym, permutation=None),
-        "scaled and sorted": canonicalise(networks, sym),
-    }
-    last = list(networks)[-2]
-    return scatter_figure(
-        {name: {"": tuple(stack[last][:, 0, :2].T)} for name, stack in forms.items()},
-        (f"{last}[0, 0]", f"{last}[0, 1]"),
-    )
 
 
 def _taus(runs: Mapping[str, Run]) -> Any:

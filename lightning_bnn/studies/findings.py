@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["Findings", "publish", "results_folder", "settings_of"]
 
 T = TypeVar("T")
+_MARKER = ".lightning_bnn"
+"""In folders that a study may write to, and remove things from: its name."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,23 @@ def _to_tensorboard(findings: Findings, folder: Path) -> None:
             writer.add_text(f"{findings.name}/{name}", table.markdown())
 
 
-def results_folder(out: str) -> Path:
-    """The folder of one study, sure to be writable before any work is done."""
+def results_folder(out: str, study: str) -> Path:
+    """The folder of one study: new, or one that the same study has made before.
+
+    Args:
+        out: where the user wants it.
+        study: its name; what other programs or studies have put into a folder is left alone.
+    """
     folder = Path(out).expanduser()
+    marker = folder / _MARKER
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        mine = marker.is_file() and marker.read_text().strip() == study
+        if not mine and any(folder.iterdir()):
+            raise ValueError(
+                f"`out` {folder} holds other things than results of {study}: choose a new folder."
+            )
+        marker.write_text(f"{study}\n")
     except OSError as error:
         raise ValueError(f"`out` must be a folder that can be written to: {error}.") from error
     return folder

@@ -64,7 +64,7 @@ def information(
     ):
         if not all(value >= least for value in values):
             raise ValueError(f"`{name}` must be at least {least}, got {values}.")
-    folder = results_folder(out)
+    folder = results_folder(out, "information")
     header = [
         "units", "log n!", "exact", *(f"uniform {k}" for k in draws),
         *(f"near {k}" for k in draws), "capacity", "Bethe", "transpositions",

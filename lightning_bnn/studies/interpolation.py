@@ -70,7 +70,7 @@ def interpolation(
         seed: of the samples.
         out: folder of the results.
     """
-    folder = results_folder(out)
+    folder = results_folder(out, "interpolation")
     settings = settings_of(SCALES, scale, dims=dims, sigmas=sigmas, steps=steps)
     found = {dim: fitted_gaussians(dim, settings, seed) for dim in settings.dims}
     publish(_findings(found, settings, seed), folder)

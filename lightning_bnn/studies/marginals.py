@@ -18,7 +18,7 @@ from lightning_bnn.studies.tables import Cell, Table
 from lightning_bnn.symmetry import Symmetries, canonicalise
 from lightning_bnn.symmetry.units import unit_rows, writer
 
-__all__ = ["marginals", "marginals_findings"]
+__all__ = ["marginals", "marginals_findings", "units_figure"]
 
 SCALES = {
     "small": Recipe("demo_reference", "digits (a substitute for UCI's table of energy)", 400),
@@ -51,7 +51,7 @@ def marginals(
         epochs: of training.
         out: folder of the results.
     """
-    folder = results_folder(out)
+    folder = results_folder(out, "marginals")
     recipe = settings_of(SCALES, scale, members=members, epochs=epochs)
     found = population(folder, recipe, networks, like)
     publish(
@@ -104,12 +104,7 @@ def marginals_findings(
             "marginals": histograms_figure(
                 {n: {form: stack[n].flatten() for form, stack in forms.items()} for n in weights}
             ),
-            "units": histograms_figure(
-                {
-                    f"{form}: largest weight of": _of_units(stack, sym)
-                    for form, stack in forms.items()
-                }
-            ),
+            "units": units_figure(forms, sym),
             "pca": lines_figure(
                 {
                     "": {
@@ -183,6 +178,18 @@ def explained_variance(stack: Params) -> Tensor:
     rows = ravel(stack, stacked=True)[0].double()
     values = torch.linalg.svdvals(rows - rows.mean(0)).square()
     return values / values.sum()
+
+
+def units_figure(forms: Mapping[str, Params], sym: Symmetries) -> Any:
+    """The largest weight of a first, a middle and a last unit, one panel for each form.
+
+    Args:
+        forms: stacks by name.
+        sym: their symmetries.
+    """
+    return histograms_figure(
+        {f"{form}: largest weight of": _of_units(stack, sym) for form, stack in forms.items()}
+    )
 
 
 def _of_units(stack: Params, sym: Symmetries) -> dict[str, Tensor]:

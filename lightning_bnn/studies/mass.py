@@ -46,7 +46,7 @@ def mass(
         epochs: of training.
         out: folder of the results.
     """
-    folder = results_folder(out)
+    folder = results_folder(out, "mass")
     recipe = settings_of(SCALES, scale, members=members, epochs=epochs)
     found = population(folder, recipe, networks, like)
     findings = mass_findings(found.networks, found.symmetries(), found.settings, found.note)

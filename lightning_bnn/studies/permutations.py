@@ -47,7 +47,7 @@ def permutations(
         by: what units are sorted by.
         out: folder of the results.
     """
-    folder = results_folder(out)
+    folder = results_folder(out, "permutations")
     recipe = settings_of(SCALES, scale, members=members, epochs=epochs)
     overrides: dict[str, Any] = {"model.init_args.members": recipe.members}
     if recipe.epochs is not None:
@@ -61,7 +61,11 @@ def permutations(
 
 def _findings(held: dict[str, Any], recipe: Recipe, command: str) -> Findings:
     tau: Tensor = held["tau"]
-    layers: dict[str, Tensor] = dict(zip(held["layers"], tau.unbind(1), strict=True))
+    names = [
+        name if held["layers"].count(name) == 1 else f"{name}, group {k + 1}"
+        for k, name in enumerate(held["layers"])
+    ]
+    layers: dict[str, Tensor] = dict(zip(names, tau.unbind(1), strict=True))
     steps = torch.arange(1, len(tau) + 1)
     drops = [k + 1 for k in range(1, len(held["rates"])) if held["rates"][k] < held["rates"][k - 1]]
     phases = [0, *drops, len(tau)]
@@ -116,17 +120,17 @@ class _History(L.Callback):
 
     def __init__(self, path: Path, by: Any) -> None:
         self.path, self.by = path, by
-        self._held: dict[str, Any] = {"tau": [], "rates": []}
+        self._held: dict[str, list[Any]] = {"tau": [], "rates": [], "layers": []}
         self._orders: UnitOrders | None = None
         self._last: Tensor | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on with."""
-        return {"tau": list(self._held["tau"]), "rates": list(self._held["rates"])}
+        return {name: list(values) for name, values in self._held.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on."""
-        self._held = {"tau": list(state_dict["tau"]), "rates": list(state_dict["rates"])}
+        self._held = {name: list(values) for name, values in state_dict.items()}
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
@@ -137,6 +141,7 @@ class _History(L.Callback):
             found = discover(pl_module.template, *(x[:2] for x in inputs))
             self._orders = UnitOrders(found, self.by)
             self._last = self._orders(pl_module.member_stack())
+            self._held["layers"] = list(self._orders.names)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -146,15 +151,10 @@ class _History(L.Callback):
         assert self._last is not None
         now = self._orders(pl_module.member_stack())
         tau = order_change(self._last, now, self._orders.sizes).tau
-        self._held["tau"].append(tau.T)
+        self._held["tau"].append(tau.T.cpu())
         self._held["rates"].append(trainer.optimizers[0].param_groups[0]["lr"])
         self._last = now
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Keep it beside the run."""
-        assert self._orders is not None
-        tau = torch.stack(self._held["tau"])
-        torch.save(
-            {"tau": tau, "rates": self._held["rates"], "layers": list(self._orders.names)},
-            self.path,
-        )
+        torch.save({**self._held, "tau": torch.stack(self._held["tau"])}, self.path)

@@ -7,14 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from lightning_bnn.metrics.sources import RowTransform
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import Removal, Symmetries, discover, plan_removal
 from lightning_bnn.symmetry.canonical import SortKey
 from lightning_bnn.symmetry.groups import Group
 
-__all__ = ["PROTOCOLS", "Protocol", "inner_symmetries"]
+__all__ = ["PROTOCOLS", "Protocol", "Remover", "before_norm", "inner_symmetries"]
 
 
 @dataclass(frozen=True)
@@ -25,20 +27,45 @@ class Protocol:
         about: one sentence for tables.
         sort_by: what units are sorted by, in descending order, once their norm is one.
         inner_only: leave residual streams and blocks of channels as they are.
+        free_before_norm: give unit norm to what enters a BatchNorm, too, whose scale is free.
     """
 
     about: str
     sort_by: SortKey
     inner_only: bool
+    free_before_norm: bool
 
-    def symmetries(self, model: nn.Module, *example: Any) -> Symmetries:
-        """Those that are removed."""
+    def remover(self, model: nn.Module, *example: Any) -> Remover:
+        """What removes them from networks of one kind.
+
+        Args:
+            model: one of them.
+            *example: its inputs.
+        """
         found = discover(model, *example)
-        return inner_symmetries(found) if self.inner_only else found
+        free = before_norm(found) if self.free_before_norm else frozenset()
+        kept = inner_symmetries(found) if self.inner_only else found
+        return Remover(kept, free, self.sort_by)
 
-    def removal(self, networks: Params | Iterable[Params], sym: Symmetries) -> Removal:
-        """The group elements that lead to the representatives."""
-        return plan_removal(networks, sym, "unit-norm", self.sort_by)
+
+@dataclass(frozen=True)
+class Remover:
+    """Removes symmetries from stacks.
+
+    Attributes:
+        symmetries: those that are removed.
+        free: layers that get unit norm besides.
+        sort_by: what units are sorted by.
+    """
+
+    symmetries: Symmetries
+    free: frozenset[str]
+    sort_by: SortKey
+
+    def __call__(self, networks: Params | Iterable[Params]) -> RowTransform:
+        """The group elements that lead to the representatives, for `Transformed`."""
+        plan = plan_removal(networks, self.symmetries, "unit-norm", self.sort_by)
+        return _UnitRows(plan, self.free) if self.free else plan
 
 
 PROTOCOLS = {
@@ -47,14 +74,54 @@ PROTOCOLS = {
         "largest weight",
         "max",
         False,
+        False,
     ),
     "p1": Protocol(
-        "as in P1's code: unit norms, |gain| after BatchNorm, units sorted by their first weight; "
-        "residual streams and blocks of channels stay as they are",
+        "as in P1's code: unit norms (before BatchNorm, too), |gain| after BatchNorm, units sorted "
+        "by their first weight; residual streams and blocks of channels stay in their order",
         "first",
+        True,
         True,
     ),
 }
+
+
+@dataclass(frozen=True)
+class _UnitRows:
+    """A removal, after which some layers get rows of unit norm, which their BatchNorm undoes."""
+
+    plan: Removal
+    names: frozenset[str]
+
+    def __call__(self, name: str, values: Tensor, rows: slice) -> Tensor:
+        found = self.plan(name, values, rows)
+        if name not in self.names:
+            return found
+        norms = found.flatten(2).norm(dim=2).clamp_min(torch.finfo(found.dtype).tiny)
+        return found / norms.reshape(*norms.shape, *(1,) * (found.ndim - 2))
+
+
+def before_norm(sym: Symmetries) -> frozenset[str]:
+    """Weights whose outputs enter a BatchNorm that holds them: their scale is free.
+
+    Such a layer writes channels that have statistics, and carries none of their scales itself.
+
+    Args:
+        sym: what `discover` returned.
+    """
+    normed = [
+        [sym.axes[place.axis] for place in group.placements]
+        for group in sym.permutations
+        if any(sym.axes[place.axis].role == "variance" for place in group.placements)
+    ]
+    carrying = {
+        sym.axes[place.axis].tensor
+        for group in sym.scalings
+        for place in group.placements
+        if sym.axes[place.axis].role == "out"
+    }
+    writers = {axis.tensor for axes in normed for axis in axes if axis.role == "out"}
+    return frozenset(name for name in writers - carrying if len(sym.shapes[name]) > 1)
 
 
 def inner_symmetries(sym: Symmetries) -> Symmetries:

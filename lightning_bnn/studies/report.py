@@ -18,7 +18,7 @@ __all__ = ["Section", "html_report"]
 
 _STYLE = """
 :root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto;
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 78rem; margin: 2rem auto;
        padding: 0 1rem; }
 h1 { font-size: 1.7rem; margin-bottom: .2rem } h2 { font-size: 1.25rem; margin-top: 2.5rem }
 p.about { color: #555 } figure { margin: 1.2rem 0 } figcaption { color: #555; font-size: .9rem }

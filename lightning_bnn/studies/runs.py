@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import shutil
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +15,15 @@ import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tqdm.auto import tqdm
 
+import lightning_bnn
 from lightning_bnn.commands.presets import preset_text
 from lightning_bnn.commands.training import training
 from lightning_bnn.modules.judged_module import JudgedModule
 from lightning_bnn.studies.contenders import Place, read_module
+from lightning_bnn.studies.silence import quiet
 from lightning_bnn.studies.surroundings import Surroundings, read_surroundings
 
-__all__ = ["Job", "Run", "quiet", "run_jobs"]
+__all__ = ["Job", "Run", "run_jobs"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,8 @@ class Job:
     @property
     def key(self) -> str:
         """A digest of everything that decides the result."""
-        text = preset_text(self.preset) + json.dumps(dict(self.overrides), default=str)
+        changes = json.dumps(dict(self.overrides), default=str)
+        text = preset_text(self.preset) + changes + lightning_bnn.__version__
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -164,19 +164,3 @@ class _Epochs(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Once an epoch."""
         self.bar.update(1)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Nothing but errors from Lightning, and no warnings, for runs that are made as documented."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -6,7 +6,9 @@ the numbers of one mode, of all, and of all but one (the jackknife) come from on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import metrics as M
-from lightning_bnn.posteriors import Empirical, Posterior
+from lightning_bnn import params as P
+from lightning_bnn.likelihoods import Bernoulli, Categorical
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import Empirical, Posterior, Predictor
 from lightning_bnn.randomness import keyed_generator, keyed_randomness
 from lightning_bnn.studies.tables import Measured
 
-__all__ = ["Averages", "bootstrap", "jackknife", "predict_mode", "qualities"]
+__all__ = [
+    "Averages",
+    "bootstrap",
+    "drawn",
+    "jackknife",
+    "predict_mode",
+    "probabilities",
+    "qualities",
+]
 
 
 @dataclass(frozen=True)
@@ -50,42 +63,69 @@ class Averages:
         return cls(torch.stack([p.probs for p in parts]), torch.stack([p.entropy for p in parts]))
 
 
+def probabilities(likelihood: nn.Module, outputs: Tensor) -> Tensor | None:
+    """Of classes, ``(..., batch, classes)``; None where outputs are something else."""
+    if isinstance(likelihood, Categorical):
+        return outputs.double().softmax(-1)
+    if isinstance(likelihood, Bernoulli):
+        logit = outputs.double()
+        return torch.cat([torch.zeros_like(logit), logit], -1).softmax(-1)
+    return None
+
+
+def drawn(mode: Posterior, count: int, *key: int) -> Params:
+    """Networks of a mode; of networks, as many as there are. The same key draws the same."""
+    count = min(count, mode.size) if isinstance(mode, Empirical) else count
+    return {n: t.detach() for n, t in mode.sample(count, keyed_generator(*key, "drawn")).items()}
+
+
 @torch.no_grad()
 def predict_mode(
     mode: Posterior,
     model: nn.Module,
-    loaders: Sequence[Any],
+    likelihood: nn.Module,
+    sets: Sequence[Iterable[tuple[Any, Tensor]]],
     counts: Sequence[int],
-    seed: int,
+    *key: int,
+    device: str = "cpu",
 ) -> list[list[Averages]]:
     """Averages over the first so many networks of a mode.
 
     Args:
         mode: draws networks, or predicts in a way of its own.
-        model: gives the computation.
-        loaders: one for each data set, of inputs and targets as networks take them.
+        model: gives the computation; it is left where it is.
+        likelihood: what outputs say about classes.
+        sets: batches of inputs and targets as networks take them.
         counts: numbers of networks.
-        seed: of the draws.
+        *key: of the draws.
+        device: where it is computed.
 
     Returns:
         For every data set, for every count.
     """
-    most = max(counts)
-    if isinstance(mode, Empirical):
-        most = min(most, mode.size)
-    run = mode.predictor(most, keyed_generator(seed, "predict"))
-    model, device = model.eval(), next(model.parameters()).device
+    model, mode = copy.deepcopy(model).to(device).eval(), mode.to(device)
+    run = _predictor(mode, max(counts), *key)
     found = []
-    for which, loader in enumerate(loaders):
-        batches: list[list[Averages]] = []
-        for index, (inputs, _) in enumerate(loader):
-            with keyed_randomness(seed, "predict", which, index, device=device):
+    for which, batches in enumerate(sets):
+        parts: list[list[Averages]] = []
+        for index, (inputs, _) in enumerate(batches):
+            with keyed_randomness(*key, "predict", which, index, device=device):
                 outputs = run(model, inputs.to(device)).cpu()
-            probs = outputs.double().softmax(-1)
+            probs = probabilities(likelihood, outputs)
+            assert probs is not None
             entropy = torch.special.entr(probs).sum(-1)
-            batches.append([Averages(probs[:n], entropy[:n]).mean() for n in counts])
-        found.append([_joined(parts) for parts in zip(*batches, strict=True)])
+            parts.append([Averages(probs[:n], entropy[:n]).mean() for n in counts])
+        found.append([_joined(of_count) for of_count in zip(*parts, strict=True)])
+    mode.to("cpu")
     return found
+
+
+def _predictor(mode: Posterior, count: int, *key: int) -> Predictor:
+    """Networks are drawn in random order, so that the first few are like all."""
+    if isinstance(mode, Empirical):
+        networks = drawn(mode, count, *key)
+        return lambda model, *x: P.apply(model, networks, *x)
+    return mode.predictor(count, keyed_generator(*key, "drawn"))
 
 
 def _joined(parts: Sequence[Averages]) -> Averages:
@@ -137,22 +177,20 @@ def qualities(
 
 
 # ------------------------------------------------------------ errors
-def jackknife(parts: int, value: Callable[[list[int]], dict[str, float]]) -> dict[str, Measured]:
-    r"""A number of all parts, with its standard error from leaving out one at a time.
+def jackknife(
+    whole: Mapping[str, float], left: Sequence[Mapping[str, float]]
+) -> dict[str, Measured]:
+    r"""Numbers of all parts, with standard errors from leaving out one at a time.
 
     .. math:: s^2 = \frac{K - 1}{K} \sum_k (\theta_{-k} - \bar\theta)^2
 
     Args:
-        parts: how many, K.
-        value: the numbers of some parts.
+        whole: numbers of all parts.
+        left: the numbers that are left without each of them; without any there are no errors.
 
-    >>> data = [1.0, 2.0, 6.0]
-    >>> jackknife(3, lambda kept: {"mean": sum(data[k] for k in kept) / len(kept)})["mean"]
+    >>> jackknife({"mean": 3.0}, [{"mean": 4.0}, {"mean": 3.5}, {"mean": 1.5}])["mean"]
     Measured(value=3.0, error=1.527525231651947)
     """
-    every = list(range(parts))
-    whole = value(every)
-    left = [value([k for k in every if k != out]) for out in every]
     return {
         name: Measured(number, _jackknife_error([found[name] for found in left]))
         for name, number in whole.items()
@@ -160,6 +198,8 @@ def jackknife(parts: int, value: Callable[[list[int]], dict[str, float]]) -> dic
 
 
 def _jackknife_error(values: Sequence[float]) -> float:
+    if not values:
+        return math.nan
     t = torch.tensor(values, dtype=torch.float64)
     return float(((len(t) - 1) / len(t) * (t - t.mean()).square().sum()).sqrt())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,29 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.likelihoods import Categorical
+
 __all__ = ["Batches", "Surroundings", "read_surroundings"]
 
 
-@dataclass(frozen=True)
 class Batches:
-    """One set of a data module, as networks take it; it can be read again and again."""
+    """One set of a data module, as networks take it, read once: a loader may shuffle.
 
-    source: L.LightningDataModule
-    loader: Any
+    Args:
+        source: the data module.
+        loader: of the set.
+        most: so many batches only.
+    """
+
+    def __init__(self, source: L.LightningDataModule, loader: Any, most: int | None = None) -> None:
+        self._source, self._loader, self._most = source, loader, most
+        self._held: list[tuple[Any, Tensor]] | None = None
 
     def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
-        for batch in self.loader:
-            inputs, targets = self.source.on_after_batch_transfer(batch, 0)[:2]
-            yield inputs, targets
+        if self._held is None:
+            batches = itertools.islice(iter(self._loader), self._most)
+            self._held = [self._source.on_after_batch_transfer(b, 0)[:2] for b in batches]
+        return iter(self._held)
 
     def targets(self) -> Tensor:
         """All of them."""
@@ -39,21 +48,22 @@ class Surroundings:
     Attributes:
         template: gives the computation.
         source: the data.
+        likelihood: what outputs say about targets.
     """
 
     template: nn.Module
     source: L.LightningDataModule
+    likelihood: nn.Module = field(default_factory=Categorical)
 
     def inside(self) -> Batches:
         """The test set in distribution."""
         return Batches(self.source, self._loaders()[0])
 
-    def training(self, most: int) -> Iterator[tuple[Any, Tensor]]:
+    def training(self, most: int) -> Batches:
         """The first batches of the training data."""
         self.source.prepare_data()
         self.source.setup("fit")
-        batches = Batches(self.source, self.source.train_dataloader())
-        return itertools.islice(iter(batches), most)
+        return Batches(self.source, self.source.train_dataloader(), most)
 
     def outside(self, name: str | None = None) -> tuple[str, Batches] | None:
         """One set that is out of distribution, by default the first; None if there is none."""
@@ -94,7 +104,8 @@ def read_surroundings(config: Path) -> Surroundings:
 
     try:
         held = yaml.safe_load(config.read_text(encoding="utf-8"))
-        parts = {"network": held["model"]["init_args"]["network"], "data": held["data"]}
+        arguments = held["model"]["init_args"]
+        parts = {"network": arguments["network"], "data": held["data"]}
     except (OSError, KeyError, TypeError, yaml.YAMLError) as error:
         raise ValueError(
             f"{config} must be a configuration with `model.init_args.network` and `data`, as "
@@ -103,5 +114,9 @@ def read_surroundings(config: Path) -> Surroundings:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(nn.Module, "network")
     parser.add_subclass_arguments(L.LightningDataModule, "data")
+    if arguments.get("likelihood") is not None:
+        parser.add_subclass_arguments(nn.Module, "likelihood")
+        parts["likelihood"] = arguments["likelihood"]
     made = parser.instantiate_classes(parser.parse_object(parts))
-    return Surroundings(made.network.eval(), made.data)
+    likelihood = made.get("likelihood") or Categorical()
+    return Surroundings(made.network.eval(), made.data, likelihood)

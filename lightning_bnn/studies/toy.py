@@ -41,15 +41,15 @@ def toy(
 
     As trained, the density has a copy of every solution for each order of the units and each way to
     scale them. With hidden units scaled to norm 3, and then ordered by their outgoing weights, what
-    is left is one cloud. Networks whose loss in the last epoch is above 0.01 are left out, as in
-    the paper; the default is the paper's scale.
+    is left is one copy of each. Networks whose loss in the last epoch is above 0.01 are left out,
+    as in the paper; the default is the paper's scale.
 
     Args:
         scale: small or paper.
         networks: how many are trained.
         out: folder of the results.
     """
-    folder = results_folder(out)
+    folder = results_folder(out, "toy")
     settings = settings_of(SCALES, scale, networks=networks)
     losses = _LastEpoch(folder / "losses.pt")
     job = Job("runs", "two_gaussians", {"model.init_args.members": settings.networks}, [losses])
@@ -108,7 +108,7 @@ def _findings(networks: Params, sym: Symmetries, trained: int, command: str) -> 
         "toy",
         "Two hidden units (P1, figure 1)",
         {"weights": Table("Both weights of the last layer", ["", "", " "], rows, 3)},
-        {"weights": hexbin_figure(forms, ("weight 1", "weight 2"), True, 0.9)},
+        {"weights": hexbin_figure(forms, ("weight 1", "weight 2"), True, 0.96)},
         [command],
         {"command": command, "norm": _NORM, "largest loss": _MOST_LOSS},
     )
@@ -121,6 +121,14 @@ class _LastEpoch(L.Callback):
         self.path = path
         self._losses: list[Tensor] = []
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run goes on with."""
+        return {"losses": list(self._losses)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on."""
+        self._losses = list(state_dict["losses"])
+
     @torch.no_grad()
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
@@ -128,7 +136,7 @@ class _LastEpoch(L.Callback):
         """In the last epoch."""
         if trainer.current_epoch == (trainer.max_epochs or 0) - 1:
             inputs, targets = pl_module.inputs_and_targets(batch)
-            self._losses.append(pl_module.member_nll(inputs, targets))
+            self._losses.append(pl_module.member_nll(inputs, targets).cpu())
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Keep them beside the run."""

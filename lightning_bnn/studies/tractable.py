@@ -25,7 +25,7 @@ from lightning_bnn.posteriors.permanents import log_permanent
 from lightning_bnn.posteriors.unit_layers import unit_layers
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder
-from lightning_bnn.studies.runs import quiet
+from lightning_bnn.studies.silence import quiet
 from lightning_bnn.studies.tables import Cell, Table, spread
 from lightning_bnn.symmetry import Symmetries, discover
 
@@ -83,7 +83,7 @@ def tractable(
     ):
         if not all(value > least for value in values):
             raise ValueError(f"`{name}` must be above {least}, got {values}.")
-    folder = results_folder(out)
+    folder = results_folder(out, "tractable")
     results = study(alphas, seeds, epochs, noise)
     settings = {"alphas": alphas, "seeds": seeds, "epochs": epochs, "noise": noise}
     publish(findings_of(results, settings), folder)

@@ -20,7 +20,7 @@ from lightning_bnn.plots import lines_figure, scatter_figure
 from lightning_bnn.plots.panels import Line
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.runs import quiet
+from lightning_bnn.studies.silence import quiet
 from lightning_bnn.studies.tables import Cell, Table
 from lightning_bnn.symmetry import (
     Symmetries,
@@ -77,7 +77,7 @@ def transpositions(
         seed: of starts, permutations and orders.
         out: folder of the results.
     """
-    folder = results_folder(out)
+    folder = results_folder(out, "transpositions")
     settings = settings_of(SCALES, scale, hidden=hidden, epochs=epochs, points=points)
     study = _Study(settings, seed)
     publish(study.findings(), folder)

@@ -16,7 +16,8 @@ from lightning_bnn.plots.panels import Line
 from lightning_bnn.randomness import keyed_generator, keyed_randomness
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.predictions import accuracy, mean_probabilities
-from lightning_bnn.studies.runs import Job, Run, quiet, run_jobs
+from lightning_bnn.studies.runs import Job, Run, run_jobs
+from lightning_bnn.studies.silence import quiet
 from lightning_bnn.studies.tables import Measured, Table, spread
 
 __all__ = ["width"]
@@ -76,7 +77,7 @@ def width(
             told apart, which small deviations make certain, all methods are the same.
         out: folder of the results.
     """
-    folder = results_folder(out)
+    folder = results_folder(out, "width")
     settings = settings_of(
         SCALES, scale, widths=widths, draws=draws, members=members, epochs=epochs, init_std=init_std
     )

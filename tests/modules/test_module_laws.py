@@ -51,7 +51,7 @@ class StopAfter(L.Callback):
 def test_modes_are_what_the_members_have_found(name):
     module, data = made(name), Blobs()
     trainer(max_epochs=3).fit(module, data)
-    posterior, judged = module.posterior(), module.judged_modes()
+    posterior, judged = module.posterior(), module.judged_modes(4)
     modes = posterior.modes()
     assert len(modes) == len(judged) == (module.members)
     x = data.load().test[0]

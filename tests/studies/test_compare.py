@@ -2,17 +2,34 @@
 
 import json
 
+import lightning as L
 import pytest
 import torch
+from runs import QUIET
 from small_runs import NET, bank, config, numbers, results
+from torch import nn
 
 from lightning_bnn import params as P
+from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
 from lightning_bnn.datamodules import Digits
+from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics import mmd, mmd_table
+from lightning_bnn.models import mlp
+from lightning_bnn.modules import MFVI, SWAG, Laplace, MCDropout
+from lightning_bnn.posteriors import Empirical
 from lightning_bnn.studies import comparison
-from lightning_bnn.studies.contenders import Place, chains_of, read_contender
-from lightning_bnn.studies.surroundings import read_surroundings
+from lightning_bnn.studies.arena import Arena, rows_of
+from lightning_bnn.studies.contenders import (
+    Contender,
+    Place,
+    chains_of,
+    contender_of,
+    read_contender,
+)
+from lightning_bnn.studies.protocols import PROTOCOLS
+from lightning_bnn.studies.scoring import drawn
+from lightning_bnn.studies.surroundings import Surroundings, read_surroundings
 from lightning_bnn.symmetry import canonicalise, discover
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -87,19 +104,13 @@ def test_same_law_lies_at_the_noise_floor_and_another_does_not(here):
     bank("ref", 60, seed=1)
     bank("same", 30, seed=2)
     wide = {n: 2 * t for n, t in P.populate(NET, 30, torch.Generator().manual_seed(3)).items()}
-    with comparison_bank("wide") as held:
+    with CheckpointBank("wide") as held:
         held.extend(wide)
     one, _ = compare(reference="ref", posteriors__same="same", posteriors__wide="wide")
     table = results("out")["tables"]["table1"]["rows"]
     (floor,) = (r for r in table if r[0] == "Noise floor")
     assert abs(row(one, "Multi mode", "same")["MMD²"]) < 4 * floor[2]["error"]
     assert row(one, "Multi mode", "wide")["MMD²"] > 20 * floor[2]["error"]
-
-
-def comparison_bank(path):
-    from lightning_bnn.bank import CheckpointBank
-
-    return CheckpointBank(path)
 
 
 def test_rows_are_computed_once(here, monkeypatch):
@@ -116,7 +127,7 @@ def test_rows_are_computed_once(here, monkeypatch):
     assert calls == ["B"]
     compare(reference="ref", posteriors__A="a", seed=1)
     assert calls == ["B", "A"]
-    with comparison_bank("a") as held:
+    with CheckpointBank("a") as held:
         held.extend(P.populate(NET, 1, torch.Generator().manual_seed(9)))
     compare(reference="ref", posteriors__A="a", seed=1)
     assert calls == ["B", "A", "A"]
@@ -174,6 +185,146 @@ def test_a_fresh_run_is_read_with_its_own_configuration(here):
     assert row(numbers("out", "table1"), "Multi mode", "E")["Acc"] > 0
 
 
+def test_rows_of_a_bank_are_networks_and_of_a_run_members(here):
+    around = read_surroundings(here / "like.yaml")
+    bank("run", 20, seed=2, step=list(range(20)))
+    (mode,) = read_contender("R", Place.of("run[5:12]"), around).modes
+    assert mode.size == 7
+    assert torch.equal(mode.networks["1.weight"][0], CheckpointBank("run", "r")[5]["1.weight"])
+
+
+def test_a_loader_that_shuffles_changes_nothing():
+    class Shuffled(Digits):
+        def test_dataloader(self):
+            sets = [
+                torch.utils.data.TensorDataset(self.normalise(x), y)
+                for x, y in (self.splits.test, *self.splits.ood.values())
+            ]
+            return [torch.utils.data.DataLoader(s, 50, shuffle=True) for s in sets]
+
+    networks = P.populate(NET, 4, torch.Generator().manual_seed(3))
+    found = []
+    for data in (Digits(), Shuffled()):
+        around = Surroundings(NET, data)
+        arena = Arena(P.populate(NET, 5), NET, [around.example()], PROTOCOLS["full"], 4)
+        own = Empirical(networks).modes()
+        contender = Contender("E", own, own, NET, Categorical())
+        rows = rows_of(contender, arena, [around.inside(), around.outside()[1]], "entropy")
+        found.append({r.mode: {n: v.value for n, v in r.numbers.items()} for r in rows})
+    for mode in ("one", "multi"):
+        for name in ("acc", "nll", "ece", "aupr", "idmi"):
+            assert found[0][mode][name] == pytest.approx(found[1][mode][name], abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", [SWAG, MCDropout, Laplace, MFVI])
+def test_checkpoints_of_modules_that_python_made_are_what_they_are(here, kind):
+    options = {"start": 0} if kind is SWAG else {"p": 0.2} if kind is MCDropout else {}
+    options |= {"structure": "diag", "prior_std": 1.0} if kind is Laplace else {}
+    module, data = kind(mlp(64, [4], 10), members=2, **options), Digits()
+    run = L.Trainer(**{**QUIET, "enable_checkpointing": True}, max_epochs=3, default_root_dir=here)
+    run.fit(module, data)
+    (path,) = here.rglob("*.ckpt")
+    around = read_surroundings(here / "like.yaml")
+    found = read_contender("M", Place.of(str(path)), around)
+    assert found.origin["kind"] == kind.__name__
+    assert [type(m) for m in found.modes] == [type(m) for m in module.posterior().modes()]
+    one, two = (
+        drawn(modes[0], 3, 0)["1.weight"] for modes in (found.modes, module.posterior().modes())
+    )
+    torch.testing.assert_close(one, two)
+
+
+def test_networks_of_a_gaussian_have_statistics_of_their_own():
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 10)
+    )
+    module, data = SWAG(net, members=2, start=0, eval_samples=3), Digits()
+    L.Trainer(**QUIET, max_epochs=3).fit(module, data)
+    module.use_training_data(data)
+    one, two = contender_of("S", module, samples=12).judged
+    assert one.size == two.size == 12
+    noise = [m.networks["1.weight"] - m.networks["1.weight"].mean(0) for m in (one, two)]
+    assert abs(torch.corrcoef(torch.stack([t.flatten() for t in noise]))[0, 1]) < 0.3
+    statistics = one.networks["2.running_var"]
+    assert len(statistics.unique(dim=0)) == 12
+
+
+def test_the_noise_floor_is_that_of_as_many_networks():
+    """Against fresh samples of the same law."""
+    g = torch.Generator().manual_seed(0)
+    reference = P.populate(NET, 60, g)
+    arena = Arena(reference, NET, [torch.randn(2, 64)], PROTOCOLS["full"], 50)
+    floor = arena.noise_floor(50, repeats=60)["mmd"]
+    fresh = P.populate(NET, 50 * 25, g)
+    values = [
+        arena.distances({n: t[k : k + 50] for n, t in fresh.items()}, [torch.arange(50)])[0]["mmd"]
+        for k in range(0, 50 * 25, 50)
+    ]
+    assert floor.error == pytest.approx(float(torch.tensor(values).std()), rel=0.45)
+
+
+def test_parts_are_compared_as_if_they_were_alone():
+    reference, y = P.populate(NET, 9), P.populate(NET, 11)
+    arena = Arena(reference, NET, [torch.randn(2, 64)], PROTOCOLS["full"])
+    rows = torch.tensor([7, 2, 4, 10])
+    found, whole = arena.distances(y, [rows, torch.arange(11)])
+    alone = {n: t[rows] for n, t in y.items()}
+    assert found["mmd"] == pytest.approx(float(mmd(reference, alone)), abs=1e-7)
+    assert whole["mmd_max"] == pytest.approx(float(mmd(reference, y, "max")), abs=1e-7)
+
+
+def test_more_modes_than_samples(here):
+    bank("ref", 6, seed=1)
+    bank("many", 30, seed=2)
+    compare(reference="ref", posteriors__M="many", samples=8)
+    held = json.loads((here / "out" / "rows" / "M.json").read_text())
+    assert [(r["mode"], r["seeds"], r["networks"]) for r in held["rows"]] == [
+        ("one", 8, 1),
+        ("multi", 8, 8),
+    ]
+
+
+def test_a_regression_is_compared_by_its_weights(here):
+    net = mlp(8, [4], 1)
+    reference, networks = P.populate(net, 6), P.populate(net, 4)
+    arena = Arena(reference, net, [torch.randn(2, 8)], PROTOCOLS["full"])
+    own = Empirical(networks).modes()
+    rows = rows_of(Contender("G", own, own, net, Gaussian()), arena, [], "entropy")
+    assert rows[1].numbers["mmd"].value == pytest.approx(float(mmd(reference, networks)))
+    assert "acc" not in rows[1].numbers
+
+
+def test_a_row_that_was_not_written_to_its_end_is_computed_again(here):
+    bank("ref", 6, seed=1)
+    bank("a", 3, seed=2)
+    first = compare(reference="ref", posteriors__A="a")
+    path = here / "out" / "rows" / "A.json"
+    path.write_text(path.read_text()[:100])
+    assert compare(reference="ref", posteriors__A="a") == first
+
+
+def test_names_are_free(here):
+    bank("ref", 6, seed=1)
+    bank("a", 3, seed=2)
+    main(["compare", "--like", "like.yaml", "--out", "out", "--reference", "ref",
+          "--posteriors.A|B", "a"])  # fmt: skip
+    assert row(numbers("out", "table1"), "Multi mode", "A|B")["Acc"] > 0
+
+
+def test_a_place_must_be_one_thing(here):
+    for name in ("one", "two"):
+        folder = here / "runs" / name / "lightning_logs" / "version_0"
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "config.yaml").write_text("")
+        (folder / "checkpoints" / "last.ckpt").write_text("")
+    assert Place.of("runs/one").file().name == "last.ckpt"
+    with pytest.raises(ValueError, match="holds several things, name one of them"):
+        Place.of("runs").file()
+    (here / "runs" / "two" / "other.ckpt").write_text("")
+    with pytest.raises(ValueError, match="holds several things"):
+        Place.of("runs/two").file()
+
+
 def test_rows_in_brackets():
     assert Place.of("a/b[:3]").rows == slice(None, 3)
     assert Place.of("a/b[-3:]").rows == slice(-3, None)
@@ -185,6 +336,10 @@ def test_which_networks_belong_together():
     assert chains_of([{"step": 1}, {"step": 2}]) == [0, 0]
     assert chains_of([{}, {}]) is None
     assert chains_of([{"step": 4}]) is None
+    runs = [{"file": f"{run}/{step}.ckpt", "step": step} for run in "ab" for step in (1, 2)]
+    assert chains_of(runs) == [0, 0, 1, 1]
+    early = [{"file": f"{run}/last.ckpt", "step": k} for k, run in enumerate("abc")]
+    assert chains_of(early) is None
 
 
 @pytest.mark.bad_input

@@ -106,13 +106,21 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
     assert len(list((tmp_path / "a").rglob("config.yaml"))) == 2
 
 
-def test_restart_removes_the_runs(tmp_path, monkeypatch):
-    (tmp_path / "runs" / "x").mkdir(parents=True)
-    (tmp_path / "mine").write_text("")
-    monkeypatch.setattr(
-        "lightning_bnn.studies.demo.run_jobs", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-    )
-    with pytest.raises(SystemExit):
+def test_restart_removes_the_runs_of_a_demo_only(tmp_path, monkeypatch, capsys):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lightning_bnn.studies.demo.run_jobs", stopped)
+    out = tmp_path / "demo"
+    for restart, left in (("false", True), ("true", False)):
+        with pytest.raises(SystemExit) as end:
+            main(["demo", "--restart", restart, "--out", str(out)])
+        assert end.value.code == 130
+        assert (out / "runs" / "x").exists() == (left and restart == "true")
+        (out / "runs" / "x").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(SystemExit) as end:
         main(["demo", "--restart", "true", "--out", str(tmp_path)])
-    assert not (tmp_path / "runs").exists()
-    assert (tmp_path / "mine").exists()
+    assert end.value.code == 2
+    assert (tmp_path / "runs").exists()
+    assert "choose a new folder" in capsys.readouterr().err

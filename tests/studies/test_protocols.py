@@ -7,18 +7,18 @@ import torch
 
 from lightning_bnn import params as P
 from lightning_bnn.models import mlp, optunet, resnet18
-from lightning_bnn.studies.protocols import PROTOCOLS, inner_symmetries
+from lightning_bnn.studies.protocols import PROTOCOLS, before_norm, inner_symmetries
 from lightning_bnn.symmetry import discover, permute, random_permutations
 
 
-def removed(protocol, networks, sym):
-    plan = PROTOCOLS[protocol].removal(networks, sym)
-    return {name: plan(name, t) for name, t in networks.items()}
+def removed(remover, networks):
+    plan = remover(networks)
+    return {name: plan(name, t, slice(None)) for name, t in networks.items()}
 
 
 def test_p1_leaves_residual_streams_and_counts_as_the_paper_s_code():
     net = resnet18().eval()
-    sym = PROTOCOLS["p1"].symmetries(net, torch.randn(2, 3, 32, 32))
+    sym = PROTOCOLS["p1"].remover(net, torch.randn(2, 3, 32, 32)).symmetries
     assert sym.log10_permutations == pytest.approx(3956.3, abs=0.1)
     assert len(sym.scalings) == 8
     touched = {sym.axes[p.axis].tensor for g in sym.permutations for p in g.placements}
@@ -28,10 +28,10 @@ def test_p1_leaves_residual_streams_and_counts_as_the_paper_s_code():
 
 def test_p1_sorts_optunet_inside_its_groups_only():
     net, x = optunet(), torch.randn(2, 1, 28, 28)
-    assert PROTOCOLS["p1"].symmetries(net, x).log10_permutations == pytest.approx(
+    assert PROTOCOLS["p1"].remover(net, x).symmetries.log10_permutations == pytest.approx(
         math.log10(math.factorial(5) ** 2)
     )
-    assert PROTOCOLS["full"].symmetries(net, x).log10_permutations == pytest.approx(
+    assert PROTOCOLS["full"].remover(net, x).symmetries.log10_permutations == pytest.approx(
         math.log10(2 * math.factorial(5) ** 2)
     )
 
@@ -55,8 +55,7 @@ def by_hand(net):
 
 def test_p1_equals_its_procedure_written_out():
     net = mlp(4, [5, 6], 3)
-    sym = PROTOCOLS["p1"].symmetries(net, torch.randn(2, 4))
-    found = removed("p1", P.stack([P.of(net)]), sym)
+    found = removed(PROTOCOLS["p1"].remover(net, torch.randn(2, 4)), P.stack([P.of(net)]))
     weights, biases = by_hand(net)
     for k, w, b in zip((1, 3, 5), weights, biases, strict=True):
         torch.testing.assert_close(found[f"{k}.weight"][0], w)
@@ -66,10 +65,11 @@ def test_p1_equals_its_procedure_written_out():
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_permuted_networks_become_the_same(protocol):
     net = mlp(4, [5, 6], 3)
-    sym = PROTOCOLS[protocol].symmetries(net, torch.randn(2, 4))
+    remover = PROTOCOLS[protocol].remover(net, torch.randn(2, 4))
+    sym = remover.symmetries
     stack = P.stack([P.of(net)])
     moved = permute(P.of(net), sym, random_permutations(sym, torch.Generator().manual_seed(1)))
-    one, two = removed(protocol, stack, sym), removed(protocol, P.stack([moved]), sym)
+    one, two = removed(remover, stack), removed(remover, P.stack([moved]))
     for name in one:
         torch.testing.assert_close(one[name], two[name])
     assert not torch.allclose(stack["1.weight"][0], moved["1.weight"])
@@ -80,3 +80,24 @@ def test_signs_are_left_by_p1_and_removed_by_default():
     sym = discover(net, torch.randn(2, 4))
     assert sym.sign_dof == 5
     assert inner_symmetries(sym).sign_dof == 0
+
+
+def test_p1_frees_what_enters_a_batch_norm():
+    net = torch.nn.Sequential(
+        torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.ReLU(), torch.nn.Linear(5, 3)
+    ).eval()
+    stack = P.populate(net, 3)
+    stack["1.weight"] = -0.5 - torch.rand(3, 5)
+    found = removed(PROTOCOLS["p1"].remover(net, torch.randn(2, 4)), stack)
+    torch.testing.assert_close(found["0.weight"].norm(dim=2), torch.ones(3, 5))
+    torch.testing.assert_close(found["1.weight"], -torch.ones(3, 5))
+    held = removed(PROTOCOLS["full"].remover(net, torch.randn(2, 4)), stack)
+    assert not torch.allclose(held["0.weight"].norm(dim=2), torch.ones(3, 5))
+
+
+def test_every_convolution_of_a_resnet_enters_a_batch_norm():
+    net = resnet18().eval()
+    found = before_norm(discover(net, torch.randn(2, 3, 32, 32)))
+    assert found == {
+        f"{n}.weight" for n, m in net.named_modules() if isinstance(m, torch.nn.Conv2d)
+    }

@@ -7,13 +7,16 @@ import torch
 
 from lightning_bnn import metrics as M
 from lightning_bnn import params as P
+from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import DiagonalGaussian, Dropout, Empirical, Mixture
 from lightning_bnn.studies.scoring import (
     Averages,
     bootstrap,
+    drawn,
     jackknife,
     predict_mode,
+    probabilities,
     qualities,
 )
 
@@ -87,33 +90,55 @@ POSTERIORS = {
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_fewer_networks_are_the_first_of_more(name):
     posterior = POSTERIORS[name]()
-    ((many, few),) = predict_mode(posterior, NET, [BATCHES], (8, 3), seed=4)
-    ((alone,),) = predict_mode(posterior, NET, [BATCHES], (8,), seed=4)
+    ((many, few),) = predict_mode(posterior, NET, Categorical(), [BATCHES], (8, 3), 4)
+    ((alone,),) = predict_mode(posterior, NET, Categorical(), [BATCHES], (8,), 4)
     torch.testing.assert_close(many.probs, alone.probs)
     assert many.probs.shape == (40, 3)
     assert not torch.allclose(many.probs, few.probs)
-    ((other,),) = predict_mode(posterior, NET, [BATCHES], (8,), seed=5)
+    ((other,),) = predict_mode(posterior, NET, Categorical(), [BATCHES], (8,), 5)
     assert not torch.allclose(many.probs, other.probs)
 
 
 def test_networks_that_are_fewer_than_asked_for_all_predict(networks):
-    ((found,),) = predict_mode(Empirical(networks), NET, [BATCHES], (100,), seed=0)
+    ((found,),) = predict_mode(Empirical(networks), NET, Categorical(), [BATCHES], (100,), 0)
     torch.testing.assert_close(found.probs, averages(networks, X).probs)
 
 
 def test_dropout_is_repeatable():
     net = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Dropout(0.5), torch.nn.Linear(6, 3))
     mode = Dropout(P.stack([P.of(net)]))
-    runs = [predict_mode(mode, net, [BATCHES], (4,), seed=1)[0][0].probs for _ in range(2)]
+    runs = [
+        predict_mode(mode, net, Categorical(), [BATCHES], (4,), 1)[0][0].probs for _ in range(2)
+    ]
     assert torch.equal(*runs)
 
 
 # ------------------------------------------------------------ errors
 def test_jackknife_of_a_mean_is_its_standard_error():
     values = torch.randn(11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = jackknife(11, lambda kept: {"mean": float(values[kept].mean())})["mean"]
+    left = [{"mean": float(torch.cat([values[:k], values[k + 1 :]]).mean())} for k in range(11)]
+    found = jackknife({"mean": float(values.mean())}, left)["mean"]
     assert found.value == pytest.approx(float(values.mean()))
     assert found.error == pytest.approx(float(values.std()) / math.sqrt(11))
+    assert math.isnan(jackknife({"mean": 1.0}, [])["mean"].error)
+
+
+def test_predictions_are_of_the_networks_whose_weights_are_compared():
+    networks = P.populate(NET, 30, torch.Generator().manual_seed(2))
+    for mode in (Empirical(networks), DiagonalGaussian(P.of(NET), 0.3)):
+        ((many, few),) = predict_mode(mode, NET, Categorical(), [BATCHES], (20, 5), 7, 1)
+        own = drawn(mode, 20, 7, 1)
+        torch.testing.assert_close(many.probs, averages(own, X).probs)
+        torch.testing.assert_close(few.probs, averages({n: t[:5] for n, t in own.items()}, X).probs)
+    first = drawn(Empirical(networks), 5, 7, 1)["1.weight"]
+    assert not torch.equal(first, networks["1.weight"][:5])
+
+
+def test_one_logit_gives_two_classes_and_a_regression_none():
+    z = torch.randn(4, 5, 1)
+    found = probabilities(Bernoulli(), z)
+    torch.testing.assert_close(found[..., 1], z[..., 0].double().sigmoid())
+    assert probabilities(Gaussian(), z) is None
 
 
 def test_bootstrap_of_a_mean_is_about_its_standard_error():

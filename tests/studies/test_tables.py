@@ -92,6 +92,23 @@ def test_settings_of_a_scale_can_be_replaced():
     assert settings_of(SCALES, "small", members=2).members == 2
 
 
+def test_a_study_writes_into_folders_of_its_own(tmp_path):
+    own = results_folder(str(tmp_path / "a" / "b"), "toy")
+    (own / "results.json").write_text("")
+    assert results_folder(str(own), "toy") == own
+
+
+@pytest.mark.bad_input
+def test_what_others_have_put_into_a_folder_is_left_alone(tmp_path):
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(ValueError, match="holds other things than results of toy"):
+        results_folder(str(tmp_path), "toy")
+    results_folder(str(tmp_path / "new"), "mass")
+    with pytest.raises(ValueError, match="holds other things than results of toy"):
+        results_folder(str(tmp_path / "new"), "toy")
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["mine.txt"]
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("call", "sentence"),
@@ -99,7 +116,7 @@ def test_settings_of_a_scale_can_be_replaced():
         (lambda: settings_of(SCALES, "huge"), "`scale` must be one of small, paper"),
         (lambda: settings_of(SCALES, "small", members=0), "`members` must be positive"),
         (lambda: settings_of(SCALES, "small", widths=[5, -1]), "`widths` must be positive"),
-        (lambda: results_folder("/proc/nothing/here"), "`out` must be a folder"),
+        (lambda: results_folder("/proc/nothing/here", "toy"), "`out` must be a folder"),
     ],
 )
 def test_bad_settings(call, sentence):
