@@ -57,15 +57,25 @@ def main(args: Sequence[str] | None = None) -> None:
     every = {**TRAINING, **PRESETS, **COMMANDS, **STUDIES}
     if name not in every:
         _fail(f"there is no command {name!r}; choose from: {', '.join(every)}.")
+    if "" not in sys.path:  # classes of the user in the current folder
+        sys.path.insert(0, "")
     try:
         _run(name, args)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on where it was", file=sys.stderr)
+        raise SystemExit(130) from None
     except ArgumentError as error:
         _fail(f"{_core(str(error))} (`lightning-bnn {name} --help` explains.)")
     except (ValueError, OSError) as error:
-        own = error if isinstance(error, FileNotFoundError) else _own(error)
-        if own is None:
-            raise
-        _fail(" ".join(str(own).split()))
+        _fail(_sentence(error))
+
+
+def _sentence(error: Exception) -> str:
+    """What is wrong, in one sentence; what others raise keeps its traceback."""
+    own = error if isinstance(error, FileNotFoundError) else _own(error)
+    if own is None:
+        raise error
+    return " ".join(str(own).split())
 
 
 def _run(name: str, args: Sequence[str]) -> None:

@@ -95,7 +95,7 @@ def test_modules(tmp_path, monkeypatch, capsys):
 
 
 def test_compact_representations():
-    names = {"example": torch.randn(8, 64)}
+    names = {"loader": [(torch.randn(8, 64), None)]}
     exec(COMPACT, names)
     zeros = torch.cat([t.flatten() for t in names["small"].values()]) == 0
     assert zeros.double().mean() == pytest.approx(0.5, abs=1e-3)
@@ -113,6 +113,7 @@ def test_every_study_is_in_the_docs_with_its_papers():
     claims = "".join((DOCS / f"p{k}.md").read_text() for k in (1, 2, 3))
     for name in STUDIES.keys() - {"demo"}:
         assert f"lightning-bnn {name}" in claims
+    assert not re.search(r"[A-Z]+_SECTION", claims)
     for picture in re.findall(r"!\[[^\]]*\]\((\S+)\)", text + claims):
         assert (DOCS / picture).is_file()
 

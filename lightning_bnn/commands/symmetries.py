@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -142,8 +141,6 @@ def _guarded(what: str, call: Callable[[], Any]) -> Any:
 
 
 def _import(path: str) -> Any:
-    if "" not in sys.path:
-        sys.path.insert(0, "")
     module, _, name = path.replace(".py:", ".").replace(":", ".").rpartition(".")
     if not module:
         raise ValueError(f"`{path}` is no import path: write package.module.Class.")

@@ -81,7 +81,7 @@ def histograms_figure(
     Args:
         panels: for every title, values by form.
         label: of the horizontal axes.
-        bins: of the histograms, the same for all forms of a panel.
+        bins: of the histograms at most, the same for all forms of a panel.
         columns: panels side by side.
     """
     columns = min(columns, len(panels))
@@ -90,8 +90,10 @@ def histograms_figure(
     for ax, (title, forms) in zip(axes, panels.items(), strict=False):
         drawn = {form: v.double().flatten() for form, v in forms.items() if v.numel()}
         edges = span(_joined(drawn)) if drawn else (0.0, 1.0)
+        most = max([v.numel() for v in drawn.values()], default=1)
+        count = max(10, min(bins, round(2 * math.sqrt(most))))
         for form, values in drawn.items():
-            ax.hist(values.numpy(), bins, edges, density=True, histtype="step", label=form)
+            ax.hist(values.numpy(), count, edges, density=True, histtype="step", label=form)
         ax.set_title(title, fontsize=9)
     for ax in axes[:: max(1, columns)]:
         ax.set_ylabel("density")
@@ -134,7 +136,11 @@ def lines_figure(
         ax.set_title(title, fontsize=9)
     for ax in axes[:: max(1, columns)]:
         ax.set_ylabel(labels[1])
-    legend(axes[0], max(len(curves) for curves in panels.values()))
+    seen: list[set[str]] = []
+    for ax, curves in zip(axes, panels.values(), strict=False):
+        if set(curves) not in seen:
+            legend(ax, len(curves))
+            seen.append(set(curves))
     return figure
 
 

@@ -83,6 +83,11 @@ class DiagonalGaussian(Posterior):
         >>> DiagonalGaussian.fit({"w": rows}).centre["w"]
         tensor([1., 1.])
         """
+        if not isinstance(networks, dict):
+            raise ValueError(
+                "`networks` must be a stack, `params.stack([...])` makes one of a list, got a "
+                f"{type(networks).__name__}."
+            )
         size = stack_size(networks)
         if size < 2:
             raise ValueError(f"`networks` must hold at least 2 networks, got {size}.")
@@ -97,6 +102,10 @@ class DiagonalGaussian(Posterior):
         least = torch.finfo(next(iter(weights.values())).dtype).tiny
         mean = {name: t.mean(0) if name in weights else t[-1] for name, t in networks.items()}
         return cls(mean, {name: t.std(0).clamp(min=least) for name, t in weights.items()})
+
+    def extra_repr(self) -> str:
+        """Shown by ``print``."""
+        return f"{len(self.mean)} weights"
 
     # -------------------------------------------------------- as networks
     @property

@@ -213,7 +213,8 @@ def _compared(
         "one": alone if min(sizes) >= 2 else [],
         "multi": [torch.cat(shared), *_left_out(groups)] if len(alone) > 1 else [],
     }
-    found = arena.distances(every, [*parts["one"], *parts["multi"]])
+    wanted = [*parts["one"], *parts["multi"]]
+    found = arena.distances(every, wanted) if wanted else []
     first, rest = found[: len(parts["one"])], found[len(parts["one"]) :]
     numbers: dict[str, Numbers] = {}
     if first:
@@ -275,7 +276,7 @@ def _judged(
         return {"one": _over_examples([part[0] for part in alone], labels, of, arena.seed)}
     single = [of([part[k] for part in alone]) for k in range(len(found))]
     modes = torch.arange(len(found))
-    groups = _left_out(_groups(modes[:, None]))
+    groups = _left_out(_groups(modes.split(1)))
     whole = of([part.mean() for part in shared])
     left = [of([part[kept].mean() for part in shared]) for kept in groups]
     return {"one": _over_modes(single), "multi": jackknife(whole, left)}

@@ -92,19 +92,37 @@ def findings_of(comparison: Comparison) -> Findings:
         "MMD² and mutual information (nats) x 100, the others in per cent but NLL (nats). NS: "
         f"{about}. OOD examples are the positive class, found by {settings['score']}. ±: over "
         "modes (One mode), by the jackknife over modes (Multi mode), over test examples (a "
-        "posterior of one mode), over splits (noise floor). /: not defined, or failed."
+        "posterior of one mode), over splits of the reference, scaled to so many networks against "
+        "all of it (noise floor). /: not defined, or failed."
     )
     failed = [
-        f"{name} failed. {origin['failed']}"
+        f"{name} failed: {origin['failed']}"
         for name, origin in settings.get("posteriors", {}).items()
         if "failed" in origin
     ]
+    origins = settings.get("posteriors", {})
+    compared: list[list[Cell]] = [
+        [name, *(str(origin.get(key, "")) for key in ("kind", "modes", "rows", "sha256", "path"))]
+        for name, origin in origins.items()
+    ]
+    told = (
+        f"Reference: {settings['reference_networks']} networks of {settings['reference']} "
+        f"({settings['reference_sha256']}). Out of distribution: {settings['ood_set']}."
+    )
     return Findings(
         "compare",
         "Posteriors against a reference",
         {
-            "table1": Table("Table 1", ["", "method", *COLUMNS.values()], one, _DIGITS, note),
-            "table2": Table("Table 2: over kernels", ["", "method", *_KERNELS.values()], two, 2),
+            "table1": Table("Table 1", ["mode", "method", *COLUMNS.values()], one, _DIGITS, note),
+            "table2": Table(
+                "Table 2: over kernels", ["mode", "method", *_KERNELS.values()], two, 2
+            ),
+            "compared": Table(
+                "What was compared",
+                ["method", "kind", "modes", "rows", "sha256", "path"],
+                compared,
+                note=told,
+            ),
         },
         {"metrics": _picture(rows, floors[max(floors)] if floors else {})},
         failed,
@@ -121,6 +139,19 @@ def _scaled(name: str, number: Measured) -> Measured:
     return Measured(number.value * scale, number.error * scale)
 
 
+def _titled(name: str, title: str) -> str:
+    """With its unit, and an arrow to where it is better."""
+    unit = {
+        "mmd": "x 100 ",
+        "ns": "x 100 ",
+        "nll": "nats ",
+        "idmi": "nats x 100",
+        "oodmi": "nats x 100",
+    }
+    arrow = "" if name in ("idmi", "oodmi") else "↑" if name in ("acc", "aupr") else "↓"
+    return f"{title}  ({unit.get(name, '% ')}{arrow})"
+
+
 def _picture(rows: Sequence[Row], floor: Mapping[str, Measured]) -> Any:
     methods = list(dict.fromkeys(row.method for row in rows if row.mode != FAILED))
     found = {(row.method, row.mode): row for row in rows}
@@ -128,7 +159,7 @@ def _picture(rows: Sequence[Row], floor: Mapping[str, Measured]) -> Any:
     for name, title in COLUMNS.items():
         if not any(name in row.numbers for row in rows):
             continue
-        panels[title] = {
+        panels[_titled(name, title)] = {
             text: [
                 _scaled(name, found[m, mode].numbers.get(name, Measured(math.nan)))
                 if (m, mode) in found
@@ -138,7 +169,7 @@ def _picture(rows: Sequence[Row], floor: Mapping[str, Measured]) -> Any:
             for mode, text in _MODES.items()
         }
     bands = {
-        COLUMNS[name]: (100 * floor[name].value, 200 * floor[name].error)
+        _titled(name, COLUMNS[name]): (100 * floor[name].value, 200 * floor[name].error)
         for name in ("mmd", "ns")
         if name in floor
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -80,6 +81,9 @@ def collect(
     options = options or Options()
     if options.samples < 2:
         raise ValueError(f"`samples` must be at least 2, got {options.samples}.")
+    for name in posteriors:
+        if not re.fullmatch(r"[^/\\\x00]+", name):
+            raise ValueError(f"`posteriors`: names go into file names, {name!r} cannot.")
     places = {name: Place.of(text) for name, text in posteriors.items()}
     first = Place.of(reference)
     config = Path(like) if like is not None else _config([first, *places.values()])
@@ -96,6 +100,10 @@ def collect(
     arena = _arena(first, around, options)
     outside = around.outside(options.ood)
     sets = [around.inside(), *([] if outside is None else [outside[1]])]
+    settings |= {
+        "reference_networks": arena.size,
+        "ood_set": "none" if outside is None else outside[0],
+    }
     rows: list[Row] = []
     origins: dict[str, Mapping[str, Any]] = {}
     for name, place in (bar := tqdm(list(places.items()), desc="posteriors")):
@@ -141,6 +149,10 @@ def _check_apart(first: Place, places: Mapping[str, Place]) -> None:
 
 def _arena(first: Place, around: Surroundings, options: Options) -> Arena:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"`device` {device!r} cannot be used here: {error}") from None
     return Arena(
         stack_of(read_contender("reference", first, around)),
         around.template,
@@ -176,8 +188,8 @@ def _remembered(path: Path, key: Mapping[str, Any], compute: Callable[[], Found]
         with quiet():
             rows, origin = compute()
     except (ValueError, RuntimeError, OSError) as error:
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        tqdm.write(f"{name} failed. {text}")
+        text = " ".join(str(error).split())
+        tqdm.write(f"{name} failed: {text}")
         return [Row(name, FAILED, {}, 0)], {"failed": text}
     path.parent.mkdir(parents=True, exist_ok=True)
     written = {"key": key, "origin": origin, "rows": [asdict(row) for row in rows]}

@@ -94,17 +94,25 @@ class Place:
         if self.path.is_file() or (self.path / "manifest.jsonl").is_file():
             return self.path
         versions = [config.parent for config in self.path.rglob("config.yaml")]
-        if not versions:
+        banks = [manifest.parent for manifest in self.path.rglob("manifest.jsonl")]
+        if not versions and not banks:
             return self.path
+        if not versions:
+            return _only(self.path, banks)
         runs = sorted({v.parent if v != self.path else v for v in versions})
         files = sorted(self.path.rglob("*.ckpt"), key=lambda p: p.stat().st_mtime)
         outside = [f for f in files if not any(run in f.parents for run in runs)]
-        if len(runs) > 1 or outside:
-            held = ", ".join(str(p) for p in [*runs, *outside][:4])
-            raise ValueError(f"{self.path} holds several things, name one of them: {held}.")
+        _only(self.path, [*runs, *outside])
         if not files:
             raise ValueError(f"The run {self.path} has no checkpoint yet.")
         return files[-1]
+
+
+def _only(path: Path, found: Sequence[Path]) -> Path:
+    if len(found) > 1:
+        held = ", ".join(str(p) for p in sorted(found)[:4])
+        raise ValueError(f"{path} holds several things, name one of them: {held}.")
+    return found[0]
 
 
 def find_config(place: Place) -> Path | None:

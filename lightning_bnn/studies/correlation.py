@@ -17,6 +17,7 @@ from lightning_bnn.studies.comparison import Options, collect
 from lightning_bnn.studies.demo import METHODS, REFERENCE, demo_jobs
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.runs import Job, run_jobs
+from lightning_bnn.studies.silence import one_thread
 from lightning_bnn.studies.tables import Cell, Measured, Table
 
 __all__ = ["correlation", "rank_correlations"]
@@ -67,7 +68,8 @@ def correlation(
     groups: dict[str, Mapping[str, Numbers]] = {}
     for hidden in settings.architectures:
         jobs = demo_jobs(settings.size, hidden)
-        groups |= _compared("-".join(map(str, hidden)), jobs, folder, samples)
+        with one_thread():
+            groups |= _compared("-".join(map(str, hidden)), jobs, folder, samples)
     publish(_findings(groups), folder)
 
 

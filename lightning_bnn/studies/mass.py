@@ -86,7 +86,7 @@ def mass_findings(
     ]
     header = ["", "mean ± sd", "5 %", "median", "95 %"]
     per_layer = ["layer", "mass", "at the minimum", "largest weight", "at the minimum "]
-    worst = float(optimum.gap.max())
+    worst = max(float(optimum.gap.max()), torch.finfo(torch.float64).eps)
     certified = f"Certified to {worst:.0e} (relative duality gap of the worst network)."
     figure = scatter_figure(
         {"": {"networks": (optimum.mass.cpu(), optimum.minimum.cpu())}},

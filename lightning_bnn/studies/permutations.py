@@ -97,7 +97,7 @@ def _findings(held: dict[str, Any], recipe: Recipe, command: str) -> Findings:
                     title: {"mean of the runs": _smooth(steps, values)}
                     for title, values in {"all layers": tau.mean(1), **layers}.items()
                 },
-                ("step", f"tau, mean of {_SMOOTHED} steps at most"),
+                ("step (dashed: lower learning rate)", "Kendall's tau; band: all runs"),
                 drops,
             )
         },

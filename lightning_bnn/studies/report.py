@@ -23,8 +23,8 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 78rem; marg
 h1 { font-size: 1.7rem; margin-bottom: .2rem } h2 { font-size: 1.25rem; margin-top: 2.5rem }
 p.about { color: #555 } figure { margin: 1.2rem 0 } figcaption { color: #555; font-size: .9rem }
 img { max-width: 100%; height: auto } .wide { overflow-x: auto }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums }
-th, td { padding: .25rem .55rem; text-align: right; white-space: nowrap }
+table { border-collapse: collapse; font-size: .74rem; font-variant-numeric: tabular-nums }
+th, td { padding: .2rem .34rem; text-align: right; white-space: nowrap }
 th { border-bottom: 2px solid #888 } tr + tr td { border-top: 1px solid #eee }
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left }
 caption { text-align: left; font-weight: 600; padding: .4rem 0 }

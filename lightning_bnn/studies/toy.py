@@ -26,7 +26,7 @@ _LAST = "3.weight"
 class Scale:
     """How many networks."""
 
-    networks: int
+    members: int
 
 
 SCALES = {"small": Scale(10_000), "paper": Scale(10_000)}
@@ -34,7 +34,7 @@ SCALES = {"small": Scale(10_000), "paper": Scale(10_000)}
 
 def toy(
     scale: Literal["small", "paper"] = "small",
-    networks: int | None = None,
+    members: int | None = None,
     out: str = "studies/toy",
 ) -> None:
     """Train perceptrons of two hidden units, and draw both weights of their last layer.
@@ -46,13 +46,13 @@ def toy(
 
     Args:
         scale: small or paper.
-        networks: how many are trained.
+        members: networks to train.
         out: folder of the results.
     """
     folder = results_folder(out, "toy")
-    settings = settings_of(SCALES, scale, networks=networks)
+    settings = settings_of(SCALES, scale, members=members)
     losses = _LastEpoch(folder / "losses.pt")
-    job = Job("runs", "two_gaussians", {"model.init_args.members": settings.networks}, [losses])
+    job = Job("runs", "two_gaussians", {"model.init_args.members": settings.members}, [losses])
     run = run_jobs([job], folder)["runs"]
     around, module = run.surroundings(), run.module()
     every = module.posterior().networks

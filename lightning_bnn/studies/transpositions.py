@@ -205,7 +205,7 @@ class _Study:
             {
                 "training": lines_figure(
                     {
-                        "barrier": _curves(epochs, ("barrier", "matched barrier")),
+                        "barrier (nats)": _curves(epochs, ("barrier", "matched barrier")),
                         "distance": _curves(epochs, ("distance", "matched distance")),
                         "swaps": _curves(epochs, ("swaps",)),
                     },
@@ -214,7 +214,7 @@ class _Study:
                 "sweep": lines_figure(
                     {
                         "swaps after training": _curves(sweep, ("swaps",)),
-                        "barrier": _curves(sweep, ("barrier", "matched barrier")),
+                        "barrier (nats)": _curves(sweep, ("barrier", "matched barrier")),
                         "distance": _curves(sweep, ("distance", "matched distance")),
                     },
                     ("swaps at the start", ""),
@@ -226,7 +226,7 @@ class _Study:
                             "": Line(torch.tensor(chosen).double(), torch.tensor(drift))
                         },
                     },
-                    ("position on the line; epoch", "swaps"),
+                    ("position on the line (left), epoch (right)", "swaps"),
                 ),
                 "pairs": scatter_figure(
                     {

@@ -186,3 +186,17 @@ def test_errors_of_others_keep_their_traceback(folder, monkeypatch):
     monkeypatch.setattr("lightning.pytorch.Trainer.fit", broken)
     with pytest.raises(KeyError):
         main(["fit", "-c", preset("digits_ensemble", folder), *ON_A_CPU])
+
+
+def test_classes_in_the_current_folder_are_found_by_the_installed_command(folder):
+    (folder / "mine.py").write_text(
+        "import torch\nclass Net(torch.nn.Sequential):\n    def __init__(self):\n"
+        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
+    )
+    command = Path(sys.executable).parent / "lightning-bnn"
+    args = ["fit", "--model", "DeepEnsemble", "--model.network", "mine.Net", "--data", "Digits"]
+    done = subprocess.run(
+        [str(command), *args, "--trainer.fast_dev_run", "1", *ON_A_CPU],
+        capture_output=True, text=True, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-500:]

@@ -99,6 +99,7 @@ def test_buffers_stay():
         (lambda q, s: q.fit(s, align="looks", symmetries=SYM), "`align` must be one of"),
         (lambda q, s: q.fit(s, align="activations", symmetries=SYM), "`model` and `batches` must"),
         (lambda q, s: q.fit(s, P.of(NET)), "`reference` is used with `align`"),
+        (lambda q, s: q.fit(P.unstack(s)), "`networks` must be a stack"),
         (lambda q, s: q.prune(1.5), "`fraction` must be between 0 and 1"),
         (lambda q, s: q.with_deviations_of(q), "`symmetries` must be what `discover`"),
     ],

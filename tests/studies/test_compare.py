@@ -51,7 +51,7 @@ def compare(**more):
 
 
 def row(rows, mode, method):
-    (found,) = (r for r in rows if (r[""], r["method"]) == (mode, method))
+    (found,) = (r for r in rows if (r["mode"], r["method"]) == (mode, method))
     return found
 
 
@@ -95,7 +95,7 @@ def test_one_trajectory_is_one_mode_with_errors_by_a_bootstrap(here):
     bank("ref", 8, seed=1)
     bank("run", 6, seed=2, step=list(range(6)))
     one, _ = compare(reference="ref", posteriors__R="run")
-    assert [r["method"] for r in one if r[""] == "Multi mode"] == []
+    assert [r["method"] for r in one if r["mode"] == "Multi mode"] == []
     held = results("out")["tables"]["table1"]["rows"][0]
     assert held[4]["error"] > 0
 
@@ -154,7 +154,7 @@ def test_one_posterior_that_fails_does_not_stop_the_others(here, capsys):
     one, _ = compare(reference="ref", posteriors__A="a", posteriors__bad="empty")
     assert row(one, "", "bad")["Acc"] is None
     out = capsys.readouterr().out
-    assert "bad failed." in out
+    assert "bad failed:" in out
     shown = [line.split() for line in out.splitlines() if line.split()[:2] == ["bad", "/"]]
     assert shown == [["bad", *["/"] * 11]]
 
@@ -216,6 +216,7 @@ def test_a_loader_that_shuffles_changes_nothing():
             assert found[0][mode][name] == pytest.approx(found[1][mode][name], abs=1e-9)
 
 
+@pytest.mark.frames
 @pytest.mark.parametrize("kind", [SWAG, MCDropout, Laplace, MFVI])
 def test_checkpoints_of_modules_that_python_made_are_what_they_are(here, kind):
     options = {"start": 0} if kind is SWAG else {"p": 0.2} if kind is MCDropout else {}
@@ -311,6 +312,33 @@ def test_names_are_free(here):
     assert row(numbers("out", "table1"), "Multi mode", "A|B")["Acc"] > 0
 
 
+def test_one_network_is_judged_by_its_predictions(here):
+    bank("ref", 6, seed=1)
+    bank("one", 1, seed=2)
+    one, _ = compare(reference="ref", posteriors__O="one")
+    assert row(one, "One mode", "O")["MMD²"] is None
+    assert row(one, "One mode", "O")["Acc"] > 0
+
+
+def test_what_was_compared_is_said(here, capsys):
+    bank("ref", 6, seed=1)
+    bank("a", 3, seed=2)
+    compare(reference="ref", posteriors__A="a")
+    out = capsys.readouterr().out
+    assert "Reference: 6 networks of ref" in out
+    assert "Out of distribution: scrambled" in out
+    (held,) = numbers("out", "compared")
+    assert (held["method"], held["kind"], held["modes"]) == ("A", "networks", "3")
+
+
+def test_a_bank_below_a_folder_is_found(here):
+    bank("logs/version_0/bank", 4, seed=2)
+    assert Place.of("logs").file() == Place.of("logs/version_0/bank").path
+    bank("logs/version_1/bank", 4, seed=2)
+    with pytest.raises(ValueError, match="holds several things"):
+        Place.of("logs").file()
+
+
 def test_a_place_must_be_one_thing(here):
     for name in ("one", "two"):
         folder = here / "runs" / name / "lightning_logs" / "version_0"
@@ -354,6 +382,8 @@ def test_which_networks_belong_together():
         (["--reference", "ref[0:3]", "--posteriors.A", "ref[2:]"], "A shares networks with the"),
         (["--reference", "ref", "--posteriors.A", "a", "--ood", "svhn"], "`ood` must be one of"),
         (["--reference", "ref", "--posteriors.A", "a", "--samples", "1"], "`samples` must be at"),
+        (["--reference", "ref", "--posteriors.A", "a", "--device", "no"], "`device` 'no' cannot"),
+        (["--reference", "ref", "--posteriors.x/y", "a"], "names go into file names"),
         (["--reference", "ref", "--posteriors.A", "nan"], "Every posterior failed"),
     ],
 )

@@ -1,6 +1,10 @@
 """`lightning-bnn demo`: one page, again and again, interrupted or not."""
 
 import re
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -104,6 +108,23 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
     for one, two in zip(resumed.parameters(), whole.parameters(), strict=True):
         assert torch.equal(one, two)
     assert len(list((tmp_path / "a").rglob("config.yaml"))) == 2
+
+
+def test_ctrl_c_in_the_middle_of_an_epoch(tmp_path):
+    """A real signal: one line, code 130, and the next call goes on."""
+    code = "from lightning_bnn.cli import main; main()"
+    command = [sys.executable, "-c", code, "mass", "--members", "3", "--out", str(tmp_path / "m")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not list(tmp_path.rglob("*.ckpt")):
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "stopped; the same command goes on where it was" in told
+    assert "Traceback" not in told
+    main(["mass", "--members", "3", "--out", str(tmp_path / "m")])
+    assert (tmp_path / "m" / "mass.png").exists()
 
 
 def test_restart_removes_the_runs_of_a_demo_only(tmp_path, monkeypatch, capsys):

@@ -38,7 +38,7 @@ EPOCHS = ["--epochs", "1"]
 SMALLEST = {
     "demo": ["--size", "smallest"],
     "compare": ["--like", "like.yaml", "--reference", "three", "--posteriors.A", "other"],
-    "toy": ["--networks", "60"],
+    "toy": ["--members", "60"],
     "mass": ["--like", "like.yaml", "--networks", "three"],
     "collapse": ["--like", "like.yaml", "--networks", "three"],
     "permutations": ["--members", "3", *EPOCHS],
