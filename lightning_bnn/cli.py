@@ -132,7 +132,7 @@ def _missing(text: str) -> str | None:
 
 def _usage() -> str:
     every = {**TRAINING, **PRESETS, **COMMANDS, **STUDIES}
-    rows = "\n".join(f"  {name:<12} {text}" for name, text in every.items())
+    rows = "\n".join(f"  {name:<15} {text}" for name, text in every.items())
     usage = "usage: lightning-bnn COMMAND ..."
     return f"{usage}\n\n{rows}\n\n`lightning-bnn COMMAND --help` explains one."
 

@@ -14,16 +14,11 @@ from lightning_bnn.metrics import PairwiseMutualInformation
 from lightning_bnn.params import Params
 from lightning_bnn.plots import histograms_figure, scatter_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.populations import Recipe, population
+from lightning_bnn.studies.populations import ENSEMBLES, population
 from lightning_bnn.studies.surroundings import Batches, Surroundings
 from lightning_bnn.studies.tables import Cell, Table, spread
 
 __all__ = ["collapse", "collapse_findings"]
-
-SCALES = {
-    "small": Recipe("demo_reference", "digits", 200),
-    "paper": Recipe("mnist_p1_ensemble", "MNIST", 1000),
-}
 
 
 def collapse(
@@ -51,7 +46,7 @@ def collapse(
         out: folder of the results.
     """
     folder = results_folder(out, "collapse")
-    recipe = settings_of(SCALES, scale, members=members, epochs=epochs)
+    recipe = settings_of(ENSEMBLES, scale, members=members, epochs=epochs)
     found = population(folder, recipe, networks, like)
     findings = collapse_findings(found.networks, found.around, ood, found.settings, found.note)
     publish(findings, folder)

@@ -77,7 +77,7 @@ def marginals_findings(
     tests = [row for form, stack in forms.items() for row in _tests(form, stack, sym)]
     shares = {form: explained_variance(stack) for form, stack in forms.items()}
     spectrum: list[list[Cell]] = [
-        [form, *(100 * float(share[:k].sum()) for k in (1, 2, 5, 10, 20))]
+        [form, *(100 * float(share[:k].sum()) for k in (1, 2, 5, 10, 20)), *clusters(forms[form])]
         for form, share in shares.items()
     ]
     weights = [name for name in networks if name in sym.weights]
@@ -94,8 +94,8 @@ def marginals_findings(
         {
             "equal": Table("Do all units have the same marginals?", header, tests, 3, about),
             "pca": Table(
-                "Variance that the leading principal components explain, %",
-                ["", "1", "2", "5", "10", "20"],
+                "Variance that the leading principal components explain, %; mean-shift clusters",
+                ["", "1", "2", "5", "10", "20", "clusters", "in the largest %"],
                 spectrum,
                 1,
             ),
@@ -178,6 +178,17 @@ def explained_variance(stack: Params) -> Tensor:
     rows = ravel(stack, stacked=True)[0].double()
     values = torch.linalg.svdvals(rows - rows.mean(0)).square()
     return values / values.sum()
+
+
+def clusters(stack: Params) -> tuple[int, float]:
+    """Number of clusters that mean shift finds among the networks, and per cent in the largest."""
+    from sklearn.cluster import MeanShift, estimate_bandwidth
+
+    rows = ravel(stack, stacked=True)[0].double().numpy()
+    width = estimate_bandwidth(rows, quantile=0.3)
+    labels = torch.from_numpy(MeanShift(bandwidth=width or None).fit(rows).labels_)
+    counts = torch.bincount(labels.long())
+    return len(counts), 100 * float(counts.max()) / len(labels)
 
 
 def units_figure(forms: Mapping[str, Params], sym: Symmetries) -> Any:

@@ -12,16 +12,11 @@ from torch import Tensor
 from lightning_bnn.params import Params
 from lightning_bnn.plots import histograms_figure, scatter_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.populations import Recipe, population
+from lightning_bnn.studies.populations import ENSEMBLES, population
 from lightning_bnn.studies.tables import Table, spread
 from lightning_bnn.symmetry import MinMass, Symmetries, min_mass, rescale
 
 __all__ = ["mass", "mass_findings"]
-
-SCALES = {
-    "small": Recipe("demo_reference", "digits", 200),
-    "paper": Recipe("mnist_p1_ensemble", "MNIST", 1000),
-}
 
 
 def mass(
@@ -47,7 +42,7 @@ def mass(
         out: folder of the results.
     """
     folder = results_folder(out, "mass")
-    recipe = settings_of(SCALES, scale, members=members, epochs=epochs)
+    recipe = settings_of(ENSEMBLES, scale, members=members, epochs=epochs)
     found = population(folder, recipe, networks, like)
     findings = mass_findings(found.networks, found.symmetries(), found.settings, found.note)
     publish(findings, folder)

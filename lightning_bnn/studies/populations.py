@@ -14,7 +14,7 @@ from lightning_bnn.studies.runs import Job, run_jobs
 from lightning_bnn.studies.surroundings import Surroundings, read_surroundings
 from lightning_bnn.symmetry import Symmetries, discover
 
-__all__ = ["Population", "Recipe", "population"]
+__all__ = ["ENSEMBLES", "Population", "Recipe", "population"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,13 @@ class Recipe:
     data: str
     members: int
     epochs: int | None = None
+
+
+ENSEMBLES = {
+    "small": Recipe("demo_reference", "digits", 200),
+    "paper": Recipe("mnist_p1_ensemble", "MNIST", 1000),
+}
+"""Of many networks, by scale."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from lightning_bnn.studies.interpolation import (
 )
 from lightning_bnn.studies.marginals import (
     argmax_p_value,
+    clusters,
     exchange_p_values,
     explained_variance,
 )
@@ -166,6 +167,14 @@ def test_explained_variance_of_a_plane():
     assert float(share.sum()) == pytest.approx(1)
     assert float(share[:2].sum()) == pytest.approx(1)
     assert float(share[0]) < 1
+
+
+def test_mean_shift_finds_clusters_where_there_are_some():
+    g = torch.Generator().manual_seed(0)
+    centres = torch.tensor([[0.0, 0.0], [30.0, 0.0], [0.0, 30.0], [30.0, 30.0]])
+    rows = centres.repeat_interleave(torch.tensor([40, 20, 20, 20]), 0)
+    assert clusters({"w": rows + torch.randn(100, 2, generator=g)}) == (4, 40.0)
+    assert clusters({"w": torch.randn(100, 2, generator=g)})[1] > 60
 
 
 @pytest.mark.parametrize(("alpha", "variance", "kl"), [
