@@ -73,65 +73,76 @@ def compare(
 
 # ------------------------------------------------------------ tables and figures
 def findings_of(comparison: Comparison) -> Findings:
-    """Tables 1 and 2 and their picture."""
-    rows, floors, settings = comparison.rows, comparison.floors, comparison.settings
-    ordered = sorted(rows, key=lambda row: list([*_MODES, FAILED]).index(row.mode))
-    names = [[_MODES.get(row.mode, ""), row.method] for row in ordered]
-    one = [[*name, *_numbers(row, COLUMNS)] for name, row in zip(names, ordered, strict=True)]
-    two = [
-        [*name, *_numbers(row, _KERNELS)]
-        for name, row in zip(names, ordered, strict=True)
-        if "mmd" in row.numbers
+    """Tables 1 and 2, what was compared, and their picture."""
+    floors, settings = comparison.floors, comparison.settings
+    failed = [
+        f"{name} failed: {origin['failed']}"
+        for name, origin in settings["posteriors"].items()
+        if "failed" in origin
     ]
-    for count, floor in floors.items():
-        end, base = ["Noise floor", f"{count} networks"], Row("", "", dict(floor), 0)
-        one.append([*end, *(c if k < 2 else "" for k, c in enumerate(_numbers(base, COLUMNS)))])
-        two.append([*end, *_numbers(base, _KERNELS)])
+    return Findings(
+        "compare",
+        "Posteriors against a reference",
+        {
+            "table1": _table("Table 1", comparison, COLUMNS, _DIGITS, _note(settings)),
+            "table2": _table("Table 2: over kernels", comparison, _KERNELS, 2),
+            "compared": _compared(settings),
+        },
+        {"metrics": _picture(comparison.rows, floors[max(floors)] if floors else {})},
+        failed,
+        settings,
+    )
+
+
+def _table(
+    title: str,
+    comparison: Comparison,
+    columns: Mapping[str, str],
+    digits: int | Mapping[str, int],
+    note: str = "",
+) -> Table:
+    """Rows of one mode, of all modes, of what has failed, and noise floors."""
+    order = [*_MODES, FAILED]
+    rows: list[list[Cell]] = [
+        [_MODES.get(row.mode, ""), row.method, *_numbers(row.numbers, columns)]
+        for row in sorted(comparison.rows, key=lambda row: order.index(row.mode))
+        if columns is COLUMNS or "mmd" in row.numbers
+    ]
+    for count, floor in comparison.floors.items():
+        cells = zip(columns, _numbers(floor, columns), strict=True)
+        rows.append(
+            ["Noise floor", f"{count} networks", *(c if n in floor else "" for n, c in cells)]
+        )
+    return Table(title, ["mode", "method", *columns.values()], rows, digits, note)
+
+
+def _note(settings: Mapping[str, Any]) -> str:
     about = PROTOCOLS[settings["protocol"]].about
-    note = (
+    return (
         "MMD² and mutual information (nats) x 100, the others in per cent but NLL (nats). NS: "
         f"{about}. OOD examples are the positive class, found by {settings['score']}. ±: over "
         "modes (One mode), by the jackknife over modes (Multi mode), over test examples (a "
         "posterior of one mode), over splits of the reference, scaled to so many networks against "
         "all of it (noise floor). /: not defined, or failed."
     )
-    failed = [
-        f"{name} failed: {origin['failed']}"
-        for name, origin in settings.get("posteriors", {}).items()
-        if "failed" in origin
-    ]
-    origins = settings.get("posteriors", {})
-    compared: list[list[Cell]] = [
-        [name, *(str(origin.get(key, "")) for key in ("kind", "modes", "rows", "sha256", "path"))]
-        for name, origin in origins.items()
+
+
+def _compared(settings: Mapping[str, Any]) -> Table:
+    """Where every number is from."""
+    keys = ("kind", "modes", "rows", "sha256", "path")
+    rows: list[list[Cell]] = [
+        [name, *(str(origin.get(key, "")) for key in keys)]
+        for name, origin in settings["posteriors"].items()
     ]
     told = (
         f"Reference: {settings['reference_networks']} networks of {settings['reference']} "
         f"({settings['reference_sha256']}). Out of distribution: {settings['ood_set']}."
     )
-    return Findings(
-        "compare",
-        "Posteriors against a reference",
-        {
-            "table1": Table("Table 1", ["mode", "method", *COLUMNS.values()], one, _DIGITS, note),
-            "table2": Table(
-                "Table 2: over kernels", ["mode", "method", *_KERNELS.values()], two, 2
-            ),
-            "compared": Table(
-                "What was compared",
-                ["method", "kind", "modes", "rows", "sha256", "path"],
-                compared,
-                note=told,
-            ),
-        },
-        {"metrics": _picture(rows, floors[max(floors)] if floors else {})},
-        failed,
-        settings,
-    )
+    return Table("What was compared", ["method", *keys], rows, note=told)
 
 
-def _numbers(row: Row, columns: Mapping[str, str]) -> list[Cell]:
-    return [_scaled(name, row.numbers.get(name, Measured(math.nan))) for name in columns]
+def _numbers(numbers: Mapping[str, Measured], columns: Mapping[str, str]) -> list[Cell]:
+    return [_scaled(name, numbers.get(name, Measured(math.nan))) for name in columns]
 
 
 def _scaled(name: str, number: Measured) -> Measured:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 import lightning_bnn
+from lightning_bnn import params as P
+from lightning_bnn.params import Params
 from lightning_bnn.plots import lines_figure
 from lightning_bnn.plots.panels import Line
 from lightning_bnn.studies.collapse import collapse_findings
@@ -21,11 +23,10 @@ from lightning_bnn.studies.comparison import collect
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.marginals import units_figure
 from lightning_bnn.studies.mass import mass_findings
-from lightning_bnn.studies.populations import Population
 from lightning_bnn.studies.report import Section, html_report
 from lightning_bnn.studies.runs import Job, Run, run_jobs
 from lightning_bnn.studies.silence import one_thread
-from lightning_bnn.symmetry import canonicalise
+from lightning_bnn.symmetry import Symmetries, canonicalise, discover
 
 __all__ = ["METHODS", "REFERENCE", "demo", "demo_jobs"]
 
@@ -118,56 +119,15 @@ def _short(name: str) -> dict[str, Any]:
 # ------------------------------------------------------------ the page
 def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Findings]:
     reference = runs[REFERENCE]
-    module, around = reference.module(), reference.surroundings()
-    networks = module.posterior().networks
-    found = Population(networks, around, {}, "")
-    sym = found.symmetries()
+    around = reference.surroundings()
+    networks = reference.module().posterior().networks
+    sym = discover(around.template, around.example())
     places = {title: str(runs[name].folder) for name, title in METHODS.items()}
     comparison = findings_of(collect(str(reference.folder), places, folder / "compare"))
-    mass = mass_findings(networks, sym, {})
-    pairs = collapse_findings(networks, around, None, {})
-    forms = {"as trained": networks, "symmetries removed": canonicalise(networks, sym)}
-    units = units_figure(forms, sym)
-    commands = "\n".join(run.job.command for run in runs.values())
-    count = len(next(iter(networks.values())))
     return [
-        Section(
-            "What was done",
-            [
-                f"{count} small networks (64-16-10) were trained on scikit-learn's digits from "
-                "different starts. They stand for the posterior: a reference. Seven methods "
-                "approximate it, each from several starts; the callbacks PermutationTau, MassGap "
-                "and PosteriorFigures watched all of them.",
-                "Every run is a preset; the same by hand:",
-            ],
-            commands,
-        ),
-        Section(
-            "The same function many times",
-            [
-                "Hidden units can be reordered, and rescaled, without any change of the function. "
-                "What this package has found in the network:",
-            ],
-            str(sym),
-            figures={
-                "Largest weight of three of the units, over all reference networks. As trained, "
-                "all units are alike: any could take any place. Scaled to unit norm and sorted, "
-                "each has a place of its own, and the functions are the same.": units,
-            },
-        ),
-        Section(
-            "How good are the posteriors?",
-            [
-                "MMD compares weights with the reference, as they are and with symmetries removed "
-                "(NS). One mode is one start; multi mode mixes all starts. Other columns judge "
-                "predictions, in distribution and on scrambled digits.",
-            ],
-            tables=list(comparison.tables.values()),
-            figures={
-                "All numbers with their errors. Grey: two deviations of the noise floor, MMD "
-                "between random parts of the reference.": comparison.figures["metrics"],
-            },
-        ),
+        _what_was_done(runs, P.stack_size(networks)),
+        _symmetries(networks, sym),
+        _comparison(comparison),
         Section(
             "Permutations while training",
             [
@@ -176,21 +136,8 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
             ],
             figures={"Tau, mean over units and members.": _taus(runs)},
         ),
-        Section(
-            "Mass that changes nothing",
-            ["The L2 penalty of every network, and its minimum over all rescalings of its units."],
-            tables=list(mass.tables.values()),
-            figures={
-                "Each point is a network of the reference.": mass.figures["mass"],
-                "What rescaling would save.": mass.figures["excess"],
-            },
-        ),
-        Section(
-            "Are the networks different functions?",
-            ["Mutual information of all pairs of reference networks."],
-            tables=list(pairs.tables.values()),
-            figures={"In distribution, and on scrambled digits.": pairs.figures["pairs"]},
-        ),
+        _mass(mass_findings(networks, sym, {})),
+        _pairs(collapse_findings(networks, around, None, {})),
         Section(
             "Go on",
             ["TensorBoard shows the curves and figures of every run:"],
@@ -199,6 +146,76 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
             f"{runs['mfvi'].folder}",
         ),
     ], comparison
+
+
+def _what_was_done(runs: Mapping[str, Run], count: int) -> Section:
+    return Section(
+        "What was done",
+        [
+            f"{count} small networks (64-16-10) were trained on scikit-learn's digits from "
+            "different starts. They stand for the posterior: a reference. Seven methods "
+            "approximate it, each from several starts; the callbacks PermutationTau, MassGap "
+            "and PosteriorFigures watched all of them.",
+            "Every run is a preset; the same by hand:",
+        ],
+        "\n".join(run.job.command for run in runs.values()),
+    )
+
+
+def _symmetries(networks: Params, sym: Symmetries) -> Section:
+    forms = {"as trained": networks, "symmetries removed": canonicalise(networks, sym)}
+    return Section(
+        "The same function many times",
+        [
+            "Hidden units can be reordered, and rescaled, without any change of the function. "
+            "What this package has found in the network:",
+        ],
+        str(sym),
+        figures={
+            "Largest weight of three of the units, over all reference networks. As trained, "
+            "all units are alike: any could take any place. Scaled to unit norm and sorted, "
+            "each has a place of its own, and the functions are the same.": units_figure(
+                forms, sym
+            ),
+        },
+    )
+
+
+def _comparison(found: Findings) -> Section:
+    return Section(
+        "How good are the posteriors?",
+        [
+            "MMD compares weights with the reference, as they are and with symmetries removed "
+            "(NS). One mode is one start; multi mode mixes all starts. Other columns judge "
+            "predictions, in distribution and on scrambled digits.",
+        ],
+        tables=list(found.tables.values()),
+        figures={
+            "All numbers with their errors. Grey: two deviations of the noise floor, MMD "
+            "between random parts of the reference.": found.figures["metrics"],
+        },
+    )
+
+
+def _mass(found: Findings) -> Section:
+    return Section(
+        "Mass that changes nothing",
+        ["The L2 penalty of every network, and its minimum over all rescalings of its units."],
+        tables=list(found.tables.values()),
+        figures={
+            "Each point is a network of the reference.": found.figures["mass"],
+            "What rescaling would save.": found.figures["excess"],
+        },
+    )
+
+
+def _pairs(found: Findings) -> Section:
+    return Section(
+        "Are the networks different functions?",
+        ["Mutual information of all pairs of reference networks."],
+        tables=list(found.tables.values()),
+        figures={"In distribution, and on scrambled digits.": found.figures["pairs"]},
+    )
 
 
 def _taus(runs: Mapping[str, Run]) -> Any:
