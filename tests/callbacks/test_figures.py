@@ -121,11 +121,13 @@ def test_densities():
 
 
 def test_marginals():
-    layers = {f"l{k}": {"raw": torch.randn(100), "scaled": torch.randn(50)} for k in range(4)}
+    layers = {f"l{k}": {"raw": torch.randn(1000), "scaled": torch.randn(50)} for k in range(4)}
     figure = plots.histograms_figure(layers)
     assert [ax.get_title() for ax in figure.axes[:4]] == list(layers)
     heights = figure.axes[0].patches[0].get_path().vertices
     assert heights.shape[0] > 60
+    few = plots.histograms_figure({"l": {"raw": torch.randn(10)}})
+    assert few.axes[0].patches[0].get_path().vertices.shape[0] < 30
     figure.canvas.draw()
 
 
