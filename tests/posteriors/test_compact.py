@@ -9,6 +9,7 @@ from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.symmetry import discover, permute, random_permutations
 
 NET = mlp(6, [12], 3).eval()
+NET.load_state_dict(P.unstack(P.populate(NET, 1, torch.Generator().manual_seed(77)))[0])
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
 SYM = discover(NET, X[:2])
 MATCHING = {"symmetries": SYM, "model": NET, "batches": [X]}

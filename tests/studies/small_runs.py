@@ -12,6 +12,7 @@ from lightning_bnn.models import mlp
 
 HIDDEN = 4
 NET = mlp(64, [HIDDEN], 10).eval()
+NET.load_state_dict(P.unstack(P.populate(NET, 1, torch.Generator().manual_seed(77)))[0])
 CONFIG = {
     "model": {
         "class_path": "DeepEnsemble",

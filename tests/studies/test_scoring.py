@@ -21,6 +21,7 @@ from lightning_bnn.studies.scoring import (
 )
 
 NET = mlp(5, [6], 3).eval()
+NET.load_state_dict(P.unstack(P.populate(NET, 1, torch.Generator().manual_seed(77)))[0])
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(40, 5, generator=G), torch.randint(3, (40,), generator=G)
 FAR = 3 * torch.randn(30, 5, generator=G)
