@@ -1,6 +1,7 @@
 """Pictures: pure functions from tensors to matplotlib figures."""
 
 from lightning_bnn.plots.panels import (
+    Line,
     dots_figure,
     hexbin_figure,
     histograms_figure,
@@ -16,6 +17,7 @@ from lightning_bnn.plots.weights import (
 )
 
 __all__ = [
+    "Line",
     "chains_figure",
     "curves_figure",
     "dots_figure",

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from lightning_bnn.metrics import agreement, total_variation
 from lightning_bnn.params import Params
-from lightning_bnn.plots import histograms_figure, lines_figure
-from lightning_bnn.plots.panels import Line
+from lightning_bnn.plots import Line, histograms_figure, lines_figure
 from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.contenders import contender_of, stack_of

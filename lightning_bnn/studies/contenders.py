@@ -26,8 +26,10 @@ __all__ = [
     "chains_of",
     "contender_of",
     "find_config",
+    "fingerprint",
     "read_contender",
     "read_module",
+    "stack_of",
 ]
 
 
@@ -196,7 +198,7 @@ def read_module(file: Path, around: Surroundings) -> JudgedModule | None:
     """
     if file.suffix != ".ckpt":
         return None
-    held = torch.load(file, map_location="cpu", weights_only=False)
+    held = torch.load(file, map_location="cpu", weights_only=False, mmap=True)
     by_yaml = "_class_path" in held.get("hyper_parameters", {})
     kind = getattr(modules, held.get("lightning_bnn", {}).get("class", ""), None)
     del held

@@ -15,8 +15,7 @@ from torch import Tensor
 import lightning_bnn
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
-from lightning_bnn.plots import lines_figure
-from lightning_bnn.plots.panels import Line
+from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.studies.collapse import collapse_findings
 from lightning_bnn.studies.compare import findings_of
 from lightning_bnn.studies.comparison import collect

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -121,8 +122,6 @@ def settings_of(scales: Mapping[str, T], scale: str, **given: Any) -> T:
         scale: which of them.
         **given: fields to replace; None keeps the field.
     """
-    import dataclasses
-
     if scale not in scales:
         raise ValueError(f"`scale` must be one of {', '.join(scales)}, got {scale!r}.")
     changed = {name: value for name, value in given.items() if value is not None}

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from lightning_bnn.plots import lines_figure
-from lightning_bnn.plots.panels import Line
+from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.posteriors.mutual_information import Sampled, log_ratios
 from lightning_bnn.posteriors.permanents import (
     log_bethe,

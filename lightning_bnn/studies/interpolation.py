@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from lightning_bnn.plots import lines_figure
-from lightning_bnn.plots.panels import Line
+from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.tables import Table

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, ravel
-from lightning_bnn.plots import histograms_figure, lines_figure
-from lightning_bnn.plots.panels import Line
+from lightning_bnn.plots import Line, histograms_figure, lines_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.populations import Recipe, population
 from lightning_bnn.studies.tables import Cell, Table

@@ -9,8 +9,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lightning_bnn.plots import lines_figure
-from lightning_bnn.plots.panels import Line
+from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.populations import Recipe
 from lightning_bnn.studies.runs import Job, run_jobs

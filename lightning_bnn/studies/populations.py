@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from lightning_bnn.params import Params
-from lightning_bnn.studies.contenders import Place, find_config, fingerprint, read_contender
-from lightning_bnn.studies.contenders import stack_of as networks_of
+from lightning_bnn.studies.contenders import (
+    Place,
+    find_config,
+    fingerprint,
+    read_contender,
+    stack_of,
+)
 from lightning_bnn.studies.runs import Job, run_jobs
 from lightning_bnn.studies.surroundings import Surroundings, read_surroundings
 from lightning_bnn.symmetry import Symmetries, discover
@@ -89,6 +94,6 @@ def population(
     if config is None:
         raise ValueError(f"{place.path} has no `config.yaml` with it: pass one as `--like`.")
     around = read_surroundings(config)
-    networks = networks_of(read_contender("networks", place, around))
+    networks = stack_of(read_contender("networks", place, around))
     settings["sha256"] = fingerprint(place.file())
     return Population(networks, around, settings, note)

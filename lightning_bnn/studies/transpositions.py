@@ -16,8 +16,7 @@ from lightning_bnn.datamodules.base import DataModule, Splits
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.params import Params
-from lightning_bnn.plots import lines_figure, scatter_figure
-from lightning_bnn.plots.panels import Line
+from lightning_bnn.plots import Line, lines_figure, scatter_figure
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.silence import quiet

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lightning_bnn.metrics import nll
 from lightning_bnn.modules import MFVI, SymmetrizedVI
-from lightning_bnn.plots import lines_figure
-from lightning_bnn.plots.panels import Line
+from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.randomness import keyed_generator, keyed_randomness
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.predictions import accuracy, mean_probabilities
