@@ -16,14 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from lightning_bnn.vmapping import FoldedLinear, fitting_chunk, remember_loop, runs_at_once
+from lightning_bnn.vmapping import FastLayers, fitting_chunk, remember_loop, runs_at_once
 
 __all__ = [
     "Params",
     "RavelSpec",
     "apply",
+    "apply_each",
+    "chunk_of",
     "is_stacked",
     "is_weight",
     "of",
@@ -198,38 +200,93 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
         )
     if not is_stacked(params, template):
         return functional_call(model, params, x)
+    return _stacked(model, params, x, None, chunk_size)
+
+
+def apply_each(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None) -> Any:
+    """Run every member of a stack on inputs of its own; otherwise as `apply`.
+
+    Args:
+        model: gives the computation.
+        params: a stack.
+        *x: the inputs; the leading dimension of every tensor counts members.
+        chunk_size: run that many members at once; ``1`` forces the loop.
+    """
+    members = stack_size(params)
+    sizes = {len(t) for t in tree_leaves(x) if isinstance(t, Tensor)}
+    if sizes != {members}:
+        raise ValueError(f"`x` must have inputs for {members} members, it has {sorted(sizes)}.")
+    return _stacked(model, params, x, 0, chunk_size)
+
+
+def chunk_of(model: nn.Module, params: Params, x: Any, chunk_size: int | None = None) -> int:
+    """How many members of a stack run at once: 1 where they run one by one.
+
+    Args:
+        model: gives the computation.
+        params: a stack.
+        x: the inputs of one network.
+        chunk_size: what was asked for, if anything.
+    """
+    members = stack_size(params)
+    if not runs_at_once(model, chunk_size):
+        return 1
+    if chunk_size is not None:
+        return min(chunk_size, members)
+    one = {name: t[0].clone() for name, t in params.items()}  # statistics are not to change
+    found = fitting_chunk(model, lambda: functional_call(model, one, x), x, members)
+    return members if found is None else found
+
+
+def _stacked(
+    model: nn.Module, params: Params, x: Any, own: int | None, chunk_size: int | None
+) -> Any:
     if runs_at_once(model, chunk_size):
         try:
-            return _vmapped(model, params, x, chunk_size)
+            return _vmapped(model, params, x, own, chunk_size)
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            outputs = _looped(model, params, x)  # what is wrong with the inputs is raised here
+            outputs = _looped(model, params, x, own)  # what is wrong with inputs is raised here
             remember_loop(model, error)
             return outputs
-    return _looped(model, params, x)
+    return _looped(model, params, x, own)
 
 
-def _vmapped(model: nn.Module, params: Params, x: tuple[Any, ...], chunk_size: int | None) -> Any:
-    def one(member: Params) -> Any:
+def _vmapped(
+    model: nn.Module, params: Params, x: Any, own: int | None, chunk_size: int | None
+) -> Any:
+    def one(member: Params, x: Any) -> Any:
         return functional_call(model, member, x)
 
     if chunk_size is None and not torch.is_grad_enabled() and not model.training:
-        first = {name: t[0] for name, t in params.items()}
-        chunk_size = fitting_chunk(model, lambda: one(first), x, stack_size(params))
-    mapped: Callable[[Params], Any] = torch.vmap(one, randomness="different", chunk_size=chunk_size)
-    with FoldedLinear():
-        return mapped(params)
+        chunk_size = chunk_of(model, params, _inputs_of(x, own, 0))
+    mapped: Callable[..., Any] = torch.vmap(
+        one, in_dims=(0, own), randomness="different", chunk_size=chunk_size
+    )
+    with FastLayers():
+        return mapped(params, x)
 
 
-def _looped(model: nn.Module, params: Params, x: tuple[Any, ...]) -> Any:
-    outputs = [functional_call(model, member, x) for member in unstack(params)]
+def _looped(model: nn.Module, params: Params, x: Any, own: int | None) -> Any:
+    outputs = [
+        functional_call(model, member, _inputs_of(x, own, m))
+        for m, member in enumerate(unstack(params))
+    ]
     return tree_map(
         lambda *leaves: torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0],
         *outputs,
     )
 
 
+def _inputs_of(x: Any, own: int | None, member: int) -> Any:
+    if own is None:
+        return x
+    return tree_map(lambda t: t[member] if isinstance(t, Tensor) else t, x)
+
+
 # ------------------------------------------------------------ populations
-def populate(model: nn.Module, members: int, generator: torch.Generator | None = None) -> Params:
+def populate(
+    model: nn.Module, members: int, generator: torch.Generator | None = None, skip: int = 0
+) -> Params:
     """A stack of independently re-initialised copies of a module.
 
     Every submodule with a ``reset_parameters`` (or ``_reset_parameters``) method draws its
@@ -240,10 +297,11 @@ def populate(model: nn.Module, members: int, generator: torch.Generator | None =
         model: the network; it is left untouched.
         members: how many copies.
         generator: the seeds of the members come from here; by default from the global random state.
+        skip: leave out the first so many of those the generator would give.
     """
     if members < 1:
         raise ValueError(f"`members` must be at least 1, got {members}.")
-    seeds = torch.randint(2**62, (members,), generator=generator).tolist()
+    seeds = torch.randint(2**62, (skip + members,), generator=generator).tolist()[skip:]
     _warn_about_constants(model)
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     networks = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_bnn.datamodules.augmentation import CropFlip
 from lightning_bnn.datamodules.loader import RawBatch, TensorLoader
+from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["DataModule", "MissingData", "Splits", "data_root", "found", "hold_out"]
@@ -48,18 +49,29 @@ class DataModule(L.LightningDataModule, ABC):
         batch_size: examples in a training batch of one process.
         eval_batch_size: examples in a batch of validation and test.
         seed: decides splits, order and augmentation.
+        orders: how many members get training batches of their own, in orders of their own (or the
+            numbers of these orders); by default all members share the batches.
     """
 
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     augmentation: CropFlip | None = None
 
-    def __init__(self, batch_size: int = 128, eval_batch_size: int = 512, seed: int = 0) -> None:
+    def __init__(
+        self,
+        batch_size: int = 128,
+        eval_batch_size: int = 512,
+        seed: int = 0,
+        orders: int | Sequence[int] | None = None,
+    ) -> None:
         super().__init__()
         for name, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
             if value < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {value}.")
         self.batch_size, self.eval_batch_size, self.seed = batch_size, eval_batch_size, seed
+        self.orders = list(range(orders)) if isinstance(orders, int) else orders
+        if self.orders is not None and (not self.orders or min(self.orders) < 0):
+            raise ValueError(f"`orders` must be a number of members, or numbers, got {orders}.")
         self.splits: Splits | None = None
 
     @abstractmethod
@@ -115,15 +127,35 @@ class DataModule(L.LightningDataModule, ABC):
     def _loader(self, examples: Examples, training: bool = False, draw: Any = None) -> TensorLoader:
         trainer = self.trainer
         overfit = trainer is not None and trainer.overfit_batches > 0
+        share = {} if trainer is None else _share_of(trainer)
         return TensorLoader(
-            *examples,
+            *(self._placed(examples) if training else examples),
             batch_size=self.batch_size if training else self.eval_batch_size,
             seed=self.seed,
             training=training and not overfit,
             draw=None if overfit else draw,
-            rank=trainer.global_rank if trainer is not None else 0,
-            world_size=trainer.world_size if trainer is not None else 1,
+            orders=self._own_orders() if training and not overfit else None,
+            **share,
         )
+
+    def _own_orders(self) -> Sequence[int] | None:
+        """Of the members of this process."""
+        share = getattr(getattr(self.trainer, "strategy", None), "share", None)
+        if self.orders is None or share is None:
+            return self.orders
+        first, last = share(len(self.orders))
+        return self.orders[first:last]
+
+    def _placed(self, examples: Examples) -> Examples:
+        """On the GPU that trains, if they fill no more than a quarter of what is free there."""
+        device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
+        if device.type != "cuda":
+            return examples
+        size = sum(t.nbytes for t in examples)
+        if 4 * size > torch.cuda.mem_get_info(device)[0]:
+            return examples
+        inputs, targets = examples
+        return inputs.to(device), targets.to(device)
 
     # -------------------------------------------------------- on the device
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -132,8 +164,12 @@ class DataModule(L.LightningDataModule, ABC):
             return batch
         inputs = batch.inputs
         if batch.draws is not None and self.augmentation is not None:
-            inputs = self.augmentation(inputs, batch.draws)
-        return self.normalise(inputs), batch.targets
+            lead = batch.targets.shape[: 2 if batch.own else 1]
+            flat = inputs.reshape(-1, *inputs.shape[len(lead) :])
+            flat = self.augmentation(flat, batch.draws.reshape(len(flat), -1))
+            inputs = flat.reshape(*lead, *flat.shape[1:])
+        inputs = self.normalise(inputs)
+        return MemberBatch(inputs, batch.targets) if batch.own else (inputs, batch.targets)
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Bytes to numbers of mean zero and variance one, as far as ``mean`` and ``std`` tell."""
@@ -143,6 +179,12 @@ class DataModule(L.LightningDataModule, ABC):
             return inputs
         mean, std = (inputs.new_tensor(v)[:, None, None] for v in (self.mean, self.std))
         return (inputs - mean) / std
+
+
+def _share_of(trainer: Any) -> dict[str, int]:
+    """Which part of the examples this process sees; all where processes share out members."""
+    kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
+    return {"rank": kwargs.get("rank", 0), "world_size": kwargs.get("num_replicas", 1)}
 
 
 def data_root(root: str | None) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,7 @@ class Digits(DataModule):
         seed: decides splits, order and noise.
         val_share: part of the data for validation.
         test_share: part of the data for the test.
+        orders: how many members get training batches of their own, see `DataModule`.
     """
 
     mean, std = (0.3053,), (0.3760,)
@@ -35,8 +38,9 @@ class Digits(DataModule):
         seed: int = 0,
         val_share: float = 0.15,
         test_share: float = 0.25,
+        orders: int | Sequence[int] | None = None,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, seed)
+        super().__init__(batch_size, eval_batch_size, seed, orders)
         if not (val_share >= 0 and test_share > 0 and val_share + test_share < 1):
             raise ValueError(
                 "`val_share` and `test_share` must be parts of the data that leave some for "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lightning_bnn.datamodules.augmentation import CropFlip
 from lightning_bnn.datamodules.base import DataModule, data_root
 
@@ -21,6 +23,7 @@ class ImageData(DataModule):
         augment: random crops with four pixels of padding, and mirror images of photographs.
         standardise: pixels of mean zero and variance one; otherwise they are from 0 to 1.
         download: fetch what is missing.
+        orders: how many members get training batches of their own, see `DataModule`.
     """
 
     mirrored = True
@@ -35,8 +38,9 @@ class ImageData(DataModule):
         augment: bool = True,
         standardise: bool = True,
         download: bool = False,
+        orders: int | Sequence[int] | None = None,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, seed)
+        super().__init__(batch_size, eval_batch_size, seed, orders)
         self.root, self.val_size, self.download = data_root(root), val_size, download
         if not standardise:
             self.mean = self.std = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -18,11 +18,16 @@ Draw = Callable[[int, torch.Generator], Tensor]
 
 
 class RawBatch(NamedTuple):
-    """A batch before it is normalised; ``draws`` are the random numbers of the augmentation."""
+    """A batch before it is normalised.
+
+    ``draws`` are the random numbers of the augmentation; with ``own`` the leading dimension of all
+    counts members, each of which has examples of its own.
+    """
 
     inputs: Tensor
     targets: Tensor
     draws: Tensor | None = None
+    own: bool = False
 
 
 class TensorLoader:
@@ -39,6 +44,8 @@ class TensorLoader:
         training: shuffle.
         draw: the random numbers of the augmentation.
         rank, world_size: which process of how many this is.
+        orders: numbers of orders, one for each member; every batch is then a `MemberBatch` in which
+            each member has its own order, and its own augmentation. By default all share one.
     """
 
     def __init__(
@@ -51,10 +58,12 @@ class TensorLoader:
         draw: Draw | None = None,
         rank: int = 0,
         world_size: int = 1,
+        orders: Sequence[int] | None = None,
     ) -> None:
         self.inputs, self.targets = inputs, targets
         self.batch_size, self.seed, self.training, self.draw = batch_size, seed, training, draw
         self.rank, self.world_size = rank, world_size
+        self.orders = None if orders is None else list(orders)
         self.epoch, self.position = 0, 0
         self._resumed: int | None = None
 
@@ -115,21 +124,42 @@ class TensorLoader:
         return len(range(self.rank, len(self.inputs), self.world_size))
 
     def _order(self) -> Tensor:
+        """Rows in the order of this epoch; with several orders, one line for each."""
         n = len(self.inputs)
         if not self.training:
             return torch.arange(self.rank, n, self.world_size)
-        order = torch.randperm(n, generator=self._generator(-1))
-        padded = order[torch.arange(self._share() * self.world_size) % n]
-        return padded[self.rank :: self.world_size]
+        if self.orders is None:
+            return self._shared(torch.randperm(n, generator=self._generator(-1)))
+        lines = [
+            self._shared(torch.randperm(n, generator=self._generator(-1, order)))
+            for order in self.orders
+        ]
+        return torch.stack(lines)
+
+    def _shared(self, order: Tensor) -> Tensor:
+        """The rows of this process."""
+        padded = order[torch.arange(self._share() * self.world_size) % len(order)]
+        kept = padded[self.rank :: self.world_size]
+        return kept if self.orders is None else kept.int()  # many of them: half the memory
 
     def _batch(self, order: Tensor, position: int) -> RawBatch:
-        rows = order[position * self.batch_size : (position + 1) * self.batch_size]
-        draws = None
-        if self.draw is not None:
-            draws = self.draw(len(rows), self._generator(position))
-        return RawBatch(self.inputs[rows], self.targets[rows], draws)
+        rows = order[..., position * self.batch_size : (position + 1) * self.batch_size]
+        own = self.training and self.orders is not None
+        where = rows.to(self.inputs.device)
+        return RawBatch(
+            self.inputs[where], self.targets[where], self._draws(rows.shape[-1], position), own
+        )
 
-    def _generator(self, position: int) -> torch.Generator:
+    def _draws(self, examples: int, position: int) -> Tensor | None:
+        if self.draw is None:
+            return None
+        if self.orders is None or not self.training:
+            return self.draw(examples, self._generator(position))
+        return torch.stack(
+            [self.draw(examples, self._generator(position, order)) for order in self.orders]
+        )
+
+    def _generator(self, position: int, *order: int) -> torch.Generator:
         """Another stream for every epoch and position, and for the augmentation of every rank."""
         stream = self.rank if position >= 0 else 0
-        return keyed_generator(self.seed, self.epoch, position, stream)
+        return keyed_generator(self.seed, self.epoch, position, stream, *order)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,7 @@ class TwoGaussians(DataModule):
         seed: decides the points and their order.
         size: points of each class.
         gap: smallest distance between the classes, along the best line.
+        orders: how many members get training batches of their own, see `DataModule`.
 
     References:
         | A Symmetry-Aware Exploration of Bayesian Neural Network Posteriors (2024), appendix A
@@ -37,8 +40,9 @@ class TwoGaussians(DataModule):
         seed: int = 0,
         size: int = 200,
         gap: float = 1.0,
+        orders: int | Sequence[int] | None = None,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, seed)
+        super().__init__(batch_size, eval_batch_size, seed, orders)
         if not 0 <= gap <= 1.5:
             raise ValueError(f"`gap` must be at least 0 and at most 1.5, got {gap}.")
         self.size, self.gap = size, gap
@@ -89,6 +93,7 @@ class TractableReLU(DataModule):
         eval_batch_size: examples in a batch of test.
         seed: decides the inputs and their order.
         size: training examples, and test examples.
+        orders: how many members get training batches of their own, see `DataModule`.
 
     References:
         | Variational Inference Failures Under Model Symmetries (2024), section 5.1
@@ -102,8 +107,9 @@ class TractableReLU(DataModule):
         eval_batch_size: int = 512,
         seed: int = 0,
         size: int = 100,
+        orders: int | Sequence[int] | None = None,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, seed)
+        super().__init__(batch_size, eval_batch_size, seed, orders)
         self.alpha, self.size = alpha, size
 
     def load(self) -> Splits:

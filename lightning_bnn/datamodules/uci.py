@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ class UCIRegression(DataModule):
         seed: decides order and validation set.
         split: which of the published splits.
         val_size: training examples that are held out for validation.
+        orders: how many members get training batches of their own, see `DataModule`.
 
     Attributes:
         target_std: what a standardised error must be multiplied with to have the target's unit.
@@ -56,8 +58,9 @@ class UCIRegression(DataModule):
         seed: int = 0,
         split: int = 0,
         val_size: int = 0,
+        orders: int | Sequence[int] | None = None,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, seed)
+        super().__init__(batch_size, eval_batch_size, seed, orders)
         self.root, self.split, self.val_size = data_root(root), split, val_size
         self.target_std: Tensor | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +17,16 @@ from torch import Tensor, nn
 from lightning_bnn import _compat
 from lightning_bnn import params as P
 from lightning_bnn.bank import read_networks
+from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.modules.data_size import data_size
 from lightning_bnn.modules.judged_module import JudgedModule
-from lightning_bnn.modules.side_by_side import check_elementwise, clip_members, finite_members
+from lightning_bnn.modules.member_losses import Examples
+from lightning_bnn.modules.side_by_side import (
+    check_elementwise,
+    clip_members,
+    finite_members,
+    rescale_steps,
+)
 from lightning_bnn.modules.template_module import EXAMPLE_ROWS
 from lightning_bnn.modules.templates import fixed_names
 from lightning_bnn.params import Params
@@ -48,6 +56,9 @@ class BayesianModule(JudgedModule):
         eval_samples: how many networks predict in validation, test and prediction.
         chunk_size: networks that run at once, by default chosen by their size.
         seed: of the random numbers of this module; each depends on (seed, step, process) only.
+        first_member: number of the first member, where a population is trained in parts: member
+            k starts at the same weights in every part that has it.
+        member_rates: learning rates of the members, as multiples of the optimizer's.
     """
 
     def __init__(
@@ -63,10 +74,19 @@ class BayesianModule(JudgedModule):
         eval_samples: int = 20,
         chunk_size: int | None = None,
         seed: int = 0,
+        first_member: int = 0,
+        member_rates: Sequence[float] | None = None,
     ) -> None:
         super().__init__(network, likelihood, eval_samples, chunk_size, seed)
         if members < 1:
             raise ValueError(f"`members` must be at least 1, got {members}.")
+        if first_member < 0:
+            raise ValueError(f"`first_member` must not be negative, got {first_member}.")
+        if member_rates is not None and len(member_rates) != members:
+            raise ValueError(
+                f"`member_rates` must be one for each of the {members} members, got "
+                f"{len(member_rates)}."
+            )
         if num_data is not None and num_data < 1:
             raise ValueError(f"`num_data` must be at least 1, got {num_data}.")
         if not callable(optimizer):
@@ -80,6 +100,8 @@ class BayesianModule(JudgedModule):
         self._given_num_data = num_data
         self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
         self.lr_interval = lr_interval
+        self.first_member, self.own_examples = first_member, False
+        self.member_rates = None if member_rates is None else torch.tensor(list(member_rates))
         self._warned_members: set[int] = set()
         self._fits = 0
 
@@ -120,16 +142,21 @@ class BayesianModule(JudgedModule):
     def first_networks(self) -> Params:
         """The given networks, then as many drawn anew as there are further members."""
         own = self._given_networks()
-        count = self.members - P.stack_size(own)
+        held = P.stack_size(own)
+        if self.first_member > 0 and self.start_from is None:
+            held = 0  # the given network is member 0
+        count = self.members - held
         if count == 0:
             return own
-        drawn = P.populate(self.template, count, keyed_generator(self.seed, "members"))
+        skip = max(0, self.first_member - 1)
+        generator = keyed_generator(self.seed, "members")
+        drawn = P.populate(self.template, count, generator, skip)
         fixed = fixed_names(self.template)
         others = {
             name: t[:1].expand(count, *t.shape[1:]) if name in fixed else drawn[name].to(t)
             for name, t in own.items()
         }
-        return {name: torch.cat([own[name], others[name]]) for name in own}
+        return {name: torch.cat([t[:held], others[name]]) for name, t in own.items()}
 
     def _given_networks(self) -> Params:
         """The network as it was given, or those of ``start_from``."""
@@ -181,13 +208,28 @@ class BayesianModule(JudgedModule):
         """One step for all members."""
         inputs, targets = self.inputs_and_targets(batch)
         inputs = self._cast(inputs)
+        self.own_examples = isinstance(batch, MemberBatch)
+        if self.own_examples:
+            self._check_own(targets)
         if not self._example:
-            self._example = tuple(x[:EXAMPLE_ROWS] if isinstance(x, Tensor) else x for x in inputs)
+            seen = Examples(inputs, targets, self.own_examples).of(0).inputs
+            self._example = tuple(x[:EXAMPLE_ROWS] if isinstance(x, Tensor) else x for x in seen)
         self._same_mode()
         with self._randomness("train", self.trainer.fit_loop.total_batch_idx):
             terms = self._checked(lambda: self.losses(inputs, targets), inputs)
-        self._log_terms(terms, len(targets))
+        self._log_terms(terms, targets.shape[1] if self.own_examples else len(targets))
+        self.watch(terms)
         return terms["loss"].sum()
+
+    def _check_own(self, targets: Tensor) -> None:
+        if len(targets) != self.members:
+            raise ValueError(
+                f"A batch has examples for {len(targets)} members, the module has {self.members}: "
+                "give the data as many `orders`."
+            )
+
+    def watch(self, terms: dict[str, Tensor]) -> None:
+        """Look at the losses of a step; here nobody does."""
 
     def _log_terms(self, terms: dict[str, Tensor], examples: int) -> None:
         for name, values in terms.items():
@@ -235,12 +277,24 @@ class BayesianModule(JudgedModule):
                 f"`optimizer` {type(optimizer).__name__} samples, and {type(self).__name__} "
                 "optimises: take SGD or Adam, or the module SGHMC or HMC."
             )
+        if isinstance(optimizer, Langevin | HMC) and self.member_rates is not None:
+            raise ValueError("`member_rates` are for optimizers, not for samplers.")
         if self.make_scheduler is None:
             return optimizer
         scheduler = self.make_scheduler(optimizer)
         watched = getattr(scheduler, "monitor", "val/nll")
         config = {"scheduler": scheduler, "interval": self.lr_interval, "monitor": watched}
         return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Members with rates of their own go a part of the way."""
+        if self.member_rates is None:
+            super().optimizer_step(*args, **kwargs)
+            return
+        stacks = self.stacked_parameters()
+        before = [t.detach().clone() for t in stacks]
+        super().optimizer_step(*args, **kwargs)
+        rescale_steps(stacks, before, self.member_rates)
 
     def configure_gradient_clipping(
         self,

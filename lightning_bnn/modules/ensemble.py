@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
+from lightning_bnn.harvest import ends
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.modules.base import BayesianModule
-from lightning_bnn.modules.member_losses import member_losses
+from lightning_bnn.modules.divergence import Divergence
+from lightning_bnn.modules.member_losses import Examples, member_losses
+from lightning_bnn.modules.side_by_side import finite_members, restart_members
+from lightning_bnn.modules.templates import fixed_names
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
+from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.samplers import Langevin
 
 __all__ = ["DeepEnsemble"]
@@ -30,6 +37,10 @@ class DeepEnsemble(BayesianModule):
         members: how many networks.
         prior_std: standard deviation of a Gaussian prior over all weights; None leaves
             regularisation to the optimizer's weight decay.
+        max_loss: members whose mean training loss over the last epoch is above are left out of the
+            posterior, as those are whose weights are not finite.
+        restarts: how often a member that has diverged (weights not finite, loss not a number) may
+            begin anew from other weights after an epoch, while the others go on.
         **kwargs: what every module takes, see `BayesianModule`.
 
     References:
@@ -40,9 +51,20 @@ class DeepEnsemble(BayesianModule):
     takes_samplers = True
 
     def __init__(
-        self, network: nn.Module, members: int = 5, prior_std: float | None = None, **kwargs: Any
+        self,
+        network: nn.Module,
+        members: int = 5,
+        prior_std: float | None = None,
+        max_loss: float | None = None,
+        restarts: int = 0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(network, members=members, **kwargs)
+        if max_loss is not None and not max_loss > 0:
+            raise ValueError(f"`max_loss` must be positive, got {max_loss}.")
+        if restarts < 0:
+            raise ValueError(f"`restarts` must not be negative, got {restarts}.")
+        self.divergence = Divergence(members, max_loss, restarts)
         self.prior = None if prior_std is None else IsotropicGaussianPrior(prior_std)
         self.networks = P.stacked_copy(self.template, self.first_networks())
         self.networks.train()
@@ -56,6 +78,16 @@ class DeepEnsemble(BayesianModule):
     def needs_num_data(self) -> bool:
         """Only the prior is weighed against the data."""
         return self.prior is not None
+
+    def healthy(self) -> Tensor:
+        """Indices of the members that have not diverged."""
+        finite = super().healthy()
+        kept = finite[~self.divergence.left_out.to(finite.device)[finite]]
+        if len(kept) == 0:
+            raise ValueError(
+                f"Every member has a loss above `max_loss` {self.divergence.max_loss}, or diverged."
+            )
+        return kept
 
     def stacked_parameters(self) -> list[Tensor]:
         """The weights."""
@@ -79,6 +111,48 @@ class DeepEnsemble(BayesianModule):
                 _check_one_prior(group)
         return configured
 
+    def watch(self, terms: dict[str, Tensor]) -> None:
+        """Remember the losses of the epoch."""
+        self.divergence.add(terms.get("nll", terms["loss"]))
+
+    def on_train_epoch_end(self) -> None:
+        """Let members that have diverged begin anew, or leave them out; the others go on."""
+        means = self.divergence.take()
+        if means is not None:
+            finite = finite_members(self.stacked_parameters())
+            anew = self.divergence.judge(_common(means, self), finite, ends(self.trainer))
+            if anew:
+                rank_zero_info(f"{type(self).__name__}: members {anew} have diverged, start anew.")
+                self._restart(anew)
+            out = int(self.divergence.left_out.sum())
+            if out:
+                rank_zero_info(f"{type(self).__name__}: {out} of {self.members} are left out.")
+        super().on_train_epoch_end()
+
+    def _restart(self, members: list[int]) -> None:
+        numbers = [(self.first_member + m, int(self.divergence.restarted[m])) for m in members]
+        fresh = [
+            P.populate(self.template, 1, keyed_generator(self.seed, "restart", *number))
+            for number in numbers
+        ]
+        stacks = {
+            n: t for n, t in self._trained_stack().items() if n not in fixed_names(self.template)
+        }
+        joined = {name: torch.cat([network[name] for network in fresh]) for name in stacks}
+        restart_members(stacks, joined, members, self.trainer.optimizers)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """With what is known of diverged members."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["lightning_bnn"]["divergence"] = self.divergence.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on with what is known of diverged members."""
+        super().on_load_checkpoint(checkpoint)
+        state = checkpoint.get("lightning_bnn", {}).get("divergence")
+        if state is not None and len(state["left_out"]) == self.members:
+            self.divergence.load_state_dict(state)
+
     def losses(self, inputs: tuple[Any, ...], targets: Tensor) -> dict[str, Tensor]:
         """Mean negative log-likelihood, with the prior's share."""
         nll = self.member_nll(inputs, targets)
@@ -92,8 +166,8 @@ class DeepEnsemble(BayesianModule):
         return member_losses(
             self.template,
             self._trained_stack(),
-            inputs,
-            lambda outputs: self.nll(outputs, targets),
+            Examples(inputs, targets, self.own_examples),
+            self.nll_each if self.own_examples else self.nll,
             list(self.likelihood.parameters()),
             self.chunk_size,
         )
@@ -116,3 +190,11 @@ def _check_one_prior(group: dict[str, Any]) -> None:
             f"Both `prior_std` of the module and `{given[0]}` of the sampler are a prior: give "
             "only one (`prior_std=None`)."
         )
+
+
+def _common(means: Tensor, module: DeepEnsemble) -> Tensor:
+    """Processes that share members have seen other examples."""
+    if module.trainer.world_size == 1:
+        return means
+    gathered = module.all_gather(means.to(module.device))
+    return gathered.mean(0).cpu()

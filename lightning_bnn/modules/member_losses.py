@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,79 +12,124 @@ from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
+from lightning_bnn.vmapping import keep_freed_memory
 
-__all__ = ["member_losses"]
+__all__ = ["Examples", "member_losses"]
 
-Loss = Callable[[Any], Tensor]
-"""From outputs with a leading member dimension to one number per member."""
+Loss = Callable[[Any, Tensor], Tensor]
+"""From outputs with a leading member dimension, and targets, to one number per member."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A batch: the same for all members, or one for each.
+
+    Attributes:
+        inputs: of the networks.
+        targets: of the networks.
+        own: whether the leading dimension of both counts members.
+    """
+
+    inputs: tuple[Any, ...]
+    targets: Tensor
+    own: bool = False
+
+    def of(self, members: int | slice | Tensor) -> Examples:
+        """What some members see; of one member without the leading dimension."""
+        if not self.own:
+            return self
+        return Examples(_rows(self.inputs, members), self.targets[members], True)
+
+    def outputs(self, model: nn.Module, stack: Params, chunk_size: int | None) -> Any:
+        """Of every network of a stack."""
+        run = P.apply_each if self.own else P.apply
+        return run(model, stack, *self.inputs, chunk_size=chunk_size)
 
 
 def member_losses(
     model: nn.Module,
     params: Params,
-    inputs: tuple[Any, ...],
+    examples: Examples,
     loss: Loss,
     shared: Sequence[Tensor] = (),
     chunk_size: int | None = None,
 ) -> Tensor:
     """The loss of every network of a stack, ``(members,)``, with gradients.
 
-    Tiny networks run at once. Large ones run one by one, and the gradient of each is taken before
-    the next one starts, so that the activations of one network are held at a time.
+    As many networks run at once as fit into the cache, large ones one by one; the gradient of each
+    chunk is taken before the next one starts, so that the activations of one chunk are held.
 
     Args:
         model: gives the computation.
         params: a stack.
-        inputs: of the networks.
-        loss: from outputs ``(members, ...)`` to ``(members,)``.
+        examples: what the networks see.
+        loss: from outputs ``(members, ...)`` and targets to ``(members,)``.
         shared: leaf tensors that the loss depends on besides the outputs.
         chunk_size: networks that run at once, see `lightning_bnn.params.apply`.
     """
     members = P.stack_size(params)
     if members == 1:
-        outputs = P.apply(model, {n: t.squeeze(0) for n, t in params.items()}, *inputs)
-        return loss(_leading(outputs))
-    if P.runs_at_once(model, chunk_size) or not torch.is_grad_enabled():
-        return loss(P.apply(model, params, *inputs, chunk_size=chunk_size))
+        return _alone(model, {n: t.squeeze(0) for n, t in params.items()}, examples, loss)
+    leaves = [t for t in shared if t.requires_grad]
+    size = P.chunk_of(model, params, examples.of(0).inputs, chunk_size)
+    if leaves and size > 1:  # what is shared has a gradient of every member
+        size = members
+    if size >= members or not torch.is_grad_enabled():
+        return loss(examples.outputs(model, params, chunk_size), examples.targets)
+    keep_freed_memory()
     names = list(params)
 
-    def one(member: Sequence[Tensor]) -> Tensor:
-        outputs = P.apply(model, dict(zip(names, member, strict=True)), *inputs)
-        return loss(_leading(outputs))[0]
+    def some(first: int, tensors: Sequence[Tensor]) -> Tensor:
+        stack = dict(zip(names, tensors, strict=True))
+        seen = examples.of(slice(first, first + size))
+        if size == 1:
+            return _alone(model, {n: t.squeeze(0) for n, t in stack.items()}, seen, loss)
+        return loss(seen.outputs(model, stack, None), seen.targets)
 
-    leaves = [t for t in shared if t.requires_grad]
-    return _OneByOne.apply(one, len(leaves), *leaves, *params.values())
-
-
-def _leading(outputs: Any) -> Any:
-    return tree_map(lambda t: t[None] if isinstance(t, Tensor) else t, outputs)
+    return _ByChunks.apply(some, size, len(leaves), *leaves, *params.values())
 
 
-class _OneByOne(torch.autograd.Function):
-    """Runs members in turn and takes each gradient in the forward pass."""
+def _alone(model: nn.Module, network: Params, examples: Examples, loss: Loss) -> Tensor:
+    """One network, without ``vmap``."""
+    inputs = _rows(examples.inputs, 0) if examples.own else examples.inputs
+    outputs = P.apply(model, network, *inputs)
+    leading = tree_map(lambda t: t[None] if isinstance(t, Tensor) else t, outputs)
+    return loss(leading, examples.targets)
+
+
+def _rows(inputs: tuple[Any, ...], members: int | slice | Tensor) -> tuple[Any, ...]:
+    rows: tuple[Any, ...] = tree_map(lambda t: t[members] if isinstance(t, Tensor) else t, inputs)
+    return rows
+
+
+class _ByChunks(torch.autograd.Function):
+    """Runs members in turn, some at a time, and takes their gradients in the forward pass."""
 
     @staticmethod
-    def forward(ctx: Any, one: Callable[..., Tensor], count: int, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, some: Callable[..., Tensor], size: int, count: int, *tensors: Tensor
+    ) -> Tensor:
         shared, stacked = tensors[:count], tensors[count:]
-        wanted = [k for k, needed in enumerate(ctx.needs_input_grad[2 + count :]) if needed]
+        wanted = [k for k, needed in enumerate(ctx.needs_input_grad[3 + count :]) if needed]
         grads = {k: torch.empty_like(stacked[k]) for k in wanted}
         of_shared: list[list[Tensor]] = []
         losses = []
-        for m in range(len(stacked[0])):
-            member = [t[m].detach() for t in stacked]
+        for first in range(0, len(stacked[0]), size):
+            chunk = [t[first : first + size].detach() for t in stacked]
             for k in wanted:
-                member[k].requires_grad_()
+                chunk[k].requires_grad_()
             with torch.enable_grad():
-                value = one(member)
-            leaves = [*(member[k] for k in wanted), *shared]
-            found = torch.autograd.grad(value, leaves, materialize_grads=True, allow_unused=True)
+                values = some(first, chunk)
+                total = values.sum()
+            leaves = [*(chunk[k] for k in wanted), *shared]
+            found = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
             for k, grad in zip(wanted, found, strict=False):
-                grads[k][m] = grad
+                grads[k][first : first + size] = grad
             of_shared.append(list(found[len(wanted) :]))
-            losses.append(value.detach())
+            losses.append(values.detach())
         ctx.count, ctx.total, ctx.grads = count, len(stacked), grads
         ctx.of_shared = [torch.stack(parts) for parts in zip(*of_shared, strict=True)]
-        return torch.stack(losses)
+        return torch.cat(losses)
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor) -> tuple[Tensor | None, ...]:
@@ -94,4 +140,4 @@ class _OneByOne(torch.autograd.Function):
 
         shared = [weighed(parts).sum(0) for parts in ctx.of_shared]
         stacked = [weighed(ctx.grads[k]) if k in ctx.grads else None for k in range(ctx.total)]
-        return (None, None, *shared, *stacked)
+        return (None, None, None, *shared, *stacked)

@@ -13,7 +13,7 @@ from lightning_bnn import params as P
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.base import BayesianModule
-from lightning_bnn.modules.member_losses import member_losses
+from lightning_bnn.modules.member_losses import Examples, member_losses
 from lightning_bnn.modules.perturbations import Perturbed, Reparameterisation, tied_names
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Constants, DiagonalGaussian, Mixture
@@ -186,18 +186,19 @@ class MFVI(BayesianModule):
         constants = self._constants()
         stack = {**drawn.weights, **constants}
 
-        def loss(outputs: Any) -> Tensor:
-            return self.nll(outputs, targets)
-
+        examples = Examples(inputs, targets, self.own_examples)
+        if self.own_examples:  # the samples of a member see its examples
+            examples = examples.of(torch.arange(self.members).repeat(self.elbo_samples))
         if self.reparameterisation == "weight":
+            loss = self.nll_each if self.own_examples else self.nll
             shared = list(self.likelihood.parameters())
-            nll = member_losses(self.template, stack, inputs, loss, shared, self.chunk_size)
+            nll = member_losses(self.template, stack, examples, loss, shared, self.chunk_size)
         else:
-            nll = self._perturbed(stack, drawn, inputs, loss)
+            nll = self._perturbed(stack, drawn, examples)
         self._keep_statistics(constants)
         return nll
 
-    def _perturbed(self, stack: Params, drawn: Draw, inputs: tuple[Any, ...], loss: Any) -> Tensor:
+    def _perturbed(self, stack: Params, drawn: Draw, examples: Examples) -> Tensor:
         """Networks one by one, each with noise for every example."""
         means, stds = (P.unravel(t, self.spec) for t in (self.mean, self.log_std.exp()))
         noise = P.unravel(drawn.noise.flatten(0, 1), self.spec)
@@ -206,10 +207,11 @@ class MFVI(BayesianModule):
             m = k % self.members
             parts = ({n: t[row] for n, t in d.items()} for d, row in ((means, m), (stds, m)))
             own = {n: t[k] for n, t in noise.items()}
-            examples = len(inputs[0])
-            with Perturbed(network, *parts, own, self.reparameterisation, examples, self._tied):
-                outputs = P.apply(self.template, network, *inputs)
-            values.append(loss(outputs[None])[0])
+            seen = examples.of(k)
+            count = len(seen.inputs[0])
+            with Perturbed(network, *parts, own, self.reparameterisation, count, self._tied):
+                outputs = P.apply(self.template, network, *seen.inputs)
+            values.append(self.nll(outputs[None], seen.targets)[0])
         return torch.stack(values)
 
     # -------------------------------------------------------- statistics of normalisation layers

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["check_elementwise", "clip_members", "finite_members"]
+__all__ = [
+    "check_elementwise",
+    "clip_members",
+    "finite_members",
+    "rescale_steps",
+    "restart_members",
+]
 
 _PROBES = ((3, 4, 5), (3, 4))
 _SCALES = (1e-3, 1.0, 1e3)
@@ -92,3 +98,41 @@ def finite_members(stacks: Iterable[Tensor]) -> Tensor:
     """Which members have finite weights only."""
     finite = [torch.isfinite(t.detach()).flatten(1).all(1) for t in stacks]
     return torch.stack(finite).all(0) if finite else torch.tensor(math.nan)
+
+
+@torch.no_grad()
+def rescale_steps(stacks: Sequence[Tensor], before: Sequence[Tensor], rates: Tensor) -> None:
+    """Let every member go a multiple of the step that an optimizer has made.
+
+    Args:
+        stacks: parameters after the step; their first dimension counts members.
+        before: the same before it.
+        rates: for every member, what its step is multiplied by.
+    """
+    for after, start in zip(stacks, before, strict=True):
+        own = rates.to(after).reshape(-1, *(1,) * (after.ndim - 1))
+        after.copy_(start + own * (after - start))
+
+
+@torch.no_grad()
+def restart_members(
+    stacks: Mapping[str, Tensor],
+    fresh: Mapping[str, Tensor],
+    members: Sequence[int],
+    optimizers: Iterable[torch.optim.Optimizer],
+) -> None:
+    """Put new networks in the place of some members; the optimizer forgets their past.
+
+    Args:
+        stacks: parameters and buffers, changed in place.
+        fresh: the new networks, a stack.
+        members: where they go.
+        optimizers: what has moved the parameters.
+    """
+    for name, stack in stacks.items():
+        stack[list(members)] = fresh[name].to(stack)
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            for value in state.values():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    value[list(members)] = 0

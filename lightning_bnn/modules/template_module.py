@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
+from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.modules.batches import inputs_and_targets, inputs_only
 from lightning_bnn.modules.data_size import first_rows
 from lightning_bnn.modules.templates import raised_by
@@ -72,6 +74,8 @@ class TemplateModule(L.LightningModule):
             if batch is None:
                 return ()
             batch = self.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+            if isinstance(batch, MemberBatch):
+                batch = tuple(x[0] for x in batch)
         return self._cast(self.inputs_and_targets(batch)[0])
 
     # -------------------------------------------------------- the template
@@ -90,6 +94,11 @@ class TemplateModule(L.LightningModule):
     def nll(self, outputs: Any, targets: Tensor) -> Tensor:
         """Mean negative log-likelihood of a batch, for outputs of every network."""
         return -self.likelihood.log_prob(self._one_tensor(outputs), targets).mean(-1)
+
+    def nll_each(self, outputs: Any, targets: Tensor) -> Tensor:
+        """The same where every network has targets of its own."""
+        log_prob = torch.vmap(self.likelihood.log_prob)
+        return -log_prob(self._one_tensor(outputs), targets).mean(-1)
 
     def _one_tensor(self, outputs: Any) -> Tensor:
         if not isinstance(outputs, Tensor):

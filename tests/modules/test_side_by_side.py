@@ -5,10 +5,11 @@ import pytest
 import torch
 from module_cases import Blobs, made, network, trainer
 from torch import nn
+from torch.func import functional_call
 
 from lightning_bnn import params as P
 from lightning_bnn.modules import DeepEnsemble
-from lightning_bnn.modules.member_losses import member_losses
+from lightning_bnn.modules.member_losses import Examples, member_losses
 from lightning_bnn.modules.side_by_side import check_elementwise, clip_members
 
 SGD = lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2)  # noqa: E731
@@ -64,29 +65,35 @@ def test_clipping_by_value():
     assert p.grad.flatten().tolist() == pytest.approx([0.5, -1.0, 1.0, 0.1])
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["shared examples", "own examples"])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("chunk", [1, 2])
 @pytest.mark.parametrize("batch_norm", [False, True])
-def test_one_by_one_has_the_gradient_of_all_at_once(batch_norm):
+def test_chunks_have_the_gradient_of_all_at_once(batch_norm, chunk, shared, own):
     torch.manual_seed(0)
     net = network(batch_norm=batch_norm).double()
-    scale = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
-    x, y = torch.randn(9, 6).double(), torch.randint(3, (9,))
+    scale = nn.Parameter(torch.tensor(0.7, dtype=torch.float64), requires_grad=shared)
+    rows = (3, 9) if own else (9,)
+    x, y = torch.randn(*rows, 6).double(), torch.randint(3, rows)
     weight = torch.tensor([1.0, -2.0, 0.5]).double()
+
+    def loss(z, targets):
+        picked = (scale * z).log_softmax(-1).gather(-1, targets.expand(z.shape[:-1])[..., None])
+        return -picked[..., 0].mean(-1)
 
     def gradients(chunk_size):
         stack = P.populate(net, 3, torch.Generator().manual_seed(1))
         leaves = {n: stack[n].requires_grad_() for n in P.weight_names(net)}
-        losses = member_losses(
-            net,
-            stack,
-            (x,),
-            lambda z: -(scale * z).log_softmax(-1)[..., range(9), y].mean(-1),
-            [scale],
-            chunk_size,
-        )
-        grads = torch.autograd.grad((weight * losses).sum(), [*leaves.values(), scale])
-        return losses, grads, stack
+        losses = member_losses(net, stack, Examples((x,), y, own), loss, [scale], chunk_size)
+        wanted = [*leaves.values(), scale] if shared else list(leaves.values())
+        return losses, torch.autograd.grad((weight * losses).sum(), wanted), stack
 
-    (a, b, s), (c, d, t) = gradients(3), gradients(1)
+    (a, b, s), (c, d, t) = gradients(3), gradients(chunk)
+    by_hand = [
+        loss(functional_call(net, m, (x[k] if own else x,)), y[k] if own else y)
+        for k, m in enumerate(P.unstack(P.populate(net, 3, torch.Generator().manual_seed(1))))
+    ]
+    torch.testing.assert_close(a, torch.stack(by_hand))
     torch.testing.assert_close(a, c)
     for one, other in zip(b, d, strict=True):
         torch.testing.assert_close(one, other)
@@ -120,8 +127,9 @@ def most_saved(net, members, chunk_size):
         stack[n].requires_grad_()
     counter, x = Saved(), torch.randn(500, 6)
     with torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda held: held.tensor):
+        examples = Examples((x,), x)
         losses = member_losses(
-            net, stack, (x,), lambda z: z.square().mean((-1, -2)), (), chunk_size
+            net, stack, examples, lambda z, _: z.square().mean((-1, -2)), (), chunk_size
         )
     losses.sum().backward()
     return counter.most

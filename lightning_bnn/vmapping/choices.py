@@ -1,4 +1,4 @@
-"""Members of a stack at once, or one by one; and ``vmap`` over weights made fast."""
+"""How many members of a stack run at once: all, some, or one by one."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["FoldedLinear", "fitting_chunk", "remember_loop", "runs_at_once"]
+__all__ = ["fitting_chunk", "remember_loop", "runs_at_once"]
 
 VMAP_LIMIT = {"cpu": 60_000, "cuda": 6_000_000}
 """Networks with more work than this run member by member, see ``benchmarks/apply.py``. Work counts
 weights; those of a convolution, which is used at many places, twelve times."""
 BUDGET = {"cpu": 8 * 2**20, "cuda": 2**31}
 """Bytes of activations that run at once: on a CPU they should stay in its cache."""
+TRAINING_BUDGET = {"cpu": 64 * 2**20, "cuda": 2**33}
+"""The same with gradients, where every chunk has a graph of its own to be made."""
 _SIZES: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
 _WORK: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 _NOT_VMAPPABLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -68,29 +68,6 @@ def _announce(model: nn.Module, text: str) -> None:
         _log.info("%s %s.", type(model).__name__, text)
 
 
-# ------------------------------------------------------------ at once, and fast
-class FoldedLinear(TorchFunctionMode):
-    """Runs linear layers as weight times input.
-
-    With weights of many networks and one input that is a single product of matrices; the usual
-    order, input times weight, is one small product for every network.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Replace calls of ``linear`` on a batch of vectors."""
-        if func is F.linear and not kwargs and args[0].ndim == 2 and args[1].ndim == 2:
-            x, weight, *bias = args
-            y = (weight @ x.mT).mT
-            return y if not bias or bias[0] is None else y + bias[0]
-        return func(*args, **(kwargs or {}))
-
-
 def fitting_chunk(
     model: nn.Module, run: Callable[[], Any], inputs: Any, members: int
 ) -> int | None:
@@ -112,7 +89,8 @@ def fitting_chunk(
         with _Bytes() as count, torch.no_grad(), torch.random.fork_rng(cuda):
             run()
         known[key] = count.total
-    budget = BUDGET.get(tensors[0].device.type, BUDGET["cuda"])
+    budgets = TRAINING_BUDGET if torch.is_grad_enabled() else BUDGET
+    budget = budgets.get(tensors[0].device.type, budgets["cuda"])
     chunk = max(1, budget // max(1, known[key]))
     return None if chunk >= members else math.ceil(members / math.ceil(members / chunk))
 

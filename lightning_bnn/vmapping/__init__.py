@@ -1,0 +1,7 @@
+"""Members of a stack at once, or one by one; and ``vmap`` over weights made fast."""
+
+from lightning_bnn.vmapping.choices import fitting_chunk, remember_loop, runs_at_once
+from lightning_bnn.vmapping.fast_layers import FastLayers
+from lightning_bnn.vmapping.memory import keep_freed_memory
+
+__all__ = ["FastLayers", "fitting_chunk", "keep_freed_memory", "remember_loop", "runs_at_once"]
