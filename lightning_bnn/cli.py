@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import sys
 import traceback
 from argparse import ArgumentError
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 __all__ = ["main"]
 
 COMMANDS = {
+    "population": "thousands of independent networks into one bank, on one machine or many",
     "bank": "look into a bank of networks, fill it from checkpoints, write it to files",
     "symmetries": "what can be permuted, rescaled and flipped in a network without changing it",
 }
@@ -87,9 +89,25 @@ def _run(name: str, args: Sequence[str]) -> None:
     if name in PRESETS:
         command(args[1:])
         return
-    from jsonargparse import auto_cli
+    _called(command, name, args[1:])
 
-    auto_cli(command, args=args[1:], prog=f"lightning-bnn {name}", exit_on_error=False)
+
+def _called(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
+    """With arguments from the command line, or from a file that ``--config`` names."""
+    from jsonargparse import ArgumentParser, auto_cli
+
+    prog = f"lightning-bnn {name}"
+    if "config" not in inspect.signature(command).parameters:
+        auto_cli(command, args=args, prog=prog, exit_on_error=False)
+        return
+    parser = ArgumentParser(prog=prog, exit_on_error=False, description=_first(command))
+    parser.add_function_arguments(command, as_positional=False)
+    command(**vars(parser.parse_args(args)))
+
+
+def _first(command: Callable[..., None]) -> str:
+    """What a command does, without its arguments."""
+    return (inspect.getdoc(command) or "").partition("\n\nArgs:")[0]
 
 
 def _own(error: BaseException | None) -> BaseException | None:

@@ -25,6 +25,7 @@ class Divergence:
         self.max_loss, self.restarts = max_loss, restarts
         self.restarted = torch.zeros(members, dtype=torch.long)
         self.left_out = torch.zeros(members, dtype=torch.bool)
+        self.means: Tensor | None = None
         self._sum: Tensor | None = None
         self._steps = 0
 
@@ -48,6 +49,7 @@ class Divergence:
             finite: whose weights are.
             last: whether this was the last epoch.
         """
+        self.means = means
         broken = ~finite.cpu() | means.isnan()
         anew = broken & (self.restarted < self.restarts) & (not last)
         self.restarted += anew

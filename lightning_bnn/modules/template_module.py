@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
@@ -97,8 +96,8 @@ class TemplateModule(L.LightningModule):
 
     def nll_each(self, outputs: Any, targets: Tensor) -> Tensor:
         """The same where every network has targets of its own."""
-        log_prob = torch.vmap(self.likelihood.log_prob)
-        return -log_prob(self._one_tensor(outputs), targets).mean(-1)
+        every = self._one_tensor(outputs).flatten(0, 1), targets.flatten(0, 1)
+        return -self.likelihood.log_prob(*every).unflatten(0, targets.shape[:2]).mean(-1)
 
     def _one_tensor(self, outputs: Any) -> Tensor:
         if not isinstance(outputs, Tensor):

@@ -14,6 +14,7 @@ import torch
 from tqdm.auto import tqdm
 
 import lightning_bnn
+from lightning_bnn.commands.silence import quiet
 from lightning_bnn.studies.arena import Arena, Row, rows_of
 from lightning_bnn.studies.contenders import (
     Place,
@@ -23,7 +24,6 @@ from lightning_bnn.studies.contenders import (
     stack_of,
 )
 from lightning_bnn.studies.protocols import PROTOCOLS
-from lightning_bnn.studies.silence import quiet
 from lightning_bnn.studies.surroundings import Batches, Surroundings, read_surroundings
 from lightning_bnn.studies.tables import Measured
 

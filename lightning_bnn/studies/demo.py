@@ -14,6 +14,7 @@ from torch import Tensor
 
 import lightning_bnn
 from lightning_bnn import params as P
+from lightning_bnn.commands.silence import one_thread
 from lightning_bnn.params import Params
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.studies.collapse import collapse_findings
@@ -24,7 +25,6 @@ from lightning_bnn.studies.marginals import units_figure
 from lightning_bnn.studies.mass import mass_findings
 from lightning_bnn.studies.report import Section, html_report
 from lightning_bnn.studies.runs import Job, Run, run_jobs
-from lightning_bnn.studies.silence import one_thread
 from lightning_bnn.symmetry import Symmetries, canonicalise, discover
 
 __all__ = ["METHODS", "REFERENCE", "demo", "demo_jobs"]

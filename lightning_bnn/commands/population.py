@@ -1,0 +1,215 @@
+"""`lightning-bnn population`: thousands of independent networks, in parts, into one bank."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from tqdm.auto import tqdm
+
+import lightning_bnn
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.commands.parts import Part, networks_of, train_part
+from lightning_bnn.engines import ENGINES
+
+__all__ = ["population"]
+
+_PART = 1000
+_BAR = "{desc} {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} [{elapsed}<{remaining}{postfix}]"
+
+
+def population(
+    config: str,
+    members: int,
+    bank: str,
+    part: int | None = None,
+    every_n_epochs: int | None = None,
+    engine: Literal["local", "ray", "slurm"] = "local",
+    workers: int = 1,
+    options: dict[str, Any] | None = None,
+    change: dict[str, Any] | None = None,
+    checkpoint_minutes: float = 5.0,
+) -> None:
+    """Train many independent networks of one kind, and keep them in one bank.
+
+    Member k is the same network whatever else is trained with it. The same command goes on where it
+    was stopped; with more members it adds those that are missing. If the data have `orders`, every
+    member gets batches in an order of its own.
+
+    Args:
+        config: a configuration as `lightning-bnn fit` takes it.
+        members: networks to have in the end.
+        bank: folder of the bank.
+        part: members that train side by side in one process; by default 1000, or what is left for
+            each worker.
+        every_n_epochs: keep the members while they train, too; by default only at the end.
+        engine: local trains one part after the other, ray and slurm many at once.
+        workers: how many parts at once (on Ray without an address: processes on this machine).
+        options: for ray: address, num_cpus, num_gpus; for slurm: timeout_min, gpus_per_node, ...
+        change: what to change in the configuration, such as '{"trainer.max_epochs": 2}'.
+        checkpoint_minutes: how much work a crash may cost.
+    """
+    _check(members=members, part=part, workers=workers, every_n_epochs=every_n_epochs)
+    if not checkpoint_minutes > 0:
+        raise ValueError(f"`checkpoint_minutes` must be positive, got {checkpoint_minutes}.")
+    settings = _settings(Path(config), change or {})
+    folder = Path(bank)
+    size = part or min(_PART, -(-members // workers))
+    kept = {"every_n_epochs": every_n_epochs, "minutes": checkpoint_minutes}
+    _claim(folder, settings, every_n_epochs)
+    parts = list(_parts(folder, settings, members, size, kept))
+    with CheckpointBank(folder) as target, _Watch(parts, target) as watch:
+        unfinished = [p for p in parts if p.summary is None]
+        ENGINES[engine](train_part, unfinished, watch, workers, folder, options or {})
+        watch()
+    print(_report(folder, parts))
+
+
+# ------------------------------------------------------------ what is to be done
+def _check(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {value}.")
+
+
+def _settings(path: Path, change: dict[str, Any]) -> dict[str, Any]:
+    """The configuration, with the changes."""
+    if not path.is_file():
+        raise ValueError(
+            f"`config`: there is no file {path}; `lightning-bnn presets NAME > {path}` writes a "
+            "preset."
+        )
+    held = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(held, dict) or not {"model", "data"} <= held.keys():
+        raise ValueError(f"`config`: {path} must have `model` and `data`, as for `fit`.")
+    for name, value in change.items():
+        _put(held, name, value)
+    return held
+
+
+def _put(held: dict[str, Any], name: str, value: Any) -> None:
+    *path, last = name.split(".")
+    for key in path:
+        held = held.setdefault(key, {})
+        if not isinstance(held, dict):
+            raise ValueError(f"`change`: {name} does not fit, {key} is no group of settings.")
+    held[last] = value
+
+
+def _claim(folder: Path, settings: dict[str, Any], every_n_epochs: int | None) -> None:
+    """A folder holds one population; what was made otherwise is not mixed with it."""
+    text = json.dumps([settings, every_n_epochs], sort_keys=True, default=str)
+    key, path = hashlib.sha256(text.encode()).hexdigest()[:16], folder / "population.json"
+    if path.is_file():
+        known = json.loads(path.read_text())
+        if known["key"] != key:
+            raise ValueError(
+                f"`bank` {folder} holds a population of another configuration (see "
+                f"{folder / 'config.yaml'}): choose another folder."
+            )
+        return
+    if folder.is_dir() and any(folder.glob("shard-*")):
+        raise ValueError(f"`bank` {folder} holds networks that are no population: choose another.")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    path.write_text(json.dumps({"key": key, "version": lightning_bnn.__version__}))
+
+
+def _parts(
+    folder: Path, settings: dict[str, Any], members: int, size: int, kept: dict[str, Any]
+) -> Iterator[Part]:
+    """Those that are there, finished or not, and new ones for the members that no part has."""
+    known = sorted(tuple(map(int, p.name.split("-"))) for p in (folder / "parts").glob("*-*"))
+    start = 0
+    for first, last in [*known, (members, members)]:
+        for new in range(start, min(first, members), size):
+            stop = min(new + size, first, members)
+            yield _part(folder, settings, new, stop, kept)
+        if first < members:
+            yield _part(folder, settings, first, last, kept)
+        start = max(start, last)
+
+
+def _part(
+    folder: Path, settings: dict[str, Any], first: int, last: int, kept: dict[str, Any]
+) -> Part:
+    config = copy.deepcopy(settings)
+    _put(config, "model.init_args.members", last - first)
+    _put(config, "model.init_args.first_member", first)
+    data = config["data"].get("init_args") or {} if isinstance(config["data"], dict) else {}
+    if data.get("orders") is not None:
+        _put(config, "data.init_args.orders", list(range(first, last)))
+    path = folder / "parts" / f"{first:07d}-{last:07d}"
+    return Part(path, config, first, last, **kept)
+
+
+# ------------------------------------------------------------ while it runs
+class _Watch:
+    """Moves the bar, and puts finished parts into the bank, in order.
+
+    Args:
+        parts: of the population, in order.
+        target: the bank.
+    """
+
+    def __init__(self, parts: Sequence[Part], target: CheckpointBank) -> None:
+        self.parts, self.target = parts, target
+        self._merged = 0
+        self._bar = tqdm(
+            total=sum(map(len, parts)), desc="members", initial=self._done(), bar_format=_BAR
+        )
+
+    def __enter__(self) -> _Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def __call__(self) -> None:
+        """Look once."""
+        while self._merged < len(self.parts) and self.parts[self._merged].summary is not None:
+            _merge(self.parts[self._merged], self.target)
+            self._merged += 1
+        self._bar.update(self._done() - self._bar.n)
+
+    def _done(self) -> float:
+        return sum(len(part) * part.progress for part in self.parts)
+
+
+def _merge(part: Part, target: CheckpointBank) -> None:
+    """Add what the bank does not have yet: a kill in between neither loses nor doubles any."""
+    if not part.bank.is_dir():
+        return  # its networks are in the bank
+    summary = part.summary or {}
+    source, records = networks_of(part)
+    there = {(r["member"], r["step"]) for r in target.records}
+    out = set(summary["left_out"])
+    rows = [
+        k for k, r in enumerate(records)
+        if r["member"] not in out and (r["member"], r["step"]) not in there
+    ]  # fmt: skip
+    for start in range(0, len(rows), _PART):
+        chosen = rows[start : start + _PART]
+        target.extend(source[chosen], [records[k] for k in chosen])
+    shutil.rmtree(part.bank)
+
+
+def _report(folder: Path, parts: Sequence[Part]) -> str:
+    summaries = [part.summary or {} for part in parts]
+    out = sorted(m for s in summaries for m in s["left_out"])
+    seconds = sum(s["seconds"] for s in summaries)
+    members = sum(map(len, parts))
+    lines = [
+        f"{folder}: {members - len(out)} networks"
+        + (f", {len(out)} of {members} members have diverged and are left out" if out else ""),
+        f"trained in {seconds:.0f} s, {len(parts)} parts",
+        f"`lightning-bnn bank {folder}` looks into it, `lightning-bnn mass --networks {folder}` "
+        "and others draw it",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,160 @@
+"""Where jobs run: in this process, on a Ray cluster, on a Slurm cluster.
+
+Nothing is known here of what a job does. A job leaves its result on a disk that all machines see,
+and does nothing where its result is already there, so that it may be tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ENGINES", "Engine", "run_here", "run_on_ray", "run_on_slurm"]
+
+Task = Callable[[Any, Callable[[], None]], None]
+"""Does a job, and calls now and then what it is given."""
+Engine = Callable[[Task, Sequence[Any], Callable[[], None], int, Path, Mapping[str, Any]], None]
+
+_RETRIES = 3
+_POLL = 0.5
+_log = logging.getLogger(__name__)
+
+
+def run_here(
+    task: Task,
+    jobs: Sequence[Any],
+    watch: Callable[[], None],
+    workers: int,
+    folder: Path,
+    options: Mapping[str, Any],
+) -> None:
+    """One job after the other, in this process.
+
+    Args:
+        task: does a job.
+        jobs: what is to be done.
+        watch: called now and then.
+        workers: must be 1.
+        folder: unused.
+        options: there are none.
+    """
+    if workers != 1 or options:
+        raise ValueError("`workers` and `options` are for `engine` ray and slurm.")
+    for job in jobs:
+        task(job, watch)
+        watch()
+
+
+def run_on_ray(
+    task: Task,
+    jobs: Sequence[Any],
+    watch: Callable[[], None],
+    workers: int,
+    folder: Path,
+    options: Mapping[str, Any],
+) -> None:
+    """On a Ray cluster, each job as one remote task; those whose worker dies are tried again.
+
+    Args:
+        task: does a job.
+        jobs: what is to be done.
+        watch: called now and then.
+        workers: how many run side by side on a cluster that is started here.
+        folder: unused.
+        options: ``address`` of a cluster that is running (``auto`` finds it); all others are those
+            of a Ray task, such as ``num_cpus`` and ``num_gpus``.
+    """
+    ray = _imported("ray", "ray")
+    told = dict(options)
+    address = told.pop("address", None)
+    started = not ray.is_initialized()
+    if started:
+        size = {} if address else {"num_cpus": workers, "include_dashboard": False}
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **size)
+    try:
+        remote = ray.remote(**{"num_cpus": 1, "max_retries": _RETRIES, **told})(_alone)
+        waiting = [remote.remote(task, job, os.getcwd()) for job in jobs]
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=_POLL)
+            watch()
+            for finished in done:
+                _result(lambda done=finished: ray.get(done))
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def run_on_slurm(
+    task: Task,
+    jobs: Sequence[Any],
+    watch: Callable[[], None],
+    workers: int,
+    folder: Path,
+    options: Mapping[str, Any],
+) -> None:
+    """On a Slurm cluster, as an array of jobs; those that fail are submitted again.
+
+    Args:
+        task: does a job.
+        jobs: what is to be done.
+        watch: called now and then.
+        workers: how many run side by side.
+        folder: where submitit keeps its files.
+        options: what submitit's executor takes, such as ``timeout_min``, ``gpus_per_node`` and
+            ``slurm_partition``; ``cluster: local`` runs processes on this machine.
+    """
+    submitit = _imported("submitit", "slurm")
+    told = dict(options)
+    executor = submitit.AutoExecutor(folder / "slurm", cluster=told.pop("cluster", None))
+    if executor.cluster == "slurm":
+        told = {"slurm_array_parallelism": workers, **told}
+    executor.update_parameters(**told)
+    here = [os.getcwd()] * len(jobs)
+    tried = dict.fromkeys(range(len(jobs)), 1)
+    running = dict(enumerate(executor.map_array(_alone, [task] * len(jobs), list(jobs), here)))
+    while running:
+        time.sleep(_POLL)
+        watch()
+        for k, job in [(k, job) for k, job in running.items() if job.done()]:
+            del running[k]
+            if job.exception() is not None and tried[k] <= _RETRIES:
+                tried[k] += 1
+                _log.warning("A job has failed and is submitted again (%s).", job.exception())
+                running[k] = executor.submit(_alone, task, jobs[k], os.getcwd())
+            else:
+                _result(job.result)
+
+
+ENGINES: dict[str, Engine] = {"local": run_here, "ray": run_on_ray, "slurm": run_on_slurm}
+
+
+def _alone(task: Task, job: Any, folder: str) -> None:
+    """In another process: relative paths, and classes of the user, are found as in this one."""
+    if os.path.isdir(folder):
+        os.chdir(folder)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    task(job, lambda: None)
+
+
+def _result(get: Callable[[], Any]) -> None:
+    """Errors of a job end in one sentence with its last words."""
+    try:
+        get()
+    except Exception as error:
+        last = [line for line in str(error).splitlines() if line.strip()][-1:]
+        raise ValueError(f"A job has failed for good: {''.join(last) or error!r}.") from error
+
+
+def _imported(name: str, extra: str) -> Any:
+    try:
+        return __import__(name)
+    except ImportError as error:
+        raise ValueError(
+            f"`engine` needs {name}: pip install 'lightning_bnn[{extra}]' ({error})."
+        ) from error

@@ -1,0 +1,254 @@
+"""Populations in parts, resumed after kills, on one machine and on clusters."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.cli import main
+from lightning_bnn.commands.population import population
+
+CONFIG = {
+    "seed_everything": 0,
+    "model": {
+        "class_path": "DeepEnsemble",
+        "init_args": {
+            "network": {
+                "class_path": "lightning_bnn.models.mlp",
+                "init_args": {"inputs": 2, "hidden": [2], "outputs": 1},
+            },
+            "likelihood": {"class_path": "lightning_bnn.likelihoods.Bernoulli"},
+            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 2.0}},
+        },
+    },
+    "data": {"class_path": "TwoGaussians", "init_args": {"size": 50, "orders": 1}},
+    "trainer": {"max_epochs": 3, "accelerator": "cpu", "logger": False},
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(CONFIG))
+    return str(path)
+
+
+def networks(folder):
+    """By the number of the member; every member comes once."""
+    bank = CheckpointBank(folder, "r")
+    members = [r["member"] for r in bank.records]
+    assert len(members) == len(set(members))
+    return {m: bank[row] for row, m in enumerate(members)}
+
+
+def same(a, b, exact=True):
+    assert a.keys() == b.keys()
+    for member, network in a.items():
+        for name, tensor in network.items():
+            if exact:
+                assert torch.equal(tensor, b[member][name])
+            else:
+                torch.testing.assert_close(tensor, b[member][name], rtol=1e-3, atol=1e-4)
+
+
+def test_members_do_not_depend_on_the_parts(config, tmp_path):
+    population(config, 6, str(tmp_path / "whole"))
+    population(config, 6, str(tmp_path / "parts"), part=2)
+    whole, parts = networks(tmp_path / "whole"), networks(tmp_path / "parts")
+    same(whole, parts, exact=False)
+    assert not torch.equal(whole[0]["1.weight"], whole[1]["1.weight"])
+    assert sorted(p.name for p in (tmp_path / "parts" / "parts").iterdir()) == [
+        "0000000-0000002", "0000002-0000004", "0000004-0000006",
+    ]  # fmt: skip
+
+
+def test_the_same_command_does_nothing_and_more_members_add_those_that_are_missing(
+    config, tmp_path, capsys
+):
+    population(config, 3, str(tmp_path / "bank"), part=2)
+    before = networks(tmp_path / "bank")
+    stamps = {p: p.stat().st_mtime for p in (tmp_path / "bank").rglob("part.json")}
+    population(config, 3, str(tmp_path / "bank"), part=2)
+    assert {p: p.stat().st_mtime for p in stamps} == stamps
+    same(before, networks(tmp_path / "bank"))
+    population(config, 5, str(tmp_path / "bank"), part=9)
+    after = networks(tmp_path / "bank")
+    assert sorted(after) == list(range(5))
+    same(before, {m: after[m] for m in before})
+    assert "5 networks" in capsys.readouterr().out
+
+
+def test_records_tell_members_losses_and_steps(config, tmp_path):
+    population(config, 3, str(tmp_path / "bank"), every_n_epochs=2, part=2)
+    records = CheckpointBank(tmp_path / "bank", "r").records
+    assert [(r["member"], r["step"]) for r in records] == [
+        (0, 20), (1, 20), (0, 30), (1, 30), (2, 20), (2, 30),
+    ]  # fmt: skip
+    assert all(r["loss"] > 0 for r in records)
+
+
+def test_members_that_have_diverged_are_left_out_and_named(config, tmp_path, capsys):
+    losses = {}
+    population(config, 4, str(tmp_path / "all"))
+    for record in CheckpointBank(tmp_path / "all", "r").records:
+        losses[record["member"]] = record["loss"]
+    limit = sorted(losses.values())[1] + 1e-6
+    change = {"model.init_args.max_loss": limit}
+    population(config, 4, str(tmp_path / "some"), change=change, part=4)
+    kept = sorted(m for m, loss in losses.items() if loss <= limit)
+    assert sorted(networks(tmp_path / "some")) == kept
+    assert len(kept) == 2
+    assert "2 of 4 members have diverged" in capsys.readouterr().out
+
+
+def test_the_bank_can_be_judged_as_a_run_can(config, tmp_path, capsys):
+    population(config, 4, str(tmp_path / "bank"))
+    main(["mass", "--networks", str(tmp_path / "bank"), "--out", str(tmp_path / "mass")])
+    assert "4 networks" in capsys.readouterr().out.replace("networks: 4", "4 networks")
+
+
+# ------------------------------------------------------------ kills
+LONG = ["--change", json.dumps({"trainer.max_epochs": 80})]
+
+
+def started(config, bank, *more):
+    command = [
+        sys.executable, "-c", "from lightning_bnn.cli import main; main()", "population",
+        "--config", config, "--members", "4", "--bank", bank, "--part", "2",
+        "--checkpoint_minutes", "0.005", *LONG, *more,
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def begun(bank, seconds=120):
+    """Wait until some part is on its way."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for path in (Path(bank) / "parts").glob("*/progress"):
+            if not (path.parent / "part.json").exists() and list(path.parent.rglob("*.ckpt")):
+                return True
+        time.sleep(0.02)
+    return False
+
+
+def test_killed_at_random_nobody_is_lost_or_doubled(config, tmp_path):
+    whole, bank = str(tmp_path / "whole"), str(tmp_path / "killed")
+    reference = started(config, whole)
+    assert reference.wait(timeout=300) == 0, reference.stdout.read().decode()
+    rng = random.Random(0)
+    for _ in range(2):
+        run = started(config, bank)
+        assert begun(bank)
+        time.sleep(1.5 * rng.random())
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+    run = started(config, bank)
+    out = run.communicate(timeout=300)[0].decode()
+    assert run.returncode == 0, out
+    assert "4 networks" in out
+    same(networks(whole), networks(bank))
+
+
+# ------------------------------------------------------------ clusters
+def kill_a_worker(bank, pattern, killed):
+    if begun(bank):
+        found = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True)
+        for pid in found.stdout.split()[:1]:
+            os.kill(int(pid), signal.SIGKILL)
+            killed.append(pid)
+
+
+@pytest.mark.cluster
+def test_ray_trains_parts_side_by_side_and_survives_a_killed_worker(config, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    bank, killed = str(tmp_path / "bank"), []
+    killer = threading.Thread(target=kill_a_worker, args=(bank, "ray::_alone", killed))
+    killer.start()
+    change = json.loads(LONG[1])
+    options = {"part": 1, "change": change, "checkpoint_minutes": 0.005}
+    population(config, 4, bank, engine="ray", workers=2, **options)
+    killer.join()
+    assert killed
+    population(config, 4, str(tmp_path / "here"), **options)
+    same(networks(tmp_path / "here"), networks(bank))
+
+
+@pytest.mark.cluster
+def test_slurm_trains_parts_as_jobs(config, tmp_path):
+    pytest.importorskip("submitit")
+    bank = str(tmp_path / "bank")
+    population(
+        config, 3, bank, part=2, engine="slurm", workers=2,
+        options={"cluster": "local", "timeout_min": 5},
+    )  # fmt: skip
+    population(config, 3, str(tmp_path / "here"), part=2)
+    same(networks(tmp_path / "here"), networks(bank))
+
+
+# ------------------------------------------------------------ bad input
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"members": 0}, "`members` must be at least 1"),
+        ({"part": 0}, "`part` must be at least 1"),
+        ({"workers": 2}, "`workers` and `options` are for `engine`"),
+        ({"config": "nowhere.yaml"}, "`config`: there is no file nowhere.yaml"),
+        ({"checkpoint_minutes": 0.0}, "`checkpoint_minutes` must be positive"),
+        ({"change": {"seed_everything.x": 1}}, "`change`: seed_everything.x does not fit"),
+    ],
+)
+def test_bad_arguments(config, tmp_path, changed, message):
+    arguments = {"config": config, "members": 2, "bank": str(tmp_path / "bank"), **changed}
+    with pytest.raises(ValueError, match=message):
+        population(**arguments)
+
+
+@pytest.mark.bad_input
+def test_other_populations_and_other_banks_are_not_mixed(config, tmp_path):
+    population(config, 2, str(tmp_path / "bank"))
+    with pytest.raises(ValueError, match="of another configuration"):
+        population(config, 2, str(tmp_path / "bank"), change={"trainer.max_epochs": 4})
+    with CheckpointBank(tmp_path / "other") as other:
+        other.append({"w": torch.zeros(2)})
+    with pytest.raises(ValueError, match="no population"):
+        population(config, 2, str(tmp_path / "other"))
+
+
+@pytest.mark.bad_input
+def test_a_missing_engine_is_named(config, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"pip install 'lightning_bnn\[ray\]'"):
+        population(config, 2, str(tmp_path / "bank"), engine="ray")
+
+
+@pytest.mark.bad_input
+def test_a_part_that_fails_for_good_is_told(config, tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setattr("lightning_bnn.engines._RETRIES", 1)
+    with pytest.raises(ValueError, match="A job has failed for good"):
+        population(
+            config, 1, str(tmp_path / "bank"), engine="slurm", options={"cluster": "local"},
+            change={"model.init_args.nonsense": 3},
+        )  # fmt: skip
+
+
+def test_help_on_the_command_line(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["population", "--help"])
+    assert end.value.code == 0
+    assert "--checkpoint_minutes" in capsys.readouterr().out

@@ -1,0 +1,226 @@
+"""Members of a population against runs of their own."""
+
+import lightning as L
+import pytest
+import torch
+from module_cases import Blobs, network, trainer
+
+from lightning_bnn import params as P
+from lightning_bnn.datamodules import Digits
+from lightning_bnn.member_batch import MemberBatch
+from lightning_bnn.modules import MFVI, SGHMC, DeepEnsemble
+
+SGD = lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=1e-2)  # noqa: E731
+ADAM = lambda p: torch.optim.Adam(p, 1e-2)  # noqa: E731
+
+
+class Orders(Blobs):
+    def __init__(self, orders=None, noise=True):
+        super().__init__()
+        self.orders = orders
+        self.augmentation = Shake() if noise else None
+
+
+class Shake:
+    """An augmentation of vectors, to see whose random numbers are used."""
+
+    def draw(self, n, generator):
+        return torch.randn(n, 6, generator=generator, dtype=torch.float64)
+
+    def __call__(self, x, draws):
+        return x + 0.1 * draws.to(x)
+
+
+def net(batch_norm=False):
+    torch.manual_seed(0)
+    return network(batch_norm=batch_norm).double()
+
+
+def trained(module, data, **options):
+    trainer(**{"precision": "64-true", "max_epochs": 3, **options}).fit(module.double(), data)
+    return module
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("optimizer", [SGD, ADAM])
+@pytest.mark.parametrize("chunk_size", [None, 1, 2])
+@pytest.mark.parametrize("first", [0, 4])
+def test_members_are_what_separate_runs_give(batch_norm, optimizer, chunk_size, first):
+    options = {"optimizer": optimizer, "seed": 3, "prior_std": 0.5}
+    numbers = list(range(first, first + 3))
+    together = trained(
+        DeepEnsemble(
+            net(batch_norm), members=3, first_member=first, chunk_size=chunk_size, **options
+        ),
+        Orders(numbers),
+        gradient_clip_val=1.0,
+    ).member_stack()
+    for k, number in enumerate(numbers):
+        alone = trained(
+            DeepEnsemble(net(batch_norm), members=1, first_member=number, **options),
+            Orders([number]),
+            gradient_clip_val=1.0,
+        ).member_stack()
+        for name, tensor in alone.items():
+            torch.testing.assert_close(together[name][k], tensor[0])
+
+
+def test_orders_are_their_own():
+    """Negative control of the law above: without orders all members see the same batches."""
+    shared = trained(DeepEnsemble(net(), members=2, optimizer=SGD), Orders())
+    own = trained(DeepEnsemble(net(), members=2, optimizer=SGD), Orders([0, 1]))
+    assert not torch.allclose(shared.member_stack()["0.weight"], own.member_stack()["0.weight"])
+    loader = Orders([0, 1]).train_dataloader()
+    first = next(iter(loader))
+    assert first.inputs.shape == (2, 10, 6)
+    assert not torch.equal(first.inputs[0], first.inputs[1])
+
+
+def test_parts_start_where_the_whole_starts():
+    whole = DeepEnsemble(net(), members=6, seed=1).member_stack()
+    for first, last in ((0, 2), (2, 3), (3, 6)):
+        part = DeepEnsemble(net(), members=last - first, first_member=first, seed=1).member_stack()
+        for name, tensor in part.items():
+            assert torch.equal(tensor, whole[name][first:last])
+
+
+@pytest.mark.parametrize("kind", ["weight", "local"])
+def test_variational_members_learn_from_their_own_examples(kind):
+    module = MFVI(
+        net(), members=2, elbo_samples=2, reparameterisation=kind, optimizer=ADAM, num_data=60
+    )
+    trained(module, Orders([0, 1]))
+    assert trainer().validate(module, Blobs(), verbose=False)[0]["val/acc"] > 0.5
+
+
+# ------------------------------------------------------------ rates
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_rates_are_those_of_separate_runs(make):
+    rates = [1.0, 0.3, 2.5]
+    module = DeepEnsemble(
+        net(), members=3, member_rates=rates, optimizer=lambda p: make(p, 1e-2, weight_decay=0.01)
+    )
+    starts = P.unstack({n: t.clone() for n, t in module.member_stack().items()})
+    trained(module, Blobs())
+    for k, rate in enumerate(rates):
+        single = net()
+        single.load_state_dict(starts[k])
+        optimizer = lambda p, rate=rate: make(p, 1e-2 * rate, weight_decay=0.01)  # noqa: E731
+        alone = trained(DeepEnsemble(single, members=1, optimizer=optimizer), Blobs())
+        for name, tensor in alone.member_stack().items():
+            torch.testing.assert_close(module.member_stack()[name][k], tensor[0])
+
+
+# ------------------------------------------------------------ divergence
+class Break(L.Callback):
+    """Spoils one member in the middle of an epoch."""
+
+    def __init__(self, member, epoch=0):
+        self.member, self.epoch = member, epoch
+
+    @torch.no_grad()
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.current_epoch == self.epoch and batch_idx == 2:
+            next(iter(module.networks.parameters()))[self.member] = torch.nan
+
+
+@pytest.mark.filterwarnings("ignore:Members")
+@pytest.mark.parametrize("optimizer", [SGD, ADAM])
+def test_a_member_that_diverges_begins_anew_and_the_others_do_not_notice(optimizer):
+    fine = trained(DeepEnsemble(net(True), members=3, optimizer=optimizer), Blobs())
+    module = DeepEnsemble(net(True), members=3, restarts=1, optimizer=optimizer).double()
+    run = trainer(Break(1), precision="64-true", max_epochs=3)
+    run.fit(module, Blobs())
+    for name, tensor in module.member_stack().items():
+        torch.testing.assert_close(tensor[[0, 2]], fine.member_stack()[name][[0, 2]])
+        assert tensor[1].isfinite().all()
+    assert module.divergence.restarted.tolist() == [0, 1, 0]
+    assert module.healthy().tolist() == [0, 1, 2]
+    assert float(module.divergence.left_out.sum()) == 0
+
+
+@pytest.mark.filterwarnings("ignore:Members")
+def test_restarts_are_limited():
+    module = DeepEnsemble(net(), members=3, restarts=1, optimizer=SGD).double()
+    run = trainer(Break(1, 0), Break(1, 1), precision="64-true", max_epochs=3)
+    run.fit(module, Blobs())
+    assert module.healthy().tolist() == [0, 2]
+
+
+class LastLosses(L.Callback):
+    """Losses of the last epoch, computed apart."""
+
+    def __init__(self):
+        self.losses = []
+
+    @torch.no_grad()
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if trainer.current_epoch == 2:
+            inputs, targets = batch
+            outputs = P.apply(module.template, module.member_stack(), inputs)
+            self.losses.append(-outputs.log_softmax(-1)[:, range(len(targets)), targets].mean(1))
+
+
+def test_members_with_a_high_loss_at_the_end_are_left_out(tmp_path):
+    seen, module = LastLosses(), DeepEnsemble(net(), members=8, max_loss=1e-9, optimizer=SGD)
+    trained(module, Blobs(), callbacks=[seen])
+    means = torch.stack(seen.losses).mean(0)
+    limit = float(means.median()) + 1e-9
+    with pytest.raises(ValueError, match="`max_loss`"):
+        module.healthy()
+    module = DeepEnsemble(net(), members=8, max_loss=limit, optimizer=SGD).double()
+    run = trainer(precision="64-true", max_epochs=3)
+    run.fit(module, Blobs())
+    kept = (means <= limit).nonzero().flatten().tolist()
+    assert module.healthy().tolist() == kept
+    assert P.stack_size(module.posterior().networks) == len(kept) == 4
+    run.save_checkpoint(tmp_path / "it.ckpt")
+    again = DeepEnsemble.load_from_checkpoint(tmp_path / "it.ckpt", network=net())
+    assert again.healthy().tolist() == kept
+
+
+# ------------------------------------------------------------ bad input
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"first_member": -1}, "`first_member` must not be negative"),
+        ({"member_rates": [1.0]}, "`member_rates` must be one for each of the 3 members"),
+        ({"max_loss": 0.0}, "`max_loss` must be positive"),
+        ({"restarts": -1}, "`restarts` must not be negative"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        DeepEnsemble(net(), members=3, **options)
+
+
+@pytest.mark.bad_input
+def test_rates_of_samplers_are_refused():
+    chains = SGHMC(network(), members=2, member_rates=[1.0, 2.0])
+    with pytest.raises(ValueError, match="not for samplers"):
+        trainer(max_epochs=1).fit(chains, Blobs())
+
+
+@pytest.mark.bad_input
+def test_as_many_orders_as_members():
+    with pytest.raises(ValueError, match="A batch has examples for 2"):
+        trained(DeepEnsemble(net(), members=3, optimizer=SGD), Orders([0, 1]))
+    with pytest.raises(ValueError, match="`orders` must be"):
+        Digits(orders=[])
+    stack, x = P.populate(net(), 3), torch.zeros(2, 4, 6).double()
+    with pytest.raises(ValueError, match="`x` must have inputs for 3 members"):
+        P.apply_each(net(), stack, x)
+
+
+def test_a_loader_of_ones_own_may_give_batches_for_members():
+    def collate(rows):
+        x, y = map(torch.stack, zip(*rows, strict=True))
+        return MemberBatch(torch.stack([x, x.flip(0)]), torch.stack([y, y.flip(0)]))
+
+    x, y = Blobs().load().train
+    loader = torch.utils.data.DataLoader(
+        list(zip(x.double(), y, strict=True)), batch_size=10, collate_fn=collate
+    )
+    module = trained(DeepEnsemble(net(), members=2, optimizer=SGD), loader)
+    assert module.example()[0].shape == (2, 6)
