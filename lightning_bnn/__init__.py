@@ -12,6 +12,7 @@ __all__ = [
     "bank",
     "callbacks",
     "datamodules",
+    "engines",
     "likelihoods",
     "metrics",
     "models",
@@ -21,6 +22,7 @@ __all__ = [
     "posteriors",
     "randomness",
     "samplers",
+    "strategies",
     "studies",
     "symmetry",
 ]

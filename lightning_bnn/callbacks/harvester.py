@@ -162,7 +162,7 @@ class CheckpointHarvester(Callback):
         """The tensors to keep; on processes other than the first it may be nothing."""
         stack = stack_of(pl_module)
         if stack is not None:
-            weights = stack.weights
+            weights = _of_all(trainer, stack.weights)
             return weights if self.members is None else _rows(weights, self.members)
         if self.members is not None:
             raise ValueError(
@@ -249,6 +249,12 @@ class CheckpointHarvester(Callback):
                 writer.close()
             finally:
                 writer.bank.close()
+
+
+def _of_all(trainer: Any, weights: Params) -> Params:
+    """Also the members of other processes, where they are shared out."""
+    gather = getattr(trainer.strategy, "gather_members", None)
+    return weights if gather is None else {name: gather(t) for name, t in weights.items()}
 
 
 def _float_parameters(pl_module: Any, weights: Params) -> list[str]:

@@ -15,7 +15,8 @@ from torch import Tensor
 # Imported so that YAML can name their classes without a path.
 import lightning_bnn.callbacks
 import lightning_bnn.datamodules
-import lightning_bnn.modules  # noqa: F401
+import lightning_bnn.modules
+import lightning_bnn.strategies  # noqa: F401
 from lightning_bnn.modules import Prediction, results_table
 
 __all__ = ["TrainingCLI", "training"]

@@ -27,7 +27,8 @@ __all__ = [
 ]
 
 Component = Literal["epistemic", "total", "expected"]
-_CHUNK = 2**22
+_CHUNK = (2**16, 2**26)
+"""Numbers at once in the comparison of pairs: on a CPU, on a GPU."""
 
 
 class Uncertainty(NamedTuple):
@@ -139,25 +140,23 @@ def _phi(d: Tensor) -> Tensor:
 
 
 def _pairwise_sum(probs: Tensor) -> Tensor:
-    """Sum over examples of the mutual information of every pair, in chunks of bounded memory.
+    """Sum over examples of the mutual information of every pair, in chunks that stay in the cache.
 
-    Of two networks, with h = (p - q) / (p + q), it is the sum over classes of
-    (p + q) / 4 * ((1 + h) log(1 + h) + (1 - h) log(1 - h)).
+    Of two networks it is the sum over classes of (p log p + q log q) / 2 - m log m of their mean m;
+    in float64 nothing is lost in the difference, and only m has a logarithm for every pair.
     """
-    samples = len(probs)
     flat = probs.flatten(1).double()
-    first, second = torch.triu_indices(samples, samples, 1, device=probs.device)
-    upper = flat.new_zeros(len(first))
-    size = max(1, _CHUNK // max(1, flat.shape[1]))
-    for pairs in torch.arange(len(first), device=probs.device).split(size):
-        p, q = flat[first[pairs]], flat[second[pairs]]
-        total = p + q
-        h = (p - q) / total.clamp_min(torch.finfo(total.dtype).tiny)
-        information = torch.special.xlog1py(1 + h, h) + torch.special.xlog1py(1 - h, -h)
-        upper[pairs] = (total * information).sum(-1) / 4
-    result = flat.new_zeros(samples, samples)
-    result[first, second] = upper
-    return result + result.T
+    own = torch.special.xlogy(flat, flat).sum(-1) / 2
+    result = flat.new_zeros(len(flat), len(flat))
+    size = max(1, _CHUNK[probs.device.type == "cuda"] // max(1, flat.shape[1]))
+    tiny = torch.finfo(flat.dtype).tiny
+    for row in range(len(flat)):
+        for start in range(row + 1, len(flat), size):
+            middle = (flat[start : start + size] + flat[row]).mul_(0.5)
+            logs = middle.clamp_min(tiny).log_()
+            result[row, start : start + size] = own[start : start + size] - (middle * logs).sum(-1)
+        result[row, row + 1 :] += own[row]
+    return (result + result.T).clamp_min_(0)
 
 
 # ------------------------------------------------------------ classes

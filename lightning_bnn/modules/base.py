@@ -102,6 +102,7 @@ class BayesianModule(JudgedModule):
         self.lr_interval = lr_interval
         self.first_member, self.own_examples = first_member, False
         self.member_rates = None if member_rates is None else torch.tensor(list(member_rates))
+        self.whole: tuple[int, int] | None = None  # which of all members these are, if not all
         self._warned_members: set[int] = set()
         self._fits = 0
 
@@ -129,6 +130,30 @@ class BayesianModule(JudgedModule):
         result = copy.deepcopy(self.template)
         result.load_state_dict({n: t[index] for n, t in self.member_stack().items()}, strict=False)
         return result.train(self.training)
+
+    def take_share(self, first: int, last: int) -> None:
+        """Let go of all members but some, which this process is to train.
+
+        Args:
+            first: the first of them.
+            last: the one after the last.
+        """
+        raise ValueError(
+            f"`strategy` members: the members of {type(self).__name__} cannot be shared out; train "
+            "it in parts, by `lightning-bnn population`."
+        )
+
+    def _keep_share(self, first: int, last: int) -> None:
+        """What all modules know of their members; the tensors are cut by each of them."""
+        self.whole, self._everyone = (first, last), self.members
+        self.members, self.first_member = last - first, self.first_member + first
+        if self.member_rates is not None:
+            self.member_rates = self.member_rates[first:last]
+
+    def member_names(self) -> set[str]:
+        """Names in the state dict whose tensors have a leading member dimension."""
+        held = {id(p) for p in self.stacked_parameters()}
+        return {n for n, p in self.named_parameters(remove_duplicate=False) if id(p) in held}
 
     def healthy(self) -> Tensor:
         """Indices of the members with finite weights; the others are left out of the posterior."""
@@ -235,12 +260,19 @@ class BayesianModule(JudgedModule):
         for name, values in terms.items():
             self.log(
                 f"train/{name}",
-                values.detach().mean(),
+                self._mean_of_members(values.detach()),
                 prog_bar=name == "loss",
                 batch_size=examples,
                 on_step=True,
                 on_epoch=False,
+                sync_dist=self.whole is not None,
             )
+
+    def _mean_of_members(self, values: Tensor) -> Tensor:
+        """Also where other processes have other members, whose mean Lightning takes then."""
+        if self.whole is None:
+            return values.mean()
+        return values.sum() * self.trainer.world_size / self._everyone
 
     def on_train_epoch_end(self) -> None:
         """Say which members have diverged; the others go on."""

@@ -43,6 +43,8 @@ class Chains(DeepEnsemble):
         **kwargs: what every module takes, see `BayesianModule`.
     """
 
+    can_be_shared = False
+
     def __init__(
         self,
         network: nn.Module,

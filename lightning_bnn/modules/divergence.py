@@ -59,6 +59,11 @@ class Divergence:
         self.left_out = (broken & ~anew) | too_high
         return anew.nonzero().flatten().tolist()
 
+    def take_share(self, first: int, last: int) -> None:
+        """Forget all members but some."""
+        self.restarted, self.left_out = self.restarted[first:last], self.left_out[first:last]
+        self._sum = None if self._sum is None else self._sum[first:last]
+
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints, also within an epoch."""
         return {

@@ -49,6 +49,8 @@ class DeepEnsemble(BayesianModule):
     """
 
     takes_samplers = True
+    can_be_shared = True
+    """Whether nothing but the networks counts members."""
 
     def __init__(
         self,
@@ -88,6 +90,19 @@ class DeepEnsemble(BayesianModule):
                 f"Every member has a loss above `max_loss` {self.divergence.max_loss}, or diverged."
             )
         return kept
+
+    def take_share(self, first: int, last: int) -> None:
+        """Let go of all members but some."""
+        if not self.can_be_shared:
+            super().take_share(first, last)
+        for tensor in self.networks.state_dict(keep_vars=True).values():
+            tensor.data = tensor.data[first:last].clone()
+        self._keep_share(first, last)
+        self.divergence.take_share(first, last)
+
+    def member_names(self) -> set[str]:
+        """Weights and statistics."""
+        return {f"networks.{name}" for name in self.networks.state_dict()}
 
     def stacked_parameters(self) -> list[Tensor]:
         """The weights."""
@@ -144,14 +159,24 @@ class DeepEnsemble(BayesianModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """With what is known of diverged members."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["lightning_bnn"]["divergence"] = self.divergence.state_dict()
+        state = self.divergence.state_dict()
+        if self.whole is not None:  # other processes have other members
+            gather = self.trainer.strategy.gather_members
+            state = {
+                name: gather(value.to(self.device)).cpu() if isinstance(value, Tensor) else value
+                for name, value in state.items()
+            }
+        checkpoint["lightning_bnn"]["divergence"] = state
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on with what is known of diverged members."""
         super().on_load_checkpoint(checkpoint)
         state = checkpoint.get("lightning_bnn", {}).get("divergence")
-        if state is not None and len(state["left_out"]) == self.members:
-            self.divergence.load_state_dict(state)
+        if state is None or len(state["left_out"]) < self.members:
+            return
+        self.divergence.load_state_dict(state)
+        if self.whole is not None:
+            self.divergence.take_share(*self.whole)
 
     def losses(self, inputs: tuple[Any, ...], targets: Tensor) -> dict[str, Tensor]:
         """Mean negative log-likelihood, with the prior's share."""
@@ -193,8 +218,8 @@ def _check_one_prior(group: dict[str, Any]) -> None:
 
 
 def _common(means: Tensor, module: DeepEnsemble) -> Tensor:
-    """Processes that share members have seen other examples."""
-    if module.trainer.world_size == 1:
+    """Processes that train the same members have seen other examples."""
+    if module.trainer.world_size == 1 or module.whole is not None:
         return means
     gathered = module.all_gather(means.to(module.device))
     return gathered.mean(0).cpu()

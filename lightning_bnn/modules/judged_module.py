@@ -135,7 +135,9 @@ class JudgedModule(TemplateModule):
         inputs = self._cast(inputs)
         with self._randomness("predict", *batch):
             found = self._checked(lambda: run(self.template, *inputs), inputs)
-        return self._one_tensor(found)
+        found = self._one_tensor(found)
+        gather = getattr(getattr(self._trainer, "strategy", None), "gather_members", None)
+        return found if gather is None else gather(found)  # members of other processes
 
     def on_validation_epoch_start(self) -> None:
         """Draw networks."""

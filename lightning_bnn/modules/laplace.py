@@ -63,6 +63,8 @@ class Laplace(DeepEnsemble):
 
     takes_samplers = False
 
+    can_be_shared = False
+
     def __init__(
         self,
         network: nn.Module,

@@ -129,6 +129,16 @@ class MFVI(BayesianModule):
         """Means and logarithms of standard deviations."""
         return [self.mean, self.log_std]
 
+    def take_share(self, first: int, last: int) -> None:
+        """Let go of all members but some."""
+        for tensor in (self.mean, self.log_std, *self.constants.buffers()):
+            tensor.data = tensor.data[first:last].clone()
+        self._keep_share(first, last)
+
+    def member_names(self) -> set[str]:
+        """Tables, and statistics."""
+        return {"mean", "log_std", *(f"constants.{name}" for name in self.constants.state_dict())}
+
     def member_stack(self) -> Params:
         """The means."""
         every = {**P.unravel(self.mean.detach(), self.spec), **self.constants.tensors()}

@@ -56,6 +56,8 @@ class SWAG(Refreshing, DeepEnsemble):
 
     takes_samplers = False
 
+    can_be_shared = False
+
     def __init__(
         self,
         network: nn.Module,

@@ -7,6 +7,7 @@ from lightning_bnn.posteriors.empirical import Empirical, Mixture
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian
 from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
 from lightning_bnn.posteriors.low_rank import LowRankGaussian
+from lightning_bnn.posteriors.streaming import StreamedPredictions, stream_predictions
 from lightning_bnn.posteriors.symmetrized import Symmetrized
 
 __all__ = [
@@ -20,5 +21,7 @@ __all__ = [
     "Mixture",
     "Posterior",
     "Predictor",
+    "StreamedPredictions",
     "Symmetrized",
+    "stream_predictions",
 ]

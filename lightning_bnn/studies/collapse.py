@@ -10,9 +10,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from lightning_bnn import params as P
-from lightning_bnn.metrics import PairwiseMutualInformation
 from lightning_bnn.params import Params
 from lightning_bnn.plots import histograms_figure, scatter_figure
+from lightning_bnn.posteriors import stream_predictions
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.populations import ENSEMBLES, population
 from lightning_bnn.studies.surroundings import Batches, Surroundings
@@ -109,12 +109,10 @@ def collapse_findings(
     )
 
 
-@torch.no_grad()
 def _pairs(networks: Params, around: Surroundings, batches: Batches, label: str) -> Tensor:
-    metric = PairwiseMutualInformation(P.stack_size(networks), from_logits=True)
-    for inputs, _ in tqdm(batches, desc=label, leave=False):
-        metric.update(P.apply(around.template, networks, inputs))
-    return metric.compute()
+    found = stream_predictions(around.template, networks, tqdm(batches, desc=label), pairs=True)
+    assert found.pairs is not None
+    return found.pairs
 
 
 def pearson(inner: Tensor, outer: Tensor, networks: int, repeats: int = 999) -> tuple[float, float]:

@@ -1,0 +1,175 @@
+"""Predictions of thousands of networks over a data set, without holding all of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from lightning_bnn import params as P
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.metrics import PairwiseMutualInformation
+from lightning_bnn.params import Params
+
+__all__ = ["StreamedPredictions", "stream_predictions"]
+
+_BYTES = 8
+_AT_ONCE = 64
+"""Networks that predict together, where pairs are not asked for."""
+
+
+class StreamedPredictions(NamedTuple):
+    """What thousands of networks say together, and how good each is.
+
+    ``mean`` are probabilities ``(examples, classes)``; ``total``, ``expected`` and ``epistemic``
+    (the mutual information) are nats per example; ``accuracy`` and ``nll`` are one number per
+    network; ``pairs`` is the mean mutual information of every pair of networks, if asked for.
+    """
+
+    mean: Tensor
+    total: Tensor
+    expected: Tensor
+    epistemic: Tensor
+    accuracy: Tensor
+    nll: Tensor
+    pairs: Tensor | None
+
+
+@torch.no_grad()
+def stream_predictions(
+    model: nn.Module,
+    networks: Params | CheckpointBank,
+    batches: Iterable[tuple[Any, Tensor]],
+    pairs: bool = False,
+    memory: int = 2**30,
+    progress: bool = False,
+) -> StreamedPredictions:
+    """Run every network of a stack or a bank over a data set of classes, block by block.
+
+    Sums are in float64, so that the information is exact although only sums are kept. Pairs need
+    the predictions of all networks on some examples at a time. A bank is read once for every so
+    many examples as fit into the memory.
+
+    Args:
+        model: gives the computation.
+        networks: a stack, or a bank.
+        batches: inputs and class indices.
+        pairs: compute the matrix of pairs, too.
+        memory: bytes of predictions, and of networks of a bank, to hold.
+        progress: show a bar.
+    """
+    model = copy.deepcopy(model).eval()
+    members = _members(networks)
+    if members == 0:
+        raise ValueError("`networks` holds no network.")
+    if memory < 1:
+        raise ValueError(f"`memory` must be at least 1, got {memory}.")
+    information = PairwiseMutualInformation(members) if pairs else None
+    right, nll = torch.zeros(2, members, dtype=torch.float64)
+    parts, examples = [], 0
+    with tqdm(disable=not progress, desc="examples", unit="") as bar:
+        for inputs, targets, classes in _joined(batches, model, networks, pairs, memory):
+            found = _Sums(len(targets), pairs)
+            start = 0
+            for block in _blocks(networks, memory, len(targets) * classes):
+                logs = P.apply(model, _on(block, inputs), inputs).double().log_softmax(-1)
+                rows = slice(start, start + len(logs))
+                right[rows] += (logs.argmax(-1) == targets).sum(-1).cpu()
+                nll[rows] -= logs[:, range(len(targets)), targets].sum(-1).cpu()
+                found.add(logs)
+                start += len(logs)
+            parts.append(found.result(members))
+            if information is not None:
+                information.update(torch.cat(found.kept))
+            examples += len(targets)
+            bar.update(len(targets))
+    if not parts:
+        raise ValueError("`batches` holds no example.")
+    joined = [torch.cat(part).cpu() for part in zip(*parts, strict=True)]
+    matrix = None if information is None else information.compute()
+    return StreamedPredictions(*joined, right / examples, nll / examples, matrix)
+
+
+class _Sums:
+    """Over networks, for some examples.
+
+    Args:
+        examples: how many.
+        keep: whether the predictions of all networks are kept.
+    """
+
+    def __init__(self, examples: int, keep: bool) -> None:
+        self.probs: Tensor | None = None
+        self.entropy = torch.zeros(examples, dtype=torch.float64)
+        self.keep, self.kept = keep, list[Tensor]()
+
+    def add(self, logs: Tensor) -> None:
+        """Predictions of some networks, as logarithms."""
+        probs = logs.exp()
+        total = probs.sum(0)
+        self.probs = total if self.probs is None else self.probs + total
+        self.entropy = self.entropy.to(logs.device) + torch.special.entr(probs).sum((0, -1))
+        if self.keep:
+            self.kept.append(probs)
+
+    def result(self, members: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Mean, total, expected and epistemic uncertainty."""
+        assert self.probs is not None
+        mean, expected = self.probs / members, self.entropy / members
+        total = torch.special.entr(mean).sum(-1)
+        return mean, total, expected, (total - expected).clamp_min(0)
+
+
+def _blocks(networks: Params | CheckpointBank, memory: int, numbers: int) -> Iterator[Params]:
+    """Stacks whose predictions, so many numbers for each network, fit into the memory."""
+    size = max(1, memory // (_BYTES * numbers))
+    whole = networks.blocks(memory) if isinstance(networks, CheckpointBank) else [networks]
+    for block in whole:
+        for start in range(0, P.stack_size(block), size):
+            yield {name: t[start : start + size] for name, t in block.items()}
+
+
+def _on(block: Params, inputs: Tensor) -> Params:
+    return {name: t.to(inputs.device) for name, t in block.items()}
+
+
+def _joined(
+    batches: Iterable[tuple[Any, Tensor]],
+    model: nn.Module,
+    networks: Params | CheckpointBank,
+    pairs: bool,
+    memory: int,
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Batches of as many examples as may be held (a bank is read anew for each), and classes."""
+    held: list[tuple[Tensor, Tensor]] = []
+    most = classes = 0
+    for inputs, targets in batches:
+        if not most:
+            classes = _classes(model, networks, inputs[:1])
+            together = _members(networks) if pairs else min(_AT_ONCE, _members(networks))
+            most = max(1, memory // (_BYTES * classes * together))
+        for part in zip(inputs.split(most), targets.split(most), strict=True):
+            if held and sum(len(t) for _, t in held) + len(part[1]) > most:
+                yield *_cat(held), classes
+                held = []
+            held.append(part)
+    if held:
+        yield *_cat(held), classes
+
+
+def _members(networks: Params | CheckpointBank) -> int:
+    return len(networks) if isinstance(networks, CheckpointBank) else P.stack_size(networks)
+
+
+def _classes(model: nn.Module, networks: Params | CheckpointBank, inputs: Tensor) -> int:
+    first = networks[0:1] if isinstance(networks, CheckpointBank) else networks
+    one = {name: t[0] for name, t in first.items()}
+    return P.apply(model, _on(one, inputs), inputs).shape[-1]
+
+
+def _cat(held: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.cat([x for x, _ in held]), torch.cat([y for _, y in held])

@@ -1,0 +1,145 @@
+"""Members spread over the processes of one run, instead of data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from torch import Tensor, nn
+
+__all__ = ["MembersStrategy"]
+
+
+class MembersStrategy(DDPStrategy):
+    """Every process trains some of the members, on the same data; gradients are not exchanged.
+
+    ``Trainer(strategy="members", devices=8)`` with a module that trains members side by side, such
+    as ``DeepEnsemble(members=1000)``. Losses that are logged, predictions of validation and test,
+    harvested networks and checkpoints are those of all members: a run may be resumed with another
+    number of processes, or in one. Ordinary data-parallel training would make all members equal.
+
+    Args:
+        **kwargs: what ``DDPStrategy`` takes to start processes.
+    """
+
+    strategy_name = "members"
+
+    # -------------------------------------------------------- shares
+    def share(self, members: int) -> tuple[int, int]:
+        """First member of this process, and the one after the last."""
+        if members < self.world_size:
+            raise ValueError(
+                f"`members` must be at least the number of processes, {self.world_size}, got "
+                f"{members}."
+            )
+        rank = self.global_rank
+        return members * rank // self.world_size, members * (rank + 1) // self.world_size
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Every process sees all the data."""
+        return {"num_replicas": 1, "rank": 0}
+
+    def setup(self, trainer: Any) -> None:
+        """Let go of the members of others; nothing is wrapped, and nothing is made equal."""
+        module: Any = self.lightning_module
+        if not hasattr(module, "take_share"):
+            raise ValueError(
+                f"`strategy` members needs a module that trains members side by side and can share "
+                f"them out, such as DeepEnsemble; {type(module).__name__} is none."
+            )
+        if module.whole is None:
+            module.take_share(*self.share(module.members))
+        super(DDPStrategy, self).setup(trainer)
+
+    def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
+        return model
+
+    def gather_members(self, tensor: Tensor) -> Tensor:
+        """From the members of this process to all, in order; every process must call it."""
+        if self.world_size == 1:
+            return tensor
+        sizes = [torch.zeros((), dtype=torch.long, device=tensor.device) for _ in self._ranks]
+        dist.all_gather(sizes, torch.tensor(len(tensor), device=tensor.device))
+        most = int(max(sizes))
+        padded = tensor.new_zeros(most, *tensor.shape[1:])
+        padded[: len(tensor)] = tensor
+        every = [torch.empty_like(padded) for _ in self._ranks]
+        dist.all_gather(every, padded)
+        return torch.cat([part[:size] for part, size in zip(every, sizes, strict=True)])
+
+    @property
+    def _ranks(self) -> range:
+        return range(self.world_size)
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        module: Any = self.lightning_module
+        return tensor[slice(*module.whole)]
+
+    # -------------------------------------------------------- checkpoints
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """With all members."""
+        module: Any = self.lightning_module
+        names = module.member_names()
+        return {
+            name: self.gather_members(value) if name in names else value
+            for name, value in module.state_dict().items()
+        }
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """All members, or the share of this process once it has one."""
+        module: Any = self.lightning_module
+        state = checkpoint["state_dict"]
+        if module.whole is not None:
+            names = module.member_names()
+            state = {n: self._own(t) if n in names else t for n, t in state.items()}
+        module.load_state_dict(state, strict=strict)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """With the states of all members."""
+        return _changed(super().optimizer_state(optimizer), self._stacked(optimizer), self._gather)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """The share of this process."""
+        states = [
+            _changed(state, self._stacked(optimizer), lambda value, _: self._own(value))
+            for optimizer, state in zip(
+                self.optimizers, checkpoint["optimizer_states"], strict=True
+            )
+        ]
+        super().load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
+
+    def _gather(self, value: Tensor, parameter: nn.Parameter) -> Tensor:
+        return self.gather_members(value) if value.shape == parameter.shape else value
+
+    def _stacked(self, optimizer: Any) -> dict[int, nn.Parameter]:
+        """Parameters that hold members, by their number in the optimizer's state."""
+        module: Any = self.lightning_module
+        held = {id(p) for p in module.stacked_parameters()}
+        every = [p for group in optimizer.param_groups for p in group["params"]]
+        return {k: p for k, p in enumerate(every) if id(p) in held}
+
+
+def _changed(state: Mapping[str, Any], stacked: Mapping[int, Any], change: Any) -> dict[str, Any]:
+    """An optimizer's state in which tensors that count members are replaced."""
+    entries = {
+        number: {
+            name: change(value, stacked[number])
+            if number in stacked and isinstance(value, Tensor) and value.ndim
+            else value
+            for name, value in entry.items()
+        }
+        for number, entry in state["state"].items()
+    }
+    return {**state, "state": entries}
+
+
+StrategyRegistry.register(
+    "members",
+    MembersStrategy,
+    description="Members of an ensemble over processes, without exchange of gradients",
+    override=True,
+)

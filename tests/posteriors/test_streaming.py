@@ -1,0 +1,75 @@
+"""Streamed predictions against the functions that see all predictions at once."""
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn import metrics
+from lightning_bnn import params as P
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.posteriors import stream_predictions
+
+
+def made(members=7, examples=40):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()
+    stack = P.populate(model, members, torch.Generator().manual_seed(1))
+    x = 3 * torch.randn(examples, 5, dtype=torch.float64)
+    y = torch.randint(3, (examples,))
+    return model, stack, x, y
+
+
+@pytest.mark.parametrize("memory", [1, 500, 3000, 2**30])
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("kind", ["stack", "bank"])
+def test_streaming_gives_what_all_at_once_gives(memory, pairs, kind, tmp_path):
+    model, stack, x, y = made()
+    networks = stack
+    if kind == "bank":
+        with CheckpointBank(tmp_path / "bank") as bank:
+            bank.extend(stack)
+        networks = CheckpointBank(tmp_path / "bank", "r")
+    batches = list(zip(x.split(11), y.split(11), strict=True))
+    found = stream_predictions(model, networks, batches, pairs, memory)
+    probs = P.apply(model.eval(), stack, x).softmax(-1)
+    parts = metrics.decompose_uncertainty(probs)
+    torch.testing.assert_close(found.mean, probs.mean(0))
+    for name in ("total", "expected", "epistemic"):
+        torch.testing.assert_close(getattr(found, name), getattr(parts, name), atol=1e-12, rtol=0)
+    torch.testing.assert_close(found.accuracy, (probs.argmax(-1) == y).double().mean(1))
+    torch.testing.assert_close(found.nll, -probs[:, range(40), y].log().mean(1))
+    if pairs:
+        every = metrics.pairwise_mutual_information(probs)
+        torch.testing.assert_close(found.pairs, every, atol=1e-12, rtol=0)
+        assert found.pairs[0, 1] > 1e-3
+    else:
+        assert found.pairs is None
+
+
+def test_predictions_of_all_members_are_never_held(monkeypatch):
+    model, stack, x, y = made(members=50, examples=300)
+    sizes, run = [], P.apply
+
+    def counted(*args, **options):
+        out = run(*args, **options)
+        sizes.append(out.numel())
+        return out
+
+    monkeypatch.setattr(P, "apply", counted)
+    limit = 8 * 3 * 200
+    stream_predictions(model, stack, [(x, y)], memory=limit)
+    assert max(sizes) <= limit / 8
+    sizes.clear()
+    stream_predictions(model, stack, [(x, y)])
+    assert max(sizes) == 50 * 300 * 3
+
+
+@pytest.mark.bad_input
+def test_nothing_to_predict(tmp_path):
+    model, stack, x, y = made()
+    with pytest.raises(ValueError, match="`batches` holds no example"):
+        stream_predictions(model, stack, [])
+    with pytest.raises(ValueError, match="`memory` must be at least 1"):
+        stream_predictions(model, stack, [(x, y)], memory=0)
+    with pytest.raises(ValueError, match="`networks` holds no network"):
+        stream_predictions(model, CheckpointBank(tmp_path / "empty"), [(x, y)])

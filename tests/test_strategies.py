@@ -1,0 +1,169 @@
+"""Two processes that share members out give what one process gives."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from module_cases import Blobs, made, network, trainer
+
+from lightning_bnn import params as P
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.modules import SWAG, DeepEnsemble
+from lightning_bnn.strategies import MembersStrategy
+
+SCRIPT = """
+import json, os, sys, warnings
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+warnings.filterwarnings("ignore")
+sys.path.insert(0, {tests!r})
+torch.set_num_threads(1)
+from test_strategies import run
+out = run({devices}, {strategy!r}, {folder!r}, {resumed!r}, {epochs})
+if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+    with open({folder!r} + "/out.json", "w") as file:
+        json.dump(out, file)
+if {devices} > 1:
+    torch.distributed.barrier()
+    os._exit(0)
+"""
+MEMBERS = 5
+
+
+class Orders(Blobs):
+    def __init__(self):
+        super().__init__()
+        self.orders = list(range(MEMBERS))
+
+
+class Losses(L.Callback):
+    def __init__(self):
+        self.values = []
+
+    def on_train_batch_end(self, trainer, *_):
+        self.values.append(float(trainer.callback_metrics["train/loss"]))
+
+
+def ensemble():
+    torch.manual_seed(0)
+    return DeepEnsemble(
+        network(batch_norm=True).double(), members=MEMBERS, max_loss=100.0, restarts=1,
+        member_rates=[1.0, 0.5, 2.0, 1.0, 1.0], optimizer=lambda p: torch.optim.Adam(p, 1e-2),
+    ).double()  # fmt: skip
+
+
+def run(devices, strategy, folder, resumed, epochs):
+    from lightning_bnn.callbacks import CheckpointHarvester
+
+    module, losses = ensemble(), Losses()
+    options = {"devices": devices, "strategy": strategy, "precision": "64-true"}
+    harvester = CheckpointHarvester(folder + "/bank", every_n_epochs=1)
+    fitted = trainer(losses, harvester, max_epochs=epochs, num_sanity_val_steps=0, **options)
+    fitted.fit(module, Orders(), ckpt_path=resumed)
+    fitted.save_checkpoint(folder + "/last.ckpt")
+    tested = fitted.test(module, Orders(), verbose=False)[0]
+    return {"test": tested, "losses": losses.values, "own": module.members}
+
+
+def ran(tmp_path, name, devices, resumed=None, epochs=2):
+    folder = tmp_path / name
+    folder.mkdir()
+    script = folder / "run.py"
+    strategy = "members" if devices > 1 else "auto"
+    script.write_text(
+        SCRIPT.format(
+            tests=str(Path(__file__).parent), devices=devices, strategy=strategy,
+            folder=str(folder), resumed=resumed and str(resumed), epochs=epochs,
+        )
+    )  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder, json.loads((folder / "out.json").read_text())
+
+
+def checkpoint(folder):
+    return torch.load(folder / "last.ckpt", weights_only=False)
+
+
+def close(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name])
+
+
+def test_two_processes_are_one(tmp_path):
+    alone, one = ran(tmp_path, "alone", 1)
+    shared, two = ran(tmp_path, "shared", 2)
+    assert (one["own"], two["own"]) == (5, 2)
+    first, second = checkpoint(alone), checkpoint(shared)
+    close(first["state_dict"], second["state_dict"])
+    for a, b in zip(
+        first["optimizer_states"][0]["state"].values(),
+        second["optimizer_states"][0]["state"].values(),
+        strict=True,
+    ):
+        close(a, b)
+    assert two["losses"] == pytest.approx(one["losses"])
+    assert two["test"].keys() == one["test"].keys()
+    for key, value in one["test"].items():
+        assert two["test"][key] == pytest.approx(value, abs=1e-6), key
+    banks = [CheckpointBank(folder / "bank", "r") for folder in (alone, shared)]
+    assert [r["member"] for r in banks[0].records] == [r["member"] for r in banks[1].records]
+    close(banks[0][:], banks[1][:])
+    # checkpoints do not know how many processes there were
+    whole, _ = ran(tmp_path, "whole", 1, epochs=4)
+    for name, devices, begun in (("a", 1, shared), ("b", 2, alone)):
+        resumed, _ = ran(tmp_path, name, devices, begun / "last.ckpt", 4)
+        close(checkpoint(resumed)["state_dict"], checkpoint(whole)["state_dict"])
+        kept = checkpoint(resumed)["lightning_bnn"]["divergence"]["left_out"]
+        assert kept.tolist() == [False] * MEMBERS
+
+
+@pytest.mark.parametrize("members", [2, 5, 7])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_shares_are_all_members_once(members, world_size, monkeypatch):
+    found = []
+    for rank in range(world_size):
+        monkeypatch.setattr(MembersStrategy, "world_size", world_size)
+        monkeypatch.setattr(MembersStrategy, "global_rank", rank)
+        found += range(*MembersStrategy().share(members))
+    assert found == list(range(members))
+
+
+@pytest.mark.parametrize("name", ["ensemble", "multi-mfvi", "multi-dropout"])
+def test_a_share_is_a_part_of_the_whole(name):
+    whole, part = made(name, batch_norm=True), made(name, batch_norm=True)
+    members = whole.members
+    part.take_share(members - 1, members)
+    assert (part.members, part.first_member) == (1, members - 1)
+    names = part.member_names()
+    for key, tensor in part.state_dict().items():
+        expected = whole.state_dict()[key]
+        assert torch.equal(tensor, expected[members - 1 :] if key in names else expected)
+    assert P.stack_size(part.member_stack()) == 1
+
+
+# ------------------------------------------------------------ bad input
+@pytest.mark.bad_input
+def test_more_processes_than_members(monkeypatch):
+    monkeypatch.setattr(MembersStrategy, "world_size", 3)
+    with pytest.raises(ValueError, match="`members` must be at least the number of processes, 3"):
+        MembersStrategy().share(2)
+
+
+@pytest.mark.bad_input
+def test_modules_whose_members_cannot_be_shared_out():
+    with pytest.raises(ValueError, match="lightning-bnn population"):
+        SWAG(network(), members=4).take_share(0, 2)
+    plain = BoringModel()
+    strategy = MembersStrategy()
+    strategy._lightning_module = plain
+    with pytest.raises(ValueError, match="`strategy` members needs a module"):
+        strategy.setup(None)
