@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.vmapping import FastLayers, fitting_chunk, remember_loop, runs_at_once
+from lightning_bnn.vmapping.drawing import block_of, draw_blocks, resettable
 
 __all__ = [
     "Params",
@@ -296,42 +297,26 @@ def populate(
     Args:
         model: the network; it is left untouched.
         members: how many copies.
-        generator: the seeds of the members come from here; by default from the global random state.
+        generator: seeds come from here, one for each member (for blocks of so and so many members
+            of a small network, which are drawn at once); by default from the global random state.
         skip: leave out the first so many of those the generator would give.
     """
     if members < 1:
         raise ValueError(f"`members` must be at least 1, got {members}.")
-    seeds = torch.randint(2**62, (skip + members,), generator=generator).tolist()[skip:]
     _warn_about_constants(model)
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    networks = []
-    with torch.random.fork_rng(devices=devices):
-        network = copy.deepcopy(model)
-        for seed in seeds:
-            torch.manual_seed(seed)
-            networks.append({name: t.clone() for name, t in of(_reset(network)).items()})
-    return stack(networks)
-
-
-def _reset(module: nn.Module) -> nn.Module:
-    for child in _resettable(module):
-        reset = getattr(child, "reset_parameters", None) or child._reset_parameters
-        reset()
-    return module
-
-
-def _resettable(module: nn.Module) -> Iterator[nn.Module]:
-    for child in module.modules():
-        if callable(getattr(child, "reset_parameters", None)) or callable(
-            getattr(child, "_reset_parameters", None)
-        ):
-            yield child
+    state = of(model)
+    block = block_of(model, state)
+    first, last = skip // block, -(-(skip + members) // block)
+    seeds = torch.randint(2**62, (last,), generator=generator).tolist()[first:]
+    drawn = draw_blocks(model, state, seeds, block)
+    start = skip - first * block
+    return {name: t[start : start + members].clone() for name, t in drawn.items()}
 
 
 def _warn_about_constants(model: nn.Module) -> None:
-    owned = {id(p) for child in _resettable(model) for p in child.parameters(recurse=False)}
+    owned = {id(p) for child in resettable(model) for p in child.parameters(recurse=False)}
     owned |= {
-        id(p) for c in _resettable(model) if hasattr(c, "_reset_parameters") for p in c.parameters()
+        id(p) for c in resettable(model) if hasattr(c, "_reset_parameters") for p in c.parameters()
     }
     alone = [name for name, p in model.named_parameters() if id(p) not in owned]
     if alone:

@@ -70,6 +70,15 @@ def dropping(net):
 
 MODULES = {
     "ensemble": lambda net, **o: DeepEnsemble(net, members=3, optimizer=adam, **o),
+    "population": lambda net, **o: DeepEnsemble(
+        net,
+        members=4,
+        max_loss=50.0,
+        restarts=1,
+        member_rates=[1.0, 0.5, 2.0, 1.0],
+        optimizer=adam,
+        **o,
+    ),
     "map": lambda net, **o: DeepEnsemble(net, members=1, prior_std=1.0, optimizer=adam, **o),
     "chains": lambda net, **o: DeepEnsemble(
         net, members=2, optimizer=lambda p: samplers.SGHMC(p, lr=0.05, prior_precision=1.0), **o
@@ -119,7 +128,7 @@ MODULES = {
     ),
 }
 """How each kind of module is made around a network."""
-WITHOUT_N = {"ensemble", "swag", "multi-swag", "dropout", "multi-dropout"}
+WITHOUT_N = {"ensemble", "population", "swag", "multi-swag", "dropout", "multi-dropout"}
 """Those whose objective does not weigh the data against a prior."""
 PER_INPUT = {"dropout", "multi-dropout"}
 """Those that draw anew for every input, so that numbers depend on the order of the inputs."""

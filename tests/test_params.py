@@ -191,6 +191,61 @@ def test_populate_draws_every_member_anew_and_repeats_with_its_generator():
     assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
 
 
+class ByHand(torch.nn.Module):
+    """Draws with Python's numbers, which ``vmap`` cannot."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(4))
+
+    def reset_parameters(self):
+        with torch.no_grad():
+            self.weight.copy_(torch.tensor([float(torch.rand(())) for _ in range(4)]))
+
+
+SMALL = {
+    "perceptron": lambda: models.mlp(2, [2], 1),
+    "optunet": models.optunet,
+    "normalised": lambda: torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)),
+    "by hand": ByHand,
+    "large": lambda: torch.nn.Linear(300, 300),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_member_is_the_same_whatever_else_is_drawn(name):
+    model = SMALL[name]()
+    whole = P.populate(model, 300 if name != "large" else 5, torch.Generator().manual_seed(0))
+    for first, last in ((0, 1), (2, 5), (1, 4), (250, 300)):
+        if last <= P.stack_size(whole):
+            part = P.populate(model, last - first, torch.Generator().manual_seed(0), first)
+            assert all(torch.equal(t, whole[n][first:last]) for n, t in part.items())
+
+
+@pytest.mark.parametrize("name", [n for n in SMALL if n != "large"])
+def test_drawing_many_at_once_has_the_distribution_of_one_by_one(name):
+    from scipy.stats import ks_2samp
+
+    torch.manual_seed(0)
+    model = SMALL[name]()
+    together = P.populate(model, 600, torch.Generator().manual_seed(0))
+    alone = []
+    for _ in range(600):
+        for child in model.modules():
+            if hasattr(child, "reset_parameters"):
+                child.reset_parameters()
+        alone.append({n: t.clone() for n, t in P.of(model).items()})
+    for key, tensor in P.stack(alone).items():
+        ours = together[key].reshape(600, -1).double()
+        if tensor.unique().numel() == 1:
+            assert torch.equal(together[key], tensor)
+            continue
+        assert ks_2samp(ours[:, 0], tensor.reshape(600, -1)[:, 0]).pvalue > 1e-4
+        if ours.shape[1] > 1:  # weights of one member do not go together
+            assert abs(torch.corrcoef(ours[:, :2].T)[0, 1]) < 0.2
+        assert ours[:, 0].unique().numel() > 595  # single numbers of 24 bits may coincide
+
+
 @pytest.mark.parametrize("name", ["tied transformer", "recurrent", "resnet20 frn"])
 def test_populate_reaches_every_weight_or_warns(name, caplog):
     case = next(c for c in CASES if c.name == name)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
-from lightning_bnn.vmapping import keep_freed_memory
+from lightning_bnn.vmapping import in_threads, keep_freed_memory, threads_for
 
 __all__ = ["Examples", "member_losses"]
 
@@ -77,16 +77,31 @@ def member_losses(
     if size >= members or not torch.is_grad_enabled():
         return loss(examples.outputs(model, params, chunk_size), examples.targets)
     keep_freed_memory()
+    device = next(iter(params.values())).device
+    threads = 1 if size == 1 else threads_for(model, device)
+    if device.type == "cpu":
+        size = min(size, -(-members // torch.get_num_threads()))
     names = list(params)
 
-    def some(first: int, tensors: Sequence[Tensor]) -> Tensor:
+    def some(own: nn.Module, first: int, tensors: Sequence[Tensor]) -> Tensor:
         stack = dict(zip(names, tensors, strict=True))
         seen = examples.of(slice(first, first + size))
         if size == 1:
-            return _alone(model, {n: t.squeeze(0) for n, t in stack.items()}, seen, loss)
-        return loss(seen.outputs(model, stack, None), seen.targets)
+            return _alone(own, {n: t.squeeze(0) for n, t in stack.items()}, seen, loss)
+        return loss(seen.outputs(own, stack, None), seen.targets)
 
-    return _ByChunks.apply(some, size, len(leaves), *leaves, *params.values())
+    chunks = _Chunks(model, some, size, threads)
+    return _ByChunks.apply(chunks, len(leaves), *leaves, *params.values())
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """How members run: so many at a time, from some first one on, on so many threads."""
+
+    model: nn.Module
+    losses: Callable[[nn.Module, int, Sequence[Tensor]], Tensor]
+    size: int
+    threads: int
 
 
 def _alone(model: nn.Module, network: Params, examples: Examples, loss: Loss) -> Tensor:
@@ -106,27 +121,28 @@ class _ByChunks(torch.autograd.Function):
     """Runs members in turn, some at a time, and takes their gradients in the forward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any, some: Callable[..., Tensor], size: int, count: int, *tensors: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, chunks: _Chunks, count: int, *tensors: Tensor) -> Tensor:
         shared, stacked = tensors[:count], tensors[count:]
-        wanted = [k for k, needed in enumerate(ctx.needs_input_grad[3 + count :]) if needed]
+        wanted = [k for k, needed in enumerate(ctx.needs_input_grad[2 + count :]) if needed]
         grads = {k: torch.empty_like(stacked[k]) for k in wanted}
-        of_shared: list[list[Tensor]] = []
-        losses = []
-        for first in range(0, len(stacked[0]), size):
-            chunk = [t[first : first + size].detach() for t in stacked]
+
+        def work(model: nn.Module, first: int) -> tuple[Tensor, list[Tensor]]:
+            chunk = [t[first : first + chunks.size].detach() for t in stacked]
             for k in wanted:
                 chunk[k].requires_grad_()
             with torch.enable_grad():
-                values = some(first, chunk)
+                values = chunks.losses(model, first, chunk)
                 total = values.sum()
             leaves = [*(chunk[k] for k in wanted), *shared]
             found = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
             for k, grad in zip(wanted, found, strict=False):
-                grads[k][first : first + size] = grad
-            of_shared.append(list(found[len(wanted) :]))
-            losses.append(values.detach())
+                grads[k][first : first + chunks.size] = grad
+            return values.detach(), list(found[len(wanted) :])
+
+        starts = range(0, len(stacked[0]), chunks.size)
+        losses, of_shared = zip(
+            *in_threads(work, starts, chunks.model, chunks.threads), strict=True
+        )
         ctx.count, ctx.total, ctx.grads = count, len(stacked), grads
         ctx.of_shared = [torch.stack(parts) for parts in zip(*of_shared, strict=True)]
         return torch.cat(losses)
@@ -140,4 +156,4 @@ class _ByChunks(torch.autograd.Function):
 
         shared = [weighed(parts).sum(0) for parts in ctx.of_shared]
         stacked = [weighed(ctx.grads[k]) if k in ctx.grads else None for k in range(ctx.total)]
-        return (None, None, None, *shared, *stacked)
+        return (None, None, *shared, *stacked)

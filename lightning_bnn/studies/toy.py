@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import lightning as L
 import torch
-from torch import Tensor
 
+from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.params import Params
 from lightning_bnn.plots import hexbin_figure, scatter_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
@@ -51,16 +50,18 @@ def toy(
     """
     folder = results_folder(out, "toy")
     settings = settings_of(SCALES, scale, members=members)
-    losses = _LastEpoch(folder / "losses.pt")
-    job = Job("runs", "two_gaussians", {"model.init_args.members": settings.members}, [losses])
+    overrides = {
+        "model.init_args.members": settings.members,
+        "model.init_args.max_loss": _MOST_LOSS,
+    }
+    job = Job("runs", "two_gaussians", overrides)
     run = run_jobs([job], folder)["runs"]
     around, module = run.surroundings(), run.module()
-    every = module.posterior().networks
-    kept = torch.load(folder / "losses.pt") <= _MOST_LOSS
-    trained = {name: t[kept] for name, t in every.items()}
+    assert isinstance(module, DeepEnsemble)
+    trained = module.posterior().networks
     sym = discover(around.template, around.example())
     points, labels = next(iter(around.training(1)))
-    findings = _findings(trained, sym, len(kept), job.command)
+    findings = _findings(trained, sym, module.members, job.command)
     figure = scatter_figure(
         {"training data": {f"class {k}": tuple(points[labels == k].T) for k in (0, 1)}},
         ("x", "y"),
@@ -112,32 +113,3 @@ def _findings(networks: Params, sym: Symmetries, trained: int, command: str) -> 
         [command],
         {"command": command, "norm": _NORM, "largest loss": _MOST_LOSS},
     )
-
-
-class _LastEpoch(L.Callback):
-    """Mean loss of every member over the last epoch, each before its step, as in the paper."""
-
-    def __init__(self, path: Any) -> None:
-        self.path = path
-        self._losses: list[Tensor] = []
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on with."""
-        return {"losses": list(self._losses)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on."""
-        self._losses = list(state_dict["losses"])
-
-    @torch.no_grad()
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """In the last epoch."""
-        if trainer.current_epoch == (trainer.max_epochs or 0) - 1:
-            inputs, targets = pl_module.inputs_and_targets(batch)
-            self._losses.append(pl_module.member_nll(inputs, targets).cpu())
-
-    def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Keep them beside the run."""
-        torch.save(torch.stack(self._losses).mean(0), self.path)

@@ -3,5 +3,14 @@
 from lightning_bnn.vmapping.choices import fitting_chunk, remember_loop, runs_at_once
 from lightning_bnn.vmapping.fast_layers import FastLayers
 from lightning_bnn.vmapping.memory import keep_freed_memory
+from lightning_bnn.vmapping.threads import in_threads, threads_for
 
-__all__ = ["FastLayers", "fitting_chunk", "keep_freed_memory", "remember_loop", "runs_at_once"]
+__all__ = [
+    "FastLayers",
+    "fitting_chunk",
+    "in_threads",
+    "keep_freed_memory",
+    "remember_loop",
+    "runs_at_once",
+    "threads_for",
+]

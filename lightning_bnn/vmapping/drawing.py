@@ -1,0 +1,100 @@
+"""New weights for many copies of a network at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+__all__ = ["block_of", "draw_blocks", "resettable"]
+
+_NUMBERS, _MOST = 2**16, 256
+
+
+def resettable(module: nn.Module) -> Iterator[nn.Module]:
+    """Submodules that can draw their parameters anew."""
+    for child in module.modules():
+        if callable(getattr(child, "reset_parameters", None)) or callable(
+            getattr(child, "_reset_parameters", None)
+        ):
+            yield child
+
+
+def block_of(model: nn.Module, state: Mapping[str, Tensor]) -> int:
+    """How many copies are drawn at once; small networks only, and those that ``vmap`` can draw.
+
+    It depends on nothing but the network, so that a copy is the same whatever else is drawn.
+    """
+    size = sum(t.numel() for t in state.values())
+    block = min(_MOST, _NUMBERS // max(1, size))
+    if block < 2:
+        return 1
+    with torch.random.fork_rng(devices=_devices(model)):
+        one_by_one = [dict(_reset(copy.deepcopy(model), state)) for _ in range(2)]
+        try:
+            together = _vmapped(model, state, 3)
+        except (RuntimeError, ValueError, TypeError, NotImplementedError):
+            return 1
+    differ = (_varies(torch.stack([a[n] for a in one_by_one])) for n in state)
+    return block if list(differ) == [_varies(together[n]) for n in state] else 1
+
+
+def draw_blocks(
+    model: nn.Module, state: Mapping[str, Tensor], seeds: list[int], block: int
+) -> dict[str, Tensor]:
+    """Copies of the state with new weights, so many for each seed, as a stack."""
+    blocks = []
+    with torch.random.fork_rng(devices=_devices(model)):
+        network = copy.deepcopy(model)
+        for seed in seeds:
+            torch.manual_seed(seed)
+            if block > 1:
+                blocks.append(_vmapped(network, state, block))
+            else:
+                drawn = _reset(network, state)
+                blocks.append({name: t.clone()[None] for name, t in drawn.items()})
+    return {name: torch.cat([b[name] for b in blocks]) for name in state}
+
+
+def _devices(model: nn.Module) -> list[int]:
+    return sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+
+
+def _reset(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    for child in resettable(module):
+        reset = getattr(child, "reset_parameters", None) or child._reset_parameters
+        reset()
+    found = module.state_dict()
+    return {name: found[name].detach() for name in state}
+
+
+class _Anew(nn.Module):
+    """A network whose forward pass draws its weights."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state after it."""
+        return _reset(self.network, state)
+
+
+def _vmapped(model: nn.Module, state: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    anew = _Anew(model)
+
+    def one(zero: Tensor) -> dict[str, Tensor]:
+        own = {f"network.{name}": t.detach() + zero.to(t.dtype) for name, t in state.items()}
+        return functional_call(anew, own, (state,))
+
+    with torch.no_grad():
+        device = next(iter(state.values())).device
+        mapped = torch.vmap(one, randomness="different")
+        return {n: t.clone() for n, t in mapped(torch.zeros(count, device=device)).items()}
+
+
+def _varies(stack: Tensor) -> bool:
+    return bool((stack[1:] != stack[:1]).any())

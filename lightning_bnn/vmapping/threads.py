@@ -1,0 +1,89 @@
+"""Chunks of members on several threads, each of which has a copy of the network."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["in_threads", "threads_for"]
+
+_RANDOM: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_KNOWN: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def threads_for(model: nn.Module, device: torch.device) -> int:
+    """How many threads should run chunks: one where the network draws random numbers.
+
+    With several the order in which they draw would be another in every run.
+    """
+    if device.type != "cpu" or model in _RANDOM or model not in _KNOWN:
+        return 1
+    return torch.get_num_threads()
+
+
+def in_threads(
+    work: Callable[[nn.Module, Any], Any], items: Sequence[Any], model: nn.Module, threads: int
+) -> list[Any]:
+    """``[work(model, item) for item in items]``, on several threads.
+
+    Torch's own threads rest meanwhile. Gradients and mixed precision are on in the threads as they
+    are here; the network is copied for each of them, since running it with other weights changes
+    it. Whether it draws random numbers is seen by what happens to the generator.
+
+    Args:
+        work: what to do with a network and an item.
+        items: they are shared out in turn.
+        model: the network.
+        threads: how many.
+    """
+    before = torch.default_generator.get_state()
+    try:
+        if threads == 1:
+            return [work(model, item) for item in items]
+        return _shared_out(work, items, model, min(threads, len(items)))
+    finally:
+        _KNOWN.add(model)
+        if not torch.equal(before, torch.default_generator.get_state()):
+            _RANDOM.add(model)
+
+
+def _shared_out(
+    work: Callable[[nn.Module, Any], Any], items: Sequence[Any], model: nn.Module, threads: int
+) -> list[Any]:
+    results: list[Any] = [None] * len(items)
+    grad = torch.is_grad_enabled()
+    mixed = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+    def run(first: int, own: nn.Module) -> None:
+        enabled, dtype = mixed
+        with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype, enabled=enabled):
+            for k in range(first, len(items), threads):
+                results[k] = work(own, items[k])
+
+    every = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        others = [
+            _pool(threads - 1).submit(run, first, copy.deepcopy(model))
+            for first in range(1, threads)
+        ]
+        try:
+            run(0, model)
+        finally:
+            for other in others:
+                other.result()
+    finally:
+        torch.set_num_threads(every)
+    return results
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "members", initializer=torch.set_num_threads, initargs=(1,))

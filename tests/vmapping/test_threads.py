@@ -1,0 +1,79 @@
+"""Chunks on several threads give what one thread gives, or are not made."""
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn import params as P
+from lightning_bnn.modules.member_losses import Examples, member_losses
+from lightning_bnn.vmapping import choices, in_threads, threads_for
+from lightning_bnn.vmapping.memory import keep_freed_memory
+
+
+def network(dropout=0.0):
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Dropout(dropout), nn.Flatten(),
+        nn.Linear(2 * 36, 3),
+    )  # fmt: skip
+
+
+def gradients(model, x, members=5):
+    stack = P.populate(model, members, torch.Generator().manual_seed(0))
+    leaves = [stack[n].requires_grad_() for n in P.weight_names(model)]
+    losses = member_losses(
+        model, stack, Examples((x,), x), lambda z, _: z.square().mean((-1, -2)), ()
+    )
+    return [losses, *torch.autograd.grad(losses.sum(), leaves), stack["1.running_mean"]]
+
+
+@pytest.fixture
+def two_threads(monkeypatch):
+    monkeypatch.setitem(choices.TRAINING_BUDGET, "cpu", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_two_threads_are_one(two_threads):
+    torch.manual_seed(0)
+    model, x = network().double(), torch.randn(20, 1, 8, 8).double()
+    assert threads_for(model, x.device) == 1  # whether it draws is not known yet
+    first = gradients(model, x)
+    assert threads_for(model, x.device) == 2
+    for one, two in zip(first, gradients(model, x), strict=True):
+        torch.testing.assert_close(one, two)
+    assert torch.get_num_threads() == 2
+
+
+def test_networks_that_draw_run_on_one_thread(two_threads):
+    torch.manual_seed(0)
+    model, x = network(0.5), torch.randn(20, 1, 8, 8)
+    gradients(model, x)
+    assert threads_for(model, x.device) == 1
+
+
+def test_what_goes_wrong_in_a_thread_is_raised_here(two_threads):
+    def work(model, item):
+        if item == 1:
+            raise ValueError("it went wrong")
+        return item
+
+    with pytest.raises(ValueError, match="it went wrong"):
+        in_threads(work, range(4), nn.Linear(1, 1), 2)
+    assert torch.get_num_threads() == 2
+    assert in_threads(work, [0, 2, 3], nn.Linear(1, 1), 2) == [0, 2, 3]
+
+
+def test_gradients_and_mixed_precision_are_as_outside():
+    def work(model, item):
+        return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=not grad):
+            assert in_threads(work, range(3), nn.Linear(1, 1), 2) == [(grad, not grad)] * 3
+
+
+def test_freed_memory_is_kept_once():
+    assert keep_freed_memory() in (True, False)
+    assert keep_freed_memory.cache_info().misses == 1
