@@ -22,7 +22,7 @@ test: $(STAMP)  ## install into .venv and run the tests
 	$(BIN)/python -m pytest
 
 types: $(STAMP)  ## the tests again, with annotations and tensor shapes checked
-	$(BIN)/python -m pytest tests -m 'not slow and not bad_input and not frames' --jaxtyping-packages=lightning_bnn,beartype.beartype
+	$(BIN)/python -m pytest tests -m 'not slow and not cluster and not bad_input and not frames' --jaxtyping-packages=lightning_bnn,beartype.beartype
 
 check: $(STAMP)  ## style and layers
 	$(BIN)/ruff check .
@@ -46,6 +46,8 @@ bench: $(STAMP)  ## large networks, and benchmarks side by side with peers
 	$(BIN)/python benchmarks/vi.py steps --threads 2
 	$(BIN)/python benchmarks/vi.py steps --network resnet --batch 32 --rounds 5
 	$(BIN)/python benchmarks/vi.py predict
+	$(BIN)/python benchmarks/population.py
+	$(BIN)/python benchmarks/population.py --threads 1
 	$(BIN)/python benchmarks/samplers.py update
 	$(BIN)/python benchmarks/samplers.py steps
 	$(BIN)/python benchmarks/samplers.py steps --network resnet --rounds 5

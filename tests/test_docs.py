@@ -25,6 +25,7 @@ MODULE, COMPARISON, REMOVAL = blocks("metrics.md")
 CALLBACKS, BANK = blocks("callbacks.md")
 MODULES, CHAINS = blocks("modules.md")
 (COMPACT,) = blocks("studies.md")
+POPULATION, STREAMED = blocks("scale.md")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -92,6 +93,24 @@ def test_modules(tmp_path, monkeypatch, capsys):
     shorter = CHAINS.replace("max_epochs=100", "max_epochs=12").replace("burn_in=50", "burn_in=3")
     exec(shorter, names)
     assert P.stack_size(names["networks"]) == 4 * 9
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_populations(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(POPULATION, names)
+    options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    trainer = L.Trainer(accelerator="cpu", max_epochs=20, enable_model_summary=False, **options)
+    trainer.fit(names["module"], names["data"])
+    losses = names["module"].divergence.means
+    assert len(names["module"].healthy()) == int((losses <= 0.5).sum()) > 10
+    with CheckpointBank("networks") as bank:
+        bank.extend(names["module"].member_stack())
+    x = torch.rand(30, 1, 8, 8)
+    names = {"net": models.mlp(64, [32], 10), "batches": [(x, torch.arange(30) % 10)]}
+    exec(STREAMED, names)
+    assert names["found"].pairs.shape == (100, 100)
 
 
 def test_compact_representations():

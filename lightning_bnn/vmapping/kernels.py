@@ -7,17 +7,25 @@ of places and examples (of examples only, with a stride). Each function does the
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import numba
 import numpy as np
 
 __all__ = ["convolve", "input_gradient", "pool", "pool_gradient", "weight_gradient"]
 
-_compiled = numba.njit(
-    nogil=True,
-    cache=True,
-    error_model="numpy",
-    fastmath={"contract", "reassoc", "nsz", "arcp"},  # NaN and infinity keep their meaning
-)
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    """Machine code, without what a checker of annotations may have put around the function."""
+    compiler = numba.njit(
+        nogil=True,
+        cache=True,
+        error_model="numpy",
+        fastmath={"contract", "reassoc", "nsz", "arcp"},  # NaN and infinity keep their meaning
+    )
+    return compiler(inspect.unwrap(function))
 
 
 @_compiled
