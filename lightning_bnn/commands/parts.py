@@ -22,8 +22,10 @@ from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester
 from lightning_bnn.commands.silence import quiet
 from lightning_bnn.commands.training import training
+from lightning_bnn.harvest import ends
+from lightning_bnn.modules.side_by_side import finite_members
 
-__all__ = ["Part", "train_part"]
+__all__ = ["Part", "networks_of", "train_part"]
 
 _NEVER = 10**9
 _SECONDS = 0.5
@@ -87,30 +89,44 @@ def train_part(part: Part, tick: Callable[[], None]) -> None:
     config.write_text(yaml.safe_dump(part.config, sort_keys=False), encoding="utf-8")
     checkpoints = part.folder / "checkpoints"
     whole = _newest(checkpoints)
-    keeper, start = _Keeper(part), time.monotonic()
+    if whole is None:  # what an attempt has left that made no checkpoint
+        shutil.rmtree(part.bank, ignore_errors=True)
+    start = time.monotonic()
     with quiet():
-        training(
+        run = training(
             [
                 "fit", "-c", str(config),
                 "--trainer.default_root_dir", str(part.folder),
                 "--trainer.enable_progress_bar", "false",
                 "--trainer.enable_model_summary", "false",
+                "--trainer.enable_checkpointing", "true",
                 *(["--ckpt_path", str(whole)] if whole else []),
             ],
             [
-                keeper,
+                _Keeper(part),
                 _Progress(part, tick),
-                ModelCheckpoint(
+                _Checkpoints(
                     checkpoints, filename="{step}", save_top_k=1,
                     train_time_interval=timedelta(minutes=part.minutes),
                 ),
             ],
         )  # fmt: skip
-    _write(part.folder / "part.json", json.dumps({
-        "first": part.first, "last": part.last, "seconds": round(time.monotonic() - start, 1),
-        "left_out": keeper.left_out, "losses": keeper.losses,
-    }))  # fmt: skip
+    told = {"first": part.first, "last": part.last, "seconds": round(time.monotonic() - start, 1)}
+    _write(part.folder / "part.json", json.dumps({**told, **_outcome(part, run.model)}))
     shutil.rmtree(checkpoints, ignore_errors=True)
+
+
+def _outcome(part: Part, module: Any) -> dict[str, Any]:
+    """Who is left out, and the losses over the last epoch where they are known."""
+    out = ~finite_members(module.stacked_parameters()).cpu()
+    divergence = getattr(module, "divergence", None)
+    if divergence is not None:
+        out |= divergence.left_out
+    means = None if divergence is None else divergence.means
+    return {
+        "left_out": [part.first + m for m in out.nonzero().flatten().tolist()],
+        "losses": [] if means is None else means.tolist(),
+    }
 
 
 def _newest(folder: Path) -> Path | None:
@@ -127,13 +143,11 @@ def _write(path: Path, text: str) -> None:
 
 
 class _Keeper(CheckpointHarvester):
-    """Harvests at the end, too, under the members' own numbers."""
+    """Harvests at the end, too."""
 
     def __init__(self, part: Part) -> None:
         super().__init__(part.bank, every_n_epochs=part.every_n_epochs or _NEVER)
-        self.first, self._kept_at = part.first, -1
-        self.left_out: list[int] = []
-        self.losses: list[float] = []
+        self._kept_at = -1
 
     def _harvest(self, trainer: Any, pl_module: Any) -> None:
         super()._harvest(trainer, pl_module)
@@ -143,11 +157,15 @@ class _Keeper(CheckpointHarvester):
         if self._kept_at != trainer.global_step:
             self._harvest(trainer, pl_module)
         super().on_train_end(trainer, pl_module)
-        healthy = set(pl_module.healthy().tolist())
-        self.left_out = [self.first + m for m in range(pl_module.members) if m not in healthy]
-        divergence = getattr(pl_module, "divergence", None)
-        means = getattr(divergence, "means", None)
-        self.losses = [] if means is None else [float(loss) for loss in means]
+
+
+class _Checkpoints(ModelCheckpoint):
+    """None at the very end: a run that goes on from there would do nothing, and keep nothing."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *more: Any) -> None:
+        """If it is time."""
+        if not ends(trainer):
+            super().on_train_batch_end(trainer, *more)
 
 
 class _Progress(L.Callback):

@@ -191,9 +191,10 @@ def _merge(part: Part, target: CheckpointBank) -> None:
     there = {(r["member"], r["step"]) for r in target.records}
     out = set(summary["left_out"])
     rows = [
-        k for k, r in enumerate(records)
-        if r["member"] not in out and (r["member"], r["step"]) not in there
-    ]  # fmt: skip
+        k
+        for k, record in enumerate(records)
+        if record["member"] not in out and (record["member"], record["step"]) not in there
+    ]
     for start in range(0, len(rows), _PART):
         chosen = rows[start : start + _PART]
         target.extend(source[chosen], [records[k] for k in chosen])

@@ -16,6 +16,8 @@ import yaml
 
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
+from lightning_bnn.commands import parts
+from lightning_bnn.commands import population as command
 from lightning_bnn.commands.population import population
 
 CONFIG = {
@@ -117,7 +119,52 @@ def test_the_bank_can_be_judged_as_a_run_can(config, tmp_path, capsys):
     assert "4 networks" in capsys.readouterr().out.replace("networks: 4", "4 networks")
 
 
+def test_a_part_of_which_nobody_is_left_does_not_stop_the_others(config, tmp_path, capsys):
+    change = {"model.init_args.max_loss": 1e-12}
+    population(config, 3, str(tmp_path / "bank"), part=2, change=change)
+    assert "0 networks, 3 of 3 members have diverged" in capsys.readouterr().out
+
+
 # ------------------------------------------------------------ kills
+@pytest.mark.parametrize("file", ["part.json", "progress"])
+def test_an_attempt_that_was_cut_off_leaves_nothing_twice(config, tmp_path, monkeypatch, file):
+    """At the last moment before a part is finished; and at its first step."""
+    write = parts._write
+
+    def cut_off(path, text):
+        if path.name == file:
+            raise KeyboardInterrupt
+        write(path, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "_write", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            population(config, 3, str(tmp_path / "bank"), part=2, checkpoint_minutes=1e-6)
+    population(config, 3, str(tmp_path / "bank"), part=2, checkpoint_minutes=1e-6)
+    population(config, 3, str(tmp_path / "whole"), part=2)
+    same(networks(tmp_path / "whole"), networks(tmp_path / "bank"))
+
+
+def test_a_merge_that_was_cut_off_goes_on(config, tmp_path, monkeypatch):
+    extend, calls = CheckpointBank.extend, []
+
+    def once(self, *arguments):
+        if self.path.name == "bank" and self.path.parent == tmp_path:
+            calls.append(1)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+        extend(self, *arguments)
+
+    monkeypatch.setattr(command, "_PART", 2)  # networks at once
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointBank, "extend", once)
+        with pytest.raises(KeyboardInterrupt):
+            population(config, 3, str(tmp_path / "bank"), part=3)
+    assert len(CheckpointBank(tmp_path / "bank", "r")) == 2
+    population(config, 3, str(tmp_path / "bank"), part=3)
+    assert sorted(networks(tmp_path / "bank")) == [0, 1, 2]
+
+
 LONG = ["--change", json.dumps({"trainer.max_epochs": 80})]
 
 
