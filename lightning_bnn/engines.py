@@ -7,6 +7,7 @@ and does nothing where its result is already there, so that it may be tried agai
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import time
@@ -74,7 +75,8 @@ def run_on_ray(
     address = told.pop("address", None)
     started = not ray.is_initialized()
     if started:
-        size = {} if address else {"num_cpus": workers, "include_dashboard": False}
+        cpus = math.ceil(workers * told.get("num_cpus", 1))
+        size = {} if address else {"num_cpus": max(1, cpus), "include_dashboard": False}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **size)
     try:
         remote = ray.remote(**{"num_cpus": 1, "max_retries": _RETRIES, **told})(_alone)
@@ -117,17 +119,21 @@ def run_on_slurm(
     here = [os.getcwd()] * len(jobs)
     tried = dict.fromkeys(range(len(jobs)), 1)
     running = dict(enumerate(executor.map_array(_alone, [task] * len(jobs), list(jobs), here)))
-    while running:
-        time.sleep(_POLL)
-        watch()
-        for k, job in [(k, job) for k, job in running.items() if job.done()]:
-            del running[k]
-            if job.exception() is not None and tried[k] <= _RETRIES:
-                tried[k] += 1
-                _log.warning("A job has failed and is submitted again (%s).", job.exception())
-                running[k] = executor.submit(_alone, task, jobs[k], os.getcwd())
-            else:
-                _result(job.result)
+    try:
+        while running:
+            time.sleep(_POLL)
+            watch()
+            for k, job in [(k, job) for k, job in running.items() if job.done()]:
+                del running[k]
+                if job.exception() is not None and tried[k] <= _RETRIES:
+                    tried[k] += 1
+                    _log.warning("A job has failed and is submitted again (%s).", job.exception())
+                    running[k] = executor.submit(_alone, task, jobs[k], os.getcwd())
+                else:
+                    _result(job.result)
+    finally:  # the same command goes on with them
+        for job in running.values():
+            job.cancel(check=False)
 
 
 ENGINES: dict[str, Engine] = {"local": run_here, "ray": run_on_ray, "slurm": run_on_slurm}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor, nn
 
 __all__ = ["MembersStrategy"]
@@ -51,9 +52,27 @@ class MembersStrategy(DDPStrategy):
                 f"`strategy` members needs a module that trains members side by side and can share "
                 f"them out, such as DeepEnsemble; {type(module).__name__} is none."
             )
+        shared = [p for p in module._shared_parameters() if p.requires_grad]
+        if shared:
+            raise ValueError(
+                "`strategy` members: the likelihood learns from all members, and processes do not "
+                "exchange gradients; fix its noise, or train in one process."
+            )
         if module.whole is None:
             module.take_share(*self.share(module.members))
         super(DDPStrategy, self).setup(trainer)
+
+    def teardown(self) -> None:
+        """Every process goes on with all members, unless something went wrong in one of them."""
+        module: Any = self.lightning_module
+        status = None if module is None else module.trainer.state.status
+        if status == TrainerStatus.RUNNING and module.whole is not None:
+            for optimizer in self.optimizers:
+                for parameter in self._stacked(optimizer).values():
+                    state = optimizer.state[parameter]
+                    state.update({k: self._gather(v, parameter) for k, v in state.items()})
+            module.take_whole(self.gather_members)
+        super().teardown()
 
     def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
         return model
@@ -83,7 +102,7 @@ class MembersStrategy(DDPStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """With all members."""
         module: Any = self.lightning_module
-        names = module.member_names()
+        names = set() if module.whole is None else module.member_names()
         return {
             name: self.gather_members(value) if name in names else value
             for name, value in module.state_dict().items()
@@ -100,7 +119,10 @@ class MembersStrategy(DDPStrategy):
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """With the states of all members."""
-        return _changed(super().optimizer_state(optimizer), self._stacked(optimizer), self._gather)
+        state, module = super().optimizer_state(optimizer), cast(Any, self.lightning_module)
+        if module.whole is None:
+            return state
+        return _changed(state, self._stacked(optimizer), self._gather)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """The share of this process."""
@@ -112,8 +134,9 @@ class MembersStrategy(DDPStrategy):
         ]
         super().load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
 
-    def _gather(self, value: Tensor, parameter: nn.Parameter) -> Tensor:
-        return self.gather_members(value) if value.shape == parameter.shape else value
+    def _gather(self, value: Any, parameter: nn.Parameter) -> Any:
+        counts = isinstance(value, Tensor) and value.shape == parameter.shape
+        return self.gather_members(value) if counts else value
 
     def _stacked(self, optimizer: Any) -> dict[int, nn.Parameter]:
         """Parameters that hold members, by their number in the optimizer's state."""

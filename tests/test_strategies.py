@@ -13,6 +13,7 @@ from module_cases import Blobs, made, network, trainer
 
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.modules import SWAG, DeepEnsemble
 from lightning_bnn.strategies import MembersStrategy
 
@@ -43,9 +44,10 @@ class Orders(Blobs):
 
 class Losses(L.Callback):
     def __init__(self):
-        self.values = []
+        self.values, self.members = [], 0
 
-    def on_train_batch_end(self, trainer, *_):
+    def on_train_batch_end(self, trainer, module, *_):
+        self.members = module.members
         self.values.append(float(trainer.callback_metrics["train/loss"]))
 
 
@@ -67,7 +69,8 @@ def run(devices, strategy, folder, resumed, epochs):
     fitted.fit(module, Orders(), ckpt_path=resumed)
     fitted.save_checkpoint(folder + "/last.ckpt")
     tested = fitted.test(module, Orders(), verbose=False)[0]
-    return {"test": tested, "losses": losses.values, "own": module.members}
+    assert len(module.healthy()) == module.members == MEMBERS  # everybody has all of them again
+    return {"test": tested, "losses": losses.values, "own": losses.members}
 
 
 def ran(tmp_path, name, devices, resumed=None, epochs=2):
@@ -150,7 +153,33 @@ def test_a_share_is_a_part_of_the_whole(name):
     assert P.stack_size(part.member_stack()) == 1
 
 
+def test_a_share_and_back():
+    module, whole = made("population", batch_norm=True), made("population", batch_norm=True)
+    module.take_share(1, 3)
+    missing = {k: t for k, t in whole.state_dict().items() if k in module.member_names()}
+    tensors = iter([*missing.values(), *whole.divergence.state_dict().values()])
+
+    def gather(part):
+        found = next(t for t in tensors if isinstance(t, torch.Tensor))
+        assert torch.equal(found[1:3], part)
+        return found
+
+    module.take_whole(gather)
+    close(module.state_dict(), whole.state_dict())
+    assert (module.members, module.first_member, module.whole) == (4, 0, None)
+    assert module.member_rates.tolist() == whole.member_rates.tolist()
+    assert module.healthy().tolist() == [0, 1, 2, 3]
+
+
 # ------------------------------------------------------------ bad input
+@pytest.mark.bad_input
+def test_a_likelihood_that_learns_from_all_members():
+    strategy = MembersStrategy()
+    strategy._lightning_module = DeepEnsemble(network(), members=4, likelihood=Gaussian("learned"))
+    with pytest.raises(ValueError, match="`strategy` members: the likelihood learns"):
+        strategy.setup(None)
+
+
 @pytest.mark.bad_input
 def test_more_processes_than_members(monkeypatch):
     monkeypatch.setattr(MembersStrategy, "world_size", 3)

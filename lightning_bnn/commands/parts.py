@@ -25,7 +25,7 @@ from lightning_bnn.commands.training import training
 from lightning_bnn.harvest import ends
 from lightning_bnn.modules.side_by_side import finite_members
 
-__all__ = ["Part", "networks_of", "train_part"]
+__all__ = ["Part", "networks_of", "train_part", "write_whole"]
 
 _NEVER = 10**9
 _SECONDS = 0.5
@@ -112,7 +112,7 @@ def train_part(part: Part, tick: Callable[[], None]) -> None:
             ],
         )  # fmt: skip
     told = {"first": part.first, "last": part.last, "seconds": round(time.monotonic() - start, 1)}
-    _write(part.folder / "part.json", json.dumps({**told, **_outcome(part, run.model)}))
+    write_whole(part.folder / "part.json", json.dumps({**told, **_outcome(part, run.model)}))
     shutil.rmtree(checkpoints, ignore_errors=True)
 
 
@@ -135,8 +135,8 @@ def _newest(folder: Path) -> Path | None:
     return max(whole, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _write(path: Path, text: str) -> None:
-    """At once, or not at all."""
+def write_whole(path: Path, text: str) -> None:
+    """A file, at once or not at all."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text)
     os.replace(draft, path)
@@ -180,7 +180,9 @@ class _Progress(L.Callback):
         if now - self._told > _SECONDS:
             self._told = now
             total = trainer.estimated_stepping_batches
-            _write(self.part.folder / "progress", f"{min(1.0, trainer.global_step / total):.4f}")
+            write_whole(
+                self.part.folder / "progress", f"{min(1.0, trainer.global_step / total):.4f}"
+            )
             self.tick()
 
 

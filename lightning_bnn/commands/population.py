@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 import lightning_bnn
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.commands.parts import Part, networks_of, train_part
+from lightning_bnn.commands.parts import Part, networks_of, train_part, write_whole
 from lightning_bnn.engines import ENGINES
 
 __all__ = ["population"]
@@ -68,7 +68,7 @@ def population(
         unfinished = [p for p in parts if p.summary is None]
         ENGINES[engine](train_part, unfinished, watch, workers, folder, options or {})
         watch()
-    print(_report(folder, parts))
+    print(_report(target, parts))
 
 
 # ------------------------------------------------------------ what is to be done
@@ -85,11 +85,28 @@ def _settings(path: Path, change: dict[str, Any]) -> dict[str, Any]:
             f"`config`: there is no file {path}; `lightning-bnn presets NAME > {path}` writes a "
             "preset."
         )
-    held = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        held = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        told = " ".join(str(error).split())
+        raise ValueError(f"`config`: {path} is no YAML file ({told}).") from error
     if not isinstance(held, dict) or not {"model", "data"} <= held.keys():
         raise ValueError(f"`config`: {path} must have `model` and `data`, as for `fit`.")
+    for name in ("model", "data"):
+        given = {"class_path": held[name]} if isinstance(held[name], str) else held[name]
+        held[name] = {**given, "init_args": given.get("init_args") or {}}
+    held["trainer"] = held.get("trainer") or {}
+    held.pop("ckpt_path", None)
     for name, value in change.items():
         _put(held, name, value)
+    if held["trainer"].get("fast_dev_run"):
+        raise ValueError("`config`: a population cannot be a `fast_dev_run`.")
+    if held["trainer"].setdefault("devices", 1) not in (1, [0], "1"):
+        raise ValueError(
+            "`config`: a part of a population trains on one device, got `trainer.devices` "
+            f"{held['trainer']['devices']}; several run side by side by `engine` ray, or in one "
+            "run of `fit` with `--trainer.strategy members`."
+        )
     return held
 
 
@@ -118,7 +135,7 @@ def _claim(folder: Path, settings: dict[str, Any], every_n_epochs: int | None) -
         raise ValueError(f"`bank` {folder} holds networks that are no population: choose another.")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    path.write_text(json.dumps({"key": key, "version": lightning_bnn.__version__}))
+    write_whole(path, json.dumps({"key": key, "version": lightning_bnn.__version__}))
 
 
 def _parts(
@@ -142,9 +159,13 @@ def _part(
     config = copy.deepcopy(settings)
     _put(config, "model.init_args.members", last - first)
     _put(config, "model.init_args.first_member", first)
-    data = config["data"].get("init_args") or {} if isinstance(config["data"], dict) else {}
-    if data.get("orders") is not None:
+    if config["data"]["init_args"].get("orders") is not None:
         _put(config, "data.init_args.orders", list(range(first, last)))
+    rates = config["model"]["init_args"].get("member_rates")
+    if rates is not None:
+        if len(rates) < last:
+            raise ValueError(f"`member_rates` must be one for each member, got {len(rates)}.")
+        _put(config, "model.init_args.member_rates", rates[first:last])
     path = folder / "parts" / f"{first:07d}-{last:07d}"
     return Part(path, config, first, last, **kept)
 
@@ -198,16 +219,19 @@ def _merge(part: Part, target: CheckpointBank) -> None:
     for start in range(0, len(rows), _PART):
         chosen = rows[start : start + _PART]
         target.extend(source[chosen], [records[k] for k in chosen])
-    shutil.rmtree(part.bank)
+    rubbish = part.bank.with_name("merged")
+    shutil.rmtree(rubbish, ignore_errors=True)
+    part.bank.rename(rubbish)  # at once: half a bank could not be read
+    shutil.rmtree(rubbish)
 
 
-def _report(folder: Path, parts: Sequence[Part]) -> str:
-    summaries = [part.summary or {} for part in parts]
+def _report(target: CheckpointBank, parts: Sequence[Part]) -> str:
+    folder, summaries = target.path, [part.summary or {} for part in parts]
     out = sorted(m for s in summaries for m in s["left_out"])
     seconds = sum(s["seconds"] for s in summaries)
     members = sum(map(len, parts))
     lines = [
-        f"{folder}: {members - len(out)} networks"
+        f"{folder}: {len(target)} networks"
         + (f", {len(out)} of {members} members have diverged and are left out" if out else ""),
         f"trained in {seconds:.0f} s, {len(parts)} parts",
         f"`lightning-bnn bank {folder}` looks into it, `lightning-bnn mass --networks {folder}` "

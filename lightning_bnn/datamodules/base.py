@@ -70,8 +70,10 @@ class DataModule(L.LightningDataModule, ABC):
                 raise ValueError(f"`{name}` must be at least 1, got {value}.")
         self.batch_size, self.eval_batch_size, self.seed = batch_size, eval_batch_size, seed
         self.orders = list(range(orders)) if isinstance(orders, int) else orders
-        if self.orders is not None and (not self.orders or min(self.orders) < 0):
-            raise ValueError(f"`orders` must be a number of members, or numbers, got {orders}.")
+        if self.orders is not None and not _are_numbers(self.orders):
+            raise ValueError(
+                f"`orders` must be a number of members, or different whole numbers, got {orders}."
+            )
         self.splits: Splits | None = None
 
     @abstractmethod
@@ -179,6 +181,11 @@ class DataModule(L.LightningDataModule, ABC):
             return inputs
         mean, std = (inputs.new_tensor(v)[:, None, None] for v in (self.mean, self.std))
         return (inputs - mean) / std
+
+
+def _are_numbers(orders: Sequence[int]) -> bool:
+    whole = all(isinstance(order, int) and order >= 0 for order in orders)
+    return whole and len(set(orders)) == len(orders) > 0
 
 
 def _share_of(trainer: Any) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,6 +87,8 @@ class BayesianModule(JudgedModule):
                 f"`member_rates` must be one for each of the {members} members, got "
                 f"{len(member_rates)}."
             )
+        if not all(0 < rate < float("inf") for rate in member_rates or ()):
+            raise ValueError(f"`member_rates` must be positive numbers, got {member_rates}.")
         if num_data is not None and num_data < 1:
             raise ValueError(f"`num_data` must be at least 1, got {num_data}.")
         if not callable(optimizer):
@@ -148,7 +150,24 @@ class BayesianModule(JudgedModule):
         self.whole, self._everyone = (first, last), self.members
         self.members, self.first_member = last - first, self.first_member + first
         if self.member_rates is not None:
+            self._all_rates = self.member_rates
             self.member_rates = self.member_rates[first:last]
+
+    def take_whole(self, gather: Callable[[Tensor], Tensor]) -> None:
+        """The opposite of `take_share`: have the members of all processes.
+
+        Args:
+            gather: from the members that are here to all.
+        """
+        assert self.whole is not None
+        names = self.member_names()
+        for name, tensor in self.state_dict(keep_vars=True).items():
+            if name in names:
+                tensor.data, tensor.grad = gather(tensor.data), None
+        self.members, self.first_member = self._everyone, self.first_member - self.whole[0]
+        if self.member_rates is not None:
+            self.member_rates = self._all_rates
+        self.whole = None
 
     def member_names(self) -> set[str]:
         """Names in the state dict whose tensors have a leading member dimension."""
@@ -168,7 +187,7 @@ class BayesianModule(JudgedModule):
         """The given networks, then as many drawn anew as there are further members."""
         own = self._given_networks()
         held = P.stack_size(own)
-        if self.first_member > 0 and self.start_from is None:
+        if self.first_member > 0:
             held = 0  # the given network is member 0
         count = self.members - held
         if count == 0:
@@ -190,8 +209,13 @@ class BayesianModule(JudgedModule):
             raise ValueError("`network` has no weights.")
         if self.start_from is None:
             return {name: t.clone()[None] for name, t in own.items()}
-        stack, _ = read_networks(self.start_from, self.template, last=self.members)
         several = Path(self.start_from).is_dir()
+        if several and self.first_member:
+            raise ValueError(
+                "`start_from` a folder gives the networks of all members: it does not go together "
+                f"with `first_member` {self.first_member}."
+            )
+        stack, _ = read_networks(self.start_from, self.template, last=self.members)
         if several and P.stack_size(stack) < self.members:
             raise ValueError(
                 f"`start_from` {self.start_from} holds {P.stack_size(stack)} networks, fewer than "
@@ -207,7 +231,7 @@ class BayesianModule(JudgedModule):
         groups = [group for o in self.trainer.optimizers for group in o.param_groups]
         for group in groups:
             if group.get("seed", 0) is None:  # other noise for other seeds, and in another fit
-                group["seed"] = key_of(self.seed, "sampler", self._fits)
+                group["seed"] = key_of(self.seed, "sampler", self._fits, *self._part())
         self._fits += 1
         asking = [group for group in groups if group.get("num_data", 0) is None]
         if self._given_num_data is None and (self.needs_num_data or asking):
@@ -235,23 +259,32 @@ class BayesianModule(JudgedModule):
         inputs = self._cast(inputs)
         self.own_examples = isinstance(batch, MemberBatch)
         if self.own_examples:
-            self._check_own(targets)
+            inputs, targets = self._own(inputs, targets)
         if not self._example:
             seen = Examples(inputs, targets, self.own_examples).of(0).inputs
             self._example = tuple(x[:EXAMPLE_ROWS] if isinstance(x, Tensor) else x for x in seen)
         self._same_mode()
-        with self._randomness("train", self.trainer.fit_loop.total_batch_idx):
+        with self._randomness("train", self.trainer.fit_loop.total_batch_idx, *self._part()):
             terms = self._checked(lambda: self.losses(inputs, targets), inputs)
         self._log_terms(terms, targets.shape[1] if self.own_examples else len(targets))
         self.watch(terms)
         return terms["loss"].sum()
 
-    def _check_own(self, targets: Tensor) -> None:
+    def _part(self) -> tuple[int, ...]:
+        """A key of the noise: parts of a population have noise of their own."""
+        return (self.first_member,) if self.first_member else ()
+
+    def _own(self, inputs: tuple[Any, ...], targets: Tensor) -> tuple[tuple[Any, ...], Tensor]:
+        """Examples of the members that are here, out of those of all members."""
+        if self.whole is not None and len(targets) == self._everyone:
+            rows = slice(*self.whole)
+            return tuple(x[rows] for x in inputs), targets[rows]
         if len(targets) != self.members:
             raise ValueError(
                 f"A batch has examples for {len(targets)} members, the module has {self.members}: "
                 "give the data as many `orders`."
             )
+        return inputs, targets
 
     def watch(self, terms: dict[str, Tensor]) -> None:
         """Look at the losses of a step; here nobody does."""

@@ -26,13 +26,15 @@ class Divergence:
         self.restarted = torch.zeros(members, dtype=torch.long)
         self.left_out = torch.zeros(members, dtype=torch.bool)
         self.means: Tensor | None = None
+        self._fresh = torch.zeros(members, dtype=torch.bool)
+        self._judged = False
         self._sum: Tensor | None = None
         self._steps = 0
 
     def add(self, losses: Tensor) -> None:
         """The losses of one step."""
         losses = losses.detach().double()
-        self._sum = losses.clone() if self._sum is None else self._sum + losses
+        self._sum = losses.clone() if self._sum is None else self._sum.to(losses.device) + losses
         self._steps += 1
 
     def take(self) -> Tensor | None:
@@ -49,25 +51,35 @@ class Divergence:
             finite: whose weights are.
             last: whether this was the last epoch.
         """
-        self.means = means
+        self.means, self._judged = means, last
         broken = ~finite.cpu() | means.isnan()
         anew = broken & (self.restarted < self.restarts) & (not last)
         self.restarted += anew
+        self._fresh = anew
         too_high = (
             means > self.max_loss if last and self.max_loss is not None else means > torch.inf
         )
         self.left_out = (broken & ~anew) | too_high
         return anew.nonzero().flatten().tolist()
 
+    def finish(self) -> None:
+        """The last epoch was the last, although nobody knew: who has just begun is left out."""
+        if self.means is None or self._judged:
+            return
+        limit = torch.inf if self.max_loss is None else self.max_loss
+        self.left_out = self.left_out | self._fresh | (self.means > limit)
+
     def take_share(self, first: int, last: int) -> None:
         """Forget all members but some."""
-        self.restarted, self.left_out = self.restarted[first:last], self.left_out[first:last]
+        for name in ("restarted", "left_out", "_fresh", "means"):
+            held = getattr(self, name)
+            setattr(self, name, None if held is None else held[first:last])
         self._sum = None if self._sum is None else self._sum[first:last]
 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints, also within an epoch."""
         return {
-            "restarted": self.restarted, "left_out": self.left_out,
+            "restarted": self.restarted, "left_out": self.left_out, "means": self.means,
             "sum": self._sum, "steps": self._steps,
         }  # fmt: skip
 
@@ -75,3 +87,4 @@ class Divergence:
         """Go on."""
         self.restarted, self.left_out = state["restarted"], state["left_out"]
         self._sum, self._steps = state["sum"], state["steps"]
+        self.means, self._fresh = state["means"], torch.zeros_like(self.left_out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -100,6 +101,21 @@ class DeepEnsemble(BayesianModule):
         self._keep_share(first, last)
         self.divergence.take_share(first, last)
 
+    def take_whole(self, gather: Callable[[Tensor], Tensor]) -> None:
+        """Have the members of all processes, and what is known of them."""
+        super().take_whole(gather)
+        self.divergence.load_state_dict(self._known_of_members(gather))
+
+    def _known_of_members(self, gather: Callable[[Tensor], Tensor] | None) -> dict[str, Any]:
+        """Who has diverged, also among the members of other processes."""
+        state = self.divergence.state_dict()
+        if gather is None:
+            return state
+        return {
+            name: gather(value.to(self.device)).cpu() if isinstance(value, Tensor) else value
+            for name, value in state.items()
+        }
+
     def member_names(self) -> set[str]:
         """Weights and statistics."""
         return {f"networks.{name}" for name in self.networks.state_dict()}
@@ -144,6 +160,11 @@ class DeepEnsemble(BayesianModule):
                 rank_zero_info(f"{type(self).__name__}: {out} of {self.members} are left out.")
         super().on_train_epoch_end()
 
+    def on_train_end(self) -> None:
+        """Judge the members, if the run was stopped early."""
+        super().on_train_end()
+        self.divergence.finish()
+
     def _restart(self, members: list[int]) -> None:
         numbers = [(self.first_member + m, int(self.divergence.restarted[m])) for m in members]
         fresh = [
@@ -159,14 +180,8 @@ class DeepEnsemble(BayesianModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """With what is known of diverged members."""
         super().on_save_checkpoint(checkpoint)
-        state = self.divergence.state_dict()
-        if self.whole is not None:  # other processes have other members
-            gather = self.trainer.strategy.gather_members
-            state = {
-                name: gather(value.to(self.device)).cpu() if isinstance(value, Tensor) else value
-                for name, value in state.items()
-            }
-        checkpoint["lightning_bnn"]["divergence"] = state
+        gather = None if self.whole is None else self.trainer.strategy.gather_members
+        checkpoint["lightning_bnn"]["divergence"] = self._known_of_members(gather)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on with what is known of diverged members."""

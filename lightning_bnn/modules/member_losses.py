@@ -74,7 +74,7 @@ def member_losses(
     size = P.chunk_of(model, params, examples.of(0).inputs, chunk_size)
     if leaves and size > 1:  # what is shared has a gradient of every member
         size = members
-    if size >= members or not torch.is_grad_enabled():
+    if size >= members or not torch.is_grad_enabled() or _scaled(params):
         return loss(examples.outputs(model, params, chunk_size), examples.targets)
     keep_freed_memory()
     device = next(iter(params.values())).device
@@ -92,6 +92,13 @@ def member_losses(
 
     chunks = _Chunks(model, some, size, threads)
     return _ByChunks.apply(chunks, len(leaves), *leaves, *params.values())
+
+
+def _scaled(params: Params) -> bool:
+    """Whether losses are scaled before their gradients are taken, as float16 needs it."""
+    device = next(iter(params.values())).device.type
+    half = torch.get_autocast_dtype(device) == torch.float16
+    return torch.is_autocast_enabled(device) and half
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class MFVI(BayesianModule):
 
     def _blitz(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The library's start, which P1's experiments used."""
-        with self._randomness("blitz"):
+        with self._randomness("blitz", *self._part()):
             mean = 0.1 * torch.randn_like(rows)
         modules = dict(self.template.named_modules())
         raw = [

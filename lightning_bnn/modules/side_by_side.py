@@ -121,7 +121,7 @@ def restart_members(
     members: Sequence[int],
     optimizers: Iterable[torch.optim.Optimizer],
 ) -> None:
-    """Put new networks in the place of some members; the optimizer forgets their past.
+    """Put new networks in the place of some members; the optimizer forgets their gradients.
 
     Args:
         stacks: parameters and buffers, changed in place.
@@ -131,8 +131,10 @@ def restart_members(
     """
     for name, stack in stacks.items():
         stack[list(members)] = fresh[name].to(stack)
+    held = {id(tensor) for tensor in stacks.values()}
     for optimizer in optimizers:
-        for parameter, state in optimizer.state.items():
+        own = [(p, state) for p, state in optimizer.state.items() if id(p) in held]
+        for parameter, state in own:
             for value in state.values():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
                     value[list(members)] = 0

@@ -150,6 +150,11 @@ def _joined(
     for inputs, targets in batches:
         if not most:
             classes = _classes(model, networks, inputs[:1])
+            if classes < 2 or targets.is_floating_point() or int(targets.min()) < 0:
+                raise ValueError(
+                    "`batches` must be inputs and class indices, for a network with one output a "
+                    f"class; got {classes} outputs and targets of type {targets.dtype}."
+                )
             together = _members(networks) if pairs else min(_AT_ONCE, _members(networks))
             most = max(1, memory // (_BYTES * classes * together))
         for part in zip(inputs.split(most), targets.split(most), strict=True):

@@ -53,8 +53,14 @@ def conv2d(
     groups: int = 1,
 ) -> Tensor:
     """As ``torch.nn.functional.conv2d``; under ``vmap`` over weights by kernels of our own."""
-    del groups  # the shapes tell
+    if x.shape[1] != groups * weight.shape[1] or weight.shape[0] % groups:
+        raise RuntimeError(
+            f"Weights of size {tuple(weight.shape)} in {groups} groups do not fit inputs of shape "
+            f"{tuple(x.shape)}: expected {groups * weight.shape[1]} channels."
+        )
     if padding == "same":
+        if _pair(stride) != (1, 1):
+            raise RuntimeError("padding='same' is not supported for strided convolutions")
         reach = [d * (k - 1) for d, k in zip(_pair(dilation), weight.shape[2:], strict=True)]
         x = F.pad(x, (reach[1] // 2, -(-reach[1] // 2), reach[0] // 2, -(-reach[0] // 2)))
     elif padding != "valid" and any(_pair(padding)):
@@ -87,7 +93,16 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        raise NotImplementedError("stacks of convolutions run under `torch.vmap` only")
+        ctx.save_for_backward(*inputs[:2])
+        ctx.steps = inputs[2:]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return (
+            *_by_autograd(lambda x, w: _Convolution.forward(x, w, *ctx.steps), ctx, g),
+            None,
+            None,
+        )
 
     @staticmethod
     def vmap(
@@ -113,12 +128,29 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        raise NotImplementedError("stacks of pooling layers run under `torch.vmap` only")
+        ctx.save_for_backward(inputs[0])
+        ctx.steps = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return *_by_autograd(lambda x: F.max_pool2d(x, *ctx.steps), ctx, g), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, size: Pair, stride: Pair) -> tuple[Tensor, int]:
         x = _members_first(x, in_dims[0], info.batch_size).permute(0, 2, 3, 4, 1).contiguous()
         return _StackedPool.apply(x, size, stride).permute(0, 4, 1, 2, 3), 0
+
+
+def _by_autograd(run: Callable[..., Tensor], ctx: Any, g: Tensor) -> list[Tensor | None]:
+    """Gradients of a layer that no member dimension has reached."""
+    with torch.enable_grad():
+        inputs = [
+            t.detach().requires_grad_(needed)
+            for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        ]
+        wanted = [t for t in inputs if t.requires_grad]
+        found = iter(torch.autograd.grad(run(*inputs), wanted, g))
+    return [next(found) if t.requires_grad else None for t in inputs]
 
 
 def _members_first(tensor: Tensor, place: int | None, members: int) -> Tensor:

@@ -14,16 +14,17 @@ from torch import nn
 
 __all__ = ["in_threads", "threads_for"]
 
-_RANDOM: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_ALONE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _KNOWN: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def threads_for(model: nn.Module, device: torch.device) -> int:
     """How many threads should run chunks: one where the network draws random numbers.
 
-    With several the order in which they draw would be another in every run.
+    With several the order in which they draw would be another in every run. One, too, for networks
+    that cannot be copied.
     """
-    if device.type != "cpu" or model in _RANDOM or model not in _KNOWN:
+    if device.type != "cpu" or model in _ALONE or model not in _KNOWN:
         return 1
     return torch.get_num_threads()
 
@@ -51,7 +52,7 @@ def in_threads(
     finally:
         _KNOWN.add(model)
         if not torch.equal(before, torch.default_generator.get_state()):
-            _RANDOM.add(model)
+            _ALONE.add(model)
 
 
 def _shared_out(
@@ -67,13 +68,15 @@ def _shared_out(
             for k in range(first, len(items), threads):
                 results[k] = work(own, items[k])
 
+    try:
+        copies = [copy.deepcopy(model) for _ in range(1, threads)]
+    except (RuntimeError, TypeError, NotImplementedError):  # it keeps what cannot be copied
+        _ALONE.add(model)
+        return [work(model, item) for item in items]
     every = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        others = [
-            _pool(threads - 1).submit(run, first, copy.deepcopy(model))
-            for first in range(1, threads)
-        ]
+        others = [_pool(threads - 1).submit(run, first, own) for first, own in enumerate(copies, 1)]
         try:
             run(0, model)
         finally:

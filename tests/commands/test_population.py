@@ -129,7 +129,7 @@ def test_a_part_of_which_nobody_is_left_does_not_stop_the_others(config, tmp_pat
 @pytest.mark.parametrize("file", ["part.json", "progress"])
 def test_an_attempt_that_was_cut_off_leaves_nothing_twice(config, tmp_path, monkeypatch, file):
     """At the last moment before a part is finished; and at its first step."""
-    write = parts._write
+    write = parts.write_whole
 
     def cut_off(path, text):
         if path.name == file:
@@ -137,7 +137,7 @@ def test_an_attempt_that_was_cut_off_leaves_nothing_twice(config, tmp_path, monk
         write(path, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "_write", cut_off)
+        patch.setattr(parts, "write_whole", cut_off)
         with pytest.raises(KeyboardInterrupt):
             population(config, 3, str(tmp_path / "bank"), part=2, checkpoint_minutes=1e-6)
     population(config, 3, str(tmp_path / "bank"), part=2, checkpoint_minutes=1e-6)
@@ -256,6 +256,12 @@ def test_slurm_trains_parts_as_jobs(config, tmp_path):
         ({"workers": 2}, "`workers` and `options` are for `engine`"),
         ({"config": "nowhere.yaml"}, "`config`: there is no file nowhere.yaml"),
         ({"checkpoint_minutes": 0.0}, "`checkpoint_minutes` must be positive"),
+        ({"change": {"trainer.devices": 2}}, "a part of a population trains on one device"),
+        ({"change": {"trainer.fast_dev_run": True}}, "cannot be a `fast_dev_run`"),
+        (
+            {"change": {"model.init_args.member_rates": [1.0]}},
+            "`member_rates` must be one for each",
+        ),
         ({"change": {"seed_everything.x": 1}}, "`change`: seed_everything.x does not fit"),
     ],
 )
@@ -263,6 +269,27 @@ def test_bad_arguments(config, tmp_path, changed, message):
     arguments = {"config": config, "members": 2, "bank": str(tmp_path / "bank"), **changed}
     with pytest.raises(ValueError, match=message):
         population(**arguments)
+
+
+@pytest.mark.bad_input
+def test_a_config_that_is_no_yaml(tmp_path):
+    (tmp_path / "x.yaml").write_text("model: [1, {")
+    with pytest.raises(ValueError, match="is no YAML file"):
+        population(str(tmp_path / "x.yaml"), 2, str(tmp_path / "bank"))
+
+
+def test_short_forms_of_configurations(tmp_path):
+    held = {**CONFIG, "data": "Digits", "trainer": {"max_epochs": 1, "enable_checkpointing": False}}
+    arguments = {**CONFIG["model"]["init_args"], "member_rates": [1.0, 0.5, 2.0]}
+    arguments["network"] = {
+        "class_path": "lightning_bnn.models.mlp",
+        "init_args": {"inputs": 64, "hidden": [2], "outputs": 10},
+    }
+    del arguments["likelihood"]
+    held["model"] = {"class_path": "DeepEnsemble", "init_args": arguments}
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(held))
+    population(str(tmp_path / "x.yaml"), 3, str(tmp_path / "bank"), part=2)
+    assert sorted(networks(tmp_path / "bank")) == [0, 1, 2]
 
 
 @pytest.mark.bad_input

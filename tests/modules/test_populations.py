@@ -4,9 +4,12 @@ import lightning as L
 import pytest
 import torch
 from module_cases import Blobs, network, trainer
+from torch import nn
 
 from lightning_bnn import params as P
-from lightning_bnn.datamodules import Digits
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.datamodules import Digits, Splits
+from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.modules import MFVI, SGHMC, DeepEnsemble
 
@@ -179,13 +182,76 @@ def test_members_with_a_high_loss_at_the_end_are_left_out(tmp_path):
     assert again.healthy().tolist() == kept
 
 
+class StopNow(L.Callback):
+    """Stops a run at the end of an epoch, when the module has seen it already."""
+
+    def on_train_epoch_end(self, trainer, module):
+        trainer.should_stop = trainer.current_epoch == 1
+
+
+@pytest.mark.filterwarnings("ignore:Members")
+def test_a_run_that_is_stopped_early_is_judged_too():
+    module = DeepEnsemble(net(), members=3, restarts=1, optimizer=SGD).double()
+    run = trainer(Break(1, 1), StopNow(), precision="64-true", max_epochs=9)
+    run.fit(module, Blobs())
+    assert run.current_epoch == 2
+    assert module.healthy().tolist() == [0, 2]  # who has just begun is no network of the posterior
+    module = DeepEnsemble(net(), members=3, max_loss=1e-9, optimizer=SGD).double()
+    trainer(StopNow(), precision="64-true", max_epochs=9).fit(module, Blobs())
+    with pytest.raises(ValueError, match="`max_loss`"):
+        module.healthy()
+
+
+@pytest.mark.filterwarnings("ignore:Members")
+def test_what_members_share_stays_when_one_begins_anew():
+    class Numbers(Blobs):
+        def load(self):
+            splits = super().load()
+            train, val, test = (
+                (x, y[:, None].double()) for x, y in (splits.train, splits.val, splits.test)
+            )
+            return Splits(train, val, test)
+
+    module = DeepEnsemble(
+        nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1)).double(), members=3,
+        restarts=1, likelihood=Gaussian("learned"), optimizer=ADAM,
+    ).double()  # fmt: skip
+    module.divergence.judge = lambda means, finite, last: [2] if module.current_epoch == 0 else []
+    run = trainer(precision="64-true", max_epochs=2)
+    run.fit(module, Numbers())
+    assert all(p.isfinite().all() for p in module.parameters())
+
+
+def test_parts_of_variational_populations_differ():
+    options = {"initialisation": "blitz", "optimizer": ADAM, "num_data": 60, "members": 2}
+    one, two = (MFVI(net(), first_member=k, **options) for k in (0, 2))
+    assert not torch.equal(one.mean, two.mean)
+    for module in (one, two):
+        with torch.no_grad():
+            module.mean.zero_()
+        trained(module, Blobs(), max_epochs=1)
+    assert not torch.allclose(one.mean, two.mean)  # other noise
+
+
 # ------------------------------------------------------------ bad input
+@pytest.mark.bad_input
+def test_a_folder_of_starts_has_no_parts(tmp_path):
+    with CheckpointBank(tmp_path / "bank") as bank:
+        bank.extend(P.populate(net(), 3))
+    options = {"members": 2, "start_from": str(tmp_path / "bank")}
+    with pytest.raises(ValueError, match="`start_from` a folder"):
+        DeepEnsemble(net(), first_member=2, **options)
+    last = DeepEnsemble(net(), **options).member_stack()["0.weight"]
+    torch.testing.assert_close(last, bank[1:3]["0.weight"])
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"first_member": -1}, "`first_member` must not be negative"),
         ({"member_rates": [1.0]}, "`member_rates` must be one for each of the 3 members"),
+        ({"member_rates": [1.0, -1.0, 1.0]}, "`member_rates` must be positive"),
         ({"max_loss": 0.0}, "`max_loss` must be positive"),
         ({"restarts": -1}, "`restarts` must not be negative"),
     ],
@@ -208,6 +274,8 @@ def test_as_many_orders_as_members():
         trained(DeepEnsemble(net(), members=3, optimizer=SGD), Orders([0, 1]))
     with pytest.raises(ValueError, match="`orders` must be"):
         Digits(orders=[])
+    with pytest.raises(ValueError, match="`orders` must be"):
+        Digits(orders=[1, 1])
     stack, x = P.populate(net(), 3), torch.zeros(2, 4, 6).double()
     with pytest.raises(ValueError, match="`x` must have inputs for 3 members"):
         P.apply_each(net(), stack, x)

@@ -69,6 +69,8 @@ def test_nothing_to_predict(tmp_path):
     model, stack, x, y = made()
     with pytest.raises(ValueError, match="`batches` holds no example"):
         stream_predictions(model, stack, [])
+    with pytest.raises(ValueError, match="`batches` must be inputs and class indices"):
+        stream_predictions(model, stack, [(x, y.double())])
     with pytest.raises(ValueError, match="`memory` must be at least 1"):
         stream_predictions(model, stack, [(x, y)], memory=0)
     with pytest.raises(ValueError, match="`networks` holds no network"):

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
 from lightning_bnn import params as P
-from lightning_bnn.vmapping import convolution
+from lightning_bnn.vmapping import convolution, runs_at_once
 
 EXAMPLES, MEMBERS = 17, 3
 
@@ -135,6 +136,43 @@ def test_a_kernel_larger_than_its_input_is_refused_as_torch_does():
     model, stack, x = made("plain")
     with pytest.raises(RuntimeError, match="[Kk]ernel size"):
         P.apply(model, stack, x[:, :, :2], chunk_size=MEMBERS)
+
+
+@pytest.mark.parametrize(("layer", "channels"), [(nn.Conv2d(3, 8, 3), 1), (nn.Conv2d(1, 8, 3), 2),
+                                                 (nn.Conv2d(2, 4, 3), 4)])  # fmt: skip
+def test_channels_that_do_not_fit_are_refused(layer, channels):
+    stack, x = P.populate(layer, MEMBERS), torch.randn(EXAMPLES, channels, 6, 6)
+    with pytest.raises(RuntimeError, match="expected"):
+        P.apply(layer, stack, x, chunk_size=MEMBERS)
+
+
+class Words(nn.Module):
+    """Layers called by keyword, and one with a kernel that is no parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3)
+        self.blur = torch.ones(2, 1, 2, 2)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.conv2d(x, self.blur.to(x), groups=2), 2)
+        x = F.conv2d(input=x, weight=self.conv.weight, bias=self.conv.bias)
+        return F.max_pool2d(input=x, kernel_size=2)
+
+
+def test_layers_by_keyword_and_constant_kernels():
+    model = Words().double()
+    stack = P.populate(model, MEMBERS, torch.Generator().manual_seed(0))
+    x = torch.randn(EXAMPLES, 2, 9, 11, dtype=torch.float64)
+    for ours, theirs in zip(*both(model, stack, x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert runs_at_once(model)
+    shared = x.clone().requires_grad_()  # its gradient goes through layers without members
+    P.apply(model, stack, shared, chunk_size=MEMBERS).sum().backward()
+    found = shared.grad
+    shared.grad = None
+    P.apply(model, stack, shared, chunk_size=1).sum().backward()
+    torch.testing.assert_close(found, shared.grad)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -6,7 +6,7 @@ from torch import nn
 
 from lightning_bnn import params as P
 from lightning_bnn.modules.member_losses import Examples, member_losses
-from lightning_bnn.vmapping import choices, in_threads, threads_for
+from lightning_bnn.vmapping import in_threads, threads_for
 from lightning_bnn.vmapping.memory import keep_freed_memory
 
 
@@ -28,7 +28,7 @@ def gradients(model, x, members=5):
 
 @pytest.fixture
 def two_threads(monkeypatch):
-    monkeypatch.setitem(choices.TRAINING_BUDGET, "cpu", 1)
+    monkeypatch.setattr(P, "fitting_chunk", lambda *_: 2)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -51,6 +51,45 @@ def test_networks_that_draw_run_on_one_thread(two_threads):
     model, x = network(0.5), torch.randn(20, 1, 8, 8)
     gradients(model, x)
     assert threads_for(model, x.device) == 1
+
+
+class Keeping(nn.Module):
+    """Keeps an activation, which cannot be copied while it belongs to ``vmap``."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+
+    def forward(self, x):
+        self.seen = self.network(x)
+        return self.seen
+
+
+def test_networks_that_cannot_be_copied_run_on_one_thread(two_threads):
+    model, x = Keeping(), torch.randn(20, 1, 8, 8)
+    stack = P.populate(model, 4)
+    leaves = [stack[n].requires_grad_() for n in P.weight_names(model)]
+    for _ in range(3):
+        losses = member_losses(
+            model, stack, Examples((x,), x), lambda z, _: z.square().mean((-1, -2)), ()
+        )
+        grads = torch.autograd.grad(losses.sum(), leaves)
+    assert all(g.isfinite().all() for g in grads)
+    assert threads_for(model, x.device) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_losses_that_are_scaled_reach_the_gradients(dtype, two_threads):
+    """Gradients that are taken early do not know of the scale, and would vanish in float16."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.randn(20, 4)
+    stack = P.populate(model, 4)
+    leaves = [stack[n].requires_grad_() for n in P.weight_names(model)]
+    with torch.autocast("cpu", dtype):
+        losses = member_losses(
+            model, stack, Examples((x,), x), lambda z, _: 1e-7 * z.square().mean((-1, -2)), ()
+        )
+    grads = torch.autograd.grad((2.0**16 * losses).sum(), leaves)
+    assert all(g.abs().max() > 0 for g in grads)
 
 
 def test_what_goes_wrong_in_a_thread_is_raised_here(two_threads):
