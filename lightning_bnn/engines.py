@@ -12,78 +12,71 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ENGINES", "Engine", "run_here", "run_on_ray", "run_on_slurm"]
+__all__ = ["ENGINES", "Work", "run_here", "run_on_ray", "run_on_slurm"]
 
 Task = Callable[[Any, Callable[[], None]], None]
 """Does a job, and calls now and then what it is given."""
-Engine = Callable[[Task, Sequence[Any], Callable[[], None], int, Path, Mapping[str, Any]], None]
 
 _RETRIES = 3
 _POLL = 0.5
+_RAY = {"num_cpus": 1, "max_retries": _RETRIES, "retry_exceptions": True}
 _log = logging.getLogger(__name__)
 
 
-def run_here(
-    task: Task,
-    jobs: Sequence[Any],
-    watch: Callable[[], None],
-    workers: int,
-    folder: Path,
-    options: Mapping[str, Any],
-) -> None:
-    """One job after the other, in this process.
+@dataclass(frozen=True)
+class Work:
+    """What is to be done, and how.
 
-    Args:
+    Attributes:
         task: does a job.
-        jobs: what is to be done.
+        jobs: what it is given, one after the other.
         watch: called now and then.
-        workers: must be 1.
-        folder: unused.
-        options: there are none.
+        workers: how many jobs run side by side.
+        folder: for files of an engine.
+        options: of an engine.
     """
-    if workers != 1 or options:
+
+    task: Task
+    jobs: Sequence[Any]
+    watch: Callable[[], None]
+    workers: int
+    folder: Path
+    options: Mapping[str, Any]
+
+
+def run_here(work: Work) -> None:
+    """One job after the other, in this process; there are no options."""
+    if work.workers != 1 or work.options:
         raise ValueError("`workers` and `options` are for `engine` ray and slurm.")
-    for job in jobs:
-        task(job, watch)
-        watch()
+    for job in work.jobs:
+        work.task(job, work.watch)
+        work.watch()
 
 
-def run_on_ray(
-    task: Task,
-    jobs: Sequence[Any],
-    watch: Callable[[], None],
-    workers: int,
-    folder: Path,
-    options: Mapping[str, Any],
-) -> None:
+def run_on_ray(work: Work) -> None:
     """On a Ray cluster, each job as one remote task; those whose worker dies are tried again.
 
-    Args:
-        task: does a job.
-        jobs: what is to be done.
-        watch: called now and then.
-        workers: how many run side by side on a cluster that is started here.
-        folder: unused.
-        options: ``address`` of a cluster that is running (``auto`` finds it); all others are those
-            of a Ray task, such as ``num_cpus`` and ``num_gpus``.
+    Options are ``address`` of a cluster that is running (``auto`` finds it; without it one is
+    started here), and those of a Ray task, such as ``num_cpus`` and ``num_gpus``.
     """
     ray = _imported("ray", "ray")
-    told = dict(options)
+    told = dict(work.options)
     address = told.pop("address", None)
     started = not ray.is_initialized()
     if started:
-        cpus = math.ceil(workers * told.get("num_cpus", 1))
+        cpus = math.ceil(work.workers * told.get("num_cpus", 1))
         size = {} if address else {"num_cpus": max(1, cpus), "include_dashboard": False}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **size)
     try:
-        remote = ray.remote(**{"num_cpus": 1, "max_retries": _RETRIES, **told})(_alone)
-        waiting = [remote.remote(task, job, os.getcwd()) for job in jobs]
+        remote = ray.remote(**{**_RAY, **told})(_alone)
+        waiting = [remote.remote(work.task, job, os.getcwd()) for job in work.jobs]
         while waiting:
             done, waiting = ray.wait(waiting, timeout=_POLL)
-            watch()
+            work.watch()
             for finished in done:
                 _result(lambda done=finished: ray.get(done))
     finally:
@@ -91,44 +84,32 @@ def run_on_ray(
             ray.shutdown()
 
 
-def run_on_slurm(
-    task: Task,
-    jobs: Sequence[Any],
-    watch: Callable[[], None],
-    workers: int,
-    folder: Path,
-    options: Mapping[str, Any],
-) -> None:
+def run_on_slurm(work: Work) -> None:
     """On a Slurm cluster, as an array of jobs; those that fail are submitted again.
 
-    Args:
-        task: does a job.
-        jobs: what is to be done.
-        watch: called now and then.
-        workers: how many run side by side.
-        folder: where submitit keeps its files.
-        options: what submitit's executor takes, such as ``timeout_min``, ``gpus_per_node`` and
-            ``slurm_partition``; ``cluster: local`` runs processes on this machine.
+    Options are what submitit's executor takes, such as ``timeout_min``, ``gpus_per_node`` and
+    ``slurm_partition``; ``cluster: local`` runs processes on this machine.
     """
     submitit = _imported("submitit", "slurm")
-    told = dict(options)
-    executor = submitit.AutoExecutor(folder / "slurm", cluster=told.pop("cluster", None))
+    told = dict(work.options)
+    executor = submitit.AutoExecutor(work.folder / "slurm", cluster=told.pop("cluster", None))
     if executor.cluster == "slurm":
-        told = {"slurm_array_parallelism": workers, **told}
+        told = {"slurm_array_parallelism": work.workers, **told}
     executor.update_parameters(**told)
+    jobs = list(work.jobs)
     here = [os.getcwd()] * len(jobs)
     tried = dict.fromkeys(range(len(jobs)), 1)
-    running = dict(enumerate(executor.map_array(_alone, [task] * len(jobs), list(jobs), here)))
+    running = dict(enumerate(executor.map_array(_alone, [work.task] * len(jobs), jobs, here)))
     try:
         while running:
             time.sleep(_POLL)
-            watch()
+            work.watch()
             for k, job in [(k, job) for k, job in running.items() if job.done()]:
                 del running[k]
                 if job.exception() is not None and tried[k] <= _RETRIES:
                     tried[k] += 1
                     _log.warning("A job has failed and is submitted again (%s).", job.exception())
-                    running[k] = executor.submit(_alone, task, jobs[k], os.getcwd())
+                    running[k] = executor.submit(_alone, work.task, jobs[k], os.getcwd())
                 else:
                     _result(job.result)
     finally:  # the same command goes on with them
@@ -136,7 +117,11 @@ def run_on_slurm(
             job.cancel(check=False)
 
 
-ENGINES: dict[str, Engine] = {"local": run_here, "ray": run_on_ray, "slurm": run_on_slurm}
+ENGINES: dict[str, Callable[[Work], None]] = {
+    "local": run_here,
+    "ray": run_on_ray,
+    "slurm": run_on_slurm,
+}
 
 
 def _alone(task: Task, job: Any, folder: str) -> None:

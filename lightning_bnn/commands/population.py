@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 import lightning_bnn
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.commands.parts import Part, networks_of, train_part, write_whole
-from lightning_bnn.engines import ENGINES
+from lightning_bnn.engines import ENGINES, Work
 
 __all__ = ["population"]
 
@@ -66,7 +66,8 @@ def population(
     parts = list(_parts(folder, settings, members, size, kept))
     with CheckpointBank(folder) as target, _Watch(parts, target) as watch:
         unfinished = [p for p in parts if p.summary is None]
-        ENGINES[engine](train_part, unfinished, watch, workers, folder, options or {})
+        if unfinished:
+            ENGINES[engine](Work(train_part, unfinished, watch, workers, folder, options or {}))
         watch()
     print(_report(target, parts))
 
