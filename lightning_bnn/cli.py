@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -59,12 +60,12 @@ def main(args: Sequence[str] | None = None) -> None:
     every = {**TRAINING, **PRESETS, **COMMANDS, **STUDIES}
     if name not in every:
         _fail(f"there is no command {name!r}; choose from: {', '.join(every)}.")
-    if "" not in sys.path:  # classes of the user in the current folder
-        sys.path.insert(0, "")
+    if os.getcwd() not in sys.path:  # classes of the user; "" would be the folder of a YAML file
+        sys.path.insert(0, os.getcwd())
     try:
         _run(name, args)
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on where it was", file=sys.stderr)
+        print("\nstopped; the same command goes on from its last checkpoint", file=sys.stderr)
         raise SystemExit(130) from None
     except ArgumentError as error:
         _fail(f"{_core(str(error))} (`lightning-bnn {name} --help` explains.)")

@@ -194,6 +194,7 @@ def networks_of(part: Part) -> tuple[CheckpointBank, list[dict[str, Any]]]:
     records = []
     for record in bank.records:
         own = {**record, "member": part.first + record["member"]}
+        own.pop("metrics", None)  # those of the whole part
         if len(losses):
             own["loss"] = float(losses[record["member"]])
         records.append(own)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -16,11 +15,13 @@ from tqdm.auto import tqdm
 import lightning_bnn
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.commands.parts import Part, networks_of, train_part, write_whole
+from lightning_bnn.commands.presets import preset_names, preset_text
 from lightning_bnn.engines import ENGINES, Work
 
 __all__ = ["population"]
 
 _PART = 1000
+_MEMBERS = ("model.init_args.members", "model.init_args.first_member")
 _BAR = "{desc} {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} [{elapsed}<{remaining}{postfix}]"
 
 
@@ -43,7 +44,7 @@ def population(
     member gets batches in an order of its own.
 
     Args:
-        config: a configuration as `lightning-bnn fit` takes it.
+        config: a configuration as `lightning-bnn fit` takes it, or the name of a preset.
         members: networks to have in the end.
         bank: folder of the bank.
         part: members that train side by side in one process; by default 1000, or what is left for
@@ -66,10 +67,12 @@ def population(
     parts = list(_parts(folder, settings, members, size, kept))
     with CheckpointBank(folder) as target, _Watch(parts, target) as watch:
         unfinished = [p for p in parts if p.summary is None]
+        if engine != "local" and unfinished:
+            print(f"{len(unfinished)} parts wait for {engine}")
         if unfinished:
             ENGINES[engine](Work(train_part, unfinished, watch, workers, folder, options or {}))
         watch()
-    print(_report(target, parts))
+    print(_report(target, parts, trained=bool(unfinished)))
 
 
 # ------------------------------------------------------------ what is to be done
@@ -81,13 +84,14 @@ def _check(**values: int | None) -> None:
 
 def _settings(path: Path, change: dict[str, Any]) -> dict[str, Any]:
     """The configuration, with the changes."""
-    if not path.is_file():
+    named = str(path) in preset_names()
+    if not path.is_file() and not named:
         raise ValueError(
-            f"`config`: there is no file {path}; `lightning-bnn presets NAME > {path}` writes a "
-            "preset."
+            f"`config`: there is no file {path}, and no preset of that name; "
+            "`lightning-bnn presets` lists them."
         )
     try:
-        held = yaml.safe_load(path.read_text(encoding="utf-8"))
+        held = yaml.safe_load(preset_text(str(path)) if named else path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         told = " ".join(str(error).split())
         raise ValueError(f"`config`: {path} is no YAML file ({told}).") from error
@@ -122,21 +126,39 @@ def _put(held: dict[str, Any], name: str, value: Any) -> None:
 
 def _claim(folder: Path, settings: dict[str, Any], every_n_epochs: int | None) -> None:
     """A folder holds one population; what was made otherwise is not mixed with it."""
-    text = json.dumps([settings, every_n_epochs], sort_keys=True, default=str)
-    key, path = hashlib.sha256(text.encode()).hexdigest()[:16], folder / "population.json"
+    path = folder / "population.json"
+    begun = any(folder.glob("shard-*")) or any(folder.glob("parts/*/part.json"))
+    own = {**_flat(settings), "every_n_epochs": every_n_epochs}
     if path.is_file():
-        known = json.loads(path.read_text())
-        if known["key"] != key:
+        known = json.loads(path.read_text())["settings"]
+        differ = [n for n in {**known, **own} if known.get(n) != own.get(n)]
+        if differ and begun:
+            told = "; ".join(f"{n}: {known.get(n)} there, {own.get(n)} here" for n in differ[:3])
             raise ValueError(
-                f"`bank` {folder} holds a population of another configuration (see "
-                f"{folder / 'config.yaml'}): choose another folder."
+                f"`bank` {folder} holds a population of another configuration ({told}): choose "
+                "another folder."
             )
-        return
-    if folder.is_dir() and any(folder.glob("shard-*")):
-        raise ValueError(f"`bank` {folder} holds networks that are no population: choose another.")
+        if not differ:
+            return
+        shutil.rmtree(folder / "parts", ignore_errors=True)  # it came to nothing
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(
+            f"`bank` {folder} is there, and no population: choose a folder that is new or empty."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    write_whole(path, json.dumps({"key": key, "version": lightning_bnn.__version__}))
+    write_whole(path, json.dumps({"settings": own, "version": lightning_bnn.__version__}, indent=1))
+
+
+def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Every setting under its full name, but those that say which members there are."""
+    if not isinstance(settings, dict):
+        whole = settings if not prefix.endswith(".orders.") else settings is not None
+        return {prefix[:-1]: json.loads(json.dumps(whole, default=str))}
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= _flat(value, f"{prefix}{name}.")
+    return {n: v for n, v in found.items() if n not in _MEMBERS}
 
 
 def _parts(
@@ -184,7 +206,10 @@ class _Watch:
         self.parts, self.target = parts, target
         self._merged = 0
         self._bar = tqdm(
-            total=sum(map(len, parts)), desc="members", initial=self._done(), bar_format=_BAR
+            total=sum(map(len, parts)),
+            desc="members",
+            initial=sum(len(part) for part in parts if part.summary is not None),
+            bar_format=_BAR,
         )
 
     def __enter__(self) -> _Watch:
@@ -198,7 +223,7 @@ class _Watch:
         while self._merged < len(self.parts) and self.parts[self._merged].summary is not None:
             _merge(self.parts[self._merged], self.target)
             self._merged += 1
-        self._bar.update(self._done() - self._bar.n)
+        self._bar.update(max(0, self._done() - self._bar.n))
 
     def _done(self) -> float:
         return sum(len(part) * part.progress for part in self.parts)
@@ -226,7 +251,7 @@ def _merge(part: Part, target: CheckpointBank) -> None:
     shutil.rmtree(rubbish)
 
 
-def _report(target: CheckpointBank, parts: Sequence[Part]) -> str:
+def _report(target: CheckpointBank, parts: Sequence[Part], trained: bool) -> str:
     folder, summaries = target.path, [part.summary or {} for part in parts]
     out = sorted(m for s in summaries for m in s["left_out"])
     seconds = sum(s["seconds"] for s in summaries)
@@ -234,7 +259,9 @@ def _report(target: CheckpointBank, parts: Sequence[Part]) -> str:
     lines = [
         f"{folder}: {len(target)} networks"
         + (f", {len(out)} of {members} members have diverged and are left out" if out else ""),
-        f"trained in {seconds:.0f} s, {len(parts)} parts",
+        f"trained in {seconds:.0f} s, {len(parts)} parts"
+        if trained
+        else "there was nothing left to train",
         f"`lightning-bnn bank {folder}` looks into it, `lightning-bnn mass --networks {folder}` "
         "and others draw it",
     ]

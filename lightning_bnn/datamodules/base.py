@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,6 +172,10 @@ class DataModule(L.LightningDataModule, ABC):
             inputs = flat.reshape(*lead, *flat.shape[1:])
         inputs = self.normalise(inputs)
         return MemberBatch(inputs, batch.targets) if batch.own else (inputs, batch.targets)
+
+    def prepared(self, loader: TensorLoader) -> Iterator[tuple[Any, Any]]:
+        """Batches of a loader as networks take them, without a trainer."""
+        return (self.on_after_batch_transfer(batch, 0) for batch in loader)
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Bytes to numbers of mean zero and variance one, as far as ``mean`` and ``std`` tell."""

@@ -87,8 +87,11 @@ class DeepEnsemble(BayesianModule):
         finite = super().healthy()
         kept = finite[~self.divergence.left_out.to(finite.device)[finite]]
         if len(kept) == 0:
+            means = self.divergence.means
+            told = "" if means is None else f": losses are {means.min():.3g} to {means.max():.3g}"
             raise ValueError(
-                f"Every member has a loss above `max_loss` {self.divergence.max_loss}, or diverged."
+                f"Every member has a loss above `max_loss` {self.divergence.max_loss}, or has "
+                f"diverged{told}."
             )
         return kept
 

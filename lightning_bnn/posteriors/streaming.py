@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ class StreamedPredictions(NamedTuple):
 @torch.no_grad()
 def stream_predictions(
     model: nn.Module,
-    networks: Params | CheckpointBank,
+    networks: Params | CheckpointBank | str | os.PathLike[str],
     batches: Iterable[tuple[Any, Tensor]],
     pairs: bool = False,
     memory: int = 2**30,
@@ -56,13 +57,16 @@ def stream_predictions(
 
     Args:
         model: gives the computation.
-        networks: a stack, or a bank.
-        batches: inputs and class indices.
+        networks: a stack, or a bank or its folder.
+        batches: inputs, as the network takes them, and class indices; of loaders of this package
+            ``data.prepared(data.test_dataloader()[0])``.
         pairs: compute the matrix of pairs, too.
         memory: bytes of predictions, and of networks of a bank, to hold.
         progress: show a bar.
     """
     model = copy.deepcopy(model).eval()
+    if isinstance(networks, (str, os.PathLike)):
+        networks = CheckpointBank(networks, "r")
     members = _members(networks)
     if members == 0:
         raise ValueError("`networks` holds no network.")
@@ -147,7 +151,8 @@ def _joined(
     """Batches of as many examples as may be held (a bank is read anew for each), and classes."""
     held: list[tuple[Tensor, Tensor]] = []
     most = classes = 0
-    for inputs, targets in batches:
+    for batch in batches:
+        inputs, targets = _pair(batch)
         if not most:
             classes = _classes(model, networks, inputs[:1])
             if classes < 2 or targets.is_floating_point() or int(targets.min()) < 0:
@@ -164,6 +169,15 @@ def _joined(
             held.append(part)
     if held:
         yield *_cat(held), classes
+
+
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    if isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor):
+        return batch[0], batch[1]
+    raise ValueError(
+        "`batches` must be pairs of inputs, as the network takes them, and class indices, got "
+        f"{type(batch).__name__}; of loaders of this package take `data.prepared(loader)`."
+    )
 
 
 def _members(networks: Params | CheckpointBank) -> int:

@@ -254,7 +254,7 @@ def test_slurm_trains_parts_as_jobs(config, tmp_path):
         ({"members": 0}, "`members` must be at least 1"),
         ({"part": 0}, "`part` must be at least 1"),
         ({"workers": 2}, "`workers` and `options` are for `engine`"),
-        ({"config": "nowhere.yaml"}, "`config`: there is no file nowhere.yaml"),
+        ({"config": "nowhere.yaml"}, "`config`: there is no file nowhere.yaml, and no preset"),
         ({"checkpoint_minutes": 0.0}, "`checkpoint_minutes` must be positive"),
         ({"change": {"trainer.devices": 2}}, "a part of a population trains on one device"),
         ({"change": {"trainer.fast_dev_run": True}}, "cannot be a `fast_dev_run`"),
@@ -295,12 +295,48 @@ def test_short_forms_of_configurations(tmp_path):
 @pytest.mark.bad_input
 def test_other_populations_and_other_banks_are_not_mixed(config, tmp_path):
     population(config, 2, str(tmp_path / "bank"))
-    with pytest.raises(ValueError, match="of another configuration"):
+    with pytest.raises(ValueError, match="trainer.max_epochs: 3 there, 4 here"):
         population(config, 2, str(tmp_path / "bank"), change={"trainer.max_epochs": 4})
+    same_members = {"model.init_args.members": 7, "data.init_args.orders": 9}
+    population(config, 2, str(tmp_path / "bank"), change=same_members)
     with CheckpointBank(tmp_path / "other") as other:
         other.append({"w": torch.zeros(2)})
     with pytest.raises(ValueError, match="no population"):
         population(config, 2, str(tmp_path / "other"))
+    with pytest.raises(ValueError, match="no population"):
+        population(config, 2, config)
+
+
+def test_a_network_of_the_users_own_in_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "net_of_mine.py").write_text(
+        "import torch\nclass Tiny(torch.nn.Sequential):\n"
+        "    def __init__(self):\n        super().__init__(torch.nn.Linear(2, 1))\n"
+    )
+    held = {**CONFIG, "model": {**CONFIG["model"], "init_args": {
+        **CONFIG["model"]["init_args"], "network": {"class_path": "net_of_mine.Tiny"}
+    }}}  # fmt: skip
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(held))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    main(["population", "--config", "x.yaml", "--members", "2", "--bank", "bank"])
+    assert sorted(networks("bank")) == [0, 1]
+
+
+@pytest.mark.bad_input
+def test_a_mistake_does_not_claim_the_folder(config, tmp_path):
+    with pytest.raises(Exception, match="max_epoch"):
+        population(config, 2, str(tmp_path / "bank"), change={"trainer.max_epoch": 2})
+    population(config, 2, str(tmp_path / "bank"), change={"trainer.max_epochs": 2})
+    assert sorted(networks(tmp_path / "bank")) == [0, 1]
+
+
+def test_a_preset_by_name(tmp_path, capsys):
+    change = {"trainer.max_epochs": 1, "trainer.logger": False, "trainer.callbacks": []}
+    population("digits_ensemble", 2, str(tmp_path / "bank"), change=change)
+    population("digits_ensemble", 1, str(tmp_path / "bank"), change=change)
+    out = capsys.readouterr().out
+    assert "nothing left to train" in out
+    assert "metrics" not in CheckpointBank(tmp_path / "bank", "r").records[0]
 
 
 @pytest.mark.bad_input

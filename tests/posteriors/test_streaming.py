@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn import metrics
+from lightning_bnn import metrics, models
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.datamodules import Digits
 from lightning_bnn.posteriors import stream_predictions
 
 
@@ -28,7 +29,7 @@ def test_streaming_gives_what_all_at_once_gives(memory, pairs, kind, tmp_path):
     if kind == "bank":
         with CheckpointBank(tmp_path / "bank") as bank:
             bank.extend(stack)
-        networks = CheckpointBank(tmp_path / "bank", "r")
+        networks = tmp_path / "bank" if pairs else CheckpointBank(tmp_path / "bank", "r")
     batches = list(zip(x.split(11), y.split(11), strict=True))
     found = stream_predictions(model, networks, batches, pairs, memory)
     probs = P.apply(model.eval(), stack, x).softmax(-1)
@@ -62,6 +63,18 @@ def test_predictions_of_all_members_are_never_held(monkeypatch):
     sizes.clear()
     stream_predictions(model, stack, [(x, y)])
     assert max(sizes) == 50 * 300 * 3
+
+
+def test_loaders_of_this_package():
+    data = Digits(eval_batch_size=100)
+    data.setup("test")
+    net = models.mlp(64, [8], 10)
+    stack, loader = P.populate(net, 3), data.test_dataloader()[0]
+    found = stream_predictions(net, stack, data.prepared(loader))
+    outputs = P.apply(net, stack, data.normalise(loader.inputs)).softmax(-1)
+    torch.testing.assert_close(found.mean, outputs.double().mean(0), atol=1e-6, rtol=1e-5)
+    with pytest.raises(ValueError, match="`data.prepared"):
+        stream_predictions(net, stack, loader)
 
 
 @pytest.mark.bad_input
