@@ -181,11 +181,13 @@ def started(config, bank, *more):
 
 
 def begun(bank, seconds=120):
-    """Wait until some part is on its way."""
-    until = time.monotonic() + seconds
+    """Wait until some part has made progress since now, and a checkpoint at some time."""
+    until, since = time.monotonic() + seconds, time.time()
     while time.monotonic() < until:
         for path in (Path(bank) / "parts").glob("*/progress"):
-            if not (path.parent / "part.json").exists() and list(path.parent.rglob("*.ckpt")):
+            moved = path.stat().st_mtime > since
+            finished = (path.parent / "part.json").exists()
+            if moved and not finished and list(path.parent.rglob("*.ckpt")):
                 return True
         time.sleep(0.02)
     return False
@@ -199,7 +201,7 @@ def test_killed_at_random_nobody_is_lost_or_doubled(config, tmp_path):
     for _ in range(2):
         run = started(config, bank)
         assert begun(bank)
-        time.sleep(1.5 * rng.random())
+        time.sleep(0.3 * rng.random())
         run.send_signal(signal.SIGKILL)
         run.wait()
     run = started(config, bank)
