@@ -6,12 +6,13 @@ import functools
 import importlib
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from lightning_bnn.vmapping.threads import pool
 
 __all__ = ["conv2d", "has_kernels", "max_pool2d", "takes"]
 
@@ -234,12 +235,7 @@ def _over_members(kernel: Callable[..., None], tensors: list[Tensor], *steps: Pa
         return
     bounds = [members * k // threads for k in range(threads + 1)]
     parts = list(zip(bounds, bounds[1:], strict=False))
-    running = [_pool(threads - 1).submit(kernel, *arrays, *steps, *part) for part in parts[1:]]
+    running = [pool(threads - 1).submit(kernel, *arrays, *steps, *part) for part in parts[1:]]
     kernel(*arrays, *steps, *parts[0])
     for part in running:
         part.result()
-
-
-@functools.lru_cache(maxsize=1)
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="stacked convolutions")

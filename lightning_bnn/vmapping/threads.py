@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["in_threads", "threads_for"]
+__all__ = ["in_threads", "pool", "threads_for"]
 
 _ALONE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _KNOWN: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -76,7 +76,7 @@ def _shared_out(
     every = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        others = [_pool(threads - 1).submit(run, first, own) for first, own in enumerate(copies, 1)]
+        others = [pool(threads - 1).submit(run, first, own) for first, own in enumerate(copies, 1)]
         try:
             run(0, model)
         finally:
@@ -88,5 +88,6 @@ def _shared_out(
 
 
 @functools.lru_cache(maxsize=1)
-def _pool(threads: int) -> ThreadPoolExecutor:
+def pool(threads: int) -> ThreadPoolExecutor:
+    """Threads on which torch runs alone; those of the last number that was asked for."""
     return ThreadPoolExecutor(threads, "members", initializer=torch.set_num_threads, initargs=(1,))
