@@ -121,7 +121,7 @@ def test_ctrl_c_in_the_middle_of_an_epoch(tmp_path):
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "stopped; the same command goes on where it was" in told
+    assert "stopped; the same command goes on from its last checkpoint" in told
     assert "Traceback" not in told
     main(["mass", "--members", "3", "--out", str(tmp_path / "m")])
     assert (tmp_path / "m" / "mass.png").exists()
