@@ -1,0 +1,146 @@
+"""The same computations on the CPU and on a pretended device: python on_pretended.py.
+
+Prints a line of JSON for each: its name, the largest difference, or what went wrong.
+"""
+
+import copy
+import json
+import logging
+import traceback
+import warnings
+
+import lightning as L
+import pretended
+import torch
+from metric_cases import METRICS
+from module_cases import MODULES, Blobs, made
+from runs import QUIET, Plain, fit
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from lightning_bnn import metrics as M
+from lightning_bnn import params as P
+from lightning_bnn import symmetry as S
+from lightning_bnn.callbacks import MassGap, PermutationTau
+from lightning_bnn.models import mlp
+from lightning_bnn.modules import DeepEnsemble
+
+
+class Lost(nn.Module):
+    """A mistake to be found: a constant that is no buffer, and so stays on the CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.shift = nn.Linear(6, 3), torch.ones(3)
+
+    def forward(self, x):
+        return self.layer(x) + self.shift
+
+
+def options(device):
+    place = {} if device == "cpu" else pretended.trainer_options()
+    return {**QUIET, "max_epochs": 2, **place}
+
+
+def trained(module, device):
+    """The state after training, and the numbers of a test."""
+    trainer, data = L.Trainer(**options(device)), Blobs()
+    trainer.fit(module, data)
+    numbers = trainer.test(module, data, verbose=False)
+    return module.state_dict(), {k: torch.tensor(v) for k, v in numbers[0].items()}
+
+
+def metric(case, device):
+    measured = case.build().to(device)
+    for batch in case.batches:
+        measured.update(*moved(batch, device))
+    return measured.compute()
+
+
+def watched(device):
+    """What the callbacks log of a plain run."""
+    torch.manual_seed(0)
+    callbacks = PermutationTau(every_n_steps=2), MassGap(every_n_steps=2)
+    return fit(Plain(0.0), *callbacks, **options(device)).callback_metrics
+
+
+def images(device):
+    """Convolutions: kernels of our own on the CPU, those of torch elsewhere."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+    )
+    x, y = torch.randn(40, 1, 8, 8), torch.arange(40) % 3
+    module = DeepEnsemble(net, members=3, max_loss=50.0, member_rates=[1.0, 0.5, 2.0])
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 20)
+    L.Trainer(**options(device)).fit(module, loader)
+    return module.state_dict()
+
+
+def symmetries(device):
+    """Every way to act on a stack, in one tree."""
+    torch.manual_seed(0)
+    net = mlp(6, [8, 5], 3)
+    stack = moved(P.populate(net, 4, torch.Generator().manual_seed(0)), device)
+    sym = S.discover(net, torch.randn(2, 6))
+    one, two = ({k: v[i] for k, v in stack.items()} for i in (0, 1))
+    draw = torch.Generator().manual_seed(1)
+    return {
+        "canonical": S.canonicalise(stack, sym),
+        "mass": S.mass(stack, sym),
+        "least": S.min_mass(stack, sym).minimum,
+        "match": S.match(one, two, sym),
+        "permuted": S.permute(stack, sym, S.random_permutations(sym, draw)),
+        "rescaled": S.rescale(stack, sym, S.random_scales(sym, draw)),
+        "mmd": M.mmd(stack, {k: v + 0.1 for k, v in stack.items()}),
+        "populated": P.populate(copy.deepcopy(net).to(device), 5, torch.Generator().manual_seed(0)),
+    }
+
+
+def lost(device):
+    return trained(DeepEnsemble(Lost(), members=2), device)
+
+
+OTHERS = {"callbacks": watched, "images": images, "symmetries": symmetries, "lost": lost}
+BEYOND = ("laplace", "multi-laplace", "MMD")
+"""What torch itself does below Python: forward-mode derivatives, indices that are lists."""
+
+
+def computations():
+    """Name -> what is computed on a device."""
+    modules = {
+        name: lambda device, name=name: trained(made(name, batch_norm=True), device)
+        for name in MODULES
+    }
+    metrics = {c.name: lambda device, case=c: metric(case, device) for c in METRICS}
+    every = {**modules, **metrics, **OTHERS}
+    return {name: computation for name, computation in every.items() if name not in BEYOND}
+
+
+def moved(tree, device):
+    return tree_map_only(torch.Tensor, lambda t: t.detach().to(device), tree)
+
+
+def difference(one, two):
+    """The largest, between trees of tensors."""
+    pairs = zip(tree_leaves(one), tree_leaves(two), strict=True)
+    tensors = [(a.cpu().double(), b.double()) for a, b in pairs if isinstance(b, torch.Tensor)]
+    assert tensors
+    return max((a - b).abs().max().item() for a, b in tensors if a.numel())
+
+
+def main():
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    pretended.register()
+    for name, computation in computations().items():
+        try:
+            found = {"difference": difference(computation(pretended.NAME), computation("cpu"))}
+        except Exception:
+            found = {"error": traceback.format_exc()}
+        print(json.dumps({"name": name, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
