@@ -15,10 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lightning_bnn.vmapping import FastLayers, fitting_chunk, remember_loop, runs_at_once
+from lightning_bnn.vmapping import (
+    FastLayers,
+    fitting_chunk,
+    remember_loop,
+    remember_vmap,
+    run_network,
+    runs_at_once,
+    undoing,
+)
 from lightning_bnn.vmapping.drawing import block_of, draw_blocks, resettable
 
 __all__ = [
@@ -200,7 +207,7 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
             f"{type(model).__name__}."
         )
     if not is_stacked(params, template):
-        return functional_call(model, params, x)
+        return run_network(model, params, x)
     return _stacked(model, params, x, None, chunk_size)
 
 
@@ -235,7 +242,7 @@ def chunk_of(model: nn.Module, params: Params, x: Any, chunk_size: int | None = 
     if chunk_size is not None:
         return min(chunk_size, members)
     one = {name: t[0].clone() for name, t in params.items()}  # statistics are not to change
-    found = fitting_chunk(model, lambda: functional_call(model, one, x), x, members)
+    found = fitting_chunk(model, lambda: run_network(model, one, x), x, members)
     return members if found is None else found
 
 
@@ -243,9 +250,13 @@ def _stacked(
     model: nn.Module, params: Params, x: Any, own: int | None, chunk_size: int | None
 ) -> Any:
     if runs_at_once(model, chunk_size):
+        undo = undoing(model, params)
         try:
-            return _vmapped(model, params, x, own, chunk_size)
+            outputs = _vmapped(model, params, x, own, chunk_size)
+            remember_vmap(model)
+            return outputs
         except (RuntimeError, ValueError, NotImplementedError) as error:
+            undo()
             outputs = _looped(model, params, x, own)  # what is wrong with inputs is raised here
             remember_loop(model, error)
             return outputs
@@ -256,7 +267,7 @@ def _vmapped(
     model: nn.Module, params: Params, x: Any, own: int | None, chunk_size: int | None
 ) -> Any:
     def one(member: Params, x: Any) -> Any:
-        return functional_call(model, member, x)
+        return run_network(model, member, x)
 
     if chunk_size is None and not torch.is_grad_enabled() and not model.training:
         chunk_size = chunk_of(model, params, _inputs_of(x, own, 0))
@@ -269,7 +280,7 @@ def _vmapped(
 
 def _looped(model: nn.Module, params: Params, x: Any, own: int | None) -> Any:
     outputs = [
-        functional_call(model, member, _inputs_of(x, own, m))
+        run_network(model, member, _inputs_of(x, own, m))
         for m, member in enumerate(unstack(params))
     ]
     return tree_map(
@@ -303,26 +314,33 @@ def populate(
     """
     if members < 1:
         raise ValueError(f"`members` must be at least 1, got {members}.")
-    _warn_about_constants(model)
     state = of(model)
     block = block_of(model, state)
     first, last = skip // block, -(-(skip + members) // block)
     seeds = torch.randint(2**62, (last,), generator=generator).tolist()[first:]
     drawn = draw_blocks(model, state, seeds, block)
+    _warn_about_shared(model, state, drawn)
     start = skip - first * block
     return {name: t[start : start + members].clone() for name, t in drawn.items()}
 
 
-def _warn_about_constants(model: nn.Module) -> None:
+def _warn_about_shared(model: nn.Module, state: Params, drawn: Params) -> None:
+    """Weights that nobody draws: without an owner, or left as they are by it."""
     owned = {id(p) for child in resettable(model) for p in child.parameters(recurse=False)}
     owned |= {
         id(p) for c in resettable(model) if hasattr(c, "_reset_parameters") for p in c.parameters()
     }
-    alone = [name for name, p in model.named_parameters() if id(p) not in owned]
+    named = [(n, p) for n, p in model.named_parameters() if n in state]
+    kept = {n for n, _ in named if _varies(state[n]) and torch.equal(drawn[n][0], state[n])}
+    alone = [name for name, p in named if id(p) not in owned or name in kept]
     if alone:
         _log.warning(
-            "No `reset_parameters` owns %s: all members share its value.", ", ".join(alone[:5])
+            "No `reset_parameters` draws %s: all members share its value.", ", ".join(alone[:5])
         )
+
+
+def _varies(tensor: Tensor) -> bool:
+    return bool((tensor != tensor.flatten()[:1]).any())
 
 
 def stacked_copy(model: nn.Module, params: Params) -> nn.Module:

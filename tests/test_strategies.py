@@ -25,7 +25,7 @@ warnings.filterwarnings("ignore")
 sys.path.insert(0, {tests!r})
 torch.set_num_threads(1)
 from test_strategies import run
-out = run({devices}, {strategy!r}, {folder!r}, {resumed!r}, {epochs})
+out = run({devices}, {strategy!r}, {folder!r}, {resumed!r}, {epochs}, {broken!r})
 if int(os.environ.get("LOCAL_RANK", 0)) == 0:
     with open({folder!r} + "/out.json", "w") as file:
         json.dump(out, file)
@@ -51,29 +51,47 @@ class Losses(L.Callback):
         self.values.append(float(trainer.callback_metrics["train/loss"]))
 
 
-def ensemble():
+class Break(L.Callback):
+    """Spoils some members in the first epoch."""
+
+    def __init__(self, members):
+        self.broken = members
+
+    @torch.no_grad()
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        own = [m - module.first_member for m in self.broken]
+        here = [m for m in own if 0 <= m < module.members]
+        next(iter(module.networks.parameters()))[here] = torch.nan
+
+
+def ensemble(restarts=1):
     torch.manual_seed(0)
     return DeepEnsemble(
-        network(batch_norm=True).double(), members=MEMBERS, max_loss=100.0, restarts=1,
+        network(batch_norm=True).double(), members=MEMBERS, max_loss=100.0, restarts=restarts,
         member_rates=[1.0, 0.5, 2.0, 1.0, 1.0], optimizer=lambda p: torch.optim.Adam(p, 1e-2),
     ).double()  # fmt: skip
 
 
-def run(devices, strategy, folder, resumed, epochs):
+def run(devices, strategy, folder, resumed, epochs, broken):
     from lightning_bnn.callbacks import CheckpointHarvester
 
-    module, losses = ensemble(), Losses()
+    module, losses = ensemble(restarts=0 if broken else 1), Losses()
     options = {"devices": devices, "strategy": strategy, "precision": "64-true"}
     harvester = CheckpointHarvester(folder + "/bank", every_n_epochs=1)
-    fitted = trainer(losses, harvester, max_epochs=epochs, num_sanity_val_steps=0, **options)
+    fitted = trainer(
+        Break(broken), losses, harvester, max_epochs=epochs, num_sanity_val_steps=0, **options
+    )
     fitted.fit(module, Orders(), ckpt_path=resumed)
     fitted.save_checkpoint(folder + "/last.ckpt")
     tested = fitted.test(module, Orders(), verbose=False)[0]
-    assert len(module.healthy()) == module.members == MEMBERS  # everybody has all of them again
-    return {"test": tested, "losses": losses.values, "own": losses.members}
+    assert module.members == MEMBERS  # everybody has all of them again
+    return {
+        "test": tested, "losses": losses.values, "own": losses.members,
+        "healthy": module.healthy().tolist(),
+    }  # fmt: skip
 
 
-def ran(tmp_path, name, devices, resumed=None, epochs=2):
+def ran(tmp_path, name, devices, resumed=None, epochs=2, broken=()):
     folder = tmp_path / name
     folder.mkdir()
     script = folder / "run.py"
@@ -81,7 +99,7 @@ def ran(tmp_path, name, devices, resumed=None, epochs=2):
     script.write_text(
         SCRIPT.format(
             tests=str(Path(__file__).parent), devices=devices, strategy=strategy,
-            folder=str(folder), resumed=resumed and str(resumed), epochs=epochs,
+            folder=str(folder), resumed=resumed and str(resumed), epochs=epochs, broken=broken,
         )
     )  # fmt: skip
     done = subprocess.run(
@@ -105,6 +123,7 @@ def test_two_processes_are_one(tmp_path):
     alone, one = ran(tmp_path, "alone", 1)
     shared, two = ran(tmp_path, "shared", 2)
     assert (one["own"], two["own"]) == (5, 2)
+    assert one["healthy"] == two["healthy"] == list(range(MEMBERS))
     first, second = checkpoint(alone), checkpoint(shared)
     close(first["state_dict"], second["state_dict"])
     for a, b in zip(
@@ -127,6 +146,14 @@ def test_two_processes_are_one(tmp_path):
         close(checkpoint(resumed)["state_dict"], checkpoint(whole)["state_dict"])
         kept = checkpoint(resumed)["lightning_bnn"]["divergence"]["left_out"]
         assert kept.tolist() == [False] * MEMBERS
+
+
+def test_a_process_whose_members_have_all_diverged_leaves_the_word_to_the_other(tmp_path):
+    _, one = ran(tmp_path, "alone", 1, broken=(0, 1))
+    _, two = ran(tmp_path, "shared", 2, broken=(0, 1))
+    assert one["healthy"] == two["healthy"] == [2, 3, 4]
+    assert one["test"] == pytest.approx(two["test"])
+    assert one["losses"] == pytest.approx(two["losses"])  # of those that are well
 
 
 @pytest.mark.parametrize("members", [2, 5, 7])

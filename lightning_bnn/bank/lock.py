@@ -7,9 +7,13 @@ import weakref
 from pathlib import Path
 from typing import IO
 
-__all__ = ["WriterLock"]
+__all__ = ["Locked", "WriterLock"]
 
 _HELD: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+
+
+class Locked(ValueError):
+    """Another process has the lock."""
 
 
 class WriterLock:
@@ -30,7 +34,7 @@ class WriterLock:
             return
         except OSError:
             self._file.close()
-            raise ValueError(
+            raise Locked(
                 f"The bank {path} is open for appending in another process; mode='r' reads it."
             ) from None
         _HELD.add(self)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,16 +21,19 @@ import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.bank.lock import Locked, WriterLock
 from lightning_bnn.callbacks import CheckpointHarvester
 from lightning_bnn.commands.silence import quiet
 from lightning_bnn.commands.training import training
 from lightning_bnn.harvest import ends
+from lightning_bnn.modules.divergence import Diverged
 from lightning_bnn.modules.side_by_side import finite_members
 
 __all__ = ["Part", "networks_of", "train_part", "write_whole"]
 
 _NEVER = 10**9
 _SECONDS = 0.5
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,9 +87,32 @@ def train_part(part: Part, tick: Callable[[], None]) -> None:
         part: what to train.
         tick: called now and then.
     """
-    if part.summary is not None:
-        return
-    part.folder.mkdir(parents=True, exist_ok=True)
+    with _alone_in(part.folder, tick):
+        if part.summary is None:
+            _train(part, tick)
+
+
+@contextmanager
+def _alone_in(folder: Path, tick: Callable[[], None]) -> Iterator[None]:
+    """Wait until no other process trains there, such as a job of a command that was killed."""
+    waited = False
+    while True:
+        try:
+            lock = WriterLock(folder)
+            break
+        except Locked:
+            if not waited:
+                _log.warning("%s: another process trains these members; waiting for it.", folder)
+            waited = True
+            tick()
+            time.sleep(_SECONDS)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _train(part: Part, tick: Callable[[], None]) -> None:
     config = part.folder / "config.yaml"
     config.write_text(yaml.safe_dump(part.config, sort_keys=False), encoding="utf-8")
     checkpoints = part.folder / "checkpoints"
@@ -92,27 +120,27 @@ def train_part(part: Part, tick: Callable[[], None]) -> None:
     if whole is None:  # what an attempt has left that made no checkpoint
         shutil.rmtree(part.bank, ignore_errors=True)
     start = time.monotonic()
-    with quiet():
-        run = training(
-            [
-                "fit", "-c", str(config),
-                "--trainer.default_root_dir", str(part.folder),
-                "--trainer.enable_progress_bar", "false",
-                "--trainer.enable_model_summary", "false",
-                "--trainer.enable_checkpointing", "true",
-                *(["--ckpt_path", str(whole)] if whole else []),
-            ],
-            [
-                _Keeper(part),
-                _Progress(part, tick),
-                _Checkpoints(
-                    checkpoints, filename="{step}", save_top_k=1,
-                    train_time_interval=timedelta(minutes=part.minutes),
-                ),
-            ],
-        )  # fmt: skip
+    arguments = [
+        "fit", "-c", str(config),
+        "--trainer.default_root_dir", str(part.folder),
+        "--trainer.enable_progress_bar", "false",
+        "--trainer.enable_model_summary", "false",
+        "--trainer.enable_checkpointing", "true",
+        *(["--ckpt_path", str(whole)] if whole else []),
+    ]  # fmt: skip
+    saving = _Checkpoints(
+        checkpoints, filename="{step}", save_top_k=1,
+        train_time_interval=timedelta(minutes=part.minutes),
+    )  # fmt: skip
+    try:
+        with quiet():
+            run = training(arguments, [_Keeper(part), _Progress(part, tick), saving])
+        outcome = _outcome(part, run.model)
+    except Diverged:  # nobody is left to be validated
+        shutil.rmtree(part.bank, ignore_errors=True)
+        outcome = {"left_out": list(range(part.first, part.last)), "losses": []}
     told = {"first": part.first, "last": part.last, "seconds": round(time.monotonic() - start, 1)}
-    write_whole(part.folder / "part.json", json.dumps({**told, **_outcome(part, run.model)}))
+    write_whole(part.folder / "part.json", json.dumps({**told, **outcome}))
     shutil.rmtree(checkpoints, ignore_errors=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,10 @@ from lightning_bnn.engines import ENGINES, Work
 __all__ = ["population"]
 
 _PART = 1000
+_RATES = "model.init_args.member_rates"
+_BEGUN = ("shard-*", "parts/*/part.json", "parts/*/checkpoints/*.ckpt")
+"""What is not thrown away."""
+_NAME = re.compile(r"(\d+)-(\d+)")
 _MEMBERS = ("model.init_args.members", "model.init_args.first_member")
 _BAR = "{desc} {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} [{elapsed}<{remaining}{postfix}]"
 
@@ -59,19 +64,24 @@ def population(
     _check(members=members, part=part, workers=workers, every_n_epochs=every_n_epochs)
     if not checkpoint_minutes > 0:
         raise ValueError(f"`checkpoint_minutes` must be positive, got {checkpoint_minutes}.")
+    if engine not in ENGINES:
+        raise ValueError(f"`engine` must be one of {', '.join(ENGINES)}, got {engine!r}.")
     settings = _settings(Path(config), change or {})
     folder = Path(bank)
+    own = {**_flat(settings), "every_n_epochs": every_n_epochs}
     size = part or min(_PART, -(-members // workers))
     kept = {"every_n_epochs": every_n_epochs, "minutes": checkpoint_minutes}
-    _claim(folder, settings, every_n_epochs)
-    parts = list(_parts(folder, settings, members, size, kept))
-    with CheckpointBank(folder) as target, _Watch(parts, target) as watch:
-        unfinished = [p for p in parts if p.summary is None]
-        if engine != "local" and unfinished:
-            print(f"{len(unfinished)} parts wait for {engine}")
-        if unfinished:
-            ENGINES[engine](Work(train_part, unfinished, watch, workers, folder, options or {}))
-        watch()
+    _refuse_others(folder, own)  # before anything is written
+    with CheckpointBank(folder) as target:
+        _claim(folder, settings, own)
+        parts = list(_parts(folder, settings, members, size, kept))
+        with _Watch(parts, target) as watch:
+            unfinished = [p for p in parts if p.summary is None]
+            if engine != "local" and unfinished:
+                print(f"{len(unfinished)} parts wait for {engine}")
+            if unfinished:
+                ENGINES[engine](Work(train_part, unfinished, watch, workers, folder, options or {}))
+            watch()
     print(_report(target, parts, trained=bool(unfinished)))
 
 
@@ -97,13 +107,12 @@ def _settings(path: Path, change: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"`config`: {path} is no YAML file ({told}).") from error
     if not isinstance(held, dict) or not {"model", "data"} <= held.keys():
         raise ValueError(f"`config`: {path} must have `model` and `data`, as for `fit`.")
-    for name in ("model", "data"):
-        given = {"class_path": held[name]} if isinstance(held[name], str) else held[name]
-        held[name] = {**given, "init_args": given.get("init_args") or {}}
     held["trainer"] = held.get("trainer") or {}
     held.pop("ckpt_path", None)
+    _spell_out(held)
     for name, value in change.items():
         _put(held, name, value)
+    _spell_out(held)
     if held["trainer"].get("fast_dev_run"):
         raise ValueError("`config`: a population cannot be a `fast_dev_run`.")
     if held["trainer"].setdefault("devices", 1) not in (1, [0], "1"):
@@ -115,6 +124,18 @@ def _settings(path: Path, change: dict[str, Any]) -> dict[str, Any]:
     return held
 
 
+def _spell_out(held: dict[str, Any]) -> None:
+    """The groups as groups, where a class may stand for itself."""
+    for name in ("model", "data", "trainer"):
+        classes = name != "trainer"
+        if classes and isinstance(held[name], str):
+            held[name] = {"class_path": held[name]}
+        if not isinstance(held[name], dict):
+            raise ValueError(f"`config`: {name} must be a group of settings, got {held[name]!r}.")
+        if classes:
+            held[name] = {**held[name], "init_args": held[name].get("init_args") or {}}
+
+
 def _put(held: dict[str, Any], name: str, value: Any) -> None:
     *path, last = name.split(".")
     for key in path:
@@ -124,30 +145,58 @@ def _put(held: dict[str, Any], name: str, value: Any) -> None:
     held[last] = value
 
 
-def _claim(folder: Path, settings: dict[str, Any], every_n_epochs: int | None) -> None:
+def _refuse_others(folder: Path, own: dict[str, Any]) -> None:
     """A folder holds one population; what was made otherwise is not mixed with it."""
-    path = folder / "population.json"
-    begun = any(folder.glob("shard-*")) or any(folder.glob("parts/*/part.json"))
-    own = {**_flat(settings), "every_n_epochs": every_n_epochs}
-    if path.is_file():
-        known = json.loads(path.read_text())["settings"]
-        differ = [n for n in {**known, **own} if known.get(n) != own.get(n)]
-        if differ and begun:
-            told = "; ".join(f"{n}: {known.get(n)} there, {own.get(n)} here" for n in differ[:3])
+    known = _known(folder)
+    if known is None:
+        if folder.exists() and (not folder.is_dir() or any(map(_is_foreign, folder.iterdir()))):
             raise ValueError(
-                f"`bank` {folder} holds a population of another configuration ({told}): choose "
-                "another folder."
+                f"`bank` {folder} is there, and no population: choose a folder that is new or "
+                "empty."
             )
-        if not differ:
-            return
-        shutil.rmtree(folder / "parts", ignore_errors=True)  # it came to nothing
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        return
+    begun = any(any(folder.glob(what)) for what in _BEGUN)
+    differ = _differences(known, own)
+    if differ and begun:
+        told = "; ".join(f"{n}: {known.get(n)} there, {own.get(n)} here" for n in differ[:3])
         raise ValueError(
-            f"`bank` {folder} is there, and no population: choose a folder that is new or empty."
+            f"`bank` {folder} holds a population of another configuration ({told}): choose "
+            "another folder."
         )
-    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _claim(folder: Path, settings: dict[str, Any], own: dict[str, Any]) -> None:
+    """Note what the population is; nobody else writes to the bank now."""
+    _refuse_others(folder, own)
+    known = _known(folder)
+    if known is not None and _differences(known, own):
+        shutil.rmtree(folder / "parts", ignore_errors=True)  # it came to nothing
+    elif known is not None and len(known.get(_RATES) or ()) >= len(own.get(_RATES) or ()):
+        return
+    told = {"settings": own, "version": lightning_bnn.__version__}
+    write_whole(folder / "population.json", json.dumps(told, indent=1))
     (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    write_whole(path, json.dumps({"settings": own, "version": lightning_bnn.__version__}, indent=1))
+
+
+def _known(folder: Path) -> dict[str, Any] | None:
+    """The settings of the population in a folder."""
+    path = folder / "population.json"
+    return json.loads(path.read_text())["settings"] if path.is_file() else None
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether it is nothing that a command leaves here which was killed at its start."""
+    return path.name != ".lock" and not path.name.startswith(".population.json.")
+
+
+def _differences(known: dict[str, Any], own: dict[str, Any]) -> list[str]:
+    """Settings that are not the same; rates of further members may be added."""
+    differ = [n for n in {**known, **own} if known.get(n) != own.get(n)]
+    one, two = known.get(_RATES), own.get(_RATES)
+    if isinstance(one, list) and isinstance(two, list):
+        both = min(len(one), len(two))
+        differ = [n for n in differ if n != _RATES or one[:both] != two[:both]]
+    return differ
 
 
 def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
@@ -165,7 +214,8 @@ def _parts(
     folder: Path, settings: dict[str, Any], members: int, size: int, kept: dict[str, Any]
 ) -> Iterator[Part]:
     """Those that are there, finished or not, and new ones for the members that no part has."""
-    known = sorted(tuple(map(int, p.name.split("-"))) for p in (folder / "parts").glob("*-*"))
+    names = (_NAME.fullmatch(path.name) for path in (folder / "parts").glob("*-*"))
+    known = sorted((int(name[1]), int(name[2])) for name in names if name)
     start = 0
     for first, last in [*known, (members, members)]:
         for new in range(start, min(first, members), size):
@@ -186,8 +236,8 @@ def _part(
         _put(config, "data.init_args.orders", list(range(first, last)))
     rates = config["model"]["init_args"].get("member_rates")
     if rates is not None:
-        if len(rates) < last:
-            raise ValueError(f"`member_rates` must be one for each member, got {len(rates)}.")
+        if not isinstance(rates, list) or len(rates) < last:
+            raise ValueError(f"`member_rates` must be one for each member, got {rates}.")
         _put(config, "model.init_args.member_rates", rates[first:last])
     path = folder / "parts" / f"{first:07d}-{last:07d}"
     return Part(path, config, first, last, **kept)
@@ -237,11 +287,12 @@ def _merge(part: Part, target: CheckpointBank) -> None:
     source, records = networks_of(part)
     there = {(r["member"], r["step"]) for r in target.records}
     out = set(summary["left_out"])
-    rows = [
-        k
-        for k, record in enumerate(records)
-        if record["member"] not in out and (record["member"], record["step"]) not in there
-    ]
+    rows = []
+    for k, record in enumerate(records):
+        which = record["member"], record["step"]
+        if record["member"] not in out and which not in there:
+            rows.append(k)
+            there.add(which)
     for start in range(0, len(rows), _PART):
         chosen = rows[start : start + _PART]
         target.extend(source[chosen], [records[k] for k in chosen])

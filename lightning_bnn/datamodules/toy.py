@@ -12,6 +12,8 @@ from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["TractableReLU", "TwoGaussians"]
 
+_DRAWS = 10_000
+
 
 class TwoGaussians(DataModule):
     """Two classes of points in the plane, around (-2, -2) and (2, 2), with unit covariance.
@@ -50,9 +52,13 @@ class TwoGaussians(DataModule):
     def load(self) -> Splits:
         """Draw until the training points are separated."""
         generator = keyed_generator(self.seed, "two Gaussians")
-        train = self._points(generator)
-        while separation(*train) < self.gap:
-            train = self._points(generator)
+        draws = (self._points(generator) for _ in range(_DRAWS))
+        train = next((points for points in draws if separation(*points) >= self.gap), None)
+        if train is None:
+            raise ValueError(
+                f"`gap` {self.gap} was in none of {_DRAWS} draws of {self.size} points a class: "
+                "take a smaller `gap` or `size`."
+            )
         angle = 2 * torch.pi * torch.rand(self.size, generator=generator)
         ring = 12 * torch.stack([angle.cos(), angle.sin()], 1)
         test = self._points(generator)

@@ -170,14 +170,15 @@ class BayesianModule(MemberModule):
                 batch_size=examples,
                 on_step=True,
                 on_epoch=False,
-                sync_dist=self.whole is not None,
             )
 
     def _mean_of_members(self, values: Tensor) -> Tensor:
-        """Also where other processes have other members, whose mean Lightning takes then."""
-        if self.whole is None:
-            return values.mean()
-        return values.sum() * self.trainer.world_size / self._everyone
+        """Of all processes; broken members do not break it, unless all are."""
+        finite = values.isfinite()
+        sums = torch.stack([values.where(finite, 0).sum(), finite.sum().to(values.dtype)])
+        if self.whole is not None:
+            sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
+        return sums[0] / sums[1]
 
     def on_train_epoch_end(self) -> None:
         """Say which members have diverged; the others go on."""
@@ -236,7 +237,7 @@ class BayesianModule(MemberModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip every member as if it were alone, and what they share by itself."""
-        if gradient_clip_val is None or self.members == 1:
+        if not gradient_clip_val or gradient_clip_val < 0 or self.members == 1:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
         by_value = gradient_clip_algorithm == "value"

@@ -7,7 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Divergence"]
+__all__ = ["Diverged", "Divergence"]
+
+
+class Diverged(ValueError):
+    """There is no network left that could be part of a posterior."""
 
 
 class Divergence:
@@ -76,10 +80,18 @@ class Divergence:
             setattr(self, name, None if held is None else held[first:last])
         self._sum = None if self._sum is None else self._sum[first:last]
 
-    def state_dict(self) -> dict[str, Any]:
-        """For checkpoints, also within an epoch."""
+    def state_dict(self, last: bool = False) -> dict[str, Any]:
+        """For checkpoints, also within an epoch.
+
+        Args:
+            last: whether the last epoch is over, although it was not judged yet.
+        """
+        left_out = self.left_out
+        if last and self._steps and self.max_loss is not None:
+            assert self._sum is not None
+            left_out = left_out | (self._sum.cpu() / self._steps > self.max_loss)
         return {
-            "restarted": self.restarted, "left_out": self.left_out, "means": self.means,
+            "restarted": self.restarted, "left_out": left_out, "means": self.means,
             "sum": self._sum, "steps": self._steps,
         }  # fmt: skip
 

@@ -13,7 +13,7 @@ from lightning_bnn import params as P
 from lightning_bnn.harvest import ends
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.modules.base import BayesianModule
-from lightning_bnn.modules.divergence import Divergence
+from lightning_bnn.modules.divergence import Diverged, Divergence
 from lightning_bnn.modules.member_losses import Examples, member_losses
 from lightning_bnn.modules.side_by_side import finite_members, restart_members
 from lightning_bnn.modules.templates import fixed_names
@@ -78,6 +78,11 @@ class DeepEnsemble(BayesianModule):
         return len(self.healthy())
 
     @property
+    def may_recover(self) -> bool:
+        """Whether members that have diverged begin anew."""
+        return self.divergence.restarts > 0
+
+    @property
     def needs_num_data(self) -> bool:
         """Only the prior is weighed against the data."""
         return self.prior is not None
@@ -89,7 +94,7 @@ class DeepEnsemble(BayesianModule):
         if len(kept) == 0:
             means = self.divergence.means
             told = "" if means is None else f": losses are {means.min():.3g} to {means.max():.3g}"
-            raise ValueError(
+            raise Diverged(
                 f"Every member has a loss above `max_loss` {self.divergence.max_loss}, or has "
                 f"diverged{told}."
             )
@@ -111,7 +116,8 @@ class DeepEnsemble(BayesianModule):
 
     def _known_of_members(self, gather: Callable[[Tensor], Tensor] | None) -> dict[str, Any]:
         """Who has diverged, also among the members of other processes."""
-        state = self.divergence.state_dict()
+        trainer = self._trainer
+        state = self.divergence.state_dict(last=trainer is not None and ends(trainer))
         if gather is None:
             return state
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -113,8 +114,9 @@ class JudgedModule(TemplateModule):
     # -------------------------------------------------------- evaluation
     def _start(self, judge: Judge | None) -> None:
         """Draw the networks that predict, once for all batches."""
-        self.judge = None if judge is None else judge.to(self.device)
+        self.judge = None
         self._predict = self._predictor()
+        self.judge = None if judge is None else judge.to(self.device)
 
     def _predictor(self) -> Predictor:
         generator = keyed_generator(self.seed, "judged", device=self.device)
@@ -171,7 +173,8 @@ class JudgedModule(TemplateModule):
         return Prediction(self.likelihood.predictive(samples), samples)
 
     def _judge_batch(self, batch: Any, index: int, *which: int) -> None:
-        assert self.judge is not None
+        if self.judge is None:  # there is no network to judge
+            return
         if self.judge.needs_targets(index):
             inputs, targets = self.inputs_and_targets(batch)
             self.judge.add(self.outputs(inputs, *which), targets, index)
@@ -187,7 +190,9 @@ class JudgedModule(TemplateModule):
         self._log_values("test", ())
 
     def _log_values(self, stage: str, shown: Sequence[str]) -> None:
-        assert self.judge is not None
+        if self.judge is None:
+            self.log(f"{stage}/nll", math.nan, prog_bar="nll" in shown, sync_dist=True)
+            return
         for name, value in self.judge.values().items():
             # Metrics are the same on all processes already; the sync only keeps Lightning quiet.
             self.log(f"{stage}/{name}", value.float(), prog_bar=name in shown, sync_dist=True)

@@ -10,14 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn.bank import read_networks
+from lightning_bnn.modules.divergence import Diverged
+from lightning_bnn.modules.evaluation import Judge
 from lightning_bnn.modules.judged_module import JudgedModule
 from lightning_bnn.modules.side_by_side import finite_members
 from lightning_bnn.modules.templates import fixed_names
 from lightning_bnn.params import Params
+from lightning_bnn.posteriors import Empirical, Predictor
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["MemberModule"]
@@ -55,6 +61,8 @@ class MemberModule(JudgedModule):
             raise ValueError(f"`members` must be at least 1, got {members}.")
         if first_member < 0:
             raise ValueError(f"`first_member` must not be negative, got {first_member}.")
+        if isinstance(member_rates, int | float):
+            raise ValueError(f"`member_rates` must be a list, got {member_rates}.")
         if member_rates is not None and len(member_rates) != members:
             raise ValueError(
                 f"`member_rates` must be one for each of the {members} members, got "
@@ -63,8 +71,11 @@ class MemberModule(JudgedModule):
         if not all(0 < rate < math.inf for rate in member_rates or ()):
             raise ValueError(f"`member_rates` must be positive numbers, got {member_rates}.")
         self.members, self.first_member, self.start_from = members, first_member, start_from
-        self.member_rates = None if member_rates is None else torch.tensor(list(member_rates))
+        self.member_rates = (
+            None if member_rates is None else torch.tensor(list(member_rates), dtype=torch.float64)
+        )
         self.whole: tuple[int, int] | None = None  # which of all members these are, if not all
+        self._speechless = False  # whether all that are here have diverged, but others have not
 
     # -------------------------------------------------------- what a method is
     @abstractmethod
@@ -134,10 +145,45 @@ class MemberModule(JudgedModule):
         """Indices of the members with finite weights; the others are left out of the posterior."""
         finite = finite_members(self.stacked_parameters()).nonzero()[:, 0]
         if len(finite) == 0:
-            raise ValueError(
+            raise Diverged(
                 "No member has finite weights, training has diverged: take a smaller learning rate."
             )
         return finite
+
+    # -------------------------------------------------------- evaluation
+    may_recover = False
+    """Whether members that have diverged begin anew."""
+
+    def on_validation_epoch_start(self) -> None:
+        """Draw networks; there may be none for now."""
+        try:
+            super().on_validation_epoch_start()
+        except Diverged as error:
+            if not (self.may_recover and self.trainer.state.fn == TrainerFn.FITTING):
+                raise
+            rank_zero_warn(f"{error} They begin anew, and are not validated.")
+
+    def _start(self, judge: Judge | None) -> None:
+        """A process whose members have all diverged leaves the word to the others."""
+        if self.whole is not None:
+            here = self._count_healthy()
+            every = torch.tensor(here, device=self.device)
+            every = self.trainer.strategy.reduce(every, reduce_op="sum")
+            self._speechless = here == 0 and int(every) > 0
+        super()._start(judge)
+
+    def _count_healthy(self) -> int:
+        try:
+            return len(self.healthy())
+        except Diverged:
+            return 0
+
+    def _predictor(self) -> Predictor:
+        if not self._speechless:
+            return super()._predictor()
+        anyone = Empirical({name: t[:1].detach() for name, t in self.member_stack().items()})
+        run = anyone.predictor(1, None, self.chunk_size)
+        return lambda *args: tree_map(lambda t: t[:0], run(*args))
 
     # -------------------------------------------------------- starts
     def first_networks(self) -> Params:

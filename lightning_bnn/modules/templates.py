@@ -19,7 +19,15 @@ def template_of(network: nn.Module) -> nn.Module:
         raise ValueError("`network` has lazy parameters: run one batch through it first.")
     if any(p.is_complex() for p in network.parameters()):
         raise ValueError("`network` has complex parameters, which have no posterior here.")
-    return copy.deepcopy(network)
+    try:
+        return copy.deepcopy(network)
+    except RuntimeError as error:
+        if "graph leaves" not in str(error):
+            raise
+        raise ValueError(
+            "`network` holds weights that are computed from others by a hook: take the one of "
+            "torch.nn.utils.parametrizations (weight_norm, spectral_norm) instead."
+        ) from error
 
 
 def fixed_names(template: nn.Module) -> set[str]:

@@ -153,15 +153,13 @@ def _joined(
     most = classes = 0
     for batch in batches:
         inputs, targets = _pair(batch)
+        if not len(targets):
+            continue
         if not most:
             classes = _classes(model, networks, inputs[:1])
-            if classes < 2 or targets.is_floating_point() or int(targets.min()) < 0:
-                raise ValueError(
-                    "`batches` must be inputs and class indices, for a network with one output a "
-                    f"class; got {classes} outputs and targets of type {targets.dtype}."
-                )
             together = _members(networks) if pairs else min(_AT_ONCE, _members(networks))
             most = max(1, memory // (_BYTES * classes * together))
+        _check(targets, classes)
         for part in zip(inputs.split(most), targets.split(most), strict=True):
             if held and sum(len(t) for _, t in held) + len(part[1]) > most:
                 yield *_cat(held), classes
@@ -172,12 +170,22 @@ def _joined(
 
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:
-    if isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor):
+    if isinstance(batch, (tuple, list)) and [isinstance(t, Tensor) for t in batch] == [True] * 2:
         return batch[0], batch[1]
     raise ValueError(
-        "`batches` must be pairs of inputs, as the network takes them, and class indices, got "
+        "`batches` must be pairs of a tensor of inputs and one of class indices, got "
         f"{type(batch).__name__}; of loaders of this package take `data.prepared(loader)`."
     )
+
+
+def _check(targets: Tensor, classes: int) -> None:
+    indices = targets.ndim == 1 and not targets.is_floating_point()
+    if not indices or classes < 2 or int(targets.min()) < 0 or int(targets.max()) >= classes:
+        raise ValueError(
+            "`batches` must be inputs and class indices, for a network with one output a "
+            f"class; got {classes} outputs, and targets of type {targets.dtype} and shape "
+            f"{tuple(targets.shape)}, {targets.min()} to {targets.max()}."
+        )
 
 
 def _members(networks: Params | CheckpointBank) -> int:

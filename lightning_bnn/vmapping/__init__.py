@@ -3,6 +3,7 @@
 from lightning_bnn.vmapping.choices import fitting_chunk, remember_loop, runs_at_once
 from lightning_bnn.vmapping.fast_layers import FastLayers
 from lightning_bnn.vmapping.memory import keep_freed_memory
+from lightning_bnn.vmapping.running import remember_vmap, run_network, undoing
 from lightning_bnn.vmapping.threads import in_threads, threads_for
 
 __all__ = [
@@ -11,6 +12,9 @@ __all__ = [
     "in_threads",
     "keep_freed_memory",
     "remember_loop",
+    "remember_vmap",
+    "run_network",
     "runs_at_once",
     "threads_for",
+    "undoing",
 ]

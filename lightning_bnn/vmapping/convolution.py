@@ -37,6 +37,7 @@ def takes(x: Tensor) -> bool:
     """Whether inputs ``(examples, channels, height, width)`` are of a kind the kernels know."""
     return (
         x.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
         and x.dtype in (torch.float32, torch.float64)
         and x.ndim == 4
         and x.shape[0] >= FEWEST_EXAMPLES
@@ -208,6 +209,8 @@ class _StackedPool(torch.autograd.Function):
         from lightning_bnn.vmapping import kernels
 
         places = [(n - k) // s + 1 for n, k, s in zip(x.shape[2:4], size, stride, strict=True)]
+        if min(places) < 1:
+            raise RuntimeError(f"windows of size {size} do not fit into {tuple(x.shape[2:4])}")
         out = x.new_empty(*x.shape[:2], *places, x.shape[4])
         index = torch.empty_like(out, dtype=torch.int32)
         _over_members(kernels.pool, [x, out, index], size, stride)

@@ -46,7 +46,7 @@ class FastLayers(TorchFunctionMode):
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y = (weight @ x.mT).mT
-    return y if bias is None else y + bias
+    return y if bias is None else y + bias.to(y.dtype)
 
 
 def _steps(

@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.bank.lock import WriterLock
 from lightning_bnn.cli import main
 from lightning_bnn.commands import parts
 from lightning_bnn.commands import population as command
@@ -125,7 +126,114 @@ def test_a_part_of_which_nobody_is_left_does_not_stop_the_others(config, tmp_pat
     assert "0 networks, 3 of 3 members have diverged" in capsys.readouterr().out
 
 
+def test_a_part_that_breaks_before_its_validation_does_not_stop_the_others(tmp_path, capsys):
+    config = {**CONFIG, "data": {"class_path": "Digits"}}
+    config["model"] = {
+        "class_path": "DeepEnsemble",
+        "init_args": {
+            "network": {
+                "class_path": "lightning_bnn.models.mlp",
+                "init_args": {"inputs": 64, "hidden": [4], "outputs": 10},
+            },
+            "optimizer": {
+                "class_path": "torch.optim.SGD",
+                "init_args": {"lr": 0.1, "weight_decay": 0.1},
+            },
+            "member_rates": [1.0, 1e38, 1.0],
+        },
+    }
+    path = tmp_path / "digits.yaml"
+    path.write_text(yaml.safe_dump(config))
+    population(str(path), 3, str(tmp_path / "bank"), part=1)
+    assert sorted(networks(tmp_path / "bank")) == [0, 2]
+    assert "1 of 3 members have diverged" in capsys.readouterr().out
+
+
+def test_rates_of_further_members_may_be_added(config, tmp_path):
+    def trained(rates, members=None):
+        change = {"model.init_args.member_rates": rates}
+        population(config, members or len(rates), str(tmp_path / "bank"), change=change)
+        return networks(tmp_path / "bank")
+
+    first = trained([1.0, 0.5])
+    both = trained([1.0, 0.5, 2.0])
+    assert sorted(both) == [0, 1, 2]
+    same(first, {m: both[m] for m in first})
+    same(both, trained([1.0, 0.5, 2.0], 2))  # fewer are there already
+    with pytest.raises(ValueError, match="member_rates"):
+        trained([1.0, 0.25, 2.0])
+
+
 # ------------------------------------------------------------ kills
+def test_members_that_another_process_trains_are_waited_for(config, tmp_path, caplog):
+    """Such as a job on a cluster whose command was killed: nobody comes twice."""
+    other = WriterLock(tmp_path / "bank" / "parts" / "0000000-0000002")
+    threading.Timer(3.0, other.release).start()
+    with pytest.raises(ValueError, match="no population"):  # of a folder that nobody has claimed
+        population(config, 2, str(tmp_path / "bank"))
+    own = {**command._flat(command._settings(Path(config), {})), "every_n_epochs": None}
+    parts.write_whole(tmp_path / "bank" / "population.json", json.dumps({"settings": own}))
+    population(config, 2, str(tmp_path / "bank"))
+    assert "another process trains these members" in caplog.text
+    assert sorted(networks(tmp_path / "bank")) == [0, 1]
+
+
+def test_networks_that_are_twice_in_a_part_come_once(config, tmp_path, monkeypatch):
+    def doubled(part):
+        bank, records = networks_of(part)
+        bank[:]  # the rows that are asked for
+        return Twice(bank), [*records, *records]
+
+    class Twice:
+        def __init__(self, bank):
+            self.bank = bank
+
+        def __getitem__(self, rows):
+            return self.bank[[k % len(self.bank) for k in rows]]
+
+    networks_of = parts.networks_of
+    monkeypatch.setattr(command, "networks_of", doubled)
+    population(config, 3, str(tmp_path / "bank"))
+    assert sorted(networks(tmp_path / "bank")) == [0, 1, 2]
+
+
+def test_a_claim_that_was_cut_off_goes_on(config, tmp_path, monkeypatch):
+    def cut_off(path, text):
+        path.with_name(f".{path.name}.1").write_text(text)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "write_whole", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            population(config, 2, str(tmp_path / "bank"))
+    population(config, 2, str(tmp_path / "bank"))
+    assert sorted(networks(tmp_path / "bank")) == [0, 1]
+
+
+@pytest.mark.bad_input
+def test_another_configuration_does_not_touch_what_has_begun(config, tmp_path, monkeypatch):
+    bank = tmp_path / "bank"
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "_outcome", killed)
+        with pytest.raises(KeyboardInterrupt):
+            population(config, 2, str(bank), checkpoint_minutes=1e-6)
+    saved = list(bank.rglob("*.ckpt"))
+    with pytest.raises(ValueError, match="trainer.max_epochs: 3 there, 4 here"):
+        population(config, 2, str(bank), change={"trainer.max_epochs": 4})
+    assert list(bank.rglob("*.ckpt")) == saved != []
+    for path in saved:
+        path.unlink()
+    with CheckpointBank(bank), pytest.raises(ValueError, match="open for appending"):
+        population(config, 2, str(bank), change={"trainer.max_epochs": 4})
+    assert list(bank.glob("parts/*/config.yaml"))
+    population(config, 2, str(bank), change={"trainer.max_epochs": 4})  # it came to nothing
+    assert CheckpointBank(bank, "r").records[0]["epoch"] == 4
+
+
 @pytest.mark.parametrize("file", ["part.json", "progress"])
 def test_an_attempt_that_was_cut_off_leaves_nothing_twice(config, tmp_path, monkeypatch, file):
     """At the last moment before a part is finished; and at its first step."""
@@ -264,6 +372,10 @@ def test_slurm_trains_parts_as_jobs(config, tmp_path):
             {"change": {"model.init_args.member_rates": [1.0]}},
             "`member_rates` must be one for each",
         ),
+        ({"change": {"model.init_args.member_rates": 0.5}}, "`member_rates` must be one for each"),
+        ({"change": {"trainer": None}}, "`config`: trainer must be a group of settings, got None"),
+        ({"change": {"model": [1]}}, r"`config`: model must be a group of settings, got \[1\]"),
+        ({"engine": "bogus"}, "`engine` must be one of local, ray, slurm, got 'bogus'"),
         ({"change": {"seed_everything.x": 1}}, "`change`: seed_everything.x does not fit"),
     ],
 )

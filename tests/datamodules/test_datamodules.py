@@ -18,6 +18,7 @@ from lightning_bnn.datamodules import (
     TwoGaussians,
     UCIEnergy,
     UCIYacht,
+    toy,
 )
 from lightning_bnn.datamodules.toy import separation
 
@@ -209,3 +210,10 @@ def test_the_root_comes_from_the_environment(root, monkeypatch):
 def test_bad_arguments(make, message, root):
     with pytest.raises(ValueError, match=message):
         make(root)
+
+
+@pytest.mark.bad_input
+def test_points_that_are_never_separated(monkeypatch):
+    monkeypatch.setattr(toy, "_DRAWS", 10)
+    with pytest.raises(ValueError, match="`gap` 1.5 was in none of 10 draws of 1000 points"):
+        TwoGaussians(size=1000, gap=1.5).load()

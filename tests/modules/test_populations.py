@@ -3,7 +3,7 @@
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from module_cases import Blobs, network, trainer
 from torch import nn
 
@@ -115,6 +115,22 @@ def test_rates_are_those_of_separate_runs(make):
             torch.testing.assert_close(module.member_stack()[name][k], tensor[0])
 
 
+def test_rates_are_exact():
+    rates = [0.3, 0.7]
+    assert DeepEnsemble(net(), members=2, member_rates=rates).member_rates.tolist() == rates
+
+
+@pytest.mark.parametrize("limit", [0, 0.0])
+def test_a_limit_of_zero_does_not_clip(limit):
+    """As Lightning has it."""
+    free = trained(DeepEnsemble(net(), members=2, optimizer=SGD), Blobs())
+    module = trained(
+        DeepEnsemble(net(), members=2, optimizer=SGD), Blobs(), gradient_clip_val=limit
+    )
+    for name, tensor in free.member_stack().items():
+        assert torch.equal(module.member_stack()[name], tensor)
+
+
 # ------------------------------------------------------------ divergence
 class Break(L.Callback):
     """Spoils one member in the middle of an epoch."""
@@ -151,6 +167,34 @@ def test_restarts_are_limited():
     assert module.healthy().tolist() == [0, 2]
 
 
+class Losses(L.Callback):
+    def __init__(self):
+        self.values = []
+
+    def on_train_batch_end(self, trainer, *_):
+        self.values.append(float(trainer.callback_metrics["train/loss"]))
+
+
+@pytest.mark.filterwarnings("ignore:Members")
+def test_the_loss_that_is_logged_is_that_of_the_members_that_are_well():
+    both, alone = Losses(), Losses()
+    trained(DeepEnsemble(net(), members=2, optimizer=SGD), Blobs(), callbacks=[both, Break(1)])
+    trained(DeepEnsemble(net(), members=1, optimizer=SGD), Blobs(), callbacks=[alone])
+    assert both.values[0] != pytest.approx(alone.values[0])
+    assert both.values[3:] == pytest.approx(alone.values[3:])
+
+
+@pytest.mark.filterwarnings("ignore:Members", "ignore:No member")
+def test_all_members_may_begin_anew_at_once():
+    """Although there is nobody to be validated before they do."""
+    module = DeepEnsemble(net(), members=1, restarts=1, optimizer=SGD).double()
+    trainer(Break(0), precision="64-true", max_epochs=3).fit(module, Blobs())
+    assert module.healthy().tolist() == [0]
+    hopeless = DeepEnsemble(net(), members=1, optimizer=SGD).double()
+    with pytest.raises(ValueError, match="No member has finite weights"):
+        trainer(Break(0), precision="64-true", max_epochs=3).fit(hopeless, Blobs())
+
+
 class LastLosses(L.Callback):
     """Losses of the last epoch, computed apart."""
 
@@ -181,6 +225,21 @@ def test_members_with_a_high_loss_at_the_end_are_left_out(tmp_path):
     run.save_checkpoint(tmp_path / "it.ckpt")
     again = DeepEnsemble.load_from_checkpoint(tmp_path / "it.ckpt", network=net())
     assert again.healthy().tolist() == kept
+
+
+def test_a_checkpoint_of_the_last_validation_knows_who_is_left_out(tmp_path):
+    """It is saved before the epoch ends."""
+    keep = ModelCheckpoint(tmp_path, monitor="val/nll", save_top_k=-1, filename="{step}")
+    module = DeepEnsemble(
+        net(), members=3, max_loss=0.9, member_rates=[1.0, 1e-9, 1.0], optimizer=SGD
+    )
+    options = {"enable_checkpointing": True, "max_epochs": 6, "val_check_interval": 3}
+    trained(module, Blobs(), callbacks=[keep], **options)
+    assert module.healthy().tolist() == [0, 2]
+    for step, kept in ((36, [0, 2]), (33, [0, 1, 2])):
+        path = tmp_path / f"step={step}.ckpt"
+        again = DeepEnsemble.load_from_checkpoint(path, network=net())
+        assert again.healthy().tolist() == kept
 
 
 class StopNow(EarlyStopping):
@@ -258,6 +317,7 @@ def test_a_folder_of_starts_has_no_parts(tmp_path):
     [
         ({"first_member": -1}, "`first_member` must not be negative"),
         ({"member_rates": [1.0]}, "`member_rates` must be one for each of the 3 members"),
+        ({"member_rates": 0.5}, "`member_rates` must be a list"),
         ({"member_rates": [1.0, -1.0, 1.0]}, "`member_rates` must be positive"),
         ({"max_loss": 0.0}, "`max_loss` must be positive"),
         ({"restarts": -1}, "`restarts` must not be negative"),

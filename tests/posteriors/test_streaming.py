@@ -77,6 +77,13 @@ def test_loaders_of_this_package():
         stream_predictions(net, stack, loader)
 
 
+def test_batches_may_be_empty():
+    model, stack, x, y = made()
+    whole = stream_predictions(model, stack, [(x, y)])
+    found = stream_predictions(model, stack, [(x[:0], y[:0]), (x, y), (x[:0], y[:0])])
+    torch.testing.assert_close(found.mean, whole.mean)
+
+
 @pytest.mark.bad_input
 def test_nothing_to_predict(tmp_path):
     model, stack, x, y = made()
@@ -84,6 +91,11 @@ def test_nothing_to_predict(tmp_path):
         stream_predictions(model, stack, [])
     with pytest.raises(ValueError, match="`batches` must be inputs and class indices"):
         stream_predictions(model, stack, [(x, y.double())])
+    for wrong in (y[:, None], y + 3):
+        with pytest.raises(ValueError, match="`batches` must be inputs and class indices"):
+            stream_predictions(model, stack, [(x, wrong)])
+    with pytest.raises(ValueError, match="`batches` must be pairs of a tensor"):
+        stream_predictions(model, stack, [((x, x), y)])
     with pytest.raises(ValueError, match="`memory` must be at least 1"):
         stream_predictions(model, stack, [(x, y)], memory=0)
     with pytest.raises(ValueError, match="`networks` holds no network"):

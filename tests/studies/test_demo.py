@@ -112,7 +112,11 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
 
 def test_ctrl_c_in_the_middle_of_an_epoch(tmp_path):
     """A real signal: one line, code 130, and the next call goes on."""
-    code = "from lightning_bnn.cli import main; main()"
+    code = (
+        "import time; from lightning_bnn.studies import runs; "
+        "runs._Epochs.on_train_epoch_end = lambda *_: time.sleep(1); "
+        "from lightning_bnn.cli import main; main()"
+    )
     command = [sys.executable, "-c", code, "mass", "--members", "3", "--out", str(tmp_path / "m")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while not list(tmp_path.rglob("*.ckpt")):
@@ -120,7 +124,7 @@ def test_ctrl_c_in_the_middle_of_an_epoch(tmp_path):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=120)
-    assert process.returncode == 130
+    assert process.returncode == 130, told
     assert "stopped; the same command goes on from its last checkpoint" in told
     assert "Traceback" not in told
     main(["mass", "--members", "3", "--out", str(tmp_path / "m")])

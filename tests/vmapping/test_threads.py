@@ -86,7 +86,7 @@ def test_losses_that_are_scaled_reach_the_gradients(dtype, two_threads):
     leaves = [stack[n].requires_grad_() for n in P.weight_names(model)]
     with torch.autocast("cpu", dtype):
         losses = member_losses(
-            model, stack, Examples((x,), x), lambda z, _: 1e-7 * z.square().mean((-1, -2)), ()
+            model, stack, Examples((x,), x), lambda z, _: 1e-7 * z.float().square().mean((-1, -2))
         )
     grads = torch.autograd.grad((2.0**16 * losses).sum(), leaves)
     assert all(g.abs().max() > 0 for g in grads)

@@ -1,0 +1,94 @@
+"""One network with weights that are not its own, and what a failed attempt has changed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node, disable_saved_tensors_hooks
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["remember_vmap", "run_network", "undoing"]
+
+_RECOMPUTES = (
+    "`network` uses torch.utils.checkpoint, which runs parts of it again in the backward pass, "
+    "when the weights of members are no longer in it: switch gradient checkpointing off."
+)
+_SEEN: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_VMAPPED: weakref.WeakKeyDictionary[nn.Module, set[bool]] = weakref.WeakKeyDictionary()
+"""Networks that ``vmap`` has run, in training mode or not."""
+
+
+def run_network(model: nn.Module, params: Mapping[str, Tensor], x: tuple[Any, ...]) -> Any:
+    """`torch.func.functional_call`, which says what it cannot do.
+
+    Args:
+        model: gives the computation.
+        params: weights and buffers in place of its own.
+        x: the inputs.
+    """
+    if not torch.is_grad_enabled():
+        return functional_call(model, dict(params), x)
+    try:
+        with disable_saved_tensors_hooks(_RECOMPUTES):
+            outputs = functional_call(model, dict(params), x)
+    except RuntimeError as error:
+        if _RECOMPUTES not in str(error):
+            raise
+        raise ValueError(_RECOMPUTES) from None
+    if model not in _SEEN:
+        _refuse_reentrant_checkpoints(outputs)
+        _SEEN.add(model)
+    return outputs
+
+
+def _refuse_reentrant_checkpoints(outputs: Any) -> None:
+    """Those that hide parts of a network from autograd, and so from its hooks."""
+    waiting: list[Node | None] = [
+        t.grad_fn for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.grad_fn is not None
+    ]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            raise ValueError(_RECOMPUTES)
+        following = {before for before, _ in node.next_functions} - seen
+        seen |= following
+        waiting += following
+
+
+def remember_vmap(model: nn.Module) -> None:
+    """It works in this mode: there will be nothing to undo."""
+    _VMAPPED.setdefault(model, set()).add(model.training)
+
+
+def undoing(model: nn.Module, params: Mapping[str, Tensor]) -> Callable[[], None]:
+    """Before ``vmap`` is tried: remembers what it may change; what is returned puts it back.
+
+    Args:
+        model: whose buffers count, in training mode.
+        params: weights and buffers, which are changed in place.
+    """
+    if model.training in _VMAPPED.get(model, ()):
+        return lambda: None
+    trained = {name for name, _ in model.named_parameters()}
+    held = [t for n, t in params.items() if model.training and n not in trained]
+    copies = [t.clone() for t in held]
+    on_gpu = sorted({t.device.index or 0 for t in params.values() if t.device.type == "cuda"})
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(k) for k in on_gpu)]
+
+    @torch.no_grad()
+    def undo() -> None:
+        for tensor, copy in zip(held, copies, strict=True):
+            tensor.copy_(copy)
+        torch.set_rng_state(states[0])
+        for k, state in zip(on_gpu, states[1:], strict=True):
+            torch.cuda.set_rng_state(state, k)
+
+    return undo
