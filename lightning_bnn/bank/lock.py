@@ -30,13 +30,13 @@ class WriterLock:
             import fcntl
 
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # no such locks on Windows
-            return
-        except OSError:
+        except BlockingIOError:
             self._file.close()
             raise Locked(
                 f"The bank {path} is open for appending in another process; mode='r' reads it."
             ) from None
+        except (ImportError, OSError):  # no such locks on Windows, and on some shared disks
+            return
         _HELD.add(self)
 
     def release(self) -> None:

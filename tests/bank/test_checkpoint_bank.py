@@ -1,5 +1,7 @@
 """A bank gives back what it was given, in every order of writing, crashing and reading."""
 
+import errno
+import fcntl
 import json
 import os
 import random
@@ -312,6 +314,17 @@ def test_children_do_not_keep_the_lock(tmp_path):
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_disks_without_locks(tmp_path, monkeypatch):
+    """Some shared disks have none; that is no other writer."""
+
+    def unsupported(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    CheckpointBank(tmp_path).extend(networks(2))
+    assert len(CheckpointBank(tmp_path)) == 2
 
 
 def test_readers_while_files_are_merged(tmp_path):
