@@ -83,11 +83,13 @@ def run(devices, strategy, folder, resumed, epochs, broken):
     )
     fitted.fit(module, Orders(), ckpt_path=resumed)
     fitted.save_checkpoint(folder + "/last.ckpt")
+    module.eval()
+    predicted = module(Blobs().load().test[0][:2].double())  # outside of a trainer
     tested = fitted.test(module, Orders(), verbose=False)[0]
     assert module.members == MEMBERS  # everybody has all of them again
     return {
         "test": tested, "losses": losses.values, "own": losses.members,
-        "healthy": module.healthy().tolist(),
+        "healthy": module.healthy().tolist(), "predicted": predicted.flatten().tolist(),
     }  # fmt: skip
 
 
@@ -153,6 +155,7 @@ def test_a_process_whose_members_have_all_diverged_leaves_the_word_to_the_other(
     _, two = ran(tmp_path, "shared", 2, broken=(0, 1))
     assert one["healthy"] == two["healthy"] == [2, 3, 4]
     assert one["test"] == pytest.approx(two["test"])
+    assert one["predicted"] == pytest.approx(two["predicted"])
     assert one["losses"] == pytest.approx(two["losses"])  # of those that are well
 
 

@@ -134,7 +134,7 @@ class MemberModule(JudgedModule):
         self.members, self.first_member = self._everyone, self.first_member - self.whole[0]
         if self.member_rates is not None:
             self.member_rates = self._all_rates
-        self.whole = None
+        self.whole, self._speechless = None, False
 
     def member_names(self) -> set[str]:
         """Names in the state dict whose tensors have a leading member dimension."""
