@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -34,7 +35,9 @@ def run_network(model: nn.Module, params: Mapping[str, Tensor], x: tuple[Any, ..
     if not torch.is_grad_enabled():
         return functional_call(model, dict(params), x)
     try:
-        with disable_saved_tensors_hooks(_RECOMPUTES):
+        with ExitStack() as stack:
+            with suppress(RuntimeError):  # there are hooks already, such as `save_on_cpu`
+                stack.enter_context(disable_saved_tensors_hooks(_RECOMPUTES))
             outputs = functional_call(model, dict(params), x)
     except RuntimeError as error:
         if _RECOMPUTES not in str(error):

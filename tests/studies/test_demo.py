@@ -113,7 +113,8 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
 def test_ctrl_c_in_the_middle_of_an_epoch(tmp_path):
     """A real signal: one line, code 130, and the next call goes on."""
     code = (
-        "import time; from lightning_bnn.studies import runs; "
+        "import signal, time; from lightning_bnn.studies import runs; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # shells may have taken it
         "runs._Epochs.on_train_epoch_end = lambda *_: time.sleep(1); "
         "from lightning_bnn.cli import main; main()"
     )

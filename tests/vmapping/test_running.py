@@ -49,6 +49,17 @@ def test_networks_that_run_again_in_the_backward_pass(reentrant, members, chunk_
         assert P.apply(net, P.populate(net, 3), torch.zeros(2, 6)).shape == (3, 2, 3)
 
 
+@pytest.mark.parametrize("members", [1, 3])
+def test_hooks_of_the_user_are_welcome(members):
+    net, x = nn.Linear(6, 3), torch.randn(4, 6)
+    stack = {n: t.requires_grad_() for n, t in P.populate(net, members).items()}
+    plain = torch.autograd.grad(P.apply(net, stack, x).square().sum(), list(stack.values()))
+    with torch.autograd.graph.save_on_cpu():
+        hooked = P.apply(net, stack, x, chunk_size=1).square().sum()
+    for one, two in zip(torch.autograd.grad(hooked, list(stack.values())), plain, strict=True):
+        torch.testing.assert_close(one, two)
+
+
 def test_a_failed_attempt_changes_nothing():
     torch.manual_seed(0)
     net, x = Curious(), torch.randn(20, 6)
