@@ -110,7 +110,8 @@ def collapse_findings(
 
 
 def _pairs(networks: Params, around: Surroundings, batches: Batches, label: str) -> Tensor:
-    found = stream_predictions(around.template, networks, tqdm(batches, desc=label), pairs=True)
+    seen = iter(tqdm(batches, desc=label))
+    found = stream_predictions(around.template, networks, seen, pairs=True)
     assert found.pairs is not None
     return found.pairs
 
