@@ -22,7 +22,7 @@ test: $(STAMP)  ## install into .venv and run the tests
 	$(BIN)/python -m pytest
 
 types: $(STAMP)  ## the tests again, with annotations and tensor shapes checked
-	$(BIN)/python -m pytest tests -m 'not slow and not cluster and not bad_input and not frames' --jaxtyping-packages=lightning_bnn,beartype.beartype
+	$(BIN)/python -m pytest tests --ignore=tests/test_another_device.py -m 'not slow and not cluster and not bad_input and not frames' --jaxtyping-packages=lightning_bnn,beartype.beartype
 
 check: $(STAMP)  ## style and layers
 	$(BIN)/ruff check .
