@@ -26,7 +26,7 @@ from lightning_bnn.vmapping import (
     runs_at_once,
     undoing,
 )
-from lightning_bnn.vmapping.drawing import block_of, draw_blocks, resettable
+from lightning_bnn.vmapping.drawing import block_of, draw_blocks, undrawn
 
 __all__ = [
     "Params",
@@ -319,28 +319,11 @@ def populate(
     first, last = skip // block, -(-(skip + members) // block)
     seeds = torch.randint(2**62, (last,), generator=generator).tolist()[first:]
     drawn = draw_blocks(model, state, seeds, block)
-    _warn_about_shared(model, state, drawn)
+    if shared := undrawn(model, state, drawn):
+        names = ", ".join(shared[:5])
+        _log.warning("No `reset_parameters` draws %s: all members share its value.", names)
     start = skip - first * block
     return {name: t[start : start + members].clone() for name, t in drawn.items()}
-
-
-def _warn_about_shared(model: nn.Module, state: Params, drawn: Params) -> None:
-    """Weights that nobody draws: without an owner, or left as they are by it."""
-    owned = {id(p) for child in resettable(model) for p in child.parameters(recurse=False)}
-    owned |= {
-        id(p) for c in resettable(model) if hasattr(c, "_reset_parameters") for p in c.parameters()
-    }
-    named = [(n, p) for n, p in model.named_parameters() if n in state]
-    kept = {n for n, _ in named if _varies(state[n]) and torch.equal(drawn[n][0], state[n])}
-    alone = [name for name, p in named if id(p) not in owned or name in kept]
-    if alone:
-        _log.warning(
-            "No `reset_parameters` draws %s: all members share its value.", ", ".join(alone[:5])
-        )
-
-
-def _varies(tensor: Tensor) -> bool:
-    return bool((tensor != tensor.flatten()[:1]).any())
 
 
 def stacked_copy(model: nn.Module, params: Params) -> nn.Module:

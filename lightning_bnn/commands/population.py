@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -13,20 +12,16 @@ from typing import Any, Literal
 import yaml
 from tqdm.auto import tqdm
 
-import lightning_bnn
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.commands.parts import Part, networks_of, train_part, write_whole
+from lightning_bnn.commands.claims import claim, identity_of, refuse_others
+from lightning_bnn.commands.parts import Part, networks_of, train_part
 from lightning_bnn.commands.presets import preset_names, preset_text
 from lightning_bnn.engines import ENGINES, Work
 
 __all__ = ["population"]
 
 _PART = 1000
-_RATES = "model.init_args.member_rates"
-_BEGUN = ("shard-*", "parts/*/part.json", "parts/*/checkpoints/*.ckpt")
-"""What is not thrown away."""
 _NAME = re.compile(r"(\d+)-(\d+)")
-_MEMBERS = ("model.init_args.members", "model.init_args.first_member")
 _BAR = "{desc} {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} [{elapsed}<{remaining}{postfix}]"
 
 
@@ -68,12 +63,12 @@ def population(
         raise ValueError(f"`engine` must be one of {', '.join(ENGINES)}, got {engine!r}.")
     settings = _settings(Path(config), change or {})
     folder = Path(bank)
-    own = {**_flat(settings), "every_n_epochs": every_n_epochs}
+    own = identity_of(settings, every_n_epochs)
     size = part or min(_PART, -(-members // workers))
     kept = {"every_n_epochs": every_n_epochs, "minutes": checkpoint_minutes}
-    _refuse_others(folder, own)  # before anything is written
+    refuse_others(folder, own)  # before anything is written
     with CheckpointBank(folder) as target:
-        _claim(folder, settings, own)
+        claim(folder, settings, own)
         parts = list(_parts(folder, settings, members, size, kept))
         with _Watch(parts, target) as watch:
             unfinished = [p for p in parts if p.summary is None]
@@ -143,71 +138,6 @@ def _put(held: dict[str, Any], name: str, value: Any) -> None:
         if not isinstance(held, dict):
             raise ValueError(f"`change`: {name} does not fit, {key} is no group of settings.")
     held[last] = value
-
-
-def _refuse_others(folder: Path, own: dict[str, Any]) -> None:
-    """A folder holds one population; what was made otherwise is not mixed with it."""
-    known = _known(folder)
-    if known is None:
-        if folder.exists() and (not folder.is_dir() or any(map(_is_foreign, folder.iterdir()))):
-            raise ValueError(
-                f"`bank` {folder} is there, and no population: choose a folder that is new or "
-                "empty."
-            )
-        return
-    begun = any(any(folder.glob(what)) for what in _BEGUN)
-    differ = _differences(known, own)
-    if differ and begun:
-        told = "; ".join(f"{n}: {known.get(n)} there, {own.get(n)} here" for n in differ[:3])
-        raise ValueError(
-            f"`bank` {folder} holds a population of another configuration ({told}): choose "
-            "another folder."
-        )
-
-
-def _claim(folder: Path, settings: dict[str, Any], own: dict[str, Any]) -> None:
-    """Note what the population is; nobody else writes to the bank now."""
-    _refuse_others(folder, own)
-    known = _known(folder)
-    if known is not None and _differences(known, own):
-        shutil.rmtree(folder / "parts", ignore_errors=True)  # it came to nothing
-    elif known is not None and len(known.get(_RATES) or ()) >= len(own.get(_RATES) or ()):
-        return
-    told = {"settings": own, "version": lightning_bnn.__version__}
-    write_whole(folder / "population.json", json.dumps(told, indent=1))
-    (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-
-
-def _known(folder: Path) -> dict[str, Any] | None:
-    """The settings of the population in a folder."""
-    path = folder / "population.json"
-    return json.loads(path.read_text())["settings"] if path.is_file() else None
-
-
-def _is_foreign(path: Path) -> bool:
-    """Whether it is nothing that a command leaves here which was killed at its start."""
-    return path.name != ".lock" and not path.name.startswith(".population.json.")
-
-
-def _differences(known: dict[str, Any], own: dict[str, Any]) -> list[str]:
-    """Settings that are not the same; rates of further members may be added."""
-    differ = [n for n in {**known, **own} if known.get(n) != own.get(n)]
-    one, two = known.get(_RATES), own.get(_RATES)
-    if isinstance(one, list) and isinstance(two, list):
-        both = min(len(one), len(two))
-        differ = [n for n in differ if n != _RATES or one[:both] != two[:both]]
-    return differ
-
-
-def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """Every setting under its full name, but those that say which members there are."""
-    if not isinstance(settings, dict):
-        whole = settings if not prefix.endswith(".orders.") else settings is not None
-        return {prefix[:-1]: json.loads(json.dumps(whole, default=str))}
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        found |= _flat(value, f"{prefix}{name}.")
-    return {n: v for n, v in found.items() if n not in _MEMBERS}
 
 
 def _parts(

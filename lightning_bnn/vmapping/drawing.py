@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-__all__ = ["block_of", "draw_blocks", "resettable"]
+__all__ = ["block_of", "draw_blocks", "undrawn"]
 
 _NUMBERS, _MOST = 2**16, 256
 
 
-def resettable(module: nn.Module) -> Iterator[nn.Module]:
+def _resettable(module: nn.Module) -> Iterator[nn.Module]:
     """Submodules that can draw their parameters anew."""
     for child in module.modules():
         if callable(getattr(child, "reset_parameters", None)) or callable(
@@ -59,12 +59,34 @@ def draw_blocks(
     return {name: torch.cat([b[name] for b in blocks]) for name in state}
 
 
+def undrawn(
+    model: nn.Module, state: Mapping[str, Tensor], drawn: Mapping[str, Tensor]
+) -> list[str]:
+    """Weights that nobody draws: without an owner, or left as they are by it.
+
+    Args:
+        model: the network.
+        state: its state.
+        drawn: copies of it with new weights.
+    """
+    owners = list(_resettable(model))
+    owned = {id(p) for child in owners for p in child.parameters(recurse=False)}
+    owned |= {id(p) for c in owners if hasattr(c, "_reset_parameters") for p in c.parameters()}
+    named = [(n, p) for n, p in model.named_parameters() if n in state]
+    return [
+        name
+        for name, p in named
+        if id(p) not in owned
+        or (_varies(state[name].flatten()) and torch.equal(drawn[name][0], state[name]))
+    ]
+
+
 def _devices(model: nn.Module) -> list[int]:
     return sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
 
 
 def _reset(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    for child in resettable(module):
+    for child in _resettable(module):
         reset = getattr(child, "reset_parameters", None) or child._reset_parameters
         reset()
     found = module.state_dict()
