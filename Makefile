@@ -4,10 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test types check bench clean
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
+HIDDEN := bad_input or frames
+ANNOTATIONS := --jaxtyping-packages=lightning_bnn,beartype.beartype
+
+.PHONY: help demo test test-all check bench clean
 
 help:  ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "make %-8s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -18,11 +23,13 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## install into .venv, compare seven posteriors, write demo/report.html
 	$(BIN)/lightning-bnn demo
 
-test: $(STAMP)  ## install into .venv and run the tests
-	$(BIN)/python -m pytest
+test: $(STAMP)  ## install into .venv and run the tests, on WORKERS=2 processes
+	$(PYTEST)
 
-types: $(STAMP)  ## the tests again, with annotations and tensor shapes checked
-	$(BIN)/python -m pytest tests --ignore=tests/test_another_device.py -m 'not slow and not cluster and not bad_input and not frames' --jaxtyping-packages=lightning_bnn,beartype.beartype
+test-all: $(STAMP)  ## the tests with annotations and shapes checked, those that start processes, too
+	$(PYTEST) -m 'not ($(HIDDEN) or e2e or slow)' $(ANNOTATIONS)
+	$(PYTEST) -m '($(HIDDEN)) and not (e2e or slow)' tests
+	$(PYTEST) -m 'e2e and not slow' tests
 
 check: $(STAMP)  ## style and layers
 	$(BIN)/ruff check .

@@ -50,7 +50,7 @@ def network(dropout=0.0, batch_norm=False, width=8):
 
 
 def adam(parameters):
-    return torch.optim.Adam(parameters, 1e-2)
+    return torch.optim.Adam(parameters, 3e-2)
 
 
 def _without_dropout(net):
@@ -123,7 +123,7 @@ MODULES = {
         members=2,
         every_n_steps=2,
         burn_in=4,
-        optimizer=lambda p: samplers.HMC(p, 0.02, 5, adapt_steps=3),
+        optimizer=lambda p: samplers.HMC(p, 0.03, 3, adapt_steps=3),
         **o,
     ),
 }

@@ -1,10 +1,6 @@
-"""The same computations on the CPU and on a pretended device: python on_pretended.py.
-
-Prints a line of JSON for each: its name, the largest difference, or what went wrong.
-"""
+"""The same computations on the CPU and on a pretended device."""
 
 import copy
-import json
 import logging
 import traceback
 import warnings
@@ -129,18 +125,16 @@ def difference(one, two):
     return max((a - b).abs().max().item() for a, b in tensors if a.numel())
 
 
-def main():
+def differences():
+    """Name -> the largest difference, or what went wrong; for a process of its own."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    torch.set_num_threads(1)
     pretended.register()
-    for name, computation in computations().items():
-        try:
-            found = {"difference": difference(computation(pretended.NAME), computation("cpu"))}
-        except Exception:
-            found = {"error": traceback.format_exc()}
-        print(json.dumps({"name": name, **found}), flush=True)
+    return {name: _compared(computation) for name, computation in computations().items()}
 
 
-if __name__ == "__main__":
-    main()
+def _compared(computation):
+    try:
+        return {"difference": difference(computation(pretended.NAME), computation("cpu"))}
+    except Exception:
+        return {"error": traceback.format_exc()}

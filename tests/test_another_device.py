@@ -1,32 +1,25 @@
 """Modules, metrics, callbacks and symmetries on a device that is not the CPU."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from module_cases import PER_INPUT
-from on_pretended import computations
+from on_pretended import computations, differences
+from processes import result
 from torch.utils import backend_registration
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="this torch has no devices that are written in Python",
-)
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(
+        not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+        reason="this torch has no devices that are written in Python",
+    ),
+]
 EXACT = sorted(computations().keys() - PER_INPUT - {"lost", "images"})
 
 
 @pytest.fixture(scope="module")
 def found():
     """What a process with such a device has computed on it and on the CPU."""
-    script = Path(__file__).with_name("on_pretended.py")
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    return {result.pop("name"): result for result in map(json.loads, lines)}
+    return result(differences)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -41,7 +34,7 @@ def test_convolutions_there_are_those_of_our_kernels(found):
 @pytest.mark.parametrize("name", sorted(PER_INPUT))
 def test_dropout_runs_there(name, found):
     """Masks are drawn in another way on devices."""
-    assert found[name]["difference"] < 0.2
+    assert found[name]["difference"] < 0.5
 
 
 def test_a_tensor_that_was_left_behind_is_found(found):

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_bnn.bank import CheckpointBank
@@ -11,6 +12,7 @@ from lightning_bnn.bank import CheckpointBank
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+@pytest.mark.e2e
 def test_add_to_existing_run(tmp_path):
     call = [sys.executable, str(EXAMPLES / "add_to_existing_run.py"), "--epochs", "3"]
     done = subprocess.run(

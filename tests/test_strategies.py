@@ -1,15 +1,11 @@
 """Two processes that share members out give what one process gives."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from module_cases import Blobs, made, network, trainer
+from processes import on_devices
 
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
@@ -17,22 +13,6 @@ from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.modules import SWAG, DeepEnsemble
 from lightning_bnn.strategies import MembersStrategy
 
-SCRIPT = """
-import json, os, sys, warnings
-import torch
-from lightning.pytorch.demos.boring_classes import BoringModel
-warnings.filterwarnings("ignore")
-sys.path.insert(0, {tests!r})
-torch.set_num_threads(1)
-from test_strategies import run
-out = run({devices}, {strategy!r}, {folder!r}, {resumed!r}, {epochs}, {broken!r})
-if int(os.environ.get("LOCAL_RANK", 0)) == 0:
-    with open({folder!r} + "/out.json", "w") as file:
-        json.dump(out, file)
-if {devices} > 1:
-    torch.distributed.barrier()
-    os._exit(0)
-"""
 MEMBERS = 5
 
 
@@ -96,19 +76,9 @@ def run(devices, strategy, folder, resumed, epochs, broken):
 def ran(tmp_path, name, devices, resumed=None, epochs=2, broken=()):
     folder = tmp_path / name
     folder.mkdir()
-    script = folder / "run.py"
     strategy = "members" if devices > 1 else "auto"
-    script.write_text(
-        SCRIPT.format(
-            tests=str(Path(__file__).parent), devices=devices, strategy=strategy,
-            folder=str(folder), resumed=resumed and str(resumed), epochs=epochs, broken=broken,
-        )
-    )  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder, json.loads((folder / "out.json").read_text())
+    arguments = devices, strategy, str(folder), resumed and str(resumed), epochs, broken
+    return folder, on_devices(devices, run, *arguments)[0]
 
 
 def checkpoint(folder):
@@ -121,6 +91,7 @@ def close(a, b):
         torch.testing.assert_close(a[name], b[name])
 
 
+@pytest.mark.e2e
 def test_two_processes_are_one(tmp_path):
     alone, one = ran(tmp_path, "alone", 1)
     shared, two = ran(tmp_path, "shared", 2)
@@ -150,6 +121,7 @@ def test_two_processes_are_one(tmp_path):
         assert kept.tolist() == [False] * MEMBERS
 
 
+@pytest.mark.e2e
 def test_a_process_whose_members_have_all_diverged_leaves_the_word_to_the_other(tmp_path):
     _, one = ran(tmp_path, "alone", 1, broken=(0, 1))
     _, two = ran(tmp_path, "shared", 2, broken=(0, 1))

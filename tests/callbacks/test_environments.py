@@ -1,78 +1,50 @@
 """Two processes, the twin namespace, a peer's module, and the private names of Lightning."""
 
-import json
-import subprocess
-import sys
-import textwrap
 import warnings
 
 import lightning as L
 import pytest
 import torch
-from runs import QUIET, Plain, Points, built, fit
+from processes import on_devices
+from runs import QUIET, Plain, Points, Recorder, built, fit
+from torch.distributed.fsdp import fully_shard
 
 from lightning_bnn import _compat
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
 
-SCRIPT = """
-    import json, os, sys, warnings
-    import torch, lightning as L
-    from torch.distributed.fsdp import fully_shard
-    sys.path.insert(0, {tests!r})
-    from runs import Plain, Recorder, built, fit
-    from lightning_bnn.callbacks import *
 
-    warnings.filterwarnings("ignore")
-    kind, folder = sys.argv[1], sys.argv[2]
+class Sharded(Plain):
+    def configure_model(self):
+        fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
 
-    class Sharded(Plain):
-        def configure_model(self):
-            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
 
+def run_on_two(kind, folder):
+    """Steps, and what the callbacks of the first process have seen."""
     strategy, module = "ddp", Plain
-    if kind.startswith("fsdp2"):
+    if kind == "fsdp2":
         module = Sharded
         strategy = L.pytorch.strategies.ModelParallelStrategy(
-            data_parallel_size=2, tensor_parallel_size=1,
-            save_distributed_checkpoint=kind == "fsdp2-sharded",
+            data_parallel_size=2, tensor_parallel_size=1, save_distributed_checkpoint=False
         )
     tau, gap, recorder = PermutationTau(), MassGap(3), Recorder()
-    own = folder + "/bank" if kind == "ddp" else None
+    own = folder / "bank" if kind == "ddp" else None
     harvest = CheckpointHarvester(own, every_n_steps=1)
     looks = [tau, gap, recorder, PosteriorFigures(2, 3)] if kind == "ddp" else [tau]
     trainer = fit(
         built(module, 0.0), *looks, harvest, devices=2, strategy=strategy, default_root_dir=folder,
         use_distributed_sampler=True, num_sanity_val_steps=0,
-    )
-    if trainer.is_global_zero:
-        with open(folder + "/out.json", "w") as file:
-            rows = [[v.flatten().tolist() for v in w.values()] for w in recorder.weights]
-            json.dump({{"tau": tau.history, "mass": gap.history, "weights": rows,
-                       "steps": trainer.global_step}}, file)
-    torch.distributed.barrier()
-    os._exit(0)  # gloo's threads now and then abort a process that ends in the usual way
-"""
+    )  # fmt: skip
+    rows = [[v.flatten().tolist() for v in w.values()] for w in recorder.weights]
+    steps = trainer.global_step
+    trainer.strategy.barrier()
+    return {"tau": tau.history, "mass": gap.history, "weights": rows, "steps": steps}
 
 
-def launch(tmp_path, kind):
-    script = tmp_path / "run.py"
-    tests = str(__file__).rpartition("/callbacks/")[0]
-    script.write_text(textwrap.dedent(SCRIPT).format(tests=tests))
-    return subprocess.run(
-        [sys.executable, str(script), kind, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-
-
+@pytest.mark.e2e
 def test_ddp(tmp_path):
     """The first process looks and writes; what it sees are the weights of all."""
-    done = launch(tmp_path, "ddp")
-    assert done.returncode == 0, done.stderr[-3000:]
-    out = json.loads((tmp_path / "out.json").read_text())
+    out, _ = on_devices(2, run_on_two, "ddp", tmp_path)
     bank = CheckpointBank(tmp_path / "bank", "r")
     assert out["steps"] == len(bank) == len(out["tau"]) == 6
     assert len(out["mass"]) == 2
@@ -81,15 +53,15 @@ def test_ddp(tmp_path):
         assert found == expected
 
 
+@pytest.mark.e2e
 def test_fsdp2(tmp_path):
     """Sharded weights are gathered for the bank; looking at them is switched off."""
-    done = launch(tmp_path, "fsdp2")
-    assert done.returncode == 0, done.stderr[-3000:]
+    out, _ = on_devices(2, run_on_two, "fsdp2", tmp_path)
     bank = CheckpointBank(tmp_path / "bank", "r")
     assert len(bank) == 6
     assert bank[0]["0.weight"].shape == (8, 6)
     assert not torch.equal(bank[0]["0.weight"], bank[5]["0.weight"])
-    assert json.loads((tmp_path / "out.json").read_text())["tau"] == []
+    assert out["tau"] == []
 
 
 # ------------------------------------------------------------ other packages

@@ -1,14 +1,16 @@
 """The bank holds exactly the weights after the steps that were asked for, whatever happens."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
+import random
+import signal
+import time
+import warnings
 
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from processes import start
 from runs import (
     RUNS,
     Attributes,
@@ -223,20 +225,58 @@ def test_epochs_are_not_lost_when_checkpoints_are_made_in_validation(tmp_path):
     assert [r["epoch"] for r in reading(tmp_path / "bank").records] == [0, 1, 2]
 
 
+@pytest.mark.e2e
 def test_killed_at_random_steps(tmp_path):
     """Twenty kills: no network is lost, none is doubled, all are those of their step."""
-    script = Path(__file__).parents[1] / "killed_runs.py"
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), "20"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    dice = random.Random(0)
+    for _ in range(20):
+        killed_run(tmp_path, dice.random() * 0.1)
+    assert len(steps_kept(tmp_path)) >= 20
+
+
+def killed_run(folder, seconds):
+    """One run, killed some time after it has written something new."""
+    before, run = len(steps_kept(folder)), start(train_for_ever, folder)
+    until = time.monotonic() + 120
+    while len(steps_kept(folder)) <= before:  # fewer: what is newer than its checkpoint is dropped
+        assert run.process.is_alive(), run.result()
+        assert time.monotonic() < until, "the run makes no progress"
+        time.sleep(0.01)
+    time.sleep(seconds)
+    run.process.kill()
+    run.process.join()
+    assert run.process.exitcode == -signal.SIGKILL
+    found = steps_kept(folder)
+    assert found == list(range(1, len(found) + 1)), found
+
+
+def train_for_ever(folder):
+    """Resume from the last checkpoint and keep one at every second step."""
+    warnings.simplefilter("ignore")
+    last = folder / "last.ckpt"
+    keep = ModelCheckpoint(
+        folder, every_n_train_steps=2, save_last=True, save_top_k=0, enable_version_counter=False
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    steps = [r["step"] for r in reading(tmp_path / "bank").records]
-    assert steps == list(range(1, len(steps) + 1))
-    assert len(steps) >= 20
+    fit(
+        built(Plain, 0.0),
+        CheckpointHarvester(folder / "bank", every_n_steps=1),
+        Slow(),
+        keep,
+        enable_checkpointing=True,
+        ckpt_path=last if last.exists() else None,
+        max_epochs=10**4,
+    )
+
+
+class Slow(L.Callback):
+    def on_train_batch_end(self, *_):
+        time.sleep(0.005)
+
+
+def steps_kept(folder):
+    if not (folder / "bank" / "manifest.jsonl").exists():
+        return []
+    return [r["step"] for r in reading(folder / "bank").records]
 
 
 def test_an_error_of_the_disk_stops_training(tmp_path, monkeypatch):

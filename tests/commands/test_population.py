@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from processes import start
 
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.lock import WriterLock
@@ -282,16 +283,9 @@ def test_a_merge_that_was_cut_off_goes_on(config, tmp_path, monkeypatch):
 LONG = ["--change", json.dumps({"trainer.max_epochs": 80})]
 
 
-def started(config, bank, *more):
-    command = [
-        sys.executable, "-c", "from lightning_bnn.cli import main; main()", "population",
-        "--config", config, "--members", "4", "--bank", bank, "--part", "2",
-        "--checkpoint_minutes", "0.005", *LONG, *more,
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+def started(config, bank):
+    args = ["--config", config, "--members", "4", "--bank", bank, "--part", "2"]
+    return start(main, ["population", *args, "--checkpoint_minutes", "0.005", *LONG])
 
 
 def begun(bank, seconds=120):
@@ -307,21 +301,18 @@ def begun(bank, seconds=120):
     return False
 
 
+@pytest.mark.e2e
 def test_killed_at_random_nobody_is_lost_or_doubled(config, tmp_path):
     whole, bank = str(tmp_path / "whole"), str(tmp_path / "killed")
-    reference = started(config, whole)
-    assert reference.wait(timeout=300) == 0, reference.stdout.read().decode()
+    started(config, whole).result()
     rng = random.Random(0)
     for _ in range(2):
         run = started(config, bank)
         assert begun(bank)
         time.sleep(0.3 * rng.random())
-        run.send_signal(signal.SIGKILL)
-        run.wait()
-    run = started(config, bank)
-    out = run.communicate(timeout=300)[0].decode()
-    assert run.returncode == 0, out
-    assert "4 networks" in out
+        run.process.kill()
+        run.process.join()
+    started(config, bank).result()
     same(networks(whole), networks(bank))
 
 
@@ -334,6 +325,7 @@ def kill_a_worker(bank, pattern, killed):
             killed.append(pid)
 
 
+@pytest.mark.e2e
 @pytest.mark.cluster
 def test_ray_trains_parts_side_by_side_and_survives_a_killed_worker(config, tmp_path, monkeypatch):
     pytest.importorskip("ray")
@@ -350,6 +342,7 @@ def test_ray_trains_parts_side_by_side_and_survives_a_killed_worker(config, tmp_
     same(networks(tmp_path / "here"), networks(bank))
 
 
+@pytest.mark.e2e
 @pytest.mark.cluster
 def test_slurm_trains_parts_as_jobs(config, tmp_path):
     pytest.importorskip("submitit")

@@ -114,6 +114,7 @@ def _batches(cli):
     return [data.on_after_batch_transfer(b, 0) for b in data.predict_dataloader()]
 
 
+@pytest.mark.e2e
 def test_the_console_script_does_the_same_in_a_process_of_its_own(folder):
     config = preset("digits_mfvi", folder)
     command = [sys.executable, "-c", "from lightning_bnn.cli import main; main()"]
@@ -188,6 +189,7 @@ def test_errors_of_others_keep_their_traceback(folder, monkeypatch):
         main(["fit", "-c", preset("digits_ensemble", folder), *ON_A_CPU])
 
 
+@pytest.mark.e2e
 def test_classes_in_the_current_folder_are_found_by_the_installed_command(folder):
     (folder / "mine.py").write_text(
         "import torch\nclass Net(torch.nn.Sequential):\n    def __init__(self):\n"

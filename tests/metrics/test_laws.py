@@ -1,18 +1,17 @@
 """What every metric class must do, in batches, as copies and on several processes."""
 
 import io
-import json
 import math
 import pickle
-import subprocess
-import sys
-import textwrap
 import warnings
 
+import lightning as L
 import pytest
 import torch
 from distributed import on_ranks
 from metric_cases import LABELS, METRICS, PROBS, REFERENCE, SIZES
+from processes import on_devices
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchmetrics import Accuracy, MetricCollection
 
 from lightning_bnn import metrics as M
@@ -296,89 +295,73 @@ def test_nothing_anywhere():
     assert on_ranks(run) == [True, True]
 
 
-SCRIPT = """
-    import json, os, sys, warnings, logging
-    import torch, lightning as L
-    from torch.utils.data import DataLoader, TensorDataset
-    from lightning_bnn import metrics as M
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    devices, out = int(sys.argv[1]), sys.argv[2]
+class User(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Linear(6, 4)
+        self.ece, self.nll = M.ECE(from_logits=True), M.NLL(from_logits=True)
+        self.auroc = M.AUROC()
+        self.ood = M.OODDetection("energy", ["shifted"], from_logits=True)
+        self.mmd = M.MMD()
 
-    class User(L.LightningModule):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.net = torch.nn.Linear(6, 4)
-            self.ece, self.nll = M.ECE(from_logits=True), M.NLL(from_logits=True)
-            self.auroc = M.AUROC()
-            self.ood = M.OODDetection("energy", ["shifted"], from_logits=True)
-            self.mmd = M.MMD()
+    def test_step(self, batch, index, dataloader_idx=0):
+        x, y = batch
+        z = self.net(x)
+        self.ece(z, y)
+        self.nll.update(z, y)
+        self.auroc.update(M.energy_score(z), torch.full((len(z),), index % 2 == 1))
+        self.ood.update(z, None if index % 2 == 0 else "shifted")
+        self.log("ece", self.ece)
+        self.log_dict({"nll": self.nll, "auroc": self.auroc})
 
-        def test_step(self, batch, index, dataloader_idx=0):
-            x, y = batch
-            z = self.net(x)
-            self.ece(z, y)
-            self.nll.update(z, y)
-            self.auroc.update(M.energy_score(z), torch.full((len(z),), index % 2 == 1))
-            self.ood.update(z, None if index % 2 == 0 else "shifted")
-            self.log("ece", self.ece)
-            self.log_dict({"nll": self.nll, "auroc": self.auroc})
+    def on_test_epoch_end(self):
+        self.log_dict(self.ood.compute(), sync_dist=True)
+        self.ood.reset()
+        g = torch.Generator().manual_seed(0)
+        x = {"net.weight": torch.randn(9, 4, 6, generator=g)}
+        self.mmd.update(x, {"net.weight": x["net.weight"][:4] + 1})
+        self.log("mmd", self.mmd)
 
-        def on_test_epoch_end(self):
-            self.log_dict(self.ood.compute(), sync_dist=True)
-            self.ood.reset()
-            g = torch.Generator().manual_seed(0)
-            x = {"net.weight": torch.randn(9, 4, 6, generator=g)}
-            self.mmd.update(x, {"net.weight": x["net.weight"][:4] + 1})
-            self.log("mmd", self.mmd)
 
+def _order(devices):
+    """Rows such that odd batches hold the same examples on any number of processes."""
+    order = torch.arange(48).reshape(-1, 12)
+    if devices == 2:  # rank r takes every second one
+        order = order.reshape(-1, 6, 2).transpose(1, 2).reshape(-1, 6)
+        order = order.reshape(-1, 2, 6).transpose(1, 2).reshape(-1)
+    return order.flatten().tolist()
+
+
+def tested_on(devices, accelerator):
+    warnings.simplefilter("ignore")
     g = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(48, 6, generator=g), torch.randint(4, (48,), generator=g))
     trainer = L.Trainer(
-        devices=devices, accelerator="cpu", logger=False, enable_progress_bar=False,
-        strategy="ddp" if devices > 1 else "auto", enable_model_summary=False,
-    )
-    batch = 12 // devices
-    order = torch.arange(48).reshape(-1, 12)  # so that odd batches hold the same examples on any
-    if devices == 2:                          # number of processes: rank r takes every second one
-        order = order.reshape(-1, 6, 2).transpose(1, 2).reshape(-1, 6)
-        order = order.reshape(-1, 2, 6).transpose(1, 2).reshape(-1)
-    data = torch.utils.data.Subset(data, order.flatten().tolist())
-    trainer.test(User(), DataLoader(data, batch_size=batch), verbose=False)
-    if trainer.is_global_zero:
-        with open(out, "w") as file:
-            json.dump({k: v.item() for k, v in trainer.callback_metrics.items()}, file)
-    if devices > 1:
-        torch.distributed.barrier()
-    os._exit(0)  # gloo's threads now and then abort a process that ends in the usual way
-"""
+        devices=devices, accelerator=accelerator, strategy="ddp" if devices > 1 else "auto",
+        logger=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    loader = DataLoader(Subset(data, _order(devices)), batch_size=12 // devices)
+    trainer.test(User(), loader, verbose=False)
+    trainer.strategy.barrier()
+    return {k: v.item() for k, v in trainer.callback_metrics.items()}
 
 
-def test_trainer_with_two_processes(tmp_path):
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    "accelerator",
+    [
+        "cpu",
+        pytest.param(
+            "gpu",
+            marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+        ),
+    ],
+)
+def test_trainer_with_two_processes(accelerator):
     """The same numbers from ``Trainer(devices=2, strategy="ddp")`` and from one process."""
-    script = tmp_path / "run.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    results = []
-    for devices in (1, 2):
-        out = tmp_path / f"{devices}.json"
-        call = [sys.executable, str(script), str(devices), str(out)]
-        done = subprocess.run(call, capture_output=True, text=True, timeout=300, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr[-3000:]
-        results.append(json.loads(out.read_text()))
-    assert set(results[0]) >= {"ece", "nll", "auroc", "mmd", "AUROC/shifted", "FPR95/shifted"}
-    assert results[1] == pytest.approx(results[0], abs=1e-6)  # Lightning logs float32
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_two_gpus(tmp_path):
-    """NCCL: the same script, one process per GPU."""
-    script = tmp_path / "run.py"
-    source = textwrap.dedent(SCRIPT).replace('accelerator="cpu"', 'accelerator="gpu"')
-    script.write_text(source)
-    results = []
-    for devices in ("1", "2"):
-        out = tmp_path / f"{devices}.json"
-        subprocess.run([sys.executable, str(script), devices, str(out)], check=True, timeout=300)
-        results.append(json.loads(out.read_text()))
-    assert results[1] == pytest.approx(results[0], abs=1e-5)
+    (alone,) = on_devices(1, tested_on, 1, accelerator)
+    together, _ = on_devices(2, tested_on, 2, accelerator)
+    assert set(alone) >= {"ece", "nll", "auroc", "mmd", "AUROC/shifted", "FPR95/shifted"}
+    tolerance = 1e-6 if accelerator == "cpu" else 1e-5
+    assert together == pytest.approx(alone, abs=tolerance)  # Lightning logs float32

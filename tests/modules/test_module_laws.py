@@ -1,25 +1,23 @@
-"""What every LightningModule of this package must do."""
+"""What every LightningModule of this package must do, looked at in one run of each."""
 
-import subprocess
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from module_cases import (
     MODULES,
     PER_INPUT,
     WITHOUT_N,
     Blobs,
-    dropping,
     made,
     network,
     same,
     state,
     trainer,
 )
+from processes import on_devices, result
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import nn
 from torch.utils.data import DataLoader
@@ -30,132 +28,127 @@ from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
 from lightning_bnn.posteriors import Mixture, Posterior
 
-EACH = pytest.mark.parametrize("name", MODULES)
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+STOPS = 3, 6, 8
+"""In the first epoch, at its end, in the second: six steps make an epoch."""
+DRAWN = "ensemble", "bethe", "sghmc"
+"""Runs with figures, which take longer than the rest."""
 
 
-class Stop(Exception):
-    """The end of a run that was killed."""
+class Saves(L.Callback):
+    """Checkpoints of a run that is killed after some of its steps."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step in STOPS:
+            trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt")
 
 
-class StopAfter(L.Callback):
-    def __init__(self, steps):
-        self.steps = steps
+@dataclass
+class Run:
+    """A module after three epochs with dropout and BatchNorm, watched by our callbacks."""
 
-    def on_train_batch_start(self, trainer, *_):
-        if trainer.global_step == self.steps:
-            raise Stop
+    name: str
+    module: L.LightningModule
+    data: Blobs
+    trainer: L.Trainer
+    folder: Path
+    network: nn.Module
+    before: dict
+    start: dict
+    end: dict
+    last: dict
+
+    @property
+    def checkpoint(self):
+        return self.folder / "last.ckpt"
 
 
-@EACH
-def test_modes_are_what_the_members_have_found(name):
-    module, data = made(name), Blobs()
-    trainer(max_epochs=3).fit(module, data)
-    posterior, judged = module.posterior(), module.judged_modes(4)
-    modes = posterior.modes()
+def trained(name, folder):
+    torch.manual_seed(0)
+    net = network(0.3, batch_norm=True)
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    module, data = MODULES[name](net), Blobs()
+    callbacks = [PermutationTau(), MassGap(6), CheckpointHarvester(folder / "bank", 1)]
+    callbacks += [PosteriorFigures(every_n_steps=6)] if name in DRAWN else []
+    run = trainer(*callbacks, Saves(folder), default_root_dir=folder, max_epochs=3)
+    (start,) = run.validate(module, data, verbose=False)
+    torch.manual_seed(0)
+    run.fit(module, data)
+    last = state(module)
+    (end,) = run.validate(module, data, verbose=False)
+    run.save_checkpoint(folder / "last.ckpt")
+    return Run(name, module, data, run, folder, net, before, start, end, last)
+
+
+@pytest.fixture(scope="module", params=MODULES)
+def run(request, tmp_path_factory):
+    return trained(request.param, tmp_path_factory.mktemp("run"))
+
+
+def test_it_learns_and_leaves_the_network_alone(run):
+    assert run.end["val/nll"] < run.start["val/nll"] - 0.1
+    assert same(run.before, run.network.state_dict())
+    assert run.module.num_data == (None if run.name in WITHOUT_N else 60)
+    assert same(run.last, state(run.module))  # a validation changes nothing
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_resumed_run_equals_an_uninterrupted_one(run, stop):
+    """Dropout, BatchNorm, augmentation, shuffling: bit for bit, in and between epochs.
+
+    The resumed run has none of our callbacks: those that look at a run do not change it.
+    """
+    torch.manual_seed(99)
+    module = made(run.name, seed=99, dropout=0.3, batch_norm=True)
+    trainer(max_epochs=3).fit(module, Blobs(), ckpt_path=run.folder / f"{stop}.ckpt")
+    assert same(state(module), run.last)
+
+
+def test_modes_are_what_the_members_have_found(run):
+    module, template = run.module, run.module.template.eval()
+    modes, judged = module.posterior().modes(), module.judged_modes(4)
     assert len(modes) == len(judged) == (module.members)
-    x = data.load().test[0]
+    x = run.data.load().test[0]
     one, other = (
         mode.sample(1, torch.Generator().manual_seed(1)) for mode in (modes[0], modes[-1])
     )
-    assert one.keys() == other.keys() == P.of(module.template).keys()
+    assert one.keys() == other.keys() == P.of(template).keys()
     assert same(one, other) == (module.members == 1)
-    outputs = judged[0].predict(module.template, x, 1, torch.Generator().manual_seed(1))
+    outputs = judged[0].predict(template, x, 1, torch.Generator().manual_seed(1))
     assert outputs.shape == (1, len(x), 3)
 
 
-@EACH
-def test_it_learns_and_leaves_the_network_alone(name):
-    torch.manual_seed(0)
-    net = network()
-    before = {k: v.clone() for k, v in net.state_dict().items()}
-    module, data = MODULES[name](net), Blobs()
-    run = trainer(max_epochs=15)
-    (start,) = run.validate(module, data, verbose=False)
-    run.fit(module, data)
-    (end,) = run.validate(module, data, verbose=False)
-    assert end["val/nll"] < start["val/nll"] - 0.1
-    assert same(before, net.state_dict())
-    assert module.num_data == (None if name in WITHOUT_N else 60)
-
-
-@EACH
-@pytest.mark.parametrize("stop", [3, 6, 8])
-def test_a_resumed_run_equals_an_uninterrupted_one(name, stop, tmp_path):
-    """Dropout, BatchNorm, augmentation, shuffling: bit for bit, in and between epochs."""
-
-    def run(*callbacks, ckpt_path=None, seed=0):
-        torch.manual_seed(seed)
-        module = made(name, dropout=0.3, batch_norm=True)
-        torch.manual_seed(seed)
-        going = trainer(*callbacks, enable_checkpointing=bool(callbacks), max_epochs=3)
-        going.fit(module, Blobs(), ckpt_path=ckpt_path)
-        return state(module)
-
-    whole = run()
-    keep = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_last=True, save_top_k=0)
-    with pytest.raises(Stop):
-        run(keep, StopAfter(stop))
-    assert same(run(ckpt_path=tmp_path / "last.ckpt", seed=99), whole)
-
-
 @pytest.mark.frames
-@EACH
-def test_a_checkpoint_predicts_the_same_elsewhere(name, tmp_path):
-    module, data, run = made(name, batch_norm=True), Blobs(), trainer()
-    run.fit(module, data)
-    run.save_checkpoint(tmp_path / "it.ckpt")
-    wanted, net = run.predict(module, data), network(batch_norm=True)
-    loaded = type(module).load_from_checkpoint(
-        tmp_path / "it.ckpt",
-        network=dropping(net) if name in PER_INPUT else net,
-        weights_only=True,
-    )
-    found = trainer().predict(loaded, data)
+def test_a_checkpoint_predicts_the_same_elsewhere(run):
+    net = network(0.0 if run.name == "hmc" else 0.3, batch_norm=True)
+    loaded = type(run.module).load_from_checkpoint(run.checkpoint, network=net, weights_only=True)
+    wanted, found = run.trainer.predict(run.module, run.data), trainer().predict(loaded, run.data)
     for a, b in zip(wanted, found, strict=True):
         assert torch.equal(a.samples, b.samples)
         assert torch.equal(a.mean, b.mean)
-    x = Blobs().load().test[0][:5]
-    assert torch.equal(module.eval()(x), loaded.eval()(x))
+    x = run.data.load().test[0][:5]
+    assert torch.equal(run.module.eval()(x), loaded.eval()(x))
 
 
-FRESH = """
-import sys, warnings
-import torch
-warnings.filterwarnings("ignore")
-sys.path.insert(0, {tests!r})
-torch.set_num_threads(1)
-from module_cases import MODULES, PER_INPUT, Blobs, dropping, network, trainer
-for name in MODULES:
-    net = network(batch_norm=True)
-    module = MODULES[name](dropping(net) if name in PER_INPUT else net)
-    found = trainer().test(module, Blobs(), ckpt_path={folder!r} + f"/{{name}}.ckpt", verbose=False)
-    torch.save(found, {folder!r} + f"/{{name}}.found")
-"""
+def tested(name, checkpoint):
+    module = made(name, seed=7, dropout=0.3, batch_norm=True)
+    return trainer().test(module, Blobs(), ckpt_path=checkpoint, verbose=False)
 
 
-def test_every_checkpoint_is_tested_in_a_fresh_process(tmp_path):
+@pytest.mark.e2e
+def test_a_checkpoint_is_tested_in_a_fresh_process(run):
     """By `Trainer.test(ckpt_path=...)`, with the numbers of the process that trained."""
-    wanted = {}
-    for name in MODULES:
-        module, data, run = made(name, batch_norm=True), Blobs(), trainer(max_epochs=3)
-        run.fit(module, data)
-        run.save_checkpoint(tmp_path / f"{name}.ckpt")
-        wanted[name] = run.test(module, data, verbose=False)
-    script = tmp_path / "fresh.py"
-    script.write_text(FRESH.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path)))
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    for name, numbers in wanted.items():
-        for one, two in zip(torch.load(tmp_path / f"{name}.found"), numbers, strict=True):
-            assert one == pytest.approx(two, abs=1e-6), name
+    wanted = run.trainer.test(run.module, run.data, verbose=False)
+    found = result(tested, run.name, run.checkpoint)
+    for one, two in zip(found, wanted, strict=True):
+        assert one == pytest.approx(two, abs=1e-6)
 
 
-@EACH
-def test_members_weights_and_posterior(name):
-    module, data = made(name, batch_norm=True), Blobs()
-    trainer(max_epochs=1).fit(module, data)
+def test_members_weights_and_posterior(run):
+    module = run.module
     template, stack, example = module.weights()
     assert P.stack_size(stack) == module.members
     assert list(stack) == list(P.of(template))
@@ -176,14 +169,12 @@ def test_members_weights_and_posterior(name):
     assert same(before, state(module))
 
 
-@EACH
-def test_every_number_of_a_test_is_that_of_the_metric(name):
-    module, data, run = made(name), Blobs(), trainer(max_epochs=3)
-    run.fit(module, data)
-    (found, *_) = run.test(module, data, verbose=False)
-    splits = data.load()
+def test_every_number_of_a_test_is_that_of_the_metric(run):
+    module, splits = run.module, run.data.load()
+    (found, *_) = run.trainer.test(module, run.data, verbose=False)
     sets = {"": splits.test, "near/": splits.ood["near"], "far/": splits.ood["far"]}
     sets["closer/"] = splits.shift["closer"]
+    module.eval()
     module._start(None)
     outputs = {
         key: torch.cat([module.outputs((part,), k, b) for b, part in enumerate(x.split(16))], 1)
@@ -217,18 +208,20 @@ def test_every_number_of_a_test_is_that_of_the_metric(name):
     assert "test/closer/AUROC" not in found
 
 
-@EACH
-def test_our_callbacks_see_its_members(name, tmp_path):
-    module, tau, gap = made(name), PermutationTau(), MassGap(2)
-    harvest = CheckpointHarvester(tmp_path / "bank", every_n_steps=1)
-    figures = PosteriorFigures(every_n_steps=2)
-    trainer(tau, gap, harvest, figures, default_root_dir=tmp_path).fit(module, Blobs())
-    assert len(tau.history) == 12
-    assert len(gap.history) > 0
-    rows = CheckpointBank(tmp_path / "bank", "r")
-    assert len(rows) == 12 * module.members
-    last = {k: v[-1] for k, v in module.member_stack().items()}
-    assert all(torch.equal(rows[-1][k], last[k]) for k in last)
+def test_our_callbacks_see_its_members(run):
+    tau, gap, *_ = run.trainer.callbacks
+    assert len(tau.history) == 18
+    assert len(gap.history) == 3
+    rows = CheckpointBank(run.folder / "bank", "r")
+    assert len(rows) == 18 * run.module.members
+    for step in STOPS[:1]:
+        whole = torch.load(run.folder / f"{step}.ckpt", weights_only=True)["state_dict"]
+        resumed = made(run.name, dropout=0.3, batch_norm=True)
+        resumed.load_state_dict(whole, strict=False)
+        for name, tensor in resumed.member_stack().items():
+            found = rows.layer(name)[(step - 1) * len(tensor) : step * len(tensor)]
+            assert torch.equal(found, tensor), name
+    assert bool(list(run.folder.rglob("*.png"))) == (run.name in DRAWN)
 
 
 class Pairs(torch.utils.data.Dataset):
@@ -292,76 +285,54 @@ def test_accumulation_and_clipping(name, options):
     assert run.callback_metrics["val/nll"] < 1.05
 
 
-SCRIPT = """
-import json, os, sys, warnings
-import torch
-warnings.filterwarnings("ignore")
-sys.path.insert(0, {tests!r})
-torch.set_num_threads(1)
-from module_cases import Blobs, made, state, trainer
-out = {{}}
-for name in {names!r}:
-    bank = dict(bank={folder!r} + "/bank{devices}") if name == "sghmc" else dict()
-    module = made(name, batch_norm=True, **bank)
-    data = Blobs(n=63, batch_size=100 if name == "hmc" else 5)
-    epochs = 50 if name == "hmc" else 8 if name in {noisy!r} else 4
-    kind = {strategy!r}
-    run = trainer(max_epochs=epochs, devices={devices}, strategy=kind, num_sanity_val_steps=0)
-    run.fit(module, data)
-    assert run.global_step >= (50 if name in {noisy!r} else 20)
-    own = {{k: v for k, v in module.named_parameters()}}
-    rows = torch.cat([p.detach().flatten() for p in own.values()])
-    if run.world_size > 1:
-        every = [torch.empty_like(rows) for _ in range(run.world_size)]
-        torch.distributed.all_gather(every, rows)
-        out[name + " replicas"] = float((every[0] - every[1]).abs().max())
-        if name == "mfvi":
-            noise = module._scratch._held[1].flatten().contiguous()
-            drawn = [torch.empty_like(noise) for _ in range(run.world_size)]
-            torch.distributed.all_gather(drawn, noise)
-            out["noise"] = float((drawn[0] - drawn[1]).abs().mean())
-        module.load_state_dict(torch.load({folder!r} + "/" + name + ".pt"))
-        if bank:
-            module.samples.path = {folder!r} + "/bank1"
-    else:
-        torch.save(module.state_dict(), {folder!r} + "/" + name + ".pt")
-    out[name] = run.test(module, data, verbose=False)[0]
-    rank = run.global_rank
-    run.strategy.barrier()
-if rank == 0:
-    with open({folder!r} + "/{devices}.json", "w") as file:
-        json.dump(out, file)
-if {devices} > 1:
-    torch.distributed.barrier()
-    os._exit(0)
-"""
+NOISY = "chains", "sghmc", "sgld", "hmc"
 
 
+def run_on(devices, names, folder):
+    """Differences between replicas, and the numbers of tests of the weights of one process."""
+    out = {}
+    for name in names:
+        bank = {"bank": str(folder / f"bank{devices}")} if name == "sghmc" else {}
+        module = made(name, batch_norm=True, **bank)
+        data = Blobs(n=63, batch_size=100 if name == "hmc" else 5)
+        epochs = 50 if name == "hmc" else 8 if name in NOISY else 4
+        options = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto"}
+        run = trainer(max_epochs=epochs, num_sanity_val_steps=0, **options)
+        run.fit(module, data)
+        assert run.global_step >= (50 if name in NOISY else 20)
+        if devices > 1:
+            out |= _replicas(name, module)
+            module.load_state_dict(torch.load(folder / f"{name}.pt"))
+            if bank:
+                module.samples.path = str(folder / "bank1")
+        else:
+            torch.save(module.state_dict(), folder / f"{name}.pt")
+        out[name] = run.test(module, data, verbose=False)[0]
+        run.strategy.barrier()
+    return out
+
+
+def _replicas(name, module):
+    rows = torch.cat([p.detach().flatten() for p in module.parameters()])
+    found = {f"{name} replicas": float(_between_processes(rows).max())}
+    if name == "mfvi":
+        noise = module._scratch._held[1].flatten().contiguous()
+        found["noise"] = float(_between_processes(noise).mean())
+    return found
+
+
+def _between_processes(tensor):
+    every = [torch.empty_like(tensor) for _ in range(2)]
+    torch.distributed.all_gather(every, tensor)
+    return (every[0] - every[1]).abs()
+
+
+@pytest.mark.e2e
 def test_two_processes(tmp_path):
     """Replicas stay equal, and a test gives the numbers of one process."""
-    import json
-
     names = [n for n in MODULES if n not in ("map", "mfvi sampled", "multi-capacity")]
-    tests = str(Path(__file__).parents[1])
-    results = []
-    for devices, strategy in ((1, "auto"), (2, "ddp")):
-        script = tmp_path / f"run{devices}.py"
-        script.write_text(
-            SCRIPT.format(
-                tests=tests,
-                names=names,
-                devices=devices,
-                strategy=strategy,
-                folder=str(tmp_path),
-                noisy=("chains", "sghmc", "sgld", "hmc"),
-            )  # fmt: skip
-        )
-        done = subprocess.run(
-            [sys.executable, str(script)], capture_output=True, text=True, timeout=600
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        results.append(json.loads((tmp_path / f"{devices}.json").read_text()))
-    alone, together = results
+    (alone,) = on_devices(1, run_on, 1, names, tmp_path)
+    together, _ = on_devices(2, run_on, 2, names, tmp_path)
     assert together["noise"] > 0.5  # processes draw networks of their own: gradients vary less
     for name in names:
         assert together[f"{name} replicas"] == 0

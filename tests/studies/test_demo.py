@@ -1,12 +1,14 @@
 """`lightning-bnn demo`: one page, again and again, interrupted or not."""
 
+import contextlib
+import io
+import os
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
+from processes import start
 
 from lightning_bnn.cli import main
 from lightning_bnn.studies import runs
@@ -110,25 +112,29 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
     assert len(list((tmp_path / "a").rglob("config.yaml"))) == 2
 
 
+def interrupted_mass(args):
+    """The command, with a pause after every epoch; how it ends."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells may have taken it
+    runs._Epochs.on_train_epoch_end = lambda *_: time.sleep(1)
+    with contextlib.redirect_stderr(io.StringIO()) as told, pytest.raises(SystemExit) as end:
+        main(args)
+    return end.value.code, told.getvalue()
+
+
+@pytest.mark.e2e
 def test_ctrl_c_in_the_middle_of_an_epoch(tmp_path):
     """A real signal: one line, code 130, and the next call goes on."""
-    code = (
-        "import signal, time; from lightning_bnn.studies import runs; "
-        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # shells may have taken it
-        "runs._Epochs.on_train_epoch_end = lambda *_: time.sleep(1); "
-        "from lightning_bnn.cli import main; main()"
-    )
-    command = [sys.executable, "-c", code, "mass", "--members", "3", "--out", str(tmp_path / "m")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    args = ["mass", "--members", "3", "--out", str(tmp_path / "m")]
+    run = start(interrupted_mass, args)
     while not list(tmp_path.rglob("*.ckpt")):
         time.sleep(0.05)
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=120)
-    assert process.returncode == 130, told
+        assert run.process.is_alive(), run.result()
+    os.kill(run.process.pid, signal.SIGINT)
+    code, told = run.result()
+    assert code == 130
     assert "stopped; the same command goes on from its last checkpoint" in told
     assert "Traceback" not in told
-    main(["mass", "--members", "3", "--out", str(tmp_path / "m")])
+    main(args)
     assert (tmp_path / "m" / "mass.png").exists()
 
 

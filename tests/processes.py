@@ -1,0 +1,99 @@
+"""Processes of their own, without the seconds that importing torch and Lightning anew would take.
+
+They are forked from a server that has imported everything and computed nothing, so that each is as
+good as a fresh interpreter. What is run must be a function of a module: it is found by its name.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import tempfile
+import traceback
+from pathlib import Path
+
+__all__ = ["on_devices", "result", "start"]
+
+PRELOADED = ("lightning.pytorch", "torchvision", "tensorboard", "lightning_bnn.modules")
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(list(PRELOADED))
+
+
+class Started:
+    """A process that runs: its number, its end, and what it said and returned."""
+
+    def __init__(self, function, arguments, environment, folder):
+        self.output = Path(tempfile.mkstemp(suffix=".log")[1])
+        self._receiver, sender = SERVER.Pipe(duplex=False)
+        call = (function, arguments, environment, folder, str(self.output), sender)
+        self.process = SERVER.Process(target=_run, args=call)
+        self.process.start()
+        sender.close()
+
+    def result(self, timeout=300):
+        """What the function has returned; its error, with all that was printed, if it has not."""
+        value, error = None, "it ended without a word"
+        with contextlib.suppress(EOFError):
+            if not self._receiver.poll(timeout):
+                self.process.kill()
+                error = f"no answer in {timeout} s"
+            else:
+                value, error = self._receiver.recv()
+        self.process.join()
+        said = self.output.read_text(errors="replace")
+        self.output.unlink()
+        assert error is None, f"{error}\n{said[-3000:]}"
+        return value
+
+
+def start(function, *arguments, environment=None, folder=None):
+    """Begin ``function(*arguments)`` in a process of its own."""
+    return Started(function, arguments, environment or {}, folder and str(folder))
+
+
+def result(function, *arguments, environment=None, folder=None, timeout=300):
+    """What ``function(*arguments)`` returns in a process of its own."""
+    return start(function, *arguments, environment=environment, folder=folder).result(timeout)
+
+
+def on_devices(count, function, *arguments):
+    """Run ``function(*arguments)`` as ``torchrun`` would; what each of ``count`` processes returns.
+
+    A Trainer with ``devices=count`` and a distributed strategy finds that they are there already.
+    """
+    if count == 1:
+        return [result(function, *arguments)]
+    places = [
+        {
+            "LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": str(count),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        }
+        for port in [_free_port()] for rank in range(count)
+    ]  # fmt: skip
+    started = [start(function, *arguments, environment=place) for place in places]
+    return [each.result() for each in started]
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _run(function, arguments, environment, folder, output, sender):
+    import torch
+
+    with open(output, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.update(environment)
+    if folder is not None:
+        os.chdir(folder)
+    torch.set_num_threads(1)
+    try:
+        answer = function(*arguments), None
+    except BaseException:
+        answer = None, traceback.format_exc()
+    sender.send(answer)
+    sender.close()
+    os._exit(0)  # gloo's threads now and then abort a process that ends in the usual way
