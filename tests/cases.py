@@ -1,5 +1,6 @@
 """Networks with the groups they are known to have: every law is tested on all of them."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import torchvision
 from torch import nn
 
 from lightning_bnn import models
+from lightning_bnn.symmetry import discover
 
 
 class Forward(nn.Module):
@@ -172,6 +174,12 @@ class Case:
         model = randomise(self.build().double())
         x = self.example()
         return model.eval(), x.double() if x.is_floating_point() else x
+
+    @functools.cache  # noqa: B019  (a handful of cases, used by hundreds of tests)
+    def known(self):
+        """The same, and its symmetries; read once, so that nobody may change any of them."""
+        model, x = self.make()
+        return model, x, discover(model, x)
 
 
 def randomise(model):

@@ -8,5 +8,17 @@ def _reproducible():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="module")
+def undrawn():
+    """Figures are made and saved, and not drawn, which takes longer than all else."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "draw", lambda *_: None)
+        patch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
+        yield
+
+
 def pytest_configure(config):
     torch.set_num_threads(1)

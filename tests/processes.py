@@ -7,12 +7,13 @@ good as a fresh interpreter. What is run must be a function of a module: it is f
 import contextlib
 import multiprocessing
 import os
+import pickle
 import socket
 import tempfile
 import traceback
 from pathlib import Path
 
-__all__ = ["on_devices", "result", "start"]
+__all__ = ["on_devices", "on_ranks", "result", "start"]
 
 PRELOADED = ("lightning.pytorch", "torchvision", "tensorboard", "lightning_bnn.modules")
 SERVER = multiprocessing.get_context("forkserver")
@@ -38,7 +39,7 @@ class Started:
                 self.process.kill()
                 error = f"no answer in {timeout} s"
             else:
-                value, error = self._receiver.recv()
+                value, error = pickle.loads(self._receiver.recv_bytes())
         self.process.join()
         said = self.output.read_text(errors="replace")
         self.output.unlink()
@@ -63,15 +64,42 @@ def on_devices(count, function, *arguments):
     """
     if count == 1:
         return [result(function, *arguments)]
-    places = [
+    return _together([start(function, *arguments, environment=p) for p in _places(count)])
+
+
+def on_ranks(function, count=2):
+    """What ``function(rank)`` returns in each of some processes that gloo connects."""
+    return _together([start(_connected, function, environment=p) for p in _places(count)])
+
+
+def _together(started):
+    """The results of processes that wait for each other: none is left behind."""
+    try:
+        return [each.result() for each in started]
+    finally:
+        for each in started:
+            each.process.kill()
+
+
+def _connected(function):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    value = function(dist.get_rank())
+    dist.barrier()
+    return value
+
+
+def _places(count):
+    """What a launcher tells its processes."""
+    return [
         {
-            "LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": str(count),
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0",
+            "WORLD_SIZE": str(count),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         }
         for port in [_free_port()] for rank in range(count)
     ]  # fmt: skip
-    started = [start(function, *arguments, environment=place) for place in places]
-    return [each.result() for each in started]
 
 
 def _free_port():
@@ -94,6 +122,6 @@ def _run(function, arguments, environment, folder, output, sender):
         answer = function(*arguments), None
     except BaseException:
         answer = None, traceback.format_exc()
-    sender.send(answer)
+    sender.send_bytes(pickle.dumps(answer))
     sender.close()
     os._exit(0)  # gloo's threads now and then abort a process that ends in the usual way

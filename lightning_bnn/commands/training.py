@@ -69,7 +69,7 @@ def training(args: Sequence[str], callbacks: Sequence[L.Callback] = ()) -> Any:
         args: the first says which; the others are those of the command line.
         callbacks: besides those of the configuration.
     """
-    return TrainingCLI(
+    return _only(args[0])(
         L.LightningModule,
         L.LightningDataModule,
         subclass_mode_model=True,
@@ -82,12 +82,15 @@ def training(args: Sequence[str], callbacks: Sequence[L.Callback] = ()) -> Any:
         parser_kwargs={
             "prog": "lightning-bnn",
             "exit_on_error": False,
-            **{
-                name: {"exit_on_error": False, "description": _DESCRIPTION}
-                for name in TrainingCLI.subcommands()
-            },
+            args[0]: {"exit_on_error": False, "description": _DESCRIPTION},
         },
     )
+
+
+def _only(name: str) -> type[TrainingCLI]:
+    """The command line of one of the four: parsers of the others take a while to be built."""
+    known = {name: TrainingCLI.subcommands()[name]}
+    return type("TrainingCLI", (TrainingCLI,), {"subcommands": staticmethod(lambda: known)})
 
 
 _DESCRIPTION = """Train, validate, test and predict with any posterior, network and data set.

@@ -14,7 +14,7 @@ from lightning_bnn.metrics import effective_sample_size, rhat
 from lightning_bnn.modules import SGHMC, DeepEnsemble
 from lightning_bnn.symmetry import canonicalise, discover, permute, random_permutations
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
 
 
 def chains(net=None, **options):

@@ -1,6 +1,8 @@
 """PermutationTau and MassGap against weights recorded by hand, on every kind of run."""
 
 import pickle
+import warnings
+from dataclasses import dataclass
 
 import lightning as L
 import pytest
@@ -13,15 +15,36 @@ from lightning_bnn import params as P
 from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
 from lightning_bnn.symmetry import discover, min_mass
 
-RUN = pytest.mark.parametrize("run", RUNS)
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
-def train(run, *callbacks, **more):
-    cls, options = RUNS[run]
-    module = built(cls)
+@dataclass
+class Run:
+    """One kind of run with all callbacks and what they should have seen, and one without."""
+
+    name: str
+    alone: L.LightningModule
+    module: L.LightningModule
+    trainer: L.Trainer
+    recorder: Recorder
+    tau: PermutationTau
+    gap: MassGap
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def run(request, tmp_path_factory):
+    cls, options = RUNS[request.param]
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("run")
+    alone, module = built(cls), built(cls)
+    fit(alone, **options)
     recorder = Recorder("" if cls is Attributes else "net")
-    trainer = fit(module, recorder, *callbacks, **{**options, **more})
-    return trainer, module, recorder
+    tau, gap = PermutationTau(), MassGap(every_n_steps=2)
+    others = CheckpointHarvester(folder / "bank", every_n_steps=1), PosteriorFigures(4, 100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = fit(module, recorder, tau, gap, *others, default_root_dir=folder, **options)
+    return Run(request.param, alone, module, trainer, recorder, tau, gap)
 
 
 def layers(recorder):
@@ -32,10 +55,8 @@ def order(weights, layer):
     return (-weights[layer].amax(1)).argsort(stable=True).argsort()
 
 
-@RUN
 def test_tau_of_every_step(run):
-    tau = PermutationTau()
-    trainer, _, recorder = train(run, tau)
+    tau, trainer, recorder = run.tau, run.trainer, run.recorder
     names = layers(recorder)
     assert tau.layers == tuple(names)
     assert len(tau.history) == len(recorder.weights) - 1 >= 4
@@ -74,11 +95,13 @@ def test_tau_of_orders_further_apart():
         assert found == pytest.approx(expected, abs=1e-9)
 
 
-@RUN
 def test_mass_gap(run):
-    gap = MassGap(every_n_steps=2)
-    trainer, module, recorder = train(run, gap)
-    root = module if run == "layers as attributes" else getattr(module.net, "_orig_mod", module.net)
+    gap, trainer, module, recorder = run.gap, run.trainer, run.module, run.recorder
+    root = (
+        module
+        if run.name == "layers as attributes"
+        else getattr(module.net, "_orig_mod", module.net)
+    )
     sym = discover(root.eval(), torch.randn(2, 6))
     seen = [
         w
@@ -101,18 +124,10 @@ def test_mass_gap(run):
     assert metrics["mass"] > metrics["mass_minimum"]
 
 
-@RUN
-def test_training_is_what_it_would_have_been(run, tmp_path):
+def test_training_is_what_it_would_have_been(run):
     """Looking changes no weight: dropout, shuffling and momentum go on as without callbacks."""
-    _, alone, _ = train(run)
-    callbacks = (
-        PermutationTau(),
-        MassGap(2),
-        CheckpointHarvester(tmp_path / "bank", every_n_steps=1),
-        PosteriorFigures(2, 3),
-    )
-    _, watched, _ = train(run, *callbacks, default_root_dir=tmp_path)
-    for (name, a), b in zip(alone.state_dict().items(), watched.state_dict().values(), strict=True):
+    watched = run.module.state_dict().values()
+    for (name, a), b in zip(run.alone.state_dict().items(), watched, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, msg=name)
 
 

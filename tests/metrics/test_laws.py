@@ -8,9 +8,8 @@ import warnings
 import lightning as L
 import pytest
 import torch
-from distributed import on_ranks
 from metric_cases import LABELS, METRICS, PROBS, REFERENCE, SIZES
-from processes import on_devices
+from processes import on_devices, on_ranks
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchmetrics import Accuracy, MetricCollection
 
@@ -126,30 +125,45 @@ def test_plots(case):
 
 
 # ------------------------------------------------------------ two processes
-@CASES
-@pytest.mark.parametrize("split", ["uneven", "one empty", "forward"])
-def test_two_processes_equal_one(case, split):
-    expected = value(case, case.batches)
+SPLITS = "uneven", "one empty", "forward"
 
-    def run(rank):
-        mine = case.batches if rank == 0 else ()
-        if split != "one empty":
-            mine = case.batches[rank::2]
-        metric = torch.nn.ModuleList([case.build()]).to("cpu", torch.bfloat16)[0]
-        for batch in mine:
-            if split == "forward":
-                torch.nn.Module.__call__(metric, *batch)
-            else:
-                metric.update(*batch)
-        first = metric.compute()
-        metric.reset()
-        for batch in mine:
+
+def computed_twice(rank, case, split):
+    """By one of two processes, before and after a reset."""
+    mine = case.batches if rank == 0 else ()
+    if split != "one empty":
+        mine = case.batches[rank::2]
+    metric = torch.nn.ModuleList([case.build()]).to("cpu", torch.bfloat16)[0]
+    for batch in mine:
+        if split == "forward":
+            torch.nn.Module.__call__(metric, *batch)
+        else:
             metric.update(*batch)
-        return first, metric.compute()
+    first = metric.compute()
+    metric.reset()
+    for batch in mine:
+        metric.update(*batch)
+    return first, metric.compute()
 
-    for both in on_ranks(run):
-        for found in both:
-            close(found, expected)
+
+def every_case(rank):
+    warnings.simplefilter("ignore")
+    return {(c.name, split): computed_twice(rank, c, split) for c in METRICS for split in SPLITS}
+
+
+@pytest.fixture(scope="module")
+def on_both():
+    return on_ranks(every_case)
+
+
+@pytest.mark.e2e
+@CASES
+@pytest.mark.parametrize("split", SPLITS)
+def test_two_processes_equal_one(case, split, on_both):
+    expected = value(case, case.batches)
+    for found in on_both:
+        for each in found[case.name, split]:
+            close(each, expected)
 
 
 def collection():
@@ -231,68 +245,72 @@ def test_options_keep_metrics_apart():
         close(found[name], metric.compute())
 
 
+def plotted(rank):
+    metric = M.ECE(7)
+    for batch in METRICS[0].batches[rank::2]:
+        metric.update(*batch)
+    return metric.plot()[1].get_lines()[1].get_ydata().tolist()
+
+
+@pytest.mark.e2e
 def test_plots_show_all_processes():
     expected = M.ECE(7)
     for batch in METRICS[0].batches:
         expected.update(*batch)
     expected = expected.plot()[1].get_lines()[1].get_ydata().tolist()
-
-    def run(rank):
-        metric = M.ECE(7)
-        for batch in METRICS[0].batches[rank::2]:
-            metric.update(*batch)
-        return metric.plot()[1].get_lines()[1].get_ydata().tolist()
-
-    for found in on_ranks(run):
+    for found in on_ranks(plotted):
         assert found == pytest.approx(expected, abs=1e-12)
 
 
+def collected(rank):
+    metrics = collection()
+    if rank == 0:
+        metrics.update(PROBS[:7], LABELS[:7])
+        metrics.update(PROBS[7:], LABELS[7:])
+    return {k: v.item() for k, v in metrics.compute().items()}
+
+
+@pytest.mark.e2e
 def test_collection_on_two_processes():
     expected = collection()
     expected.update(PROBS, LABELS)
     expected = {k: v.item() for k, v in expected.compute().items()}
-
-    def run(rank):
-        metrics = collection()
-        if rank == 0:
-            metrics.update(PROBS[:7], LABELS[:7])
-            metrics.update(PROBS[7:], LABELS[7:])
-        return {k: v.item() for k, v in metrics.compute().items()}
-
-    for found in on_ranks(run):
+    for found in on_ranks(collected):
         assert found == pytest.approx(expected, abs=1e-7)
 
 
-def test_replicas_compare_the_same_layers():
-    """Every process compares everything, or its share: the same number."""
+def compared(rank):
     x, y = METRICS[-1].batches[0][:2]
     sizes = {k: v[0].numel() for k, v in x.items()}
-    expected = M.mmd(x, y)
+    replica, shared = M.MMD(), M.MMD()
+    replica.update(x, y)
+    shared.update(x, y, layers=M.share_layers(sizes, rank, 2))
+    return replica.compute(), shared.compute(), len(shared.table().layers)
 
-    def run(rank):
-        replica, shared = M.MMD(), M.MMD()
-        replica.update(x, y)
-        shared.update(x, y, layers=M.share_layers(sizes, rank, 2))
-        return replica.compute(), shared.compute(), len(shared.table().layers)
 
-    for replica, shared, local in on_ranks(run):
+@pytest.mark.e2e
+def test_replicas_compare_the_same_layers():
+    """Every process compares everything, or its share: the same number."""
+    expected = M.mmd(*METRICS[-1].batches[0][:2])
+    for replica, shared, local in on_ranks(compared):
         close(replica, expected)
         close(shared, expected)
         assert local < 5
 
 
+def all_undefined(rank):
+    metrics = [case.build() for case in METRICS]
+    found = [metric.compute() for metric in metrics]
+    values = [v for f in found for v in (f.values() if isinstance(f, dict) else [f])]
+    return all(math.isnan(v.flatten()[0].item()) for v in values)
+
+
+@pytest.mark.e2e
 def test_nothing_anywhere():
     """A metric that no process has updated is NaN on all of them."""
-
-    def run(rank):
-        metrics = [case.build() for case in METRICS]
-        found = [metric.compute() for metric in metrics]
-        values = [v for f in found for v in (f.values() if isinstance(f, dict) else [f])]
-        return all(math.isnan(v.flatten()[0].item()) for v in values)
-
     with pytest.warns(UserWarning, match="before the ``update`` method"):
         M.ECE().compute()
-    assert on_ranks(run) == [True, True]
+    assert on_ranks(all_undefined) == [True, True]
 
 
 class User(L.LightningModule):
@@ -333,7 +351,7 @@ def _order(devices):
     return order.flatten().tolist()
 
 
-def tested_on(devices, accelerator):
+def numbers_on(devices, accelerator):
     warnings.simplefilter("ignore")
     g = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(48, 6, generator=g), torch.randint(4, (48,), generator=g))
@@ -360,8 +378,8 @@ def tested_on(devices, accelerator):
 )
 def test_trainer_with_two_processes(accelerator):
     """The same numbers from ``Trainer(devices=2, strategy="ddp")`` and from one process."""
-    (alone,) = on_devices(1, tested_on, 1, accelerator)
-    together, _ = on_devices(2, tested_on, 2, accelerator)
+    (alone,) = on_devices(1, numbers_on, 1, accelerator)
+    together, _ = on_devices(2, numbers_on, 2, accelerator)
     assert set(alone) >= {"ece", "nll", "auroc", "mmd", "AUROC/shifted", "FPR95/shifted"}
     tolerance = 1e-6 if accelerator == "cpu" else 1e-5
     assert together == pytest.approx(alone, abs=tolerance)  # Lightning logs float32

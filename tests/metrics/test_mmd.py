@@ -314,6 +314,7 @@ def test_tiles_equal_plain(monkeypatch, known):
         torch.testing.assert_close(a.l2, b.l2, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.e2e
 def test_compiler(monkeypatch, caplog):
     """Compiled distances of nearly equal networks keep six digits; without compiler it says so."""
     g = torch.Generator().manual_seed(0)

@@ -193,11 +193,11 @@ def test_every_example_sees_the_law_of_a_weight_sample(name, kind):
     """Mean and covariance of the outputs of one example; examples are uncorrelated."""
     make, shape = NETWORKS[name]
     torch.manual_seed(0)
-    n, net, x = 4000, make(), torch.randn(2, *shape)
+    n, net, x = 2500, make(), torch.randn(2, *shape)
     module = MFVI(net, reparameterisation=kind, init_std=0.4, elbo_samples=n, num_data=10)
     with torch.no_grad():
         module.log_std += 0.5 * torch.randn_like(module.log_std)
-        plain = module.posterior().predict(net, x, 40_000)
+        plain = module.posterior().predict(net, x, 15_000)
         found = outputs(module, x, n)
     for k in range(2):
         wanted, seen = (torch.cov(z[:, k].T) for z in (plain, found))

@@ -28,11 +28,12 @@ from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
 from lightning_bnn.posteriors import Mixture, Posterior
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.usefixtures("undrawn"),
+]
 STOPS = 3, 6, 8
 """In the first epoch, at its end, in the second: six steps make an epoch."""
-DRAWN = "ensemble", "bethe", "sghmc"
-"""Runs with figures, which take longer than the rest."""
 
 
 class Saves(L.Callback):
@@ -72,8 +73,8 @@ def trained(name, folder):
     before = {k: v.clone() for k, v in net.state_dict().items()}
     module, data = MODULES[name](net), Blobs()
     callbacks = [PermutationTau(), MassGap(6), CheckpointHarvester(folder / "bank", 1)]
-    callbacks += [PosteriorFigures(every_n_steps=6)] if name in DRAWN else []
-    run = trainer(*callbacks, Saves(folder), default_root_dir=folder, max_epochs=3)
+    callbacks += [PosteriorFigures(every_n_steps=6), Saves(folder)]
+    run = trainer(*callbacks, default_root_dir=folder, max_epochs=3)
     (start,) = run.validate(module, data, verbose=False)
     torch.manual_seed(0)
     run.fit(module, data)
@@ -133,7 +134,7 @@ def test_a_checkpoint_predicts_the_same_elsewhere(run):
     assert torch.equal(run.module.eval()(x), loaded.eval()(x))
 
 
-def tested(name, checkpoint):
+def numbers_of(name, checkpoint):
     module = made(name, seed=7, dropout=0.3, batch_norm=True)
     return trainer().test(module, Blobs(), ckpt_path=checkpoint, verbose=False)
 
@@ -142,7 +143,7 @@ def tested(name, checkpoint):
 def test_a_checkpoint_is_tested_in_a_fresh_process(run):
     """By `Trainer.test(ckpt_path=...)`, with the numbers of the process that trained."""
     wanted = run.trainer.test(run.module, run.data, verbose=False)
-    found = result(tested, run.name, run.checkpoint)
+    found = result(numbers_of, run.name, run.checkpoint)
     for one, two in zip(found, wanted, strict=True):
         assert one == pytest.approx(two, abs=1e-6)
 
@@ -221,7 +222,7 @@ def test_our_callbacks_see_its_members(run):
         for name, tensor in resumed.member_stack().items():
             found = rows.layer(name)[(step - 1) * len(tensor) : step * len(tensor)]
             assert torch.equal(found, tensor), name
-    assert bool(list(run.folder.rglob("*.png"))) == (run.name in DRAWN)
+    assert list(run.folder.rglob("*.png"))
 
 
 class Pairs(torch.utils.data.Dataset):
@@ -262,7 +263,7 @@ def test_batches_of_any_layout_from_plain_loaders(name, layout):
     run.fit(module, loader, loader)
     assert module.num_data == (None if name in WITHOUT_N else 30)
     found = run.test(module, [loader, loader], verbose=False)[0]
-    assert found["test/ood/AUROC"] == pytest.approx(0.5)
+    assert found["test/ood/AUROC"] == pytest.approx(0.5, abs=0.02)
     predictions = run.predict(module, loader)
     assert predictions[0].mean.shape == (8, 3)
     assert predictions[0].samples.shape == (module.judged_samples, 8, 3)
@@ -280,7 +281,7 @@ def test_precisions(name, precision):
 @pytest.mark.parametrize("name", ["ensemble", "mfvi", "uniform"])
 @pytest.mark.parametrize("options", [{"accumulate_grad_batches": 3}, {"gradient_clip_val": 0.5}])
 def test_accumulation_and_clipping(name, options):
-    module, run = made(name), trainer(max_epochs=10, **options)
+    module, run = made(name), trainer(max_epochs=4, **options)
     run.fit(module, Blobs())
     assert run.callback_metrics["val/nll"] < 1.05
 

@@ -32,7 +32,7 @@ from lightning_bnn.studies.scoring import drawn
 from lightning_bnn.studies.surroundings import Surroundings, read_surroundings
 from lightning_bnn.symmetry import canonicalise, discover
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ def folder(tmp_path_factory):
     return out
 
 
+@pytest.mark.e2e
 def test_one_page_with_everything(folder):
     page = (folder / "report.html").read_text()
     assert page.count("data:image/png;base64,") >= 6
@@ -55,6 +56,7 @@ def test_one_page_with_everything(folder):
     assert "nan" not in re.sub(r'base64,[^"]*', "", page).lower().replace("nanc", "")
 
 
+@pytest.mark.e2e
 def test_called_again_it_trains_nothing_and_writes_the_page(folder, monkeypatch, capsys):
     monkeypatch.setattr(runs, "_train", lambda *_: pytest.fail("trained again"))
     before = (folder / "report.html").stat().st_mtime_ns
@@ -65,6 +67,7 @@ def test_called_again_it_trains_nothing_and_writes_the_page(folder, monkeypatch,
     assert f"tensorboard --logdir {folder / 'runs'}" in out
 
 
+@pytest.mark.e2e
 def test_the_runs_hold_curves_of_the_callbacks(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -73,6 +76,7 @@ def test_the_runs_hold_curves_of_the_callbacks(folder):
     assert {"train/loss", "tau"} <= set(tags["scalars"])
 
 
+@pytest.mark.e2e
 def test_other_settings_begin_anew(folder, monkeypatch):
     trained = []
     monkeypatch.setattr(runs, "_train", lambda run, _: trained.append(run.job.name))
@@ -90,6 +94,7 @@ def test_other_settings_begin_anew(folder, monkeypatch):
     assert not (folder / "copies" / "ensemble" / "old").exists()
 
 
+@pytest.mark.e2e
 def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
     """Killed in its second epoch, it ends in the weights of a run that was not."""
     import lightning as L

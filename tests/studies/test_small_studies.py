@@ -1,6 +1,10 @@
 """Every study at its smallest, on three networks where it takes some: what it writes and shows."""
 
+import contextlib
+import functools
+import io
 import math
+import shutil
 
 import pytest
 import torch
@@ -56,68 +60,94 @@ SMALLEST = {
 which tests of their own do."""
 
 
+LONGER = {"correlation", "width", "interpolation", "toy", "transpositions", "tractable"}
+"""Those that take longer than a second or two."""
+
+
+def filled(folder):
+    config(folder)
+    bank(folder / "three", 3, seed=1)
+    bank(folder / "other", 3, seed=2)
+    return folder
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config(tmp_path)
-    bank("three", 3, seed=1)
-    bank("other", 3, seed=2)
-    return tmp_path
+    return filled(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A study at its smallest, once: the folder that it was called in, and what it printed."""
+
+    @functools.cache
+    def run(name):
+        folder = filled(tmp_path_factory.mktemp(name))
+        with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as text:
+            main([name, *SMALLEST[name], "--out", "out"])
+        return folder, text.getvalue()
+
+    return run
 
 
 def test_every_study_is_tried():
     assert SMALLEST.keys() == STUDIES.keys()
 
 
-@pytest.mark.parametrize("name", [n for n in SMALLEST if SMALLEST[n] is not None and n != "demo"])
-def test_tables_and_figures_are_printed_and_written(name, here, capsys):
-    main([name, *SMALLEST[name], "--out", "out"])
-    text = capsys.readouterr().out
-    held = results("out")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.e2e) if name in LONGER else name
+        for name in SMALLEST
+        if SMALLEST[name] is not None and name != "demo"
+    ],
+)
+def test_tables_and_figures_are_printed_and_written(name, ran):
+    folder, text = ran(name)
+    held = results(folder / "out")
     assert held["study"] == name
     assert held["settings"]
-    files = {p.name for p in (here / "out").iterdir()}
+    files = {p.name for p in (folder / "out").iterdir()}
     figures = {f.removesuffix(".png") for f in files if f.endswith(".png")}
     assert figures
     for figure in figures:
         assert f"{figure}.svg" in files
-        assert (here / "out" / f"{figure}.png").stat().st_size > 5_000
+        assert (folder / "out" / f"{figure}.png").stat().st_size > 5_000
     assert any(f.startswith("events.out.tfevents") for f in files)
     for table, content in held["tables"].items():
         assert f"{table}.csv" in files
         assert content["title"] in text
         assert len(content["rows"]) >= 1
-    assert str((here / "out").resolve()) in text
+    assert str((folder / "out").resolve()) in text
 
 
 # ------------------------------------------------------------ golden numbers on three networks
-def test_mass_is_that_of_the_closed_form_for_two_layers(here):
-    main(["mass", *SMALLEST["mass"], "--out", "out"])
+def test_mass_is_that_of_the_closed_form_for_two_layers(ran):
+    rows = numbers(ran("mass")[0] / "out", "mass")
     networks = P.populate(NET, 3, torch.Generator().manual_seed(1))
     one, two = networks["1.weight"].double(), networks["3.weight"].double()
     masses = one.square().sum((1, 2)) + two.square().sum((1, 2))
     least = 2 * (one.norm(dim=2) * two.norm(dim=1)).sum(1)
-    rows = numbers("out", "mass")
     assert rows[0]["mean ± sd"] == pytest.approx(float(masses.mean()), rel=1e-6)
     assert rows[1]["mean ± sd"] == pytest.approx(float(least.mean()), rel=1e-6)
     excess = 100 * (masses / least - 1)
     assert rows[2]["median"] == pytest.approx(float(excess.median()), rel=1e-5)
 
 
-def test_collapse_is_the_information_of_pairs(here):
-    main(["collapse", *SMALLEST["collapse"], "--out", "out"])
+def test_collapse_is_the_information_of_pairs(ran):
+    row = numbers(ran("collapse")[0] / "out", "pairs")[0]
     networks = P.populate(NET, 3, torch.Generator().manual_seed(1))
     data = Digits()
     x = data.normalise(data.load().test[0])
     probs = P.apply(NET, networks, x).softmax(-1)
     pairs = [M.mutual_information(probs[[i, j]]).mean() for i, j in ((0, 1), (0, 2), (1, 2))]
-    row = numbers("out", "pairs")[0]
     assert row["mean ± sd"] == pytest.approx(float(torch.stack(pairs).mean()), rel=1e-4)
     assert row["max"] == pytest.approx(float(max(pairs)), rel=1e-4)
 
 
-def test_marginals_are_tested_as_by_scipy(here):
-    main(["marginals", *SMALLEST["marginals"], "--out", "out"])
+def test_marginals_are_tested_as_by_scipy(ran):
+    row = numbers(ran("marginals")[0] / "out", "equal")[0]
     networks = P.populate(NET, 3, torch.Generator().manual_seed(1))
     w = networks["1.weight"]
     p = [
@@ -125,7 +155,6 @@ def test_marginals_are_tested_as_by_scipy(here):
         for k in range(1, 4)
         for j in range(64)
     ]
-    row = numbers("out", "equal")[0]
     assert row["KS p"] == pytest.approx(min(1, min(p) * len(p)))
     held = torch.bincount(w.amax(-1).argmax(1), minlength=4)
     assert row["largest weight: chi-square p"] == pytest.approx(chisquare(held.numpy()).pvalue)
@@ -244,6 +273,7 @@ def test_permutations_are_followed_step_by_step(here):
     assert History(here / "x", "max").state_dict() == {"tau": [], "rates": [], "layers": []}
 
 
+@pytest.mark.e2e
 def test_width_shows_both_objectives(here):
     args = ["--widths", "[3, 4]", "--draws", "[2]", "--members", "2", *EPOCHS, "--out", "out"]
     main(["width", *args])
@@ -253,6 +283,7 @@ def test_width_shows_both_objectives(here):
             assert 0 <= above[column] - below[column] <= math.log(24) / 1078 + 1e-6
 
 
+@pytest.mark.e2e
 def test_transpositions_recover_the_swaps_between_copies(here):
     main(["transpositions", "--hidden", "8", "--points", "3", "--epochs", "3", "--out", "out"])
     for row in numbers("out", "sweep"):
@@ -260,6 +291,7 @@ def test_transpositions_recover_the_swaps_between_copies(here):
         assert row["matched distance"] < row["distance"]
 
 
+@pytest.mark.e2e
 def test_a_population_is_trained_once(here, capsys):
     args = ["mass", "--members", "4", *EPOCHS, "--out", "out"]
     main(args)
@@ -286,15 +318,16 @@ def test_canonical_networks_do_not_pass_for_trained_ones(here):
     assert argmax_p_value(stack["1.weight"]) == removed[column]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", ["toy", "permutations"])
-def test_a_study_that_was_killed_after_its_last_epoch_is_completed(name, here):
-    args = [name, *SMALLEST[name], "--out", "out"]
-    main(args)
-    first = results("out")["tables"]
-    for path in [*(here / "out").rglob("finished"), *(here / "out").glob("*.pt")]:
+def test_a_study_that_was_killed_after_its_last_epoch_is_completed(name, ran, tmp_path):
+    folder = shutil.copytree(ran(name)[0], tmp_path / name)
+    first = results(folder / "out")["tables"]
+    for path in [*(folder / "out").rglob("finished"), *(folder / "out").glob("*.pt")]:
         path.unlink()
-    main(args)
-    assert results("out")["tables"] == first
+    with contextlib.chdir(folder):
+        main([name, *SMALLEST[name], "--out", "out"])
+    assert results(folder / "out")["tables"] == first
 
 
 def test_rank_correlations_turn_signs_so_that_close_is_good():

@@ -20,6 +20,7 @@ def results():
     return {(r.alpha, r.method): r for r in found}
 
 
+@pytest.mark.e2e
 def test_mean_field_lies_between_the_modes_and_symmetrized_on_one(results):
     one, two, exact = (
         results[0.05, m].apart for m in ("MFVI", "symmetrized, K=2", "symmetrized, exact")
@@ -29,6 +30,7 @@ def test_mean_field_lies_between_the_modes_and_symmetrized_on_one(results):
     assert all(results[0.1, m].apart.mean() > 0.85 for _, m in results)
 
 
+@pytest.mark.e2e
 def test_table_3_symmetrized_elbos_are_higher(results):
     for result in results.values():
         assert (result.exact >= result.elbo).all()
@@ -42,6 +44,7 @@ def test_table_3_symmetrized_elbos_are_higher(results):
         assert mfvi < drawn < exact + 1e-5
 
 
+@pytest.mark.e2e
 def test_table_2_errors(results):
     for alpha in (0.05, 0.1):
         assert results[alpha, "symmetrized, K=2"].mse.mean() < results[alpha, "MFVI"].mse.mean()
@@ -66,6 +69,7 @@ def test_estimates_come_to_the_exact_value(estimate):
     assert float(found) == pytest.approx(float(exact), abs=0.1)
 
 
+@pytest.mark.e2e
 def test_the_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main(["tractable", "--alphas", "[0.1]", "--seeds", "2", "--epochs", "1"])

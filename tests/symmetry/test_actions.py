@@ -36,8 +36,7 @@ def ids(case):
 @pytest.mark.parametrize("kind", KINDS)
 def test_acting_on_a_stack_is_acting_on_every_member(case, kind):
     act, draw = KINDS[kind]
-    model, x = case.make()
-    sym = discover(model, x)
+    model, x, sym = case.known()
     stack = P.populate(model, 3)
     element = draw(sym, torch.Generator().manual_seed(1), members=3)
     together = P.unstack(act(stack, sym, element))

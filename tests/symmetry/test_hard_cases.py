@@ -253,8 +253,27 @@ def test_exact_and_without_the_numerical_net(forward, layers, expected):
     assert expected is None or [u for u, _ in units(sym)] == expected
 
 
+class Auxiliary(nn.Module):
+    """A head that only exists in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.last = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.aux = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3))
+
+    def forward(self, x):
+        x = torch.relu(self.trunk(x))
+        return (self.last(x), self.aux(x)) if self.training else self.last(x)
+
+
 def test_dropout_in_a_training_graph():
-    """GoogLeNet's auxiliary heads only exist in training."""
+    sym = discover(Auxiliary().eval(), torch.randn(2, 5))
+    assert {"aux.0.weight", "aux.3.weight"} <= {a.tensor for a in sym.axes}
+    assert sorted(g.units for g in sym.permutations) == [6, 8]
+
+
+@pytest.mark.e2e
+def test_auxiliary_heads_of_googlenet():
     import torchvision
 
     model = torchvision.models.googlenet(init_weights=False, aux_logits=True).eval()

@@ -46,8 +46,8 @@ def recovered(found, noisy):
 @pytest.mark.parametrize("case", PLANTED, ids=ids)
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 def test_a_planted_permutation_is_recovered(case, noise):
-    model, x = case.make()
-    sym, params = discover(model, x), P.of(model)
+    model, x, sym = case.known()
+    params = P.of(model)
     planted, noisy = plant(params, sym, noise)
     assert not recovered(planted, noisy)
     assert recovered(permute(planted, sym, match(planted, params, sym)), noisy)
@@ -136,8 +136,8 @@ def test_units_that_no_layer_shows_are_named(caplog):
     model = nn.Sequential(nn.LSTM(3, 4, batch_first=True))
     model.forward = lambda x: model[0](x)[0].sum(-1)
     case = next(c for c in CASES if c.name == "recurrent")
-    model, x = case.make()
-    sym, params = discover(model, x), P.of(model)
+    model, x, sym = case.known()
+    params = P.of(model)
     with caplog.at_level(logging.WARNING, logger="lightning_bnn"):
         match_activations(model, params, params, sym, [x])
     assert "no layer shows the units of lstm.weight_ih_l0" in caplog.text

@@ -50,8 +50,7 @@ def test_orders_equal_sorting(by):
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_change_equals_the_functions_for_one_group(case):
-    model, x = case.make()
-    sym = discover(model, x)
+    model, x, sym = case.known()
     orders = UnitOrders(sym)
     if not orders.groups:
         with pytest.raises(ValueError, match="no permutation symmetry"):

@@ -22,8 +22,7 @@ SMALL = CASES[:10]
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 @pytest.mark.parametrize("scaling", [None, "unit-norm", "min-mass"])
 def test_equals_canonicalise(case, scaling):
-    model, x = case.make()
-    sym = discover(model, x)
+    model, x, sym = case.known()
     stack = P.stack([P.of(model)] * 3)
     stack = {k: v + 0.1 * torch.randn_like(v) if P.is_weight(k, v) else v for k, v in stack.items()}
     stack = permute(stack, sym, random_permutations(sym, members=3))
