@@ -77,6 +77,14 @@ def here(tmp_path, monkeypatch):
     return filled(tmp_path)
 
 
+def called(folder, args):
+    """What a command prints that is called in a folder."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as text:
+        patch.chdir(folder)
+        main(args)
+    return text.getvalue()
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     """A study at its smallest, once: the folder that it was called in, and what it printed."""
@@ -84,9 +92,7 @@ def ran(tmp_path_factory):
     @functools.cache
     def run(name):
         folder = filled(tmp_path_factory.mktemp(name))
-        with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as text:
-            main([name, *SMALLEST[name], "--out", "out"])
-        return folder, text.getvalue()
+        return folder, called(folder, [name, *SMALLEST[name], "--out", "out"])
 
     return run
 
@@ -325,8 +331,7 @@ def test_a_study_that_was_killed_after_its_last_epoch_is_completed(name, ran, tm
     first = results(folder / "out")["tables"]
     for path in [*(folder / "out").rglob("finished"), *(folder / "out").glob("*.pt")]:
         path.unlink()
-    with contextlib.chdir(folder):
-        main([name, *SMALLEST[name], "--out", "out"])
+    called(folder, [name, *SMALLEST[name], "--out", "out"])
     assert results(folder / "out")["tables"] == first
 
 
