@@ -1,147 +1,160 @@
-"""The examples of the docs run as they stand."""
+"""What the docs show can be pasted, page by page; what they name is there."""
 
 import re
-from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
-from runs import Plain, Points
+from pages import PAGES, ROOT, page, pasted
 
-from lightning_bnn import models
+from lightning_bnn import datamodules, modules
 from lightning_bnn import params as P
-from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.cli import STUDIES
+from lightning_bnn.commands.presets import preset_names
 
-NUMBERS = ("AUROC", "AUPR_out", "AUPR_in", "FPR95")
-DOCS = Path(__file__).parents[1] / "docs"
-
-
-def blocks(name):
-    return re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL)
+OOD = ("AUROC", "AUPR_out", "AUPR_in", "FPR95")
 
 
-MODULE, COMPARISON, REMOVAL = blocks("metrics.md")
-CALLBACKS, BANK = blocks("callbacks.md")
-MODULES, CHAINS = blocks("modules.md")
-(COMPACT,) = blocks("studies.md")
-POPULATION, STREAMED = blocks("scale.md")
+# ------------------------------------------------------------ what is there when a page was pasted
+def readme_page(names, printed):
+    kept = names["bank"]
+    assert len(kept) == 3
+    assert {"tau", "mass_excess"} <= set(kept.records[-1]["metrics"])
+    assert names["networks"]["1.weight"].shape == (100, 32, 64)
+    assert names["trainer"].callback_metrics["test/acc"] > 0.8
+    assert names["moved"]["conv1.weight"].shape == (2, 64, 3, 7, 7)
+    assert "permutations: 10^5934" in printed
+    assert float(re.search(r"^\d\.\d+e-\d+$", printed, re.MULTILINE)[0]) < 1e-14
+    assert "1.weight        2048" in printed
+    assert "FPR95" in printed
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_module_with_metrics(tmp_path):
-    names = {}
-    exec(MODULE, names)
-    g = torch.Generator().manual_seed(0)
-
-    def loader(scale):
-        x, y = scale * torch.randn(40, 6, generator=g), torch.randint(3, (40,), generator=g)
-        return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=8)
-
-    logger = TensorBoardLogger(tmp_path)
-    trainer = L.Trainer(
-        accelerator="cpu", logger=logger, enable_progress_bar=False, enable_model_summary=False
-    )
-    module = names["Classifier"](torch.nn.Linear(6, 3))
-    trainer.test(module, [loader(1), loader(0.2), loader(0.5)], verbose=False)
-    assert set(trainer.callback_metrics) == {
-        *("ece", "nll"),
-        *(
-            f"{n}/{s}"
-            for n in ("AUROC", "AUPR_out", "AUPR_in", "FPR95")
-            for s in ("svhn", "textures")
-        ),
-    }
-    assert trainer.callback_metrics["AUROC/svhn"] > 0.5
-
-
-def test_comparisons():
-    net = models.mlp(4, [6], 3)
-    names = {"net": net, "example": torch.randn(1, 4)}
-    exec(COMPARISON + REMOVAL, names)
-    assert names["free"][0].rows == 100
-
-
-def test_callbacks(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(CALLBACKS, names)
-    trainer = names["trainer"]
-    trainer.log_every_n_steps = 5
-    trainer.fit(Plain(), torch.utils.data.DataLoader(Points(), 6))
+def callbacks_page(names, printed):
+    trainer, kept = names["trainer"], names["kept"]
     assert trainer.callback_metrics["tau"] <= 1
-    assert len(CheckpointBank(f"{trainer.log_dir}/bank", "r")) == 3
-
-
-def test_bank(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    stack = P.populate(models.mlp(4, [6], 3), 5)
-    stack = {f"0.{n.partition('.')[2]}" if n.startswith("1.") else n: t for n, t in stack.items()}
-    names = {"network": P.unstack(stack)[0], "stack": stack}
-    exec(BANK, names)
+    assert trainer.callback_metrics["mass_excess"] > 0
+    assert len(kept) == 3
+    assert kept.records[-1]["step"] == 51
     assert len(names["bank"]) == 6
+    assert trainer.log_dir in printed
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_modules(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(MODULES, names)
+def metrics_page(names, printed):
+    logged = names["trainer"].callback_metrics
+    assert set(logged) == {"ece", "nll", *(f"{n}/{s}" for n in OOD for s in ("svhn", "textures"))}
+    assert logged["AUROC/svhn"] > 0.5
+    assert [source.rows for source in names["free"]] == [100, 30]
+    assert "3.bias" in printed
+
+
+def modules_page(names, printed):
+    ensemble = names["ensemble"]
+    assert ensemble.member_stack()["1.weight"].shape == (5, 32, 64)
     assert names["network"](torch.zeros(2, 64)).shape == (2, 10)
     assert P.stack_size(names["stack"]) == 10
-    assert "torch.Size([450, 10]) torch.Size([20, 450, 10])" in capsys.readouterr().out
-    shorter = CHAINS.replace("max_epochs=100", "max_epochs=12").replace("burn_in=50", "burn_in=3")
-    exec(shorter, names)
-    assert P.stack_size(names["networks"]) == 4 * 9
+    assert "torch.Size([450, 10]) torch.Size([20, 450, 10])" in printed
+    assert P.stack_size(names["networks"]) == 4 * 10
+    assert names["posterior"].posterior().sample(3)["1.weight"].shape == (3, 32, 64)
+    assert names["trainer"].callback_metrics["test/acc"] > 0.8
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_populations(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(POPULATION, names)
-    options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-    trainer = L.Trainer(accelerator="cpu", max_epochs=20, enable_model_summary=False, **options)
-    trainer.fit(names["module"], names["data"])
-    losses = names["module"].divergence.means
-    assert len(names["module"].healthy()) == int((losses <= 0.5).sum()) > 10
-    with CheckpointBank("networks") as bank:
-        bank.extend(names["module"].member_stack())
-    names = {}
-    exec(STREAMED, names)
+def scale_page(names, printed):
+    module = names["module"]
+    assert len(module.healthy()) == int((module.divergence.means <= 0.5).sum()) == 50
+    assert "50 torch.Size([100, 32, 64])" in printed
     assert names["found"].pairs.shape == (100, 100)
     assert names["found"].accuracy.max() > 0.8
 
 
-def test_compact_representations():
-    names = {"loader": [(torch.randn(8, 64), None)]}
-    exec(COMPACT, names)
+def studies_page(names, printed):
     zeros = torch.cat([t.flatten() for t in names["small"].values()]) == 0
     assert zeros.double().mean() == pytest.approx(0.5, abs=1e-3)
     assert torch.equal(names["mixed"].mean, names["matched"].mean)
+    assert not torch.equal(names["plain"].mean, names["matched"].mean)
 
 
+def symmetry_page(names, printed):
+    assert "mylib.scaled_relu" in printed.partition("\n")[0]
+    (group,) = names["symmetries"].permutations
+    assert (group.units, names["symmetries"].scaling_dof) == (8, 8)
+    assert float(printed.split()[-1]) < 1e-14
+
+
+CHECKS = {
+    "README.md": readme_page,
+    "docs/callbacks.md": callbacks_page,
+    "docs/metrics.md": metrics_page,
+    "docs/modules.md": modules_page,
+    "docs/scale.md": scale_page,
+    "docs/studies.md": studies_page,
+    "docs/symmetry.md": symmetry_page,
+}
+NO_PYTHON = ("docs/benchmarks.md", "docs/p1.md", "docs/p2.md", "docs/p3.md")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_page_can_be_pasted(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = pasted(page(name), name)
+    CHECKS[name](names, capsys.readouterr().out)
+
+
+def test_every_page_is_pasted_or_has_no_python():
+    assert sorted([*CHECKS, *NO_PYTHON]) == sorted(PAGES)
+    for name in NO_PYTHON:
+        with pytest.raises(ValueError, match="has no Python"):
+            pasted(page(name), name)
+
+
+# ------------------------------------------------------------ pages that are wrong
+def test_blocks_share_their_names_and_nothing_else():
+    assert pasted("```python\na = 1\n```\ntext\n```python\nb = a + 1\n```\n", "it.md")["b"] == 2
+    for missing in ("torch", "net", "pytest"):
+        with pytest.raises(NameError, match=missing) as error:
+            pasted(f"Title\n\n```python\na = 1\nprint({missing})\n```\n", "it.md")
+        assert (str(error.traceback[-1].path), error.traceback[-1].lineno + 1) == ("it.md", 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("nothing but text\n", "has no Python"),
+        ("```\nmake test\n```\n", "has no Python"),
+        ("```Python\na = 1\n```\n", "'Python' is none of"),
+        ("```py\na = 1\n```\n", "'py' is none of"),
+        ("```python title\na = 1\n```\n", "'python title' is none of"),
+        ("```python\na = 1\n", "not closed"),
+        ("- item\n\n  ```python\n  a = 1\n  ```\n", "does not begin its line"),
+        ("~~~\na = 1\n~~~\n", "not closed"),
+    ],
+)
+def test_blocks_that_would_not_be_run_are_noticed(text, problem):
+    with pytest.raises(ValueError, match=problem):
+        pasted(text, "it.md")
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_checks_notice_what_is_missing(name):
+    with pytest.raises((KeyError, AssertionError)):
+        CHECKS[name]({}, "")
+
+
+# ------------------------------------------------------------ what pages name
 def test_every_study_is_in_the_docs_with_its_papers():
-    from lightning_bnn.cli import STUDIES
-
-    text = (DOCS / "studies.md").read_text()
-    readme = (DOCS.parent / "README.md").read_text()
+    text, readme = page("docs/studies.md"), page("README.md")
     for name in STUDIES:
         assert f"`{name}`" in text or f"lightning-bnn {name}" in text
         assert f"`{name}`" in readme or f"lightning-bnn {name}" in readme
-    claims = "".join((DOCS / f"p{k}.md").read_text() for k in (1, 2, 3))
+    claims = "".join(page(f"docs/p{k}.md") for k in (1, 2, 3))
     for name in STUDIES.keys() - {"demo"}:
         assert f"lightning-bnn {name}" in claims
     assert not re.search(r"[A-Z]+_SECTION", claims)
     for picture in re.findall(r"!\[[^\]]*\]\((\S+)\)", text + claims):
-        assert (DOCS / picture).is_file()
+        assert (ROOT / "docs" / picture).is_file()
 
 
 def test_what_the_docs_name_is_there():
-    from lightning_bnn import datamodules, modules
-    from lightning_bnn.commands.presets import preset_names
-
-    text = (DOCS / "modules.md").read_text()
+    text = page("docs/modules.md")
     for name in set(modules.__all__) - {"BayesianModule", "Prediction", "Predictive"}:
         assert name in text
     for name in re.findall(r"^\| `(\w+)`", text, re.MULTILINE):

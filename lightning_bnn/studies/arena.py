@@ -89,6 +89,17 @@ class Arena:
     def _freed(self, networks: Params) -> Transformed:
         return Transformed(networks, self._remover(networks))
 
+    def check_alike(self, networks: Params, name: str) -> None:
+        """Refuse networks that have other layers than the reference."""
+        for layer in self.raw.layers:
+            own, other = tuple(self.raw.source.shapes[layer]), networks.get(layer)
+            if other is None or tuple(other.shape[1:]) != own:
+                told = "is missing" if other is None else f"has shape {tuple(other.shape[1:])}"
+                raise ValueError(
+                    f"{name} has other networks than the reference: `{layer}`, of shape {own} "
+                    f"there, {told}."
+                )
+
     def check_apart(self, networks: Params, name: str) -> None:
         """Refuse networks that are in the reference, too: they would bias the MMD."""
         same = sum(digest in self._seen for digest in _digests(networks, self.raw.layers))
@@ -207,6 +218,7 @@ def _compared(
     shared = [rows[:share] for rows in alone]
     every = {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
     del stacks
+    arena.check_alike(every, contender.name)
     arena.check_apart(every, contender.name)
     groups = _groups(shared)
     parts = {

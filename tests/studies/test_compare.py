@@ -171,6 +171,23 @@ def test_networks_in_both_sets_are_refused(here, capsys):
     assert row(one, "", "C")["MMD²"] is None
 
 
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        (mlp(64, [5], 10), "`1.weight`, of shape .4, 64. there, has shape .5, 64."),
+        (nn.Sequential(*NET[:-1], nn.Linear(4, 10, bias=False)), "`3.bias`.* is missing"),
+    ],
+)
+def test_networks_of_another_kind_are_refused(other, problem):
+    around = Surroundings(NET, Digits())
+    arena = Arena(P.populate(NET, 5), NET, [around.example()], PROTOCOLS["full"], 4)
+    own = Empirical(P.populate(other, 4)).modes()
+    sets = [around.inside(), around.outside()[1]]
+    with pytest.raises(ValueError, match=f"E has other networks than the reference: {problem}"):
+        rows_of(Contender("E", own, own, other, Categorical()), arena, sets, "entropy")
+
+
 def test_a_fresh_run_is_read_with_its_own_configuration(here):
     like = str(here / "like.yaml")
     for name, seed in (("ref", 0), ("run", 5)):

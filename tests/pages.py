@@ -1,0 +1,126 @@
+"""Pages of the documentation: what is pasted, which commands they name, where they link."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+SHELL = ("", "sh", "console")
+LANGUAGES = ("python", "text", *SHELL)
+
+_BLOCK = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^[ \t>]*(?:```|~~~)", re.MULTILINE)
+_SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+_LINK = re.compile(r"\]\(([^()\s]+)\)")
+_HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+
+
+class Block(NamedTuple):
+    """What stands between two fences; ``line`` lines of the page come before it."""
+
+    language: str
+    text: str
+    line: int
+
+
+class Command(NamedTuple):
+    """A line of a shell, and what the page shows as its output."""
+
+    line: str
+    shown: str = ""
+
+    @property
+    def words(self):
+        return shlex.split(self.line, comments=True)
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(text: str) -> list[Block]:
+    """All fenced blocks; fences that are not closed, or of a language that nobody runs, raise."""
+    found = [
+        Block(match[1].strip(), match[2], text.count("\n", 0, match.start(2)))
+        for match in _BLOCK.finditer(text)
+    ]
+    if len(_FENCE.findall(text)) != 2 * len(found):
+        raise ValueError("There is a fence that is not closed, or that does not begin its line.")
+    for block in found:
+        if block.language not in LANGUAGES:
+            raise ValueError(
+                f"Line {block.line}: {block.language!r} is none of {', '.join(LANGUAGES)}."
+            )
+    return found
+
+
+def pasted(text: str, name: str) -> dict[str, Any]:
+    """Run the Python of a page, block by block, as if pasted into one new interpreter."""
+    code = [block for block in blocks(text) if block.language == "python"]
+    if not code:
+        raise ValueError(f"{name} has no Python to paste.")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in code:
+        exec(compile("\n" * block.line + block.text, name, "exec"), names)
+    return names
+
+
+# ------------------------------------------------------------ shells
+def commands(text: str) -> list[Command]:
+    """The commands in the shell blocks of a page, in order."""
+    return [c for block in blocks(text) if block.language in SHELL for c in _commands(block.text)]
+
+
+def _commands(text: str) -> list[Command]:
+    """Where some lines have a prompt, the others are output; else every line is a command."""
+    lines = text.replace("\\\n", " ").splitlines()
+    prompts = any(line.startswith("$ ") for line in lines)
+    found: list[Command] = []
+    for line in lines:
+        if line.startswith("$ ") or not prompts:
+            found.append(Command(line.removeprefix("$ ")))
+        elif not found:
+            raise ValueError(f"{line!r} is the output of no command.")
+        else:
+            found[-1] = Command(found[-1].line, f"{found[-1].shown}{line}\n")
+    return [command for command in found if command.words]
+
+
+def spans(text: str) -> list[str]:
+    """Code in the prose of a page."""
+    return [" ".join(span.split()) for span in _SPAN.findall(_BLOCK.sub("", text))]
+
+
+def mentioned(text: str) -> list[Command]:
+    """The commands in the prose of a page."""
+    programs = ("lightning-bnn ", "python ", "make ")
+    return [Command(span) for span in spans(text) if span.startswith(programs)]
+
+
+# ------------------------------------------------------------ links
+def links(text: str) -> list[str]:
+    """The targets of all links and pictures that are in this repository."""
+    found = _LINK.findall(_SPAN.sub("", _BLOCK.sub("", text)))
+    return [target for target in found if not re.match(r"[a-z]+:", target)]
+
+
+def anchors(text: str) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    headings = (title.lower().replace("`", "") for title in _HEADING.findall(_BLOCK.sub("", text)))
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in headings}
+
+
+def dangling(text: str, folder: Path) -> list[str]:
+    """Links to files or headings that do not exist."""
+    return [target for target in links(text) if not _exists(target, text, folder)]
+
+
+def _exists(target: str, text: str, folder: Path) -> bool:
+    name, _, anchor = target.partition("#")
+    if name and not (folder / name).exists():
+        return False
+    return not anchor or anchor in anchors((folder / name).read_text() if name else text)

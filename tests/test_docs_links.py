@@ -1,0 +1,24 @@
+"""Links between the pages lead somewhere."""
+
+import pytest
+from pages import PAGES, ROOT, anchors, dangling, links, page
+
+
+@pytest.mark.parametrize("name", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_files_and_headings_are_there(name):
+    assert dangling(page(name), (ROOT / name).parent) == []
+
+
+def test_there_are_links_to_follow():
+    assert "docs/modules.md" in links(page("README.md"))
+    assert "modules.md#do-chains-agree" in links(page("docs/callbacks.md"))
+    assert "do-chains-agree" in anchors(page("docs/modules.md"))
+
+
+@pytest.mark.parametrize(
+    "target", ["docs/module.md", "docs/nothing.png", "docs/modules.md#chains", "#sampling"]
+)
+def test_a_link_to_nowhere_is_found(target):
+    good = "# Title\n[file](README.md), [heading](docs/modules.md#sampling), [here](#title)\n"
+    assert dangling(good, ROOT) == []
+    assert dangling(f"{good}[nowhere]({target})", ROOT) == [target]
