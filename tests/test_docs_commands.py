@@ -19,7 +19,7 @@ from lightning_bnn.commands.presets import preset_names, preset_text
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WITH_COMMANDS = [name for name in PAGES if commands(page(name))]
-TARGETS = re.findall(r"^([a-z]+):", page("Makefile"), re.MULTILINE)
+TARGETS = re.findall(r"^([a-z-]+):", page("Makefile"), re.MULTILINE)
 COMPARED = [c for name in PAGES for c in commands(page(name)) if c.shown and "symmetries" in c.line]
 
 

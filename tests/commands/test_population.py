@@ -459,6 +459,8 @@ def test_a_missing_engine_is_named(config, tmp_path, monkeypatch):
         population(config, 2, str(tmp_path / "bank"), engine="ray")
 
 
+@pytest.mark.e2e
+@pytest.mark.cluster
 @pytest.mark.bad_input
 def test_a_part_that_fails_for_good_is_told(config, tmp_path, monkeypatch):
     pytest.importorskip("submitit")

@@ -31,7 +31,7 @@ def test_the_posterior_of_a_bayesian_linear_regression():
         optimizer=lambda p: samplers.HMC(p, 1e-3, 6, adapt_steps=40),
     )  # fmt: skip
     loader = DataLoader(TensorDataset(x, y), batch_size=25, shuffle=True)
-    run = trainer(max_epochs=20, precision="64-true")
+    run = trainer(max_epochs=60, precision="64-true")
     run.fit(module, loader)
     assert run.callback_metrics["train/acceptance"] > 0.6
     rows = P.ravel(module.posterior().networks, stacked=True)[0]

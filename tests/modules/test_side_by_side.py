@@ -230,7 +230,7 @@ class Steps(L.Callback):
 
 
 @pytest.mark.parametrize(
-    ("interval", "expected"), [("epoch", 0.01 * 0.5**2), ("step", 0.01 * 0.5**12)]
+    ("interval", "expected"), [("epoch", 0.03 * 0.5**2), ("step", 0.03 * 0.5**12)]
 )
 def test_schedulers(interval, expected):
     module, seen = made("ensemble"), Steps()
