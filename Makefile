@@ -24,10 +24,11 @@ test: $(STAMP)  ## install into .venv and run the tests
 types: $(STAMP)  ## the tests again, with annotations and tensor shapes checked
 	$(BIN)/python -m pytest tests --ignore=tests/test_another_device.py -m 'not slow and not cluster and not bad_input and not frames' --jaxtyping-packages=lightning_bnn,beartype.beartype
 
-check: $(STAMP)  ## style and layers
+check: $(STAMP)  ## style, layers and static types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 
 bench: $(STAMP)  ## large networks, and benchmarks side by side with peers
 	$(BIN)/python -m pip install --quiet rebasin==0.0.47 torch-uncertainty==0.13.0
@@ -55,4 +56,4 @@ bench: $(STAMP)  ## large networks, and benchmarks side by side with peers
 	$(BIN)/python benchmarks/samplers.py swag
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
