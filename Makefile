@@ -31,10 +31,11 @@ test-all: $(STAMP)  ## the tests with annotations and shapes checked, those that
 	$(PYTEST) -m '($(HIDDEN)) and not (e2e or slow)' tests
 	$(PYTEST) -m 'e2e and not slow' tests
 
-check: $(STAMP)  ## style and layers
+check: $(STAMP)  ## style, layers and static types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 
 bench: $(STAMP)  ## large networks, and benchmarks side by side with peers
 	$(BIN)/python -m pip install --quiet rebasin==0.0.47 torch-uncertainty==0.13.0
@@ -62,4 +63,4 @@ bench: $(STAMP)  ## large networks, and benchmarks side by side with peers
 	$(BIN)/python benchmarks/samplers.py swag
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -112,7 +112,7 @@ def _called(command: Callable[..., None], name: str, args: Sequence[str]) -> Non
 
     prog = f"lightning-bnn {name}"
     if "config" not in inspect.signature(command).parameters:
-        auto_cli(command, args=args, prog=prog, exit_on_error=False)
+        auto_cli(command, args=list(args), prog=prog, exit_on_error=False)
         return
     parser = ArgumentParser(prog=prog, exit_on_error=False, description=_first(command))
     parser.add_function_arguments(command, as_positional=False)

@@ -6,6 +6,7 @@ and does nothing where its result is already there, so that it may be tried agai
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -78,7 +79,7 @@ def run_on_ray(work: Work) -> None:
             done, waiting = ray.wait(waiting, timeout=_POLL)
             work.watch()
             for finished in done:
-                _result(lambda done=finished: ray.get(done))
+                _result(functools.partial(ray.get, finished))
     finally:
         if started:
             ray.shutdown()

@@ -62,9 +62,8 @@ class Schedule:
 
     def after_epoch(self, epochs: int) -> bool:
         """Whether to collect once so many epochs are finished."""
-        return (
-            bool(self.every_n_epochs) and epochs >= self.start and not epochs % self.every_n_epochs
-        )
+        n = self.every_n_epochs
+        return n is not None and epochs >= self.start and epochs % n == 0
 
     def count(self, steps: int | float, epochs: int | float) -> int | float:
         """How often a run of some length will collect, about; infinite if that has no end."""

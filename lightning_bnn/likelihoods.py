@@ -7,8 +7,9 @@ prediction. Leading dimensions of outputs (members, samples) are kept.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
@@ -16,14 +17,33 @@ from torch import Tensor, nn
 
 from lightning_bnn.params import Params, is_weight
 
-__all__ = ["Bernoulli", "Categorical", "Gaussian", "GaussianPrediction", "IsotropicGaussianPrior"]
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "Gaussian",
+    "GaussianPrediction",
+    "IsotropicGaussianPrior",
+    "Likelihood",
+]
 
 Noise = Literal["fixed", "learned", "heteroscedastic"]
 _LOG_2PI = math.log(2 * math.pi)
 
 
 # ------------------------------------------------------------ outputs
-class Categorical(nn.Module):
+class Likelihood(nn.Module, ABC):
+    """What is asked of a likelihood; a module that answers is one, derived from this or not."""
+
+    @abstractmethod
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Log-density of every target, ``(..., batch)``."""
+
+    @abstractmethod
+    def predictive(self, outputs: Tensor) -> Any:
+        """One prediction of several networks, whose outputs are ``(samples, batch, ...)``."""
+
+
+class Categorical(Likelihood):
     """Outputs are logits ``(..., batch, classes)``, targets class indices ``(batch,)``.
 
     >>> Categorical().log_prob(torch.zeros(1, 2), torch.tensor([0]))
@@ -52,7 +72,7 @@ class Categorical(nn.Module):
         return outputs.softmax(-1).mean(0)
 
 
-class Bernoulli(nn.Module):
+class Bernoulli(Likelihood):
     """Outputs are one logit ``(..., batch, 1)``, targets are classes 0 and 1, ``(batch,)``.
 
     >>> Bernoulli().log_prob(torch.zeros(1, 1), torch.tensor([1]))
@@ -90,7 +110,7 @@ class GaussianPrediction(NamedTuple):
         return self.noise + self.epistemic
 
 
-class Gaussian(nn.Module):
+class Gaussian(Likelihood):
     """Outputs are means ``(..., batch, targets)``, or means and raw scales side by side.
 
     Args:

@@ -342,10 +342,12 @@ def stacked_copy(model: nn.Module, params: Params) -> nn.Module:
             path, _, leaf = alias.rpartition(".")
             owner = result.get_submodule(path)
             old = owner._parameters.get(leaf)
+            trained = leaf in owner._parameters
             if stacked is None:
                 stacked = tensor.clone()
-                if leaf in owner._parameters:
+                if trained:
                     wanted = old is None or old.requires_grad
                     stacked = nn.Parameter(stacked, requires_grad=wanted)
-            (owner._parameters if leaf in owner._parameters else owner._buffers)[leaf] = stacked
+            held: dict[str, Any] = owner._parameters if trained else owner._buffers
+            held[leaf] = stacked
     return result

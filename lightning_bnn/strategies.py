@@ -74,7 +74,7 @@ class MembersStrategy(DDPStrategy):
             module.take_whole(self.gather_members)
         super().teardown()
 
-    def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
+    def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]  # no DDP around it
         return model
 
     def gather_members(self, tensor: Tensor) -> Tensor:

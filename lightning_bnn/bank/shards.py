@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ class Shard:
     sha256: str
 
     @classmethod
-    def of(cls, entry: dict[str, Any]) -> Shard:
+    def of(cls, entry: Mapping[str, Any]) -> Shard:
         """From an entry of the manifest."""
         return cls(entry["shard"], entry["rows"], entry["bytes"], entry["sha256"])
 

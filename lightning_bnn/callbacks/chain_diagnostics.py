@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -18,6 +18,7 @@ from lightning_bnn.metrics import effective_sample_size, rhat
 from lightning_bnn.params import Params
 from lightning_bnn.plots import chains_figure
 from lightning_bnn.symmetry import Symmetries, canonicalise, discover
+from lightning_bnn.symmetry.canonical import Scaling, SortKey
 
 __all__ = ["ChainDiagnostics"]
 
@@ -47,8 +48,8 @@ class ChainDiagnostics(Callback):
         every_n_epochs: int = 1,
         inputs: int = 32,
         weights: int = 500,
-        scaling: Literal["unit-norm", "unit-std", "min-mass"] = "unit-norm",
-        permutation: str = "max",
+        scaling: Scaling = "unit-norm",
+        permutation: SortKey = "max",
     ) -> None:
         settings = {"every_n_epochs": every_n_epochs, "inputs": inputs, "weights": weights}
         for name, value in settings.items():

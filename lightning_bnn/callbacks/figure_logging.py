@@ -25,13 +25,13 @@ def log_figure(trainer: Any, folder: Path, tag: str, figure: Any, step: int) -> 
 def log_layout(trainer: Any, layout: dict[str, Any]) -> None:
     """Tell TensorBoard which scalars belong into one chart."""
     for logger in trainer.loggers:
-        experiment = getattr(logger, "experiment", None)
+        experiment: Any = getattr(logger, "experiment", None)
         if hasattr(experiment, "add_custom_scalars"):
             experiment.add_custom_scalars(layout)
 
 
 def _give(logger: Any, tag: str, figure: Any, step: int) -> bool:
-    experiment = getattr(logger, "experiment", None)
+    experiment: Any = getattr(logger, "experiment", None)
     if hasattr(experiment, "add_figure"):  # TensorBoard
         experiment.add_figure(tag, figure, global_step=step, close=False)
     elif hasattr(logger, "log_image"):  # Weights & Biases

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from lightning_bnn.plots import (
     trajectories_figure,
 )
 from lightning_bnn.symmetry import canonicalise
+from lightning_bnn.symmetry.canonical import Scaling, SortKey
 
 __all__ = ["PosteriorFigures"]
 
@@ -61,8 +62,8 @@ class PosteriorFigures(SymmetryCallback):
         every_n_steps: int = 50,
         draw_every: int = 10,
         weights: int = 6,
-        scaling: Literal["unit-norm", "unit-std", "min-mass"] = "unit-norm",
-        permutation: str = "max",
+        scaling: Scaling = "unit-norm",
+        permutation: SortKey = "max",
         module: str | None = None,
     ) -> None:
         super().__init__(module, every_n_steps)

@@ -94,6 +94,7 @@ class MassGap(SymmetryCallback):
     def _log(
         self, trainer: Any, pl_module: Any, weights: Params, balanced: Params, found: Any
     ) -> None:
+        assert self.network is not None
         names = self.network.symmetries.weights
         numbers = torch.stack([found.mass, found.minimum, found.excess]).double()
         largest = torch.stack([_largest(w, names) for w in (weights, balanced)])

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -129,7 +129,7 @@ class Capture:
         for handle in self._handles:
             handle.remove()
 
-    def network(self, batch_norm: str) -> Network:
+    def network(self, batch_norm: Literal["carrier", "eval"]) -> Network:
         """The first candidate that was called and whose symmetries can be found."""
         self.close()
         reasons = []

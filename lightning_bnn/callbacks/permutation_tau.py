@@ -12,6 +12,7 @@ from lightning_bnn.callbacks.network import Network
 from lightning_bnn.callbacks.watching import SymmetryCallback
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import UnitOrders, order_change, transpositions_between
+from lightning_bnn.symmetry.canonical import SortKey
 
 __all__ = ["PermutationTau"]
 
@@ -41,7 +42,9 @@ class PermutationTau(SymmetryCallback):
         | A Compact Representation for BNNs by Removing Permutation Symmetry (Xiao et al., 2023)
     """
 
-    def __init__(self, by: str = "max", module: str | None = None, every_n_steps: int = 1) -> None:
+    def __init__(
+        self, by: SortKey = "max", module: str | None = None, every_n_steps: int = 1
+    ) -> None:
         super().__init__(module, every_n_steps)
         UnitOrders.check(by)
         self.by = by

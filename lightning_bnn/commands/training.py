@@ -40,12 +40,13 @@ class TrainingCLI(LightningCLI):
 
     def after_predict(self) -> None:
         """Write the predictions of this process where the logs are."""
-        predictions = self.trainer.predict_loop.predictions
-        folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)
-        if not predictions or self.trainer.fast_dev_run:
+        trainer: Any = self.trainer
+        predictions = trainer.predict_loop.predictions
+        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        if not predictions or trainer.fast_dev_run:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        rank = self.trainer.global_rank
+        rank = trainer.global_rank
         path = folder / ("predictions.pt" if rank == 0 else f"predictions_{rank}.pt")
         torch.save(_joined(predictions), path)
         print(f"wrote {path.resolve()}")

@@ -127,17 +127,20 @@ class DataModule(L.LightningDataModule, ABC):
         return self._loader(self._loaded.test)
 
     def _loader(self, examples: Examples, training: bool = False, draw: Any = None) -> TensorLoader:
-        trainer = self.trainer
+        trainer: Any = self.trainer
         overfit = trainer is not None and trainer.overfit_batches > 0
-        share = {} if trainer is None else _share_of(trainer)
+        rank, world_size = (0, 1) if trainer is None else _share_of(trainer)
+        inputs, targets = self._placed(examples) if training else examples
         return TensorLoader(
-            *(self._placed(examples) if training else examples),
+            inputs,
+            targets,
             batch_size=self.batch_size if training else self.eval_batch_size,
             seed=self.seed,
             training=training and not overfit,
             draw=None if overfit else draw,
+            rank=rank,
+            world_size=world_size,
             orders=self._own_orders() if training and not overfit else None,
-            **share,
         )
 
     def _own_orders(self) -> Sequence[int] | None:
@@ -192,10 +195,13 @@ def _are_numbers(orders: Sequence[int]) -> bool:
     return whole and len(set(orders)) == len(orders) > 0
 
 
-def _share_of(trainer: Any) -> dict[str, int]:
-    """Which part of the examples this process sees; all where processes share out members."""
+def _share_of(trainer: Any) -> tuple[int, int]:
+    """Number of this process, of how many that see a part of the examples each.
+
+    Where processes share out members, every one sees all examples.
+    """
     kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
-    return {"rank": kwargs.get("rank", 0), "world_size": kwargs.get("num_replicas", 1)}
+    return kwargs.get("rank", 0), kwargs.get("num_replicas", 1)
 
 
 def data_root(root: str | None) -> Path:

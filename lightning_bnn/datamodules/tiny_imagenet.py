@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -71,7 +72,7 @@ class TinyImageNet(ImageData):
     def _textures(self) -> Examples:
         parts = [
             found(
-                lambda split=split: datasets.DTD(str(self.root), split=split),
+                functools.partial(datasets.DTD, str(self.root), split=split),
                 "DTD",
                 self.root,
                 "Set `download: true` to fetch it, or unpack dtd-r1.0.1.tar.gz into dtd.",
@@ -95,7 +96,7 @@ def _decoded(paths: Sequence[Path], name: str) -> Tensor:
             small = image.convert("RGB")
             if small.size != (_SIDE, _SIDE):
                 small = small.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
-            images[k] = small
+            images[k] = np.asarray(small)
 
     with ThreadPoolExecutor() as pool:
         bar = tqdm(

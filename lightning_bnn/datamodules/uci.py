@@ -81,10 +81,10 @@ class UCIRegression(DataModule):
         data = torch.from_numpy(np.loadtxt(self.folder / "data.txt"))
         inputs, targets = (data[:, self._index(n)] for n in ("features", "target"))
         rows, test_rows = self._rows(len(data))
-        inputs, targets = _standardised(inputs, rows)[0], _standardised(targets, rows)
-        self.target_std = targets[1]
-        train, val = hold_out((inputs[rows], targets[0][rows]), self.val_size, self.seed)
-        return Splits(train, val, (inputs[test_rows], targets[0][test_rows]))
+        inputs, _ = _standardised(inputs, rows)
+        targets, self.target_std = _standardised(targets, rows)
+        train, val = hold_out((inputs[rows], targets[rows]), self.val_size, self.seed)
+        return Splits(train, val, (inputs[test_rows], targets[test_rows]))
 
     def _index(self, name: str) -> Tensor:
         values = np.loadtxt(self.folder / f"index_{name}.txt", dtype=float, ndmin=1)

@@ -153,6 +153,10 @@ class _FixedBins(_Calibration):
     A few batches wait to be counted together, which is several times faster for small ones.
     """
 
+    calibration_count: Tensor
+    calibration_confidence: Tensor
+    calibration_waiting: list[Tensor]
+
     def __init__(self, n_bins: int = 15, from_logits: bool = False, **kwargs: Any) -> None:
         super().__init__(n_bins, from_logits, **kwargs)
         self.add_sum("calibration_count", (n_bins, 2), torch.int64)
@@ -228,6 +232,8 @@ class ACE(_Calibration):
     >>> ACE(n_bins=2)(torch.tensor([[0.25, 0.75], [1.0, 0.0]]), torch.tensor([1, 0]))
     tensor(0.1250, dtype=torch.float64)
     """
+
+    adaptive_confidence: list[Tensor]
 
     def __init__(self, n_bins: int = 15, from_logits: bool = False, **kwargs: Any) -> None:
         super().__init__(n_bins, from_logits, **kwargs)

@@ -81,12 +81,10 @@ class OODDetection(ExactMetric):
         if isinstance(score, str):
             option("score", score, get_args(ScoreName))
         self.score, self.ood_sets = score, tuple(ood_sets)
-        self.positive: Positive = option("positive", positive, get_args(Positive))
+        self.positive = option("positive", positive, get_args(Positive))
         self.tpr = tpr
-        self.rule: Rule = option("rule", rule, get_args(Rule))
-        self.interpolation: Interpolation = option(
-            "interpolation", interpolation, get_args(Interpolation)
-        )
+        self.rule = option("rule", rule, get_args(Rule))
+        self.interpolation = option("interpolation", interpolation, get_args(Interpolation))
         self.id_filter = option("id_filter", id_filter, get_args(IdFilter))
         self.from_logits = from_logits
         _check_possible(score, id_filter, from_logits)

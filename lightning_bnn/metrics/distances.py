@@ -137,8 +137,8 @@ class _TileSums:
     def __init__(self, rows: tuple[int, int], within_first: bool, like: Tensor) -> None:
         columns, size = TILE[like.device.type]
         self._rows, self._size = rows, size
-        self._counts = [-(-r // size) for r in rows]
-        self._pairs = _tile_pairs(*self._counts, within_first)
+        self._counts = first, second = [-(-r // size) for r in rows]
+        self._pairs = _tile_pairs(first, second, within_first)
         shape = (len(self._pairs), 2, size, size)
         self._sums = torch.zeros(shape, dtype=torch.float64, device=like.device)
         self._buffer = like.new_zeros(sum(self._counts), size, columns)

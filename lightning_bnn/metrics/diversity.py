@@ -215,7 +215,7 @@ class Disagreement(ExampleMean):
     def compute(self) -> Tensor:
         """The mean; NaN without examples, and of one network."""
         value = super().compute()
-        if self.disagreement_count > 0 and value.isnan():
+        if getattr(self, self._count) > 0 and value.isnan():
             return self._nan("one network has no pair to disagree")
         return value
 

@@ -86,6 +86,8 @@ class FunctionSpaceMMD(ExactMetric):
 
     higher_is_better = False
 
+    function_examples: Tensor
+
     def __init__(
         self,
         reference_samples: int,
@@ -101,7 +103,7 @@ class FunctionSpaceMMD(ExactMetric):
                 f"{reference_samples} and {samples}."
             )
         self.rows = reference_samples, samples
-        self.reduction: Reduction = option("reduction", reduction, get_args(Reduction))
+        self.reduction = option("reduction", reduction, get_args(Reduction))
         self.grid = grid or KernelGrid()
         m, n = self.rows
         for norm in ("l1", "l2"):

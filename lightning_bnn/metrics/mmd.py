@@ -174,10 +174,10 @@ class MMD(ExactMetric):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.reduction: Reduction = option("reduction", reduction, get_args(Reduction))
-        self.order: Order = option("order", order, get_args(Order))
+        self.reduction = option("reduction", reduction, get_args(Reduction))
+        self.order = option("order", order, get_args(Order))
         self.grid = grid or KernelGrid()
-        self.options = {"device": device, "memory": memory}
+        self.options: dict[str, Any] = {"device": device, "memory": memory}
         self._stem = f"mmd_{digest(self.grid)}"
         for state in ("names", "size", "values"):
             self.add_list(f"{self._stem}_{state}")

@@ -28,6 +28,8 @@ __all__ = ["AUPR", "AUROC", "FPR95", "FPRAtTPR"]
 class _Ranking(ExactMetric):
     """Keeps every score and whether it belongs to an OOD example."""
 
+    ranking_scores: list[Tensor]
+    ranking_is_ood: list[Tensor]
     plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
     def __init__(self, **kwargs: Any) -> None:

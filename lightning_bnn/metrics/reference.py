@@ -114,12 +114,7 @@ class MMDReference:
             within = blocks.yy.map(lambda d: square(d, other.rows))
             values = []
             for part in parts:
-                rows = part.to(blocks.xy.l1.device)
-                own = Blocks(
-                    blocks.xx,
-                    blocks.xy.map(lambda d, rows=rows: d[:, rows]),
-                    within.map(lambda d, rows=rows: _pairs(d[rows][:, rows])),
-                )
+                own = _with_rows(blocks, within, part.to(blocks.xy.l1.device))
                 values.append(unbiased_mmd2(own, kernel_bandwidths(own.xy, self.grid)))
             layers.append(torch.stack(values).cpu())
         return torch.stack(layers, 1)
@@ -174,12 +169,8 @@ class MMDReference:
         full = self._within[name].map(lambda d: square(d, self.source.rows))
         result = []
         for order in orders:
-            a, b = order[:first].to(full.l1.device), order[first:].to(full.l1.device)
-            blocks = Blocks(
-                full.map(lambda d, a=a: _pairs(d[a][:, a])),
-                full.map(lambda d, a=a, b=b: d[a][:, b]),
-                full.map(lambda d, b=b: _pairs(d[b][:, b])),
-            )
+            order = order.to(full.l1.device)
+            blocks = _between(full, order[:first], order[first:])
             result.append(unbiased_mmd2(blocks, kernel_bandwidths(blocks.xy, self.grid)))
         return torch.stack(result).cpu()
 
@@ -222,6 +213,24 @@ def as_reference(
     if options or grid not in (None, x.grid):
         raise ValueError("An `MMDReference` has its own `grid` and options: give them there.")
     return x
+
+
+def _with_rows(blocks: Blocks, within: Distances, rows: Tensor) -> Blocks:
+    """Distances to some of the networks of the other source, whose own are ``within``."""
+    return Blocks(
+        blocks.xx,
+        blocks.xy.map(lambda d: d[:, rows]),
+        within.map(lambda d: _pairs(d[rows][:, rows])),
+    )
+
+
+def _between(full: Distances, a: Tensor, b: Tensor) -> Blocks:
+    """Distances between two sets of rows of one source."""
+    return Blocks(
+        full.map(lambda d: _pairs(d[a][:, a])),
+        full.map(lambda d: d[a][:, b]),
+        full.map(lambda d: _pairs(d[b][:, b])),
+    )
 
 
 def _pairs(matrix: Tensor) -> Tensor:

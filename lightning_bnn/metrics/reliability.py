@@ -27,7 +27,7 @@ __all__ = [
 class Reliability(NamedTuple):
     """The data of a reliability diagram, one entry per bin; empty bins hold NaN."""
 
-    count: Tensor
+    count: Tensor  # type: ignore[assignment]  # hides a method of tuples
     confidence: Tensor
     accuracy: Tensor
 

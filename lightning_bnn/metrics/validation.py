@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ __all__ = [
     "probabilities",
 ]
 
+Name = TypeVar("Name", bound=str)
 SUM_TOLERANCE = 1e-2
 """Rows of bfloat16 probabilities sum to one up to this; logits hardly ever do."""
 
@@ -120,7 +121,7 @@ def check_scores(scores: Tensor, name: str = "scores") -> None:
         raise ValueError(f"`{name}` must not be NaN, {int(scores.isnan().sum())} of them are.")
 
 
-def option(name: str, value: str, allowed: tuple[str, ...]) -> str:
+def option(name: str, value: Name, allowed: tuple[str, ...]) -> Name:
     """The value of a named option."""
     if value not in allowed:
         raise ValueError(f"`{name}` must be one of {', '.join(allowed)}, got {value!r}.")

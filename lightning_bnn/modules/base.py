@@ -111,7 +111,7 @@ class BayesianModule(MemberModule):
         self._fits += 1
         asking = [group for group in groups if group.get("num_data", 0) is None]
         if self._given_num_data is None and (self.needs_num_data or asking):
-            loader = self.trainer.train_dataloader
+            loader: Any = self.trainer.train_dataloader
             self.num_data = data_size(loader, self.trainer.num_training_batches)
             told = f"{type(self).__name__}: the training set has {self.num_data} examples"
             dropped = getattr(loader, "drop_last", False) and self.num_data % loader.batch_size
@@ -129,7 +129,7 @@ class BayesianModule(MemberModule):
         """Whether the objective weighs data against a prior."""
         return True
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """One step for all members."""
         inputs, targets = self.inputs_and_targets(batch)
         inputs = self._cast(inputs)

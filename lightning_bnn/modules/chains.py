@@ -126,7 +126,7 @@ class Chains(DeepEnsemble):
         """All networks that were kept, each as likely as the others."""
         rows = self._rows()
         if not rows:
-            return super().posterior()
+            return self._members()
         return Empirical(self.samples.networks(rows), [row % self.members for row in rows])
 
     def judged_modes(self, samples: int) -> list[Posterior]:
@@ -137,7 +137,7 @@ class Chains(DeepEnsemble):
         """Some of them."""
         rows = self._rows()
         if not rows:
-            return super().posterior()
+            return self._members()
         order = torch.randperm(len(rows), generator=keyed_generator(self.seed, "kept"))
         chosen = [rows[k] for k in order[: self.judged_samples].sort().values.tolist()]
         return Empirical(self.samples.networks(chosen))

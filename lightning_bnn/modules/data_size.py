@@ -50,5 +50,5 @@ def first_rows(loader: Any, rows: int) -> Any:
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         return None
     if getattr(loader, "batch_sampler", None) is None:  # its data set holds whole batches
-        return dataset[0]
-    return loader.collate_fn([dataset[k] for k in range(min(rows, len(dataset)))])
+        return loader.dataset[0]
+    return loader.collate_fn([loader.dataset[k] for k in range(min(rows, len(dataset)))])

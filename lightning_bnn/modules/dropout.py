@@ -82,11 +82,11 @@ class MCDropout(DeepEnsemble):
                 f"`network` {type(self.template).__name__} has no dropout: pass `p` to put it "
                 "before its linear layers."
             )
-        return Dropout(super().posterior().networks, sites, self.layers)
+        return Dropout(self._members().networks, sites, self.layers)
 
     def judged_posterior(self) -> Dropout:
         """The members; what is dropped is seen when they predict."""
-        return Dropout(super().posterior().networks, layers=self.layers)
+        return Dropout(self._members().networks, layers=self.layers)
 
     def predictive(self, samples: int | None = None) -> Predictive:
         """Samples of weights as a plain module; they drop the same units for all inputs."""
@@ -142,6 +142,7 @@ def with_dropout(network: nn.Module, p: float, layers: Layers) -> nn.Module:
         raise ValueError("`network` has no linear layer that dropout could come before.")
     for name in chosen:
         old = result.get_submodule(name)
+        assert isinstance(old, nn.Linear)
         new = LinearAfterDropout(old.in_features, old.out_features, old.bias is not None, p=p)
         new.weight, new.bias = old.weight, old.bias
         path, _, leaf = name.rpartition(".")

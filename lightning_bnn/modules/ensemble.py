@@ -18,7 +18,7 @@ from lightning_bnn.modules.member_losses import Examples, member_losses
 from lightning_bnn.modules.side_by_side import finite_members, restart_members
 from lightning_bnn.modules.templates import fixed_names
 from lightning_bnn.params import Params
-from lightning_bnn.posteriors import Empirical
+from lightning_bnn.posteriors import Empirical, Posterior
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.samplers import Langevin
 
@@ -137,8 +137,11 @@ class DeepEnsemble(BayesianModule):
         """The members."""
         return P.of(self.networks)
 
-    def posterior(self) -> Empirical:
+    def posterior(self) -> Posterior:
         """The members, each as likely as the others."""
+        return self._members()
+
+    def _members(self) -> Empirical:
         kept = self.healthy()
         return Empirical({name: t[kept] for name, t in self.member_stack().items()})
 
@@ -189,7 +192,10 @@ class DeepEnsemble(BayesianModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """With what is known of diverged members."""
         super().on_save_checkpoint(checkpoint)
-        gather = None if self.whole is None else self.trainer.strategy.gather_members
+        gather = None
+        if self.whole is not None:
+            strategy: Any = self.trainer.strategy
+            gather = strategy.gather_members
         checkpoint["lightning_bnn"]["divergence"] = self._known_of_members(gather)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -246,4 +252,5 @@ def _common(means: Tensor, module: DeepEnsemble) -> Tensor:
     if module.trainer.world_size == 1 or module.whole is not None:
         return means
     gathered = module.all_gather(means.to(module.device))
+    assert isinstance(gathered, Tensor)
     return gathered.mean(0).cpu()

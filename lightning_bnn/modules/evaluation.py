@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood
 from lightning_bnn.metrics import ECE, NLL, BrierScore, MutualInformation, OODDetection
 from lightning_bnn.metrics.base import ExampleMean
 
@@ -50,6 +50,8 @@ class Judge(nn.Module):
         likelihood: says what outputs mean.
         sets: name and kind of each, the first being in distribution.
     """
+
+    likelihood: Likelihood
 
     def __init__(self, likelihood: nn.Module, sets: Sequence[TestSet] = (("", "id"),)) -> None:
         super().__init__()
@@ -104,7 +106,8 @@ class Judge(nn.Module):
         """Every number under the name of its set; those of the first set have no prefix."""
         found: dict[str, Tensor] = {}
         for k, (name, _) in enumerate(self.sets):
-            for metrics in (self.quality[k], self.spread[k]):
+            both: list[Any] = [self.quality[k], self.spread[k]]
+            for metrics in both:
                 for key, metric in metrics.items():
                     found[f"{name}/{key}" if k else key] = metric.compute()
         if self.detection is not None:
@@ -150,6 +153,8 @@ class ClassificationJudge(Judge):
 
 class RegressionJudge(Judge):
     """Log-density, RMSE and MAE; variance between networks, which also detects OOD examples."""
+
+    likelihood: Gaussian
 
     def quality_metrics(self) -> dict[str, Metric]:
         """Metrics of means and densities."""

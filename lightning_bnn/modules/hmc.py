@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -50,8 +51,9 @@ class HMC(Chains):
         optimizer: OptimizerCallable = samplers.HMC,
         **kwargs: Any,
     ) -> None:
-        chosen = {"members": members, "prior_std": prior_std, "optimizer": optimizer}
-        super().__init__(network, **chosen, **kwargs)
+        super().__init__(
+            network, members=members, prior_std=prior_std, optimizer=optimizer, **kwargs
+        )
         if has_dropout(self.template):
             raise ValueError(
                 "`network` has dropout, which would make the energy random: set its rates to 0, or "
@@ -97,8 +99,9 @@ class HMC(Chains):
         rank_zero_info(
             f"HMC: every gradient takes {count} examples, {len(batches[0][1])} at a time."
         )
-        if self.trainer.fast_dev_run:
-            for group in self.trainer.optimizers[0].param_groups:
+        trainer: Any = self.trainer
+        if trainer.fast_dev_run:
+            for group in trainer.optimizers[0].param_groups:
                 group["leapfrog_steps"] = 1
 
     def _share(self, batch: Batch) -> Batch:
@@ -122,9 +125,8 @@ class HMC(Chains):
             for inputs, targets in self._data:
                 if not len(targets):
                     continue
-                nll = len(targets) * self._checked(
-                    lambda x=inputs, y=targets: self.member_nll(x, y), inputs
-                )
+                run = functools.partial(self.member_nll, inputs, targets)
+                nll = len(targets) * self._checked(run, inputs)
                 torch._foreach_add_(grads, torch.autograd.grad(nll.sum(), params))
                 total += nll.detach().double()
         if self.trainer.world_size > 1:
@@ -139,12 +141,12 @@ class HMC(Chains):
             return total + torch.stack(squares).sum(0) / (2 * self.prior.std**2)
 
     # -------------------------------------------------------- transitions
-    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+    def training_step(self, batch: Any, batch_idx: int) -> None:
         """One transition of every chain."""
         before = self.trainer.global_step
-        sampler = self.optimizers()
+        sampler: Any = self.optimizers()
         energies = sampler.step(closure=self.energies)
-        own = sampler.optimizer
+        own: samplers.HMC = sampler.optimizer
         self.log("train/acceptance", own.acceptance.mean().float(), prog_bar=True, batch_size=1)
         self.log("train/energy", energies.mean().float(), batch_size=1)
         self.log("train/step_size", own.step_size, batch_size=1)

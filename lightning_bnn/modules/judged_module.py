@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor, nn
 
 from lightning_bnn import _compat
-from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.modules.evaluation import Judge, judge_of, named_sets
 from lightning_bnn.modules.predictive import Predictive
 from lightning_bnn.modules.template_module import TemplateModule
@@ -66,7 +66,7 @@ class JudgedModule(TemplateModule):
         self.__dict__["template"] = template_of(network)
         frozen = [m for m in self.template.modules() if network.training and not m.training]
         self.__dict__["_frozen_modules"] = frozen
-        self.likelihood = Categorical() if likelihood is None else likelihood
+        self.likelihood = Categorical() if likelihood is None else cast(Likelihood, likelihood)
         self.eval_samples, self.chunk_size, self.seed = eval_samples, chunk_size, seed
         self.judge = None
         self._example = ()
@@ -147,8 +147,9 @@ class JudgedModule(TemplateModule):
 
     def on_test_epoch_start(self) -> None:
         """Draw networks, and ask what the loaders hold."""
-        source = self.trainer.datamodule if _compat.tests_datamodule(self.trainer) else None
-        sets = named_sets(source, self.trainer.test_dataloaders)
+        trainer: Any = self.trainer
+        source = trainer.datamodule if _compat.tests_datamodule(trainer) else None
+        sets = named_sets(source, trainer.test_dataloaders)
         self._start(judge_of(self.likelihood, sets))
 
     def on_predict_epoch_start(self) -> None:

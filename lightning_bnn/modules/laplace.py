@@ -149,7 +149,8 @@ class Laplace(DeepEnsemble):
                 them.
         """
         with torch.inference_mode(False):
-            batches, found = SingleInputs(self, source), {}
+            batches = SingleInputs(self, source)
+            found: Params = {}
             for m in self.healthy().tolist():
                 network = {n: t[m].clone() for n, t in self.member_stack().items()}
                 found |= self._fit_member(m, network, batches)
@@ -193,7 +194,7 @@ class Laplace(DeepEnsemble):
     def posterior(self) -> Posterior:
         """The Gaussian, or the mixture of the members' Gaussians; before the fit, the members."""
         if not self.fitted.tensors():
-            return super().posterior()
+            return self._members()
         modes = [self._mode(m) for m in self.healthy().tolist()]
         return modes[0] if len(modes) == 1 else Mixture(modes)
 
@@ -202,8 +203,9 @@ class Laplace(DeepEnsemble):
         network = {n: t[m] for n, t in self.member_stack().items()}
         blocks = []
         for k, names in enumerate(self._block_names()):
-            parts = (held.get(f"{m}/{k}/{part}") for part in ("eigenvalues", "left", "right"))
-            blocks.append(CurvatureBlock(names, *parts))
+            at = f"{m}/{k}"
+            left, right = held.get(f"{at}/left"), held.get(f"{at}/right")
+            blocks.append(CurvatureBlock(names, held[f"{at}/eigenvalues"], left, right))
         precision = float(held[f"{m}/precision"])
         return LaplaceGaussian(
             network, blocks, precision, self.temperature, self.prediction, self.last_layer

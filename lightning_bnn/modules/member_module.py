@@ -151,8 +151,10 @@ class MemberModule(JudgedModule):
         return finite
 
     # -------------------------------------------------------- evaluation
-    may_recover = False
-    """Whether members that have diverged begin anew."""
+    @property
+    def may_recover(self) -> bool:
+        """Whether members that have diverged begin anew."""
+        return False
 
     def on_validation_epoch_start(self) -> None:
         """Draw networks; there may be none for now."""

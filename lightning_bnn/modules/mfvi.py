@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, cast, get_args
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -16,7 +17,7 @@ from lightning_bnn.modules.base import BayesianModule
 from lightning_bnn.modules.member_losses import Examples, member_losses
 from lightning_bnn.modules.perturbations import Perturbed, Reparameterisation, tied_names
 from lightning_bnn.params import Params
-from lightning_bnn.posteriors import Constants, DiagonalGaussian, Mixture
+from lightning_bnn.posteriors import Constants, DiagonalGaussian, Mixture, Posterior
 from lightning_bnn.posteriors.reparameterised import Draw, Scratch, draw
 
 __all__ = ["MFVI"]
@@ -82,7 +83,9 @@ class MFVI(BayesianModule):
             )
         if prior is not None and kl == "closed":
             raise ValueError("`prior` of your own has no closed form: pass `kl='sampled'`.")
-        self.prior = IsotropicGaussianPrior(prior_std) if prior is None else prior
+        self.prior: _Prior = (
+            IsotropicGaussianPrior(prior_std) if prior is None else cast(_Prior, prior)
+        )
         self.prior_std, self.kl = prior_std, kl
         self.temperature, self.kl_weight = temperature, kl_weight
         self.elbo_samples, self.reparameterisation = elbo_samples, reparameterisation
@@ -156,7 +159,7 @@ class MFVI(BayesianModule):
             DiagonalGaussian(means[k], stds[k], self.spec.names) for k in self.healthy().tolist()
         ]
 
-    def posterior(self) -> DiagonalGaussian | Mixture:
+    def posterior(self) -> Posterior:
         """The Gaussian, or the mixture of the members' Gaussians."""
         modes = self.modes()
         return modes[0] if len(modes) == 1 else Mixture(modes)
@@ -215,11 +218,11 @@ class MFVI(BayesianModule):
         values = []
         for k, network in enumerate(P.unstack(stack)):
             m = k % self.members
-            parts = ({n: t[row] for n, t in d.items()} for d, row in ((means, m), (stds, m)))
+            mean, std = ({n: t[m] for n, t in d.items()} for d in (means, stds))
             own = {n: t[k] for n, t in noise.items()}
             seen = examples.of(k)
             count = len(seen.inputs[0])
-            with Perturbed(network, *parts, own, self.reparameterisation, count, self._tied):
+            with Perturbed(network, mean, std, own, self.reparameterisation, count, self._tied):
                 outputs = P.apply(self.template, network, *seen.inputs)
             values.append(self.nll(outputs[None], seen.targets)[0])
         return torch.stack(values)
@@ -239,6 +242,13 @@ class MFVI(BayesianModule):
         for name, tensor in self.constants.tensors().items():
             samples = constants[name].view(self.elbo_samples, *tensor.shape)
             tensor.copy_(samples.mean(0) if tensor.is_floating_point() else samples[0])
+
+
+class _Prior(Protocol):
+    """What is asked of a prior."""
+
+    def log_prob(self, params: Params, names: Sequence[str], stacked: bool) -> Tensor:
+        """Log-density of every network of a stack."""
 
 
 def _check(**values: int | float) -> None:

@@ -21,7 +21,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -67,7 +67,7 @@ class Perturbed(TorchFunctionMode):
         noise: Mapping[str, Tensor],
         kind: Reparameterisation,
         examples: int,
-        plain: set[str] = frozenset(),  # type: ignore[assignment]
+        plain: Collection[str] = (),
     ) -> None:
         super().__init__()
         self.kind, self.examples = kind, examples
@@ -83,7 +83,8 @@ class Perturbed(TorchFunctionMode):
         """Replace calls of layers with a sampled weight."""
         kwargs = kwargs or {}
         named = {**dict(zip(_LAYERS.get(func, ()), args, strict=False)), **kwargs}
-        weight, x = self._weights.get(id(named.get("weight"))), named.get("input")
+        weight = self._weights.get(id(named.get("weight")))
+        x: Any = named.get("input")
         if func not in _LAYERS or weight is None or not self._is_batch(func, x):
             out = func(*args, **kwargs)
             if isinstance(out, Tensor):
@@ -165,7 +166,7 @@ def _spread(signs: Tensor, ndim: int, dim: int) -> Tensor:
 
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-_LAYERS = {
+_LAYERS: dict[Any, tuple[str, ...]] = {
     F.linear: ("input", "weight", "bias"),
     **{conv: _CONV for conv in (F.conv1d, F.conv2d, F.conv3d)},
 }

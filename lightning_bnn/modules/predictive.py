@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
+from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.params import Params
 
 __all__ = ["Predictive"]
@@ -26,11 +27,14 @@ class Predictive(nn.Module):
         likelihood: turns outputs ``(samples, batch, ...)`` into a prediction.
     """
 
+    template: nn.Module
+    likelihood: Likelihood
+
     def __init__(self, template: nn.Module, networks: Params, likelihood: nn.Module) -> None:
         super().__init__()
         self.networks = P.stacked_copy(template, networks).requires_grad_(False)
         self.__dict__["template"] = copy.deepcopy(template).eval()
-        self.likelihood = copy.deepcopy(likelihood)
+        self.likelihood = cast(Likelihood, copy.deepcopy(likelihood))
         self.eval()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.modules.carried import Carried
@@ -101,6 +101,8 @@ class BankStore(SampleStore):
         path: folder of the bank.
         members: networks of every time.
     """
+
+    rows: Tensor
 
     def __init__(self, path: str, members: int) -> None:
         super().__init__()

@@ -46,8 +46,9 @@ class SGHMC(Chains):
         optimizer: OptimizerCallable = samplers.SGHMC,
         **kwargs: Any,
     ) -> None:
-        chosen = {"members": members, "prior_std": prior_std, "optimizer": optimizer}
-        super().__init__(network, **chosen, **kwargs)
+        super().__init__(
+            network, members=members, prior_std=prior_std, optimizer=optimizer, **kwargs
+        )
 
     @property
     def needs_num_data(self) -> bool:
@@ -68,8 +69,9 @@ class SGHMC(Chains):
                 f"`optimizer` {type(sampler).__name__} is no sampler: take one of "
                 "lightning_bnn.samplers, such as SGHMC or SGLD."
             )
-        for group in sampler.param_groups if self.prior is not None else ():
-            group["prior_precision"] = self.prior.std**-2
+        if self.prior is not None:
+            for group in sampler.param_groups:
+                group["prior_precision"] = self.prior.std**-2
         return configured
 
     def on_train_start(self) -> None:
@@ -104,8 +106,9 @@ class SGHMC(Chains):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """How hot the momenta are; T if steps are small and gradients exact."""
-        sampler = self.trainer.optimizers[0]
-        due = self.trainer.global_step % self.trainer.log_every_n_steps == 0
+        trainer: Any = self.trainer
+        sampler = trainer.optimizers[0]
+        due = trainer.global_step % trainer.log_every_n_steps == 0
         if due and isinstance(sampler, samplers.SGHMC) and sampler.state:
             self.log("train/kinetic_temperature", sampler.kinetic_temperature())
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_bnn import params as P
 from lightning_bnn.harvest import Schedule, epochs_of, expected
@@ -18,7 +18,7 @@ from lightning_bnn.modules.high_rate import HighRate
 from lightning_bnn.modules.refreshing import Refreshing
 from lightning_bnn.modules.sample_store import MemoryStore
 from lightning_bnn.params import Params
-from lightning_bnn.posteriors import Empirical, LowRankGaussian, Mixture, Posterior
+from lightning_bnn.posteriors import LowRankGaussian, Mixture, Posterior
 
 __all__ = ["SWAG"]
 
@@ -57,6 +57,8 @@ class SWAG(Refreshing, DeepEnsemble):
     takes_samplers = False
 
     can_be_shared = False
+
+    collected: Tensor
 
     def __init__(
         self,
@@ -100,6 +102,7 @@ class SWAG(Refreshing, DeepEnsemble):
         self._set_start()
         if self.swa_lr is None:
             return configured
+        assert self.start is not None
         plain = not isinstance(configured, dict)
         optimizer = configured if plain else configured["optimizer"]
         before = None if plain else configured["lr_scheduler"]["scheduler"]
@@ -181,16 +184,13 @@ class SWAG(Refreshing, DeepEnsemble):
     def posterior(self) -> Posterior:
         """The Gaussian, or the mixture of the members' Gaussians."""
         if int(self.collected) < 2:
-            return super().posterior()
+            return self._members()
         modes = self.modes()
         return modes[0] if len(modes) == 1 else Mixture(modes)
 
     def judged_posterior(self) -> Posterior:
         """The members while they train, networks of the Gaussian afterwards."""
         return self.refreshed(self.posterior()) if self._drawn() else self._members()
-
-    def _members(self) -> Empirical:
-        return super().posterior()
 
     def _drawn(self) -> bool:
         return int(self.collected) >= 2 and not self.fits_now

@@ -13,7 +13,7 @@ from lightning_bnn import params as P
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.mfvi import MFVI
 from lightning_bnn.params import Params
-from lightning_bnn.posteriors import Mixture, Symmetrized
+from lightning_bnn.posteriors import Mixture, Posterior, Symmetrized
 from lightning_bnn.posteriors.interpolation import interpolation
 from lightning_bnn.posteriors.mutual_information import (
     Sampled,
@@ -107,12 +107,12 @@ class SymmetrizedVI(MFVI):
         if self.example():
             self.symmetries  # noqa: B018
 
-    def posterior(self) -> Symmetrized | Mixture:
+    def posterior(self) -> Posterior:
         """The Gaussians, each averaged over all permutations."""
         modes = [Symmetrized(mode, self.symmetries) for mode in self.modes()]
         return modes[0] if len(modes) == 1 else Mixture(modes)
 
-    def judged_posterior(self) -> Any:
+    def judged_posterior(self) -> Posterior:
         """Permutations do not change predictions."""
         return super().posterior()
 
@@ -156,7 +156,7 @@ class SymmetrizedVI(MFVI):
         noise = P.unravel(drawn.noise.flatten(0, 1), self.spec)
         return Sampled(drawn.weights, mean, log_std, noise)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """One step for all members."""
         self._step = self.trainer.fit_loop.total_batch_idx
         return super().training_step(batch, batch_idx)

@@ -10,6 +10,7 @@ import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
+from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.modules.batches import inputs_and_targets, inputs_only
 from lightning_bnn.modules.data_size import first_rows
@@ -28,7 +29,7 @@ class TemplateModule(L.LightningModule):
     """
 
     template: nn.Module
-    likelihood: nn.Module
+    likelihood: Likelihood
     seed: int
     _example: tuple[Any, ...]
     _frozen_modules: list[nn.Module]

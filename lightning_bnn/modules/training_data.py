@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from torch.utils.data import DistributedSampler, IterableDataset
@@ -24,7 +23,8 @@ Batch = tuple[tuple[Any, ...], Tensor]
 def training_source(module: JudgedModule) -> Any:
     """The data of the trainer, else those of the last fit or that were named; None without any."""
     if module._trainer is not None:
-        for source in (module.trainer.train_dataloader, module.trainer.datamodule):
+        trainer: Any = module.trainer
+        for source in (trainer.train_dataloader, trainer.datamodule):
             if source is not None:
                 return source
     return module._train_data
@@ -74,7 +74,7 @@ def _limit(module: JudgedModule, loader: Any) -> int | None:
     """Batches of an epoch: of streams, of loaders whose other batches never come, of trials."""
     if module._trainer is None:
         return None
-    trainer = module.trainer
+    trainer: Any = module.trainer
     if trainer.fast_dev_run:
         return int(trainer.fast_dev_run)
     batches = trainer.num_training_batches
@@ -85,7 +85,9 @@ def _limit(module: JudgedModule, loader: Any) -> int | None:
 def _gathered(module: JudgedModule, value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return torch.flatten(module.all_gather(value), 0, 1)
+    gathered = module.all_gather(value)
+    assert isinstance(gathered, Tensor)
+    return gathered.flatten(0, 1)
 
 
 class SingleInputs:

@@ -42,8 +42,9 @@ def legend(ax: Axes, entries: int) -> None:
     if entries <= 4:
         ax.legend(frameon=False, fontsize=7)
     else:
-        place = {"loc": "outside lower center", "ncols": 3}
-        ax.figure.legend(handles, labels, frameon=False, fontsize=7, **place)
+        ax.figure.legend(
+            handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=7
+        )
 
 
 def span(values: Any) -> tuple[float, float]:

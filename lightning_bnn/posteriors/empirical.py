@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,8 @@ class Mixture(Posterior):
     tensor([0., 1.])
     """
 
+    weights: Tensor
+
     def __init__(
         self, components: Sequence[Posterior], weights: Sequence[float] | None = None
     ) -> None:
@@ -104,7 +106,7 @@ class Mixture(Posterior):
 
     def modes(self) -> list[Posterior]:
         """The components."""
-        return list(self.components)
+        return cast(list[Posterior], list(self.components))
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n networks, in random order.
@@ -114,7 +116,7 @@ class Mixture(Posterior):
         """
         check_count(n)
         counts = self._counts(n, generator)
-        pairs = zip(self.components, counts, strict=True)
+        pairs = zip(self.modes(), counts, strict=True)
         parts = [component.sample(count, generator) for component, count in pairs if count]
         order = _order(n, generator)
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -128,7 +130,7 @@ class Mixture(Posterior):
         counts = self._counts(n, generator)
         parts = [
             component.predictor(count, generator, chunk_size)
-            for component, count in zip(self.components, counts, strict=True)
+            for component, count in zip(self.modes(), counts, strict=True)
             if count
         ]
         order = _order(n, generator)
@@ -141,7 +143,7 @@ class Mixture(Posterior):
 
     def log_prob(self, params: Params) -> Tensor:
         """Log-density of every network of a stack."""
-        logs = torch.stack([component.log_prob(params) for component in self.components])
+        logs = torch.stack([component.log_prob(params) for component in self.modes()])
         return torch.logsumexp(logs + self.weights.log().to(logs)[:, None], 0)
 
     def _counts(self, n: int, generator: torch.Generator | None) -> list[int]:

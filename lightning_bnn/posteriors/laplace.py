@@ -78,6 +78,8 @@ class LaplaceGaussian(Posterior):
         | https://arxiv.org/abs/2106.14806
     """
 
+    prior_precision: Tensor
+
     def __init__(
         self,
         mean: Params,
@@ -98,7 +100,7 @@ class LaplaceGaussian(Posterior):
         self.prediction, self.last_layer = prediction, last_layer
         self.constants = Constants(mean)
         self._names = [block.names for block in blocks]
-        parts = {}
+        parts: Params = {}
         for k, block in enumerate(blocks):
             pieces = {"values": block.eigenvalues, "left": block.left, "right": block.right}
             parts |= {f"{k}.{name}": t for name, t in pieces.items() if t is not None}
@@ -119,7 +121,8 @@ class LaplaceGaussian(Posterior):
     def deviations(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n differences from the mean, of the weights that vary."""
         check_count(n)
-        mean, found = self.constants.tensors(), {}
+        mean = self.constants.tensors()
+        found: Params = {}
         for block in self.blocks:
             values = block.eigenvalues
             device = values.device if generator is None else generator.device
@@ -170,10 +173,12 @@ class _LastLayer:
     def __init__(self, mean: Params, moved: Params, name: str) -> None:
         prefix = f"{name}." if name else ""
         self.mean, self.name = mean, name
-        self.weight, self.bias = (
-            mean[n] + moved.get(n, torch.zeros_like(mean[n])[None]) if n in mean else None
-            for n in (prefix + "weight", prefix + "bias")
-        )
+
+        def drawn(n: str) -> Tensor:
+            return mean[n] + moved.get(n, torch.zeros_like(mean[n])[None])
+
+        self.weight = drawn(prefix + "weight")
+        self.bias = drawn(prefix + "bias") if prefix + "bias" in mean else None
 
     def __call__(self, model: nn.Module, *x: Any) -> Tensor:
         features = features_of(model, self.mean, self.name, *x)[0]
@@ -195,7 +200,7 @@ class _Linearised:
 
         def one(direction: Params) -> Any:
             with _differentiable_attention():
-                value, slope = jvp(run, (self.base,), (direction,))
+                value, slope = jvp(run, (self.base,), (direction,))[:2]
             return tree_map(torch.add, value, slope)
 
         if P.runs_at_once(model, self.chunk_size):

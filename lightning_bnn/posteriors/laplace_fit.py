@@ -141,7 +141,7 @@ def _fitted(
     """The curvature as laplace-torch holds it."""
     from laplace import Laplace
 
-    fit = Laplace(model, kind, subset_of_weights="all", hessian_structure=structure)
+    fit: Any = Laplace(model, kind, subset_of_weights="all", hessian_structure=structure)
     try:
         with torch.enable_grad():
             fit.fit(_Loader(batches), progress_bar=progress)

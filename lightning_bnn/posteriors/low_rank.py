@@ -37,6 +37,10 @@ class LowRankGaussian(Posterior):
         | https://arxiv.org/abs/1902.02476
     """
 
+    mean: Tensor
+    std: Tensor
+    deviations: Tensor
+
     def __init__(
         self,
         mean: Params,

@@ -93,9 +93,10 @@ def stream_predictions(
             bar.update(len(targets))
     if not parts:
         raise ValueError("`batches` holds no example.")
-    joined = [torch.cat(part).cpu() for part in zip(*parts, strict=True)]
+    mean, total, expected, epistemic = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
+    accuracy, nll = right / examples, nll / examples
     matrix = None if information is None else information.compute()
-    return StreamedPredictions(*joined, right / examples, nll / examples, matrix)
+    return StreamedPredictions(mean, total, expected, epistemic, accuracy, nll, matrix)
 
 
 class _Sums:

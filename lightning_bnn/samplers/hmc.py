@@ -93,7 +93,7 @@ class HMC(torch.optim.Optimizer):
         return self.param_groups[0]["lr"]
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]  # needs a closure, of tensors
         """One transition of every chain.
 
         Args:

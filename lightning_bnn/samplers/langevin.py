@@ -75,7 +75,7 @@ class Langevin(torch.optim.Optimizer):
         return {**super().__getstate__(), "_scratch": {}}
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of all groups.
 
         Args:
@@ -94,7 +94,8 @@ class Langevin(torch.optim.Optimizer):
         return loss
 
     def _move(self, group: dict[str, Any], params: list[Tensor], index: str) -> None:
-        values, grads = ([_local(t) for t in ts] for ts in (params, [p.grad for p in params]))
+        values = [_local(p) for p in params]
+        grads = [_local(p.grad) for p in params if p.grad is not None]
         noise = self._noise(group, params, index, "noise") if group["temperature"] > 0 else None
         self.update(group, params, values, grads, noise, index)
 
@@ -179,6 +180,6 @@ def _shard(tensor: Tensor) -> tuple[int, ...]:
     """Which part of a sharded parameter this is: parts get noise of their own, copies do not."""
     if not isinstance(tensor, DTensor):
         return ()
-    coordinate = tensor.device_mesh.get_coordinate() or []
+    coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or []
     split = [k for k, placement in enumerate(tensor.placements) if placement.is_shard()]
     return tuple(coordinate[k] for k in split)

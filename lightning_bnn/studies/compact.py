@@ -106,7 +106,8 @@ class _Study:
     ) -> Findings:
         """Table and figures."""
         hmc = self.probabilities(networks["HMC"])
-        gaussians, rows = {}, []
+        gaussians: dict[str, DiagonalGaussian] = {}
+        rows = []
         for name, stack in networks.items():
             own = {
                 f"{name} q_d": DiagonalGaussian.fit(stack),

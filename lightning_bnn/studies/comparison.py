@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -112,7 +113,7 @@ def collect(
         found, origins[name] = _remembered(
             folder / "rows" / f"{name}.json",
             {**settings, "posterior": own},
-            lambda name=name, place=place: _rows(name, place, around, arena, sets, options),
+            functools.partial(_rows, name, place, around, arena, sets, options),
         )
         rows += found
     if all(row.mode == FAILED for row in rows):

@@ -17,6 +17,7 @@ from lightning_bnn import params as P
 from lightning_bnn.commands.silence import one_thread
 from lightning_bnn.params import Params
 from lightning_bnn.plots import Line, lines_figure
+from lightning_bnn.posteriors import Empirical
 from lightning_bnn.studies.collapse import collapse_findings
 from lightning_bnn.studies.compare import findings_of
 from lightning_bnn.studies.comparison import collect
@@ -119,7 +120,9 @@ def _short(name: str) -> dict[str, Any]:
 def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Findings]:
     reference = runs[REFERENCE]
     around = reference.surroundings()
-    networks = reference.module().posterior().networks
+    posterior = reference.module().posterior()
+    assert isinstance(posterior, Empirical)
+    networks = posterior.networks
     sym = discover(around.template, around.example())
     places = {title: str(runs[name].folder) for name, title in METHODS.items()}
     comparison = findings_of(collect(str(reference.folder), places, folder / "compare"))

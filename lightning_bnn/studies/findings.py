@@ -133,4 +133,4 @@ def settings_of(scales: Mapping[str, T], scale: str, **given: Any) -> T:
         values = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(v, (int, float)) and not v > 0 for v in values):
             raise ValueError(f"`{name}` must be positive, got {value}.")
-    return dataclasses.replace(scales[scale], **changed)  # type: ignore[type-var]
+    return dataclasses.replace(scales[scale], **changed)  # type: ignore[type-var]  # scales are dataclasses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -138,7 +138,7 @@ def _picture(header: list[str], rows: list[list[Cell]], widths: list[int]) -> An
     x = torch.tensor([float(width) for width in widths])
     curves = {}
     for k, name in enumerate(header[3:], 3):
-        found = [row[k] for row in rows]
+        found = [cast(Measured, row[k]) for row in rows]
         mean, error = (torch.tensor([float(cell[part]) for cell in found]) for part in (0, 1))
         curves[name] = Line(x, mean, mean - error, mean + error)
     return lines_figure({"": curves}, ("units", "information (nats)"))

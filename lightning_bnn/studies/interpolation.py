@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.tables import Table
+from lightning_bnn.studies.tables import Cell, Table
 
 __all__ = ["fitted_gaussians", "interpolation", "midpoint_kl"]
 
@@ -159,7 +159,7 @@ def midpoint_kl(alpha: float) -> tuple[float, float]:
 
 # ------------------------------------------------------------ output
 def _findings(found: dict[int, Fits], settings: Scale, seed: int) -> Findings:
-    rows = []
+    rows: list[list[Cell]] = []
     for dim, fits in found.items():
         for k, sigma in enumerate(settings.sigmas):
             last, first = _threshold(fits.alphas, fits.measure[k])
@@ -172,7 +172,7 @@ def _findings(found: dict[int, Fits], settings: Scale, seed: int) -> Findings:
         "Started on a mode, the Gaussian stays there from alpha / sigma = 4.825 on (quadrature; "
         "the grid limits how well this table shows it)."
     )
-    exact = [[f"{a:g}", *midpoint_kl(a)] for a in (1.0, 2.0, 3.0, 4.0, 4.8)]
+    exact: list[list[Cell]] = [[f"{a:g}", *midpoint_kl(a)] for a in (1.0, 2.0, 3.0, 4.0, 4.8)]
     return Findings(
         "interpolation",
         "One Gaussian for two modes (P2, section 3)",

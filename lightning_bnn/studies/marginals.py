@@ -129,7 +129,7 @@ def _rows(stack: Params, sym: Symmetries, index: int) -> tuple[str, Tensor] | No
 
 
 def _tests(form: str, stack: Params, sym: Symmetries) -> list[list[Cell]]:
-    found = []
+    found: list[list[Cell]] = []
     for index in range(len(sym.permutations)):
         held = _rows(stack, sym, index)
         if held is not None:

@@ -13,7 +13,7 @@ from lightning_bnn.params import Params
 from lightning_bnn.plots import histograms_figure, scatter_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.populations import ENSEMBLES, population
-from lightning_bnn.studies.tables import Table, spread
+from lightning_bnn.studies.tables import Cell, Table, spread
 from lightning_bnn.symmetry import MinMass, Symmetries, min_mass, rescale
 
 __all__ = ["mass", "mass_findings"]
@@ -70,12 +70,12 @@ def mass_findings(
     """
     found = _masses(networks, sym)
     optimum = found.optimum
-    rows = [
+    rows: list[list[Cell]] = [
         ["mass", spread(optimum.mass), *_range(optimum.mass)],
         ["minimum mass", spread(optimum.minimum), *_range(optimum.minimum)],
         ["excess %", spread(optimum.excess), *_range(optimum.excess)],
     ]
-    layers = [
+    layers: list[list[Cell]] = [
         [name, *(spread(t) for t in (*found.layers[name], *found.largest[name]))]
         for name in found.largest
     ]

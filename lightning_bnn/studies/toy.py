@@ -10,6 +10,7 @@ import torch
 from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.params import Params
 from lightning_bnn.plots import hexbin_figure, scatter_figure
+from lightning_bnn.posteriors import Empirical
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.runs import Job, run_jobs
 from lightning_bnn.studies.tables import Cell, Table
@@ -58,10 +59,11 @@ def toy(
     run = run_jobs([job], folder)["runs"]
     around, module = run.surroundings(), run.module()
     assert isinstance(module, DeepEnsemble)
-    trained = module.posterior().networks
+    posterior = module.posterior()
+    assert isinstance(posterior, Empirical)
     sym = discover(around.template, around.example())
     points, labels = next(iter(around.training(1)))
-    findings = _findings(trained, sym, module.members, job.command)
+    findings = _findings(posterior.networks, sym, module.members, job.command)
     figure = scatter_figure(
         {"training data": {f"class {k}": tuple(points[labels == k].T) for k in (0, 1)}},
         ("x", "y"),
@@ -96,11 +98,8 @@ def _findings(networks: Params, sym: Symmetries, trained: int, command: str) -> 
     rows: list[list[Cell]] = [
         ["networks", len(raw), f"of {trained} trained"],
         ["norm of both weights, median", levels[1], f"5 % {levels[0]:.2f}, 95 % {levels[2]:.2f}"],
-        *(
-            [f"quadrant {name}", float(part.double().mean()), ""]
-            for name, part in quadrants.items()
-        ),
     ]
+    rows += [[f"quadrant {n}", float(part.double().mean()), ""] for n, part in quadrants.items()]
     for name, points in forms.items():
         test = ks_2samp(points[:, 0].numpy(), points[:, 1].numpy())
         told = "same distribution" if test.pvalue > 0.01 else "different distributions"

@@ -129,6 +129,7 @@ def _run(alpha: float, method: str, seeds: int, epochs: int, noise: float) -> Re
 @torch.no_grad()
 def _judged(module: MFVI, data: TractableReLU, alpha: float, method: str) -> Result:
     template, likelihood = module.template, module.likelihood
+    assert isinstance(template, TwoReLUs)
     (x, y), (u, v) = data.load().train, data.load().test
     sym = discover(template, x[:2])
     columns: dict[str, list[Tensor]] = {k: [] for k in ("mse", "elbo", "drawn", "exact")}

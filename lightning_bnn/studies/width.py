@@ -17,7 +17,7 @@ from lightning_bnn.randomness import keyed_generator, keyed_randomness
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.predictions import accuracy, mean_probabilities
 from lightning_bnn.studies.runs import Job, Run, run_jobs
-from lightning_bnn.studies.tables import Measured, Table, spread
+from lightning_bnn.studies.tables import Cell, Measured, Table, spread
 
 __all__ = ["width"]
 
@@ -134,6 +134,7 @@ def _judged(run: Run, networks: int) -> dict[str, Tensor]:
     batches = list(around.training(50))
     with quiet(), keyed_randomness("width", "elbo"):
         found = [judge.losses((inputs,), targets) for inputs, targets in batches]
+    assert judge.num_data is not None
     elbo, information = (
         torch.stack([terms[name] for terms in found]).mean(0) / judge.num_data
         for name in ("elbo", "permutation_info")
@@ -152,7 +153,9 @@ def _findings(
     methods = _methods(settings)
 
     def table(title: str, key: str, digits: int) -> Table:
-        rows = [[m, *(spread(results[w, m][key]) for w in settings.widths)] for m in methods]
+        rows: list[list[Cell]] = [
+            [m, *(spread(results[w, m][key]) for w in settings.widths)] for m in methods
+        ]
         return Table(title, ["", *(f"{w} units" for w in settings.widths)], rows, digits)
 
     x = torch.tensor([float(w) for w in settings.widths])

@@ -166,10 +166,10 @@ class Constraints:
             )
         key = (weight.name, 0 if len(weight.full_shape) == 1 else None, 0, None)
         if key not in self.entries:
-            labels = self.fresh(weight.full_shape.numel()).numpy()
-            self._add(key, Entry(weight.name, key[1], labels, "raw", 1, 1))
+            fresh = self.fresh(weight.full_shape.numel()).numpy()
+            self._add(key, Entry(weight.name, key[1], fresh, "raw", 1, 1))
             if weight.is_buffer:
-                self.freeze(labels, ("scale", "sign"))
+                self.freeze(fresh, ("scale", "sign"))
         entry = self.entries[key]
         self._raw_beside_layers(key, entry)
         labels = torch.from_numpy(entry.labels.reshape(-1))
@@ -179,7 +179,7 @@ class Constraints:
             narrow_except(c, moving) * s for c, s in zip(weight.coords, stride, strict=True)
         )
         if entry.read is None:
-            entry.read = np.zeros(labels.numel(), bool)
+            entry.read = np.zeros(labels.numel(), np.bool_)
         entry.read[np.ravel(index)] = True
         return Value(labels[index].expand(weight.shape))
 

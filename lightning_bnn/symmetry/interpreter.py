@@ -106,7 +106,8 @@ class Tracer:
         return torch.fx.map_arg(output, values.__getitem__)
 
     def _input(self, program: ExportedProgram, node: Node) -> Any:
-        signature, value = program.graph_signature, node.meta.get("val")
+        signature = program.graph_signature
+        value: Any = node.meta.get("val")
         name = signature.inputs_to_parameters.get(node.name)
         if name is not None:
             name = self.alias.get(name, name)
@@ -128,7 +129,8 @@ class Tracer:
         name = operation_name(node).removesuffix("_")
         self.operations.add(name)
         arguments = values.__getitem__ if name in _BROADCASTING else _full_size(values)
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), arguments)
+        given: Any = (node.args, node.kwargs)
+        args, kwargs = torch.fx.map_arg(given, arguments)
         operands = [x for x in tree_leaves((args, kwargs), is_leaf=is_operand) if is_operand(x)]
         try:
             if node.target is operator.getitem:

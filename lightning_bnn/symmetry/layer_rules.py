@@ -158,9 +158,9 @@ def einsum(
     if any(isinstance(o, Weight) for o in operands):
         raise Unsupported("a weight on the left")
     names = [*result, *sorted({c for t in letters for c in t} - set(result))]
-    spread = [_spread(system.labels(o), t, names) for o, t in zip(operands, letters, strict=True)]
+    a, b = (_spread(system.labels(o), t, names) for o, t in zip(operands, letters, strict=True))
     summed = list(range(len(result), len(names)))
-    return Value(contract(system, *spread, summed, node.meta["val"].shape))
+    return Value(contract(system, a, b, summed, node.meta["val"].shape))
 
 
 def _spread(labels: Tensor, letters: str, names: Sequence[str]) -> Tensor:

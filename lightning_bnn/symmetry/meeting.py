@@ -95,7 +95,8 @@ def multiply_labels(system: Constraints, x: Tensor, y: Tensor, inverse: bool = F
         a, b = b, a
     zero = (a < 0) | (b < 0)
     parts = (np.ravel(t[~zero].numpy()) for t in (out, a.contiguous(), b.contiguous()))
-    system.products.append(Product(*parts, inverse))
+    product, first, second = parts
+    system.products.append(Product(product, first, second, inverse))
     return torch.where(zero, STRUCTURAL_ZERO, out).expand(shape)
 
 

@@ -194,7 +194,8 @@ class _Sweep:
             both = torch.cat([p.plus[:, up] * f[:, up], p.minus[:, up] * f[:, down]], -1)
             for use in uses:
                 both.index_add_(-1, use.slot, use.mass(f))
-            ratio = _ratio(*both.chunk(2, -1), self.alive[:, up])
+            inflow, outflow = both.chunk(2, -1)
+            ratio = _ratio(inflow, outflow, self.alive[:, up])
             extremes += [ratio.amax(), 1 / ratio.amin()]
             root = ratio.sqrt()
             f[:, up] *= root

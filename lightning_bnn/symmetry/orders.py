@@ -16,11 +16,11 @@ from lightning_bnn.params import Params
 from lightning_bnn.symmetry.canonical import SortKey, sort_permutations
 from lightning_bnn.symmetry.counting import inversions, transpositions
 from lightning_bnn.symmetry.groups import PermutationGroup, Symmetries
-from lightning_bnn.symmetry.units import statistic, writer
+from lightning_bnn.symmetry.units import Statistic, statistic, writer
 
 __all__ = ["OrderChange", "UnitOrders", "order_change", "transpositions_between"]
 
-_STATISTICS = ("max", "mean", "median", "norm")
+_STATISTICS: tuple[Statistic, ...] = ("max", "mean", "median", "norm")
 
 
 class OrderChange(NamedTuple):
@@ -75,13 +75,14 @@ class UnitOrders:
         """Sorting permutations, ``(groups, longest)`` or ``(members, groups, longest)``."""
         if not self.groups:
             raise ValueError("The network has no permutation symmetry.")
-        if self._by in _STATISTICS:
-            return self._keys(params).argsort(dim=-1, descending=True, stable=True)
-        found = sort_permutations(params, self._sym, self._by)
+        by = self._by
+        if by in _STATISTICS:
+            return self._keys(params, by).argsort(dim=-1, descending=True, stable=True)
+        found = sort_permutations(params, self._sym, by)
         return self._padded([found[k] for k in self._kept])
 
-    def _keys(self, params: Params) -> Tensor:
-        keys = [statistic(params, self._sym, place, self._by) for place in self._places]
+    def _keys(self, params: Params, by: Statistic) -> Tensor:
+        keys = [statistic(params, self._sym, place, by) for place in self._places]
         return self._matrix(keys, keys[0].new_full(self._shape, -torch.inf))
 
     def _padded(self, permutations: list[Tensor]) -> Tensor:

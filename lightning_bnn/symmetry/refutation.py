@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.actions import multiply, permute
+from lightning_bnn.symmetry.actions import Kind, multiply, permute
 from lightning_bnn.symmetry.elements import random_scales, random_signs
 from lightning_bnn.symmetry.export import UnsupportedModel
 from lightning_bnn.symmetry.groups import Frozen, Symmetries
@@ -146,7 +146,10 @@ def _covering_elements(
     """Cycles through all units of every group; and every sign flipped in one of the two."""
     signs = random_signs(sym, generator)
     for flips in (signs, [-s for s in signs]):
-        factors = {"signs": flips, "scalings": random_scales(sym, generator)}
+        factors: dict[Kind, list[Tensor]] = {
+            "signs": flips,
+            "scalings": random_scales(sym, generator),
+        }
         cycles = []
         for group in sym.permutations:
             order = torch.randperm(group.units, generator=generator)
@@ -155,11 +158,15 @@ def _covering_elements(
 
 
 def _only(sym: Symmetries, kept: Sequence[tuple[str, int]]) -> Symmetries:
-    groups = {
-        kind: tuple(getattr(sym, kind)[k] for name, k in kept if name == kind)
-        for kind in ("permutations", "scalings", "signs")
-    }
-    return replace(sym, **groups)
+    def groups(kind: Kind) -> tuple[Any, ...]:
+        return tuple(getattr(sym, kind)[k] for name, k in kept if name == kind)
+
+    return replace(
+        sym,
+        permutations=groups("permutations"),
+        scalings=groups("scalings"),
+        signs=groups("signs"),
+    )
 
 
 def _without(sym: Symmetries, wrong: Sequence[tuple[str, int, str]]) -> Symmetries:

@@ -88,16 +88,7 @@ def rearrange(system: Constraints, node: Node, *args: Any, **kwargs: Any) -> Any
         return tree_map(lambda t: Value(compress(t)), result)
     if any(isinstance(leaf, Value) for leaf in leaves):
         raise Unsupported("a weight indexed by an activation")
-    results = []
-    for k in range(len(weight.coords)):
-        results.append(
-            _execute(
-                node,
-                args,
-                kwargs,
-                lambda v, k=k: v.coords[k] if isinstance(v, Weight) else v.tensor.cpu(),
-            )
-        )
+    results = [_execute(node, args, kwargs, _coordinate(k)) for k in range(len(weight.coords))]
     if isinstance(results[0], Tensor):
         return _view(weight, results)
     return type(results[0])(_view(weight, parts) for parts in zip(*results, strict=True))
@@ -107,6 +98,10 @@ def _view(weight: Weight, coords: Sequence[Tensor]) -> Weight:
     return Weight(
         weight.name, tuple(compress(c) for c in coords), weight.full_shape, weight.is_buffer
     )
+
+
+def _coordinate(k: int) -> Callable[[Any], Tensor]:
+    return lambda v: v.coords[k] if isinstance(v, Weight) else v.tensor.cpu()
 
 
 def _execute(node: Node, args: Any, kwargs: Any, pick: Callable[[Any], Tensor]) -> Any:

@@ -14,7 +14,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from lightning_bnn.symmetry.classes import Channels, Ints, mix, name_of, permutation_groups
-from lightning_bnn.symmetry.constraints import Constraints, Entry, Product
+from lightning_bnn.symmetry.constraints import Constraints, Entry, Labels, Product
 from lightning_bnn.symmetry.groups import (
     Axis,
     Group,
@@ -195,8 +195,8 @@ def _simplify(entry: Entry, shapes: Mapping[str, torch.Size], systems: Sequence[
 
 
 def _along_one_dimension(
-    table: Ints, read: NDArray[np.bool_], dim: int, systems: Sequence[Ints]
-) -> Ints | None:
+    table: Labels, read: NDArray[np.bool_], dim: int, systems: Sequence[Ints]
+) -> Labels | None:
     """Labels per index of a dimension, if all read elements of an index agree in all systems."""
     table = np.moveaxis(table, dim, 0).reshape(table.shape[dim], -1)
     read = np.moveaxis(read, dim, 0).reshape(table.shape)

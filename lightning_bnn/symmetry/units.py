@@ -107,9 +107,7 @@ def _deviation(rows: Tensor, place: Placement) -> Tensor:
     return rows.std(-1)
 
 
-_REDUCTIONS: dict[
-    str, tuple[Callable[[Tensor, Sequence[int]], Tensor], Callable[[Tensor], Tensor]]
-] = {
+_REDUCTIONS: dict[str, tuple[Callable[[Tensor, list[int]], Tensor], Callable[[Tensor], Tensor]]] = {
     "max": (lambda w, dims: w.amax(dims), lambda v: v.amax(-1)),
     "mean": (lambda w, dims: w.sum(dims), lambda v: v.sum(-1)),
     "norm": (
@@ -120,7 +118,7 @@ _REDUCTIONS: dict[
 
 
 def _reduce(
-    w: Tensor, axis: Axis, offset: int, reduction: Callable[[Tensor, Sequence[int]], Tensor]
+    w: Tensor, axis: Axis, offset: int, reduction: Callable[[Tensor, list[int]], Tensor]
 ) -> Tensor:
     """Reduce over all dimensions but the axis, in the tensor's own layout."""
     if axis.dim is None:

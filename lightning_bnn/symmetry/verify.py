@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.actions import multiply, permute, shift_logits
+from lightning_bnn.symmetry.actions import Kind, multiply, permute, shift_logits
 from lightning_bnn.symmetry.elements import random_permutations, random_scales, random_signs
 from lightning_bnn.symmetry.export import check_forward, skeleton, to_network
 from lightning_bnn.symmetry.groups import Symmetries
@@ -84,7 +84,10 @@ def in_runnable_precision(
 
 def random_element(params: Params, sym: Symmetries, generator: torch.Generator) -> Params:
     """Act on parameters with a random sign, scale and permutation of every unit."""
-    factors = {"signs": random_signs(sym, generator), "scalings": random_scales(sym, generator)}
+    factors: dict[Kind, list[Tensor]] = {
+        "signs": random_signs(sym, generator),
+        "scalings": random_scales(sym, generator),
+    }
     params = multiply(params, sym, factors)
     return permute(params, sym, random_permutations(sym, generator))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +88,7 @@ def _devices(model: nn.Module) -> list[int]:
 
 def _reset(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for child in _resettable(module):
-        reset = getattr(child, "reset_parameters", None) or child._reset_parameters
+        reset: Any = getattr(child, "reset_parameters", None) or child._reset_parameters
         reset()
     found = module.state_dict()
     return {name: found[name].detach() for name in state}

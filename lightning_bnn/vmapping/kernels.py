@@ -29,7 +29,7 @@ def _compiled(function: Callable[..., Any]) -> Any:
 
 
 @_compiled
-def convolve(x, w, out, stride, dilation, first, last):  # type: ignore[no-untyped-def]
+def convolve(x, w, out, stride, dilation, first, last):
     """``out[m, o, i, j] = sum w[m, o, c, s, t] x[m, c, i * stride + s, j * stride + t]``."""
     _, outputs, depth, height, _ = w.shape
     share = outputs // (x.shape[1] // depth)
@@ -48,7 +48,7 @@ def convolve(x, w, out, stride, dilation, first, last):  # type: ignore[no-untyp
 
 
 @_compiled
-def _runs(out, stride, dilation):  # type: ignore[no-untyped-def]
+def _runs(out, stride, dilation):
     """How a line of outputs is cut into runs along which inputs and outputs go side by side.
 
     Returns:
@@ -60,7 +60,7 @@ def _runs(out, stride, dilation):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _add_taps(total, taps, line, step, gap, length):  # type: ignore[no-untyped-def]
+def _add_taps(total, taps, line, step, gap, length):
     """Add the products of one line of a kernel; four at a time, for fewer reads of the total."""
     for run in range(total.shape[0] // length):
         row, at, t = total[run * length : (run + 1) * length], run * step, 0
@@ -78,7 +78,7 @@ def _add_taps(total, taps, line, step, gap, length):  # type: ignore[no-untyped-
 
 
 @_compiled
-def _four(line, at, gap, length):  # type: ignore[no-untyped-def]
+def _four(line, at, gap, length):
     return (
         line[at : at + length],
         line[at + gap : at + gap + length],
@@ -88,7 +88,7 @@ def _four(line, at, gap, length):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def input_gradient(g, w, gx, stride, dilation, first, last):  # type: ignore[no-untyped-def]
+def input_gradient(g, w, gx, stride, dilation, first, last):
     """What the gradient ``g`` of the outputs says about the inputs."""
     _, outputs, depth, height, _ = w.shape
     share = outputs // (gx.shape[1] // depth)
@@ -106,7 +106,7 @@ def input_gradient(g, w, gx, stride, dilation, first, last):  # type: ignore[no-
 
 
 @_compiled
-def _give_back(line, taps, row, step, gap, length):  # type: ignore[no-untyped-def]
+def _give_back(line, taps, row, step, gap, length):
     for run in range(row.shape[0] // length):
         g = row[run * length : (run + 1) * length]
         for t in range(taps.shape[0]):
@@ -117,7 +117,7 @@ def _give_back(line, taps, row, step, gap, length):  # type: ignore[no-untyped-d
 
 
 @_compiled
-def weight_gradient(g, x, gw, stride, dilation, first, last):  # type: ignore[no-untyped-def]
+def weight_gradient(g, x, gw, stride, dilation, first, last):
     """What the gradient ``g`` of the outputs says about the weights."""
     _, outputs, depth, height, _ = gw.shape
     share = outputs // (x.shape[1] // depth)
@@ -136,7 +136,7 @@ def weight_gradient(g, x, gw, stride, dilation, first, last):  # type: ignore[no
 
 
 @_compiled
-def _add_dots(taps, row, line, step, gap, length):  # type: ignore[no-untyped-def]
+def _add_dots(taps, row, line, step, gap, length):
     """Four gradients at a time, for fewer reads of the row."""
     for run in range(row.shape[0] // length):
         g, at, t = row[run * length : (run + 1) * length], run * step, 0
@@ -162,7 +162,7 @@ def _add_dots(taps, row, line, step, gap, length):  # type: ignore[no-untyped-de
 
 
 @_compiled
-def pool(x, out, index, size, stride, first, last):  # type: ignore[no-untyped-def]
+def pool(x, out, index, size, stride, first, last):
     """The largest value of every window, and which of its places has it first."""
     for m in range(first, last):
         for c in range(out.shape[1]):
@@ -182,7 +182,7 @@ def pool(x, out, index, size, stride, first, last):  # type: ignore[no-untyped-d
 
 
 @_compiled
-def pool_gradient(g, index, gx, size, stride, first, last):  # type: ignore[no-untyped-def]
+def pool_gradient(g, index, gx, size, stride, first, last):
     """The gradient of every window goes to the place that had the largest value."""
     apart = stride[0] >= size[0] and stride[1] >= size[1]
     for m in range(first, last):
@@ -198,7 +198,7 @@ def pool_gradient(g, index, gx, size, stride, first, last):  # type: ignore[no-u
 
 
 @_compiled
-def _route(there, row, where, place, apart):  # type: ignore[no-untyped-def]
+def _route(there, row, where, place, apart):
     """To one place of a window; windows that overlap add."""
     if apart:
         for b in range(row.shape[0]):
