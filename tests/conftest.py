@@ -1,3 +1,5 @@
+import logging
+
 import pytest
 import torch
 
@@ -6,6 +8,10 @@ import torch
 def _reproducible():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    yield
+    logger.setLevel(level)  # scripts make it quiet
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ def inputs_and_targets(batch: Any) -> tuple[tuple[Any, ...], Tensor]:
 
     In a tuple the last one is the target; in a dict they are known by their usual names.
 
-    >>> inputs_and_targets({"image": 1, "label": 2})
-    ((1,), 2)
+    >>> inputs_and_targets({"image": torch.zeros(2), "label": torch.tensor(3)})
+    ((tensor([0., 0.]),), tensor(3))
     """
     if isinstance(batch, Mapping):
         return (_named(batch, _INPUTS, "inputs"),), _named(batch, _TARGETS, "targets")
