@@ -1,11 +1,15 @@
 """What every stochastic-gradient sampler must do: moments, temperature, resume, torch's manners."""
 
 import copy
+import itertools
 import math
 
 import pytest
 import torch
+from distributed import on_ranks
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from lightning_bnn.samplers import SGHMC, SGLD, CyclicalSchedule, PreconditionedSGLD
 
@@ -68,6 +72,26 @@ def test_the_stationary_law_at_a_finite_rate(momentum, lr):
     run(sampler, theta, 150, lambda t: t.square() / 2)
     wanted = 1 / N / (1 - lr / (2 * (1 + momentum)))
     assert theta.var().item() == pytest.approx(wanted, rel=0.02)
+
+
+@pytest.mark.parametrize(("momentum", "estimate"), [(0.5, 0.1), (0.5, 0.5), (0.0, 0.4)])
+def test_noise_that_minibatches_bring_is_not_added_again(momentum, estimate):
+    """Gradients of variance 2 b T / (lr N), and an estimate b: the law of exact gradients."""
+    lr, g = 0.5, torch.Generator().manual_seed(0)
+
+    def variance(noise_estimate):
+        theta = nn.Parameter(torch.zeros(50_000, dtype=torch.float64))
+        sampler = SGHMC([theta], lr, momentum, N, noise_estimate=noise_estimate)
+        for _ in range(40):
+            batch = torch.randn(50_000, dtype=torch.float64, generator=g)
+            theta.grad = theta.detach() + math.sqrt(2 * estimate / (lr * N)) * batch
+            sampler.step()
+        return theta.var().item()
+
+    exact = 1 / N / (1 - lr / (2 * (1 + momentum)))
+    assert variance(estimate) == pytest.approx(exact, rel=0.03)
+    heated = exact * (1 + estimate / (1 - momentum))  # who is not told adds all of the noise
+    assert variance(0.0) == pytest.approx(heated, rel=0.03)
 
 
 def test_velocities_start_from_their_stationary_law():
@@ -154,6 +178,43 @@ def test_noise_is_its_own(name):
     for p, q, r in zip(*(m.parameters() for m in (one, two, other)), strict=True):
         assert torch.equal(p, q)
         assert not torch.equal(p, r)
+
+
+PLACEMENTS = {
+    "copies": (Replicate(), Replicate()),
+    "parts": (Shard(0), Shard(1)),
+    "copies of parts": (Replicate(), Shard(0)),
+    "parts of copies": (Shard(0), Replicate()),
+}
+
+
+def sharded(rank):
+    """What one of four processes holds of a parameter, and how its samplers move it."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    held = {}
+    for name, placements in PLACEMENTS.items():
+        whole = torch.arange(16, dtype=torch.float64).reshape(4, 4)
+        theta = nn.Parameter(distribute_tensor(whole, mesh, placements, src_data_rank=None))
+        mine = theta.detach().to_local().clone()
+        held[name] = [mine]
+        for make in SAMPLERS.values():
+            before = theta.detach().to_local().clone()
+            theta.grad = torch.zeros_like(theta)
+            make([theta], num_data=N).step()
+            held[name].append(theta.detach().to_local() - before)
+    return held
+
+
+def test_parts_have_noise_of_their_own_and_copies_share_it():
+    """Two processes draw the same noise exactly where they hold the same weights."""
+    ranks = on_ranks(sharded, 4)
+    for name in PLACEMENTS:
+        for one, two in itertools.combinations(ranks, 2):
+            alike = torch.equal(one[name][0], two[name][0])
+            for a, b in zip(one[name][1:], two[name][1:], strict=True):
+                assert a.abs().min() > 0
+                same = torch.isclose(a, b, rtol=1e-9, atol=1e-12)
+                assert bool(same.all()) if alike else not bool(same.any())
 
 
 @EACH
