@@ -34,6 +34,16 @@ def images(n=30):
     return list(zip(x.split(7), y.split(7), strict=True))
 
 
+@STRUCTURES
+def test_progress_is_shown_to_those_who_ask(structure, capsys):
+    for options in ({}, {"progress": True}):
+        net = nn.Linear(3, 2).double()
+        data = [(torch.randn(5, 3).double(), torch.randint(2, (5,)))]
+        curvature(net, P.of(net), data, Categorical(), structure, **options)
+        shown = capsys.readouterr().err
+        assert bool(shown) == bool(options)
+
+
 def theirs(net, batches, structure, **options):
     from laplace import Laplace
 
