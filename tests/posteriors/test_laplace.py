@@ -83,6 +83,12 @@ def test_the_precision_is_that_of_laplace_torch(structure):
     assert_same_precision(posterior, fit, structure)
 
 
+@pytest.mark.parametrize("hidden", [[], [4], [4, 4], [4, 4, 4]])
+def test_the_last_layer_is_the_one_that_makes_the_outputs(hidden):
+    net = models.mlp(4, hidden, 3)
+    assert net.get_submodule(last_layer_name(net)).out_features == 3
+
+
 @STRUCTURES
 def test_the_last_layer_alone(structure):
     net, batches = convolutional(), images()

@@ -58,8 +58,12 @@ def test_predictions_of_all_members_are_never_held(monkeypatch):
 
     monkeypatch.setattr(P, "apply", counted)
     limit = 8 * 3 * 200
-    stream_predictions(model, stack, [(x, y)], memory=limit)
-    assert max(sizes) <= limit / 8
+    for batch in (300, 7, 1):  # small batches predict together, but no more than that
+        sizes.clear()
+        stream_predictions(
+            model, stack, zip(x.split(batch), y.split(batch), strict=True), memory=limit
+        )
+        assert limit / 16 < max(sizes) <= limit / 8
     sizes.clear()
     stream_predictions(model, stack, [(x, y)])
     assert max(sizes) == 50 * 300 * 3

@@ -11,7 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from lightning_bnn.samplers import SGHMC, SGLD, CyclicalSchedule, PreconditionedSGLD
+from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.samplers import SGHMC, SGLD, CyclicalSchedule, PreconditionedSGLD, langevin
 
 N, CHAINS = 50, 4000
 COVARIANCE = torch.tensor([[1.0, 0.6], [0.6, 0.8]], dtype=torch.float64) / N
@@ -101,6 +102,36 @@ def test_velocities_start_from_their_stationary_law():
         run(sampler, theta, steps, lambda t: t.square() / 2)
         velocity = sampler.state[theta]["velocity"] * 1e-2
         assert velocity.var().item() == pytest.approx(2e-4 / (1.9 * N), rel=0.02)
+
+
+@pytest.mark.parametrize(("temperature", "momentum"), [(1.0, 0.0), (1.0, 0.9), (0.3, 0.9)])
+def test_the_kinetic_temperature_is_that_of_the_target(temperature, momentum):
+    """Where no force acts; tensors of several groups count by their size, not by their number."""
+    weights = [nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (40_000, 3, 20_000)]
+    groups = [{"params": weights[:2]}, {"params": weights[2:], "num_data": 10 * N, "lr": 1e-3}]
+    sampler = SGHMC(groups, 0.1, momentum, N, temperature)
+    assert sampler.kinetic_temperature().isnan()
+    for _ in range(3):
+        for w in weights:
+            w.grad = torch.zeros_like(w)
+        sampler.step()
+        assert sampler.kinetic_temperature().item() == pytest.approx(temperature, rel=0.03)
+
+
+@EACH
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_noise_is_drawn_that_would_not_be_used(name, temperature, monkeypatch):
+    """Plain optimization does not pay for random numbers."""
+    keys = []
+
+    def counted(*key, device):
+        keys.append(key)
+        return keyed_generator(*key, device=device)
+
+    monkeypatch.setattr(langevin, "keyed_generator", counted)
+    theta = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    run(SAMPLERS[name]([theta], num_data=N, temperature=temperature), theta, 3, torch.square)
+    assert bool(keys) == (temperature > 0)
 
 
 @pytest.mark.parametrize("option", [{"prior_precision": 4.0}, {"weight_decay": 4.0 / N}])
@@ -260,6 +291,27 @@ def test_cycles():
     assert rates == pytest.approx(wanted)
     assert temperatures == [0.3 if k % 10 >= 5 else 0.0 for k in range(25)]
     assert sampling == [k % 10 >= 5 for k in range(25)]
+
+
+def test_by_default_a_cycle_samples_in_its_last_fifth():
+    sampler = SGLD([nn.Parameter(torch.zeros(2))], num_data=10)
+    schedule, sampling = CyclicalSchedule(sampler, 20), []
+    for _ in range(60):
+        sampling.append(schedule.sampling)
+        sampler.step()
+        schedule.step()
+    assert sampling == ([False] * 16 + [True] * 4) * 3
+
+
+def test_a_cycle_of_one_step_without_exploration_changes_nothing():
+    sampler = SGLD([nn.Parameter(torch.zeros(2))], lr=0.3, num_data=10, temperature=0.7)
+    schedule = CyclicalSchedule(sampler, 1, exploration=0.0)
+    for _ in range(5):
+        assert schedule.sampling
+        assert sampler.param_groups[0]["lr"] == 0.3
+        assert sampler.param_groups[0]["temperature"] == 0.7
+        sampler.step()
+        schedule.step()
 
 
 @pytest.mark.bad_input
