@@ -95,7 +95,7 @@ def test_nothing_to_predict(tmp_path):
         stream_predictions(model, stack, [])
     with pytest.raises(ValueError, match="`batches` must be inputs and class indices"):
         stream_predictions(model, stack, [(x, y.double())])
-    for wrong in (y[:, None], y + 3):
+    for wrong in (y[:, None], y + 3, y - 1):
         with pytest.raises(ValueError, match="`batches` must be inputs and class indices"):
             stream_predictions(model, stack, [(x, wrong)])
     with pytest.raises(ValueError, match="`batches` must be pairs of a tensor"):
