@@ -47,6 +47,27 @@ def test_heads_with_their_own_constant_bias_are_not_exchangeable():
     assert not biased.frozen
 
 
+@pytest.mark.parametrize(
+    "reduce",
+    [
+        *(torch.mean, torch.sum, torch.amax, torch.std, torch.linalg.vector_norm),
+        lambda h: h.mean(dim=()),
+        lambda h: h.logsumexp((0, 1)),
+    ],
+)
+def test_units_may_be_permuted_under_a_reduction_over_everything(reduce):
+    """Without dimensions, with none of them or with all of them: torch means the same."""
+
+    def forward(s, x):
+        h = torch.relu(s.a(x))
+        return s.c(h / (1 + reduce(h).abs()))
+
+    model = Forward(forward, a=lin(3, 4), c=lin(4, 2)).double()
+    sym = exact(model, torch.randn(2, 3).double())
+    assert units(sym) == [(4, "channel")]
+    assert not sym.frozen
+
+
 def rows_and_columns(s, x):
     h = torch.relu(s.a(x))
     crossed = h.unflatten(1, (2, 2)).transpose(1, 2).flatten(1, 2)
