@@ -136,6 +136,20 @@ def test_the_certificate_holds(name):
     assert min_mass(params, sym).gap < 1e-9
 
 
+@pytest.mark.parametrize("name", ["grouped", "two streams", "self-feeding"])
+def test_it_stops_where_the_certificate_allows_it(name):
+    """A looser tolerance takes fewer steps, and one that rounding forbids does not take all."""
+    build, shape, batch_norm = NETWORKS[name]
+    _, sym, params = setup(build(), torch.randn(shape), batch_norm=batch_norm)
+    steps = []
+    for tolerance in (1e-1, 1e-5, 1e-10, 1e-300):
+        found = min_mass(params, sym, tolerance=tolerance)
+        assert found.gap <= max(tolerance, 1e-12)
+        steps.append(found.iterations)
+    assert steps == sorted(steps)
+    assert steps[0] < steps[2] <= steps[3] < 40
+
+
 def test_the_minimum_does_not_depend_on_where_one_starts():
     _, sym, params = setup(two_streams(), torch.randn(2, 5))
     other = rescale(params, sym, random_scales(sym, spread=1.0))
