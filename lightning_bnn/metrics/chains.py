@@ -34,7 +34,7 @@ def rhat(draws: Float[Tensor, "chains samples *numbers"]) -> Tensor:
     tensor(True)
     """
     halves = _halves(draws)
-    centred = (halves - halves.flatten(0, 1).median(0).values).abs()
+    centred = (halves - _median(halves)).abs()
     found = torch.maximum(_reduction(_scores(halves)), _reduction(_scores(centred)))
     return found.reshape(draws.shape[2:])
 
@@ -81,6 +81,13 @@ def _halves(draws: Tensor) -> Tensor:
     half = samples // 2
     rows = draws.double().reshape(chains, samples, -1)
     return torch.cat([rows[:, :half], rows[:, samples - half :]])
+
+
+def _median(x: Tensor) -> Tensor:
+    """The mean of the middle two; halves always hold an even number of draws."""
+    ordered = x.flatten(0, 1).sort(0).values
+    middle = len(ordered) // 2
+    return ordered[middle - 1 : middle + 1].mean(0)
 
 
 def _scores(x: Tensor) -> Tensor:

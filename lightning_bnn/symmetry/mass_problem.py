@@ -58,7 +58,7 @@ class MassProblem:
     ) -> Float64[Tensor, "members 2*variables+1"]:
         """The table that matrices index: :math:`e^{2u}`, one, :math:`e^{-2u}`."""
         e = torch.exp(2 * u)
-        return torch.cat([e, torch.ones_like(e[..., :1]), 1 / e], -1)
+        return torch.cat([e, e.new_ones(*e.shape[:-1], 1), 1 / e], -1)
 
     def logs(self, factors: Tensor) -> Tensor:
         """Log scales of a table of factors."""

@@ -15,6 +15,7 @@ import torch
 from lightning_bnn import metrics, models
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank, shard_folder
+from lightning_bnn.bank.shards import Shard
 from lightning_bnn.symmetry import canonicalise, discover, plan_removal
 
 
@@ -154,6 +155,35 @@ def test_absorb(tmp_path, dtype):
     same(target[:], rounded(whole, dtype))
     assert [r["member"] for r in target.records] == [0, 0, 0, 1, 1, 1]
     target.verify()
+
+
+def files_of(*sizes):
+    return [Shard(f"shard-{k}.safetensors", 1, size, "") for k, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize(
+    ("files", "merged"),
+    [
+        (files_of(*[2**23] * 32), 32),  # 256 MiB together
+        (files_of(*[2**23] * 31, 2**23 + 1), 0),
+        (files_of(*[2**30] * 5, *[2**23] * 32), 32),  # only the last ones count
+        (files_of(*[1] * 31, 2**28), 0),
+        (files_of(*[1] * 31), 0),
+    ],
+)
+def test_large_files_are_not_written_again(files, merged):
+    assert list(shard_folder.mergeable(files)) == files[len(files) - merged :]
+
+
+def test_files_grow_to_the_limit_and_no_further(tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_folder, "_MERGE_SHARDS", 3)
+    monkeypatch.setattr(shard_folder, "_MERGE_BYTES", 12_000)
+    stack = {"w": torch.randn(27, 250, dtype=torch.float64)}  # 2 kB each
+    bank = CheckpointBank(tmp_path)
+    for row in range(27):
+        bank.append(rows(stack, row))
+    assert [shard.rows for shard in bank._contents.shards] == [3] * 9  # 9 would be 18 kB
+    same(bank[:], stack)
 
 
 def test_a_reader_sees_what_is_appended(tmp_path):

@@ -46,6 +46,25 @@ def test_loop_over_bins(n_bins):
     assert M.mce(probs, labels, n_bins).item() == pytest.approx(expected[1], abs=1e-14)
 
 
+@pytest.mark.parametrize("n_bins", [1, 2, 8, 16])
+@pytest.mark.parametrize("between", [0.0, 0.5])
+def test_confidences_on_the_edges_fall_where_numpy_puts_them(n_bins, between):
+    """Its bins are closed below, and the last one is closed on both sides."""
+    confidence = (torch.arange(n_bins + 1).double() + between).clamp(max=n_bins) / n_bins
+    correct = torch.arange(n_bins + 1) % 3 == 0
+    found = M.reliability(confidence, correct, n_bins)
+    values, right = confidence.numpy(), correct.numpy()
+    count, sums, hits = (
+        np.histogram(values, n_bins, (0, 1), weights=w)[0] for w in (None, values, right)
+    )
+    np.testing.assert_array_equal(found.count, count)
+    np.testing.assert_allclose(found.confidence, sums / count, rtol=1e-15)
+    np.testing.assert_allclose(found.accuracy, hits / count, rtol=1e-15)
+    above = np.clip(np.ceil(values * n_bins) - 1, 0, None).astype(int)  # closed above instead
+    same = np.array_equal(found.count, np.bincount(above, minlength=n_bins))
+    assert same == (n_bins == 1 or between > 0)
+
+
 def test_torchmetrics_agrees_away_from_the_edges():
     probs, labels = random_case(2000)
     expected = multiclass_calibration_error(probs, labels, probs.shape[1], n_bins=15)

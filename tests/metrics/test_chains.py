@@ -1,9 +1,10 @@
-"""R-hat and effective sample size against closed forms of autoregressive chains."""
+"""R-hat and effective sample size against arviz, and closed forms of autoregressive chains."""
 
 import math
 
 import pytest
 import torch
+from arviz_stats.base import array_stats
 
 from lightning_bnn.metrics import effective_sample_size, rhat
 
@@ -16,6 +17,48 @@ def autoregressive(rho, chains=8, samples=4000, numbers=5, seed=0):
     for t in range(1, samples):
         noise[:, t] += rho * noise[:, t - 1]
     return noise
+
+
+CHAINS = {
+    "as they are": lambda x: x,
+    "rounded": torch.round,  # ties
+    "drifting": lambda x: x + torch.linspace(-1, 1, x.shape[1])[None, :, None],
+    "of several spreads": lambda x: x * torch.arange(1, 1 + len(x))[:, None, None],
+    "of heavy tails": lambda x: x**9,
+}
+
+
+@pytest.mark.parametrize("kind", CHAINS)
+@pytest.mark.parametrize("samples", [8, 9, 101])
+@pytest.mark.parametrize("rho", [-0.9, 0.0, 0.9])
+def test_arviz_finds_the_same_reduction(kind, samples, rho):
+    draws = CHAINS[kind](autoregressive(rho, 3, samples))
+    expected = array_stats.rhat(draws.numpy(), chain_axis=0, draw_axis=1)
+    torch.testing.assert_close(rhat(draws), torch.from_numpy(expected), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("kind", CHAINS)
+@pytest.mark.parametrize("rho", [-0.9, -0.3, 0.0, 0.5, 0.9])
+def test_arviz_finds_the_same_number(kind, rho):
+    """It goes on for one autocorrelation more, which changes little, and nothing if negative."""
+    draws = CHAINS[kind](autoregressive(rho, 3, 1001, 20))
+    expected = array_stats.ess(draws.numpy(), chain_axis=0, draw_axis=1)
+    ratio = effective_sample_size(draws) / torch.from_numpy(expected)
+    assert ((ratio - 1).abs() < 0.1).all()
+    equal = ((ratio - 1).abs() < 1e-12).double().mean()
+    assert equal > 0.5 or kind == "drifting"  # never stops early
+
+
+@pytest.mark.parametrize("samples", [8, 40, 101])
+def test_arviz_caps_chains_that_swing_at_the_same_number(samples):
+    """Draws that alternate are worth more than independent ones, but no more than this."""
+    draws = autoregressive(-0.99, 3, samples)
+    expected = array_stats.ess(draws.numpy(), chain_axis=0, draw_axis=1)
+    torch.testing.assert_close(
+        effective_sample_size(draws), torch.from_numpy(expected), rtol=1e-12, atol=0
+    )
+    count = 6 * (samples // 2)
+    assert expected == pytest.approx(count * math.log10(count))
 
 
 @pytest.mark.parametrize("rho", [-0.3, 0.0, 0.5, 0.9])

@@ -8,7 +8,7 @@ import warnings
 import lightning as L
 import pytest
 import torch
-from metric_cases import LABELS, METRICS, PROBS, REFERENCE, SIZES
+from metric_cases import LABELS, METRICS, PROBS, REFERENCE, SCORES, SIZES, WEIGHTS
 from processes import on_devices, on_ranks
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchmetrics import Accuracy, MetricCollection
@@ -41,6 +41,47 @@ def test_forward_equals_update(case):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # batches of one class
         close(value(case, case.batches, "__call__"), value(case, case.batches))
+
+
+@CASES
+def test_forward_costs_one_update(case, monkeypatch):
+    """That of the batch joins the rest; torchmetrics would otherwise go through it twice."""
+    calls, cls = [], type(case.build())
+    update = cls.update
+    monkeypatch.setattr(cls, "update", lambda self, *args: calls.append(1) or update(self, *args))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # batches of one class
+        value(case, case.batches, "__call__")
+    assert len(calls) == len(case.batches)
+
+
+SURE = torch.eye(4).double()[LABELS]
+RIGHT, WRONG = SURE, SURE.roll(1, -1)
+FAR = {k: v + 100 for k, v in WEIGHTS[0].items()}
+EXTREMES = [
+    *((cls, (RIGHT, LABELS), (WRONG, LABELS)) for cls in (M.ECE, M.MCE, M.ACE, M.NLL)),
+    (M.BrierScore, (RIGHT, LABELS), (WRONG, LABELS)),
+    *((cls, (RIGHT, RIGHT), (RIGHT, WRONG)) for cls in (M.Agreement, M.TotalVariation)),
+    *((cls, (SCORES, SCORES > 0), (SCORES, SCORES < 0)) for cls in (M.AUROC, M.AUPR, M.FPR95)),
+    (M.MMD, (WEIGHTS[0], WEIGHTS[0]), (WEIGHTS[0], FAR)),
+    (M.Disagreement, (torch.stack([RIGHT, RIGHT]),), (torch.stack([RIGHT, WRONG]),)),
+]
+
+
+@pytest.mark.parametrize(("cls", "best", "worst"), EXTREMES)
+def test_what_a_metric_says_about_itself(cls, best, worst):
+    """Which direction is better, and the ends of its axis, are those of the extreme cases."""
+    metric, values = cls(), []
+    for case in (best, worst):
+        metric.reset()
+        metric.update(*case)
+        values.append(metric.compute().max().item())
+    assert values[0] != values[1]
+    if metric.higher_is_better is not None:
+        assert metric.higher_is_better == (values[0] > values[1])
+    low, high = metric.plot_lower_bound, metric.plot_upper_bound
+    assert low is None or min(values) == pytest.approx(low, abs=1e-12) or cls is M.AUPR
+    assert high is None or max(values) == pytest.approx(high, abs=1e-12)
 
 
 @CASES

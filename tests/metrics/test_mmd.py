@@ -245,6 +245,23 @@ def test_transformed(tmp_path):
         torch.testing.assert_close(M.mmd_table(source, y).values, expected, atol=1e-15, rtol=0)
 
 
+@pytest.mark.parametrize("rows_at_once", [1, 5, 12, 100])
+def test_every_row_is_transformed_once(rows_at_once):
+    """In blocks of as many rows as fit into a quarter of the memory."""
+    seen = []
+
+    def count(name, values, rows):
+        seen.append(list(range(12))[rows])
+        assert len(values) == len(seen[-1])
+        return values
+
+    source = M.Transformed({"w": torch.randn(12, 3)}, count, memory=4 * 3 * 4 * rows_at_once)
+    source.read("w", slice(0, 12), slice(0, 3))
+    source.read("w", slice(0, 12), slice(0, 1))
+    assert sum(seen, []) == list(range(12))
+    assert max(map(len, seen)) == min(rows_at_once, 12)
+
+
 @pytest.mark.parametrize("spread", [1.0, 2e-2, 5e-4])
 def test_networks_of_one_mode_in_float32(spread):
     """An uncentred Gram matrix in float32 has no correct digit here."""

@@ -107,6 +107,17 @@ def test_false_positives_brute_force(ties, tpr):
     assert found.item() == pytest.approx(nearest[1], abs=1e-12)
 
 
+@pytest.mark.parametrize("positives", [3, 20, 100, 333])
+def test_a_recall_that_can_be_reached_exactly_asks_for_no_more(positives):
+    """7 / 100 * 100 exceeds 7 in float64; between two OOD scores lies one of an ID example."""
+    case = pair(np.arange(positives), np.arange(positives) + 0.5)
+    for found in {1, *range(7, positives, 7), positives - 1, positives}:
+        tpr = found / positives
+        assert M.fpr_at_tpr(*case, tpr) * positives == pytest.approx(found - 1)
+        if found < positives:  # and a little more asks for another one
+            assert M.fpr_at_tpr(*case, tpr + 1e-7) * positives == pytest.approx(found)
+
+
 def test_scores_are_never_squashed():
     """Entropies above 1 and energies of 20: torchmetrics would apply a sigmoid per batch."""
     g = torch.Generator().manual_seed(0)

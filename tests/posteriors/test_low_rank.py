@@ -17,11 +17,12 @@ def trajectory(n=60):
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.1])
-def test_the_covariance_is_half_diagonal_and_half_of_the_last_networks(scale):
+@pytest.mark.parametrize("rank", [2, 3, 30])  # of two networks, K - 1 is half of K
+def test_the_covariance_is_half_diagonal_and_half_of_the_last_networks(scale, rank):
     networks, rows = trajectory()
-    posterior = LowRankGaussian.fit(networks, rank=30, scale=scale)
-    last = rows[-30:] - rows.mean(0)
-    wanted = scale / 2 * (rows.var(0, correction=0).diag() + last.T @ last / 29)
+    posterior = LowRankGaussian.fit(networks, rank=rank, scale=scale)
+    last = rows[-rank:] - rows.mean(0)
+    wanted = scale / 2 * (rows.var(0, correction=0).diag() + last.T @ last / (rank - 1))
     samples = posterior.sample(200_000, torch.Generator().manual_seed(1))
     found = P.ravel(samples, stacked=True)[0]
     error = (torch.cov(found.T) - wanted).abs().max() / wanted.diagonal().max()
@@ -48,11 +49,12 @@ def test_layers_move_together():
     torch.testing.assert_close(found, planted / 2, atol=0.03, rtol=0)
 
 
-def test_the_density_is_that_of_a_full_gaussian():
+@pytest.mark.parametrize("rank", [2, 10])
+def test_the_density_is_that_of_a_full_gaussian(rank):
     networks, rows = trajectory()
-    posterior = LowRankGaussian.fit(networks, rank=10, scale=0.5)
-    last = rows[-10:] - rows.mean(0)
-    cov = 0.25 * (rows.var(0, correction=0).diag() + last.T @ last / 9)
+    posterior = LowRankGaussian.fit(networks, rank=rank, scale=0.5)
+    last = rows[-rank:] - rows.mean(0)
+    cov = 0.25 * (rows.var(0, correction=0).diag() + last.T @ last / (rank - 1))
     wanted = torch.distributions.MultivariateNormal(rows.mean(0), cov).log_prob(rows)
     torch.testing.assert_close(posterior.log_prob(networks), wanted)
 

@@ -49,17 +49,23 @@ def test_streaming_gives_what_all_at_once_gives(memory, pairs, kind, tmp_path):
 
 def test_predictions_of_all_members_are_never_held(monkeypatch):
     model, stack, x, y = made(members=50, examples=300)
-    sizes, run = [], P.apply
+    sizes, examples, run = [], [], P.apply
 
     def counted(*args, **options):
         out = run(*args, **options)
         sizes.append(out.numel())
+        examples.append(out.shape[-2])
         return out
 
     monkeypatch.setattr(P, "apply", counted)
     limit = 8 * 3 * 200
-    stream_predictions(model, stack, [(x, y)], memory=limit)
-    assert max(sizes) <= limit / 8
+    for batch in (300, 7, 1):  # small batches predict together, but no more than that
+        sizes.clear(), examples.clear()
+        stream_predictions(
+            model, stack, zip(x.split(batch), y.split(batch), strict=True), memory=limit
+        )
+        assert limit / 16 < max(sizes) <= limit / 8
+        assert max(examples) == 200 // 50  # so that all members predict at once
     sizes.clear()
     stream_predictions(model, stack, [(x, y)])
     assert max(sizes) == 50 * 300 * 3
@@ -91,7 +97,7 @@ def test_nothing_to_predict(tmp_path):
         stream_predictions(model, stack, [])
     with pytest.raises(ValueError, match="`batches` must be inputs and class indices"):
         stream_predictions(model, stack, [(x, y.double())])
-    for wrong in (y[:, None], y + 3):
+    for wrong in (y[:, None], y + 3, y - 1):
         with pytest.raises(ValueError, match="`batches` must be inputs and class indices"):
             stream_predictions(model, stack, [(x, wrong)])
     with pytest.raises(ValueError, match="`batches` must be pairs of a tensor"):

@@ -87,22 +87,22 @@ def test_chains_do_not_depend_on_each_other_but_for_the_step_size():
 
 def test_a_trajectory_is_leapfrog():
     """Three steps by hand, on two tensors, accepted."""
-    a, b = (nn.Parameter(torch.full((1, k), 0.5, dtype=torch.float64)) for k in (2, 1))
+    a, b = (nn.Parameter(torch.full((1, k), 0.5, dtype=torch.float64)) for k in (20, 3))
     sampler = HMC([a, b], 1e-3, 3, jitter=0.0, temperature=2.0, seed=4)
 
     def closure():
-        value = (a.cos().sum(1) + b.square().sum(1)).exp()
+        value = (a.cos().mean(1) + b.square().sum(1)).exp()
         a.grad, b.grad = torch.autograd.grad(value.sum(), (a, b))
         return value
 
     from lightning_bnn.randomness import keyed_generator
 
-    momentum = torch.empty(3, dtype=torch.float64).normal_(generator=keyed_generator(4, 0))
-    q = torch.full((3,), 0.5, dtype=torch.float64)
+    momentum = torch.empty(23, dtype=torch.float64).normal_(generator=keyed_generator(4, 0))
+    q = torch.full((23,), 0.5, dtype=torch.float64)
 
     def gradient(q):
         q = q.clone().requires_grad_()
-        value = (q[:2].cos().sum() + q[2:].square().sum()).exp() / 2
+        value = (q[:20].cos().mean() + q[20:].square().sum()).exp() / 2
         return torch.autograd.grad(value, q)[0]
 
     for _ in range(3):
@@ -148,6 +148,26 @@ def test_acceptance_is_adapted(target):
         found.append(float(sampler.acceptance.mean()))
     assert math.isclose(sum(found[200:]) / 50, target, abs_tol=0.15)
     assert found[0] < 0.01
+
+
+@pytest.mark.parametrize("size", [0.03, 2.0])
+def test_adaptation_is_dual_averaging(size):
+    """The sums that Hoffman and Gelman (2014) start from, not the recursion that they end with."""
+    theta = nn.Parameter(torch.randn(50, 3, dtype=torch.float64))
+    sampler = HMC([theta], size, 2, adapt_steps=12, target_acceptance=0.7)
+    misses, logs = [], []
+    for t in range(1, 13):
+        run(sampler, theta, 1, lambda x: x.square().square().sum(-1))
+        misses.append(0.7 - float(sampler.acceptance.mean()))
+        logs.append(math.log(10 * size) - math.sqrt(t) / 0.05 * sum(misses) / (t + 10))
+        if t < 12:
+            assert sampler.step_size == pytest.approx(math.exp(logs[-1]))
+    shares = [k**-0.75 * math.prod(1 - j**-0.75 for j in range(k + 1, 13)) for k in range(1, 13)]
+    assert sum(shares) == pytest.approx(1)  # the first one forgets where it started
+    mean = sum(share * log for share, log in zip(shares, logs, strict=True))
+    assert sampler.step_size == pytest.approx(math.exp(mean))
+    run(sampler, theta, 3, lambda x: x.square().square().sum(-1))
+    assert sampler.step_size == pytest.approx(math.exp(mean))  # and stays there
 
 
 @pytest.mark.bad_input

@@ -1,13 +1,18 @@
 """What every stochastic-gradient sampler must do: moments, temperature, resume, torch's manners."""
 
 import copy
+import itertools
 import math
 
 import pytest
 import torch
+from processes import on_ranks
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from lightning_bnn.samplers import SGHMC, SGLD, CyclicalSchedule, PreconditionedSGLD
+from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.samplers import SGHMC, SGLD, CyclicalSchedule, PreconditionedSGLD, langevin
 
 N, CHAINS = 50, 4000
 COVARIANCE = torch.tensor([[1.0, 0.6], [0.6, 0.8]], dtype=torch.float64) / N
@@ -71,6 +76,26 @@ def test_the_stationary_law_at_a_finite_rate(momentum, lr):
     assert theta.var().item() == pytest.approx(wanted, rel=0.02)
 
 
+@pytest.mark.parametrize(("momentum", "estimate"), [(0.5, 0.1), (0.5, 0.5), (0.0, 0.4)])
+def test_noise_that_minibatches_bring_is_not_added_again(momentum, estimate):
+    """Gradients of variance 2 b T / (lr N), and an estimate b: the law of exact gradients."""
+    lr, g = 0.5, torch.Generator().manual_seed(0)
+
+    def variance(noise_estimate):
+        theta = nn.Parameter(torch.zeros(50_000, dtype=torch.float64))
+        sampler = SGHMC([theta], lr, momentum, N, noise_estimate=noise_estimate)
+        for _ in range(40):
+            batch = torch.randn(50_000, dtype=torch.float64, generator=g)
+            theta.grad = theta.detach() + math.sqrt(2 * estimate / (lr * N)) * batch
+            sampler.step()
+        return theta.var().item()
+
+    exact = 1 / N / (1 - lr / (2 * (1 + momentum)))
+    assert variance(estimate) == pytest.approx(exact, rel=0.03)
+    heated = exact * (1 + estimate / (1 - momentum))  # who is not told adds all of the noise
+    assert variance(0.0) == pytest.approx(heated, rel=0.03)
+
+
 def test_velocities_start_from_their_stationary_law():
     theta = nn.Parameter(torch.randn(200_000, dtype=torch.float64) / N**0.5)
     sampler = SGHMC([theta], lr=1e-4, momentum=0.9, num_data=N)
@@ -78,6 +103,36 @@ def test_velocities_start_from_their_stationary_law():
         run(sampler, theta, steps, lambda t: t.square() / 2)
         velocity = sampler.state[theta]["velocity"] * 1e-2
         assert velocity.var().item() == pytest.approx(2e-4 / (1.9 * N), rel=0.02)
+
+
+@pytest.mark.parametrize(("temperature", "momentum"), [(1.0, 0.0), (1.0, 0.9), (0.3, 0.9)])
+def test_the_kinetic_temperature_is_that_of_the_target(temperature, momentum):
+    """Where no force acts; tensors of several groups count by their size, not by their number."""
+    weights = [nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (40_000, 3, 20_000)]
+    groups = [{"params": weights[:2]}, {"params": weights[2:], "num_data": 10 * N, "lr": 1e-3}]
+    sampler = SGHMC(groups, 0.1, momentum, N, temperature)
+    assert sampler.kinetic_temperature().isnan()
+    for _ in range(3):
+        for w in weights:
+            w.grad = torch.zeros_like(w)
+        sampler.step()
+        assert sampler.kinetic_temperature().item() == pytest.approx(temperature, rel=0.03)
+
+
+@EACH
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_noise_is_drawn_that_would_not_be_used(name, temperature, monkeypatch):
+    """Plain optimization does not pay for random numbers."""
+    keys = []
+
+    def counted(*key, device):
+        keys.append(key)
+        return keyed_generator(*key, device=device)
+
+    monkeypatch.setattr(langevin, "keyed_generator", counted)
+    theta = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    run(SAMPLERS[name]([theta], num_data=N, temperature=temperature), theta, 3, torch.square)
+    assert bool(keys) == (temperature > 0)
 
 
 @pytest.mark.parametrize("option", [{"prior_precision": 4.0}, {"weight_decay": 4.0 / N}])
@@ -157,6 +212,44 @@ def test_noise_is_its_own(name):
         assert not torch.equal(p, r)
 
 
+PLACEMENTS = {
+    "copies": (Replicate(), Replicate()),
+    "parts": (Shard(0), Shard(1)),
+    "copies of parts": (Replicate(), Shard(0)),
+    "parts of copies": (Shard(0), Replicate()),
+}
+
+
+def sharded(rank):
+    """What one of four processes holds of a parameter, and how its samplers move it."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    held = {}
+    for name, placements in PLACEMENTS.items():
+        whole = torch.arange(16, dtype=torch.float64).reshape(4, 4)
+        theta = nn.Parameter(distribute_tensor(whole, mesh, placements, src_data_rank=None))
+        mine = theta.detach().to_local().clone()
+        held[name] = [mine]
+        for make in SAMPLERS.values():
+            before = theta.detach().to_local().clone()
+            theta.grad = torch.zeros_like(theta)
+            make([theta], num_data=N).step()
+            held[name].append(theta.detach().to_local() - before)
+    return held
+
+
+@pytest.mark.e2e
+def test_parts_have_noise_of_their_own_and_copies_share_it():
+    """Two processes draw the same noise exactly where they hold the same weights."""
+    ranks = on_ranks(sharded, 4)
+    for name in PLACEMENTS:
+        for one, two in itertools.combinations(ranks, 2):
+            alike = torch.equal(one[name][0], two[name][0])
+            for a, b in zip(one[name][1:], two[name][1:], strict=True):
+                assert a.abs().min() > 0
+                same = torch.isclose(a, b, rtol=1e-9, atol=1e-12)
+                assert bool(same.all()) if alike else not bool(same.any())
+
+
 @EACH
 def test_gradients_are_left_alone(name):
     net, sampler = networks(name)
@@ -200,6 +293,27 @@ def test_cycles():
     assert rates == pytest.approx(wanted)
     assert temperatures == [0.3 if k % 10 >= 5 else 0.0 for k in range(25)]
     assert sampling == [k % 10 >= 5 for k in range(25)]
+
+
+def test_by_default_a_cycle_samples_in_its_last_fifth():
+    sampler = SGLD([nn.Parameter(torch.zeros(2))], num_data=10)
+    schedule, sampling = CyclicalSchedule(sampler, 20), []
+    for _ in range(60):
+        sampling.append(schedule.sampling)
+        sampler.step()
+        schedule.step()
+    assert sampling == ([False] * 16 + [True] * 4) * 3
+
+
+def test_a_cycle_of_one_step_without_exploration_changes_nothing():
+    sampler = SGLD([nn.Parameter(torch.zeros(2))], lr=0.3, num_data=10, temperature=0.7)
+    schedule = CyclicalSchedule(sampler, 1, exploration=0.0)
+    for _ in range(5):
+        assert schedule.sampling
+        assert sampler.param_groups[0]["lr"] == 0.3
+        assert sampler.param_groups[0]["temperature"] == 0.7
+        sampler.step()
+        schedule.step()
 
 
 @pytest.mark.bad_input

@@ -47,6 +47,42 @@ def test_heads_with_their_own_constant_bias_are_not_exchangeable():
     assert not biased.frozen
 
 
+@pytest.mark.parametrize(
+    "reduce",
+    [
+        *(torch.mean, torch.sum, torch.amax, torch.std, torch.linalg.vector_norm),
+        lambda h: h.mean(dim=()),
+        lambda h: h.logsumexp((0, 1)),
+    ],
+)
+def test_units_may_be_permuted_under_a_reduction_over_everything(reduce):
+    """Without dimensions, with none of them or with all of them: torch means the same."""
+
+    def forward(s, x):
+        h = torch.relu(s.a(x))
+        return s.c(h / (1 + reduce(h).abs()))
+
+    model = Forward(forward, a=lin(3, 4), c=lin(4, 2)).double()
+    sym = exact(model, torch.randn(2, 3).double())
+    assert units(sym) == [(4, "channel")]
+    assert not sym.frozen
+
+
+def rows_and_columns(s, x):
+    h = torch.relu(s.a(x))
+    crossed = h.unflatten(1, (2, 2)).transpose(1, 2).flatten(1, 2)
+    return s.c(torch.cat([torch.relu(s.rows(h)), torch.relu(s.columns(crossed))], 1).flatten(1))
+
+
+def test_blocks_of_two_partitions_are_told_apart():
+    """Channels 1 and 2 are in the first row and second column, and the other way round."""
+    grouped = {k: nn.Conv1d(4, 4, 1, groups=2) for k in ("rows", "columns")}
+    model = Forward(rows_and_columns, a=nn.Conv1d(3, 4, 1), c=lin(8 * 5, 2), **grouped).double()
+    sym = exact(model, torch.randn(2, 3, 5).double())
+    assert units(sym) == [(2, "channel")] * 4  # those that the grouped convolutions make
+    assert not sym.frozen  # none that had to be refuted by numbers
+
+
 class Positions(nn.Module):
     """Learned positions of which the example reads only a part."""
 

@@ -41,6 +41,18 @@ def test_optunet_has_a_closed_form_for_a_whole_stack():
     assert (found.gap < 1e-10).all()
 
 
+@pytest.mark.parametrize(
+    ("act", "free"), [(nn.Tanh, False), (nn.ReLU, True)], ids=["nothing to scale", "ReLU"]
+)
+def test_where_nothing_can_be_scaled_the_mass_is_least(act, free):
+    model = nn.Sequential(nn.Linear(3, 4), act(), nn.Linear(4, 2)).double()
+    _, sym, params = setup(model, torch.randn(1, 3))
+    for weights in (params, P.populate(model, 5)):
+        found = min_mass(weights, sym)
+        assert bool((found.minimum < found.mass).all()) == bool(found.scales) == free
+        assert (found.excess > -1e-10).all()
+
+
 def test_layer_masses_of_a_chain_are_equal_at_the_optimum():
     _, sym, params = setup(models.mlp(20, [16, 12, 8], 4), torch.randn(1, 20))
     found = min_mass(params, sym, tolerance=1e-14)
@@ -122,6 +134,20 @@ def test_the_certificate_holds(name):
         early = min_mass(params, sym, max_iterations=sweeps)
         assert (early.minimum - best) / early.minimum <= early.gap + 1e-13
     assert min_mass(params, sym).gap < 1e-9
+
+
+@pytest.mark.parametrize("name", ["grouped", "two streams", "self-feeding"])
+def test_it_stops_where_the_certificate_allows_it(name):
+    """A looser tolerance takes fewer steps, and one that rounding forbids does not take all."""
+    build, shape, batch_norm = NETWORKS[name]
+    _, sym, params = setup(build(), torch.randn(shape), batch_norm=batch_norm)
+    steps = []
+    for tolerance in (1e-1, 1e-5, 1e-10, 1e-300):
+        found = min_mass(params, sym, tolerance=tolerance)
+        assert found.gap <= max(tolerance, 1e-12)
+        steps.append(found.iterations)
+    assert steps == sorted(steps)
+    assert steps[0] < steps[2] <= steps[3] < 40
 
 
 def test_the_minimum_does_not_depend_on_where_one_starts():
