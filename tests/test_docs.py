@@ -91,8 +91,14 @@ CHECKS = {
 NO_PYTHON = ("docs/benchmarks.md", "docs/p1.md", "docs/p2.md", "docs/p3.md")
 
 
+TRAINING = "README.md", "docs/modules.md", "docs/scale.md"
+"""Pages that take some seconds."""
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.e2e) if n in TRAINING else n for n in CHECKS]
+)
 def test_a_page_can_be_pasted(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = pasted(page(name), name)

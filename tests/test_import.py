@@ -3,6 +3,9 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.e2e
 HEAVY = ("cvxpy", "laplace", "matplotlib", "sklearn", "ray", "torchvision")
 SUBPACKAGES = (
     "lightning_bnn.params",

@@ -18,6 +18,7 @@ def inputs_and_targets(batch: Any) -> tuple[tuple[Any, ...], Tensor]:
 
     In a tuple the last one is the target; in a dict they are known by their usual names.
 
+    >>> import torch
     >>> inputs_and_targets({"image": torch.zeros(2), "label": torch.tensor(3)})
     ((tensor([0., 0.]),), tensor(3))
     """

@@ -169,7 +169,7 @@ def test_rates_of_further_members_may_be_added(config, tmp_path):
 def test_members_that_another_process_trains_are_waited_for(config, tmp_path, caplog):
     """Such as a job on a cluster whose command was killed: nobody comes twice."""
     other = WriterLock(tmp_path / "bank" / "parts" / "0000000-0000002")
-    threading.Timer(3.0, other.release).start()
+    threading.Timer(1.0, other.release).start()
     with pytest.raises(ValueError, match="no population"):  # of a folder that nobody has claimed
         population(config, 2, str(tmp_path / "bank"))
     own = claims.identity_of(command._settings(Path(config), {}), None)

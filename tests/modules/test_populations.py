@@ -58,8 +58,7 @@ def alone(number, batch_norm, optimizer):
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("optimizer", [SGD, ADAM])
-@pytest.mark.parametrize("chunk_size", [None, 1, 2])
-@pytest.mark.parametrize("first", [0, 4])
+@pytest.mark.parametrize(("chunk_size", "first"), [(None, 0), (None, 4), (1, 0), (2, 4)])
 def test_members_are_what_separate_runs_give(batch_norm, optimizer, chunk_size, first):
     options = {"optimizer": optimizer, "seed": 3, "prior_std": 0.5}
     numbers = range(first, first + 3)

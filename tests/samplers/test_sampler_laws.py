@@ -69,7 +69,7 @@ def test_the_moments_of_a_correlated_gaussian(name, temperature):
 @pytest.mark.parametrize(("momentum", "lr"), [(0.0, 0.5), (0.9, 0.5), (0.5, 1.0)])
 def test_the_stationary_law_at_a_finite_rate(momentum, lr):
     """Variance T / (N k) / (1 - lr k / (2 (1 + mu)))."""
-    theta = nn.Parameter(torch.zeros(200_000, dtype=torch.float64))
+    theta = nn.Parameter(torch.zeros(60_000, dtype=torch.float64))
     sampler = SGHMC([theta], lr=lr, momentum=momentum, num_data=N)
     run(sampler, theta, 150, lambda t: t.square() / 2)
     wanted = 1 / N / (1 - lr / (2 * (1 + momentum)))
@@ -139,7 +139,7 @@ def test_no_noise_is_drawn_that_would_not_be_used(name, temperature, monkeypatch
 @pytest.mark.parametrize("kind", [SGHMC, SGLD, PreconditionedSGLD])
 def test_a_prior_counts_as_it_should(kind, option):
     """Without data the prior is sampled: variance T / lambda."""
-    theta = nn.Parameter(torch.randn(20_000, dtype=torch.float64) / 3)
+    theta = nn.Parameter(torch.randn(5_000, dtype=torch.float64) / 3)
     more = {"alpha": 0.9995} if kind is PreconditionedSGLD else {}
     sampler = kind([theta], lr=0.02 if more else 0.5, num_data=N, **option, **more)
     run(sampler, theta, 1000, lambda t: 0 * t)
