@@ -36,6 +36,22 @@ def test_class_equals_function(case):
         close(value(case, case.batches), expected.double())
 
 
+WITHOUT_OPTIONS = [
+    case
+    for case in METRICS
+    if case.name == type(case.build()).__name__ not in ("OODDetection", "FunctionSpaceMMD")
+]
+
+
+@pytest.mark.parametrize("case", WITHOUT_OPTIONS, ids=lambda case: case.name)
+def test_a_derived_class_computes_the_same(case):
+    """States bear the name of the class, so that groups of metrics do not share them."""
+    metric = type("Own", (type(case.build()),), {})()
+    for batch in case.batches:
+        metric.update(*batch)
+    close(metric.compute(), value(case, case.batches))
+
+
 @CASES
 def test_forward_equals_update(case):
     with warnings.catch_warnings():
