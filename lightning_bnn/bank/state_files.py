@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from lightning_bnn.loading import load
 from lightning_bnn.params import Params
 
 __all__ = ["FORMATS", "find_prefix", "natural_order", "read_state", "strip_prefix"]
@@ -22,12 +22,7 @@ def read_state(path: Path) -> tuple[Params, dict[str, Any]]:
     """The tensors of a file under their names, and the step and epoch if it tells them."""
     if path.suffix == ".safetensors":
         return _read_safetensors(path), {}
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(
-            f"{path} holds no plain tensors that torch can read; save `model.state_dict()`."
-        ) from error
+    content = load(path)
     content = content if isinstance(content, dict) else {}
     nested = (content[key] for key in _NESTED if isinstance(content.get(key), dict))
     state = next(nested, content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import lightning as L
@@ -17,6 +18,7 @@ import lightning_bnn.callbacks
 import lightning_bnn.datamodules
 import lightning_bnn.modules
 import lightning_bnn.strategies  # noqa: F401
+from lightning_bnn.loading import what_it_holds
 from lightning_bnn.modules import Prediction, results_table
 
 __all__ = ["TrainingCLI", "training"]
@@ -70,6 +72,15 @@ def training(args: Sequence[str], callbacks: Sequence[L.Callback] = ()) -> Any:
         args: the first says which; the others are those of the command line.
         callbacks: besides those of the configuration.
     """
+    try:
+        return _run(args, callbacks)
+    except UnpicklingError as error:
+        raise ValueError(
+            f"The checkpoint {what_it_holds(error)}; `--weights_only false` runs what is in it."
+        ) from error
+
+
+def _run(args: Sequence[str], callbacks: Sequence[L.Callback]) -> TrainingCLI:
     return _only(args[0])(
         L.LightningModule,
         L.LightningDataModule,

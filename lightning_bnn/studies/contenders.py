@@ -15,6 +15,7 @@ from torch import nn
 
 from lightning_bnn import modules
 from lightning_bnn.bank import read_networks
+from lightning_bnn.loading import load
 from lightning_bnn.modules.judged_module import JudgedModule
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior
@@ -198,22 +199,17 @@ def read_module(file: Path, around: Surroundings) -> JudgedModule | None:
     """
     if file.suffix != ".ckpt":
         return None
-    held = torch.load(file, map_location="cpu", weights_only=False, mmap=True)
-    by_yaml = "_class_path" in held.get("hyper_parameters", {})
-    kind = getattr(modules, held.get("lightning_bnn", {}).get("class", ""), None)
+    held = load(file, mmap=True)
+    given = held.get("hyper_parameters") or {} if isinstance(held, dict) else {}
+    kind = _kind(held)
     del held
-    if by_yaml:
-        module = L.LightningModule.load_from_checkpoint(
-            file, map_location="cpu", weights_only=False
-        )
+    options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
+    if "_class_path" in given:
+        _check_maker(given.get("_instantiator"), file)
+        module = L.LightningModule.load_from_checkpoint(file, **options)
     elif kind is not None:
-        module = kind.load_from_checkpoint(
-            file,
-            map_location="cpu",
-            weights_only=False,
-            network=around.template,
-            likelihood=around.likelihood,
-        )
+        options |= {"network": around.template, "likelihood": around.likelihood}
+        module = kind.load_from_checkpoint(file, **options)
     else:
         return None
     if not isinstance(module, JudgedModule):
@@ -221,6 +217,20 @@ def read_module(file: Path, around: Surroundings) -> JudgedModule | None:
     module.use_training_data(around.source)
     module.example_input_array = around.example()
     return module.eval()
+
+
+def _kind(held: Any) -> type[JudgedModule] | None:
+    """The class of this package that has written a checkpoint."""
+    ours = held.get("lightning_bnn") if isinstance(held, dict) else None
+    name = ours.get("class") if isinstance(ours, dict) else None
+    found = getattr(modules, name) if name in modules.__all__ else None
+    return found if isinstance(found, type) and issubclass(found, JudgedModule) else None
+
+
+def _check_maker(name: Any, file: Path) -> None:
+    """Checkpoints name the function that makes their module: only that of Lightning is called."""
+    if name not in (None, "lightning.pytorch.cli.instantiate_module"):
+        raise ValueError(f"{file} asks for {name} to be called, which is not done.")
 
 
 def fingerprint(file: Path) -> str:

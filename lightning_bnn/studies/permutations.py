@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lightning_bnn.loading import load
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.populations import Recipe
@@ -54,7 +55,7 @@ def permutations(
     history = _History(folder / f"history_{by}.pt", by)
     job = Job(f"runs_{by}", recipe.preset, overrides, [history])
     run_jobs([job], folder)
-    held = torch.load(folder / f"history_{by}.pt")
+    held = load(folder / f"history_{by}.pt")
     publish(_findings(held, recipe, job.command), folder)
 
 

@@ -1,0 +1,36 @@
+"""The one way in which this package reads what torch has saved: tensors and plain data, no code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["load", "what_it_holds"]
+
+
+def load(path: str | Path, mmap: bool = False) -> Any:
+    """What a file of torch holds, on the CPU; nothing in it is executed.
+
+    Args:
+        path: a file that `torch.save` or a Trainer has written.
+        mmap: leave tensors on the disk until they are looked at.
+
+    Raises:
+        ValueError: it is damaged, no such file, or holds other objects than tensors and plain data.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path} {what_it_holds(error)}; save `model.state_dict()`.") from error
+
+
+def what_it_holds(error: Exception) -> str:
+    """Why torch has not loaded a file, in half a sentence."""
+    foreign = re.search(r"GLOBAL (\S+)", str(error))
+    held = f"an object of {foreign[1]}" if foreign else "no plain tensors that torch can read"
+    return f"holds {held}, and is not loaded: only tensors and plain data are"

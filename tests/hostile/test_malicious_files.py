@@ -1,0 +1,140 @@
+"""Files that would run code if they were unpickled: no command and no function runs it."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.demos.boring_classes import BoringModel
+from module_cases import Blobs, network, trainer
+
+from lightning_bnn import params as P
+from lightning_bnn.bank import CheckpointBank, import_files
+from lightning_bnn.cli import main
+from lightning_bnn.loading import load
+from lightning_bnn.models import mlp
+from lightning_bnn.modules import DeepEnsemble, FromCheckpoints
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+CONFIG = {
+    "model": {
+        "class_path": "DeepEnsemble",
+        "init_args": {
+            "network": {
+                "class_path": "lightning_bnn.models.mlp",
+                "init_args": {"inputs": 64, "hidden": [3], "outputs": 10},
+            }
+        },
+    },
+    "data": {"class_path": "Digits"},
+}
+
+
+class Touch:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with networks that are fine, a configuration, and files that are not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "like.yaml").write_text(yaml.safe_dump(CONFIG))
+    net = mlp(64, [3], 10)
+    with CheckpointBank("fine") as bank:
+        bank.extend(P.populate(net, 6))
+    state = {f"networks.{n}": t[None] for n, t in net.state_dict().items()}
+    for folder in ("bad", "bad_pt"):
+        (tmp_path / folder).mkdir()
+    bad = {
+        "state_dict": state,
+        "hyper_parameters": Touch("run"),
+        "lightning_bnn": {"class": "SWAG"},
+    }
+    torch.save(bad, "bad/it.ckpt")
+    torch.save({**net.state_dict(), "more": Touch("run")}, "bad_pt/it.pt")
+    return tmp_path
+
+
+def test_such_a_file_would_have_run(here):
+    """The negative control."""
+    torch.load("bad/it.ckpt", weights_only=False)
+    assert Path("run").is_dir()
+
+
+FIT = ["-c", "like.yaml", "--trainer.accelerator", "cpu", "--trainer.fast_dev_run", "1"]
+BANK_OF = ["--reference", "fine", "--like", "like.yaml", "--posteriors.A"]
+COMMANDS = {
+    "compare": ["compare", *BANK_OF, "bad/it.ckpt"],
+    "compare, a folder": ["compare", *BANK_OF, "bad_pt"],
+    "compare, the reference": [
+        "compare", "--reference", "bad/it.ckpt", "--like", "like.yaml", "--posteriors.A", "fine",
+    ],
+    **{
+        name: [name, "--networks", "bad/it.ckpt", "--like", "like.yaml", "--out", "out"]
+        for name in ("mass", "collapse", "marginals")
+    },
+    "symmetries": [
+        "symmetries", "lightning_bnn.models.optunet", "--input", "1,1,28,28",
+        "--checkpoint", "bad_pt/it.pt",
+    ],
+    "bank": ["bank", "new", "--add", "bad"],
+    **{name: [name, *FIT, "--ckpt_path", "bad/it.ckpt"] for name in ("fit", "test", "predict")},
+    "start_from": ["fit", *FIT, "--model.init_args.start_from", "bad/it.ckpt"],
+}  # fmt: skip
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_run_nothing(name, here, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(COMMANDS[name])
+    assert not Path("run").exists()
+    assert end.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+FUNCTIONS = {
+    "load": lambda: load("bad/it.ckpt"),
+    "import_files": lambda: import_files(CheckpointBank("new"), "bad"),
+    "start_from": lambda: DeepEnsemble(mlp(64, [3], 10), start_from="bad/it.ckpt"),
+    "start_from, a folder": lambda: DeepEnsemble(mlp(64, [3], 10), start_from="bad_pt"),
+    "FromCheckpoints": lambda: FromCheckpoints(mlp(64, [3], 10), "bad"),
+}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_run_nothing(name, here):
+    with pytest.raises(ValueError, match="only tensors and plain data are"):
+        FUNCTIONS[name]()
+    assert not Path("run").exists()
+
+
+@pytest.mark.bad_input
+def test_a_checkpoint_may_not_name_the_function_that_makes_its_module(here):
+    module, run = DeepEnsemble(network()), trainer(max_epochs=1)
+    run.fit(module, Blobs())
+    run.save_checkpoint("own.ckpt")
+    held = load("own.ckpt")
+    held["hyper_parameters"] |= {"_class_path": "run", "_instantiator": "os.link"}
+    torch.save(held, "bad/it.ckpt")
+    with pytest.raises(SystemExit):
+        main(["mass", "--networks", "bad/it.ckpt", "--like", "like.yaml", "--out", "out"])
+
+
+def test_checkpoints_of_others_are_read_as_networks(here):
+    """Plain data in any place; a class of ours that is none."""
+    run = trainer(max_epochs=1, limit_train_batches=1)
+    run.fit(BoringModel())
+    run.save_checkpoint("boring.ckpt")
+    assert set(load("boring.ckpt")["state_dict"]) == {"layer.weight", "layer.bias"}
+    with CheckpointBank("new") as bank:
+        import_files(bank, ".", pattern="boring.ckpt")
+    assert len(bank) == 1
