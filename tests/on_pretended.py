@@ -125,16 +125,13 @@ def difference(one, two):
     return max((a - b).abs().max().item() for a, b in tensors if a.numel())
 
 
-def differences():
-    """Name -> the largest difference, or what went wrong; for a process of its own."""
+def compared(name):
+    """The largest difference, or what went wrong; for a process of its own."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     pretended.register()
-    return {name: _compared(computation) for name, computation in computations().items()}
-
-
-def _compared(computation):
+    computation = computations()[name]
     try:
-        return {"difference": difference(computation(pretended.NAME), computation("cpu"))}
+        return difference(computation(pretended.NAME), computation("cpu"))
     except Exception:
-        return {"error": traceback.format_exc()}
+        return traceback.format_exc()

@@ -14,6 +14,11 @@ from lightning_bnn.modules import HMC
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+def few(parameters):
+    """Short trajectories, for what does not depend on their length."""
+    return samplers.HMC(parameters, 0.02, 3, adapt_steps=2)
+
+
 def regression():
     torch.manual_seed(0)
     x = torch.randn(40, 2, dtype=torch.float64)
@@ -46,7 +51,7 @@ def test_the_energy_is_that_of_all_the_data():
     found = []
     for batch_size in (7, 60):
         torch.manual_seed(0)
-        module = HMC(network(), members=2, prior_std=0.7)
+        module = HMC(network(), members=2, prior_std=0.7, optimizer=few)
         run, data = trainer(max_epochs=1), Blobs(batch_size=batch_size)
         run.fit(module, data)
         module.on_train_start()
@@ -75,7 +80,7 @@ def test_energies_are_exact_in_mixed_precision():
 
     for precision in ("32-true", "bf16-mixed"):
         torch.manual_seed(0)
-        trainer(max_epochs=1, precision=precision).fit(Watched(network()), Blobs())
+        trainer(max_epochs=1, precision=precision).fit(Watched(network(), optimizer=few), Blobs())
     half = len(found) // 2
     assert all(torch.equal(a, b) for a, b in zip(found[:half], found[half:], strict=True))
     with pytest.raises(ValueError, match="HMC needs exact energies"):
@@ -86,7 +91,7 @@ def test_statistics_of_batch_norm_stay():
     torch.manual_seed(0)
     net = network(batch_norm=True)
     net[1].running_mean += 1
-    module = HMC(net, members=2)
+    module = HMC(net, members=2, optimizer=few)
     trainer(max_epochs=1).fit(module, Blobs())
     assert torch.equal(module.member_stack()["1.running_mean"], net[1].running_mean.expand(2, -1))
 
@@ -95,7 +100,7 @@ def test_examples_that_a_loader_leaves_out_are_stated():
     x, y = torch.randn(20, 6), torch.randint(3, (20,))
     loader = DataLoader(TensorDataset(x, y), batch_size=8, drop_last=True, shuffle=True)
     with pytest.warns(UserWarning, match="gives 16 of 20 examples"):
-        trainer(max_epochs=1).fit(HMC(network()), loader)
+        trainer(max_epochs=1).fit(HMC(network(), optimizer=few), loader)
 
 
 @pytest.mark.bad_input
