@@ -1,5 +1,6 @@
 """What every metric class must do, in batches, as copies and on several processes."""
 
+import functools
 import io
 import math
 import pickle
@@ -73,6 +74,7 @@ def test_forward_costs_one_update(case, monkeypatch):
 
 SURE = torch.eye(4).double()[LABELS]
 RIGHT, WRONG = SURE, SURE.roll(1, -1)
+EYE = torch.eye(3).double()[:, None]
 FAR = {k: v + 100 for k, v in WEIGHTS[0].items()}
 EXTREMES = [
     *((cls, (RIGHT, LABELS), (WRONG, LABELS)) for cls in (M.ECE, M.MCE, M.ACE, M.NLL)),
@@ -80,6 +82,7 @@ EXTREMES = [
     *((cls, (RIGHT, RIGHT), (RIGHT, WRONG)) for cls in (M.Agreement, M.TotalVariation)),
     *((cls, (SCORES, SCORES > 0), (SCORES, SCORES < 0)) for cls in (M.AUROC, M.AUPR, M.FPR95)),
     (M.MMD, (WEIGHTS[0], WEIGHTS[0]), (WEIGHTS[0], FAR)),
+    (functools.partial(M.FunctionSpaceMMD, 3, 2), (EYE, EYE[:2]), (EYE, EYE[:2] + 9)),
     (M.Disagreement, (torch.stack([RIGHT, RIGHT]),), (torch.stack([RIGHT, WRONG]),)),
 ]
 

@@ -340,6 +340,18 @@ def test_interpolation_is_zero_on_a_mode_and_one_between():
     assert found.item() == pytest.approx(float((total - signal) / total), rel=1e-2)
 
 
+def test_interpolation_of_several_gaussians_is_that_of_each():
+    g = torch.Generator().manual_seed(0)
+    mean, rho = torch.randn(2, 3, 5, 4, generator=g).double()
+    layer = UnitLayer(0, 5, (("w", 0, torch.arange(5)[:, None]),))
+    found = interpolation([layer], {"w": mean}, {"w": rho})
+    for m, r, value in zip(mean, rho, found, strict=True):
+        centre = sum(m) / 5
+        signal = sum(float((unit - centre) @ (unit - centre)) for unit in m)
+        noise = float((2 * r).exp().sum()) * 4 / 5
+        assert value.item() == pytest.approx(noise / (signal + noise))
+
+
 @pytest.mark.parametrize("moved", [False, True])
 def test_the_density_by_permanents_is_that_of_the_enumeration(moved, monkeypatch):
     """For networks of the Gaussian, and for such with their units in another order."""

@@ -29,6 +29,18 @@ def run(sampler, theta, steps, energy=gaussian):
         sampler.step(closure)
 
 
+@pytest.mark.parametrize("jitter", [0.0, 0.3])
+def test_steps_are_varied_evenly_around_their_size(jitter):
+    generator = torch.Generator().manual_seed(0)
+    sampler = HMC([nn.Parameter(torch.zeros(1))], 0.1, 1, jitter=jitter)
+    (group,) = sampler.param_groups
+    found = torch.tensor([sampler._jitter(group, generator) for _ in range(2000)])
+    assert found.mean().item() == pytest.approx(1, abs=0.02)
+    assert found.std().item() == pytest.approx(jitter / 3**0.5, abs=0.01)
+    assert found.min() >= 1 - jitter - 1e-6
+    assert found.max() <= 1 + jitter + 1e-6
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
 def test_the_moments_of_a_correlated_gaussian(temperature):
     """From anywhere, with a step size that was adapted from a bad one."""

@@ -338,6 +338,11 @@ def test_bad_arguments(make, message):
         make([nn.Parameter(torch.zeros(2))])
 
 
+def test_rates_that_the_docs_state():
+    p = [nn.Parameter(torch.zeros(2))]
+    assert SGHMC(p).defaults["lr"] == SGLD(p).defaults["lr"] == 0.01
+
+
 @pytest.mark.bad_input
 @EACH
 def test_a_step_without_the_size_of_the_data(name):

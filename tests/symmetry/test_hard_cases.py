@@ -289,6 +289,34 @@ def test_exact_and_without_the_numerical_net(forward, layers, expected):
     assert expected is None or [u for u, _ in units(sym)] == expected
 
 
+def test_a_slice_of_a_weight_has_the_units_of_its_rows():
+    model = Forward(
+        lambda s, x: s.b(torch.relu(F.linear(x, s.a.weight[2:6], s.a.bias[2:6]))),
+        a=nn.Linear(5, 8),
+        b=nn.Linear(4, 3),
+    ).double()
+    x = torch.randn(3, 5).double()
+    sym = discover(model, x)
+    assert [g.units for g in sym.permutations] == [4]
+    assert sym.scaling_dof == 4
+    assert verify(model, sym, x) < 1e-14
+
+
+def test_groups_of_a_transposed_convolution_that_is_a_function():
+    """Given by position, and the last argument of all."""
+
+    def forward(s, x):
+        x = F.conv_transpose2d(torch.relu(s.a(x)), s.b.weight, None, 2, 0, 0, 2)
+        return s.c(torch.relu(x))
+
+    a, b, c = nn.Conv2d(2, 4, 3), nn.ConvTranspose2d(4, 6, 2, groups=2), nn.Conv2d(6, 2, 1)
+    model = Forward(forward, a=a, b=b, c=c).double()
+    x = torch.randn(2, 2, 5, 5).double()
+    sym = discover(model, x)
+    assert sorted(g.units for g in sym.permutations) == [2, 2, 2, 3, 3]
+    assert verify(model, sym, x) < 1e-13
+
+
 class Auxiliary(nn.Module):
     """A head that only exists in training."""
 
