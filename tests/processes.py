@@ -24,7 +24,9 @@ class Started:
     """A process that runs: its number, its end, and what it said and returned."""
 
     def __init__(self, function, arguments, environment, folder):
-        self.output = Path(tempfile.mkstemp(suffix=".log")[1])
+        handle, path = tempfile.mkstemp(suffix=".log")
+        os.close(handle)
+        self.output = Path(path)
         self._receiver, sender = SERVER.Pipe(duplex=False)
         call = (function, arguments, environment, folder, str(self.output), sender)
         self.process = SERVER.Process(target=_run, args=call)
