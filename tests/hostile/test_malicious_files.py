@@ -5,30 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from lightning.pytorch.demos.boring_classes import BoringModel
 from module_cases import Blobs, network, trainer
+from small_runs import NET, bank, config
 
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank, import_files
 from lightning_bnn.cli import main
 from lightning_bnn.loading import load
-from lightning_bnn.models import mlp
 from lightning_bnn.modules import DeepEnsemble, FromCheckpoints
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-CONFIG = {
-    "model": {
-        "class_path": "DeepEnsemble",
-        "init_args": {
-            "network": {
-                "class_path": "lightning_bnn.models.mlp",
-                "init_args": {"inputs": 64, "hidden": [3], "outputs": 10},
-            }
-        },
-    },
-    "data": {"class_path": "Digits"},
-}
 
 
 class Touch:
@@ -45,11 +31,9 @@ class Touch:
 def here(tmp_path, monkeypatch):
     """A folder with networks that are fine, a configuration, and files that are not."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "like.yaml").write_text(yaml.safe_dump(CONFIG))
-    net = mlp(64, [3], 10)
-    with CheckpointBank("fine") as bank:
-        bank.extend(P.populate(net, 6))
-    state = {f"networks.{n}": t[None] for n, t in net.state_dict().items()}
+    config(tmp_path)
+    bank("fine", 6)
+    state = {f"networks.{n}": t[None] for n, t in NET.state_dict().items()}
     for folder in ("bad", "bad_pt"):
         (tmp_path / folder).mkdir()
     bad = {
@@ -58,7 +42,7 @@ def here(tmp_path, monkeypatch):
         "lightning_bnn": {"class": "SWAG"},
     }
     torch.save(bad, "bad/it.ckpt")
-    torch.save({**net.state_dict(), "more": Touch("run")}, "bad_pt/it.pt")
+    torch.save({**NET.state_dict(), "more": Touch("run")}, "bad_pt/it.pt")
     return tmp_path
 
 
@@ -103,9 +87,9 @@ def test_commands_run_nothing(name, here, capsys):
 FUNCTIONS = {
     "load": lambda: load("bad/it.ckpt"),
     "import_files": lambda: import_files(CheckpointBank("new"), "bad"),
-    "start_from": lambda: DeepEnsemble(mlp(64, [3], 10), start_from="bad/it.ckpt"),
-    "start_from, a folder": lambda: DeepEnsemble(mlp(64, [3], 10), start_from="bad_pt"),
-    "FromCheckpoints": lambda: FromCheckpoints(mlp(64, [3], 10), "bad"),
+    "start_from": lambda: DeepEnsemble(NET, start_from="bad/it.ckpt"),
+    "start_from, a folder": lambda: DeepEnsemble(NET, start_from="bad_pt"),
+    "FromCheckpoints": lambda: FromCheckpoints(NET, "bad"),
 }
 
 
@@ -135,6 +119,6 @@ def test_checkpoints_of_others_are_read_as_networks(here):
     run.fit(BoringModel())
     run.save_checkpoint("boring.ckpt")
     assert set(load("boring.ckpt")["state_dict"]) == {"layer.weight", "layer.bias"}
-    with CheckpointBank("new") as bank:
-        import_files(bank, ".", pattern="boring.ckpt")
-    assert len(bank) == 1
+    with CheckpointBank("new") as new:
+        import_files(new, ".", pattern="boring.ckpt")
+    assert len(new) == 1
