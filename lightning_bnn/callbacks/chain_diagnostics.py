@@ -129,11 +129,21 @@ class ChainDiagnostics(Callback):
         if self._symmetries is None:
             self._find(pl_module)
         if self._symmetries is not None:
-            found["canonical"] = canonicalise(
-                networks, self._symmetries, self.scaling, self.permutation
-            )
+            found["canonical"] = self._canonical(networks, self._symmetries)
         names = P.weight_names(pl_module.template)
         return {space: self._some(P.ravel(p, names, stacked=True)[0]) for space, p in found.items()}
+
+    def _canonical(self, networks: Params, sym: Symmetries) -> Params:
+        """Those that have diverged have no canonical form: they stay as they are."""
+        finite = torch.stack([networks[n].flatten(1).isfinite().all(1) for n in sym.weights]).all(0)
+        if not bool(finite.any()):
+            return networks
+        healthy = {n: t[finite] for n, t in networks.items()}
+        form = canonicalise(healthy, sym, self.scaling, self.permutation)
+        found = {n: t.clone() for n, t in networks.items()}
+        for name, tensor in form.items():
+            found[name][finite] = tensor
+        return found
 
     def _find(self, pl_module: Any) -> None:
         template, _, example = pl_module.weights()

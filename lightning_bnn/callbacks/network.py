@@ -138,33 +138,40 @@ class Capture:
                 reasons.append(f"{name or type(self.root).__name__} was not called")
                 continue
             inner = plain(module)
-            for example in _examples(inner, *self.calls[name]):
+            for args, kwargs in _examples(*self.calls[name]):
                 try:
-                    found = discover(inner, *example, batch_norm=batch_norm)
+                    found = _symmetries(inner, args, kwargs, batch_norm)
                 except Exception as error:  # whatever the user's forward raises on two rows
                     reasons.append(f"{name or type(self.root).__name__}: {_first_line(error)}")
                     continue
                 if found.permutations or found.scalings or len(self._modules) == 1:
                     return _announced(Network(name, inner, partial(P.of, inner), found))
-            if not reasons:
-                reasons.append(f"{name} is called with arguments that can only be given by name")
         raise UnsupportedModel("; ".join(dict.fromkeys(reasons)))
 
 
+def _symmetries(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    batch_norm: Literal["carrier", "eval"],
+) -> Symmetries:
+    """Those of a module that was called so; its own names may be those of our options."""
+    if kwargs.keys() & inspect.signature(discover).parameters.keys():
+        args = inspect.signature(module.forward).bind(*args, **kwargs).args
+        kwargs = {}
+    return discover(module, *args, batch_norm=batch_norm, **kwargs)
+
+
 def _examples(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[tuple[Any, ...]]:
-    """The inputs by position: two rows of the batch, then all of it."""
-    if kwargs:
-        bound = inspect.signature(module.forward).bind(*args, **kwargs)
-        if bound.kwargs:
-            return
-        args = bound.args
-    sizes = {t.shape[:1] for t in tree_leaves(args) if isinstance(t, Tensor) and t.ndim > 1}
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The inputs: two rows of the batch, then all of it."""
+    call = (args, kwargs)
+    sizes = {t.shape[:1] for t in tree_leaves(call) if isinstance(t, Tensor) and t.ndim > 1}
     if len(sizes) == 1 and next(iter(sizes))[0] > _EXAMPLE_ROWS:
         rows = next(iter(sizes))
-        yield tree_map(lambda t: _rows(t, rows), args)
-    yield tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, args)
+        yield tree_map(lambda t: _rows(t, rows), call)
+    yield tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, call)
 
 
 def _rows(value: Any, rows: torch.Size) -> Any:

@@ -76,25 +76,34 @@ class SymmetryCallback(Callback):
             return
         if not self._active:
             self._switch_off("its weights are sharded over processes")
-        elif stack is not None:
+        elif stack is not None and stack.example:
             self._watch_stack(pl_module, stack)
+        elif stack is not None:  # a stream of batches: an example comes with the first of them
+            self._before = {name: t.clone() for name, t in stack.weights.items()}
         elif not any(is_lazy(p) for p in pl_module.parameters()):
             candidates(pl_module, self.module)  # a wrong name is an error now
             self._before = {_plain_name(n): t.clone() for n, t in P.of(pl_module).items()}
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if self._active and self.network is None:
+        if self._active and self.network is None and stack_of(pl_module) is None:
             self._capture = Capture(pl_module, self.module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if self._active and self.network is None and self._capture is not None:
-            self._find()
+        if self._active and self.network is None:
+            stack = stack_of(pl_module)
+            if self._capture is not None:
+                self._find()
+            elif stack is not None:
+                self._watch_stack(pl_module, stack._replace(weights=self._before))
         step, before = trainer.global_step, self._step
         self._step = step
         if self._active and step // self.every_n_steps > before // self.every_n_steps:
             assert self.network is not None
-            with torch.no_grad():
-                self.look(trainer, pl_module, self.network.weights())
+            try:
+                with torch.no_grad():
+                    self.look(trainer, pl_module, self.network.weights())
+            except ValueError as error:  # such as weights that have become NaN
+                self._switch_off(str(error))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._close()
@@ -132,6 +141,7 @@ class SymmetryCallback(Callback):
             self._switch_off(str(error))
         else:
             self.begin(stack.weights)
+        self._before = {}
 
     def _log_all(self, trainer: Any, pl_module: Any, values: dict[str, float]) -> None:
         """Log by the first process; two callbacks of a kind put their networks' names in front."""

@@ -65,7 +65,8 @@ def _report(
     lines = [f"{network}: {weights} weights, read in {seconds:.1f} s", "", str(sym), ""]
     if not sym.frozen:
         lines.append("frozen:               nothing")
-    lines.append(f"error of a random element of the whole group: {error:.1e} (relative, float64)")
+    seen = f"{error:.1e} (relative, float64)" if error == error else "not checked, see above"
+    lines.append(f"error of a random element of the whole group: {seen}")
     if sym.scaling_dof:
         found = min_mass(params, sym)
         lines += [
@@ -73,6 +74,8 @@ def _report(
             f"minimum mass:         {float(found.minimum):.6g}"
             f"  (excess {float(found.excess):.3g} %, certified to {float(found.gap):.0e})",
         ]
+        if not bool(found.attained):
+            lines.append("                      (a limit: no finite scales reach it)")
         if int(found.dead):
             lines.append(f"dead units:           {int(found.dead)}")
     return "\n".join(lines)

@@ -65,7 +65,13 @@ def permute_some(params: Params, sym: Symmetries, permutations: Element) -> Para
     for tensor, axes in axes_by_tensor(sym, "permutations").items():
         if tensor in params:
             result[tensor] = permuted_tensor(params, sym, tensor, axes, permutations)
-    return result
+    return _tied(result, sym)
+
+
+def _tied(params: Params, sym: Symmetries) -> Params:
+    """Further names of a tensor hold what its first name holds."""
+    again = {n: params[first] for n, first in sym.aliases.items() if n in params}
+    return {**params, **again} if again else params
 
 
 def rescale(params: Params, sym: Symmetries, scales: Element) -> Params:
@@ -110,7 +116,7 @@ def shift_logits(
     result[last.weight] = old + weight.to(old).unsqueeze(old.ndim - len(sym.shapes[last.weight]))
     if last.bias is not None and bias is not None:
         result[last.bias] = params[last.bias] + bias.to(old)[..., None]
-    return result
+    return _tied(result, sym)
 
 
 def _matched(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,7 +264,7 @@ def multiply(params: Params, sym: Symmetries, factors: Mapping[Kind, Element]) -
     for name, axes_kinds in tensors.items():
         if name in params:
             result[name] = _multiply_tensor(params[name], sym, axes_kinds, factors, offset)
-    return result
+    return _tied(result, sym)
 
 
 def _multiply_tensor(

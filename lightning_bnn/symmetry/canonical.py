@@ -27,7 +27,7 @@ from lightning_bnn.symmetry.actions import (
 from lightning_bnn.symmetry.groups import Group, PermutationGroup, Placement, Symmetries
 from lightning_bnn.symmetry.min_mass import min_mass
 from lightning_bnn.symmetry.units import corner, reader, statistic, unit_rows, writer
-from lightning_bnn.symmetry.validation import check_params
+from lightning_bnn.symmetry.validation import check_finite, check_params
 
 __all__ = [
     "canonical_scales_and_signs",
@@ -97,6 +97,7 @@ def sort_permutations(
     if by not in get_args(SortKey):
         raise ValueError(f"`by` must be one of {', '.join(get_args(SortKey))}, got {by!r}.")
     check_params(params, sym)
+    check_finite(params, sym)
     lead = (next(iter(params.values())).shape[0],) if is_stacked(params, sym.shapes) else ()
     device = next(iter(params.values())).device
     result = [torch.arange(g.units, device=device).expand(*lead, g.units) for g in sym.permutations]
@@ -154,8 +155,10 @@ def canonical_scales_and_signs(
         raise ValueError(
             f"`scaling` must be one of {', '.join(get_args(Scaling))} or None, got {scaling!r}."
         )
-    if target <= 0:
-        raise ValueError(f"`target` must be positive, got {target}.")
+    check_params(params, sym)
+    check_finite(params, sym)
+    if not 0 < target < float("inf"):
+        raise ValueError(f"`target` must be positive and finite, got {target}.")
     factors: dict[Kind, list[Tensor]] = {
         "scalings": [torch.ones(g.units) for g in sym.scalings],
         "signs": [torch.ones(g.units) for g in sym.signs],
@@ -169,12 +172,19 @@ def canonical_scales_and_signs(
             factors[kind][index] = _sign_of_largest(params, sym, place, w)
         elif scaling in ("unit-norm", "unit-std"):
             size = statistic(params, sym, place, "norm" if scaling == "unit-norm" else "std", w)
-            usable = (size > 0) & torch.isfinite(size)
+            _check_sizes(size, sym.axes[place.axis].tensor)
+            usable = size > 0
             factors[kind][index] = torch.where(usable, target / torch.where(usable, size, 1), 1)
             dead += usable.numel() - int(usable.sum())
     if dead:
         _log.warning("%d units have no incoming weight: their scale is left alone.", dead)
     return factors["scalings"], factors["signs"]
+
+
+def _check_sizes(size: Tensor, name: str) -> None:
+    if not bool(torch.isfinite(size).all()):
+        kind = str(size.dtype).removeprefix("torch.")
+        raise ValueError(f"`params`: the squares of {name!r} overflow in {kind}.")
 
 
 def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:

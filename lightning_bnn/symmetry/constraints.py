@@ -240,6 +240,8 @@ class Constraints:
         self.uses += 1
         if record.role == "in":
             entry.last_read = self.uses
+        if weight.is_buffer and record.role not in ("mean", "variance"):
+            self.freeze(labels, ("scale", "sign"))
         if entry.labels.ndim == 1:
             entry.labels = entry.labels[None]
         if entry.labels.shape[0] != labels.shape[0]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import logging
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
+
+from lightning_bnn.symmetry.inputs import Inputs, described, tensors_of
+from lightning_bnn.symmetry.ties import named_tensors, place_of
 
 __all__ = [
     "UnsupportedModel",
@@ -26,7 +30,7 @@ __all__ = [
     "operation_name",
     "results_of",
     "skeleton",
-    "to_network",
+    "written_buffers",
 ]
 
 _OUTSIDE = ("/torch/", "/lightning/", "/lightning_bnn/", "<frozen", "<string>", "<eval_with_key>")
@@ -50,10 +54,7 @@ def skeleton(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """
     own: dict[int, Any] = {id(p): p for p in model.parameters()}
     if dtype is not None:
-        own = {
-            id(p): nn.Parameter(_cast(p, dtype), requires_grad=False) for p in model.parameters()
-        }
-        own |= {id(b): _cast(b, dtype).clone() for b in model.buffers()}
+        own = _own_tensors(model, dtype)
     for module in model.modules():  # a LightningModule in a run holds its Trainer, data included
         own |= {id(x): x for x in (vars(module).get("_trainer"), vars(module).get("_fabric"))}
     try:
@@ -65,24 +66,46 @@ def skeleton(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         ) from error
 
 
-def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach()
+def _own_tensors(model: nn.Module, dtype: torch.dtype) -> dict[int, Any]:
+    """Parameters and buffers in a precision, by the identity of the old ones; ties stay ties."""
+    cast: dict[Hashable, torch.Tensor] = {}
+    own: dict[int, Any] = {}
+    for _, old in named_tensors(model):
+        place = place_of(old)
+        if place not in cast:
+            new = old.detach().to(dtype) if old.is_floating_point() else old.detach()
+            trained = isinstance(old, nn.Parameter)
+            cast[place] = nn.Parameter(new, requires_grad=False) if trained else new.clone()
+        own[id(old)] = cast[place]
+    return own
 
 
-def export(model: nn.Module, example: tuple[Any, ...]) -> ExportedProgram:
+def export(model: nn.Module, inputs: Inputs) -> ExportedProgram:
     """Trace a module into a graph in which no operation writes into a tensor that is read again."""
     failure: Exception | None = None
     for strict in (False, True):
-        network = skeleton(model)
+        network = _returning_tensors(skeleton(model))
         try:
             with _quiet(), torch.no_grad():
-                program = torch.export.export(network, example, strict=strict)
+                program = torch.export.export(network, inputs.args, inputs.named, strict=strict)
                 return program if _is_functional(program) else program.run_decompositions({})
         except Exception as error:  # torch.export raises many kinds: all become one clear message
             failure = failure or error
     assert failure is not None
-    check_forward(model, example)
+    check_forward(model, inputs)
     raise UnsupportedModel(_explain(model, failure)) from failure
+
+
+def _returning_tensors(network: nn.Module) -> nn.Module:
+    """A network of ours whose outputs `torch.export` knows: the tensors in those of the forward."""
+    forward = network.forward
+
+    @functools.wraps(forward)
+    def tensors(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(tensors_of(forward(*args, **kwargs)))
+
+    network.forward = tensors
+    return network
 
 
 def _is_functional(program: ExportedProgram) -> bool:
@@ -92,11 +115,7 @@ def _is_functional(program: ExportedProgram) -> bool:
         if node.op != "call_function" or not _writes(node):
             continue
         target = node.args[0]
-        if (
-            not isinstance(target, Node)
-            or target.op != "call_function"
-            or operation_name(target) in _VIEWS
-        ):
+        if not isinstance(target, Node) or operation_name(target) in _VIEWS:
             return False
         users = [u for u in target.users if u is not node]
         if any(order[u] > order[node] or operation_name(u) in _VIEWS for u in users):
@@ -106,51 +125,38 @@ def _is_functional(program: ExportedProgram) -> bool:
     return True
 
 
+def written_buffers(program: ExportedProgram) -> set[str]:
+    """Names of the buffers that a graph changes."""
+    signature = program.graph_signature
+    written = {
+        signature.inputs_to_buffers.get(node.args[0].name)
+        for node in program.graph.nodes
+        if node.op == "call_function" and _writes(node) and isinstance(node.args[0], Node)
+    }
+    return {*signature.buffers_to_mutate.values(), *(n for n in written if n is not None)}
+
+
 def _writes(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
 
 
-def to_network(model: nn.Module, example: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Example inputs on the device, and in the floating type, of the network."""
-    parameters = list(model.parameters())
-    types = {p.dtype for p in parameters if p.is_floating_point()}
-    if not parameters:
-        return example
-
-    def move(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return x
-        dtype = next(iter(types)) if len(types) == 1 and x.is_floating_point() else x.dtype
-        return x.to(parameters[0].device, dtype)
-
-    moved: tuple[Any, ...] = tree_map(move, example)
-    return moved
-
-
-def check_forward(model: nn.Module, example: tuple[Any, ...]) -> None:
+def check_forward(model: nn.Module, inputs: Inputs) -> None:
     """Tell a network that cannot be traced from an example input that does not fit."""
     network = skeleton(model)
     try:
         with torch.no_grad():
-            network(*example)
+            network(*inputs.args, **inputs.named)
     except Exception as error:
         if isinstance(error, NotImplementedError) and "forward" in str(error):
             raise ValueError(
                 f"`model`: {type(model).__name__} has no forward; pass the submodule that has one, "
                 "such as `module.net`."
             ) from error
-        shapes = ", ".join(map(_describe, example)) or "nothing"
         what = _first_line(error) if isinstance(error, RuntimeError | ValueError) else repr(error)
-        raise ValueError(f"`example`: the network does not accept {shapes}: {what}") from error
-
-
-def _describe(x: Any) -> str:
-    if isinstance(x, torch.Tensor):
-        kind = "" if x.dtype == torch.float32 else f" ({str(x.dtype).removeprefix('torch.')})"
-        return f"an input of shape {tuple(x.shape)}{kind}"
-    hint = " (unpack it with *)" if isinstance(x, tuple | list) else ""
-    return f"a {type(x).__name__}{hint}"
+        raise ValueError(
+            f"`example`: the network does not accept {described(inputs)}: {what}"
+        ) from error
 
 
 @contextmanager

@@ -115,6 +115,11 @@ class Symmetries:
         frozen: what was not understood, and is therefore held fixed.
         softmax_shift: the layer whose outputs are the logits, if there is one.
         weights: names of the tensors that count for the mass (all parameters but biases).
+        constants: buffers that were read as they are; networks whose values differ are refused.
+        aliases: further names of tensors that a module holds more than once, and their first name.
+        evaluation_only: why the symmetries hold in evaluation mode only; empty where they hold in
+            training, too (for random layers: in law).
+        unchecked: why the check could not have seen an error; empty where it could.
         log10_permutations, scaling_dof, sign_dof: their numbers.
         error: relative output error of random elements in the check at random weights.
     """
@@ -129,6 +134,10 @@ class Symmetries:
     shapes: dict[str, torch.Size] = field(default_factory=dict)
     batch_norm: str = "carrier"
     error: float = math.nan
+    constants: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    aliases: dict[str, str] = field(default_factory=dict)
+    evaluation_only: str = ""
+    unchecked: str = ""
 
     @cached_property
     def log10_permutations(self) -> float:
@@ -144,6 +153,14 @@ class Symmetries:
     def sign_dof(self) -> int:
         """Number of independent sign flips."""
         return sum(g.units for g in self.signs)
+
+    @cached_property
+    def touched(self) -> frozenset[str]:
+        """The tensors that any group moves."""
+        groups = (*self.permutations, *self.scalings, *self.signs)
+        names = {self.axes[p.axis].tensor for g in groups for p in g.placements}
+        last = self.softmax_shift
+        return frozenset(names | ({last.weight} if last is not None else set()))
 
     def placements_by_axis(self, kind: str) -> dict[int, list[tuple[int, Placement]]]:
         """For each axis the (group, placement) pairs of permutations, scalings or signs."""
@@ -177,6 +194,12 @@ class Symmetries:
             f"free signs: {self.sign_dof}"
         )
         lines += [f"frozen: {item}" for item in self.frozen]
+        if self.constants:
+            lines.append(f"read as constants: {_shorten(list(self.constants))}")
+        if self.evaluation_only:
+            lines.append(f"evaluation only: {self.evaluation_only}")
+        if self.unchecked:
+            lines.append(f"not checked: {self.unchecked}")
         return "\n".join(lines)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,26 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lightning_bnn.symmetry.constraints import Constraints, Rule
 from lightning_bnn.symmetry.export import ancestors, operation_name, results_of
 from lightning_bnn.symmetry.groups import Frozen, SoftmaxShift, Symmetries
-from lightning_bnn.symmetry.labels import Constant, Unsupported, Value, Weight, core, is_operand
+from lightning_bnn.symmetry.labels import (
+    Constant,
+    Noise,
+    Unsupported,
+    Value,
+    Weight,
+    constant_labels,
+    core,
+    is_operand,
+    varies,
+)
 from lightning_bnn.symmetry.solve import solve
+from lightning_bnn.symmetry.ties import named_tensors, overlapping, owners
 
 __all__ = ["Tracer"]
 
-_RANDOM = frozenset(
-    (
-        "rand randn rand_like randn_like bernoulli randint empty new_empty randperm "
-        "multinomial normal"
-    ).split()
+_FOR_THEIR_SHAPE = frozenset("empty new_empty empty_like rand_like randn_like randint_like".split())
+_KEEP_NOISE = frozenset(
+    "add sub rsub mul div neg lt le gt ge eq ne clamp clamp_min clamp_max floor logical_not "
+    "bitwise_not to _to_copy type_as exp log sqrt pow abs sign".split()
 )
 _SHIFT_KEEPS = frozenset(
     ("view reshape flatten squeeze dropout softmax log_softmax contiguous clone alias").split()
@@ -36,9 +46,7 @@ _SHIFT_KEEPS = frozenset(
 _NO_VALUE = frozenset(
     ["_assert_tensor_metadata", "_assert_scalar", "sym_size", "sym_constrain_range_for_size"]
 )
-_UNIFORM = frozenset(
-    "zeros_like ones_like full_like new_zeros new_ones new_full zero empty_like".split()
-)
+_UNIFORM = frozenset("zeros_like ones_like full_like new_zeros new_ones new_full zero".split())
 _BROADCASTING = frozenset(
     "add sub mul div maximum minimum where masked_fill gt lt ge le eq ne clamp_min clamp_max clamp "
     "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow".split()
@@ -47,26 +55,29 @@ _BROADCASTING = frozenset(
 
 @dataclass
 class Tracer:
-    """Runs a graph on labels instead of numbers."""
+    """Runs graphs on labels instead of numbers.
+
+    ``mutable`` names the buffers that the forward itself changes in training: they are state, as
+    weights are. Other buffers of more than one dimension are constants, and are kept as such.
+    """
 
     model: nn.Module
     rules: Mapping[str, Rule]
+    mutable: frozenset[str] = frozenset()
     system: Constraints = field(default_factory=Constraints)
     frozen: list[Frozen] = field(default_factory=list)
     shift: SoftmaxShift | None = None
     read_names: set[str] = field(default_factory=set)
     operations: set[str] = field(default_factory=set)
+    constants: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Map every name of a shared tensor to its first one."""
-        owner: dict[int, str] = {}
-        self.alias: dict[str, str] = {}
-        tensors = [
-            *self.model.named_parameters(remove_duplicate=False),
-            *self.model.named_buffers(remove_duplicate=False),
-        ]
-        for name, tensor in tensors:
-            self.alias[name] = owner.setdefault(id(tensor), name)
+        self.alias = owners(self.model)
+        self.mutable = frozenset(self.alias.get(n, n) for n in self.mutable)
+        for name, other in overlapping(named_tensors(self.model)).items():
+            reason = f"shares its memory with {other!r} in another layout: held fixed"
+            self.system.conflicts[self.alias[name]] = reason
 
     def unread_parameters(self) -> list[str]:
         """Parameters that no graph has used so far."""
@@ -80,7 +91,10 @@ class Tracer:
         for node in results:
             for leaf in tree_leaves(values[node], is_leaf=is_operand):
                 self._hold(leaf)
-        self.shift = self.shift or _find_shift(results, values)
+        tied = {first for name, first in self.alias.items() if name != first}
+        shift = _find_shift(results, values)
+        if shift is not None and not tied & {shift.weight, shift.bias}:
+            self.shift = self.shift or shift
 
     def _follow(
         self, module: torch.fx.GraphModule, values: dict[Node, Any], results: list[Node]
@@ -115,15 +129,23 @@ class Tracer:
                 self.read_names.add(name)
             return Weight.whole(name, value.shape, is_buffer=False)
         name = signature.inputs_to_buffers.get(node.name)
+        if name is not None:
+            return self._buffer(program, self.alias.get(name, name), name, value)
         constant = signature.inputs_to_lifted_tensor_constants.get(node.name)
-        if name is not None and name not in signature.non_persistent_buffers:
-            tensor = program.state_dict[name]
-            if tensor.is_floating_point() and tensor.ndim == 1:  # statistics of channels
-                return Weight.whole(self.alias.get(name, name), value.shape, is_buffer=True)
-            return Constant(tensor)
-        if name is not None or constant is not None:
-            return Constant(program.constants[name or constant])
-        return _unknown(value)
+        return Constant(program.constants[constant]) if constant is not None else _unknown(value)
+
+    def _buffer(self, program: ExportedProgram, owner: str, name: str, value: Tensor) -> Any:
+        """State that moves with its channels, a constant, or what no action could reach."""
+        persistent = name not in program.graph_signature.non_persistent_buffers
+        tensor = program.state_dict[name] if persistent else program.constants[name]
+        changes = owner in self.mutable
+        if persistent and tensor.is_floating_point() and (changes or tensor.ndim == 1):
+            return Weight.whole(owner, value.shape, is_buffer=True)
+        if changes:
+            return _unknown(value)
+        if persistent:
+            self.constants[owner] = tensor.detach().clone()
+        return Constant(tensor)
 
     def _call(self, node: Node, values: Mapping[Node, Any]) -> Any:
         name = operation_name(node).removesuffix("_")
@@ -133,25 +155,34 @@ class Tracer:
         args, kwargs = torch.fx.map_arg(given, arguments)
         operands = [x for x in tree_leaves((args, kwargs), is_leaf=is_operand) if is_operand(x)]
         try:
-            if node.target is operator.getitem:
-                return args[0][args[1]]
-            if name.startswith("wrap_with_"):
-                return self._inline(args)
-            if name in _RANDOM or name in _NO_VALUE:
-                return _unknown(node.meta.get("val"))
-            if all(isinstance(x, Constant) for x in operands):
-                return _fold(node, args, kwargs)
-            return self._apply_rule(name, node, args, kwargs)
+            return self._value(name, node, args, kwargs, operands)
         except Unsupported as error:
             return self._opaque(node, operands, str(error))
         except Exception as error:  # an operation used in a way nobody foresaw is held fixed too
             reason = f"its rule does not cover this use ({type(error).__name__}: {error})"
             return self._opaque(node, operands, reason)
 
-    def _apply_rule(self, name: str, node: Node, args: Any, kwargs: Any) -> Any:
-        operands = [x for x in tree_leaves((args, kwargs), is_leaf=is_operand) if is_operand(x)]
+    def _value(self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]) -> Any:
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        if name.startswith("wrap_with_"):
+            return self._inline(args)
+        if name in _NO_VALUE:
+            return _unknown(node.meta.get("val"))
+        if name in _FOR_THEIR_SHAPE:  # what is in an empty tensor is written over
+            return _noise(node, ())
+        if _is_random(node) and not any(map(_has_channels, operands)):
+            return _noise(node, operands)
+        if all(isinstance(x, Constant) for x in operands):
+            return _fold(node, args, kwargs)
+        return self._apply_rule(name, node, args, kwargs, operands)
+
+    def _apply_rule(
+        self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]
+    ) -> Any:
         if name not in _UNIFORM and not any(map(_has_channels, operands)):
-            return _unknown(node.meta["val"])
+            kept = name in _KEEP_NOISE and any(isinstance(x, Noise) for x in operands)
+            return _noise(node, operands) if kept else _unknown(node.meta["val"])
         self._see(operands)
         if name not in self.rules:
             raise Unsupported("this operation has no rule")
@@ -191,7 +222,13 @@ class Tracer:
         weights = self._weights(symmetries, shapes)
         unique = tuple(dict.fromkeys(self.frozen))
         return replace(
-            symmetries, frozen=unique, softmax_shift=self.shift, weights=weights, shapes=shapes
+            symmetries,
+            frozen=unique,
+            softmax_shift=self.shift,
+            weights=weights,
+            shapes=shapes,
+            aliases={n: first for n, first in self.alias.items() if n != first},
+            constants={n: t for n, t in self.constants.items() if n in shapes},
         )
 
     def _weights(self, symmetries: Symmetries, shapes: Mapping[str, torch.Size]) -> tuple[str, ...]:
@@ -200,7 +237,9 @@ class Tracer:
         biases.update(_added_vectors(symmetries, shapes))
         biases.update(n for n in self.unread_parameters() if n.endswith("bias"))
         named = self.model.named_parameters()
-        return tuple(n for n, p in named if p.is_floating_point() and n not in biases)
+        return tuple(
+            n for n, p in named if p.is_floating_point() and self.alias[n] == n and n not in biases
+        )
 
 
 def _added_vectors(symmetries: Symmetries, shapes: Mapping[str, torch.Size]) -> list[str]:
@@ -216,13 +255,30 @@ def _has_channels(x: Any) -> bool:
     return isinstance(x, Weight) or (isinstance(x, Value) and bool((core(x.labels) != 0).any()))
 
 
+def _is_random(node: Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _noise(node: Node, operands: Iterable[Any]) -> Any:
+    """Independent draws, unless what their law depends on differs between them."""
+    value = node.meta.get("val")
+    alike = all(isinstance(x, Noise) or _is_uniform(x) for x in operands)
+    if not alike or not isinstance(value, Tensor):
+        return _unknown(value)
+    return Noise(torch.zeros((1,) * value.ndim, dtype=torch.long).expand(value.shape))
+
+
+def _is_uniform(x: Any) -> bool:
+    return isinstance(x, Constant) and not any(varies(constant_labels(x.tensor)))
+
+
 def _full_size(values: Mapping[Node, Any]) -> Callable[[Node], Any]:
     """Values by node; what was broadcast gets the size that other rules expect."""
 
     def get(node: Node) -> Any:
         value, meta = values[node], node.meta.get("val")
         if isinstance(value, Value) and isinstance(meta, Tensor):
-            return Value(value.labels.expand(meta.shape))
+            return type(value)(value.labels.expand(meta.shape))
         return value
 
     return get

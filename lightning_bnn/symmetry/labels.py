@@ -20,6 +20,7 @@ __all__ = [
     "FROZEN",
     "STRUCTURAL_ZERO",
     "Constant",
+    "Noise",
     "Value",
     "Weight",
     "along",
@@ -39,6 +40,14 @@ class Value:
     """An activation, known by its labels."""
 
     labels: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Noise(Value):
+    """Independent draws: channels of the same law, which may change places, but have a size.
+
+    Its labels are fixed, so that a rule that does not know noise holds what it meets.
+    """
 
 
 @dataclass(frozen=True, eq=False)

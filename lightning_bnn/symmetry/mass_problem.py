@@ -141,12 +141,20 @@ def mass_problem(params: Params, sym: Symmetries) -> MassProblem:
     for name in sym.weights:
         if name in params:
             builder.add(name)
-    return MassProblem(
-        builder.constant,
-        builder.plus,
-        builder.minus,
-        tuple(builder.matrices),
-        tuple(g.units for g in sym.scalings),
+    parts = (builder.constant, builder.plus, builder.minus)
+    found = torch.stack([t.sum() for t in (*parts, *(m.squares for m in builder.matrices))])
+    if not bool(found.isfinite().all()):
+        _refuse_overflow(params, sym)
+    return MassProblem(*parts, tuple(builder.matrices), tuple(g.units for g in sym.scalings))
+
+
+def _refuse_overflow(params: Params, sym: Symmetries) -> None:
+    """The squares are not finite although the weights are."""
+    sizes = {n: float(params[n].detach().abs().amax()) for n in sym.weights if params[n].numel()}
+    name = max(sizes, key=sizes.__getitem__)
+    raise ValueError(
+        f"`params`: the squares of {name!r}, whose largest weight is {sizes[name]:.3g}, overflow "
+        f"in {str(params[name].dtype).removeprefix('torch.')}."
     )
 
 
@@ -248,10 +256,20 @@ def _matrix_squares(w: Tensor, rows: Axis, columns: Axis) -> Tensor:
     return (squares if rows.dim < columns.dim else squares.mT)[:, None]
 
 
+_FLUSHED = 1e-30  # smaller squares than this may be zero in float32
+
+
 def _square_sums(w: Tensor, keep: Sequence[int]) -> Tensor:
     """Squares summed over all dimensions but the first and those to keep, most in native type."""
-    squares = w.detach().square()
-    dims = [d for d in range(1, w.ndim) if d not in keep]
+    w = w.detach()
+    total = _summed(w.square(), keep)
+    if w.dtype != torch.float64 and bool((total < _FLUSHED).any()):
+        return _summed(w.double().square(), keep)
+    return total
+
+
+def _summed(squares: Tensor, keep: Sequence[int]) -> Tensor:
+    dims = [d for d in range(1, squares.ndim) if d not in keep]
     if dims and dims[0] == 1:
         squares = squares.sum(1, keepdim=True)
     squares = squares.double()

@@ -14,7 +14,7 @@ from lightning_bnn.symmetry.assignment import Family, assign, assign_blocks, fam
 from lightning_bnn.symmetry.elements import identity, random_permutations
 from lightning_bnn.symmetry.groups import Placement, Symmetries
 from lightning_bnn.symmetry.units import other_axis, unit_rows
-from lightning_bnn.symmetry.validation import check_one_network, check_params
+from lightning_bnn.symmetry.validation import check_finite, check_one_network, check_params
 
 __all__ = ["match"]
 
@@ -58,7 +58,10 @@ def match(
             f"{max_sweeps}."
         )
     check_one_network(reference, sym, "reference")
-    if check_params(params, sym):
+    check_finite(reference, sym, "reference")
+    stacked = check_params(params, sym)
+    check_finite(params, sym)
+    if stacked:
         found = [
             match(p, reference, sym, restarts=restarts, seed=seed, max_sweeps=max_sweeps)
             for p in unstack(params)

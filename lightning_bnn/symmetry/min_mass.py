@@ -16,14 +16,15 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from lightning_bnn.params import Params
+from lightning_bnn.symmetry.attainment import without_vanishing_terms
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.mass_oracle import solve_by_cvxpy
 from lightning_bnn.symmetry.mass_problem import Flow, MassProblem, mass, mass_problem
-from lightning_bnn.symmetry.validation import check_params
+from lightning_bnn.symmetry.validation import check_finite, check_params
 
 __all__ = ["MinMass", "mass", "min_mass"]
 
@@ -36,11 +37,14 @@ class MinMass:
 
     Attributes:
         mass: mass of the network as it is.
-        minimum: the least mass.
-        scales: the scales that reach it, for `rescale`.
+        minimum: the least mass; where no finite scales reach it, the bound that they come close to.
+        scales: the scales that reach it, for `rescale`; where none do, those that balance what can
+            be balanced, with a mean logarithm of zero for units without a way to the output.
         gap: certified bound on ``(minimum - true minimum) / minimum``.
         iterations: balancing sweeps and Newton steps.
         dead: units without incoming or without outgoing weight; their scale is one.
+        attained: whether finite scales reach the minimum. They do not where weights only lead to
+            or only come from units that nothing balances, such as those before a head of zeros.
         excess: mass above the minimum, in percent of it.
     """
 
@@ -50,11 +54,13 @@ class MinMass:
     gap: Float64[Tensor, "*members"]
     iterations: int
     dead: Int[Tensor, "*members"]
+    attained: Bool[Tensor, "*members"]
 
     @property
     def excess(self) -> Tensor:
-        """Mass above the minimum, in percent of the minimum."""
-        return 100 * (self.mass / self.minimum - 1)
+        """Mass above the minimum, in percent of the minimum; infinite above a minimum of zero."""
+        nothing = (self.mass == 0) & (self.minimum == 0)
+        return torch.where(nothing, 0, 100 * (self.mass / self.minimum - 1))
 
 
 def min_mass(
@@ -85,32 +91,48 @@ def min_mass(
             f"got {tolerance} and {max_iterations}."
         )
     stacked = check_params(params, sym)
-    problem = mass_problem(params, sym)
-    u = torch.zeros_like(problem.plus)
-    before = problem.value(u)
-    alive = _alive(problem, u)
+    check_finite(params, sym)
+    whole = mass_problem(params, sym)
+    u = torch.zeros_like(whole.plus)
+    before = whole.value(u)
+    dead = (~_alive(whole, u)).sum(-1)
+    problem, attained, floating = without_vanishing_terms(whole)
+    alive = _alive(problem, u) & ~floating.pinned()
     if start is not None:
         u = _join(start, u) * alive
     if solver == "cvxpy":
-        u, iterations = solve_by_cvxpy(params, sym, alive), 1
+        u, iterations = _by_cvxpy(params, sym, problem, alive, attained), 1
     else:
         u, iterations = _balance(problem, u, alive, tolerance, max_iterations)
+    u = floating.centred(u)
     after = problem.value(u)
-    gap = _newton_direction(problem.flow(u), alive)[1] / after
-    dead = (~alive).sum(-1)
+    gap = torch.where(after > 0, _newton_direction(problem.flow(u), alive)[1] / after, 0)
     if bool((dead > 0).any()):
         _log.info(
             "min_mass: %d units without incoming or outgoing weight keep their scale.",
             int(dead.max()),
         )
     scales = [s if stacked else s[0] for s in torch.exp(u).split(problem.sizes, -1)]
-    parts = (t if stacked else t[0] for t in (before, after, gap, dead))
-    total, least, bound, lost = parts
-    return MinMass(total, least, tuple(scales), bound, iterations, lost)
+    parts = (t if stacked else t[0] for t in (before, after, gap, dead, attained))
+    total, least, bound, lost, reached = parts
+    return MinMass(total, least, tuple(scales), bound, iterations, lost, reached)
+
+
+def _by_cvxpy(
+    params: Params, sym: Symmetries, problem: MassProblem, alive: Tensor, attained: Tensor
+) -> Tensor:
+    if not problem.variables:
+        return torch.zeros_like(problem.plus)
+    if not bool(attained.all()):
+        raise ValueError(
+            "`solver='cvxpy'` needs a least mass that finite scales reach, and this network has "
+            "none (see `MinMass.attained`); use solver='balance'."
+        )
+    return solve_by_cvxpy(params, sym, alive)
 
 
 def _alive(problem: MassProblem, u: Tensor) -> Tensor:
-    """Units that mass both enters and leaves; for the others the infimum is not attained."""
+    """Units that mass both enters and leaves."""
     flow = problem.flow(u)
     return (flow.inflow > 0) & (flow.outflow > 0)
 

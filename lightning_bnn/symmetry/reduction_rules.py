@@ -80,7 +80,10 @@ def norm(
     keepdim: bool = False,
     **kw: Any,
 ) -> Any:
-    """A vector norm: a common scale passes, signs are forgotten."""
+    """A vector norm: a common scale passes, signs are forgotten; a count of non-zeros has none."""
+    if p == 0:
+        labels = reduction(False, "is forgotten")(system, node, x, dim, keepdim).labels
+        return Value(system.follow(labels, ()))
     return reduction(True, "is forgotten")(system, node, x, dim, keepdim)
 
 
@@ -127,7 +130,11 @@ def pool(dims: int) -> Rule:
             channels = system.collapse(x.labels, range(x.labels.ndim - dims))
         else:
             channels = x.labels[(...,) + (0,) * dims]
-        return _like(node, channels[(...,) + (None,) * dims])
+        found = _like(node, channels[(...,) + (None,) * dims])
+        if not isinstance(found, tuple):
+            return found
+        values, where = found  # places have no size
+        return values, Value(system.follow(where.labels, ()))
 
     return rule
 

@@ -13,28 +13,56 @@ from torch import Tensor, nn
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import Kind, multiply, permute
+from lightning_bnn.symmetry.comparison import Yardstick, outputs, perturbed, tolerance_of
 from lightning_bnn.symmetry.elements import random_scales, random_signs
 from lightning_bnn.symmetry.export import UnsupportedModel
 from lightning_bnn.symmetry.groups import Frozen, Symmetries
-from lightning_bnn.symmetry.verify import (
-    in_runnable_precision,
-    log_probabilities,
-    outputs,
-    random_shift,
-    relative_error,
-)
+from lightning_bnn.symmetry.inputs import Inputs
+from lightning_bnn.symmetry.verify import in_runnable_precision, log_probabilities, random_shift
 
 __all__ = ["refute"]
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+_NOTHING_MOVES = "the outputs do not depend on the weights at this example (is it zero?)"
 
 
 @torch.no_grad()
 def refute(
-    model: nn.Module, sym: Symmetries, example: tuple[Any, ...], custom_rules: bool
+    model: nn.Module, sym: Symmetries, inputs: Inputs, custom_rules: bool, training: Inputs | None
 ) -> Symmetries:
-    """Test at random weights; drop and report groups that fail, refuse a user's wrong rule."""
-    check = in_runnable_precision(model, example, lambda *run: _Check(run[0], sym, run[1]))
+    """Test at random weights; drop and report groups that fail, refuse a user's wrong rule.
+
+    Args:
+        model: the network, in evaluation mode.
+        sym: what the graphs say.
+        inputs: to run it on.
+        custom_rules: whether the user has given rules.
+        training: inputs for training mode, in which scalings and signs are tested, too; those of
+            permutations meet other random numbers there.
+    """
+    sym = _refuted(model, sym, inputs, custom_rules)
+    factors = _only(sym, [(kind, k) for kind, k, _ in _every(sym) if kind != "permutations"])
+    if training is None or not (factors.scalings or factors.signs):
+        return sym
+    factors = replace(factors, softmax_shift=None, frozen=())
+    try:
+        model.train()
+        left = _refuted(model, factors, training, custom_rules)
+    except _Unrepeatable:  # noise of a source of its own: there is nothing to compare
+        return sym
+    finally:
+        model.eval()
+    frozen = (*sym.frozen, *left.frozen)
+    return replace(sym, scalings=left.scalings, signs=left.signs, frozen=frozen)
+
+
+class _Unrepeatable(UnsupportedModel):
+    """The same weights give other outputs every time."""
+
+
+def _refuted(model: nn.Module, sym: Symmetries, inputs: Inputs, custom_rules: bool) -> Symmetries:
+    check = in_runnable_precision(model, inputs, lambda *run: _Check(run[0], sym, run[1]))
+    if not check.sees and sym.touched:
+        return replace(sym, unchecked=_NOTHING_MOVES)
     if check.error(sym) <= check.tolerance:
         return replace(sym, error=check.error_seen)
     sym = check.with_true_shift(sym)
@@ -42,7 +70,7 @@ def refute(
         return replace(sym, error=check.error_seen)
     check.raise_tolerance_to_noise()
     if not check.repeatable():
-        raise UnsupportedModel(
+        raise _Unrepeatable(
             f"{type(model).__name__} gives different outputs for the same input and weights in "
             "evaluation mode, so that no symmetry can be checked. Make its forward deterministic, "
             "or pass the submodule that is."
@@ -65,47 +93,46 @@ def refute(
 class _Check:
     """A network at random weights, and the error that a set of groups makes there."""
 
-    def __init__(self, network: nn.Module, sym: Symmetries, example: tuple[Any, ...]) -> None:
-        self.network, self.example = network, example
+    def __init__(self, network: nn.Module, sym: Symmetries, inputs: Inputs) -> None:
+        self.network, self.inputs = network, inputs
         self.params = _randomised(network, sym, torch.Generator().manual_seed(1))
-        self.outputs = outputs(network, self.params, example)
-        dtype = next(
-            (t.dtype for t in self.params.values() if t.is_floating_point()), torch.float32
-        )
-        self.tolerance = TOLERANCE.get(dtype, 1e-2)
+        self.tolerance = tolerance_of(self.params)
+        self.outputs = self._run(self.params)
+        self.wrong = self._run(perturbed(self.params, sym.touched))
+        self.measure = Yardstick.between(self.outputs, self.wrong, self.tolerance)
+        self.sees = self.measure.sees
         self.error_seen = 0.0
 
     def error(self, sym: Symmetries) -> float:
         """Two elements that together move every unit and flip every sign."""
+        if not self.sees:
+            return 0.0
         one, two = _covering_elements(self.params, sym, torch.Generator().manual_seed(2))
-        old, new = self.outputs, self._run(one)
-        self.error_seen = relative_error(old, new)
+        self.error_seen = self.measure.error(self._run(one))
         if sym.softmax_shift is not None:
             two = random_shift(two, sym, torch.Generator().manual_seed(3))
-            old, new = log_probabilities(old, sym), log_probabilities(self._run(two), sym)
+            second = self._error_of_probabilities(two, sym)
         else:
-            new = self._run(two)
-        self.error_seen = max(self.error_seen, relative_error(old, new))
+            second = self.measure.error(self._run(two))
+        self.error_seen = max(self.error_seen, second)
         return self.error_seen
 
     def _run(self, params: Params) -> list[Tensor]:
-        return outputs(self.network, params, self.example)
+        return outputs(self.network, params, self.inputs)
+
+    def _error_of_probabilities(self, params: Params, sym: Symmetries) -> float:
+        runs = (self.outputs, self.wrong, self._run(params))
+        old, wrong, new = (log_probabilities(out, sym) for out in runs)
+        return Yardstick.between(old, wrong, self.tolerance).error(new)
 
     def repeatable(self) -> bool:
         """Whether the same weights give the same outputs."""
-        again = self._run(self.params)
-        return relative_error(self.outputs, again) <= self.tolerance
+        return self.measure.error(self._run(self.params)) <= self.tolerance
 
     def raise_tolerance_to_noise(self) -> None:
         """A forward that computes in float32 inside cannot be checked to float64."""
-        generator = torch.Generator().manual_seed(4)
-        near = {
-            n: t * (1 + 1e-9 * torch.randn(t.shape, generator=generator).to(t))
-            if t.is_floating_point()
-            else t
-            for n, t in self.params.items()
-        }
-        noise = relative_error(self.outputs, self._run(near))
+        near = perturbed(self.params, size=1e-9)
+        noise = self.measure.error(self._run(near))
         if noise < 1e-5:
             self.tolerance = max(self.tolerance, 100 * noise)
 
@@ -114,30 +141,29 @@ class _Check:
         if sym.softmax_shift is None:
             return sym
         shifted = random_shift(self.params, sym, torch.Generator().manual_seed(3))
-        new = log_probabilities(self._run(shifted), sym)
-        wrong = relative_error(log_probabilities(self.outputs, sym), new) > max(
-            self.tolerance, 1e-6
-        )
-        return replace(sym, softmax_shift=None) if wrong else sym
+        right = self._error_of_probabilities(shifted, sym) <= max(self.tolerance, 1e-6)
+        return sym if right else replace(sym, softmax_shift=None)
 
     def offenders(self, sym: Symmetries) -> list[tuple[str, int, str]]:
         """Halve the set of groups until single wrong ones remain."""
-        every = [
-            (kind, k)
-            for kind in ("permutations", "scalings", "signs")
-            for k in range(len(getattr(sym, kind)))
-        ]
-        pending, wrong = [every], []
+        pending, wrong = [_every(sym)], []
         while pending:
             part = pending.pop()
             if not part or self.error(_only(sym, part)) <= self.tolerance:
                 continue
             if len(part) == 1:
-                kind, k = part[0]
-                wrong.append((kind, k, getattr(sym, kind)[k].name))
+                wrong += part
             else:
                 pending += [part[: len(part) // 2], part[len(part) // 2 :]]
         return wrong
+
+
+def _every(sym: Symmetries) -> list[tuple[str, int, str]]:
+    return [
+        (kind, k, group.name)
+        for kind in ("permutations", "scalings", "signs")
+        for k, group in enumerate(getattr(sym, kind))
+    ]
 
 
 def _covering_elements(
@@ -157,9 +183,9 @@ def _covering_elements(
         yield permute(multiply(params, sym, factors), sym, cycles)
 
 
-def _only(sym: Symmetries, kept: Sequence[tuple[str, int]]) -> Symmetries:
+def _only(sym: Symmetries, kept: Sequence[tuple[Any, ...]]) -> Symmetries:
     def groups(kind: Kind) -> tuple[Any, ...]:
-        return tuple(getattr(sym, kind)[k] for name, k in kept if name == kind)
+        return tuple(getattr(sym, kind)[k] for name, k, *_ in kept if name == kind)
 
     return replace(
         sym,
@@ -202,7 +228,7 @@ def _randomised(network: nn.Module, sym: Symmetries, generator: torch.Generator)
     """Generic weights of the same size: zeros and ones of a fresh network would hide errors."""
     params = P.of(network)
     moved = {a.tensor for a in sym.axes} | set(P.weight_names(network))
-    variances = {a.tensor for a in sym.axes if a.role == "variance"}
+    state = {name for name, _ in network.named_buffers()}
     largest = max((t.numel() for t in params.values()), default=0)
     pool = torch.randn(65_521, generator=generator, dtype=torch.float64)
     noises = pool.repeat(largest // len(pool) + 2)
@@ -211,10 +237,12 @@ def _randomised(network: nn.Module, sym: Symmetries, generator: torch.Generator)
         old = params[name]
         if not old.is_floating_point() or not old.numel():
             continue
-        size = float(old.norm()) / math.sqrt(old.numel()) or 0.1
         start = int(torch.randint(len(pool), (), generator=generator))
         noise = noises[start : start + old.numel()].reshape(old.shape).to(old)
-        result[name] = torch.add(old, noise, alpha=0.3 * size)
-        if name in variances:
-            result[name] = old.abs() * (0.5 + noise.abs()) + 0.1
-    return result
+        old = old.nan_to_num(0, 0, 0)
+        if name in state:  # what is positive, such as a variance, stays so
+            result[name] = torch.where(old == 0, 0.1 * noise, old * (0.3 * noise).exp())
+        else:
+            size = float(old.norm()) / math.sqrt(old.numel()) or 0.1
+            result[name] = torch.add(old, noise, alpha=0.3 * size)
+    return {n: result[sym.aliases.get(n, n)] for n in result}

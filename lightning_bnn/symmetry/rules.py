@@ -15,7 +15,16 @@ import torch
 from torch.fx import Node
 
 from lightning_bnn.symmetry.constraints import Constraints, Record, Rule
-from lightning_bnn.symmetry.labels import Unsupported, Value, Weight, compress, core, solid, varies
+from lightning_bnn.symmetry.labels import (
+    Noise,
+    Unsupported,
+    Value,
+    Weight,
+    compress,
+    core,
+    solid,
+    varies,
+)
 from lightning_bnn.symmetry.meeting import align, multiply_labels, tie_permutations, unify
 from lightning_bnn.symmetry.reduction_rules import REDUCTION_RULES
 from lightning_bnn.symmetry.shape_rules import SHAPE_RULES
@@ -139,12 +148,20 @@ def native_dropout(system: Constraints, node: Node, x: Value, *args: Any) -> Any
 def add(
     system: Constraints, node: Node, x: Any, y: Any, *args: Any, alpha: float = 1, **kwargs: Any
 ) -> Value:
-    """Channels of the two operands become one."""
+    """Channels of the two operands become one; independent noise is like itself in any order."""
+    if isinstance(x, Noise) or isinstance(y, Noise):
+        labels = torch.broadcast_to(system.labels(y if isinstance(x, Noise) else x), _shape(node))
+        system.freeze(labels, ("scale", "sign"))
+        return Value(labels)
     return Value(unify(system, [system.labels(x), system.labels(y)]))
 
 
 def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Value:
     """Scales and signs add up; a parameter over all channels is a gain, free on either side."""
+    if isinstance(x, Noise) or isinstance(y, Noise):
+        return Value(
+            torch.broadcast_to(system.labels(y if isinstance(x, Noise) else x), _shape(node))
+        )
     if isinstance(x, Weight) and not isinstance(y, Weight):
         x, y = y, x
     if isinstance(y, Weight) and isinstance(x, Value) and not y.is_buffer:
@@ -217,9 +234,10 @@ def compare(system: Constraints, node: Node, x: Any, y: Any = 0) -> Value:
 
 def where(system: Constraints, node: Node, condition: Any, x: Any, y: Any) -> Value:
     """A choice between two operands that share their channels."""
-    chosen = unify(system, [system.labels(x), system.labels(y)])
-    tie_permutations(system, system.labels(condition), chosen)
-    return Value(torch.broadcast_to(chosen, node.meta["val"].shape))
+    chosen = add(system, node, x, y).labels
+    if not isinstance(condition, Noise):
+        tie_permutations(system, system.labels(condition), chosen)
+    return Value(torch.broadcast_to(chosen, _shape(node)))
 
 
 def masked_fill(system: Constraints, node: Node, x: Any, mask: Any, value: Any) -> Value:
@@ -237,6 +255,25 @@ def softmax(system: Constraints, node: Node, x: Value, dim: int, *args: Any) -> 
             np.unique(small.movedim(dim, -1).reshape(-1, small.shape[dim]).numpy(), axis=0)
         )
     return Value(solid(x.labels))
+
+
+def alpha_dropout(
+    system: Constraints, node: Node, x: Value, p: float = 0.5, train: bool = False
+) -> Value:
+    """In training the value of dropped units is fixed, and with it the size of all."""
+    return nonlinear(system, node, x) if train and p > 0 else passthrough(system, node, x)
+
+
+def bernoulli(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Value:
+    """Coins with one probability for all units, or each with that of its unit."""
+    if any(isinstance(p, float | int) for p in args):
+        return Noise(torch.broadcast_to(torch.zeros((), dtype=torch.long), _shape(node)))
+    return Value(system.follow(nonlinear(system, node, x).labels, ()))
+
+
+def _shape(node: Node) -> torch.Size:
+    shape: torch.Size = node.meta["val"].shape
+    return shape
 
 
 def glu(system: Constraints, node: Node, x: Value, dim: int = -1) -> Value:
@@ -258,7 +295,7 @@ _NONLINEAR = (
     "log_sigmoid log log2 log10 log1p sqrt rsqrt reciprocal erfc lgamma digamma floor ceil acos "
     "logit frac nan_to_num bitwise_not logical_not isnan isinf isfinite"
 )
-_PASS = "dropout feature_dropout alpha_dropout feature_alpha_dropout neg real positive lift_fresh"
+_PASS = "dropout feature_dropout neg real positive lift_fresh"
 
 RULES: dict[str, Rule] = {
     **SHAPE_RULES,
@@ -275,7 +312,9 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("gt", "lt", "ge", "le", "eq", "ne"), compare),
     **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), softmax),
     **dict.fromkeys(("to", "_to_copy", "type_as"), cast),
+    **dict.fromkeys(("alpha_dropout", "feature_alpha_dropout"), alpha_dropout),
     "native_dropout": native_dropout,
+    "bernoulli": bernoulli,
     "abs": absolute,
     "pow": power,
     "clamp": clamp,

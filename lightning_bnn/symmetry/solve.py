@@ -33,7 +33,8 @@ def solve(system: Constraints, shapes: Mapping[str, torch.Size]) -> Symmetries:
     roots = _components(system.ties["permutation"], system.nodes)
     scale_id, scale_sign = _solve_scales(system)
     sign_id = _solve_signs(system)
-    entries = [_simplify(e, shapes, (roots, scale_id, sign_id)) for e in _assemble(system, shapes)]
+    systems = (roots, scale_id, sign_id)
+    entries = [_simplify(e, shapes, systems) for e in _assemble(system, shapes, systems)]
     axes = tuple(
         Axis(
             e.name,
@@ -152,18 +153,26 @@ def _fixpoint(
 
 
 # ------------------------------------------------------------ axes
-def _assemble(system: Constraints, shapes: Mapping[str, torch.Size]) -> list[Entry]:
+def _assemble(
+    system: Constraints, shapes: Mapping[str, torch.Size], systems: Sequence[Ints]
+) -> list[Entry]:
     """Join the row ranges of one axis (packed projections) into one entry with blocks."""
     parts: dict[tuple[str, int | None, int], list[Entry]] = defaultdict(list)
     for (name, dim, slot, _), entry in system.entries.items():
         parts[name, dim, slot].append(entry)
     return [
-        found[0] if len(found) == 1 and found[0].rows is None else _join(found, shapes)
+        found[0] if len(found) == 1 and found[0].rows is None else _join(found, shapes, systems)
         for found in parts.values()
     ]
 
 
-def _join(parts: Sequence[Entry], shapes: Mapping[str, torch.Size]) -> Entry:
+def _join(
+    parts: Sequence[Entry], shapes: Mapping[str, torch.Size], systems: Sequence[Ints]
+) -> Entry:
+    """One entry of blocks; rows that the example does not reach follow the others, if these agree.
+
+    Rows beyond the example write channels that were not seen: those have no label.
+    """
     first = parts[0]
     total = shapes[first.name][0]
     step = int(np.gcd.reduce([x for p in parts for x in (*(p.rows or (0, total)), total)]))
@@ -171,6 +180,11 @@ def _join(parts: Sequence[Entry], shapes: Mapping[str, torch.Size]) -> Entry:
     for part in parts:
         start, stop = part.rows or (0, total)
         labels[start // step : stop // step] = part.labels
+    if first.dim != 0:
+        unread = (labels < 0).all(1)
+        known = labels[~unread]
+        if all(_same(system, known, known[:1]) for system in systems):
+            labels[unread] = known[0]
     last = max(p.last_read for p in parts)
     return Entry(first.name, first.dim, labels, first.role, first.scale, first.sign, last_read=last)
 
@@ -178,8 +192,9 @@ def _join(parts: Sequence[Entry], shapes: Mapping[str, torch.Size]) -> Entry:
 def _simplify(entry: Entry, shapes: Mapping[str, torch.Size], systems: Sequence[Ints]) -> Entry:
     """A tensor followed element by element often changes along one dimension only.
 
-    Elements that were not read (positions beyond the example) follow those that were, where these
-    change along one dimension; otherwise they are held fixed.
+    Elements that were not read (positions beyond the example) follow those that were: along the
+    dimension that was read as a whole, or all alike where those read are all alike. Otherwise they
+    are held fixed.
     """
     labels = np.atleast_2d(entry.labels)
     shape = shapes.get(entry.name)
@@ -187,17 +202,22 @@ def _simplify(entry: Entry, shapes: Mapping[str, torch.Size], systems: Sequence[
         return replace(entry, labels=labels, rows=None)
     read = entry.read.reshape(shape or (1,))
     table = labels.reshape(shape or (1,))
-    for dim in range(len(shape)):
-        row = _along_one_dimension(table, read, dim, systems)
-        if row is not None:
-            return replace(entry, dim=dim, labels=row[None], rows=None)
-    return replace(entry, labels=np.where(read, table, FROZEN).reshape(1, -1), rows=None)
+    rows = [_along_one_dimension(table, read, dim, systems) for dim in range(len(shape))]
+    found = [(int((row < 0).sum()), dim) for dim, row in enumerate(rows) if row is not None]
+    if not found:
+        return replace(entry, labels=np.where(read, table, FROZEN).reshape(1, -1), rows=None)
+    dim = min(found)[1]
+    row = rows[dim]
+    known = row[row >= 0]
+    alike = all(_same(system, known, known[:1]) for system in systems)
+    row = np.where(row < 0, known[0] if alike else FROZEN, row)
+    return replace(entry, dim=dim, labels=row[None], rows=None)
 
 
 def _along_one_dimension(
     table: Labels, read: NDArray[np.bool_], dim: int, systems: Sequence[Ints]
-) -> Labels | None:
-    """Labels per index of a dimension, if all read elements of an index agree in all systems."""
+) -> Any:
+    """Labels per index of a dimension, -1 where none was read; None if those of one disagree."""
     table = np.moveaxis(table, dim, 0).reshape(table.shape[dim], -1)
     read = np.moveaxis(read, dim, 0).reshape(table.shape)
     first = read.argmax(1)
@@ -205,7 +225,11 @@ def _along_one_dimension(
     for system in systems:
         if (system[table] != system[row][:, None])[read].any():
             return None
-    return np.where(read.any(1), row, FROZEN)
+    return np.where(read.any(1), row, -1)
+
+
+def _same(system: Ints, labels: Labels, others: Labels) -> bool:
+    return bool((system[labels] == system[others]).all())
 
 
 # ------------------------------------------------------------ scalings and signs

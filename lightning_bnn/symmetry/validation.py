@@ -11,13 +11,21 @@ from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.groups import Group, Symmetries
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-__all__ = ["check_one_network", "check_params", "check_permutations", "check_scales", "check_signs"]
+__all__ = [
+    "check_finite",
+    "check_one_network",
+    "check_params",
+    "check_permutations",
+    "check_scales",
+    "check_signs",
+]
 
 
 def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
     """Whether the parameters of the network are a stack; a part of them is an error.
 
-    Statistics of norms may be missing: standard deviations and gradients have none.
+    Statistics of norms may be missing: standard deviations and gradients have none. So are buffers
+    that were read as constants, and further names of one tensor, if they hold something else.
     """
     if not isinstance(params, dict) or not all(isinstance(t, Tensor) for t in params.values()):
         raise ValueError(
@@ -31,7 +39,65 @@ def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
         raise ValueError(
             f"`{name}` lacks {missing[0]!r}{hint}: were the symmetries found on this very module?"
         )
-    return is_stacked(params, sym.shapes)
+    stacked = is_stacked(params, sym.shapes)
+    _check_members(params, sym, stacked, name)
+    _check_ties(params, sym, name)
+    _check_constants(params, sym, name)
+    return stacked
+
+
+def _check_members(params: Params, sym: Symmetries, stacked: bool, name: str) -> None:
+    sizes = {params[n].shape[0]: n for n in sym.shapes if stacked and n in params}
+    if len(sizes) > 1:
+        (one, first), (other, second) = list(sizes.items())[:2]
+        raise ValueError(
+            f"`{name}` is no stack: {first!r} is there for {one} members, {second!r} for {other}."
+        )
+
+
+def _check_ties(params: Params, sym: Symmetries, name: str) -> None:
+    for alias, first in sym.aliases.items():
+        if alias in params and not _same(params[alias], params[first]):
+            raise ValueError(
+                f"`{name}`: {alias!r} and {first!r} were one tensor when the symmetries were "
+                "found, and now differ: discover them again."
+            )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a is b or torch.equal(a, b)
+
+
+def _check_constants(params: Params, sym: Symmetries, name: str) -> None:
+    for buffer, old in sym.constants.items():
+        new = params.get(buffer)
+        if new is not None and not bool(_equal_up_to_rounding(new, old).all()):
+            raise ValueError(
+                f"`{name}`: the buffer {buffer!r} was read as a constant and now holds other "
+                "values: discover the symmetries again, with these weights in the network."
+            )
+
+
+def _equal_up_to_rounding(new: Tensor, old: Tensor) -> Tensor:
+    old = old.to(new.device)
+    if not (new.is_floating_point() and old.is_floating_point()):
+        return new == old
+    rounding = 4 * max(torch.finfo(new.dtype).eps, torch.finfo(old.dtype).eps)
+    return torch.isclose(new.double(), old.double(), rtol=rounding, atol=0, equal_nan=True)
+
+
+def check_finite(params: Params, sym: Symmetries, name: str = "params") -> None:
+    """What is sorted or scaled must have a size."""
+    for tensor in sym.weights:
+        w = params.get(tensor)
+        if w is None or bool(torch.isfinite(w.detach().sum(dtype=torch.float64))):
+            continue
+        bad = ~torch.isfinite(w)
+        if bool(bad.any()):
+            where = "holds NaN or infinite values"
+            if w.ndim > len(sym.shapes[tensor]):
+                where += f", first in member {int(bad.flatten(1).any(1).nonzero()[0, 0])}"
+            raise ValueError(f"`{name}`: {tensor!r} {where}.")
 
 
 def check_one_network(params: Params, sym: Symmetries, name: str) -> None:

@@ -7,24 +7,23 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import Kind, multiply, permute, shift_logits
+from lightning_bnn.symmetry.comparison import Yardstick, outputs, perturbed, tolerance_of
 from lightning_bnn.symmetry.elements import random_permutations, random_scales, random_signs
-from lightning_bnn.symmetry.export import check_forward, skeleton, to_network
+from lightning_bnn.symmetry.export import check_forward, skeleton
 from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.inputs import Inputs, on_network
 from lightning_bnn.symmetry.validation import check_params
 
 __all__ = [
     "in_runnable_precision",
     "log_probabilities",
-    "outputs",
     "random_element",
     "random_shift",
-    "relative_error",
     "verify",
 ]
 
@@ -38,8 +37,11 @@ def verify(
     *example: Any,
     softmax_shift: bool = False,
     generator: torch.Generator | None = None,
+    **named: Any,
 ) -> float:
     """Draw a random element of the whole group; return the relative error of the outputs.
+
+    NaN says that the outputs do not depend on the weights, so that nothing was compared.
 
     Args:
         model: the network, in the mode to be tested; its own weights are used and left untouched.
@@ -47,22 +49,25 @@ def verify(
         *example: inputs.
         softmax_shift: shift the logits too, and compare log-probabilities.
         generator: source of the element, by default seeded with 0.
+        **named: inputs by name.
     """
-    example = to_network(model, example)
+    inputs = on_network(model, Inputs(example, named))
     generator = generator or torch.Generator().manual_seed(0)
 
-    def measure(network: nn.Module, inputs: tuple[Any, ...]) -> float:
+    def measure(network: nn.Module, inputs: Inputs) -> float:
         before = P.of(network)
         check_params(before, sym, "model")
         after = random_element(before, sym, generator)
         if softmax_shift:
             after = random_shift(after, sym, generator)
-        old, new = (outputs(network, p, inputs) for p in (before, after))
+        wrong = perturbed(before, sym.touched)
+        runs = [outputs(network, p, inputs) for p in (before, wrong, after)]
         if softmax_shift:
-            old, new = log_probabilities(old, sym), log_probabilities(new, sym)
-        return relative_error(old, new)
+            runs = [log_probabilities(out, sym) for out in runs]
+        old, other, new = runs
+        return Yardstick.between(old, other, tolerance_of(before)).error(new)
 
-    return in_runnable_precision(model, example, measure)
+    return in_runnable_precision(model, inputs, measure)
 
 
 def log_probabilities(logits: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
@@ -72,14 +77,14 @@ def log_probabilities(logits: Sequence[Tensor], sym: Symmetries) -> list[Tensor]
 
 
 def in_runnable_precision(
-    model: nn.Module, example: tuple[Any, ...], use: Callable[[nn.Module, tuple[Any, ...]], _T]
+    model: nn.Module, inputs: Inputs, use: Callable[[nn.Module, Inputs], _T]
 ) -> _T:
     """Use a network in float64, or as it is where an operation or a plain tensor forbids that."""
     try:
-        return use(*_in_precision(model, example, torch.float64))
+        return use(*_in_precision(model, inputs, torch.float64))
     except (RuntimeError, TypeError, NotImplementedError):
-        check_forward(model, example)
-        return use(*_in_precision(model, example, None))
+        check_forward(model, inputs)
+        return use(*_in_precision(model, inputs, None))
 
 
 def random_element(params: Params, sym: Symmetries, generator: torch.Generator) -> Params:
@@ -102,41 +107,14 @@ def random_shift(params: Params, sym: Symmetries, generator: torch.Generator) ->
     )
 
 
-# ------------------------------------------------------------ running
+# ------------------------------------------------------------ precision
 def _in_precision(
-    model: nn.Module, example: tuple[Any, ...], dtype: torch.dtype | None
-) -> tuple[nn.Module, tuple[Any, ...]]:
+    model: nn.Module, inputs: Inputs, dtype: torch.dtype | None
+) -> tuple[nn.Module, Inputs]:
     if dtype is None:
-        return skeleton(model), example
+        return skeleton(model), inputs
 
     def cast(x: Any) -> Any:
         return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
 
-    return skeleton(model, dtype), tree_map(cast, example)
-
-
-def outputs(network: nn.Module, params: Params, example: tuple[Any, ...]) -> list[Tensor]:
-    """The floating tensors that a network returns, with the same random numbers every time."""
-    copies = {name: t.clone() if t.ndim <= 1 else t for name, t in params.items()}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        out = functional_call(network, copies, example)
-    return [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()]
-
-
-def relative_error(old: Sequence[Tensor], new: Sequence[Tensor]) -> float:
-    """Largest difference relative to the largest output."""
-    worst = 0.0
-    for a, b in zip(old, new, strict=True):
-        finite = torch.isfinite(a)
-        if not bool(finite.any()) and a.numel():
-            return float("nan")
-        if not bool((finite == torch.isfinite(b)).all()):
-            return float("inf")
-        a, b = a[finite], b[finite]
-        if a.numel():
-            worst = max(
-                worst,
-                float((a - b).abs().max() / a.abs().max().clamp_min(torch.finfo(a.dtype).tiny)),
-            )
-    return worst
+    return skeleton(model, dtype), tree_map(cast, inputs)

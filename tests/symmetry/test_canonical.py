@@ -157,5 +157,5 @@ def test_errors():
         sort_permutations(params, sym, "size")
     with pytest.raises(ValueError, match="`scaling` must be one of unit-norm, .* got 'norm'"):
         canonicalise(params, sym, "norm")
-    with pytest.raises(ValueError, match=r"`target` must be positive, got 0"):
+    with pytest.raises(ValueError, match=r"`target` must be positive and finite, got 0"):
         canonicalise(params, sym, "unit-norm", target=0)

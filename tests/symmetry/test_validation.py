@@ -100,7 +100,7 @@ def test_examples_that_do_not_fit():
     net = models.mlp(4, [6], 3)
     with pytest.raises(ValueError, match=r"does not accept a tuple \(unpack it with \*\)"):
         discover(net, (torch.randn(1, 4),))
-    with pytest.raises(ValueError, match=r"does not accept nothing"):
+    with pytest.raises(ValueError, match=r"does not accept a call without inputs"):
         discover(net)
     with pytest.raises(ValueError, match=r"an input of shape \(1, 4\) \(int64\)"):
         discover(net, torch.ones(1, 4).long())

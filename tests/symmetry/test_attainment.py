@@ -1,0 +1,165 @@
+"""Least masses that no finite scales reach: the bound, finite scales, and that it is said."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from cases import Forward
+from scipy.optimize import linprog
+from torch import nn
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import canonicalise, discover, mass, min_mass, rescale
+from lightning_bnn.symmetry.attainment import without_vanishing_terms
+from lightning_bnn.symmetry.mass_problem import MassProblem, Matrix, mass_problem
+
+
+def lin(a, b, **options):
+    return nn.Linear(a, b, **options, dtype=torch.float64)
+
+
+def residual():
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        for one, two in ((self.a, self.b), (self.c, self.d)):
+            h = torch.relu(h + two(torch.relu(one(h))))
+        return self.head(h)
+
+    layers = {name: lin(6, 6) for name in "abcd"}
+    return Forward(forward, first=lin(4, 6), head=lin(6, 3), **layers)
+
+
+def recurrent():
+    net = nn.RNN(4, 5, nonlinearity="relu", batch_first=True).double()
+    return Forward(lambda s, x: s.head(s.rnn(x[:, None])[0][:, -1]), rnn=net, head=lin(5, 3))
+
+
+ZEROS = {
+    # network, tensors set to zero, whether the least mass is reached
+    "as it is": (residual, (), True),
+    "head": (residual, ("head.weight",), False),
+    "first layer": (residual, ("first.weight",), False),
+    "a branch": (residual, ("b.weight",), False),
+    "both ends": (residual, ("first.weight", "head.weight"), True),
+    "everything": (residual, ("first.", "a.", "b.", "c.", "d.", "head."), True),
+    "input of a recurrent net": (recurrent, ("rnn.weight_ih_l0",), False),
+    "head of a plain net": (lambda: models.mlp(4, [5], 3).double(), ("3.weight",), False),
+}
+
+
+def with_zeros(kind):
+    torch.manual_seed(0)
+    build, zeros, attained = ZEROS[kind]
+    net = build()
+    sym = discover(net, torch.randn(2, 4).double())
+    params = {n: t * (not n.startswith(zeros or "-")) for n, t in P.of(net).items()}
+    return params, sym, attained
+
+
+@pytest.mark.parametrize("kind", ZEROS)
+def test_scales_are_finite_and_the_bound_is_the_limit(kind):
+    params, sym, attained = with_zeros(kind)
+    found = min_mass(params, sym)
+    assert bool(found.attained) == attained
+    assert all(s.isfinite().all() and (s.log().abs() < 20).all() for s in found.scales)
+    assert float(found.gap) < 1e-9
+    assert math.isfinite(float(found.minimum))
+    at = mass(rescale(params, sym, found.scales), sym)
+    if attained:
+        torch.testing.assert_close(at, found.minimum, rtol=1e-9, atol=1e-12)
+    assert at >= found.minimum - 1e-12
+    far = mass(rescale(params, sym, _far_along(params, sym, found)), sym)
+    torch.testing.assert_close(far, found.minimum, rtol=1e-6, atol=1e-9)
+
+
+def _far_along(params, sym, found):
+    """Scales far along a direction in which no term grows, found by linear programming."""
+    problem = mass_problem(params, sym)
+    direction = recession(problem)
+    start = torch.cat([s.log() for s in found.scales])
+    return torch.exp(start + 10 * torch.as_tensor(direction)).split([g.units for g in sym.scalings])
+
+
+def exponents(problem):
+    """The exponent of every term with a positive coefficient, as a dense row."""
+    n = problem.variables
+    unit = np.eye(n)
+    literal = np.concatenate([unit, np.zeros((1, n)), -unit])
+    rows = [unit[(problem.plus[0] > 0).numpy()], -unit[(problem.minus[0] > 0).numpy()]]
+    for m in problem.matrices:
+        for b, r, c in (m.squares[0] > 0).nonzero().tolist():
+            rows.append((literal[m.rows[b, r]] + literal[m.columns[b, c]])[None])
+    return np.concatenate(rows)
+
+
+def recession(problem):
+    """A direction along which as many terms as possible fall, and none grows."""
+    a = np.unique(exponents(problem), axis=0)
+    n, k = problem.variables, len(a)
+    objective = np.concatenate([np.zeros(n), -np.ones(k)])  # slack of every term, at most one
+    upper = np.concatenate([a, np.eye(k)], 1)
+    bounds = [(-20, 20)] * n + [(0, 1)] * k
+    found = linprog(objective, upper, np.zeros(k), bounds=bounds)
+    assert found.status == 0
+    return found.x[:n]
+
+
+def random_problem(seed, units=4):
+    """Sparse terms of all kinds, also those in which two scales grow together."""
+    generator, density = torch.Generator().manual_seed(seed), 0.04 + 0.005 * seed
+    n = units
+    keep = lambda *shape: (torch.rand(*shape, generator=generator) < density).double()  # noqa: E731
+    everything = torch.arange(2 * n + 1)[None]
+    m = Matrix(keep(1, 1, 2 * n + 1, 2 * n + 1), everything, everything)
+    return MassProblem(torch.zeros(1).double(), keep(1, n), keep(1, n), (m,), (n,))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_terms_vanish_exactly_where_linear_programming_says(seed):
+    problem = random_problem(seed)
+    d = torch.as_tensor(recession(problem))
+    table = torch.cat([d, torch.zeros(1), -d])
+    kept, attained, _ = without_vanishing_terms(problem)
+    falls = lambda rows, columns: table[rows][..., None] + table[columns][..., None, :] < -1e-6  # noqa: E731
+    (m,), (left,) = problem.matrices, kept.matrices
+    expected = m.squares * ~falls(m.rows, m.columns)[None]
+    assert torch.equal(left.squares, expected)
+    assert torch.equal(kept.plus, problem.plus * ~(d < -1e-6))
+    assert torch.equal(kept.minus, problem.minus * ~(d > 1e-6))
+    assert bool(attained) == torch.equal(expected, m.squares) * torch.equal(
+        kept.plus + kept.minus, problem.plus + problem.minus
+    )
+
+
+def test_both_outcomes_occur():
+    """The negative control of the test above."""
+    found = [without_vanishing_terms(random_problem(k))[1] for k in range(40)]
+    assert 5 < int(torch.cat(found).sum()) < 35
+
+
+@pytest.mark.parametrize("kind", ZEROS)
+def test_canonical_forms_are_finite_and_keep_the_function(kind):
+    params, sym, _ = with_zeros(kind)
+    net, x = ZEROS[kind][0](), torch.randn(3, 4).double()
+    form = canonicalise(params, sym, "min-mass")
+    assert all(t.isfinite().all() for t in form.values())
+    torch.testing.assert_close(P.apply(net, form, x), P.apply(net, params, x))
+
+
+def test_members_of_a_stack_are_told_apart():
+    cases = [with_zeros(kind) for kind in ("as it is", "head", "first layer", "both ends")]
+    sym = cases[0][1]
+    together = min_mass(P.stack([params for params, _, _ in cases]), sym)
+    for k, (params, _, attained) in enumerate(cases):
+        alone = min_mass(params, sym)
+        assert bool(together.attained[k]) == attained
+        torch.testing.assert_close(together.minimum[k], alone.minimum, rtol=1e-8, atol=0)
+
+
+@pytest.mark.bad_input
+def test_the_oracle_refuses_what_it_would_not_solve():
+    params, sym, _ = with_zeros("head")
+    with pytest.raises(ValueError, match="needs a least mass that finite scales reach"):
+        min_mass(params, sym, solver="cvxpy")
