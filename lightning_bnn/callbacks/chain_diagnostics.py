@@ -18,7 +18,8 @@ from lightning_bnn.metrics import effective_sample_size, rhat
 from lightning_bnn.params import Params
 from lightning_bnn.plots import chains_figure
 from lightning_bnn.symmetry import Symmetries, canonicalise, discover
-from lightning_bnn.symmetry.canonical import Scaling, SortKey
+from lightning_bnn.symmetry.canonical import Scaling
+from lightning_bnn.symmetry.sorting import SortKey
 
 __all__ = ["ChainDiagnostics"]
 

@@ -18,7 +18,8 @@ from lightning_bnn.plots import (
     trajectories_figure,
 )
 from lightning_bnn.symmetry import canonicalise
-from lightning_bnn.symmetry.canonical import Scaling, SortKey
+from lightning_bnn.symmetry.canonical import Scaling
+from lightning_bnn.symmetry.sorting import SortKey
 
 __all__ = ["PosteriorFigures"]
 

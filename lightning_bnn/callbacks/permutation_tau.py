@@ -12,7 +12,7 @@ from lightning_bnn.callbacks.network import Network
 from lightning_bnn.callbacks.watching import SymmetryCallback
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import UnitOrders, order_change, transpositions_between
-from lightning_bnn.symmetry.canonical import SortKey
+from lightning_bnn.symmetry.sorting import SortKey
 
 __all__ = ["PermutationTau"]
 

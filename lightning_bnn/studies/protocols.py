@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from lightning_bnn.metrics.sources import RowTransform
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import Removal, Symmetries, discover, plan_removal
-from lightning_bnn.symmetry.canonical import SortKey
 from lightning_bnn.symmetry.groups import Group
+from lightning_bnn.symmetry.sorting import SortKey
 
 __all__ = ["PROTOCOLS", "Protocol", "Remover", "before_norm", "inner_symmetries"]
 

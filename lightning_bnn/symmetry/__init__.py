@@ -17,7 +17,6 @@ from lightning_bnn.symmetry.canonical import (
     canonical_scales_and_signs,
     canonicalise,
     remove_softmax_shift,
-    sort_permutations,
 )
 from lightning_bnn.symmetry.counting import (
     NearestTransposition,
@@ -52,6 +51,7 @@ from lightning_bnn.symmetry.orders import (
     transpositions_between,
 )
 from lightning_bnn.symmetry.removal import Removal, plan_removal
+from lightning_bnn.symmetry.sorting import sort_permutations
 from lightning_bnn.symmetry.trace import discover
 from lightning_bnn.symmetry.verify import verify
 

@@ -24,20 +24,20 @@ from lightning_bnn.symmetry.actions import (
     permute,
     shift_logits,
 )
-from lightning_bnn.symmetry.groups import Group, PermutationGroup, Placement, Symmetries
+from lightning_bnn.symmetry.groups import Group, Placement, Symmetries
 from lightning_bnn.symmetry.min_mass import min_mass
-from lightning_bnn.symmetry.units import corner, reader, statistic, unit_rows, writer
+from lightning_bnn.symmetry.sorting import SortKey, sort_permutations
+from lightning_bnn.symmetry.units import sorted_rows, statistic, unit_rows, writer
 from lightning_bnn.symmetry.validation import check_finite, check_params
 
 __all__ = [
     "canonical_scales_and_signs",
     "canonicalise",
     "remove_softmax_shift",
-    "sort_permutations",
 ]
 
 Scaling = Literal["unit-norm", "unit-std", "min-mass"]
-SortKey = Literal["max", "first", "mean", "median", "norm", "outgoing"]
+_ROUNDING = 64  # units in the last place
 _log = logging.getLogger(__name__)
 
 
@@ -79,63 +79,6 @@ def canonicalise(
     return params
 
 
-# ------------------------------------------------------------ permutations
-def sort_permutations(
-    params: Params, sym: Symmetries, by: SortKey = "max", descending: bool = True
-) -> list[Tensor]:
-    """The permutations that sort the units of every group.
-
-    Args:
-        params: one network or a stack.
-        sym: what `discover` returned.
-        by: statistic of the weights that enter a unit: their ``"max"``, ``"mean"``, ``"median"``,
-            ``"norm"`` or the ``"first"`` of them (once the layer before is sorted); or
-            ``"outgoing"``, the first weight that leaves the unit, once the layer behind is sorted.
-            Blocks are sorted by the same statistic over the whole block.
-        descending: largest first.
-    """
-    if by not in get_args(SortKey):
-        raise ValueError(f"`by` must be one of {', '.join(get_args(SortKey))}, got {by!r}.")
-    check_params(params, sym)
-    check_finite(params, sym)
-    lead = (next(iter(params.values())).shape[0],) if is_stacked(params, sym.shapes) else ()
-    device = next(iter(params.values())).device
-    result = [torch.arange(g.units, device=device).expand(*lead, g.units) for g in sym.permutations]
-    order = _sorting_order(sym, backwards=by == "outgoing")
-    for index in order:
-        key = _sort_key(params, sym, sym.permutations[index], by, result)
-        if key is not None:
-            result[index] = key.argsort(dim=-1, descending=descending, stable=True)
-    return result
-
-
-def _sorting_order(sym: Symmetries, backwards: bool) -> list[int]:
-    """Groups in graph order, or from the last layer; channels before the blocks they are in."""
-
-    def depth(g: int) -> int:
-        place = reader(sym, sym.permutations[g]) if backwards else None
-        return -sym.axes[place.axis].last_read if place else sym.permutations[g].placements[0].axis
-
-    inner = {g for group in sym.permutations for row in group.inner for g in row}
-    outer = sorted((g for g in range(len(sym.permutations)) if g not in inner), key=depth)
-    order = []
-    for g in outer:
-        inside = sorted((m for row in sym.permutations[g].inner for m in row), key=depth)
-        order += [*inside, g]
-    return order
-
-
-def _sort_key(
-    params: Params, sym: Symmetries, group: PermutationGroup, by: SortKey, found: Sequence[Tensor]
-) -> Tensor | None:
-    place = (reader(sym, group) if by == "outgoing" else None) or writer(sym, group)
-    if place is None:
-        return None
-    if by == "first" or (by == "outgoing" and reader(sym, group) is not None):
-        return corner(params, sym, place, found)
-    return statistic(params, sym, place, "max" if by == "outgoing" else by)
-
-
 # ------------------------------------------------------------ scales and signs
 def canonical_scales_and_signs(
     params: Params, sym: Symmetries, scaling: Scaling | None, target: float = 1.0
@@ -169,12 +112,14 @@ def canonical_scales_and_signs(
     for _, kind, index, place in sorted(_writers(sym), key=lambda w: w[:3]):
         w = _with_factors(params, sym, factors, place)
         if kind == "signs":
-            factors[kind][index] = _sign_of_largest(params, sym, place, w)
+            factors[kind][index] = _sign_of_largest(params, sym, sym.signs[index], place, w)
         elif scaling in ("unit-norm", "unit-std"):
             size = statistic(params, sym, place, "norm" if scaling == "unit-norm" else "std", w)
             _check_sizes(size, sym.axes[place.axis].tensor)
             usable = size > 0
-            factors[kind][index] = torch.where(usable, target / torch.where(usable, size, 1), 1)
+            scale = torch.where(usable, target / torch.where(usable, size, 1), 1)
+            there = (scale - 1).abs() <= _ROUNDING * torch.finfo(size.dtype).eps
+            factors[kind][index] = torch.where(there, 1, scale)  # again changes nothing
             dead += usable.numel() - int(usable.sum())
     if dead:
         _log.warning("%d units have no incoming weight: their scale is left alone.", dead)
@@ -200,10 +145,38 @@ def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:
                 yield place.axis, kind, index, place
 
 
-def _sign_of_largest(params: Params, sym: Symmetries, place: Placement, w: Tensor) -> Tensor:
+def _sign_of_largest(
+    params: Params, sym: Symmetries, group: Group, place: Placement, w: Tensor
+) -> Tensor:
+    """The sign of the largest weight; of the next where two of both signs are as large, and so on.
+
+    Where the weights are their own mirror image up to rounding, the biases decide, then the first
+    weight if the order of the inputs is given. What is its own mirror image in all keeps its sign.
+    """
     rows = unit_rows(params, sym, place, w)
-    largest = torch.take_along_dim(rows, rows.abs().argmax(-1, keepdim=True), -1)[..., 0]
-    return torch.where(largest < 0, -1.0, 1.0).to(largest)
+    ascending = rows.sort(-1).values
+    parts = [ascending.flip(-1) + ascending]
+    parts.append(sorted_rows(rows, sym, place) - sorted_rows(-rows, sym, place))
+    for other in group.placements:
+        if sym.axes[other.axis].role == "bias" and sym.axes[other.axis].tensor in params:
+            parts.append(unit_rows(params, sym, other))
+    if _inputs_have_an_order(sym, place):
+        parts.append(rows)
+    signs = torch.cat([_signs(part) for part in parts], -1)
+    first = (signs != 0).to(torch.uint8).argmax(-1, keepdim=True)
+    return torch.where(torch.take_along_dim(signs, first, -1)[..., 0] < 0, -1.0, 1.0).to(rows)
+
+
+def _signs(values: Tensor) -> Tensor:
+    """Signs of numbers; those that rounding explains are zero."""
+    size = values.abs().amax((-1, -2), keepdim=True) * _ROUNDING * torch.finfo(values.dtype).eps
+    return torch.where(values.abs() > size, values.sign(), 0)
+
+
+def _inputs_have_an_order(sym: Symmetries, place: Placement) -> bool:
+    own = sym.axes[place.axis]
+    moved = sym.placements_by_axis("permutations")
+    return not any(sym.axes[a].tensor == own.tensor and a != place.axis for a in moved)
 
 
 def _with_factors(

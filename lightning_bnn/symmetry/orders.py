@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.canonical import SortKey, sort_permutations
 from lightning_bnn.symmetry.counting import inversions, transpositions
 from lightning_bnn.symmetry.groups import PermutationGroup, Symmetries
+from lightning_bnn.symmetry.sorting import SortKey, sort_permutations
 from lightning_bnn.symmetry.units import Statistic, statistic, writer
 
 __all__ = ["OrderChange", "UnitOrders", "order_change", "transpositions_between"]

@@ -12,7 +12,16 @@ from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.actions import axis_permutation
 from lightning_bnn.symmetry.groups import Axis, Group, Placement, Symmetries
 
-__all__ = ["Statistic", "corner", "other_axis", "reader", "statistic", "unit_rows", "writer"]
+__all__ = [
+    "Statistic",
+    "corner",
+    "other_axis",
+    "reader",
+    "sorted_rows",
+    "statistic",
+    "unit_rows",
+    "writer",
+]
 
 Statistic = Literal["max", "mean", "median", "norm", "std"]
 _WRITES = ("out", "gain", "raw", "slope")
@@ -53,6 +62,14 @@ def unit_rows(
     positions = place.positions.to(w.device)
     rows = _rows(w, axis, offset, positions.reshape(-1))
     return rows.reshape(*w.shape[:offset], positions.shape[0], -1)
+
+
+def sorted_rows(rows: Tensor, sym: Symmetries, place: Placement) -> Tensor:
+    """Rows whose weights are sorted, at every position of a kernel by itself."""
+    tensor = sym.axes[place.axis].tensor
+    convolves = all(a.dim in (0, 1) for a in sym.axes if a.tensor == tensor)
+    kernel = sym.shapes[tensor][2:].numel() if convolves else 1
+    return rows.unflatten(-1, (-1, kernel)).sort(-2).values.flatten(-2)
 
 
 def _offset(w: Tensor, sym: Symmetries, axis: Axis) -> int:
@@ -135,11 +152,18 @@ def _reduce(
 def corner(
     params: Params, sym: Symmetries, place: Placement, permutations: Sequence[Tensor]
 ) -> Tensor:
-    """Every unit's weight at the first index of all other dimensions, once they are permuted."""
+    """Every unit's weight at the first index of all other dimensions, once they are permuted.
+
+    Blocks that have their places already do not move the units themselves.
+    """
     axis = sym.axes[place.axis]
     w = params[axis.tensor]
     offset = _offset(w, sym, axis)
-    index = axis_permutation(sym, place.axis, permutations, w.device)
+    unmoved = [
+        torch.arange(g.units) if g.kind == "block" else p
+        for g, p in zip(sym.permutations, permutations, strict=True)
+    ]
+    index = axis_permutation(sym, place.axis, unmoved, w.device)
     own = index[..., place.positions[:, 0].to(w.device)]
     if axis.dim is None:
         return _pick(w.reshape(*w.shape[:offset], -1), offset, {0: own})
@@ -158,24 +182,29 @@ def _first_partner(
     permutations: Sequence[Tensor],
     w: Tensor,
 ) -> Tensor:
-    """Old index, on the other axis, of the first partner that each unit has in the new order."""
+    """Old index, on the other axis, of the first partner that each unit has in the new order.
+
+    With groups that is the first of its own block, wherever the block is now.
+    """
     axis, partner = sym.axes[place.axis], sym.axes[other]
     index = axis_permutation(sym, other, permutations, w.device)
-    if (
-        axis.blocks > 1
-    ):  # the unit is a column of a row block: its first partner is the block's first row
+    first = torch.zeros_like(own)
+    if axis.blocks > 1:  # the unit is a column of a row block, its partners are the rows there
         step = partner.size // axis.blocks
-        first = (own // axis.size) * step
-    elif (
-        partner.blocks > 1
-    ):  # the unit is a row: its first partner is the first column of its block
-        step = axis.size // partner.blocks
-        first = (own // step) * partner.size
-    else:
-        first = torch.zeros_like(own)
+        first = _new_start(index, step, own // axis.size)
+    elif partner.blocks > 1:  # the unit is a row, its partners are the columns of its block
+        first = _new_start(index, partner.size, own // (axis.size // partner.blocks))
     lead = torch.broadcast_shapes(index.shape[:-1], first.shape[:-1])
     found = torch.take_along_dim(index.expand(*lead, -1), first.expand(*lead, first.shape[-1]), -1)
     return found % partner.size
+
+
+def _new_start(index: Tensor, step: int, block: Tensor) -> Tensor:
+    """Where old blocks of so and so many positions begin in the new order."""
+    slots = (index[..., ::step] // step).argsort(-1)
+    lead = torch.broadcast_shapes(slots.shape[:-1], block.shape[:-1])
+    slots, block = slots.expand(*lead, -1), block.expand(*lead, block.shape[-1])
+    return torch.take_along_dim(slots, block, -1) * step
 
 
 def _pick(w: Tensor, offset: int, where: dict[int, Tensor]) -> Tensor:
