@@ -92,7 +92,7 @@ DAMAGE = [flipped, cut, zeroed]
 def test_a_damaged_manifest(damage, sound, tmp_path, caplog):
     states, files = sound
     dice = random.Random(damage.__name__)
-    for _ in range(60):
+    for _ in range(40):
         restore(tmp_path, {**files, "manifest.jsonl": damage(files["manifest.jsonl"], dice)})
         refused_or_read(tmp_path, states, caplog)
 
@@ -104,7 +104,7 @@ def test_a_damaged_file(damage, older, sound, tmp_path, caplog):
     states, files = sound
     files = without_checks(files) if older else files
     dice = random.Random(damage.__name__)
-    for _ in range(40):
+    for _ in range(25):
         name = dice.choice([n for n in files if n.startswith("shard-")])
         restore(tmp_path, {**files, name: damage(files[name], dice)})
         refused_or_read(tmp_path, states, caplog)
@@ -114,7 +114,7 @@ def test_values_of_a_manifest_without_hashes(sound, tmp_path):
     """Nothing vouches for their values, but a wrong one is told in a sentence, too."""
     _, files = sound
     files, dice = without_checks(files), random.Random(0)
-    for _ in range(80):
+    for _ in range(60):
         damaged = other_types(files["manifest.jsonl"], dice)
         restore(tmp_path, {**files, "manifest.jsonl": damaged})
         with pytest.raises((ValueError, FileNotFoundError)) as told:
