@@ -189,10 +189,8 @@ FULL = {
 }
 
 
-@pytest.mark.parametrize(
-    "what",
-    [pytest.param(w, marks=() if w == "a checkpoint" else pytest.mark.e2e) for w in FULL],
-)
+@pytest.mark.e2e
+@pytest.mark.parametrize("what", FULL)
 def test_a_full_disk_is_told_and_the_same_command_goes_on(
     what, train, whole, tmp_path, monkeypatch
 ):
