@@ -1,5 +1,6 @@
 """A small bank with every kind of entry, its bytes, and what may become of them."""
 
+import json
 import re
 import shutil
 
@@ -8,7 +9,10 @@ import torch
 
 from lightning_bnn.bank import CheckpointBank, shard_folder
 
-__all__ = ["contents", "networks", "refused_or_read", "restore", "small_bank"]
+__all__ = [
+    "contents", "lines_of", "networks", "refused_or_read", "restore", "small_bank",
+    "without_checks", "written",
+]  # fmt: skip
 
 
 def networks(count, seed=0):
@@ -47,6 +51,22 @@ def restore(folder, files):
     folder.mkdir()
     for name, content in files.items():
         (folder / name).write_bytes(content)
+
+
+def lines_of(files):
+    return files["manifest.jsonl"].splitlines(keepends=True)
+
+
+def without_checks(files):
+    """As banks were written before lines and tensors had hashes of their own."""
+    lines = [json.loads(line) for line in lines_of(files)]
+    for line in lines:
+        line.pop("check", None), line.pop("checks", None)
+    return {**files, "manifest.jsonl": written(lines)}
+
+
+def written(lines):
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
 def refused_or_read(folder, states, log):

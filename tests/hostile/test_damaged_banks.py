@@ -4,11 +4,19 @@ import json
 import os
 import random
 import re
-import shutil
 
 import pytest
 import torch
-from small_banks import contents, networks, refused_or_read, restore, small_bank
+from small_banks import (
+    contents,
+    lines_of,
+    networks,
+    refused_or_read,
+    restore,
+    small_bank,
+    without_checks,
+    written,
+)
 
 from lightning_bnn.bank import CheckpointBank, export_archives, export_files, shard_folder
 from lightning_bnn.cli import main
@@ -22,22 +30,6 @@ def sound(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sound")
     states = small_bank(folder)
     return states, contents(folder)
-
-
-def lines_of(files):
-    return files["manifest.jsonl"].splitlines(keepends=True)
-
-
-def without_checks(files):
-    """As banks were written before lines and tensors had hashes of their own."""
-    lines = [json.loads(line) for line in lines_of(files)]
-    for line in lines:
-        line.pop("check", None), line.pop("checks", None)
-    return {**files, "manifest.jsonl": written(lines)}
-
-
-def written(lines):
-    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
 # ------------------------------------------------------------ damage by chance
@@ -216,61 +208,6 @@ def test_a_kill_while_a_file_is_added_leaves_no_doubt(where, tmp_path, monkeypat
     assert sorted(p.suffix for p in tmp_path.iterdir() if p.name != ".lock") == [
         ".jsonl", ".safetensors", ".safetensors",
     ]  # fmt: skip
-
-
-# ------------------------------------------------------------ versions, names, links
-@pytest.mark.parametrize("version", [0, 2, 99])
-@pytest.mark.parametrize("mode", ["a", "r"])
-def test_another_format_is_refused(version, mode, sound, tmp_path):
-    _, files = sound
-    other = without_checks(files)["manifest.jsonl"].replace(b'"bank": 1', b'"bank": %d' % version)
-    restore(tmp_path, {**files, "manifest.jsonl": other})
-    with pytest.raises(ValueError, match=f"has format {version}, and this version"):
-        CheckpointBank(tmp_path, mode)
-
-
-def outside(tmp_path, name):
-    """A bank whose manifest names a file elsewhere, and merges and forgets it."""
-    bank, victim = tmp_path / "bank", tmp_path / "victim.safetensors"
-    with CheckpointBank(bank) as held:
-        held.extend(networks(2))
-    (shard,) = bank.glob("shard-*")
-    shutil.copy(shard, victim)
-    manifest = bank / "manifest.jsonl"
-    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
-    for line in lines:
-        line.pop("check", None)
-    lines[1]["shard"] = name.format(victim=victim)
-    manifest.write_bytes(written([*lines, {"truncate": 0}]))
-    return bank, victim
-
-
-@pytest.mark.parametrize(
-    "name", ["../victim.safetensors", "{victim}", "x/../../victim.safetensors", "shard-1\n", ""]
-)
-@pytest.mark.parametrize("mode", ["a", "r"])
-def test_no_name_leads_out_of_the_folder(name, mode, tmp_path):
-    bank, victim = outside(tmp_path, name)
-    before = victim.read_bytes()
-    with pytest.raises(ValueError, match="Line 2 .*'shard' cannot be"):
-        CheckpointBank(bank, mode)
-    assert victim.read_bytes() == before
-
-
-@pytest.mark.parametrize("linked", ["shard", "manifest", "lock"])
-def test_links_are_not_followed(linked, tmp_path):
-    """Neither written to nor absorbed."""
-    with CheckpointBank(tmp_path / "bank") as bank:
-        bank.extend(networks(2))
-    (shard,) = (tmp_path / "bank").glob("shard-*")
-    files = {"manifest": "manifest.jsonl", "lock": ".lock", "shard": shard.name}
-    path, elsewhere = tmp_path / "bank" / files[linked], tmp_path / "elsewhere"
-    os.replace(path, elsewhere)
-    path.symlink_to(elsewhere)
-    before = elsewhere.read_bytes()
-    with pytest.raises(ValueError, match="must be a file of its own"):
-        CheckpointBank(tmp_path / "bank")
-    assert elsewhere.read_bytes() == before
 
 
 # ------------------------------------------------------------ before anything is copied
