@@ -6,11 +6,13 @@ safetensors, one file per network.
 
 from __future__ import annotations
 
+import gzip
 import io
 import math
 import os
 import re
 import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,9 @@ from lightning_bnn.bank.state_files import natural_order
 from lightning_bnn.params import Params
 
 __all__ = ["export_archives", "import_archives"]
+
+_DAMAGE = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, SafetensorError, ValueError)
+"""What reading a damaged archive raises."""
 
 
 def import_archives(
@@ -70,14 +75,22 @@ def _networks(archives: list[Path], limit: int | float) -> Iterator[tuple[Params
 def _members(archive: Path) -> Iterator[tuple[str, Params]]:
     """Networks in the order of their names; a gzipped file can only be read from front to back."""
     try:
+        _check_crc(archive)
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 if member.isfile() and member.name.endswith(".safetensors"):
                     file = tar.extractfile(member)
                     assert file is not None
                     yield member.name, load(file.read())
-    except (tarfile.TarError, EOFError, SafetensorError) as error:
+    except _DAMAGE as error:
         raise ValueError(f"Archive {archive} is damaged: {error}.") from error
+
+
+def _check_crc(archive: Path) -> None:
+    """Read all of it once: its CRC stands at its end, which nobody reaches who reads networks."""
+    with gzip.open(archive) as file:
+        while file.read(2**22):
+            continue
 
 
 def _order(path: Path) -> list[tuple[int, str]]:

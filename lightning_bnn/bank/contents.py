@@ -5,23 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_bnn.bank.entries import Added, Entry, Header, Layout, Merged, Truncated
 from lightning_bnn.bank.shards import Shard, overlapping
 from lightning_bnn.params import Params, is_weight
 
-__all__ = ["Contents", "Layout", "check_records", "header", "shard_entry"]
-
-
-class Layout(NamedTuple):
-    """One tensor of every network."""
-
-    dtype: torch.dtype
-    shape: torch.Size
-    is_weight: bool
+__all__ = ["Contents", "check_records", "header"]
 
 
 @dataclass
@@ -33,32 +26,68 @@ class Contents:
         layout: the tensors of a network.
         shards: the files, in the order of their rows.
         records: what is known of each network.
+        named: every file that there ever was: those that are no shard any more have been merged
+            or forgotten.
     """
 
     dtype: torch.dtype | None = None
     layout: dict[str, Layout] = field(default_factory=dict)
     shards: list[Shard] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
+    named: set[str] = field(default_factory=set)
 
-    def apply(self, entry: Mapping[str, Any]) -> None:
-        """What one line means."""
-        if "bank" in entry:
-            self.dtype = _dtype(entry["dtype"])
-            self.layout = {
-                name: Layout(_dtype(kind), torch.Size(shape), is_w)
-                for name, (kind, shape, is_w) in entry["tensors"].items()
-            }
-        elif "truncate" in entry:
-            del self.records[entry["truncate"] :]
-            kept = overlapping(self.shards, slice(entry["truncate"]))
-            self.shards = [shard.first(part.stop) for shard, part in kept]
-        elif "merge" in entry:
-            names = [shard.name for shard in self.shards]
-            first = names.index(entry["merge"][0])
-            self.shards[first : first + len(entry["merge"])] = [Shard.of(entry)]
-        else:
-            self.shards.append(Shard.of(entry))
-            self.records += entry["records"]
+    @property
+    def replaced(self) -> set[str]:
+        """Files whose networks are in others now, or forgotten."""
+        return self.named - {shard.name for shard in self.shards}
+
+    def apply(self, entry: Entry) -> None:
+        """What one line means.
+
+        Raises:
+            ValueError: it does not follow from the lines before it; the message is half a sentence.
+        """
+        if isinstance(entry, Header) == bool(self.layout):
+            raise ValueError("there is a second header" if self.layout else "there is no header")
+        match entry:
+            case Header():
+                self.dtype, self.layout = entry.dtype, entry.layout
+            case Added():
+                self._name(entry.shard)
+                self.shards.append(entry.shard)
+                self.records += entry.records
+            case Merged():
+                first, last = self._run(entry)
+                self._name(entry.shard)
+                self.shards[first:last] = [entry.shard]
+            case Truncated():
+                if entry.rows > len(self.records):
+                    raise ValueError(f"there are {len(self.records)} networks, not {entry.rows}")
+                del self.records[entry.rows :]
+                kept = overlapping(self.shards, slice(entry.rows))
+                self.shards = [shard.first(part.stop) for shard, part in kept]
+
+    def _name(self, shard: Shard) -> None:
+        if shard.name in self.named:
+            raise ValueError(f"{shard.name} is there already")
+        if shard.checks is not None and shard.checks.keys() != self.layout.keys():
+            raise ValueError(f"{shard.name} holds other tensors than the header tells")
+        self.named.add(shard.name)
+
+    def _run(self, entry: Merged) -> tuple[int, int]:
+        """Where the files that are merged stand, one after the other."""
+        names = [shard.name for shard in self.shards]
+        first = names.index(entry.names[0]) if entry.names[0] in names else 0
+        last = first + len(entry.names)
+        rows = sum(shard.rows for shard in self.shards[first:last])
+        if names[first:last] != entry.names or rows != entry.shard.rows:
+            raise ValueError("the files that are merged are not those of the bank")
+        return first, last
+
+    def kept_as(self, name: str) -> Layout:
+        """One tensor as it is in the files."""
+        own = self.layout[name]
+        return own._replace(dtype=self.dtype) if self.dtype and own.is_weight else own
 
     def check(self, networks: Params, where: str) -> None:
         """Refuse networks of another kind than the first ones."""
@@ -77,42 +106,21 @@ class Contents:
 
     def stored(self, name: str, tensor: Tensor) -> Tensor:
         """A tensor in the type in which it is stored; buffers keep their own."""
-        own = self.layout[name]
-        result = tensor.to(self.dtype if self.dtype and own.is_weight else own.dtype)
+        result = tensor.to(self.kept_as(name).dtype)
         if self.dtype == torch.float16 and bool((result.isinf() & ~tensor.isinf()).any()):
             raise ValueError(f"`{name}` is too large for torch.float16: use torch.bfloat16.")
         return result
 
 
-def header(
-    networks: Params, dtype: torch.dtype | None, weights: Sequence[str] | None
-) -> dict[str, Any]:
+def header(networks: Params, dtype: torch.dtype | None, weights: Sequence[str] | None) -> Header:
     """The first line of a manifest: the first networks decide what all of them look like."""
     layout = {
-        name: (
-            str(t.dtype).removeprefix("torch."),
-            list(t.shape[1:]),
-            is_weight(name, t) if weights is None else name in weights,
+        name: Layout(
+            t.dtype, t.shape[1:], is_weight(name, t) if weights is None else name in weights
         )
         for name, t in networks.items()
     }
-    kind = str(dtype).removeprefix("torch.") if dtype else None
-    return {"bank": 1, "dtype": kind, "tensors": layout}
-
-
-def shard_entry(shard: Shard, **more: Any) -> dict[str, Any]:
-    """The line that adds a file."""
-    named = {
-        "shard": shard.name,
-        "rows": shard.rows,
-        "bytes": shard.size,
-        "sha256": shard.sha256,
-    }
-    return {**named, **more}
-
-
-def _dtype(name: str | None) -> Any:
-    return None if name is None else getattr(torch, name)
+    return Header(dtype, layout)
 
 
 def check_records(records: Sequence[Mapping[str, Any]]) -> None:
@@ -120,5 +128,5 @@ def check_records(records: Sequence[Mapping[str, Any]]) -> None:
     for record in records:
         try:
             json.dumps(dict(record))
-        except TypeError as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"`records` must be plain JSON: {error}.") from None

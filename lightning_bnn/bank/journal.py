@@ -1,15 +1,24 @@
-"""An append-only file of JSON lines: what was written is on disk, a torn end is dropped."""
+"""An append-only file of JSON lines: what was written is on disk, and no byte of it changes unseen.
+
+Every line ends with the CRC of all bytes before it and of its own, so that a line that was changed,
+lost or put elsewhere is known from the ones that follow. Lines of before that have none are vouched
+for by the first that has one.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import re
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 __all__ = ["Journal", "sync_folder"]
 
+_CHECK = re.compile(rb',"check":"([0-9a-f]{8})"}\n\Z')
 _log = logging.getLogger(__name__)
 
 
@@ -18,61 +27,96 @@ class Journal:
 
     Args:
         path: the file; it is made when the first entry is written.
-        writable: whether a torn last line, left by a crash, is cut off the file.
+
+    Attributes:
+        is_torn: whether a crash has cut off the last entry; it is taken off the file when the next
+            one is written.
     """
 
-    def __init__(self, path: Path, writable: bool) -> None:
-        self.path, self._writable = path, writable
+    def __init__(self, path: Path) -> None:
+        self.path, self.is_torn = path, False
+        self._length = self._size = self._crc = 0
 
-    def read(self) -> list[dict[str, Any]]:
-        """All entries; a torn last line is left out, with one warning."""
-        entries, intact = self._read()
-        if self._writable and intact is not None:
-            with self.path.open("r+b") as file:
-                file.truncate(intact)
-                os.fsync(file.fileno())
-        return entries
+    def read(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """All entries with the numbers of their lines; a torn end is left out, with one warning."""
+        content = self._content()
+        intact = _intact(content)
+        lines = content[:intact].splitlines(keepends=True)
+        self._size, self._length, self._crc = len(content), intact, 0
+        self.is_torn, checked = intact < len(content), False
+        if self.is_torn:
+            _log.warning("%s ends in the middle of an entry, which is dropped.", self.path)
+        for number, line in enumerate(lines, 1):
+            body, found = _split(line)
+            entry = _parsed(body)
+            fits = (found is None and not checked) or found == zlib.crc32(body, self._crc)
+            if entry is None or not fits:
+                raise self.damaged(number, "it is not as it was written")
+            checked = checked or found is not None
+            self._crc = zlib.crc32(line, self._crc)
+            yield number, entry
+
+    def damaged(self, line: int, why: str) -> ValueError:
+        """What to say of a line that cannot be believed."""
+        return ValueError(
+            f"Line {line} of {self.path} is damaged ({why}): put back a copy of the file; nothing "
+            "has been changed."
+        )
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Write one entry; on disk when this returns."""
-        line = json.dumps(entry, separators=(",", ":"), allow_nan=True).encode() + b"\n"
+        """Write one entry; on disk when this returns, and not there when this raises."""
+        body = json.dumps(entry, separators=(",", ":"), allow_nan=True).encode()
+        check = zlib.crc32(body, self._crc)
+        line = body[:-1] + f',"check":"{check:08x}"}}\n'.encode()
         new = not self.path.exists()
         with self.path.open("ab", buffering=0) as file:
-            length = file.tell()
+            self._cut(file)
             try:
                 if file.write(line) != len(line):
                     raise OSError(f"Only a part of an entry could be written to {self.path}.")
                 os.fsync(file.fileno())
+                if new:
+                    sync_folder(self.path.parent)
             except OSError:
-                file.truncate(length)  # or the next entry would be written behind half of this one
+                self._size = os.fstat(file.fileno()).st_size
+                self._cut(file)  # or the next entry would be written behind half of this one
                 raise
-        if new:
-            sync_folder(self.path.parent)
+        self._length = self._size = self._length + len(line)
+        self._crc, self.is_torn = zlib.crc32(line, self._crc), False
 
-    def _read(self) -> tuple[list[dict[str, Any]], int | None]:
-        """All entries, and the length of the intact part if the end is torn."""
-        content = self.path.read_bytes() if self.path.exists() else b""
-        intact = content.rfind(b"\n") + 1
-        entries: list[dict[str, Any]] = []
-        lines = content[:intact].splitlines(keepends=True)
-        for number, line in enumerate(lines, 1):
-            entry = _parse(line)
-            if entry is None and number < len(lines):
-                raise ValueError(f"Line {number} of {self.path} is damaged.")
-            if entry is None:
-                intact -= len(line)
-            else:
-                entries.append(entry)
-        if intact == len(content):
-            return entries, None
-        _log.warning("%s ends in the middle of an entry, which is dropped.", self.path)
-        return entries, intact
+    def _cut(self, file: BinaryIO) -> None:
+        """Take off what is behind the last whole entry."""
+        size = os.fstat(file.fileno()).st_size
+        if size not in (self._length, self._size):
+            raise ValueError(f"{self.path} has been changed by another process: open it anew.")
+        if size > self._length:
+            file.truncate(self._length)
+            os.fsync(file.fileno())
+        self._size = self._length
+
+    def _content(self) -> bytes:
+        if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
+            raise ValueError(f"{self.path} must be a file of its own, and is a link or a folder.")
+        return self.path.read_bytes() if self.path.exists() else b""
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def _intact(content: bytes) -> int:
+    """The length without a torn end: one without a newline, or with the zeros of a power cut."""
+    length = content.rfind(b"\n") + 1
+    last = content.rfind(b"\n", 0, max(0, length - 1)) + 1
+    return last if b"\0" in content[last:length] else length
+
+
+def _split(line: bytes) -> tuple[bytes, int | None]:
+    """A line as it was before its CRC was put in, and the CRC if it has one."""
+    found = _CHECK.search(line)
+    return (line, None) if found is None else (line[: found.start()] + b"}", int(found[1], 16))
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None
 

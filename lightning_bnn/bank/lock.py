@@ -25,6 +25,8 @@ class WriterLock:
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
+        if (path / ".lock").is_symlink():
+            raise ValueError(f"{path / '.lock'} must be a file of its own, and is a link.")
         self._file: IO[str] | None = (path / ".lock").open("a")
         try:
             import fcntl

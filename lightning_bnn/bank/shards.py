@@ -4,52 +4,87 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import OrderedDict
+import re
+import uuid
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from lightning_bnn.bank.journal import sync_folder
 from lightning_bnn.params import Params
 
-__all__ = ["OpenShards", "Shard", "check_shard", "joined", "overlapping", "sha256", "write_shard"]
+__all__ = [
+    "Shard", "check_hash", "check_shard", "checksum", "is_shard_name", "new_shard_name",
+    "overlapping", "sha256", "write_shard",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a bank, and how many of its rows count."""
+    """One file of a bank, and how many of its rows count.
+
+    Attributes:
+        name: of the file, without a folder.
+        rows: how many count, from the first on.
+        size: bytes.
+        sha256: of all of it.
+        checks: CRC of every tensor, so that one is checked without reading the others; files of
+            before have none.
+    """
 
     name: str
     rows: int
     size: int
     sha256: str
-
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> Shard:
-        """From an entry of the manifest."""
-        return cls(entry["shard"], entry["rows"], entry["bytes"], entry["sha256"])
+    checks: Mapping[str, int] | None = None
 
     def first(self, rows: int) -> Shard:
         """Only its first rows."""
         return replace(self, rows=rows)
 
 
-def write_shard(folder: Path, name: str, tensors: Params) -> Shard:
-    """Write a stack to a new file; complete and on disk when this returns."""
-    target, temporary = folder / name, folder / f".{name}.tmp"
-    save_file(_separate(tensors), temporary)
-    with temporary.open("rb") as file:
+def new_shard_name() -> str:
+    """A name that no other shard has."""
+    return f"shard-{uuid.uuid4().hex[:12]}.safetensors"
+
+
+def is_shard_name(name: str) -> bool:
+    """Whether a bank has given this name; files of other names are somebody else's."""
+    return re.fullmatch(r"shard-[0-9a-f]{12}\.safetensors", name) is not None
+
+
+def write_shard(draft: Path, target: Path, tensors: Params) -> Shard:
+    """Write a stack to a new file; complete and on disk when this returns.
+
+    Args:
+        draft: where to write; the folder may be left with the rests of a write that has failed.
+        target: where the file goes when it is whole.
+        tensors: the stack.
+    """
+    tensors = _separate(tensors)
+    try:
+        save_file(tensors, draft)
+    except SafetensorError as error:
+        raise _of_system(error) or error from error
+    with draft.open("rb") as file:
         os.fsync(file.fileno())
-    digest, size = sha256(temporary), temporary.stat().st_size
-    os.replace(temporary, target)
-    sync_folder(folder)
-    return Shard(name, len(next(iter(tensors.values()))), size, digest)
+    digest, size = sha256(draft), draft.stat().st_size
+    os.replace(draft, target)
+    sync_folder(target.parent)
+    checks = {name: checksum(tensor) for name, tensor in tensors.items()}
+    return Shard(target.name, len(next(iter(tensors.values()))), size, digest, checks)
+
+
+def _of_system(error: SafetensorError) -> OSError | None:
+    """What the system has told safetensors, which keeps only its number in a text."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return None if found is None else OSError(int(found[1]), os.strerror(int(found[1])))
 
 
 def _separate(tensors: Params) -> Params:
@@ -64,6 +99,11 @@ def _separate(tensors: Params) -> Params:
     return result
 
 
+def checksum(tensor: Tensor) -> int:
+    """CRC of the bytes of a tensor as they are in a file."""
+    return zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
 def sha256(path: Path) -> str:
     """Hash of a file."""
     digest = hashlib.sha256()
@@ -74,13 +114,22 @@ def sha256(path: Path) -> str:
 
 
 def check_shard(folder: Path, shard: Shard) -> None:
-    """Refuse a shard that is missing or has another size than when it was written."""
+    """Refuse a shard that is missing, a link, or of another size than when it was written."""
     path = folder / shard.name
+    if path.is_symlink():
+        raise ValueError(f"Shard {path} must be a file of its own, and is a link.")
     if not path.is_file():
         raise FileNotFoundError(f"Shard {path} is missing.")
     size = path.stat().st_size
     if size != shard.size:
         raise ValueError(f"Shard {path} is corrupt: it has {size} bytes instead of {shard.size}.")
+
+
+def check_hash(folder: Path, shard: Shard) -> None:
+    """Refuse a shard of which any byte is another than when it was written."""
+    check_shard(folder, shard)
+    if sha256(folder / shard.name) != shard.sha256:
+        raise ValueError(f"Shard {folder / shard.name} is corrupt: its hash is another.")
 
 
 def overlapping(shards: Sequence[Shard], rows: slice) -> list[tuple[Shard, slice]]:
@@ -95,38 +144,3 @@ def overlapping(shards: Sequence[Shard], rows: slice) -> list[tuple[Shard, slice
             parts.append((shard, slice(low, high)))
         offset += shard.rows
     return parts
-
-
-class OpenShards:
-    """Memory-mapped shards; those not used for long are closed."""
-
-    def __init__(self, folder: Path, limit: int = 64) -> None:
-        self._folder, self._limit = folder, limit
-        self._open: OrderedDict[str, Any] = OrderedDict()
-
-    def tensor(self, shard: Shard, name: str) -> Tensor:
-        """One tensor of all rows, without a copy: pages are read when they are looked at."""
-        handle = self._open.pop(shard.name, None) or self._map(shard)
-        self._open[shard.name] = handle
-        while len(self._open) > self._limit:
-            self._open.popitem(last=False)
-        return handle.get_tensor(name)[: shard.rows]
-
-    def close(self) -> None:
-        """Forget all files."""
-        self._open.clear()
-
-    def _map(self, shard: Shard) -> Any:
-        check_shard(self._folder, shard)
-        path = self._folder / shard.name
-        try:
-            return safe_open(path, framework="pt")
-        except (SafetensorError, OSError, RuntimeError) as error:
-            if not path.exists():  # the writer has merged it in between
-                raise FileNotFoundError(f"Shard {path} is missing.") from error
-            raise ValueError(f"Shard {path} is corrupt: {error}.") from error
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Parts of a stack as one; a single part is not copied."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import shutil
@@ -13,28 +12,32 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks.figure_logging import log_folder
-from lightning_bnn.callbacks.network import stack_of, whole_network
+from lightning_bnn.callbacks.kept_weights import (
+    bytes_of,
+    kept_weights,
+    names_of_weights,
+    refuse_parts,
+)
+from lightning_bnn.callbacks.network import stack_of
 from lightning_bnn.callbacks.writer import BankWriter, host_copy
 from lightning_bnn.harvest import Schedule, expected
 from lightning_bnn.params import Params
 
 __all__ = ["CheckpointHarvester"]
 
-_log = logging.getLogger(__name__)
-
 
 class CheckpointHarvester(Callback):
     """Appends the weights of any run to a `lightning_bnn.bank.CheckpointBank`.
 
     Weights are taken after optimizer steps (or after epochs), written by a thread, and flushed
-    before every checkpoint of the trainer: a resumed run continues the bank where its checkpoint
-    was made, without missing or doubled networks. Under several processes the first one writes.
+    before every checkpoint of the trainer: a run that is resumed from a checkpoint continues the
+    bank where that was made, without missing or doubled networks. A run that starts anew on a bank
+    with networks appends its own behind them, and says so. While the disk is full networks are left
+    out, with one warning, and training goes on. Under several processes the first one writes.
     Each record has ``step``, ``epoch``, ``lr``, ``metrics`` (what has been logged) and, for modules
     that train several networks, ``member``.
 
@@ -76,8 +79,8 @@ class CheckpointHarvester(Callback):
         self.members = None if members is None else list(members)
         self._name = None if bank is None else os.fspath(bank)
         self._writer: BankWriter | None = None
-        self._step, self._rows, self._at_start = 0, 0, 0
-        self._restored = self._started = self._full = False
+        self._step, self._rows, self._at_start, self._lost = 0, 0, 0, 0
+        self._restored = self._started = False
 
     def should_harvest(self, before: int, step: int) -> bool:
         """Whether to harvest after the count of optimizer steps went from one number to another."""
@@ -89,20 +92,20 @@ class CheckpointHarvester(Callback):
         return f"CheckpointHarvester(bank={self._name!r}, module={self.module!r})"
 
     def state_dict(self) -> dict[str, Any]:
+        self._flush()  # a checkpoint knows how many networks are on disk, and not more
         return {"path": str(self.path) if self.path else "", "rows": self._rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._rows, self._restored = int(state_dict["rows"]), True
-        if self._name is None and state_dict["path"]:
-            self.path = Path(state_dict["path"])
-
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        if self._writer is not None:
-            self._writer.flush()
+        path, rows = state_dict.get("path"), state_dict.get("rows")
+        if not isinstance(path, str) or not isinstance(rows, int) or rows < 0:
+            raise ValueError(f"The checkpoint is damaged: {state_dict} is no state of a bank.")
+        self._rows, self._restored = rows, True
+        if self._name is None and path:
+            self.path = Path(path)
 
     # -------------------------------------------------------- hooks
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._step, self._full = trainer.global_step, False
+        self._step, self._lost = trainer.global_step, 0
         if self._name is None and not self._restored:
             self.path = None  # another run, another folder
         if not any(is_lazy(p) for p in pl_module.parameters()):
@@ -111,13 +114,15 @@ class CheckpointHarvester(Callback):
     def _start(self, trainer: Any, pl_module: Any) -> None:
         """Open the bank; once there are weights, so not before the first batch of lazy modules."""
         self._started = True
-        weights = self._weights(trainer, pl_module)  # all processes take part in these two
+        weights = kept_weights(
+            trainer, pl_module, self.module, self.members
+        )  # all processes take part in these two
         folder = log_folder(trainer)
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
-        self._check_weights(weights)
+        refuse_parts(weights)
         self.path = self.path or folder / (f"bank-{self.module}" if self.module else "bank")
-        names = _float_parameters(pl_module, weights)
+        names = names_of_weights(pl_module, weights)
         bank = CheckpointBank(self.path, dtype=self.dtype, weights=names)
         self._continue(bank)
         self._check_space(trainer, bank, weights)
@@ -133,7 +138,8 @@ class CheckpointHarvester(Callback):
             self._harvest(trainer, pl_module)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._writer is not None and self._rows == self._at_start:
+        self._flush()
+        if self._writer is not None and self._rows == self._at_start and not self._lost:
             rank_zero_warn(f"{self.path}: this run has harvested nothing ({self.schedule}).")
         self._close()
 
@@ -142,9 +148,12 @@ class CheckpointHarvester(Callback):
 
     # -------------------------------------------------------- harvest
     def _harvest(self, trainer: Any, pl_module: Any) -> None:
-        weights = self._weights(trainer, pl_module)  # all processes, however full the bank is
-        if self._writer is None or self._full:
+        weights = kept_weights(
+            trainer, pl_module, self.module, self.members
+        )  # all processes, however full the bank is
+        if self._writer is None:
             return
+        self._count_lost()
         if self.limit is not None and self._rows >= self.limit:
             return
         stacked = stack_of(pl_module) is not None
@@ -153,28 +162,8 @@ class CheckpointHarvester(Callback):
         if self.limit is not None and self._rows + len(records) > self.limit:
             kept = self.limit - self._rows
             records, networks = records[:kept], {n: t[:kept] for n, t in networks.items()}
-        if not self._room(networks):
-            return
         self._writer.put(*host_copy(networks), records)
         self._rows += len(records)
-
-    def _weights(self, trainer: Any, pl_module: Any) -> Params:
-        """The tensors to keep; on processes other than the first it may be nothing."""
-        stack = stack_of(pl_module)
-        if stack is not None:
-            weights = _of_all(trainer, stack.weights)
-            return weights if self.members is None else _rows(weights, self.members)
-        if self.members is not None:
-            raise ValueError(
-                f"`members` is for modules that train several networks; {type(pl_module).__name__} "
-                "trains one."
-            )
-        name, network = whole_network(pl_module, self.module)
-        prefix = f"{name}." if name else ""
-        state = trainer.strategy.lightning_module_state_dict()
-        state = {key.replace("_orig_mod.", ""): tensor for key, tensor in state.items()}
-        wanted = (key.replace("_orig_mod.", "") for key in P.of(network))
-        return {key: state[prefix + key] for key in wanted if prefix + key in state}
 
     def _records(self, trainer: Any, count: int, stacked: bool) -> list[dict[str, Any]]:
         record: dict[str, Any] = {"step": trainer.global_step, "epoch": trainer.current_epoch}
@@ -193,7 +182,11 @@ class CheckpointHarvester(Callback):
         """Start where the checkpoint was made: what came after it will come again."""
         if not self._restored:
             if len(bank):
-                _log.info("%s has %d networks; more are appended.", bank.path, len(bank))
+                rank_zero_warn(
+                    f"{bank.path} has {len(bank)} networks of another run{_steps_of(bank)}; those "
+                    f"of this one, which begins at step {self._step}, are appended behind them: "
+                    "resume from a checkpoint to continue that run, or choose another `bank`."
+                )
         elif len(bank) < self._rows:
             rank_zero_warn(
                 f"{bank.path} has {len(bank)} networks, the checkpoint knew of {self._rows}: "
@@ -208,23 +201,12 @@ class CheckpointHarvester(Callback):
         self._rows = self._at_start = len(bank)
         self._restored = False
 
-    def _check_weights(self, weights: Params) -> None:
-        sharded = [n for n, t in weights.items() if type(t) not in (Tensor, torch.nn.Parameter)]
-        if not weights:
-            raise ValueError("CheckpointHarvester: the network has no tensors to keep.")
-        if sharded:
-            raise ValueError(
-                "CheckpointHarvester needs whole tensors, and this strategy keeps shards: choose "
-                "one that saves full state dicts (`save_distributed_checkpoint=False`, "
-                "`state_dict_type='full'`)."
-            )
-
     def _check_space(self, trainer: Any, bank: CheckpointBank, weights: Params) -> None:
         """Refuse before training what the disk cannot hold."""
         count = expected(self.schedule, trainer)
         if self.limit is not None:
             count = min(count, self.limit - len(bank))
-        size = _bytes(weights, self.dtype)
+        size = bytes_of(weights, self.dtype)
         free = shutil.disk_usage(bank.path).free
         if size > free or (math.isfinite(count) and count * size > free):
             bank.close()
@@ -233,48 +215,42 @@ class CheckpointHarvester(Callback):
                 f"MB that are free at {bank.path}: set `limit`, a longer period, or `dtype`."
             )
 
-    def _room(self, networks: Params) -> bool:
-        assert self.path is not None
-        if shutil.disk_usage(self.path).free > 2 * _bytes(networks, self.dtype):
-            return True
-        self._full = True
-        rank_zero_warn(f"The disk of {self.path} is nearly full: harvesting stops.")
-        return False
+    def _flush(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+            self._count_lost()
+
+    def _count_lost(self) -> None:
+        """What the writer has left out since the last time is not in the bank."""
+        assert self._writer is not None
+        new = self._writer.lost - self._lost
+        if new:
+            self._rows, self._lost = self._rows - new, self._lost + new
+            self.on_full_disk(first=self._lost == new)
+
+    def on_full_disk(self, first: bool) -> None:
+        """Networks were left out; by default training goes on.
+
+        Args:
+            first: whether it is the first time in this run.
+        """
+        if first:
+            rank_zero_warn(
+                f"The disk of {self.path} is full: networks are left out until there is room."
+            )
 
     def _close(self) -> None:
         self._started = False
         if self._writer is not None:
-            writer, self._writer = self._writer, None
+            writer = self._writer
             try:
                 writer.close()
+                self._count_lost()
             finally:
+                self._writer = None
                 writer.bank.close()
 
 
-def _of_all(trainer: Any, weights: Params) -> Params:
-    """Also the members of other processes, where they are shared out."""
-    gather = getattr(trainer.strategy, "gather_members", None)
-    return weights if gather is None else {name: gather(t) for name, t in weights.items()}
-
-
-def _float_parameters(pl_module: Any, weights: Params) -> list[str]:
-    """Names of the weights among the tensors that are kept."""
-    stack = stack_of(pl_module)
-    root = pl_module if stack is None else stack.template
-    known = [name.replace("_orig_mod.", "") for name in P.weight_names(root)]
-    return [n for n in weights if any(k == n or k.endswith(f".{n}") for k in known)]
-
-
-def _rows(stack: Params, members: list[int]) -> Params:
-    count = len(next(iter(stack.values())))
-    if not all(0 <= m < count for m in members):
-        raise ValueError(f"`members` must be in 0..{count - 1}, got {members}.")
-    return {name: tensor[members] for name, tensor in stack.items()}
-
-
-def _bytes(tensors: Params, dtype: torch.dtype | None) -> int:
-    sizes = (
-        t.numel() * (dtype if dtype and t.is_floating_point() else t.dtype).itemsize
-        for t in tensors.values()
-    )
-    return sum(sizes)
+def _steps_of(bank: CheckpointBank) -> str:
+    steps = [r["step"] for r in bank.records if isinstance(r.get("step"), int)]
+    return f" (steps {min(steps)} to {max(steps)})" if steps else ""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.bank.room import is_full, require_room
 from lightning_bnn.params import Params
 
 __all__ = ["BankWriter", "host_copy"]
@@ -18,13 +19,19 @@ __all__ = ["BankWriter", "host_copy"]
 class BankWriter:
     """Appends stacks in the order they are given; a full queue makes the giver wait.
 
+    Stacks for which the disk has no room are left out and counted. Whether that is seen before or
+    while they are written makes no difference. Any other error is for good.
+
     Args:
         bank: open for appending.
         waiting: stacks that may wait to be written.
+
+    Attributes:
+        lost: networks that were left out.
     """
 
     def __init__(self, bank: CheckpointBank, waiting: int = 2) -> None:
-        self.bank = bank
+        self.bank, self.lost = bank, 0
         self._queue: queue.Queue[tuple[Any, ...] | None] = queue.Queue(waiting)
         self._error: BaseException | None = None
         self._told = False
@@ -53,15 +60,23 @@ class BankWriter:
         while (item := self._queue.get()) is not None:
             try:
                 if self._error is None:
-                    networks, ready, records = item
-                    if ready is not None:
-                        ready.synchronize()
-                    self.bank.extend(networks, records)
+                    self._write(*item)
             except BaseException as error:  # handed to the thread that trains
                 self._error = error
             finally:
                 self._queue.task_done()
         self._queue.task_done()
+
+    def _write(self, networks: Params, ready: Any, records: list[dict[str, Any]]) -> None:
+        if ready is not None:
+            ready.synchronize()
+        try:
+            require_room(self.bank.path, sum(t.nbytes for t in networks.values()))
+            self.bank.extend(networks, records)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self.lost += len(records)
 
     def _raise(self) -> None:
         if self._error is not None:  # for good: what came after must not be written either

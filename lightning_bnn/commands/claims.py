@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 import lightning_bnn
-from lightning_bnn.commands.parts import write_whole
+from lightning_bnn.commands.part_files import read_object, write_whole
 
 __all__ = ["claim", "identity_of", "refuse_others"]
 
@@ -67,21 +67,35 @@ def claim(folder: Path, settings: dict[str, Any], own: dict[str, Any]) -> None:
     known = _known(folder)
     if known is not None and _differences(known, own):
         shutil.rmtree(folder / "parts", ignore_errors=True)  # it came to nothing
-    elif known is not None and (folder / "config.yaml").is_file() and not _adds_rates(known, own):
+    elif known is not None and _are_settings(folder) and not _adds_rates(known, own):
         return
     told = {"settings": own, "version": lightning_bnn.__version__}
     write_whole(folder / "population.json", json.dumps(told, indent=1))
     write_whole(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
 
 
+def _are_settings(folder: Path) -> bool:
+    """Whether the configuration is there and whole, for whoever judges the networks."""
+    try:
+        return isinstance(yaml.safe_load((folder / "config.yaml").read_bytes()), dict)
+    except (FileNotFoundError, ValueError, yaml.YAMLError):
+        return False
+
+
 def _adds_rates(known: dict[str, Any], own: dict[str, Any]) -> bool:
-    return len(own.get(_RATES) or ()) > len(known.get(_RATES) or ())
+    one, two = known.get(_RATES), own.get(_RATES)
+    return isinstance(two, list) and (not isinstance(one, list) or len(two) > len(one))
 
 
 def _known(folder: Path) -> dict[str, Any] | None:
     """The settings of the population in a folder."""
-    path = folder / "population.json"
-    return json.loads(path.read_text())["settings"] if path.is_file() else None
+    path, remedy = folder / "population.json", "put back a copy, or choose another folder"
+    if not path.is_file():
+        return None
+    settings = read_object(path, remedy).get("settings")
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} is damaged: {remedy}.")
+    return settings
 
 
 def _is_foreign(path: Path) -> bool:

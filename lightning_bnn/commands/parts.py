@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import logging
 import os
 import shutil
 import time
-import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,14 +22,22 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.lock import Locked, WriterLock
+from lightning_bnn.bank.room import told_if_full
 from lightning_bnn.callbacks import CheckpointHarvester
+from lightning_bnn.commands.part_files import (
+    newest_checkpoint,
+    progress_in,
+    replace_text,
+    summary_in,
+    write_whole,
+)
 from lightning_bnn.commands.silence import quiet
 from lightning_bnn.commands.training import training
 from lightning_bnn.harvest import ends
 from lightning_bnn.modules.divergence import Diverged
 from lightning_bnn.modules.side_by_side import finite_members
 
-__all__ = ["Part", "networks_of", "train_part", "write_whole"]
+__all__ = ["Part", "networks_of", "train_part"]
 
 _NEVER = 10**9
 _SECONDS = 0.5
@@ -66,18 +74,12 @@ class Part:
     @property
     def summary(self) -> dict[str, Any] | None:
         """What is known once it is finished."""
-        path = self.folder / "part.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+        return summary_in(self.folder, self.first, self.last)
 
     @property
     def progress(self) -> float:
         """How much of it is done, from 0 to 1."""
-        if self.summary is not None:
-            return 1.0
-        try:
-            return float((self.folder / "progress").read_text())
-        except (OSError, ValueError):  # not begun, or just being written
-            return 0.0
+        return progress_in(self.folder) if self.summary is None else 1.0
 
 
 def train_part(part: Part, tick: Callable[[], None]) -> None:
@@ -87,12 +89,12 @@ def train_part(part: Part, tick: Callable[[], None]) -> None:
         part: what to train.
         tick: called now and then.
     """
-    with _alone_in(part.folder, tick):
+    with told_if_full(part.folder), _alone_in(part.folder, tick):
         if part.summary is None:
             _train(part, tick)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _alone_in(folder: Path, tick: Callable[[], None]) -> Iterator[None]:
     """Wait until no other process trains there, such as a job of a command that was killed."""
     waited = False
@@ -116,7 +118,7 @@ def _train(part: Part, tick: Callable[[], None]) -> None:
     config = part.folder / "config.yaml"
     config.write_text(yaml.safe_dump(part.config, sort_keys=False), encoding="utf-8")
     checkpoints = part.folder / "checkpoints"
-    whole = _newest(checkpoints)
+    whole = newest_checkpoint(checkpoints)
     if whole is None:  # what an attempt has left that made no checkpoint
         shutil.rmtree(part.bank, ignore_errors=True)
     start = time.monotonic()
@@ -157,21 +159,8 @@ def _outcome(part: Part, module: Any) -> dict[str, Any]:
     }
 
 
-def _newest(folder: Path) -> Path | None:
-    """The last checkpoint that was written to its end."""
-    whole = [path for path in folder.glob("*.ckpt") if zipfile.is_zipfile(path)]
-    return max(whole, key=lambda path: path.stat().st_mtime, default=None)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A file, at once or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text)
-    os.replace(draft, path)
-
-
 class _Keeper(CheckpointHarvester):
-    """Harvests at the end, too."""
+    """Harvests at the end, too, and needs the room: the networks are all that a part is about."""
 
     def __init__(self, part: Part) -> None:
         super().__init__(part.bank, every_n_epochs=part.every_n_epochs or _NEVER)
@@ -185,6 +174,10 @@ class _Keeper(CheckpointHarvester):
         if self._kept_at != trainer.global_step:
             self._harvest(trainer, pl_module)
         super().on_train_end(trainer, pl_module)
+
+    def on_full_disk(self, first: bool) -> None:
+        """Before a checkpoint is made that would not train them again."""
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
 
 class _Checkpoints(ModelCheckpoint):
@@ -208,9 +201,9 @@ class _Progress(L.Callback):
         if now - self._told > _SECONDS:
             self._told = now
             total = trainer.estimated_stepping_batches
-            write_whole(
-                self.part.folder / "progress", f"{min(1.0, trainer.global_step / total):.4f}"
-            )
+            done = min(1.0, trainer.global_step / total)
+            with contextlib.suppress(OSError):  # whoever watches sees less; no reason to stop
+                replace_text(self.part.folder / "progress", f"{done:.4f}")
             self.tick()
 
 

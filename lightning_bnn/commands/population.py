@@ -13,6 +13,7 @@ import yaml
 from tqdm.auto import tqdm
 
 from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.bank.room import told_if_full
 from lightning_bnn.commands.claims import claim, identity_of, refuse_others
 from lightning_bnn.commands.parts import Part, networks_of, train_part
 from lightning_bnn.commands.presets import preset_names, preset_text
@@ -67,7 +68,7 @@ def population(
     size = part or min(_PART, -(-members // workers))
     kept = {"every_n_epochs": every_n_epochs, "minutes": checkpoint_minutes}
     refuse_others(folder, own)  # before anything is written
-    with CheckpointBank(folder) as target:
+    with told_if_full(folder), CheckpointBank(folder) as target:
         claim(folder, settings, own)
         parts = list(_parts(folder, settings, members, size, kept))
         with _Watch(parts, target) as watch:
@@ -144,8 +145,7 @@ def _parts(
     folder: Path, settings: dict[str, Any], members: int, size: int, kept: dict[str, Any]
 ) -> Iterator[Part]:
     """Those that are there, finished or not, and new ones for the members that no part has."""
-    names = (_NAME.fullmatch(path.name) for path in (folder / "parts").glob("*-*"))
-    known = sorted((int(name[1]), int(name[2])) for name in names if name)
+    known = sorted(filter(None, map(_members_of, (folder / "parts").glob("*-*"))))
     start = 0
     for first, last in [*known, (members, members)]:
         for new in range(start, min(first, members), size):
@@ -154,6 +154,16 @@ def _parts(
         if first < members:
             yield _part(folder, settings, first, last, kept)
         start = max(start, last)
+
+
+def _members_of(path: Path) -> tuple[int, int] | None:
+    """Which members a folder is for; None if it is for none."""
+    name = _NAME.fullmatch(path.name)
+    if name is None or int(name[1]) >= int(name[2]):
+        return None
+    if path.is_symlink():
+        raise ValueError(f"{path} must be a folder of its own, and is a link.")
+    return int(name[1]), int(name[2])
 
 
 def _part(
@@ -215,7 +225,7 @@ def _merge(part: Part, target: CheckpointBank) -> None:
         return  # its networks are in the bank
     summary = part.summary or {}
     source, records = networks_of(part)
-    there = {(r["member"], r["step"]) for r in target.records}
+    there = {(r.get("member"), r.get("step")) for r in target.records}
     out = set(summary["left_out"])
     rows = []
     for k, record in enumerate(records):

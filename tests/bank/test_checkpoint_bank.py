@@ -223,7 +223,7 @@ def test_a_torn_end_is_dropped_with_one_warning(tmp_path, caplog):
     manifest = tmp_path / "manifest.jsonl"
     intact = manifest.read_bytes()
     second = intact[: intact[:-1].rfind(b"\n") + 1]
-    for torn in (intact[:-7], intact[:-1], second + b"\0" * 40, second + b'{"shard": 1}x\n'):
+    for torn in (intact[:-7], intact[:-1], second + b"\0" * 40, second + b"\0" * 40 + b"\n"):
         manifest.write_bytes(torn)
         caplog.clear()
         reader = CheckpointBank(tmp_path, "r")
@@ -401,6 +401,9 @@ def test_corrupt_files_are_named(tmp_path):
     lines = (tmp_path / "manifest.jsonl").read_text().splitlines()
     (tmp_path / "manifest.jsonl").write_text("\n".join(["{torn", *lines]) + "\n")
     with pytest.raises(ValueError, match="Line 1 of .* is damaged"):
+        CheckpointBank(tmp_path, "r")
+    (tmp_path / "manifest.jsonl").write_text("\n".join([*lines, '{"shard": 1}x']) + "\n")
+    with pytest.raises(ValueError, match="Line 3 of .* is damaged"):  # written to its end
         CheckpointBank(tmp_path, "r")
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import random
 import tarfile
 
 import lightning as L
@@ -143,3 +144,25 @@ def test_errors(tmp_path):
         import_files(bank, tmp_path / "empty", prefix="net.")
     with pytest.raises(ValueError, match="does not fit: it lacks"):
         import_files(bank, tmp_path / "empty", like=models.optunet())
+
+
+@pytest.mark.bad_input
+def test_a_damaged_archive_is_named_or_read(tmp_path):
+    """Gzip has a CRC of all that it holds: what is read to its end is what was written."""
+    stack = P.populate(models.mlp(4, [3], 2), 3)
+    with CheckpointBank(tmp_path / "bank") as bank:
+        bank.extend(stack)
+    (path,) = export_archives(bank, tmp_path, "x", dtype=torch.float32)
+    content, dice, named = path.read_bytes(), random.Random(0), 0
+    for k in range(40):
+        place, bit = dice.randrange(len(content)), 1 << dice.randrange(8)
+        flipped = content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :]
+        path.write_bytes([flipped, content[:place], content[:place] + bytes(40)][k % 3])
+        with CheckpointBank(tmp_path / str(k)) as other:
+            try:
+                import_archives(other, path)
+            except ValueError as error:
+                named += f"Archive {path} is damaged" in str(error)
+            else:
+                equal(other[:], stack)
+    assert named > 30

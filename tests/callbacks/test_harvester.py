@@ -200,6 +200,33 @@ def test_resume_after_a_crash(tmp_path):
         close(found, weights)
 
 
+def test_a_run_that_starts_anew_on_the_bank_of_another_says_so(tmp_path):
+    """Killed before the first checkpoint, then started again: both runs are there, in order."""
+    with pytest.raises(RuntimeError, match="crash"):
+        fit(built(Plain), CheckpointHarvester(tmp_path, every_n_steps=1), Crash(6))
+    told = rf"{tmp_path} has 6 networks of another run \(steps 1 to 6\); .* begins at step 0"
+    with pytest.warns(UserWarning, match=told):
+        fit(built(Plain), CheckpointHarvester(tmp_path, every_n_steps=1), max_epochs=1)
+    steps = [r["step"] for r in reading(tmp_path).records]
+    assert steps == [*range(1, 7), *range(1, 7)]
+
+
+def test_a_bank_of_its_own_is_begun_and_resumed_in_silence(tmp_path):
+    """The negative control."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*networks of another run")
+        trainer = fit(built(Plain), CheckpointHarvester(tmp_path / "bank"), max_epochs=1)
+        trainer.save_checkpoint(tmp_path / "x.ckpt")
+        fit(built(Plain), CheckpointHarvester(tmp_path / "bank"), ckpt_path=tmp_path / "x.ckpt")
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("state", [{}, {"path": 3, "rows": 1}, {"path": "", "rows": -1}])
+def test_a_damaged_state_is_refused(state):
+    with pytest.raises(ValueError, match="The checkpoint is damaged"):
+        CheckpointHarvester("bank").load_state_dict(state)
+
+
 def test_epochs_are_not_lost_when_checkpoints_are_made_in_validation(tmp_path):
     class Validated(Plain):
         def val_dataloader(self):
@@ -349,7 +376,7 @@ def test_a_disk_that_is_too_small(tmp_path, monkeypatch):
     assert len(reading(tmp_path)) == 2
     monkeypatch.setattr(harvester.CheckpointHarvester, "_check_space", lambda *a: None)
     free.free = 900
-    with pytest.warns(UserWarning, match="nearly full: harvesting stops"):
+    with pytest.warns(UserWarning, match="is full: networks are left out until there is room"):
         fit(built(Plain), CheckpointHarvester(tmp_path / "b", every_n_steps=1))
 
 

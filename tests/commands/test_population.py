@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from processes import start
+from small_populations import CONFIG, networks, same
 
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.lock import WriterLock
@@ -22,47 +23,12 @@ from lightning_bnn.commands import claims, parts
 from lightning_bnn.commands import population as command
 from lightning_bnn.commands.population import population
 
-CONFIG = {
-    "seed_everything": 0,
-    "model": {
-        "class_path": "DeepEnsemble",
-        "init_args": {
-            "network": {
-                "class_path": "lightning_bnn.models.mlp",
-                "init_args": {"inputs": 2, "hidden": [2], "outputs": 1},
-            },
-            "likelihood": {"class_path": "lightning_bnn.likelihoods.Bernoulli"},
-            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 2.0}},
-        },
-    },
-    "data": {"class_path": "TwoGaussians", "init_args": {"size": 50, "orders": 1}},
-    "trainer": {"max_epochs": 3, "accelerator": "cpu", "logger": False},
-}
-
 
 @pytest.fixture
 def config(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(CONFIG))
     return str(path)
-
-
-def networks(folder):
-    """By the number of the member; every member comes once."""
-    bank = CheckpointBank(folder, "r")
-    members = [r["member"] for r in bank.records]
-    assert len(members) == len(set(members))
-    return {m: bank[row] for row, m in enumerate(members)}
-
-
-def same(a, b, exact=True):
-    assert a.keys() == b.keys()
-    for member, network in a.items():
-        for name, tensor in network.items():
-            if exact:
-                assert torch.equal(tensor, b[member][name])
-            else:
-                torch.testing.assert_close(tensor, b[member][name], rtol=1e-3, atol=1e-4)
 
 
 def test_members_do_not_depend_on_the_parts(config, tmp_path):
@@ -241,10 +207,14 @@ def test_another_configuration_does_not_touch_what_has_begun(config, tmp_path, m
     assert CheckpointBank(bank, "r").records[0]["epoch"] == 4
 
 
-@pytest.mark.parametrize("file", ["part.json", "progress"])
-def test_an_attempt_that_was_cut_off_leaves_nothing_twice(config, tmp_path, monkeypatch, file):
+@pytest.mark.parametrize(
+    ("writing", "file"), [("write_whole", "part.json"), ("replace_text", "progress")]
+)
+def test_an_attempt_that_was_cut_off_leaves_nothing_twice(
+    config, tmp_path, monkeypatch, writing, file
+):
     """At the last moment before a part is finished; and at its first step."""
-    write = parts.write_whole
+    write = getattr(parts, writing)
 
     def cut_off(path, text):
         if path.name == file:
@@ -252,7 +222,7 @@ def test_an_attempt_that_was_cut_off_leaves_nothing_twice(config, tmp_path, monk
         write(path, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "write_whole", cut_off)
+        patch.setattr(parts, writing, cut_off)
         with pytest.raises(KeyboardInterrupt):
             population(config, 3, str(tmp_path / "bank"), part=2, checkpoint_minutes=1e-6)
     population(config, 3, str(tmp_path / "bank"), part=2, checkpoint_minutes=1e-6)

@@ -1,0 +1,49 @@
+"""A full disk: known before it is full to the last byte, and told from other errors."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["is_full", "require_room", "told_if_full"]
+
+_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+
+def require_room(folder: Path, size: int) -> None:
+    """Refuse to write some bytes where little more would be left for others, as checkpoints are.
+
+    Raises:
+        OSError: the same as when the disk is full.
+    """
+    if shutil.disk_usage(folder).free <= 2 * size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the disk, or what a user may have of it, is used up."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+@contextlib.contextmanager
+def told_if_full(folder: Path) -> Iterator[None]:
+    """One sentence for the user of a command that can be given again."""
+    try:
+        yield
+    except Exception as error:
+        if not any(map(is_full, _causes(error))):
+            raise
+        raise ValueError(
+            f"The disk of {folder} is full: make room and give the same command again, which goes "
+            "on where it was stopped."
+        ) from error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

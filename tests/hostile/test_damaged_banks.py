@@ -1,0 +1,277 @@
+"""A damaged bank gives its networks or one sentence: never others, and no file of it is lost."""
+
+import json
+import os
+import random
+import re
+
+import pytest
+import torch
+from small_banks import (
+    contents,
+    lines_of,
+    networks,
+    refused_or_read,
+    restore,
+    small_bank,
+    without_checks,
+    written,
+)
+
+from lightning_bnn.bank import CheckpointBank, export_archives, export_files, shard_folder
+from lightning_bnn.cli import main
+
+pytestmark = pytest.mark.bad_input
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """A bank with merged, forgotten and single files: what it holds, and all of its bytes."""
+    folder = tmp_path_factory.mktemp("sound")
+    states = small_bank(folder)
+    return states, contents(folder)
+
+
+# ------------------------------------------------------------ damage by chance
+def flipped(content, dice):
+    place = dice.randrange(len(content))
+    return content[:place] + bytes([content[place] ^ 1 << dice.randrange(8)]) + content[place + 1 :]
+
+
+def cut(content, dice):
+    return content[: dice.randrange(len(content))]
+
+
+def cut_between_lines(content, dice):
+    lines = content.splitlines(keepends=True)
+    return b"".join(lines[: dice.randrange(len(lines) - 1)])
+
+
+def zeroed(content, dice):
+    first, last = sorted(dice.randrange(len(content) + 1) for _ in range(2))
+    return content[:first] + bytes(last - first) + content[last:]
+
+
+def another_order(content, dice):
+    """A line that is lost, doubled or put elsewhere; the last two stay, or it could be a crash."""
+    lines = content.splitlines(keepends=True)
+    chosen = lines.pop(dice.randrange(len(lines) - 2))
+    for _ in range(dice.randrange(3)):
+        lines.insert(dice.randrange(len(lines) - 1), chosen)
+    return b"".join(lines)
+
+
+def other_types(content, dice):
+    """One value of one line is of another type, has another name, or is gone."""
+    lines = [json.loads(line) for line in content.splitlines()]
+    line = dice.choice(lines)
+    name = dice.choice(sorted(line))
+    value = line.pop(name)
+    kind = dice.randrange(9)
+    if kind < 8:
+        line[name] = [None if value else 0, -1, 2.5, "x", [value], {"x": value}, True, f"{value} "][
+            kind
+        ]
+    else:
+        line[name + "x"] = value
+    return written(lines)
+
+
+DAMAGE = [flipped, cut, zeroed]
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, cut_between_lines, another_order, other_types])
+def test_a_damaged_manifest(damage, sound, tmp_path, caplog):
+    states, files = sound
+    dice = random.Random(damage.__name__)
+    for _ in range(40):
+        restore(tmp_path, {**files, "manifest.jsonl": damage(files["manifest.jsonl"], dice)})
+        refused_or_read(tmp_path, states, caplog)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("older", [False, True])
+def test_a_damaged_file(damage, older, sound, tmp_path, caplog):
+    """Also one whose networks were stored before tensors had hashes of their own."""
+    states, files = sound
+    files = without_checks(files) if older else files
+    dice = random.Random(damage.__name__)
+    for _ in range(25):
+        name = dice.choice([n for n in files if n.startswith("shard-")])
+        restore(tmp_path, {**files, name: damage(files[name], dice)})
+        refused_or_read(tmp_path, states, caplog)
+
+
+def test_values_of_a_manifest_without_hashes(sound, tmp_path):
+    """Nothing vouches for their values, but a wrong one is told in a sentence, too."""
+    _, files = sound
+    files, dice = without_checks(files), random.Random(0)
+    for _ in range(60):
+        damaged = other_types(files["manifest.jsonl"], dice)
+        restore(tmp_path, {**files, "manifest.jsonl": damaged})
+        with pytest.raises((ValueError, FileNotFoundError)) as told:
+            CheckpointBank(tmp_path)[:]
+        assert "\n" not in str(told.value)
+        shards = {n: c for n, c in files.items() if n.startswith("shard-")}
+        assert contents(tmp_path).items() >= shards.items()
+
+
+def test_a_bank_without_hashes_is_read_and_continued(sound, tmp_path):
+    """The negative control: banks of before, and lines that vouch for theirs."""
+    states, files = sound
+    restore(tmp_path, without_checks(files))
+    more = networks(1, seed=9)
+    with CheckpointBank(tmp_path) as bank:
+        bank.extend(more)
+    bank = CheckpointBank(tmp_path, "r")
+    assert torch.equal(bank[:]["w"], torch.cat([states[-1][0]["w"], more["w"]]))
+    manifest = tmp_path / "manifest.jsonl"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"step": 3', b'"step": 4'))
+    with pytest.raises(ValueError, match="is damaged"):
+        CheckpointBank(tmp_path, "r")
+
+
+# ------------------------------------------------------------ lost lines, lost files
+@pytest.mark.parametrize("content", [b"", bytes(600), b"half a header"])
+@pytest.mark.parametrize("mode", ["a", "r"])
+def test_a_manifest_that_has_lost_everything(content, mode, sound, tmp_path):
+    restore(tmp_path, {**sound[1], "manifest.jsonl": content})
+    with pytest.raises(ValueError, match="has lost .* put back a copy of manifest.jsonl, or move"):
+        CheckpointBank(tmp_path, mode)
+    assert contents(tmp_path) == {**sound[1], "manifest.jsonl": content}
+
+
+def test_files_that_were_moved_away_let_the_rest_go_on(sound, tmp_path):
+    """What the sentence proposes."""
+    states, files = sound
+    restore(tmp_path, {**files, "manifest.jsonl": lines_of(files)[0]})
+    for path in tmp_path.glob("shard-*"):
+        path.unlink()
+    with CheckpointBank(tmp_path) as bank:
+        bank.extend(states[-1][0])
+        assert torch.equal(bank[:]["w"], states[-1][0]["w"])
+
+
+def test_files_of_the_user_stay(sound, tmp_path):
+    states, files = sound
+    own = ["shard-mine.safetensors", "shard-1.safetensors", "notes", "shard-of-glass.txt"]
+    restore(tmp_path, {**files, **dict.fromkeys(own, b"mine")})
+    with CheckpointBank(tmp_path) as bank:
+        bank.truncate(2)
+    assert all((tmp_path / name).read_bytes() == b"mine" for name in own)
+
+
+def test_a_torn_entry_leaves_its_file(sound, tmp_path, caplog):
+    states, files = sound
+    restore(tmp_path, {**files, "manifest.jsonl": files["manifest.jsonl"][:-9]})
+    with CheckpointBank(tmp_path) as bank:
+        assert torch.equal(bank[:]["w"], states[-2][0]["w"])
+        bank.extend(networks(1, seed=3))
+    assert "are kept in" in caplog.text
+    (aside,) = (tmp_path / "unclaimed").iterdir()
+    assert aside.read_bytes() == files[aside.name]
+    assert len(CheckpointBank(tmp_path)) == len(states[-2][1]) + 1
+
+
+@pytest.mark.parametrize("where", ["while it is written", "before the manifest", "after it"])
+def test_a_kill_while_a_file_is_added_leaves_no_doubt(where, tmp_path, monkeypatch):
+    """Nobody was told that the network had been kept; it is appended again, and is there once."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    bank = CheckpointBank(tmp_path)
+    bank.append({"w": torch.zeros(2)}, step=0)
+    journal = bank._journal.append
+
+    def told_then_killed(entry):
+        journal(entry)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        if where == "while it is written":
+            patch.setattr(os, "replace", killed)
+        else:
+            act = killed if where == "before the manifest" else told_then_killed
+            patch.setattr(bank._journal, "append", act)
+        with pytest.raises(Killed):
+            bank.append({"w": torch.ones(2)}, step=1)
+    bank._lock.release()
+    with CheckpointBank(tmp_path) as again:
+        assert len(again) == (2 if where == "after it" else 1)
+        if len(again) == 1:
+            again.append({"w": torch.ones(2)}, step=1)
+        assert again[:]["w"].tolist() == [[0, 0], [1, 1]]
+    assert sorted(p.suffix for p in tmp_path.iterdir() if p.name != ".lock") == [
+        ".jsonl", ".safetensors", ".safetensors",
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------ before anything is copied
+def one_bit(path):
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def test_a_damaged_file_is_not_merged(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(shard_folder, "_MERGE_SHARDS", 3)
+    stack = networks(8)
+    with CheckpointBank(tmp_path) as bank:
+        for row in range(2):
+            bank.append({n: t[row] for n, t in stack.items()})
+        bad = tmp_path / bank._contents.shards[0].name
+        one_bit(bad)
+    with CheckpointBank(tmp_path) as bank:
+        for row in range(2, 8):
+            bank.append({n: t[row] for n, t in stack.items()})
+        assert bad.is_file()
+        assert len(bank._contents.shards) < 8  # those behind it are merged
+        assert torch.equal(bank.layer("w", slice(1, 8)), stack["w"][1:])
+    assert caplog.text.count("are not merged") == 1
+    reader = CheckpointBank(tmp_path, "r")
+    with pytest.raises(ValueError, match=f"{bad.name} is corrupt"):
+        reader.verify()
+    with pytest.raises(ValueError, match=f"{bad.name} is corrupt"):
+        reader[0]
+
+
+ONWARD = {
+    "absorb": lambda bank, new: CheckpointBank(new).absorb(bank),
+    "absorb, stored otherwise": lambda bank, new: CheckpointBank(new, dtype=torch.float16).absorb(
+        bank
+    ),
+    "export_files": lambda bank, new: export_files(bank, new),
+    "export_archives": lambda bank, new: export_archives(bank, new, "x"),
+    "layer": lambda bank, new: [bank.layer(name) for name in bank.names],
+    "read": lambda bank, new: [bank.read(n, slice(0, 1), slice(0, 1)) for n in bank.names],
+    "blocks": lambda bank, new: list(bank.blocks(1)),
+    "bank --export": lambda bank, new: main(["bank", str(bank.path), "--export", str(new)]),
+}
+
+
+@pytest.mark.parametrize("name", ONWARD)
+def test_a_damaged_file_goes_nowhere(name, tmp_path, capsys):
+    with CheckpointBank(tmp_path / "bank") as bank:
+        bank.extend(networks(2))
+    (shard,) = (tmp_path / "bank").glob("shard-*")
+    ONWARD[name](CheckpointBank(tmp_path / "bank", "r"), tmp_path / "before")  # the control
+    one_bit(shard)
+    with pytest.raises((ValueError, SystemExit)) as told:
+        ONWARD[name](CheckpointBank(tmp_path / "bank", "r"), tmp_path / "new")
+    message = str(told.value) if told.type is ValueError else capsys.readouterr().err
+    assert re.search(rf"{shard.name} is corrupt: .*hash .*is another", message)
+
+
+def test_a_manifest_that_another_process_has_changed_is_not_cut(tmp_path):
+    """Where disks have no locks."""
+    with CheckpointBank(tmp_path) as bank:
+        bank.extend(networks(2))
+        manifest = tmp_path / "manifest.jsonl"
+        manifest.write_bytes(manifest.read_bytes() + b"{}\n")
+        before = contents(tmp_path)
+        with pytest.raises(ValueError, match="has been changed by another process"):
+            bank.extend(networks(2))
+    assert contents(tmp_path) == before

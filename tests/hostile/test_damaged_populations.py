@@ -1,0 +1,223 @@
+"""A population of which a file is damaged, or that has no room: one sentence, and it goes on."""
+
+import errno
+import re
+import shutil
+
+import pytest
+import yaml
+from small_populations import CONFIG, networks, same
+
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.commands import part_files, parts
+from lightning_bnn.commands.population import population
+
+pytestmark = pytest.mark.bad_input
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Trains two members in one part; what the bank has then."""
+    config = tmp_path_factory.mktemp("config") / "config.yaml"
+    config.write_text(yaml.safe_dump(CONFIG))
+
+    def trained(bank):
+        change = {"trainer.max_epochs": 1}
+        population(str(config), 2, str(bank), change=change, checkpoint_minutes=1e-6)
+        return networks(bank)
+
+    return trained
+
+
+@pytest.fixture(scope="module")
+def whole(train, tmp_path_factory):
+    """A population that is finished: its folder, and its networks."""
+    folder = tmp_path_factory.mktemp("whole") / "bank"
+    return folder, train(folder)
+
+
+@pytest.fixture
+def finished(whole, tmp_path):
+    """A copy of its folder."""
+    return shutil.copytree(whole[0], tmp_path / "bank")
+
+
+DAMAGE = {
+    "empty": lambda content: b"",
+    "zeros": lambda content: bytes(len(content)),
+    "cut": lambda content: content[: 2 * len(content) // 3],
+    "no text": lambda content: b"\xff" + content,
+    "nested without end": lambda content: b"[" * 10**5,
+    "a list": lambda content: b"[" + content + b"]",
+    "other names": lambda content: content.replace(b'"', b'"x', 1),
+    "other types": lambda content: re.sub(rb": (\[[^\]]*\]|\{[^{]*\})", b": 3", content),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_part_that_was_finished_is_damaged(kind, train, finished):
+    path = finished / "parts" / "0000000-0000002" / "part.json"
+    path.write_bytes(DAMAGE[kind](path.read_bytes()))
+    damaged = path.read_bytes()
+    with pytest.raises(ValueError, match=rf"{path} is damaged: remove it, and its members") as told:
+        train(finished)
+    assert "\n" not in str(told.value)
+    assert path.read_bytes() == damaged
+
+
+def test_a_part_without_its_end_is_trained_again(train, whole, finished):
+    """What the sentence proposes."""
+    (finished / "parts" / "0000000-0000002" / "part.json").unlink()
+    same(whole[1], train(finished))
+
+
+@pytest.mark.parametrize(
+    "change", [{"first": 1}, {"seconds": "1"}, {"left_out": [7]}, {"losses": [0.5]}, {"last": None}]
+)
+def test_a_part_tells_of_other_members(change, tmp_path):
+    told = {"first": 0, "last": 2, "seconds": 1.0, "left_out": [1], "losses": [0.5, 1.5]}
+    part = parts.Part(tmp_path, {}, 0, 2)
+    parts.write_whole(tmp_path / "part.json", parts.json.dumps(told))
+    assert part.summary == told  # the control
+    parts.write_whole(tmp_path / "part.json", parts.json.dumps({**told, **change}))
+    with pytest.raises(ValueError, match="is damaged: remove it"):
+        part.summary
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_what_a_folder_holds_is_damaged(kind, train, finished):
+    path = finished / "population.json"
+    path.write_bytes(DAMAGE[kind](path.read_bytes()))
+    with pytest.raises(ValueError, match=rf"{path} is damaged: put back a copy, or") as told:
+        train(finished)
+    assert "\n" not in str(told.value)
+    assert len(networks(finished)) == 2
+
+
+@pytest.mark.parametrize("torn", [b"", b"model: {", b"\xff"])
+def test_a_configuration_that_is_damaged_is_written_anew(torn, train, finished):
+    path = finished / "config.yaml"
+    content = path.read_bytes()
+    path.write_bytes(torn)
+    train(finished)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("told", ["nan", "-inf", "7", "half", ""])
+def test_a_torn_progress_is_no_progress(told, tmp_path):
+    (tmp_path / "progress").write_text(told)
+    assert parts.Part(tmp_path, {}, 0, 2).progress == (1.0 if told == "7" else 0.0)
+
+
+def flipped(content):
+    """One bit of the weights: torch would read it without a word."""
+    place = content.index(b"data/0") + 200
+    return content[:place] + bytes([content[place] ^ 8]) + content[place + 1 :]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(train, tmp_path_factory):
+    """What an attempt that was killed has left: its folder, and a checkpoint."""
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    folder = tmp_path_factory.mktemp("killed") / "bank"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "_outcome", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(folder)
+    (path,) = folder.rglob("*.ckpt")
+    return folder, path, path.read_bytes()
+
+
+CHECKPOINTS = {
+    "as it was": lambda content: content,
+    **{kind: DAMAGE[kind] for kind in ("empty", "zeros", "cut")},
+    "flipped": flipped,
+    "a hole": lambda content: content[:100] + bytes(50) + content[150:],
+}
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTS)
+def test_a_damaged_checkpoint_is_skipped(kind, checkpoint, caplog):
+    _, path, content = checkpoint
+    path.write_bytes(CHECKPOINTS[kind](content))
+    try:
+        found = part_files.newest_checkpoint(path.parent)
+    finally:
+        path.write_bytes(content)
+    assert found == (path if kind == "as it was" else None)
+    assert ("is damaged, and skipped" in caplog.text) == (kind != "as it was")
+
+
+def test_a_part_with_a_damaged_checkpoint_is_trained_from_the_start(
+    checkpoint, train, whole, caplog
+):
+    folder, path, content = checkpoint
+    path.write_bytes(flipped(content))
+    same(whole[1], train(folder))
+    assert "is damaged, and skipped" in caplog.text
+
+
+# ------------------------------------------------------------ no room
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def full_extend(where):
+    extend = CheckpointBank.extend
+
+    def extended(bank, *arguments):
+        if where(bank.path):
+            full()
+        extend(bank, *arguments)
+
+    return lambda patch: patch.setattr(CheckpointBank, "extend", extended)
+
+
+FULL = {
+    "networks of a part": full_extend(lambda path: path.parent.parent.name == "parts"),
+    "networks of all parts": full_extend(lambda path: path.parent.parent.name != "parts"),
+    "the end of a part": lambda patch: patch.setattr(parts, "write_whole", full),
+    "a checkpoint": lambda patch: patch.setattr(
+        "lightning.fabric.plugins.io.torch_io._atomic_save", full
+    ),
+    "what the folder holds": lambda patch: patch.setattr(
+        "lightning_bnn.commands.claims.write_whole", full
+    ),
+}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("what", FULL)
+def test_a_full_disk_is_told_and_the_same_command_goes_on(
+    what, train, whole, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        FULL[what](patch)
+        with pytest.raises(ValueError, match=r"The disk of .* is full: make room .* same command"):
+            train(tmp_path / "bank")
+    same(whole[1], train(tmp_path / "bank"))
+
+
+def test_progress_that_cannot_be_written_stops_nobody(train, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "replace_text", full)
+    same(whole[1], train(tmp_path / "bank"))
+
+
+def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path, monkeypatch):
+    path = tmp_path / "part.json"
+    parts.write_whole(path, "before")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        parts.write_whole(path, "after")
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["before"]
+
+
+def test_a_part_that_is_a_link_is_refused(train, finished, tmp_path):
+    part = finished / "parts" / "0000000-0000002"
+    part.rename(tmp_path / "elsewhere")
+    part.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="must be a folder of its own, and is a link"):
+        train(finished)

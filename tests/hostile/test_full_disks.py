@@ -1,0 +1,276 @@
+"""A disk that is full at any write: the bank is as it was before, training goes on, and is told."""
+
+import errno
+import io
+import os
+import shutil
+import subprocess
+import warnings
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from runs import Plain, built, fit
+from safetensors import SafetensorError
+from small_banks import networks
+
+from lightning_bnn.bank import CheckpointBank, shard_folder, shards
+from lightning_bnn.callbacks import CheckpointHarvester
+
+TOLD = "is full: networks are left out until there is room"
+
+
+class Disk:
+    """Every call that writes is counted; some of them find no room.
+
+    What succeeds does not wait for a disk.
+    """
+
+    def __init__(self, patch, failing=()):
+        self.calls, self.failing, self.armed = 0, failing, True
+        save, opened = shards.save_file, Path.open
+        patch.setattr(os, "fsync", lambda fd: self.full())
+        for module, name in ((os, "replace"), (os, "link"), (os, "mkdir"), (shutil, "copyfile")):
+            patch.setattr(module, name, self.counted(getattr(module, name)))
+        patch.setattr(shards, "save_file", lambda t, path: self.saved(save, t, path))
+        patch.setattr(
+            Path,
+            "open",
+            lambda path, mode="r", *a, **k: (
+                HalfWritten(self, path) if mode == "ab" else opened(path, mode, *a, **k)
+            ),
+        )
+
+    def full(self):
+        if not self.armed:
+            return
+        self.calls += 1
+        if self.calls in self.failing:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def counted(self, call):
+        def counted(*arguments, **more):
+            self.full()
+            return call(*arguments, **more)
+
+        return counted
+
+    def saved(self, save, tensors, path):
+        """As safetensors tells it; it may leave something behind."""
+        try:
+            self.full()
+        except OSError:
+            (Path(path).parent / ".tmpAbCdE").write_bytes(b"half")
+            raise SafetensorError("I/O error: No space left on device (os error 28)") from None
+        save(tensors, path)
+
+
+class HalfWritten(io.FileIO):
+    """A file of which only the first half of what does not fit is written."""
+
+    def __init__(self, disk, path):
+        super().__init__(path, "ab")
+        self.disk = disk
+
+    def write(self, content):
+        try:
+            self.disk.full()
+        except OSError:
+            super().write(content[: len(content) // 2])
+            raise
+        return super().write(content)
+
+
+# ------------------------------------------------------------ the bank
+def operations(folder):
+    """What is done to a bank, and what it does to the steps that it holds."""
+    stack = networks(9)
+
+    def appended(step):
+        row = {n: t[step] for n, t in stack.items()}
+        return lambda bank: bank.append(row, step=step), lambda steps: [*steps, step]
+
+    with CheckpointBank(folder / "other") as other:
+        for step in (6, 7):
+            other.append({n: t[step] for n, t in stack.items()}, step=step)
+    absorbed = lambda bank: bank.absorb(CheckpointBank(folder / "other", "r"))  # noqa: E731
+    return stack, [
+        *map(appended, range(5)),
+        (lambda bank: bank.truncate(min(4, len(bank))), lambda steps: steps[:4]),
+        appended(5),
+        (absorbed, lambda steps: [*steps, 6, 7]),
+        appended(8),
+    ]
+
+
+def carried_out(folder, stack, chain, disk):
+    """Every operation happens, or raises and leaves all as it was; how many of each."""
+    steps, failed = [], 0
+    with CheckpointBank(folder) as bank:
+        disk.armed = True
+        for act, result in chain:
+            try:
+                act(bank)
+                steps = result(steps)
+            except OSError as error:
+                failed += error.errno == errno.ENOSPC
+                held = [r["step"] for r in bank.records]
+                assert held in (steps, result(steps)[: len(held)])  # a part of what is absorbed
+                steps = held
+            assert [r["step"] for r in bank.records] == steps
+        disk.armed = False
+        holds(bank, stack, steps)
+    with CheckpointBank(folder) as bank:
+        holds(bank, stack, steps)
+    files = {p.name for p in folder.iterdir()} - {".lock", "manifest.jsonl"}
+    assert files == {shard.name for shard in bank._contents.shards}
+    return failed
+
+
+def holds(bank, stack, steps):
+    assert [r["step"] for r in bank.records] == steps
+    if steps:
+        assert all(torch.equal(bank[:][name], stack[name][steps]) for name in stack)
+
+
+@pytest.mark.parametrize("length", [1, 6])
+def test_a_bank_on_a_disk_that_is_full_at_any_call(length, tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_folder, "_MERGE_SHARDS", 3)
+    stack, chain = operations(tmp_path)
+    disk = Disk(monkeypatch)
+
+    def failed(*calls):
+        disk.armed, disk.calls, disk.failing = False, 0, calls
+        return carried_out(tmp_path / str(calls[:1]), stack, chain, disk)
+
+    assert failed() == 0  # the control
+    every = range(1, disk.calls + 1, length)
+    counts = [failed(*range(first, first + length)) for first in every]
+    assert len(counts) > 60 / length
+    assert sum(counts) > 0
+    assert max(counts) >= length // 2
+
+
+# ------------------------------------------------------------ training
+def trained(folder, *callbacks, **options):
+    """A run that keeps every step: its harvester, its trainer, what it said."""
+    harvest = CheckpointHarvester(folder, every_n_steps=1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer = fit(built(Plain), harvest, *callbacks, max_epochs=1, **options)
+    return harvest, trainer, [w for w in told if TOLD in str(w.message)]
+
+
+def test_a_run_on_a_disk_that_is_full_at_any_call(tmp_path, monkeypatch):
+    """It goes on, the bank has all other steps, a checkpoint knows of them, it is said once."""
+    monkeypatch.setattr(shard_folder, "_MERGE_SHARDS", 3)
+    disk, missing = Disk(monkeypatch), set()
+
+    def without(call):
+        disk.armed, disk.calls, disk.failing = False, 0, {call}
+        harvest, trainer, told = trained(tmp_path / str(call), Armed(disk), batches=4)
+        disk.armed = False
+        bank = CheckpointBank(tmp_path / str(call), "r")
+        bank.verify()
+        steps = [r["step"] for r in bank.records]
+        assert trainer.global_step == 4
+        assert steps == sorted(set(steps))
+        assert len(told) == 4 - len(steps) <= 1
+        assert harvest.state_dict()["rows"] == len(bank)
+        return {1, 2, 3, 4} - set(steps)
+
+    assert without(None) == set()  # the control
+    for call in range(1, disk.calls + 1, 3):
+        missing |= without(call)
+    assert missing == {1, 2, 3, 4}
+
+
+class Armed(L.Callback):
+    """Not before training: what does not fit from the start is refused."""
+
+    def __init__(self, disk):
+        self.disk = disk
+
+    def on_train_batch_start(self, *_):
+        self.disk.armed = True
+
+
+@pytest.mark.parametrize("seen", ["before it is written", "while it is written"])
+def test_a_full_disk_has_one_outcome_whenever_it_is_seen(seen, tmp_path, monkeypatch):
+    """Full after the second network, free again after the fourth."""
+
+    class Filled(L.Callback):
+        full = False
+
+        def on_train_batch_end(self, trainer, *_):
+            harvest._writer.flush()
+            type(self).full = trainer.global_step in (2, 3)
+
+    free, extend = shutil.disk_usage, CheckpointBank.extend
+
+    def usage(path):
+        full = Filled.full and seen == "before it is written"
+        return free(path)._replace(free=900) if full else free(path)
+
+    def extended(bank, *arguments):
+        if Filled.full:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        extend(bank, *arguments)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    monkeypatch.setattr(CheckpointBank, "extend", extended)
+    harvest = CheckpointHarvester(tmp_path, every_n_steps=1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fit(built(Plain), harvest, Filled(), max_epochs=1)
+    assert [r["step"] for r in CheckpointBank(tmp_path, "r").records] == [1, 2, 5, 6]
+    assert sum(TOLD in str(w.message) for w in told) == 1
+
+
+def test_merging_counts_the_room_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_folder, "_MERGE_SHARDS", 3)
+    free = shutil.disk_usage
+    with CheckpointBank(tmp_path) as bank:
+        for step in range(7):
+            room = 1000 if step < 4 else 10**9
+            monkeypatch.setattr(shutil, "disk_usage", lambda p, n=room: free(p)._replace(free=n))
+            bank.append({"w": torch.full((60,), float(step))})
+            if step == 3:
+                assert len(bank._contents.shards) == 4  # three files of 320 bytes, twice
+        assert len(bank._contents.shards) < 7
+        assert bank[:]["w"][:, 0].tolist() == list(range(7))
+
+
+@pytest.mark.e2e
+def test_a_disk_that_is_really_full(tmp_path, monkeypatch):
+    """Sixteen pages for twenty-four networks; then somebody makes room."""
+    monkeypatch.setattr(shard_folder, "_MERGE_SHARDS", 8)
+    disk, ballast = tmp_path / "disk", tmp_path / "disk" / "ballast"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a disk is for the administrator")
+
+    class Room(L.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 20:
+                harvest._writer.flush()
+                ballast.unlink()
+
+    try:
+        ballast.write_bytes(bytes(80 * 1024))
+        harvest = CheckpointHarvester(disk / "bank", every_n_steps=1)
+        with pytest.warns(UserWarning, match=TOLD) as told:
+            trainer = fit(built(Plain), Room(), harvest, max_epochs=1, batches=24)
+        assert sum(TOLD in str(w.message) for w in told) == 1
+        assert trainer.global_step == 24
+        bank = CheckpointBank(disk / "bank", "r")
+        bank.verify()
+        steps = [r["step"] for r in bank.records]
+        assert steps[:3] == [1, 2, 3]
+        assert steps[-4:] == [21, 22, 23, 24]
+        assert len(steps) < 24
+        del bank
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)

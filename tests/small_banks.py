@@ -1,0 +1,107 @@
+"""A small bank with every kind of entry, its bytes, and what may become of them."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+
+from lightning_bnn.bank import CheckpointBank, shard_folder
+
+__all__ = [
+    "contents", "lines_of", "networks", "refused_or_read", "restore", "small_bank",
+    "without_checks", "written",
+]  # fmt: skip
+
+
+def networks(count, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return {
+        "w": torch.randn(count, 2, 3, generator=g),
+        "v": torch.randn(count, 2, 3, generator=g),
+        "count": torch.arange(count),
+    }
+
+
+def small_bank(folder):
+    """Fill a bank; what it held before its last entry, and what it holds."""
+    stack, states = networks(9), []
+    with pytest.MonkeyPatch.context() as patch, CheckpointBank(folder) as bank:
+        patch.setattr(shard_folder, "_MERGE_SHARDS", 3)
+        for row in range(7):
+            bank.append({n: t[row] for n, t in stack.items()}, step=row)
+            if row == 4:
+                bank.truncate(4)
+        for row in (7, 8):
+            states.append((bank[:], list(bank.records)))
+            bank.append({n: t[row] for n, t in stack.items()}, step=row)
+        states.append((bank[:], list(bank.records)))
+    return states[-2:]
+
+
+def contents(folder):
+    """The bytes of all files but the lock, those that were set aside among them."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {path.name: path.read_bytes() for path in files}
+
+
+def restore(folder, files):
+    shutil.rmtree(folder)
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def lines_of(files):
+    return files["manifest.jsonl"].splitlines(keepends=True)
+
+
+def without_checks(files):
+    """As banks were written before lines and tensors had hashes of their own."""
+    lines = [json.loads(line) for line in lines_of(files)]
+    for line in lines:
+        line.pop("check", None), line.pop("checks", None)
+    return {**files, "manifest.jsonl": written(lines)}
+
+
+def written(lines):
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def refused_or_read(folder, states, log):
+    """Opened for reading and for appending: right, or one sentence; whatever it is, all is there.
+
+    A torn last entry may be dropped, with a warning.
+    """
+    before = contents(folder)
+    shards = {name: content for name, content in before.items() if name.startswith("shard-")}
+    for mode in ("r", "a"):
+        log.clear()
+        found, told = _opened(folder, mode)
+        if found is None:
+            assert re.fullmatch(rf".*{re.escape(str(folder))}.*\.", told), told  # one line
+        else:
+            fitting = [_same(found, state) for state in states]
+            assert any(fitting), f"{len(found[1])} networks in mode {mode}"
+            assert fitting[-1] or "in the middle of an entry" in log.text
+        assert contents(folder).items() >= shards.items()
+        if mode == "r":
+            assert contents(folder) == before
+
+
+def _opened(folder, mode):
+    try:
+        with CheckpointBank(folder, mode) as bank:
+            return (bank[:], bank.records), ""
+    except (ValueError, FileNotFoundError) as error:
+        return None, str(error)
+
+
+def _same(found, state):
+    stack, records = state
+    return (
+        found[1] == records
+        and found[0].keys() == stack.keys()
+        and all(torch.equal(found[0][name], stack[name]) for name in stack)
+    )
