@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lightning_bnn import _compat
 from lightning_bnn.likelihoods import Categorical, Likelihood
+from lightning_bnn.modules.batches import positional
 from lightning_bnn.modules.evaluation import Judge, judge_of, named_sets
 from lightning_bnn.modules.predictive import Predictive
 from lightning_bnn.modules.template_module import TemplateModule
@@ -70,6 +71,7 @@ class JudgedModule(TemplateModule):
         self.eval_samples, self.chunk_size, self.seed = eval_samples, chunk_size, seed
         self.judge = None
         self._example = ()
+        self._left_over = set()
         self._predict: Predictor | None = None
         self._train_data: Any = None
 
@@ -200,11 +202,16 @@ class JudgedModule(TemplateModule):
         self.judge, self._predict = None, None
 
     # -------------------------------------------------------- plain use
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         """Mean prediction of the posterior, outside of a trainer too.
 
         There are gradients with respect to inputs that require them, none with respect to weights.
+
+        Args:
+            *inputs: of the network.
+            **named: inputs by the names of the network's ``forward``.
         """
+        inputs = positional(self.template, inputs, named)
         wanted = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
         with torch.set_grad_enabled(wanted and torch.is_grad_enabled()):
             return self.likelihood.predictive(self.outputs(inputs))

@@ -17,7 +17,7 @@ from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.carried import Carried
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.predictive import Predictive
-from lightning_bnn.modules.training_data import SingleInputs, single_input, training_source
+from lightning_bnn.modules.training_data import Batch, Rereadable, training_source
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import CurvatureBlock, LaplaceGaussian, Mixture, Posterior
 from lightning_bnn.posteriors.dropout import Layers
@@ -110,7 +110,7 @@ class Laplace(DeepEnsemble):
             outputs = P.apply(copy.deepcopy(self.template).eval(), network, *inputs)
         known = isinstance(self.likelihood, Categorical)
         targets = outputs[:, 0].long() * 0 if known else torch.zeros_like(outputs)
-        self._curvature(network, [single_input(inputs, targets)], progress=False)
+        self._curvature(network, [(inputs, targets)], progress=False)
 
     def on_train_epoch_start(self) -> None:
         """A fit for an end that was none belongs to other weights."""
@@ -149,7 +149,7 @@ class Laplace(DeepEnsemble):
                 them.
         """
         with torch.inference_mode(False):
-            batches = SingleInputs(self, source)
+            batches = Rereadable(self, source)
             found: Params = {}
             for m in self.healthy().tolist():
                 network = {n: t[m].clone() for n, t in self.member_stack().items()}
@@ -162,14 +162,14 @@ class Laplace(DeepEnsemble):
         self.fitted.hold(found)
 
     def _curvature(
-        self, network: Params, batches: Iterable[tuple[Tensor, Tensor]], progress: bool
+        self, network: Params, batches: Iterable[Batch], progress: bool
     ) -> list[CurvatureBlock]:
         return curvature(
             self.template, network, batches, self.likelihood, self.structure, self.last_layer,
             progress,
         )  # fmt: skip
 
-    def _fit_member(self, m: int, network: Params, batches: SingleInputs) -> Params:
+    def _fit_member(self, m: int, network: Params, batches: Rereadable) -> Params:
         blocks = self._curvature(network, batches, self._shows_progress())
         precision = self.prior_precision
         if precision is None:

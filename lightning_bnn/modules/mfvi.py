@@ -221,7 +221,7 @@ class MFVI(BayesianModule):
             mean, std = ({n: t[m] for n, t in d.items()} for d in (means, stds))
             own = {n: t[k] for n, t in noise.items()}
             seen = examples.of(k)
-            count = len(seen.inputs[0])
+            count = len(seen.targets)
             with Perturbed(network, mean, std, own, self.reparameterisation, count, self._tied):
                 outputs = P.apply(self.template, network, *seen.inputs)
             values.append(self.nll(outputs[None], seen.targets)[0])

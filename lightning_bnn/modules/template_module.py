@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.member_batch import MemberBatch
-from lightning_bnn.modules.batches import inputs_and_targets, inputs_only
+from lightning_bnn.modules.batches import inputs_and_targets, inputs_only, left_over
 from lightning_bnn.modules.data_size import first_rows
 from lightning_bnn.modules.templates import raised_by
 from lightning_bnn.randomness import keyed_randomness
@@ -32,19 +32,32 @@ class TemplateModule(L.LightningModule):
     likelihood: Likelihood
     seed: int
     _example: tuple[Any, ...]
+    _left_over: set[str]
     _frozen_modules: list[nn.Module]
 
     # -------------------------------------------------------- batches
     def inputs_and_targets(self, batch: Any) -> tuple[tuple[Any, ...], Tensor]:
         """Inputs and targets of a batch; override it for batches of another layout."""
-        return inputs_and_targets(batch)
+        self._tell_left_over(batch)
+        return inputs_and_targets(batch, self.template)
 
     def inputs_only(self, batch: Any) -> tuple[Any, ...]:
         """Inputs of a batch that may have no targets; of a tuple, all but the last are inputs."""
         own = type(self).inputs_and_targets is not TemplateModule.inputs_and_targets
         if own and not isinstance(batch, Tensor):
             return self.inputs_and_targets(batch)[0]
-        return inputs_only(batch)
+        self._tell_left_over(batch)
+        return inputs_only(batch, self.template)
+
+    def _tell_left_over(self, batch: Any) -> None:
+        """Say once what a batch holds for nobody."""
+        names = [name for name in left_over(batch, self.template) if name not in self._left_over]
+        if names:
+            self._left_over |= set(names)
+            rank_zero_warn(
+                f"{', '.join(map(repr, names))} of the batches is not used: "
+                f"{type(self.template).__name__}.forward has no positional parameter of that name."
+            )
 
     def _cast(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Floating inputs in the precision of the weights."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,6 +15,13 @@ from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.params import Params
+from lightning_bnn.posteriors.curvature_data import (
+    Batch,
+    InputsByName,
+    Loader,
+    SinglePrecision,
+    inputs_of,
+)
 from lightning_bnn.posteriors.gauss_newton import gauss_newton
 from lightning_bnn.posteriors.laplace import CurvatureBlock, features_of
 
@@ -29,7 +35,6 @@ __all__ = [
 ]
 
 Structure = Literal["full", "kron", "diag"]
-Batch = tuple[Tensor, Tensor]
 _LARGEST = 20_000
 """Weights of a full matrix; its eigenvectors take 3 GB."""
 
@@ -56,7 +61,8 @@ def curvature(
     Args:
         model: gives the computation; weights that do not require gradients are left out.
         params: one network.
-        batches: the training data, inputs and targets; they are asked for several times.
+        batches: the training data, inputs (one, or a tuple of several) and targets; they are asked
+            for several times.
         likelihood: ``Categorical``, or ``Gaussian`` with one standard deviation.
         structure: ``"full"`` matrix, Kronecker factors of every layer (``"kron"``), or ``"diag"``.
         last_layer: only that of this layer, which must be linear and the last.
@@ -82,7 +88,7 @@ def curvature(
         )
     dtype = next(runner.parameters()).dtype
     if dtype in (torch.float16, torch.bfloat16):
-        runner, batches = runner.float(), _Single(batches)
+        runner, batches = runner.float(), SinglePrecision(batches)
     found = None
     if structure != "kron":
         options = (kind == "classification", structure == "diag", progress)
@@ -93,33 +99,6 @@ def curvature(
     if not all(bool(block.eigenvalues.isfinite().all()) for block in blocks):
         raise ValueError("The curvature is not finite: look for NaN in the data and the weights.")
     return blocks
-
-
-@dataclass
-class _Single:
-    """Batches in single precision."""
-
-    batches: Iterable[Batch]
-
-    def __iter__(self) -> Iterator[Batch]:
-        return ((x.float() if x.is_floating_point() else x, y) for x, y in self.batches)
-
-
-@dataclass
-class _Loader:
-    """What laplace-torch takes for a loader."""
-
-    batches: Iterable[Batch]
-
-    def __post_init__(self) -> None:
-        sizes = [len(targets) for _, targets in self.batches]
-        self.dataset, self.length = range(sum(sizes)), len(sizes)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return self.length
 
 
 def _jacobians(
@@ -141,10 +120,13 @@ def _fitted(
     """The curvature as laplace-torch holds it."""
     from laplace import Laplace
 
-    fit: Any = Laplace(model, kind, subset_of_weights="all", hessian_structure=structure)
+    fit: Any = Laplace(
+        InputsByName(model), kind, subset_of_weights="all", hessian_structure=structure,
+        **Loader.options,
+    )  # fmt: skip
     try:
         with torch.enable_grad():
-            fit.fit(_Loader(batches), progress_bar=progress)
+            fit.fit(Loader(batches), progress_bar=progress)
     except (NotImplementedError, RuntimeError, ValueError, SystemExit) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ValueError(
@@ -214,8 +196,8 @@ def noise_factor(likelihood: nn.Module) -> float:
 
 
 @torch.no_grad()
-def _features(model: nn.Module, params: Params, layer: str, x: Tensor, y: Tensor) -> Batch:
-    features, outputs = features_of(model, P.of(model), layer, x)
+def _features(model: nn.Module, params: Params, layer: str, x: Any, y: Tensor) -> Batch:
+    features, outputs = features_of(model, P.of(model), layer, *inputs_of(x))
     found = model.get_submodule(layer)(features)
     if found.shape != outputs.shape or not torch.allclose(found, outputs, rtol=1e-4, atol=1e-5):
         raise ValueError(f"The layer {layer!r} is not the last: what it returns is changed.")
