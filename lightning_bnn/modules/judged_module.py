@@ -128,16 +128,15 @@ class JudgedModule(TemplateModule):
             )
 
     def outputs(self, inputs: Sequence[Any], *batch: int) -> Tensor:
-        """Outputs of all networks that predict, ``(samples, batch, ...)``.
+        """Outputs of all networks that predict, in evaluation mode, ``(samples, batch, ...)``.
 
         Args:
             inputs: of the network.
             *batch: which batch this is; random numbers of the predictions depend on it.
         """
         run = self._predict or self._predictor()
-        self._same_mode()
         inputs = self._cast(inputs)
-        with self._randomness("predict", *batch):
+        with self._predicting(), self._randomness("predict", *batch):
             found = self._checked(lambda: run(self.template, *inputs), inputs)
         found = self._one_tensor(found)
         gather = getattr(getattr(self._trainer, "strategy", None), "gather_members", None)
@@ -203,7 +202,7 @@ class JudgedModule(TemplateModule):
 
     # -------------------------------------------------------- plain use
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Mean prediction of the posterior, outside of a trainer too.
+        """Mean prediction of the posterior, outside of a trainer too; in evaluation mode always.
 
         There are gradients with respect to inputs that require them, none with respect to weights.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import lightning as L
@@ -98,6 +98,21 @@ class TemplateModule(L.LightningModule):
             self.template.train(self.training)
             for module in self._frozen_modules if self.training else ():
                 module.eval()
+
+    @contextmanager
+    def _predicting(self) -> Iterator[None]:
+        """Evaluation mode for predictions, whatever the module's: it is left in training by a fit.
+
+        Statistics of the examples at hand would be used, and learnt, otherwise.
+        """
+        self._same_mode()
+        training = [module for module in self.template.modules() if module.training]
+        self.template.eval()
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """The template follows to the device: it may hold tensors that no state dict names."""
