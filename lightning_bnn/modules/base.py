@@ -102,6 +102,7 @@ class BayesianModule(MemberModule):
     # -------------------------------------------------------- training
     def on_train_start(self) -> None:
         """Read N where it was not given, and tell it to samplers that need it."""
+        super().on_train_start()
         self._warned_members = set()
         self._train_data = self.trainer.train_dataloader
         groups = [group for o in self.trainer.optimizers for group in o.param_groups]

@@ -112,6 +112,10 @@ class Chains(DeepEnsemble):
         rank_zero_info(f"{type(self).__name__}: {told}.")
 
     # -------------------------------------------------------- the posterior
+    def unfitted(self) -> str:
+        """Also of one chain."""
+        return "its chains are judged where they start"
+
     def _rows(self) -> list[int]:
         """Numbers of the networks of chains that have not diverged."""
         healthy = self.healthy().tolist()

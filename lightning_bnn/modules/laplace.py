@@ -191,6 +191,10 @@ class Laplace(DeepEnsemble):
         )
 
     # -------------------------------------------------------- the posterior
+    def unfitted(self) -> str:
+        """Also of one member, although the user may have trained it: then it is no mistake."""
+        return "it is the curvature around the networks as they were given that counts"
+
     def posterior(self) -> Posterior:
         """The Gaussian, or the mixture of the members' Gaussians; before the fit, the members."""
         if not self.fitted.tensors():

@@ -76,6 +76,8 @@ class MemberModule(JudgedModule):
         )
         self.whole: tuple[int, int] | None = None  # which of all members these are, if not all
         self._speechless = False  # whether all that are here have diverged, but others have not
+        self._has_weights = start_from is not None  # of a fit, or of a file
+        self.register_load_state_dict_post_hook(_weights_came)
 
     # -------------------------------------------------------- what a method is
     @abstractmethod
@@ -156,6 +158,16 @@ class MemberModule(JudgedModule):
         """Whether members that have diverged begin anew."""
         return False
 
+    def on_train_start(self) -> None:
+        """From now on the weights are those of a fit."""
+        self._has_weights = True
+
+    def unfitted(self) -> str | None:
+        """What is judged in place of a posterior that was not fitted; None if all is well."""
+        return (
+            "its members have the weights that they were drawn with" if self.members > 1 else None
+        )
+
     def on_validation_epoch_start(self) -> None:
         """Draw networks; there may be none for now."""
         try:
@@ -167,6 +179,12 @@ class MemberModule(JudgedModule):
 
     def _start(self, judge: Judge | None) -> None:
         """A process whose members have all diverged leaves the word to the others."""
+        judged = None if self._has_weights or self.fits_now else self.unfitted()
+        if judged is not None:
+            rank_zero_warn(
+                f"{type(self).__name__} has not been fitted: {judged}; fit it, or pass the "
+                "`ckpt_path` of a fit."
+            )
         if self.whole is not None:
             here = self._count_healthy()
             every = torch.tensor(here, device=self.device)
@@ -231,3 +249,8 @@ class MemberModule(JudgedModule):
     def _part(self) -> tuple[int, ...]:
         """A key of the noise: parts of a population have noise of their own."""
         return (self.first_member,) if self.first_member else ()
+
+
+def _weights_came(module: MemberModule, incompatible: Any) -> None:
+    """After `load_state_dict`."""
+    module._has_weights = True

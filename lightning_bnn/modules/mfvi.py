@@ -128,6 +128,10 @@ class MFVI(BayesianModule):
             )
 
     # -------------------------------------------------------- members
+    def unfitted(self) -> str:
+        """Also of one member."""
+        return "its Gaussians are where they start"
+
     def stacked_parameters(self) -> list[Tensor]:
         """Means and logarithms of standard deviations."""
         return [self.mean, self.log_std]

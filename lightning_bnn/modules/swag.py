@@ -165,6 +165,10 @@ class SWAG(Refreshing, DeepEnsemble):
         self.last.append({n: stack[n] for n in self._weights})
 
     # -------------------------------------------------------- the posterior
+    def unfitted(self) -> str:
+        """Also of one member."""
+        return "its members are judged as they are, without Gaussians"
+
     def modes(self) -> list[LowRankGaussian]:
         """The Gaussian of each member."""
         means = P.unstack({**self.member_stack(), **self.mean.tensors()})
