@@ -183,10 +183,20 @@ class BayesianModule(MemberModule):
 
     def on_train_epoch_end(self) -> None:
         """Say which members have diverged; the others go on."""
+        self.look_for_divergence()
+
+    def look_for_divergence(self) -> None:
+        """Say which members have diverged, and end a run in which nobody is left."""
         bad = (~finite_members(self.stacked_parameters())).nonzero().flatten().tolist()
         if set(bad) - self._warned_members:
             self._warned_members |= set(bad)
-            rank_zero_warn(f"Members {bad} of {self.members} have weights that are not finite.")
+            rank_zero_warn(
+                f"Members {bad} of {self.members} have weights that are not finite after step "
+                f"{self.trainer.global_step}: the learning rate is too large, or the data are not "
+                "finite or not scaled."
+            )
+        if len(bad) == self.members and self.whole is None and not self.may_recover:
+            self.trainer.should_stop = True
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """What members share learns from their mean, not from their sum."""

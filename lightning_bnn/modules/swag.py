@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from lightning_bnn import params as P
 from lightning_bnn.harvest import Schedule, epochs_of, expected
 from lightning_bnn.modules.carried import Carried
+from lightning_bnn.modules.divergence import Diverged
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.high_rate import HighRate
 from lightning_bnn.modules.refreshing import Refreshing
 from lightning_bnn.modules.sample_store import MemoryStore
+from lightning_bnn.modules.side_by_side import finite_members
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import LowRankGaussian, Mixture, Posterior
 
@@ -177,8 +179,16 @@ class SWAG(Refreshing, DeepEnsemble):
         last = self.last.tensors()
         return [
             LowRankGaussian(means[m], stds[m], _minus(last, means[m], m), self.scale, self._weights)
-            for m in self.healthy().tolist()
+            for m in self._with_moments()
         ]
+
+    def _with_moments(self) -> list[int]:
+        """Members that are well, and were at every time at which they were collected."""
+        finite = finite_members([*self.mean.tensors().values(), *self.squares.tensors().values()])
+        well = [m for m in self.healthy().tolist() if finite[m]]
+        if not well:
+            raise Diverged("No member has finite moments: it diverged while it was collected.")
+        return well
 
     @property
     def judged_samples(self) -> int:

@@ -1,4 +1,4 @@
-"""A module that was neither fitted nor loaded says so before its numbers are taken for a posterior's."""
+"""A module that was neither fitted nor loaded says so before its numbers count."""
 
 import warnings
 
