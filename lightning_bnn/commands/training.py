@@ -16,8 +16,7 @@ from torch import Tensor
 # Imported so that YAML can name their classes without a path.
 import lightning_bnn.callbacks
 import lightning_bnn.datamodules
-import lightning_bnn.modules
-import lightning_bnn.strategies  # noqa: F401
+import lightning_bnn.modules  # noqa: F401
 from lightning_bnn.commands.newest_checkpoint import checkpoint_folders, newest_checkpoint
 from lightning_bnn.loading import what_it_holds
 from lightning_bnn.modules import Prediction, results_table
