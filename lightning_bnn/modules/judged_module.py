@@ -71,7 +71,7 @@ class JudgedModule(TemplateModule):
         self.eval_samples, self.chunk_size, self.seed = eval_samples, chunk_size, seed
         self.judge = None
         self._example = ()
-        self._left_over = set()
+        self._left_over, self._outputs_seen = set(), False
         self._predict: Predictor | None = None
         self._train_data: Any = None
 

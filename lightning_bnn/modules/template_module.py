@@ -10,8 +10,9 @@ import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.member_batch import MemberBatch
+from lightning_bnn.metrics.validation import are_distributions
 from lightning_bnn.modules.batches import inputs_and_targets, inputs_only, left_over
 from lightning_bnn.modules.data_size import first_rows
 from lightning_bnn.modules.templates import raised_by
@@ -33,6 +34,7 @@ class TemplateModule(L.LightningModule):
     seed: int
     _example: tuple[Any, ...]
     _left_over: set[str]
+    _outputs_seen: bool
     _frozen_modules: list[nn.Module]
 
     # -------------------------------------------------------- batches
@@ -134,7 +136,18 @@ class TemplateModule(L.LightningModule):
                 f"`network` must return one tensor, {type(self.template).__name__} returns a "
                 f"{type(outputs).__name__}: wrap it in a module that picks the outputs."
             )
+        if not self._outputs_seen:
+            self._outputs_seen = True
+            self._look_at_outputs(outputs)
         return outputs
+
+    def _look_at_outputs(self, outputs: Tensor) -> None:
+        """Probabilities train, too, as logits between 0 and 1; but badly, and nothing else tells."""
+        if isinstance(self.likelihood, Categorical) and are_distributions(outputs.detach()):
+            rank_zero_warn(
+                f"{type(self.template).__name__} returns probabilities, rows that sum to one, and "
+                "Categorical takes logits: leave out the softmax at the end of `network`."
+            )
 
     def _checked(self, run: Callable[[], Any], inputs: Sequence[Any]) -> Any:
         try:
