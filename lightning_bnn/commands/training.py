@@ -48,20 +48,21 @@ class TrainingCLI(LightningCLI):
     def _take_newest_checkpoint(self) -> None:
         """A module of ours that nothing was loaded into would predict with random weights."""
         asked, model = self.config_init[self.subcommand], self.model
+        trainer: Any = self.trainer
         fresh = isinstance(model, MemberModule) and model.start_from is None
-        if not fresh or asked.ckpt_path is not None or self.trainer.fast_dev_run:
+        if not fresh or asked.ckpt_path is not None or trainer.fast_dev_run:
             return
-        folders = checkpoint_folders(self.trainer, map(str, asked.get("config") or ()))
+        folders = checkpoint_folders(trainer, map(str, asked.get("config") or ()))
         kind = type(model).__name__
         found = newest_checkpoint(folders, kind)
         if found is None:
-            where = ", ".join(map(str, folders)) or self.trainer.default_root_dir
+            where = ", ".join(map(str, folders)) or trainer.default_root_dir
             raise ValueError(
                 f"There is no checkpoint of {kind} in {where}, and untrained weights are not "
                 "judged: run `lightning-bnn fit` first, or name one with `--ckpt_path`."
             )
         asked.ckpt_path = str(found)
-        if self.trainer.is_global_zero:
+        if trainer.is_global_zero:
             print(f"checkpoint: {found} (the newest; `--ckpt_path` names another)")
 
     def after_test(self) -> None:

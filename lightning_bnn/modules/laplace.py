@@ -27,8 +27,9 @@ from lightning_bnn.posteriors.laplace_fit import (
     curvature,
     last_layer_name,
     likeliest_precision,
-    noise_factor,
+    without_factors,
 )
+from lightning_bnn.posteriors.output_curvature import curvature_root, noise_factor
 
 __all__ = ["Laplace"]
 
@@ -48,7 +49,9 @@ class Laplace(DeepEnsemble):
         members: how many networks, each with a Gaussian of its own.
         structure: of the curvature: a ``"full"`` matrix, Kronecker factors of each layer
             (``"kron"``) or its ``"diag"``-onal.
-        layers: ``"all"`` weights are random, or those of the ``"last"`` linear layer.
+        layers: ``"all"`` weights are random, or those of the ``"last"`` linear layer; by default
+            all, or the last for Kronecker factors of a network with layers that have none
+            (BatchNorm).
         prior_std: standard deviation of a Gaussian prior over all weights, in training; None leaves
             regularisation to the optimizer's weight decay.
         prior_precision: :math:`\lambda`; by default that of largest marginal likelihood.
@@ -70,7 +73,7 @@ class Laplace(DeepEnsemble):
         network: nn.Module,
         members: int = 1,
         structure: Structure = "kron",
-        layers: Layers = "all",
+        layers: Layers | None = None,
         prior_std: float | None = None,
         prior_precision: float | None = None,
         temperature: float = 1.0,
@@ -78,18 +81,33 @@ class Laplace(DeepEnsemble):
         **kwargs: Any,
     ) -> None:
         option("structure", structure, get_args(Structure))
-        option("layers", layers, get_args(Layers))
+        if layers is not None:
+            option("layers", layers, get_args(Layers))
         option("prediction", prediction, get_args(Prediction))
         if prior_precision is not None and not prior_precision > 0:
             raise ValueError(f"`prior_precision` must be positive, got {prior_precision}.")
         if not temperature >= 0:
             raise ValueError(f"`temperature` must not be negative, got {temperature}.")
         super().__init__(network, members=members, prior_std=prior_std, **kwargs)
-        noise_factor(self.likelihood)
+        curvature_root(self.likelihood)
+        if structure == "kron":
+            noise_factor(self.likelihood)
         self.structure, self.prediction, self.temperature = structure, prediction, temperature
         self.prior_precision = prior_precision
-        self.last_layer = last_layer_name(self.template) if layers == "last" else None
+        chosen = layers or self._fitting_layers()
+        self.last_layer = last_layer_name(self.template) if chosen == "last" else None
         self.fitted = Carried()
+
+    def _fitting_layers(self) -> Layers:
+        """All, unless some have no Kronecker factors."""
+        found = without_factors(self.template) if self.structure == "kron" else []
+        if not found or not any(isinstance(m, nn.Linear) for m in self.template.modules()):
+            return "all"
+        rank_zero_info(
+            f"Laplace: {', '.join(found)} of {type(self.template).__name__} has no Kronecker "
+            "factors, so that the curvature is that of the last layer alone (`layers='last'`)."
+        )
+        return "last"
 
     # -------------------------------------------------------- fit
     def on_train_start(self) -> None:

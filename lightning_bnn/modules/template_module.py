@@ -142,7 +142,7 @@ class TemplateModule(L.LightningModule):
         return outputs
 
     def _look_at_outputs(self, outputs: Tensor) -> None:
-        """Probabilities train, too, as logits between 0 and 1; but badly, and nothing else tells."""
+        """Probabilities train, too, as logits between 0 and 1; worse, and nothing else tells."""
         if isinstance(self.likelihood, Categorical) and are_distributions(outputs.detach()):
             rank_zero_warn(
                 f"{type(self.template).__name__} returns probabilities, rows that sum to one, and "

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from lightning_bnn import params as P
 from lightning_bnn.posteriors.curvature_data import Batch, inputs_of
+from lightning_bnn.posteriors.output_curvature import Root
 
 __all__ = ["gauss_newton"]
 
@@ -31,17 +32,17 @@ def gauss_newton(
     model: nn.Module,
     names: Sequence[str],
     batches: Iterable[Batch],
-    classification: bool,
+    root: Root,
     diagonal: bool,
     progress: bool = False,
 ) -> Tensor:
-    """Of the summed cross-entropy, or of half the summed squared error.
+    """Of the summed negative log-likelihood.
 
     Args:
         model: in evaluation mode.
         names: the weights.
         batches: inputs and targets.
-        classification: which loss.
+        root: of the curvature at the outputs.
         diagonal: only the diagonal.
         progress: show a bar.
     """
@@ -62,9 +63,7 @@ def gauss_newton(
         for start, f in zip(range(0, len(outputs), at_once), outputs.split(at_once), strict=True):
             rows = [t[start : start + at_once] if isinstance(t, Tensor) else t for t in inputs]
             jacobian = _jacobian(model, state, weights, rows)
-            if classification:
-                jacobian = _root(f).mT @ jacobian
-            jacobian = jacobian.flatten(0, 1)
+            jacobian = (root(f).mT @ jacobian).flatten(0, 1)
             total += jacobian.square().sum(0) if diagonal else jacobian.T @ jacobian
     return total
 
@@ -81,9 +80,3 @@ def _jacobian(
     per_example = (0 if isinstance(t, Tensor) else None for t in inputs)
     parts = vmap(jacrev(run), (None, *per_example))(weights, *inputs)
     return torch.cat([part.flatten(2) for part in parts.values()], 2)
-
-
-def _root(outputs: Tensor) -> Tensor:
-    """R with R R^T = diag(p) - p p^T, the curvature of the cross-entropy at the logits."""
-    p = outputs.softmax(-1)
-    return torch.diag_embed(p.sqrt()) - p[:, :, None] * p.sqrt()[:, None, :]

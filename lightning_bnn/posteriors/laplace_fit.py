@@ -12,7 +12,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors.curvature_data import (
@@ -24,6 +24,7 @@ from lightning_bnn.posteriors.curvature_data import (
 )
 from lightning_bnn.posteriors.gauss_newton import gauss_newton
 from lightning_bnn.posteriors.laplace import CurvatureBlock, features_of
+from lightning_bnn.posteriors.output_curvature import Root, curvature_root, noise_factor
 
 __all__ = [
     "Structure",
@@ -31,7 +32,7 @@ __all__ = [
     "last_layer_name",
     "likeliest_precision",
     "log_marginal_likelihood",
-    "noise_factor",
+    "without_factors",
 ]
 
 Structure = Literal["full", "kron", "diag"]
@@ -63,14 +64,16 @@ def curvature(
         params: one network.
         batches: the training data, inputs (one, or a tuple of several) and targets; they are asked
             for several times.
-        likelihood: ``Categorical``, or ``Gaussian`` with one standard deviation.
+        likelihood: ``Categorical``, ``Bernoulli`` or ``Gaussian``; for Kronecker factors
+            ``Categorical``, or ``Gaussian`` with one standard deviation.
         structure: ``"full"`` matrix, Kronecker factors of every layer (``"kron"``), or ``"diag"``.
         last_layer: only that of this layer, which must be linear and the last.
         progress: show a bar.
     """
     option("structure", structure, get_args(Structure))
-    kind = "classification" if isinstance(likelihood, Categorical) else "regression"
-    factor = noise_factor(likelihood)
+    root, factor = curvature_root(likelihood), 1.0
+    if structure == "kron":
+        factor = noise_factor(likelihood)
     runner = copy.deepcopy(model)
     runner.load_state_dict({n: t.clone() for n, t in params.items()}, strict=False)
     runner.eval()
@@ -91,9 +94,10 @@ def curvature(
         runner, batches = runner.float(), SinglePrecision(batches)
     found = None
     if structure != "kron":
-        options = (kind == "classification", structure == "diag", progress)
-        found = _jacobians(runner, names, batches, *options)
+        found = _jacobians(runner, names, batches, root, structure == "diag", progress)
     if found is None:
+        kind = "classification" if isinstance(likelihood, Categorical) else "regression"
+        factor = noise_factor(likelihood)
         found = _fitted(runner, kind, structure, batches, progress)
     blocks = [_renamed(block, prefix) for block in _blocks(found, structure, names, factor)]
     if not all(bool(block.eigenvalues.isfinite().all()) for block in blocks):
@@ -105,11 +109,12 @@ def _jacobians(
     model: nn.Module,
     names: Sequence[str],
     batches: Iterable[Batch],
+    root: Root,
     *options: bool,
 ) -> Tensor | None:
     """The curvature by `gauss_newton`; None of networks that vmap cannot run."""
     try:
-        return gauss_newton(model, names, batches, *options)
+        return gauss_newton(model, names, batches, root, *options)
     except (RuntimeError, NotImplementedError, IndexError):
         return None
 
@@ -131,21 +136,26 @@ def _fitted(
         first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ValueError(
             f"laplace-torch cannot compute a curvature `structure={structure!r}` of "
-            f"{type(model).__name__}{_unusual(model)}: {first}. Take `layers='last'`, or another "
-            "structure."
+            f"{type(model).__name__}{_with_unusual(model)}: {first}. Take `layers='last'`, or "
+            "another structure."
         ) from error
     return fit.H
 
 
-def _unusual(model: nn.Module) -> str:
-    """Names of the layers that Kronecker factors are not made for."""
+def without_factors(model: nn.Module) -> list[str]:
+    """Names of the layers with trained weights that Kronecker factors are not made for."""
     usual = (nn.Linear, nn.modules.conv._ConvNd)
     found = {
         type(m).__name__
         for m in model.modules()
-        if not isinstance(m, usual) and any(True for _ in m.parameters(recurse=False))
+        if not isinstance(m, usual) and any(p.requires_grad for p in m.parameters(recurse=False))
     }
-    return f" (it has {', '.join(sorted(found))})" if found else ""
+    return sorted(found)
+
+
+def _with_unusual(model: nn.Module) -> str:
+    found = ", ".join(without_factors(model))
+    return f" (it has {found})" if found else ""
 
 
 def _blocks(
@@ -175,24 +185,6 @@ def _positive(values: Tensor) -> Tensor:
 def _renamed(block: CurvatureBlock, prefix: str) -> CurvatureBlock:
     names = tuple(prefix + name for name in block.names)
     return CurvatureBlock(names, block.eigenvalues, block.left, block.right)
-
-
-def noise_factor(likelihood: nn.Module) -> float:
-    """What the curvature of half the squared error, or of the cross-entropy, is multiplied by.
-
-    Args:
-        likelihood: one that laplace-torch knows.
-    """
-    if isinstance(likelihood, Categorical):
-        return 1.0
-    if isinstance(likelihood, Gaussian) and likelihood.noise != "heteroscedastic":
-        stds = likelihood.log_std.detach().exp()
-        if len(stds) == 1:
-            return float(stds[0]) ** -2
-    raise ValueError(
-        "`likelihood` must be Categorical, or Gaussian with one standard deviation of noise for "
-        f"all targets, got {type(likelihood).__name__}({likelihood.extra_repr()})."
-    )
 
 
 @torch.no_grad()
