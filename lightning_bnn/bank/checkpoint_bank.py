@@ -12,6 +12,7 @@ from typing import Any, Literal, SupportsIndex, overload
 import torch
 from torch import Tensor
 
+from lightning_bnn.arguments import floating_type
 from lightning_bnn.bank.contents import Contents, check_records, header, shard_entry
 from lightning_bnn.bank.journal import Journal
 from lightning_bnn.bank.lock import WriterLock
@@ -64,6 +65,8 @@ class CheckpointBank:
     ) -> None:
         if mode not in ("a", "r"):
             raise ValueError(f"`mode` must be 'a' or 'r', got {mode!r}.")
+        if dtype is not None:
+            floating_type("dtype", dtype)
         self.path, self.mode = Path(path), mode
         if mode == "r" and not self.path.is_dir():
             raise ValueError(f"There is no bank at {self.path}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -13,7 +13,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn import _compat
+from lightning_bnn.arguments import count
 from lightning_bnn.member_batch import MemberBatch
+from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.data_size import data_size
 from lightning_bnn.modules.member_losses import Examples
 from lightning_bnn.modules.member_module import MemberModule
@@ -29,6 +31,7 @@ from lightning_bnn.samplers import HMC, Langevin
 
 __all__ = ["BayesianModule"]
 
+Interval = Literal["epoch", "step"]
 _NOT_SAVED = ("network", "likelihood", "prior", "optimizer", "lr_scheduler", "start_from")
 
 
@@ -62,7 +65,7 @@ class BayesianModule(MemberModule):
         members: int = 1,
         optimizer: OptimizerCallable = torch.optim.Adam,
         lr_scheduler: LRSchedulerCallable | None = None,
-        lr_interval: Literal["epoch", "step"] = "epoch",
+        lr_interval: Interval = "epoch",
         start_from: str | None = None,
         num_data: int | None = None,
         eval_samples: int = 20,
@@ -75,8 +78,9 @@ class BayesianModule(MemberModule):
             network, likelihood, members, start_from, eval_samples, chunk_size, seed, first_member,
             member_rates,
         )  # fmt: skip
-        if num_data is not None and num_data < 1:
-            raise ValueError(f"`num_data` must be at least 1, got {num_data}.")
+        option("lr_interval", lr_interval, get_args(Interval))
+        if num_data is not None:
+            count("num_data", num_data)
         if not callable(optimizer):
             raise ValueError(
                 "`optimizer` must make an optimizer from parameters, such as "

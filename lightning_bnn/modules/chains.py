@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
+from lightning_bnn.arguments import count
 from lightning_bnn.harvest import Schedule, expected
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.sample_store import BankStore, MemoryStore, SampleStore
@@ -58,8 +59,7 @@ class Chains(DeepEnsemble):
         bank: str | None = None,
         **kwargs: Any,
     ) -> None:
-        if burn_in < 0:
-            raise ValueError(f"`burn_in` must not be negative, got {burn_in}.")
+        count("burn_in", burn_in, 0)
         if every_n_steps is None and every_n_epochs is None:
             every_n_epochs = 1
         super().__init__(network, members=members, prior_std=prior_std, **kwargs)

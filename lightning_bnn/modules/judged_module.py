@@ -12,6 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor, nn
 
 from lightning_bnn import _compat
+from lightning_bnn.arguments import count, integer
 from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.modules.batches import positional
 from lightning_bnn.modules.evaluation import Judge, judge_of, named_sets
@@ -57,8 +58,10 @@ class JudgedModule(TemplateModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if eval_samples < 1:
-            raise ValueError(f"`eval_samples` must be at least 1, got {eval_samples}.")
+        count("eval_samples", eval_samples)
+        if chunk_size is not None:
+            count("chunk_size", chunk_size)
+        integer("seed", seed)
         if likelihood is not None and not isinstance(likelihood, nn.Module):
             raise ValueError(
                 "`likelihood` must be a module such as Categorical() or Gaussian(), got "

@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
+from lightning_bnn.arguments import not_negative, positive
 from lightning_bnn.harvest import ends
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.metrics.validation import option
@@ -84,10 +85,9 @@ class Laplace(DeepEnsemble):
         if layers is not None:
             option("layers", layers, get_args(Layers))
         option("prediction", prediction, get_args(Prediction))
-        if prior_precision is not None and not prior_precision > 0:
-            raise ValueError(f"`prior_precision` must be positive, got {prior_precision}.")
-        if not temperature >= 0:
-            raise ValueError(f"`temperature` must not be negative, got {temperature}.")
+        if prior_precision is not None:
+            positive("prior_precision", prior_precision)
+        not_negative("temperature", temperature)
         super().__init__(network, members=members, prior_std=prior_std, **kwargs)
         curvature_root(self.likelihood)
         if structure == "kron":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
+from lightning_bnn.arguments import count, is_number
 from lightning_bnn.bank import read_networks
 from lightning_bnn.modules.divergence import Diverged
 from lightning_bnn.modules.evaluation import Judge
@@ -57,10 +57,8 @@ class MemberModule(JudgedModule):
         member_rates: Sequence[float] | None,
     ) -> None:
         super().__init__(network, likelihood, eval_samples, chunk_size, seed)
-        if members < 1:
-            raise ValueError(f"`members` must be at least 1, got {members}.")
-        if first_member < 0:
-            raise ValueError(f"`first_member` must not be negative, got {first_member}.")
+        count("members", members)
+        count("first_member", first_member, 0)
         if isinstance(member_rates, int | float):
             raise ValueError(f"`member_rates` must be a list, got {member_rates}.")
         if member_rates is not None and len(member_rates) != members:
@@ -68,7 +66,8 @@ class MemberModule(JudgedModule):
                 f"`member_rates` must be one for each of the {members} members, got "
                 f"{len(member_rates)}."
             )
-        if not all(0 < rate < math.inf for rate in member_rates or ()):
+        rates = () if member_rates is None else member_rates
+        if not all(is_number(rate) and rate > 0 for rate in rates):
             raise ValueError(f"`member_rates` must be positive numbers, got {member_rates}.")
         self.members, self.first_member, self.start_from = members, first_member, start_from
         self.member_rates = (

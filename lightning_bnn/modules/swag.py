@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
+from lightning_bnn.arguments import count, not_negative, positive
 from lightning_bnn.harvest import Schedule, epochs_of, expected
 from lightning_bnn.modules.carried import Carried
 from lightning_bnn.modules.divergence import Diverged
@@ -75,13 +76,13 @@ class SWAG(Refreshing, DeepEnsemble):
         scale: float = 1.0,
         **kwargs: Any,
     ) -> None:
-        for name, value in (("start", start or 0), ("ramp", ramp), ("scale", scale)):
-            if not value >= 0:
-                raise ValueError(f"`{name}` must not be negative, got {value}.")
-        if rank < 2:
-            raise ValueError(f"`rank` must be at least 2, got {rank}.")
-        if swa_lr is not None and not swa_lr > 0:
-            raise ValueError(f"`swa_lr` must be positive, got {swa_lr}.")
+        if start is not None:
+            count("start", start, 0)
+        count("ramp", ramp, 0)
+        count("rank", rank, 2)
+        not_negative("scale", scale)
+        if swa_lr is not None:
+            positive("swa_lr", swa_lr)
         super().__init__(network, members=members, prior_std=prior_std, **kwargs)
         self.schedule = Schedule(every_n_epochs=every_n_epochs, start=(start or 0) + 1)
         self.start, self.swa_lr, self.ramp, self.scale = start, swa_lr, ramp, scale

@@ -15,7 +15,7 @@ from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.metrics.validation import are_distributions
 from lightning_bnn.modules.batches import inputs_and_targets, inputs_only, left_over
 from lightning_bnn.modules.data_size import first_rows
-from lightning_bnn.modules.templates import raised_by
+from lightning_bnn.modules.templates import misfit, raised_by
 from lightning_bnn.randomness import keyed_randomness
 
 __all__ = ["EXAMPLE_ROWS", "TemplateModule"]
@@ -153,14 +153,10 @@ class TemplateModule(L.LightningModule):
         try:
             return run()
         except RuntimeError as error:
-            told = "shape" in str(error) or "size" in str(error)
-            if not told or not raised_by(error, self.template):
+            wrong = misfit(error, inputs)
+            if wrong is None or not raised_by(error, self.template):
                 raise
-            shapes = ", ".join(str(tuple(x.shape)) for x in inputs if isinstance(x, Tensor))
-            first = str(error).strip().splitlines()[0]
-            raise ValueError(
-                f"{type(self.template).__name__} does not take inputs of shape {shapes}: {first}."
-            ) from error
+            raise ValueError(f"{type(self.template).__name__} does not take {wrong}.") from error
 
     # -------------------------------------------------------- checkpoints
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

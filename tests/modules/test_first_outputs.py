@@ -1,4 +1,4 @@
-"""What the first outputs of a network say about it: probabilities where logits are asked for."""
+"""What a first batch says about a network: probabilities for logits, inputs of the wrong type."""
 
 import warnings
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from module_cases import MODULES, Blobs, made, network, trainer
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.modules import DeepEnsemble
@@ -54,3 +55,37 @@ def test_targets_of_a_regression_may_sum_to_one():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         module.nll(net(torch.randn(5, 6))[None], torch.zeros(5, 3))
+
+
+# ------------------------------------------------------------ types
+WHOLE = TensorDataset(torch.randint(5, (20, 6)), torch.randint(3, (20,)))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", ["ensemble", "mfvi", "mfvi local", "sghmc", "dropout", "hmc"])
+@pytest.mark.parametrize("kind", [torch.int64, torch.uint8, torch.bool])
+def test_inputs_of_whole_numbers_are_refused_in_one_sentence(name, kind):
+    x, y = WHOLE.tensors
+    data = DataLoader(TensorDataset(x.to(kind), y), batch_size=10)
+    message = f"Sequential does not take inputs of type {kind}: [^.]*; pass `x.float\\(\\)`.$"
+    with pytest.raises(ValueError, match=message):
+        trainer(max_epochs=1).fit(made(name), data)
+    with pytest.raises(ValueError, match=message):
+        made(name)(x.to(kind))
+
+
+@pytest.mark.bad_input
+def test_convolutions_say_so_too():
+    net = nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 2), nn.Flatten(), nn.Linear(10, 3))
+    with pytest.raises(ValueError, match="does not take inputs of type torch.int64"):
+        DeepEnsemble(net, members=2)(WHOLE.tensors[0])
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_networks_that_embed_take_them(members):
+    net = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(12, 3))
+    module = DeepEnsemble(net, members=members)
+    trainer(max_epochs=1).fit(module, DataLoader(WHOLE, batch_size=10))
+    assert module(WHOLE.tensors[0]).shape == (20, 3)
+    with pytest.raises(ValueError, match="does not take inputs of type torch.float32"):
+        module(torch.zeros(2, 6))
