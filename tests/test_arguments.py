@@ -106,6 +106,7 @@ def test_numbers_that_cannot_be_meant_are_refused_by_name(maker):
     assert not accepted
 
 
+@pytest.mark.bad_input  # annotations say less than what is allowed
 def test_what_a_command_line_gives_is_taken():
     """Numbers such as 1e-3, whole ones for real ones, and those of numpy and torch."""
     for one in (1, 1e-3, np.float32(0.5), np.int64(2), torch.tensor(0.5)):

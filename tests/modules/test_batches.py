@@ -151,9 +151,9 @@ ROWS = [
 
 @pytest.mark.parametrize(("net", "held", "inputs", "target", "left"), ROWS)
 def test_which_name_is_what(net, held, inputs, target, left):
-    batch = {name: name for name in held.split()}
-    wanted = tuple(None if name == "-" else name for name in inputs.split())
-    assert inputs_and_targets(batch, NETS[net]) == (wanted, target)
+    batch = {name: torch.tensor(k) for k, name in enumerate(held.split())}
+    wanted = tuple(None if name == "-" else batch[name] for name in inputs.split())
+    assert inputs_and_targets(batch, NETS[net]) == (wanted, batch[target])
     assert inputs_only(batch, NETS[net]) == wanted
     assert left_over(batch, NETS[net]) == left.split()
 

@@ -65,6 +65,7 @@ def test_a_rate_that_is_too_large_is_named_and_ends_the_run(rule, cyclical):
     assert run.global_step < 20 * STEPS
 
 
+@pytest.mark.frames
 @pytest.mark.parametrize("in_bank", [False, True])
 def test_a_chain_keeps_what_was_finite(in_bank, tmp_path, caplog):
     """Broken after step 13: six networks of steps 2 to 12 stay, and are judged."""
@@ -94,6 +95,7 @@ def test_the_other_chains_go_on(in_bank, tmp_path):
     assert all(t.isfinite().all() for t in posterior.networks.values())
 
 
+@pytest.mark.frames
 def test_networks_of_a_chain_that_began_anew_are_finite(tmp_path):
     """Those that it was broken in are left out, before a checkpoint and after it."""
     module = chain(members=2, restarts=1)

@@ -32,6 +32,7 @@ def test_an_unfitted_module_says_so(name):
     assert not told(lambda *a: run.test(*a, verbose=False), other)
 
 
+@pytest.mark.frames
 @pytest.mark.parametrize("name", ["mfvi", "sghmc", "multi-laplace"])
 def test_after_a_fit_it_is_quiet(name, tmp_path):
     run, module = trainer(max_epochs=1), made(name)
