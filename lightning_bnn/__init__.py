@@ -6,6 +6,7 @@ Sub-packages are imported on first use, so that this import stays light.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 __all__ = [
@@ -27,6 +28,9 @@ __all__ = [
     "symmetry",
 ]
 __version__ = "0.1.0"
+
+if "lightning.pytorch" in sys.modules:  # its Trainer is to know our strategy by name
+    importlib.import_module("lightning_bnn.strategies")
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_bnn.arguments import count
+
 __all__ = ["Schedule", "ends", "epochs_of", "expected"]
 
 
@@ -43,13 +45,11 @@ class Schedule:
                 f"{' and '.join(given) or 'none'}."
             )
         value = getattr(self, given[0])
+        for number in (value or (0,)) if given[0] == "at" else (value,):
+            count(given[0], number)
         if given[0] == "at":
             object.__setattr__(self, "at", tuple(sorted(set(value))))
-            value = min(value, default=0)
-        if value < 1:
-            raise ValueError(f"`{given[0]}` must be at least 1, got {value}.")
-        if self.start < 0:
-            raise ValueError(f"`start` must not be negative, got {self.start}.")
+        count("start", self.start, 0)
 
     def after_step(self, before: int, step: int) -> bool:
         """Whether to collect once the count of steps has gone from one number to another."""

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lightning_bnn.arguments import count, positive
 from lightning_bnn.params import Params, is_weight
 
 __all__ = [
@@ -130,9 +131,9 @@ class Gaussian(Likelihood):
         super().__init__()
         if noise not in get_args(Noise):
             raise ValueError(f"`noise` must be one of {', '.join(get_args(Noise))}, got {noise!r}.")
-        for name, value in (("std", std), ("targets", targets), ("least", least)):
-            if not value > 0:
-                raise ValueError(f"`{name}` must be positive, got {value}.")
+        positive("std", std)
+        positive("least", least)
+        count("targets", targets)
         self.noise, self.least = noise, least
         log_std = torch.full((targets if noise == "learned" else 1,), math.log(std))
         self.log_std = nn.Parameter(log_std, requires_grad=noise == "learned")
@@ -188,8 +189,7 @@ class IsotropicGaussianPrior(nn.Module):
 
     def __init__(self, std: float = 1.0) -> None:
         super().__init__()
-        if not std > 0:
-            raise ValueError(f"`std` must be positive, got {std}.")
+        positive("std", std)
         self.std = std
 
     def extra_repr(self) -> str:

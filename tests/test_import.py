@@ -30,6 +30,31 @@ def test_the_package_itself_does_not_even_import_torch():
     assert "torch" not in loaded("lightning_bnn")
 
 
+STRATEGY = "import sys; print('lightning' in sys.modules); import lightning as L; " + (
+    "print(type(L.Trainer(strategy='members', devices=2, accelerator='cpu').strategy).__name__)"
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "lazy"),
+    [
+        ("import lightning.pytorch; import lightning_bnn", False),
+        ("import lightning_bnn.modules", False),
+        ("import lightning_bnn", True),
+    ],
+)
+def test_members_is_a_strategy_of_every_trainer(first, lazy):
+    """After our modules, and beside Lightning; the bare package imports nothing."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{first}; {STRATEGY}"], capture_output=True, text=True
+    )
+    assert done.stdout.split()[0] == str(not lazy)
+    if lazy:
+        assert "MembersStrategy" not in done.stdout
+    else:
+        assert done.stdout.split()[1] == "MembersStrategy", done.stderr
+
+
 def test_submodules_are_reachable_by_attribute():
     names = "b.symmetry.discover.__name__, 'symmetry' in dir(b), b.__version__"
     code = f"import lightning_bnn as b; print({names})"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from lightning_bnn.arguments import floating_type
 from lightning_bnn.bank.contents import check_records, header
 from lightning_bnn.bank.entries import Added, Entry, Merged, Truncated
 from lightning_bnn.bank.lock import WriterLock
@@ -62,6 +63,8 @@ class CheckpointBank(StoredNetworks):
     ) -> None:
         if mode not in ("a", "r"):
             raise ValueError(f"`mode` must be 'a' or 'r', got {mode!r}.")
+        if dtype is not None:
+            floating_type("dtype", dtype)
         super().__init__(Path(path), mode)
         if mode == "r" and not self.path.is_dir():
             raise ValueError(f"There is no bank at {self.path}.")

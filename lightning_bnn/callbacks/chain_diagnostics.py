@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn._compat import figure_step
+from lightning_bnn.arguments import count
 from lightning_bnn.callbacks.figure_logging import log_figure, log_folder
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.metrics import effective_sample_size, rhat
@@ -54,8 +55,7 @@ class ChainDiagnostics(Callback):
     ) -> None:
         settings = {"every_n_epochs": every_n_epochs, "inputs": inputs, "weights": weights}
         for name, value in settings.items():
-            if value < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {value}.")
+            count(name, value)
         self.every_n_epochs, self.inputs, self.weights = every_n_epochs, inputs, weights
         self.scaling, self.permutation = scaling, permutation
         self.values: dict[str, Tensor] = {}

@@ -16,10 +16,11 @@ from torch import Tensor
 # Imported so that YAML can name their classes without a path.
 import lightning_bnn.callbacks
 import lightning_bnn.datamodules
-import lightning_bnn.modules
-import lightning_bnn.strategies  # noqa: F401
+import lightning_bnn.modules  # noqa: F401
+from lightning_bnn.commands.newest_checkpoint import checkpoint_folders, newest_checkpoint
 from lightning_bnn.loading import what_it_holds
 from lightning_bnn.modules import Prediction, results_table
+from lightning_bnn.modules.member_module import MemberModule
 
 __all__ = ["TrainingCLI", "training"]
 
@@ -31,6 +32,38 @@ class TrainingCLI(LightningCLI):
         """Lightning's own table repeats all numbers for every test set."""
         if self.subcommand == "test":
             self.config.test.verbose = False
+
+    def before_validate(self) -> None:
+        """Judge what was trained."""
+        self._take_newest_checkpoint()
+
+    def before_test(self) -> None:
+        """Judge what was trained."""
+        self._take_newest_checkpoint()
+
+    def before_predict(self) -> None:
+        """Predict with what was trained."""
+        self._take_newest_checkpoint()
+
+    def _take_newest_checkpoint(self) -> None:
+        """A module of ours that nothing was loaded into would predict with random weights."""
+        asked, model = self.config_init[self.subcommand], self.model
+        trainer: Any = self.trainer
+        fresh = isinstance(model, MemberModule) and model.start_from is None
+        if not fresh or asked.ckpt_path is not None or trainer.fast_dev_run:
+            return
+        folders = checkpoint_folders(trainer, map(str, asked.get("config") or ()))
+        kind = type(model).__name__
+        found = newest_checkpoint(folders, kind)
+        if found is None:
+            where = ", ".join(map(str, folders)) or trainer.default_root_dir
+            raise ValueError(
+                f"There is no checkpoint of {kind} in {where}, and untrained weights are not "
+                "judged: run `lightning-bnn fit` first, or name one with `--ckpt_path`."
+            )
+        asked.ckpt_path = str(found)
+        if trainer.is_global_zero:
+            print(f"checkpoint: {found} (the newest; `--ckpt_path` names another)")
 
     def after_test(self) -> None:
         """Print the numbers of every set."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 __all__ = [
     "ENSEMBLE",
+    "are_distributions",
     "check_distributions",
     "check_finite",
     "check_floats",
@@ -72,6 +73,18 @@ def check_distributions(probs: Tensor, name: str = "probs") -> float:
             f"off by {off:.3g}. Pass `from_logits=True` if these are logits."
         )
     return least
+
+
+def are_distributions(values: Tensor) -> bool:
+    """Whether rows are probabilities, up to rounding; logits hardly ever are.
+
+    >>> are_distributions(torch.eye(3)), are_distributions(torch.eye(3).log_softmax(-1))
+    (True, False)
+    """
+    if values.ndim < 2 or values.shape[-1] < 2 or values.numel() == 0:
+        return False
+    off = (values.double().sum(-1) - 1).abs().max()
+    return bool((values.min() >= 0) & (off < SUM_TOLERANCE))
 
 
 def check_finite(values: Tensor, name: str) -> None:

@@ -1,5 +1,6 @@
 """LightningModules that train posteriors over the weights of any network."""
 
+import lightning_bnn.strategies  # noqa: F401  # so that `Trainer(strategy="members")` is known
 from lightning_bnn.modules.base import BayesianModule
 from lightning_bnn.modules.dropout import MCDropout
 from lightning_bnn.modules.ensemble import DeepEnsemble

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -13,7 +13,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn import _compat
+from lightning_bnn.arguments import count
 from lightning_bnn.member_batch import MemberBatch
+from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.data_size import data_size
 from lightning_bnn.modules.member_losses import Examples
 from lightning_bnn.modules.member_module import MemberModule
@@ -29,6 +31,7 @@ from lightning_bnn.samplers import HMC, Langevin
 
 __all__ = ["BayesianModule"]
 
+Interval = Literal["epoch", "step"]
 _NOT_SAVED = ("network", "likelihood", "prior", "optimizer", "lr_scheduler", "start_from")
 
 
@@ -62,7 +65,7 @@ class BayesianModule(MemberModule):
         members: int = 1,
         optimizer: OptimizerCallable = torch.optim.Adam,
         lr_scheduler: LRSchedulerCallable | None = None,
-        lr_interval: Literal["epoch", "step"] = "epoch",
+        lr_interval: Interval = "epoch",
         start_from: str | None = None,
         num_data: int | None = None,
         eval_samples: int = 20,
@@ -75,8 +78,9 @@ class BayesianModule(MemberModule):
             network, likelihood, members, start_from, eval_samples, chunk_size, seed, first_member,
             member_rates,
         )  # fmt: skip
-        if num_data is not None and num_data < 1:
-            raise ValueError(f"`num_data` must be at least 1, got {num_data}.")
+        option("lr_interval", lr_interval, get_args(Interval))
+        if num_data is not None:
+            count("num_data", num_data)
         if not callable(optimizer):
             raise ValueError(
                 "`optimizer` must make an optimizer from parameters, such as "
@@ -102,6 +106,7 @@ class BayesianModule(MemberModule):
     # -------------------------------------------------------- training
     def on_train_start(self) -> None:
         """Read N where it was not given, and tell it to samplers that need it."""
+        super().on_train_start()
         self._warned_members = set()
         self._train_data = self.trainer.train_dataloader
         groups = [group for o in self.trainer.optimizers for group in o.param_groups]
@@ -182,10 +187,20 @@ class BayesianModule(MemberModule):
 
     def on_train_epoch_end(self) -> None:
         """Say which members have diverged; the others go on."""
+        self.look_for_divergence()
+
+    def look_for_divergence(self) -> None:
+        """Say which members have diverged, and end a run in which nobody is left."""
         bad = (~finite_members(self.stacked_parameters())).nonzero().flatten().tolist()
         if set(bad) - self._warned_members:
             self._warned_members |= set(bad)
-            rank_zero_warn(f"Members {bad} of {self.members} have weights that are not finite.")
+            rank_zero_warn(
+                f"Members {bad} of {self.members} have weights that are not finite after step "
+                f"{self.trainer.global_step}: the learning rate is too large, or the data are not "
+                "finite or not scaled."
+            )
+        if len(bad) == self.members and self.whole is None and not self.may_recover:
+            self.trainer.should_stop = True
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """What members share learns from their mean, not from their sum."""

@@ -2,53 +2,192 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from inspect import Parameter
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["inputs_and_targets", "inputs_only"]
+__all__ = ["inputs_and_targets", "inputs_only", "left_over", "positional"]
 
 _INPUTS = ("x", "input", "inputs", "image", "images", "features", "data")
 _TARGETS = ("y", "target", "targets", "label", "labels")
+_ELSEWHERE = "For another layout override `inputs_and_targets` of the module."
+Parameters = Mapping[str, Parameter]
 
 
-def inputs_and_targets(batch: Any) -> tuple[tuple[Any, ...], Tensor]:
+def inputs_and_targets(
+    batch: Any, network: nn.Module | None = None
+) -> tuple[tuple[Any, ...], Tensor]:
     """Inputs of the network, by position, and targets.
 
-    In a tuple the last one is the target; in a dict they are known by their usual names.
+    In a tuple the last one is the target. In a dict the target is known by its usual names; inputs
+    go to the parameters of the network's ``forward`` that have their names, and the one with a
+    usual name (``"x"``, ``"image"``, ...) goes to the first parameter if nothing else does.
+
+    Args:
+        batch: of a loader.
+        network: whose parameters count.
 
     >>> import torch
     >>> inputs_and_targets({"image": torch.zeros(2), "label": torch.tensor(3)})
     ((tensor([0., 0.]),), tensor(3))
     """
     if isinstance(batch, Mapping):
-        return (_named(batch, _INPUTS, "inputs"),), _named(batch, _TARGETS, "targets")
+        name = _target_name(batch, _parameters(network))
+        return _inputs(batch, network, name), batch[name]
     if isinstance(batch, Sequence) and len(batch) > 1:
         return tuple(batch[:-1]), batch[-1]
     raise ValueError(
         f"A batch must be a tuple (inputs, targets) or a dict, got {type(batch).__name__}. "
-        "For another layout override `inputs_and_targets` of the module."
+        f"{_ELSEWHERE}"
     )
 
 
-def inputs_only(batch: Any) -> tuple[Any, ...]:
-    """Inputs of the network from a batch that may have no targets."""
+def inputs_only(batch: Any, network: nn.Module | None = None) -> tuple[Any, ...]:
+    """Inputs of the network from a batch that may have no targets.
+
+    Args:
+        batch: of a loader.
+        network: whose parameters count.
+    """
     if isinstance(batch, Tensor):
         return (batch,)
     if isinstance(batch, Mapping):
-        return (_named(batch, _INPUTS, "inputs"),)
+        return _inputs(batch, network, _target_beside_inputs(batch, _parameters(network)))
     if isinstance(batch, Sequence) and len(batch) == 1:
         return tuple(batch)
     return inputs_and_targets(batch)[0]
 
 
-def _named(batch: Mapping[str, Any], names: Sequence[str], what: str) -> Any:
-    found = [name for name in names if name in batch]
+def left_over(batch: Any, network: nn.Module | None) -> list[str]:
+    """Names in a dict batch that are neither targets nor go to the network."""
+    if not isinstance(batch, Mapping):
+        return []
+    parameters = _parameters(network)
+    own = _own(batch, parameters, _target_beside_inputs(batch, parameters))
+    main = [n for n in _INPUTS if n in batch] if _lacks_the_first(batch, own, parameters) else []
+    return [n for n in batch if n not in {*own, *main, *_TARGETS}]
+
+
+def positional(
+    network: nn.Module, given: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Inputs of a network by position, where some are given by name.
+
+    Args:
+        network: whose ``forward`` has the names.
+        given: the first inputs.
+        named: others.
+    """
+    if not named:
+        return tuple(given)
+    parameters = _parameters(network)
+    first = dict(zip(parameters, given, strict=False))
+    wrong = [n for n in named if n not in parameters or n in first]
+    if wrong or len(first) < len(given):
+        known = ", ".join(parameters) or "none"
+        raise ValueError(
+            f"{type(network).__name__} takes the inputs {known}; it cannot be given {len(given)} "
+            f"by position and {', '.join(named)} by name."
+        )
+    return _in_order({**first, **named}, parameters, network)
+
+
+# ------------------------------------------------------------ names
+def _parameters(network: nn.Module | None) -> Parameters:
+    """Inputs of a network that can be given by position, in order; none if they have no names."""
+    if network is None:
+        return {}
+    try:
+        found = inspect.signature(getattr(network, "_orig_mod", network).forward).parameters
+    except (TypeError, ValueError):  # scripted networks have no signature
+        return {}
+    return {
+        n: p for n, p in found.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    }
+
+
+def _target_name(batch: Mapping[str, Any], parameters: Parameters) -> str:
+    """The name of the targets; of several, the one that the network does not ask for."""
+    found = [n for n in _TARGETS if n in batch]
+    free = [n for n in found if n not in parameters] or found
+    return _only(batch, free, _TARGETS, "targets")
+
+
+def _target_beside_inputs(batch: Mapping[str, Any], parameters: Parameters) -> str | None:
+    """The same where there need be none, and the network can do without it."""
+    found = [n for n in _TARGETS if n in batch]
+    free = [n for n in found if n not in parameters]
+    if free or len(found) != 1:
+        return free[0] if free else None
+    without = _own(batch, parameters, found[0])
+    filled = {*without, *(list(parameters)[:1] if any(n in batch for n in _INPUTS) else ())}
+    return found[0] if not _unfilled(filled, parameters) else None
+
+
+def _only(batch: Mapping[str, Any], found: Sequence[str], names: Sequence[str], what: str) -> str:
     if len(found) != 1:
         held = ", ".join(map(repr, batch)) or "nothing"
         raise ValueError(
             f"The {what} of a dict batch must have one of the names {', '.join(names)}; it has "
-            f"{held}. For another layout override `inputs_and_targets` of the module."
+            f"{held}. {_ELSEWHERE}"
         )
-    return batch[found[0]]
+    return found[0]
+
+
+# ------------------------------------------------------------ inputs
+def _inputs(
+    batch: Mapping[str, Any], network: nn.Module | None, target: str | None
+) -> tuple[Any, ...]:
+    parameters = _parameters(network)
+    own = _own(batch, parameters, target)
+    if _lacks_the_first(batch, own, parameters):
+        main = batch[_only(batch, _usual(batch, own), _INPUTS, "inputs")]
+        if not parameters:
+            return (main,)
+        own = {next(iter(parameters)): main, **own}
+    unfilled = _unfilled(own, parameters)
+    if unfilled:
+        assert network is not None
+        held = ", ".join(map(repr, batch))
+        raise ValueError(
+            f"The inputs of a dict batch must have the names that {type(network).__name__} gives "
+            f"them: it needs {', '.join(map(repr, unfilled))} and the batch has {held}"
+            + (f", of which {target!r} is the target. " if target else ". ")
+            + _ELSEWHERE
+        )
+    return _in_order(own, parameters, network)
+
+
+def _own(batch: Mapping[str, Any], parameters: Parameters, target: str | None) -> dict[str, Any]:
+    return {n: batch[n] for n in parameters if n in batch and n != target}
+
+
+def _lacks_the_first(
+    batch: Mapping[str, Any], own: Collection[str], parameters: Parameters
+) -> bool:
+    """Whether the main input has another name in the batch than in the network."""
+    first = next(iter(parameters.values()), None)
+    if first is None or not own:
+        return True
+    wanted = first.default is first.empty or _usual(batch, own)
+    return first.name not in own and bool(wanted)
+
+
+def _usual(batch: Mapping[str, Any], own: Collection[str]) -> list[str]:
+    return [n for n in _INPUTS if n in batch and n not in own]
+
+
+def _unfilled(own: Collection[str], parameters: Parameters) -> list[str]:
+    return [n for n, p in parameters.items() if p.default is p.empty and n not in own]
+
+
+def _in_order(
+    own: Mapping[str, Any], parameters: Parameters, network: nn.Module | None
+) -> tuple[Any, ...]:
+    """Up to the last one that is there; others before it have their defaults."""
+    last = max(k for k, name in enumerate(parameters) if name in own)
+    chosen = list(parameters.values())[: last + 1]
+    return tuple(own.get(p.name, p.default) for p in chosen)

@@ -9,9 +9,11 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
+from lightning_bnn.arguments import count
 from lightning_bnn.harvest import Schedule, expected
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.sample_store import BankStore, MemoryStore, SampleStore
+from lightning_bnn.modules.side_by_side import finite_members
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior
 from lightning_bnn.randomness import keyed_generator
@@ -30,7 +32,8 @@ class _ClosesBank(Callback):
 class Chains(DeepEnsemble):
     """Every member is a chain; the posterior is made of the networks that are kept of all chains.
 
-    Before the first one is kept it is made of the members as they are.
+    Before the first one is kept it is made of the members as they are. Chains that have diverged
+    are left out; if all have, the run ends, and what they had kept before makes the posterior.
 
     Args:
         network: where the first chain starts; those of further chains are drawn anew.
@@ -56,8 +59,7 @@ class Chains(DeepEnsemble):
         bank: str | None = None,
         **kwargs: Any,
     ) -> None:
-        if burn_in < 0:
-            raise ValueError(f"`burn_in` must not be negative, got {burn_in}.")
+        count("burn_in", burn_in, 0)
         if every_n_steps is None and every_n_epochs is None:
             every_n_epochs = 1
         super().__init__(network, members=members, prior_std=prior_std, **kwargs)
@@ -92,6 +94,9 @@ class Chains(DeepEnsemble):
         trainer = self.trainer
         ended = trainer.is_last_batch and self.schedule.after_epoch(trainer.current_epoch + 1)
         if ended or self.schedule.after_step(before, before + 1):
+            self.look_for_divergence()
+            if not self._any_finite():
+                return
             record = {"step": before + 1, "epoch": trainer.current_epoch}
             self.samples.append(self._common_stack(), **record)
             trainer.strategy.barrier()  # others read what the first has written
@@ -108,14 +113,28 @@ class Chains(DeepEnsemble):
     def on_fit_end(self) -> None:
         """Close the bank."""
         self.samples.close()
-        told = f"{len(self.samples) * self.members} networks of {self.members} chains were kept"
+        finite = self.samples.finite()
+        chains = "1 chain" if self.members == 1 else f"{self.members} chains"
+        broken = int((~finite).sum())
+        left = f"; {broken} others are not finite, and left out" if broken else ""
+        told = f"{int(finite.sum())} networks of {chains} were kept{left}"
         rank_zero_info(f"{type(self).__name__}: {told}.")
 
     # -------------------------------------------------------- the posterior
+    def unfitted(self) -> str:
+        """Also of one chain."""
+        return "its chains are judged where they start"
+
     def _rows(self) -> list[int]:
-        """Numbers of the networks of chains that have not diverged."""
-        healthy = self.healthy().tolist()
-        return [k * self.members + m for k in range(len(self.samples)) for m in healthy]
+        """Numbers of the networks of chains that have not diverged; of all, if there are none."""
+        finite = self.samples.finite()
+        lost = not self._any_finite() and bool(finite.any())
+        chains = range(self.members) if lost else self.healthy().tolist()
+        times = finite.tolist()
+        return [k * self.members + m for k, row in enumerate(times) for m in chains if row[m]]
+
+    def _any_finite(self) -> bool:
+        return bool(finite_members(self.stacked_parameters()).any())
 
     @property
     def judged_samples(self) -> int:

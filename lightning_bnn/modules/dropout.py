@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_bnn.arguments import share
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.predictive import Predictive
@@ -130,8 +131,7 @@ def with_dropout(network: nn.Module, p: float, layers: Layers) -> nn.Module:
         p: the rate.
         layers: ``"all"`` but a first layer of the network, or the ``"last"``.
     """
-    if not 0 <= p < 1:
-        raise ValueError(f"`p` must be at least 0 and below 1, got {p}.")
+    share("p", p)
     result = copy.deepcopy(network)
     if has_dropout(result):
         raise ValueError("`network` has dropout: leave `p` out, or take a network without it.")

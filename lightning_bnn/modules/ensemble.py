@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
+from lightning_bnn.arguments import count, positive
 from lightning_bnn.harvest import ends
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.modules.base import BayesianModule
@@ -63,10 +64,10 @@ class DeepEnsemble(BayesianModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, members=members, **kwargs)
-        if max_loss is not None and not max_loss > 0:
-            raise ValueError(f"`max_loss` must be positive, got {max_loss}.")
-        if restarts < 0:
-            raise ValueError(f"`restarts` must not be negative, got {restarts}.")
+        for name, value in (("prior_std", prior_std), ("max_loss", max_loss)):
+            if value is not None:
+                positive(name, value)
+        count("restarts", restarts, 0)
         self.divergence = Divergence(members, max_loss, restarts)
         self.prior = None if prior_std is None else IsotropicGaussianPrior(prior_std)
         self.networks = P.stacked_copy(self.template, self.first_networks())

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
 
 from lightning_bnn import _compat
+from lightning_bnn.arguments import count, not_negative
 from lightning_bnn.bank import read_networks
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.refreshing import Refreshing
@@ -72,6 +73,10 @@ class FromCheckpoints(Refreshing):
             "low_rank": lambda stack: LowRankGaussian.fit(stack, rank, scale),
         }
         option("kind", kind, get_args(Kind))
+        for name, number, least in (("last", last, 1), ("rank", rank, 2)):
+            if number is not None:
+                count(name, number, least)
+        not_negative("scale", scale)
         stack, records = read_networks(source, self.template, last, prefix)
         members = [record.get("member", 0) for record in records]
         self.kind = kind

@@ -20,6 +20,8 @@ from lightning_bnn.params import Params
 
 __all__ = ["HMC"]
 
+_LEAST_ACCEPTANCE = 0.01
+
 
 class HMC(Chains):
     r"""Samples of the posterior, exact but for the length of the chains.
@@ -63,6 +65,7 @@ class HMC(Chains):
             raise ValueError("`lr_scheduler`: the sampler adapts its step size itself.")
         self.automatic_optimization = False
         self._data: list[Batch] = []
+        self._acceptance, self._transitions = torch.zeros(()), 0
 
     def first_networks(self) -> Params:
         """Further chains start from weights of their own, and from the same statistics."""
@@ -96,6 +99,7 @@ class HMC(Chains):
             first = batches[0][0]
             self._example = tuple(x[:EXAMPLE_ROWS] if isinstance(x, Tensor) else x for x in first)
         self._data = [self._share(batch) for batch in batches]
+        self._acceptance, self._transitions = torch.zeros(()), 0
         rank_zero_info(
             f"HMC: every gradient takes {count} examples, {len(batches[0][1])} at a time."
         )
@@ -111,9 +115,25 @@ class HMC(Chains):
         return tuple(x[rows] if isinstance(x, Tensor) else x for x in inputs), targets[rows]
 
     def on_fit_end(self) -> None:
-        """Let go of the data."""
+        """Let go of the data; what never moved is no sample."""
         super().on_fit_end()
         self._data = []
+        few = self._acceptance < _LEAST_ACCEPTANCE * self._transitions
+        stuck = few.nonzero().flatten().tolist()
+        if stuck:
+            rank_zero_warn(
+                f"Chains {stuck} of {self.members} have hardly moved, as nearly all proposals were "
+                "refused: take a smaller `step_size`, or let `adapt_steps` find one."
+            )
+
+    def _check_energies(self, energies: Tensor) -> None:
+        """A chain whose energy is no number never moves: every proposal is refused."""
+        broken = (~energies.isfinite()).nonzero().flatten().tolist()
+        if broken:
+            raise ValueError(
+                f"The energy of chains {broken} of {self.members} is not finite: look for NaN and "
+                "huge values in the data, and in the weights that the chains start from."
+            )
 
     def energies(self) -> Tensor:
         """Negative log posterior of every chain; its gradients become those of the parameters."""
@@ -147,6 +167,9 @@ class HMC(Chains):
         sampler: Any = self.optimizers()
         energies = sampler.step(closure=self.energies)
         own: samplers.HMC = sampler.optimizer
+        self._check_energies(energies)
+        self._acceptance = self._acceptance + own.acceptance
+        self._transitions += 1
         self.log("train/acceptance", own.acceptance.mean().float(), prog_bar=True, batch_size=1)
         self.log("train/energy", energies.mean().float(), batch_size=1)
         self.log("train/step_size", own.step_size, batch_size=1)

@@ -12,7 +12,9 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor, nn
 
 from lightning_bnn import _compat
+from lightning_bnn.arguments import count, integer
 from lightning_bnn.likelihoods import Categorical, Likelihood
+from lightning_bnn.modules.batches import positional
 from lightning_bnn.modules.evaluation import Judge, judge_of, named_sets
 from lightning_bnn.modules.predictive import Predictive
 from lightning_bnn.modules.template_module import TemplateModule
@@ -56,8 +58,10 @@ class JudgedModule(TemplateModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if eval_samples < 1:
-            raise ValueError(f"`eval_samples` must be at least 1, got {eval_samples}.")
+        count("eval_samples", eval_samples)
+        if chunk_size is not None:
+            count("chunk_size", chunk_size)
+        integer("seed", seed)
         if likelihood is not None and not isinstance(likelihood, nn.Module):
             raise ValueError(
                 "`likelihood` must be a module such as Categorical() or Gaussian(), got "
@@ -70,6 +74,7 @@ class JudgedModule(TemplateModule):
         self.eval_samples, self.chunk_size, self.seed = eval_samples, chunk_size, seed
         self.judge = None
         self._example = ()
+        self._left_over, self._outputs_seen = set(), False
         self._predict: Predictor | None = None
         self._train_data: Any = None
 
@@ -126,16 +131,15 @@ class JudgedModule(TemplateModule):
             )
 
     def outputs(self, inputs: Sequence[Any], *batch: int) -> Tensor:
-        """Outputs of all networks that predict, ``(samples, batch, ...)``.
+        """Outputs of all networks that predict, in evaluation mode, ``(samples, batch, ...)``.
 
         Args:
             inputs: of the network.
             *batch: which batch this is; random numbers of the predictions depend on it.
         """
         run = self._predict or self._predictor()
-        self._same_mode()
         inputs = self._cast(inputs)
-        with self._randomness("predict", *batch):
+        with self._predicting(), self._randomness("predict", *batch):
             found = self._checked(lambda: run(self.template, *inputs), inputs)
         found = self._one_tensor(found)
         gather = getattr(getattr(self._trainer, "strategy", None), "gather_members", None)
@@ -200,11 +204,16 @@ class JudgedModule(TemplateModule):
         self.judge, self._predict = None, None
 
     # -------------------------------------------------------- plain use
-    def forward(self, *inputs: Any) -> Any:
-        """Mean prediction of the posterior, outside of a trainer too.
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Mean prediction of the posterior, outside of a trainer too; in evaluation mode always.
 
         There are gradients with respect to inputs that require them, none with respect to weights.
+
+        Args:
+            *inputs: of the network.
+            **named: inputs by the names of the network's ``forward``.
         """
+        inputs = positional(self.template, inputs, named)
         wanted = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
         with torch.set_grad_enabled(wanted and torch.is_grad_enabled()):
             return self.likelihood.predictive(self.outputs(inputs))

@@ -11,13 +11,14 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
+from lightning_bnn.arguments import not_negative, positive
 from lightning_bnn.harvest import ends
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.carried import Carried
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.predictive import Predictive
-from lightning_bnn.modules.training_data import SingleInputs, single_input, training_source
+from lightning_bnn.modules.training_data import Batch, Rereadable, training_source
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import CurvatureBlock, LaplaceGaussian, Mixture, Posterior
 from lightning_bnn.posteriors.dropout import Layers
@@ -27,8 +28,9 @@ from lightning_bnn.posteriors.laplace_fit import (
     curvature,
     last_layer_name,
     likeliest_precision,
-    noise_factor,
+    without_factors,
 )
+from lightning_bnn.posteriors.output_curvature import curvature_root, noise_factor
 
 __all__ = ["Laplace"]
 
@@ -48,7 +50,9 @@ class Laplace(DeepEnsemble):
         members: how many networks, each with a Gaussian of its own.
         structure: of the curvature: a ``"full"`` matrix, Kronecker factors of each layer
             (``"kron"``) or its ``"diag"``-onal.
-        layers: ``"all"`` weights are random, or those of the ``"last"`` linear layer.
+        layers: ``"all"`` weights are random, or those of the ``"last"`` linear layer; by default
+            all, or the last for Kronecker factors of a network with layers that have none
+            (BatchNorm).
         prior_std: standard deviation of a Gaussian prior over all weights, in training; None leaves
             regularisation to the optimizer's weight decay.
         prior_precision: :math:`\lambda`; by default that of largest marginal likelihood.
@@ -70,7 +74,7 @@ class Laplace(DeepEnsemble):
         network: nn.Module,
         members: int = 1,
         structure: Structure = "kron",
-        layers: Layers = "all",
+        layers: Layers | None = None,
         prior_std: float | None = None,
         prior_precision: float | None = None,
         temperature: float = 1.0,
@@ -78,18 +82,32 @@ class Laplace(DeepEnsemble):
         **kwargs: Any,
     ) -> None:
         option("structure", structure, get_args(Structure))
-        option("layers", layers, get_args(Layers))
+        if layers is not None:
+            option("layers", layers, get_args(Layers))
         option("prediction", prediction, get_args(Prediction))
-        if prior_precision is not None and not prior_precision > 0:
-            raise ValueError(f"`prior_precision` must be positive, got {prior_precision}.")
-        if not temperature >= 0:
-            raise ValueError(f"`temperature` must not be negative, got {temperature}.")
+        if prior_precision is not None:
+            positive("prior_precision", prior_precision)
+        not_negative("temperature", temperature)
         super().__init__(network, members=members, prior_std=prior_std, **kwargs)
-        noise_factor(self.likelihood)
+        curvature_root(self.likelihood)
+        if structure == "kron":
+            noise_factor(self.likelihood)
         self.structure, self.prediction, self.temperature = structure, prediction, temperature
         self.prior_precision = prior_precision
-        self.last_layer = last_layer_name(self.template) if layers == "last" else None
+        chosen = layers or self._fitting_layers()
+        self.last_layer = last_layer_name(self.template) if chosen == "last" else None
         self.fitted = Carried()
+
+    def _fitting_layers(self) -> Layers:
+        """All, unless some have no Kronecker factors."""
+        found = without_factors(self.template) if self.structure == "kron" else []
+        if not found or not any(isinstance(m, nn.Linear) for m in self.template.modules()):
+            return "all"
+        rank_zero_info(
+            f"Laplace: {', '.join(found)} of {type(self.template).__name__} has no Kronecker "
+            "factors, so that the curvature is that of the last layer alone (`layers='last'`)."
+        )
+        return "last"
 
     # -------------------------------------------------------- fit
     def on_train_start(self) -> None:
@@ -110,7 +128,7 @@ class Laplace(DeepEnsemble):
             outputs = P.apply(copy.deepcopy(self.template).eval(), network, *inputs)
         known = isinstance(self.likelihood, Categorical)
         targets = outputs[:, 0].long() * 0 if known else torch.zeros_like(outputs)
-        self._curvature(network, [single_input(inputs, targets)], progress=False)
+        self._curvature(network, [(inputs, targets)], progress=False)
 
     def on_train_epoch_start(self) -> None:
         """A fit for an end that was none belongs to other weights."""
@@ -149,7 +167,7 @@ class Laplace(DeepEnsemble):
                 them.
         """
         with torch.inference_mode(False):
-            batches = SingleInputs(self, source)
+            batches = Rereadable(self, source)
             found: Params = {}
             for m in self.healthy().tolist():
                 network = {n: t[m].clone() for n, t in self.member_stack().items()}
@@ -162,14 +180,14 @@ class Laplace(DeepEnsemble):
         self.fitted.hold(found)
 
     def _curvature(
-        self, network: Params, batches: Iterable[tuple[Tensor, Tensor]], progress: bool
+        self, network: Params, batches: Iterable[Batch], progress: bool
     ) -> list[CurvatureBlock]:
         return curvature(
             self.template, network, batches, self.likelihood, self.structure, self.last_layer,
             progress,
         )  # fmt: skip
 
-    def _fit_member(self, m: int, network: Params, batches: SingleInputs) -> Params:
+    def _fit_member(self, m: int, network: Params, batches: Rereadable) -> Params:
         blocks = self._curvature(network, batches, self._shows_progress())
         precision = self.prior_precision
         if precision is None:
@@ -191,6 +209,10 @@ class Laplace(DeepEnsemble):
         )
 
     # -------------------------------------------------------- the posterior
+    def unfitted(self) -> str:
+        """Also of one member, although the user may have trained it: then it is no mistake."""
+        return "it is the curvature around the networks as they were given that counts"
+
     def posterior(self) -> Posterior:
         """The Gaussian, or the mixture of the members' Gaussians; before the fit, the members."""
         if not self.fitted.tensors():

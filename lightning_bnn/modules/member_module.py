@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
+from lightning_bnn.arguments import count, is_number
 from lightning_bnn.bank import read_networks
 from lightning_bnn.modules.divergence import Diverged
 from lightning_bnn.modules.evaluation import Judge
@@ -57,10 +57,8 @@ class MemberModule(JudgedModule):
         member_rates: Sequence[float] | None,
     ) -> None:
         super().__init__(network, likelihood, eval_samples, chunk_size, seed)
-        if members < 1:
-            raise ValueError(f"`members` must be at least 1, got {members}.")
-        if first_member < 0:
-            raise ValueError(f"`first_member` must not be negative, got {first_member}.")
+        count("members", members)
+        count("first_member", first_member, 0)
         if isinstance(member_rates, int | float):
             raise ValueError(f"`member_rates` must be a list, got {member_rates}.")
         if member_rates is not None and len(member_rates) != members:
@@ -68,7 +66,8 @@ class MemberModule(JudgedModule):
                 f"`member_rates` must be one for each of the {members} members, got "
                 f"{len(member_rates)}."
             )
-        if not all(0 < rate < math.inf for rate in member_rates or ()):
+        rates = () if member_rates is None else member_rates
+        if not all(is_number(rate) and rate > 0 for rate in rates):
             raise ValueError(f"`member_rates` must be positive numbers, got {member_rates}.")
         self.members, self.first_member, self.start_from = members, first_member, start_from
         self.member_rates = (
@@ -76,6 +75,8 @@ class MemberModule(JudgedModule):
         )
         self.whole: tuple[int, int] | None = None  # which of all members these are, if not all
         self._speechless = False  # whether all that are here have diverged, but others have not
+        self._has_weights = start_from is not None  # of a fit, or of a file
+        self.register_load_state_dict_post_hook(_weights_came)
 
     # -------------------------------------------------------- what a method is
     @abstractmethod
@@ -156,6 +157,16 @@ class MemberModule(JudgedModule):
         """Whether members that have diverged begin anew."""
         return False
 
+    def on_train_start(self) -> None:
+        """From now on the weights are those of a fit."""
+        self._has_weights = True
+
+    def unfitted(self) -> str | None:
+        """What is judged in place of a posterior that was not fitted; None if all is well."""
+        return (
+            "its members have the weights that they were drawn with" if self.members > 1 else None
+        )
+
     def on_validation_epoch_start(self) -> None:
         """Draw networks; there may be none for now."""
         try:
@@ -167,6 +178,12 @@ class MemberModule(JudgedModule):
 
     def _start(self, judge: Judge | None) -> None:
         """A process whose members have all diverged leaves the word to the others."""
+        judged = None if self._has_weights or self.fits_now else self.unfitted()
+        if judged is not None:
+            rank_zero_warn(
+                f"{type(self).__name__} has not been fitted: {judged}; fit it, or pass the "
+                "`ckpt_path` of a fit."
+            )
         if self.whole is not None:
             here = self._count_healthy()
             every = torch.tensor(here, device=self.device)
@@ -231,3 +248,8 @@ class MemberModule(JudgedModule):
     def _part(self) -> tuple[int, ...]:
         """A key of the noise: parts of a population have noise of their own."""
         return (self.first_member,) if self.first_member else ()
+
+
+def _weights_came(module: MemberModule, incompatible: Any) -> None:
+    """After `load_state_dict`."""
+    module._has_weights = True

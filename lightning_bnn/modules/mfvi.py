@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
+from lightning_bnn.arguments import count, not_negative, positive
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.base import BayesianModule
@@ -72,15 +73,14 @@ class MFVI(BayesianModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
-        _check(prior_std=prior_std, init_std=init_std, elbo_samples=elbo_samples)
+        positive("prior_std", prior_std)
+        positive("init_std", init_std)
+        count("elbo_samples", elbo_samples)
+        not_negative("temperature", temperature)
+        not_negative("kl_weight", kl_weight)
         option("initialisation", initialisation, get_args(Initialisation))
         option("kl", kl, get_args(KL))
         option("reparameterisation", reparameterisation, get_args(Reparameterisation))
-        if temperature < 0 or kl_weight < 0:
-            raise ValueError(
-                "`temperature` and `kl_weight` must not be negative, got "
-                f"{temperature} and {kl_weight}."
-            )
         if prior is not None and kl == "closed":
             raise ValueError("`prior` of your own has no closed form: pass `kl='sampled'`.")
         self.prior: _Prior = (
@@ -128,6 +128,10 @@ class MFVI(BayesianModule):
             )
 
     # -------------------------------------------------------- members
+    def unfitted(self) -> str:
+        """Also of one member."""
+        return "its Gaussians are where they start"
+
     def stacked_parameters(self) -> list[Tensor]:
         """Means and logarithms of standard deviations."""
         return [self.mean, self.log_std]
@@ -221,7 +225,7 @@ class MFVI(BayesianModule):
             mean, std = ({n: t[m] for n, t in d.items()} for d in (means, stds))
             own = {n: t[k] for n, t in noise.items()}
             seen = examples.of(k)
-            count = len(seen.inputs[0])
+            count = len(seen.targets)
             with Perturbed(network, mean, std, own, self.reparameterisation, count, self._tied):
                 outputs = P.apply(self.template, network, *seen.inputs)
             values.append(self.nll(outputs[None], seen.targets)[0])
@@ -249,9 +253,3 @@ class _Prior(Protocol):
 
     def log_prob(self, params: Params, names: Sequence[str], stacked: bool) -> Tensor:
         """Log-density of every network of a stack."""
-
-
-def _check(**values: int | float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"`{name}` must be positive, got {value}.")

@@ -42,10 +42,10 @@ class Predictive(nn.Module):
         self.template._apply(fn, recurse)
         return super()._apply(fn, recurse)
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         """The mean prediction."""
         members = P.unstack({name: t.detach() for name, t in P.of(self.networks).items()})
-        outputs = [functional_call(self.template, member, inputs) for member in members]
+        outputs = [functional_call(self.template, member, inputs, named) for member in members]
         return self.likelihood.predictive(
             tree_map(lambda *t: torch.stack(t) if isinstance(t[0], Tensor) else t[0], *outputs)
         )

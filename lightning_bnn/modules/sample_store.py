@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.modules.carried import Carried
+from lightning_bnn.modules.side_by_side import finite_members
 from lightning_bnn.params import Params, stack, unstack
 
 __all__ = ["BankStore", "MemoryStore", "SampleStore"]
@@ -36,6 +37,10 @@ class SampleStore(nn.Module, ABC):
     def networks(self, rows: Sequence[int]) -> Params:
         """The networks of these numbers, as a stack."""
 
+    @abstractmethod
+    def finite(self) -> Tensor:
+        """Which of them hold finite weights only, ``(times, members)``."""
+
     def open(self, writer: bool) -> None:
         """Get ready for a run; only one process writes."""
 
@@ -56,6 +61,7 @@ class MemoryStore(Carried, SampleStore):
 
     def __init__(self, limit: int | None = None) -> None:
         self._times: deque[Params] = deque(maxlen=limit)
+        self._finite: deque[Tensor] = deque(maxlen=limit)
         super().__init__()
 
     def __len__(self) -> int:
@@ -65,6 +71,11 @@ class MemoryStore(Carried, SampleStore):
     def append(self, members: Params, **record: Any) -> None:
         """Keep a copy of all members."""
         self._times.append({name: t.detach().clone() for name, t in members.items()})
+        self._finite.append(_finite(members))
+
+    def finite(self) -> Tensor:
+        """Which of them hold finite weights only, ``(times, members)``."""
+        return torch.stack(list(self._finite)) if self._finite else torch.ones(0, 0).bool()
 
     def tensors(self) -> Params:
         """Everything: ``(times, members, ...)``."""
@@ -72,13 +83,14 @@ class MemoryStore(Carried, SampleStore):
 
     def hold(self, tensors: Params) -> None:
         """Keep these instead."""
-        self._times.clear()
+        self.forget()
         for members in unstack(tensors) if tensors else ():
-            self._times.append({name: t.clone() for name, t in members.items()})
+            self.append(members)
 
     def forget(self) -> None:
         """Start anew."""
         self._times.clear()
+        self._finite.clear()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
         if f"{prefix}rows" in state_dict:
@@ -131,9 +143,19 @@ class BankStore(SampleStore):
     def append(self, members: Params, **record: Any) -> None:
         """Write all members."""
         if self._bank is not None:
-            records = [{**record, "member": m} for m in range(self.members)]
+            finite = _finite(members).tolist()
+            told = [{} if well else {"finite": False} for well in finite]
+            records = [{**record, "member": m, **told[m]} for m in range(self.members)]
             self._bank.extend(members, records)
         self.rows += self.members
+
+    def finite(self) -> Tensor:
+        """Which of them hold finite weights only, ``(times, members)``: the bank remembers."""
+        if not len(self):
+            return torch.ones(0, self.members).bool()
+        records = CheckpointBank(self.path, "r").records[: int(self.rows)]
+        found = torch.tensor([record.get("finite", True) for record in records])
+        return found.view(len(self), self.members)
 
     def networks(self, rows: Sequence[int]) -> Params:
         """The networks of these numbers, as a stack."""
@@ -160,3 +182,7 @@ class BankStore(SampleStore):
     def __getstate__(self) -> dict[str, Any]:
         """Without the open files."""
         return {**self.__dict__, "_bank": None}
+
+
+def _finite(members: Params) -> Tensor:
+    return finite_members(t for t in members.values() if t.is_floating_point()).cpu()

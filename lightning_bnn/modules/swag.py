@@ -11,12 +11,15 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
+from lightning_bnn.arguments import count, not_negative, positive
 from lightning_bnn.harvest import Schedule, epochs_of, expected
 from lightning_bnn.modules.carried import Carried
+from lightning_bnn.modules.divergence import Diverged
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.high_rate import HighRate
 from lightning_bnn.modules.refreshing import Refreshing
 from lightning_bnn.modules.sample_store import MemoryStore
+from lightning_bnn.modules.side_by_side import finite_members
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import LowRankGaussian, Mixture, Posterior
 
@@ -73,13 +76,13 @@ class SWAG(Refreshing, DeepEnsemble):
         scale: float = 1.0,
         **kwargs: Any,
     ) -> None:
-        for name, value in (("start", start or 0), ("ramp", ramp), ("scale", scale)):
-            if not value >= 0:
-                raise ValueError(f"`{name}` must not be negative, got {value}.")
-        if rank < 2:
-            raise ValueError(f"`rank` must be at least 2, got {rank}.")
-        if swa_lr is not None and not swa_lr > 0:
-            raise ValueError(f"`swa_lr` must be positive, got {swa_lr}.")
+        if start is not None:
+            count("start", start, 0)
+        count("ramp", ramp, 0)
+        count("rank", rank, 2)
+        not_negative("scale", scale)
+        if swa_lr is not None:
+            positive("swa_lr", swa_lr)
         super().__init__(network, members=members, prior_std=prior_std, **kwargs)
         self.schedule = Schedule(every_n_epochs=every_n_epochs, start=(start or 0) + 1)
         self.start, self.swa_lr, self.ramp, self.scale = start, swa_lr, ramp, scale
@@ -165,6 +168,10 @@ class SWAG(Refreshing, DeepEnsemble):
         self.last.append({n: stack[n] for n in self._weights})
 
     # -------------------------------------------------------- the posterior
+    def unfitted(self) -> str:
+        """Also of one member."""
+        return "its members are judged as they are, without Gaussians"
+
     def modes(self) -> list[LowRankGaussian]:
         """The Gaussian of each member."""
         means = P.unstack({**self.member_stack(), **self.mean.tensors()})
@@ -173,8 +180,16 @@ class SWAG(Refreshing, DeepEnsemble):
         last = self.last.tensors()
         return [
             LowRankGaussian(means[m], stds[m], _minus(last, means[m], m), self.scale, self._weights)
-            for m in self.healthy().tolist()
+            for m in self._with_moments()
         ]
+
+    def _with_moments(self) -> list[int]:
+        """Members that are well, and were at every time at which they were collected."""
+        finite = finite_members([*self.mean.tensors().values(), *self.squares.tensors().values()])
+        well = [m for m in self.healthy().tolist() if finite[m]]
+        if not well:
+            raise Diverged("No member has finite moments: it diverged while it was collected.")
+        return well
 
     @property
     def judged_samples(self) -> int:

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
+from lightning_bnn.arguments import count
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.mfvi import MFVI
 from lightning_bnn.params import Params
@@ -61,8 +62,7 @@ class SymmetrizedVI(MFVI):
     ) -> None:
         super().__init__(network, **kwargs)
         option("estimator", estimator, get_args(Estimator))
-        if draws < 1:
-            raise ValueError(f"`draws` must be at least 1, got {draws}.")
+        count("draws", draws)
         self.estimator, self.draws = estimator, draws
         self._symmetries: Symmetries | None = None
         self._sets: list[list[UnitLayer]] = []

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.member_batch import MemberBatch
-from lightning_bnn.modules.batches import inputs_and_targets, inputs_only
+from lightning_bnn.metrics.validation import are_distributions
+from lightning_bnn.modules.batches import inputs_and_targets, inputs_only, left_over
 from lightning_bnn.modules.data_size import first_rows
-from lightning_bnn.modules.templates import raised_by
+from lightning_bnn.modules.templates import misfit, raised_by
 from lightning_bnn.randomness import keyed_randomness
 
 __all__ = ["EXAMPLE_ROWS", "TemplateModule"]
@@ -32,19 +33,33 @@ class TemplateModule(L.LightningModule):
     likelihood: Likelihood
     seed: int
     _example: tuple[Any, ...]
+    _left_over: set[str]
+    _outputs_seen: bool
     _frozen_modules: list[nn.Module]
 
     # -------------------------------------------------------- batches
     def inputs_and_targets(self, batch: Any) -> tuple[tuple[Any, ...], Tensor]:
         """Inputs and targets of a batch; override it for batches of another layout."""
-        return inputs_and_targets(batch)
+        self._tell_left_over(batch)
+        return inputs_and_targets(batch, self.template)
 
     def inputs_only(self, batch: Any) -> tuple[Any, ...]:
         """Inputs of a batch that may have no targets; of a tuple, all but the last are inputs."""
         own = type(self).inputs_and_targets is not TemplateModule.inputs_and_targets
         if own and not isinstance(batch, Tensor):
             return self.inputs_and_targets(batch)[0]
-        return inputs_only(batch)
+        self._tell_left_over(batch)
+        return inputs_only(batch, self.template)
+
+    def _tell_left_over(self, batch: Any) -> None:
+        """Say once what a batch holds for nobody."""
+        names = [name for name in left_over(batch, self.template) if name not in self._left_over]
+        if names:
+            self._left_over |= set(names)
+            rank_zero_warn(
+                f"{', '.join(map(repr, names))} of the batches is not used: "
+                f"{type(self.template).__name__}.forward has no positional parameter of that name."
+            )
 
     def _cast(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Floating inputs in the precision of the weights."""
@@ -86,6 +101,21 @@ class TemplateModule(L.LightningModule):
             for module in self._frozen_modules if self.training else ():
                 module.eval()
 
+    @contextmanager
+    def _predicting(self) -> Iterator[None]:
+        """Evaluation mode for predictions, whatever the module's: it is left in training by a fit.
+
+        Statistics of the examples at hand would be used, and learnt, otherwise.
+        """
+        self._same_mode()
+        training = [module for module in self.template.modules() if module.training]
+        self.template.eval()
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """The template follows to the device: it may hold tensors that no state dict names."""
         self.template._apply(fn, recurse)
@@ -106,20 +136,27 @@ class TemplateModule(L.LightningModule):
                 f"`network` must return one tensor, {type(self.template).__name__} returns a "
                 f"{type(outputs).__name__}: wrap it in a module that picks the outputs."
             )
+        if not self._outputs_seen:
+            self._outputs_seen = True
+            self._look_at_outputs(outputs)
         return outputs
+
+    def _look_at_outputs(self, outputs: Tensor) -> None:
+        """Probabilities train, too, as logits between 0 and 1; worse, and nothing else tells."""
+        if isinstance(self.likelihood, Categorical) and are_distributions(outputs.detach()):
+            rank_zero_warn(
+                f"{type(self.template).__name__} returns probabilities, rows that sum to one, and "
+                "Categorical takes logits: leave out the softmax at the end of `network`."
+            )
 
     def _checked(self, run: Callable[[], Any], inputs: Sequence[Any]) -> Any:
         try:
             return run()
         except RuntimeError as error:
-            told = "shape" in str(error) or "size" in str(error)
-            if not told or not raised_by(error, self.template):
+            wrong = misfit(error, inputs)
+            if wrong is None or not raised_by(error, self.template):
                 raise
-            shapes = ", ".join(str(tuple(x.shape)) for x in inputs if isinstance(x, Tensor))
-            first = str(error).strip().splitlines()[0]
-            raise ValueError(
-                f"{type(self.template).__name__} does not take inputs of shape {shapes}: {first}."
-            ) from error
+            raise ValueError(f"{type(self.template).__name__} does not take {wrong}.") from error
 
     # -------------------------------------------------------- checkpoints
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import traceback
+from collections.abc import Sequence
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-__all__ = ["fixed_names", "has_dropout", "raised_by", "template_of"]
+__all__ = ["fixed_names", "has_dropout", "misfit", "raised_by", "template_of"]
 
 
 def template_of(network: nn.Module) -> nn.Module:
@@ -45,6 +47,24 @@ def has_dropout(network: nn.Module) -> bool:
     """Whether some module of a network drops units in training."""
     drops = (m for m in network.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
     return any(m.p > 0 for m in drops)
+
+
+def misfit(error: BaseException, inputs: Sequence[Any]) -> str | None:
+    """What torch has against the inputs, if it is their type or their shape.
+
+    Args:
+        error: what a network has raised.
+        inputs: what it was given.
+    """
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    first = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    if any(word in first for word in ("dtype", "scalar type", "Input type")):
+        types = ", ".join(str(x.dtype) for x in tensors)
+        hint = "" if all(x.is_floating_point() for x in tensors) else "; pass `x.float()`"
+        return f"inputs of type {types}: {first}{hint}"
+    if any(word in str(error) for word in ("shape", "size")):
+        return f"inputs of shape {', '.join(str(tuple(x.shape)) for x in tensors)}: {first}"
+    return None
 
 
 def raised_by(error: BaseException, network: nn.Module) -> bool:

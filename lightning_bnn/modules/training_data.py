@@ -15,7 +15,7 @@ from lightning_bnn.modules.data_size import in_order
 from lightning_bnn.modules.judged_module import JudgedModule
 from lightning_bnn.randomness import keyed_randomness
 
-__all__ = ["Batch", "SingleInputs", "single_input", "training_batches", "training_source"]
+__all__ = ["Batch", "Rereadable", "training_batches", "training_source"]
 
 Batch = tuple[tuple[Any, ...], Tensor]
 
@@ -90,8 +90,8 @@ def _gathered(module: JudgedModule, value: Any) -> Any:
     return gathered.flatten(0, 1)
 
 
-class SingleInputs:
-    """The training batches of a network of one input, as often as they are asked for.
+class Rereadable:
+    """The training batches of a module, as often as they are asked for.
 
     Args:
         module: says what is input and what is target.
@@ -101,19 +101,12 @@ class SingleInputs:
     def __init__(self, module: JudgedModule, source: Any) -> None:
         self.module, self.source, self.count = module, source, 0
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         """Inputs and targets; `count` becomes the number of examples."""
         count = 0
         for inputs, targets in training_batches(self.module, self.source):
             count += len(targets)
-            yield single_input(inputs, targets)
+            yield inputs, targets
         self.count = count
         if count == 0:
             raise ValueError("The training data are empty: a stream can be read only once.")
-
-
-def single_input(inputs: tuple[Any, ...], targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The input and the targets, for methods that take no more."""
-    if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
-        raise ValueError("`network` must have one input tensor here: wrap yours.")
-    return inputs[0], targets

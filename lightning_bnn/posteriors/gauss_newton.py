@@ -8,6 +8,7 @@ Fifty times faster than laplace-torch's backend of matrix-vector products on con
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from torch.func import functional_call, jacrev, vmap
 from tqdm import tqdm
 
 from lightning_bnn import params as P
+from lightning_bnn.posteriors.curvature_data import Batch, inputs_of
+from lightning_bnn.posteriors.output_curvature import Root
 
 __all__ = ["gauss_newton"]
 
@@ -28,18 +31,18 @@ _LARGEST = 2**30
 def gauss_newton(
     model: nn.Module,
     names: Sequence[str],
-    batches: Iterable[tuple[Tensor, Tensor]],
-    classification: bool,
+    batches: Iterable[Batch],
+    root: Root,
     diagonal: bool,
     progress: bool = False,
 ) -> Tensor:
-    """Of the summed cross-entropy, or of half the summed squared error.
+    """Of the summed negative log-likelihood.
 
     Args:
         model: in evaluation mode.
         names: the weights.
         batches: inputs and targets.
-        classification: which loss.
+        root: of the curvature at the outputs.
         diagonal: only the diagonal.
         progress: show a bar.
     """
@@ -49,33 +52,31 @@ def gauss_newton(
     like = next(iter(weights.values()))
     total = like.new_zeros(size) if diagonal else like.new_zeros(size, size)
     for x, _ in tqdm(batches, "curvature", disable=not progress, leave=False):
-        outputs = functional_call(model, state, (x,))
+        inputs = inputs_of(x)
+        outputs = functional_call(model, state, inputs)
         if outputs.ndim != 2:
             raise ValueError(f"outputs must be (batch, numbers), not {tuple(outputs.shape)}")
         one = outputs.shape[1] * size * like.element_size()
         if one > _LARGEST:
             raise NotImplementedError(f"the Jacobian of one example takes {one / 1e9:.1f} GB")
         at_once = max(1, _BYTES // one)
-        for rows, f in zip(x.split(at_once), outputs.split(at_once), strict=True):
+        for start, f in zip(range(0, len(outputs), at_once), outputs.split(at_once), strict=True):
+            rows = [t[start : start + at_once] if isinstance(t, Tensor) else t for t in inputs]
             jacobian = _jacobian(model, state, weights, rows)
-            if classification:
-                jacobian = _root(f).mT @ jacobian
-            jacobian = jacobian.flatten(0, 1)
+            jacobian = (root(f).mT @ jacobian).flatten(0, 1)
             total += jacobian.square().sum(0) if diagonal else jacobian.T @ jacobian
     return total
 
 
-def _jacobian(model: nn.Module, state: P.Params, weights: P.Params, x: Tensor) -> Tensor:
+def _jacobian(
+    model: nn.Module, state: P.Params, weights: P.Params, inputs: Sequence[Any]
+) -> Tensor:
     """Of every example, ``(batch, outputs, weights)``."""
 
-    def run(own: P.Params, example: Tensor) -> Tensor:
-        return functional_call(model, {**state, **own}, (example[None],))[0]
+    def run(own: P.Params, *example: Any) -> Tensor:
+        one = tuple(t[None] if isinstance(t, Tensor) else t for t in example)
+        return functional_call(model, {**state, **own}, one)[0]
 
-    parts = vmap(jacrev(run), (None, 0))(weights, x)
+    per_example = (0 if isinstance(t, Tensor) else None for t in inputs)
+    parts = vmap(jacrev(run), (None, *per_example))(weights, *inputs)
     return torch.cat([part.flatten(2) for part in parts.values()], 2)
-
-
-def _root(outputs: Tensor) -> Tensor:
-    """R with R R^T = diag(p) - p p^T, the curvature of the cross-entropy at the logits."""
-    p = outputs.softmax(-1)
-    return torch.diag_embed(p.sqrt()) - p[:, :, None] * p.sqrt()[:, None, :]

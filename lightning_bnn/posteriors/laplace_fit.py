@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,11 +12,19 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.params import Params
+from lightning_bnn.posteriors.curvature_data import (
+    Batch,
+    InputsByName,
+    Loader,
+    SinglePrecision,
+    inputs_of,
+)
 from lightning_bnn.posteriors.gauss_newton import gauss_newton
 from lightning_bnn.posteriors.laplace import CurvatureBlock, features_of
+from lightning_bnn.posteriors.output_curvature import Root, curvature_root, noise_factor
 
 __all__ = [
     "Structure",
@@ -25,11 +32,10 @@ __all__ = [
     "last_layer_name",
     "likeliest_precision",
     "log_marginal_likelihood",
-    "noise_factor",
+    "without_factors",
 ]
 
 Structure = Literal["full", "kron", "diag"]
-Batch = tuple[Tensor, Tensor]
 _LARGEST = 20_000
 """Weights of a full matrix; its eigenvectors take 3 GB."""
 
@@ -56,15 +62,18 @@ def curvature(
     Args:
         model: gives the computation; weights that do not require gradients are left out.
         params: one network.
-        batches: the training data, inputs and targets; they are asked for several times.
-        likelihood: ``Categorical``, or ``Gaussian`` with one standard deviation.
+        batches: the training data, inputs (one, or a tuple of several) and targets; they are asked
+            for several times.
+        likelihood: ``Categorical``, ``Bernoulli`` or ``Gaussian``; for Kronecker factors
+            ``Categorical``, or ``Gaussian`` with one standard deviation.
         structure: ``"full"`` matrix, Kronecker factors of every layer (``"kron"``), or ``"diag"``.
         last_layer: only that of this layer, which must be linear and the last.
         progress: show a bar.
     """
     option("structure", structure, get_args(Structure))
-    kind = "classification" if isinstance(likelihood, Categorical) else "regression"
-    factor = noise_factor(likelihood)
+    root, factor = curvature_root(likelihood), 1.0
+    if structure == "kron":
+        factor = noise_factor(likelihood)
     runner = copy.deepcopy(model)
     runner.load_state_dict({n: t.clone() for n, t in params.items()}, strict=False)
     runner.eval()
@@ -82,12 +91,13 @@ def curvature(
         )
     dtype = next(runner.parameters()).dtype
     if dtype in (torch.float16, torch.bfloat16):
-        runner, batches = runner.float(), _Single(batches)
+        runner, batches = runner.float(), SinglePrecision(batches)
     found = None
     if structure != "kron":
-        options = (kind == "classification", structure == "diag", progress)
-        found = _jacobians(runner, names, batches, *options)
+        found = _jacobians(runner, names, batches, root, structure == "diag", progress)
     if found is None:
+        kind = "classification" if isinstance(likelihood, Categorical) else "regression"
+        factor = noise_factor(likelihood)
         found = _fitted(runner, kind, structure, batches, progress)
     blocks = [_renamed(block, prefix) for block in _blocks(found, structure, names, factor)]
     if not all(bool(block.eigenvalues.isfinite().all()) for block in blocks):
@@ -95,42 +105,16 @@ def curvature(
     return blocks
 
 
-@dataclass
-class _Single:
-    """Batches in single precision."""
-
-    batches: Iterable[Batch]
-
-    def __iter__(self) -> Iterator[Batch]:
-        return ((x.float() if x.is_floating_point() else x, y) for x, y in self.batches)
-
-
-@dataclass
-class _Loader:
-    """What laplace-torch takes for a loader."""
-
-    batches: Iterable[Batch]
-
-    def __post_init__(self) -> None:
-        sizes = [len(targets) for _, targets in self.batches]
-        self.dataset, self.length = range(sum(sizes)), len(sizes)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return self.length
-
-
 def _jacobians(
     model: nn.Module,
     names: Sequence[str],
     batches: Iterable[Batch],
+    root: Root,
     *options: bool,
 ) -> Tensor | None:
     """The curvature by `gauss_newton`; None of networks that vmap cannot run."""
     try:
-        return gauss_newton(model, names, batches, *options)
+        return gauss_newton(model, names, batches, root, *options)
     except (RuntimeError, NotImplementedError, IndexError):
         return None
 
@@ -141,29 +125,37 @@ def _fitted(
     """The curvature as laplace-torch holds it."""
     from laplace import Laplace
 
-    fit: Any = Laplace(model, kind, subset_of_weights="all", hessian_structure=structure)
+    fit: Any = Laplace(
+        InputsByName(model), kind, subset_of_weights="all", hessian_structure=structure,
+        **Loader.options,
+    )  # fmt: skip
     try:
         with torch.enable_grad():
-            fit.fit(_Loader(batches), progress_bar=progress)
+            fit.fit(Loader(batches), progress_bar=progress)
     except (NotImplementedError, RuntimeError, ValueError, SystemExit) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ValueError(
             f"laplace-torch cannot compute a curvature `structure={structure!r}` of "
-            f"{type(model).__name__}{_unusual(model)}: {first}. Take `layers='last'`, or another "
-            "structure."
+            f"{type(model).__name__}{_with_unusual(model)}: {first}. Take `layers='last'`, or "
+            "another structure."
         ) from error
     return fit.H
 
 
-def _unusual(model: nn.Module) -> str:
-    """Names of the layers that Kronecker factors are not made for."""
+def without_factors(model: nn.Module) -> list[str]:
+    """Names of the layers with trained weights that Kronecker factors are not made for."""
     usual = (nn.Linear, nn.modules.conv._ConvNd)
     found = {
         type(m).__name__
         for m in model.modules()
-        if not isinstance(m, usual) and any(True for _ in m.parameters(recurse=False))
+        if not isinstance(m, usual) and any(p.requires_grad for p in m.parameters(recurse=False))
     }
-    return f" (it has {', '.join(sorted(found))})" if found else ""
+    return sorted(found)
+
+
+def _with_unusual(model: nn.Module) -> str:
+    found = ", ".join(without_factors(model))
+    return f" (it has {found})" if found else ""
 
 
 def _blocks(
@@ -195,27 +187,9 @@ def _renamed(block: CurvatureBlock, prefix: str) -> CurvatureBlock:
     return CurvatureBlock(names, block.eigenvalues, block.left, block.right)
 
 
-def noise_factor(likelihood: nn.Module) -> float:
-    """What the curvature of half the squared error, or of the cross-entropy, is multiplied by.
-
-    Args:
-        likelihood: one that laplace-torch knows.
-    """
-    if isinstance(likelihood, Categorical):
-        return 1.0
-    if isinstance(likelihood, Gaussian) and likelihood.noise != "heteroscedastic":
-        stds = likelihood.log_std.detach().exp()
-        if len(stds) == 1:
-            return float(stds[0]) ** -2
-    raise ValueError(
-        "`likelihood` must be Categorical, or Gaussian with one standard deviation of noise for "
-        f"all targets, got {type(likelihood).__name__}({likelihood.extra_repr()})."
-    )
-
-
 @torch.no_grad()
-def _features(model: nn.Module, params: Params, layer: str, x: Tensor, y: Tensor) -> Batch:
-    features, outputs = features_of(model, P.of(model), layer, x)
+def _features(model: nn.Module, params: Params, layer: str, x: Any, y: Tensor) -> Batch:
+    features, outputs = features_of(model, P.of(model), layer, *inputs_of(x))
     found = model.get_submodule(layer)(features)
     if found.shape != outputs.shape or not torch.allclose(found, outputs, rtol=1e-4, atol=1e-5):
         raise ValueError(f"The layer {layer!r} is not the last: what it returns is changed.")

@@ -8,6 +8,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lightning_bnn.arguments import count, integer, share
+
 __all__ = ["CyclicalSchedule"]
 
 
@@ -36,10 +38,9 @@ class CyclicalSchedule(LRScheduler):
         exploration: float = 0.8,
         last_epoch: int = -1,
     ) -> None:
-        if cycle_length < 1:
-            raise ValueError(f"`cycle_length` must be at least 1, got {cycle_length}.")
-        if not 0 <= exploration < 1:
-            raise ValueError(f"`exploration` must be at least 0 and below 1, got {exploration}.")
+        count("cycle_length", cycle_length)
+        share("exploration", exploration)
+        integer("last_epoch", last_epoch)
         if any("temperature" not in group for group in optimizer.param_groups):
             raise ValueError(
                 f"`optimizer` {type(optimizer).__name__} has no temperature: take a sampler."

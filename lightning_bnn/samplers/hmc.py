@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_bnn.arguments import count, integer, is_number, positive, share
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["HMC"]
@@ -56,19 +57,17 @@ class HMC(torch.optim.Optimizer):
         jitter: float = 0.1,
         seed: int | None = None,
     ) -> None:
-        for name, value in (("step_size", step_size), ("temperature", temperature)):
-            if not value > 0:
-                raise ValueError(f"`{name}` must be positive, got {value}.")
-        if leapfrog_steps < 1:
-            raise ValueError(f"`leapfrog_steps` must be at least 1, got {leapfrog_steps}.")
-        if adapt_steps < 0:
-            raise ValueError(f"`adapt_steps` must not be negative, got {adapt_steps}.")
-        if not 0 < target_acceptance < 1:
+        positive("step_size", step_size)
+        positive("temperature", temperature)
+        count("leapfrog_steps", leapfrog_steps)
+        count("adapt_steps", adapt_steps, 0)
+        if seed is not None:
+            integer("seed", seed)
+        if not (is_number(target_acceptance) and 0 < target_acceptance < 1):
             raise ValueError(
                 f"`target_acceptance` must be between 0 and 1, got {target_acceptance}."
             )
-        if not 0 <= jitter < 1:
-            raise ValueError(f"`jitter` must be at least 0 and below 1, got {jitter}.")
+        share("jitter", jitter)
         defaults = {
             "lr": step_size,
             "leapfrog_steps": leapfrog_steps,

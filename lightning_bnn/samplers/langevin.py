@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from lightning_bnn.arguments import count, integer, not_negative
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["Langevin"]
@@ -63,10 +64,15 @@ class Langevin(torch.optim.Optimizer):
             "step": 0,
             **more,
         }
-        for name in ("lr", "temperature", "prior_precision", "weight_decay"):
-            value = defaults[name]
-            if value is not None and not value >= 0:
-                raise ValueError(f"`{name}` must not be negative, got {value}.")
+        not_negative("lr", lr)
+        not_negative("temperature", temperature)
+        for name, value in (("prior_precision", prior_precision), ("weight_decay", weight_decay)):
+            if value is not None:
+                not_negative(name, value)
+        if num_data is not None:
+            count("num_data", num_data)
+        if seed is not None:
+            integer("seed", seed)
         self._scratch: dict[Any, Tensor] = {}
         super().__init__(params, defaults)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_bnn.arguments import count, not_negative, share
 from lightning_bnn.samplers.langevin import Langevin, decay_of, temperature_of
 
 __all__ = ["SGHMC"]
@@ -56,15 +57,15 @@ class SGHMC(Langevin):
         resample_every: int | None = None,
         seed: int | None = None,
     ) -> None:
-        if not 0 <= momentum < 1:
-            raise ValueError(f"`momentum` must be at least 0 and below 1, got {momentum}.")
-        if not 0 <= noise_estimate <= 1 - momentum:
+        share("momentum", momentum)
+        not_negative("noise_estimate", noise_estimate)
+        if noise_estimate > 1 - momentum:
             raise ValueError(
                 "`noise_estimate` must be between 0 and the friction, "
                 f"{1 - momentum:.6g}, got {noise_estimate}."
             )
-        if resample_every is not None and resample_every < 1:
-            raise ValueError(f"`resample_every` must be at least 1, got {resample_every}.")
+        if resample_every is not None:
+            count("resample_every", resample_every)
         super().__init__(
             params, lr, num_data, temperature, prior_precision, weight_decay, seed,
             momentum=momentum, noise_estimate=noise_estimate, resample_every=resample_every,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_bnn.arguments import positive, share
 from lightning_bnn.samplers.langevin import Langevin, decay_of, temperature_of
 
 __all__ = ["SGLD", "PreconditionedSGLD"]
@@ -103,10 +104,8 @@ class PreconditionedSGLD(Langevin):
         eps: float = 1e-5,
         seed: int | None = None,
     ) -> None:
-        if not 0 <= alpha < 1:
-            raise ValueError(f"`alpha` must be at least 0 and below 1, got {alpha}.")
-        if not eps > 0:
-            raise ValueError(f"`eps` must be positive, got {eps}.")
+        share("alpha", alpha)
+        positive("eps", eps)
         super().__init__(
             params, lr, num_data, temperature, prior_precision, weight_decay, seed,
             alpha=alpha, eps=eps,

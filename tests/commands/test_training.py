@@ -1,18 +1,24 @@
 """`lightning-bnn fit | validate | test | predict`, and every preset."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import fake_files
+import lightning as L
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 
 from lightning_bnn.cli import main
+from lightning_bnn.commands.newest_checkpoint import checkpoint_folders, newest_checkpoint
 from lightning_bnn.commands.presets import preset_names
 from lightning_bnn.commands.training import training
 from lightning_bnn.modules import DeepEnsemble
+from runs import QUIET
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ON_A_CPU = ["--trainer.accelerator", "cpu", "--trainer.devices", "1"]
@@ -122,6 +128,68 @@ def test_a_run_is_trained_tested_and_predicted_with(folder):
     loaded.eval()
     x = torch.cat([b for b, *_ in _batches(cli)])
     torch.testing.assert_close(loaded(x), torch.cat([p.mean for p in ours]))
+
+
+def test_without_a_name_the_newest_checkpoint_of_the_run_is_judged(folder):
+    config = preset("digits_mfvi", folder)
+    short = ["--trainer.enable_progress_bar", "false", *ON_A_CPU, "--trainer.limit_test_batches=1"]
+    once = ["--trainer.max_epochs", "1", "--trainer.limit_val_batches", "0"]
+    main(["fit", "-c", config, *short, *once, "--trainer.limit_train_batches", "1"])
+    (checkpoint,) = folder.glob("lightning_logs/version_0/checkpoints/*.ckpt")
+    named = printed(["test", "-c", config, *short, "--ckpt_path", str(checkpoint)])
+    found = printed(["test", "-c", config, *short])
+    assert f"checkpoint: {checkpoint} (the newest" in found
+    assert found.endswith(named)
+    saved = folder / "lightning_logs/version_0/config.yaml"
+    predicted = printed(["predict", "-c", str(saved), *short, "--trainer.limit_predict_batches=1"])
+    assert f"checkpoint: {checkpoint}" in predicted
+
+
+def test_which_checkpoint_is_the_newest(tmp_path):
+    for time, (name, held) in enumerate(
+        {
+            "old": {"lightning_bnn": {"class": "MFVI"}},
+            "mine": {"lightning_bnn": {"class": "MFVI"}},
+            "other": {"lightning_bnn": {"class": "SWAG"}},
+        }.items()
+    ):
+        torch.save(held, tmp_path / f"{name}.ckpt")
+        os.utime(tmp_path / f"{name}.ckpt", (time, time))
+    assert newest_checkpoint([tmp_path], "MFVI") == tmp_path / "mine.ckpt"
+    assert newest_checkpoint([tmp_path], "SWAG") == tmp_path / "other.ckpt"
+    assert newest_checkpoint([tmp_path], "HMC") is None
+    (tmp_path / "broken.ckpt").write_text("no checkpoint")  # what is wrong is said by who loads it
+    assert newest_checkpoint([tmp_path], "HMC") == tmp_path / "broken.ckpt"
+
+
+def test_where_checkpoints_are_looked_for(tmp_path):
+    """Where Lightning writes them: beside a configuration of logs, below a logger, or as told."""
+    logger = CSVLogger(tmp_path, "runs")
+    own = L.Trainer(**QUIET, default_root_dir=tmp_path)
+    logged = L.Trainer(**{**QUIET, "logger": logger}, default_root_dir=tmp_path)
+    told = L.Trainer(
+        **{**QUIET, "enable_checkpointing": True}, callbacks=[ModelCheckpoint(tmp_path / "told")]
+    )
+    first, second = (tmp_path / "runs" / f"version_{k}" / "checkpoints" for k in range(2))
+    first.mkdir(parents=True)
+    second.mkdir(parents=True)
+    assert checkpoint_folders(own, ["my.yaml"]) == [tmp_path / "checkpoints"]
+    assert checkpoint_folders(logged, ["my.yaml"]) == [first, second]
+    assert checkpoint_folders(logged, [first.parent / "config.yaml"]) == [first]
+    assert checkpoint_folders(told, [first.parent / "config.yaml"]) == [tmp_path / "told"]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("command", ["test", "predict"])
+def test_untrained_weights_are_not_judged(command, folder, capsys):
+    config = preset("digits_mfvi", folder)
+    with pytest.raises(SystemExit) as end:
+        main([command, "-c", config, *ON_A_CPU])
+    assert end.value.code == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("lightning-bnn: There is no checkpoint of MFVI in ")
+    assert not list(folder.rglob("predictions.pt"))
+    main([command, "-c", config, *ON_A_CPU, "--trainer.fast_dev_run", "1"])  # a rehearsal
 
 
 def _batches(cli):

@@ -274,8 +274,8 @@ class Biased(nn.Module):
     [
         (lambda: MFVI(network(), prior_std=0), "`prior_std` must be positive"),
         (lambda: MFVI(network(), init_std=-1), "`init_std` must be positive"),
-        (lambda: MFVI(network(), elbo_samples=0), "`elbo_samples` must be positive"),
-        (lambda: MFVI(network(), temperature=-1), "`temperature` and `kl_weight`"),
+        (lambda: MFVI(network(), elbo_samples=0), "`elbo_samples` must be at least 1"),
+        (lambda: MFVI(network(), temperature=-1), "`temperature` must not be negative"),
         (lambda: MFVI(network(), kl="no"), "`kl` must be one of closed, sampled"),
         (lambda: MFVI(network(), reparameterisation="no"), "`reparameterisation` must be one of"),
         (lambda: MFVI(network(), initialisation="no"), "`initialisation` must be one of"),

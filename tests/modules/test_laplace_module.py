@@ -247,9 +247,19 @@ class Misnamed(nn.Module):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: laplace(likelihood=Gaussian("heteroscedastic")), "`likelihood` must be Cat"),
-        (lambda: laplace(likelihood=Gaussian("learned", targets=2)), "`likelihood` must be Cat"),
-        (lambda: laplace(network(batch_norm=True), structure="kron"), "`structure='kron'`|kron"),
+        (
+            lambda: laplace(likelihood=Gaussian("heteroscedastic"), structure="kron"),
+            "`likelihood` must be Cat.*heteroscedastic.*: take `structure='diag'` or 'full'",
+        ),
+        (
+            lambda: laplace(likelihood=Gaussian("learned", targets=2), structure="kron"),
+            "`likelihood` must be Cat.*: take `structure='diag'` or 'full'",
+        ),
+        (lambda: laplace(likelihood=nn.Identity()), "`likelihood` must be Categorical, Bernoulli"),
+        (
+            lambda: laplace(network(batch_norm=True), structure="kron", layers="all"),
+            "it has BatchNorm1d.*`layers='last'`",
+        ),
         (lambda: laplace(Misnamed(), layers="last"), "'first' is not the last"),
         (lambda: laplace(network(width=3000), structure="full"), "A full curvature of 30003"),
         (lambda: laplace(prior_precision=0.0), "`prior_precision` must be positive"),
@@ -268,6 +278,49 @@ def test_what_cannot_be_is_refused_before_training(make, message):
 
     with pytest.raises(ValueError, match=message):
         trainer(Steps(), enable_checkpointing=True, max_epochs=1).fit(make(), Blobs())
+
+
+def convolutions():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+        nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def test_by_default_batch_norm_leaves_the_last_layer(caplog):
+    """It is said; networks that have factors for all trained weights keep all layers."""
+    torch.manual_seed(0)
+    net = convolutions()
+    ends = []
+    for options in ({}, {"layers": "last"}):
+        module = Laplace(net, optimizer=adam, **options)
+        trainer(max_epochs=1).fit(module, Blobs())
+        assert module.last_layer == "5"
+        ends.append(module.state_dict())
+    assert same(*ends)
+    assert caplog.text.count("BatchNorm2d of Sequential has no Kronecker factors") == 1
+    assert Laplace(network()).last_layer is None
+    assert Laplace(net, structure="diag").last_layer is None
+    net[2].requires_grad_(False)
+    assert Laplace(net).last_layer is None
+
+
+@pytest.mark.parametrize("options", [{}, {"structure": "full"}, {"layers": "last"}])
+def test_noise_that_the_network_predicts(options):
+    """It is found where it is, and the weights are uncertain besides."""
+    torch.manual_seed(0)
+    x = torch.linspace(-2, 2, 200)[:, None]
+    y = x + torch.where(x > 0, 1.0, 0.1) * torch.randn(200, 1)
+    data = DataLoader(TensorDataset(x, y), batch_size=50)
+    net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 2))
+    module = laplace(net, likelihood=Gaussian("heteroscedastic"), prior_std=1.0, **options)
+    run = trainer(max_epochs=30)
+    run.fit(module, data)
+    (found,) = run.test(module, data, verbose=False)
+    assert found["test/nll"] < 1.2
+    prediction = module.eval()(x)
+    assert prediction.epistemic.min() > 0
+    assert prediction.noise[100:].mean() > 1.2 * prediction.noise[:100].mean()
 
 
 def test_the_members_are_those_of_an_ensemble():

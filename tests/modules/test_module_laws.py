@@ -172,6 +172,23 @@ def test_members_weights_and_posterior(run):
     assert same(before, state(module))
 
 
+def test_a_plain_call_predicts_as_a_test_does(run):
+    """Right after a fit a module is in training mode; modes and statistics stay as they are."""
+    module, x = run.module, run.data.load().test[0]
+    before, wanted = state(module), module.eval()(x)
+    module.train()
+    module._same_mode()
+    modes = [m.training for m in module.template.modules()]
+    assert module.training
+    assert all(modes)
+    assert torch.equal(module(x), wanted)
+    assert [m.training for m in module.template.modules()] == modes
+    assert same(before, state(module))
+    other = P.apply(module.template, {n: t.clone() for n, t in module.member_stack().items()}, x)
+    assert not torch.allclose(other.softmax(-1).mean(0), wanted, atol=1e-3)  # batch statistics
+    module.eval()
+
+
 def test_every_number_of_a_test_is_that_of_the_metric(run):
     module, splits = run.module, run.data.load()
     (found, *_) = run.trainer.test(module, run.data, verbose=False)

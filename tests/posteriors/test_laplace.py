@@ -257,7 +257,7 @@ def vectors():
         ),
         (lambda: last_layer_name(nn.Conv1d(1, 1, 1)), "Conv1d has no linear layer"),
         (
-            lambda: curvature(Bent(), P.of(Bent()), vectors(), Gaussian("heteroscedastic")),
+            lambda: curvature(Bent(), P.of(Bent()), vectors(), Gaussian("heteroscedastic"), "kron"),
             "`likelihood` must be Categorical, or Gaussian with one standard",
         ),
         (

@@ -1,0 +1,91 @@
+"""Refuse numbers that a constructor cannot mean, in one sentence that names the argument.
+
+Not a number is neither above nor below anything, so that a comparison alone lets it through; true
+and false count as one and zero; and what is text is found out much later.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["count", "floating_type", "integer", "is_number", "not_negative", "positive", "share"]
+
+
+def is_number(value: Any) -> bool:
+    """Whether this is one finite number; of whatever library, but neither true nor false.
+
+    >>> is_number(1e-3), is_number(2), is_number(True), is_number("3"), is_number(math.nan)
+    (True, True, False, False, False)
+    """
+    if isinstance(value, Tensor):
+        return value.ndim == 0 and value.dtype != torch.bool and bool(value.isfinite())
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def positive(name: str, value: Any) -> None:
+    """A number above zero.
+
+    >>> positive("temperature", math.nan)
+    Traceback (most recent call last):
+    ValueError: `temperature` must be positive, got nan.
+    """
+    if not (is_number(value) and value > 0):
+        raise ValueError(f"`{name}` must be positive{_finite(value)}, got {value!r}.")
+
+
+def not_negative(name: str, value: Any) -> None:
+    """Zero, or a number above."""
+    if not (is_number(value) and value >= 0):
+        raise ValueError(f"`{name}` must not be negative{_finite(value)}, got {value!r}.")
+
+
+def share(name: str, value: Any) -> None:
+    """A part of a whole: zero, or a number above and below one."""
+    if not (is_number(value) and 0 <= value < 1):
+        raise ValueError(f"`{name}` must be at least 0 and below 1, got {value!r}.")
+
+
+def integer(name: str, value: Any) -> None:
+    """A whole number.
+
+    >>> integer("seed", 1.5)
+    Traceback (most recent call last):
+    ValueError: `seed` must be a whole number, got 1.5.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"`{name}` must be a whole number, got {value!r}.")
+
+
+def count(name: str, value: Any, least: int = 1) -> None:
+    """A whole number that is large enough.
+
+    Args:
+        name: of the argument.
+        value: what was given.
+        least: the smallest that is allowed.
+    """
+    integer(name, value)
+    if value < least:
+        allowed = "not be negative" if least == 0 else f"be at least {least}"
+        raise ValueError(f"`{name}` must {allowed}, got {value}.")
+
+
+def floating_type(name: str, value: Any) -> None:
+    """A floating type of torch, which weights can be stored in."""
+    if not (isinstance(value, torch.dtype) and value.is_floating_point):
+        raise ValueError(
+            f"`{name}` must be a floating type such as torch.bfloat16, got {value!r}: weights in "
+            "another one would lose their fractions."
+        )
+
+
+def _finite(value: Any) -> str:
+    """What more is asked for, where the sign is not what is wrong."""
+    if isinstance(value, float) and not math.isnan(value) and value > 0:
+        return " and finite"
+    return "" if isinstance(value, float) or is_number(value) else ", a number"

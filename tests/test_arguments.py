@@ -1,0 +1,178 @@
+"""Every number that a constructor takes is looked at when it is given, not when it does harm."""
+
+import inspect
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from module_cases import network
+from torch import nn
+
+from lightning_bnn import arguments, bank, callbacks, likelihoods, models, modules, samplers
+from lightning_bnn.harvest import Schedule
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+WEIGHT = [nn.Parameter(torch.zeros(2, 3))]
+
+
+def sampler():
+    return samplers.SGLD([nn.Parameter(torch.zeros(2, 3))])
+
+
+def from_checkpoints(**options):
+    torch.save(network().state_dict(), options["source"])
+    return modules.FromCheckpoints(network(), **options)
+
+
+MAKERS = {
+    **{
+        name: lambda name=name, **o: getattr(modules, name)(network(dropout=0.2), **o)
+        for name in ("DeepEnsemble", "MFVI", "SymmetrizedVI", "SGHMC", "SWAG", "Laplace")
+    },
+    "MCDropout": lambda **o: modules.MCDropout(network(), **{"p": 0.2, **o}),
+    "HMC": lambda **o: modules.HMC(network(), **o),
+    **{
+        f"samplers.{name}": lambda name=name, **o: getattr(samplers, name)(WEIGHT, **o)
+        for name in ("SGHMC", "SGLD", "PreconditionedSGLD", "HMC")
+    },
+    "samplers.CyclicalSchedule": lambda **o: samplers.CyclicalSchedule(
+        sampler(), **{"cycle_length": 5, **o}
+    ),
+    **{f"callbacks.{name}": getattr(callbacks, name) for name in callbacks.__all__},
+    "Gaussian": likelihoods.Gaussian,
+    "IsotropicGaussianPrior": likelihoods.IsotropicGaussianPrior,
+    "Schedule": lambda **o: Schedule(**{"every_n_steps": 1, **o}),
+}
+CLASSES = {
+    name: getattr({"samplers": samplers, "callbacks": callbacks}[part], own)
+    if part
+    else getattr(modules, own, None) or getattr(likelihoods, own, None) or Schedule
+    for name in MAKERS
+    for part, own in [name.rpartition(".")[::2]]
+}
+BAD = {
+    "int": [math.nan, math.inf, -1, 1.5, True, "3"],
+    "float": [math.nan, math.inf, -1.0, True, "3"],
+}
+ALLOWED = {("seed", -1), ("last_epoch", -1)}
+"""What is a value like any other; -1 is where torch's schedulers begin."""
+
+
+def numeric(cls):
+    """Names and types of the numbers that a class and those below it take."""
+    found = {}
+    for owner in reversed(cls.__mro__):
+        init = vars(owner).get("__init__")
+        if init is None or not owner.__module__.startswith("lightning_bnn"):
+            continue
+        for name, parameter in inspect.signature(init).parameters.items():
+            kind = re.match(r"(int|float)( \| None)?$", str(parameter.annotation))
+            if kind:
+                found[name] = kind[1]
+    return found
+
+
+CASES = [
+    (maker, name, value)
+    for maker, cls in CLASSES.items()
+    for name, kind in numeric(cls).items()
+    for value in BAD[kind]
+    if (name, value) not in ALLOWED
+]
+
+
+def test_the_law_is_about_something():
+    names = {name for _, name, _ in CASES}
+    wanted = {"temperature", "kl_weight", "init_std", "every_n_steps", "members", "chunk_size"}
+    assert wanted | {"prior_std", "momentum", "leapfrog_steps", "scale", "std"} <= names
+    assert len(CASES) > 400
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("maker", MAKERS)
+def test_numbers_that_cannot_be_meant_are_refused_by_name(maker):
+    accepted = []
+    for _, name, value in (case for case in CASES if case[0] == maker):
+        extra = {"every_n_steps": None} if maker == "Schedule" and name == "every_n_epochs" else {}
+        try:
+            MAKERS[maker](**{**extra, name: value})
+        except (ValueError, TypeError) as error:
+            if f"`{name}`" not in str(error):
+                accepted.append((name, value, str(error)))
+        else:
+            accepted.append((name, value, "accepted"))
+    assert not accepted
+
+
+@pytest.mark.bad_input  # annotations say less than what is allowed
+def test_what_a_command_line_gives_is_taken():
+    """Numbers such as 1e-3, whole ones for real ones, and those of numpy and torch."""
+    for one in (1, 1e-3, np.float32(0.5), np.int64(2), torch.tensor(0.5)):
+        modules.MFVI(network(), prior_std=one, temperature=one, kl_weight=one)
+        samplers.SGLD(WEIGHT, lr=one)
+    modules.DeepEnsemble(network(), members=np.int64(2), seed=-3, eval_samples=np.int32(3))
+    samplers.HMC(WEIGHT, step_size=1, leapfrog_steps=np.int64(3))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: bank.CheckpointBank(path, dtype=torch.int8), "`dtype` must be a floating"),
+        (lambda path: callbacks.CheckpointHarvester(path, dtype=torch.int8), "`dtype` must be"),
+        (lambda path: bank.CheckpointBank(path, dtype="half"), "`dtype` must be.*got 'half'"),
+        (lambda path: callbacks.CheckpointHarvester(path, at=[1, 2.5]), "`at`.*got 2.5"),
+        (
+            lambda path: modules.DeepEnsemble(network(), lr_interval="x"),
+            "`lr_interval` must be one of epoch, step, got 'x'",
+        ),
+        (
+            lambda path: modules.DeepEnsemble(network(), members=1, member_rates=["3"]),
+            "`member_rates` must be positive numbers",
+        ),
+        *(
+            (
+                lambda path, o=o: from_checkpoints(source=str(path / "it.pt"), **o),
+                f"`{next(iter(o))}`",
+            )
+            for name, values in {
+                "last": [0, 1.5, True], "rank": [1, 2.5], "scale": [math.nan, -1.0, "3"],
+                "eval_samples": [0, "3"], "chunk_size": [0, 1.5], "seed": [1.5, "3"],
+            }.items()
+            for value in values
+            for o in [{name: value, "kind": "low_rank"}]
+        ),
+        *(
+            (lambda path, a=a: models.mlp(*a), message)
+            for a, message in [
+                ((-1, [4], 2), "`inputs` must be at least 1, got -1"),
+                ((3, [-1], 2), r"`hidden\[0\]` must be at least 1, got -1"),
+                ((3, [4, 2.5], 2), r"`hidden\[1\]` must be a whole number, got 2.5"),
+                ((3, 4, 2), "`hidden` must be a list of widths, got 4"),
+                ((3, [4], 0), "`outputs` must be at least 1, got 0"),
+            ]
+        ),
+        (lambda path: models.optunet(0), "`classes` must be at least 1, got 0"),
+        (lambda path: models.resnet18(image_size=-3), "`image_size` must be at least 1, got -3"),
+        (lambda path: models.resnet20_frn(True), "`classes` must be a whole number, got True"),
+        (lambda path: models.FilterResponseNorm(0), "`channels` must be at least 1, got 0"),
+        (lambda path: models.FilterResponseNorm(2, math.nan), "`eps` must be positive, got nan"),
+    ],
+)  # fmt: skip
+def test_other_values_that_cannot_be_meant(make, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        make(tmp_path)
+
+
+def test_messages_say_what_is_allowed():
+    for check, value, text in (
+        (arguments.positive, math.inf, "`x` must be positive and finite, got inf."),
+        (arguments.positive, "3", "`x` must be positive, a number, got '3'."),
+        (arguments.not_negative, -1.0, "`x` must not be negative, got -1.0."),
+        (arguments.share, 1.0, "`x` must be at least 0 and below 1, got 1.0."),
+        (arguments.count, 0, "`x` must be at least 1, got 0."),
+    ):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            check("x", value)
