@@ -54,7 +54,6 @@ class SGLD(Langevin):
         values: list[Tensor],
         grads: list[Tensor],
         noise: list[Tensor] | None,
-        index: str,
     ) -> None:
         """One step."""
         if decay_of(group):
@@ -119,7 +118,6 @@ class PreconditionedSGLD(Langevin):
         values: list[Tensor],
         grads: list[Tensor],
         noise: list[Tensor] | None,
-        index: str,
     ) -> None:
         """One step."""
         if decay_of(group):
