@@ -20,6 +20,11 @@ from lightning_bnn.params import Params
 
 __all__ = ["HMC"]
 
+_OF_OTHERS = {
+    "max_loss": None, "restarts": 0,
+    "lr_scheduler": None, "lr_interval": "epoch", "member_rates": None,
+}  # fmt: skip
+
 
 class HMC(Chains):
     r"""Samples of the posterior, exact but for the length of the chains.
@@ -51,16 +56,17 @@ class HMC(Chains):
         optimizer: OptimizerCallable = samplers.HMC,
         **kwargs: Any,
     ) -> None:
+        _leave_out(kwargs)
         super().__init__(
-            network, members=members, prior_std=prior_std, optimizer=optimizer, **kwargs
-        )
+            network, members=members, prior_std=prior_std, optimizer=optimizer,
+            max_loss=None, restarts=0, lr_scheduler=None, lr_interval="epoch", member_rates=None,
+            **kwargs,
+        )  # fmt: skip
         if has_dropout(self.template):
             raise ValueError(
                 "`network` has dropout, which would make the energy random: set its rates to 0, or "
                 "take SGHMC."
             )
-        if self.make_scheduler is not None:
-            raise ValueError("`lr_scheduler`: the sampler adapts its step size itself.")
         self.automatic_optimization = False
         self._data: list[Batch] = []
 
@@ -150,4 +156,26 @@ class HMC(Chains):
         self.log("train/acceptance", own.acceptance.mean().float(), prog_bar=True, batch_size=1)
         self.log("train/energy", energies.mean().float(), batch_size=1)
         self.log("train/step_size", own.step_size, batch_size=1)
+        self._name_the_stuck(energies)
         self.keep_if_due(before)
+
+    def _name_the_stuck(self, energies: Tensor) -> None:
+        """Once in a fit: what is no number is compared with nothing."""
+        stuck = (~energies.isfinite()).nonzero()[:, 0].tolist()
+        if set(stuck) - self._warned_members:
+            self._warned_members |= set(stuck)
+            rank_zero_warn(
+                f"The energies of chains {stuck} are not finite, so that none of their steps will "
+                "ever be accepted: look for NaN in the data and in the weights they start from."
+            )
+
+
+def _leave_out(kwargs: dict[str, Any]) -> None:
+    """Arguments of other methods may only be what they are by default, as in checkpoints."""
+    for name, default in _OF_OTHERS.items():
+        value = kwargs.pop(name, default)
+        if value != default:
+            raise ValueError(
+                f"`{name}` means nothing to HMC, whose sampler adapts its step size and rejects "
+                f"what diverges: leave it out, got {value}."
+            )
