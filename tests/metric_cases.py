@@ -36,6 +36,7 @@ LABELS = torch.randint(4, (N,), generator=_generator())
 SAMPLES = torch.randn(3, N, 4, generator=_generator()).softmax(-1)
 SCORES = torch.randn(N, generator=_generator())
 IS_OOD = torch.arange(N) % 3 == 0
+DRAWS = torch.randn(N, 9, 2, generator=_generator()).cumsum(1)
 WEIGHTS = (
     {f"layer{k}": torch.randn(8, k + 2, generator=_generator()) for k in range(5)},
     {f"layer{k}": torch.randn(5, k + 2, generator=_generator()) + 0.5 for k in range(5)},
@@ -76,6 +77,11 @@ def _detection():
     )
 
 
+def _of_chains(cls, function):
+    batches = tuple((b,) for b in _cut(DRAWS))
+    return MetricCase(cls.__name__, cls, batches, lambda: function(DRAWS), False)
+
+
 def _pairs(p):
     return M.pairwise_mutual_information(p)[None]
 
@@ -100,6 +106,12 @@ METRICS = [
     _ranking(M.FPR95, M.fpr95),
     _ranking(M.FPRAtTPR, M.fpr_at_tpr, rule="nearest"),
     _detection(),
+    _of_chains(M.RHat, M.rhat),
+    _of_chains(M.EffectiveSampleSize, M.effective_sample_size),
+    _of_chains(M.TailEffectiveSampleSize, M.tail_effective_sample_size),
+    _of_chains(M.MCSEMean, M.mcse_mean),
+    _of_chains(M.MCSESd, M.mcse_sd),
+    _of_chains(M.MCSEQuantile, M.mcse_quantile),
     MetricCase(
         "FunctionSpaceMMD",
         lambda: M.FunctionSpaceMMD(3, 2),

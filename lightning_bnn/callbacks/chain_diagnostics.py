@@ -15,7 +15,7 @@ from lightning_bnn._compat import figure_step
 from lightning_bnn.arguments import count
 from lightning_bnn.callbacks.figure_logging import log_figure, log_folder
 from lightning_bnn.likelihoods import Categorical
-from lightning_bnn.metrics import effective_sample_size, rhat
+from lightning_bnn.metrics import effective_sample_size, rhat, tail_effective_sample_size
 from lightning_bnn.params import Params
 from lightning_bnn.plots import chains_figure
 from lightning_bnn.symmetry import Symmetries, canonicalise, discover
@@ -33,7 +33,8 @@ class ChainDiagnostics(Callback):
 
     Of the predictions for some inputs (``function``), of some weights (``weights``) and of the same
     weights in canonical form (``canonical``): ``posterior/rhat_max/<space>``,
-    ``posterior/rhat_median/<space>``, ``posterior/ess_min/<space>``, and the figure
+    ``posterior/rhat_median/<space>``, ``posterior/ess_min/<space>`` (of the mean),
+    ``posterior/ess_tail_min/<space>`` (of 5 and 95 % quantiles), and the figure
     ``posterior/chains``. Chains in different copies of one mode agree as functions and differ as
     weights; the canonical form tells whether symmetries are the reason.
 
@@ -163,7 +164,7 @@ def diagnoses(spaces: dict[str, Tensor]) -> dict[str, float]:
     """Numbers of every space, from what is followed ``(chains, times, numbers)``.
 
     >>> sorted(diagnoses({"function": torch.randn(2, 50, 3)}))
-    ['ess_min/function', 'rhat_max/function', 'rhat_median/function']
+    ['ess_min/function', 'ess_tail_min/function', 'rhat_max/function', 'rhat_median/function']
     """
     numbers = {}
     for space, values in spaces.items():
@@ -171,6 +172,7 @@ def diagnoses(spaces: dict[str, Tensor]) -> dict[str, float]:
         numbers[f"rhat_max/{space}"] = float(reduction.max())
         numbers[f"rhat_median/{space}"] = float(reduction.median())
         numbers[f"ess_min/{space}"] = float(effective_sample_size(values).min())
+        numbers[f"ess_tail_min/{space}"] = float(tail_effective_sample_size(values).min())
     return numbers
 
 

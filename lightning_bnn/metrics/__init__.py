@@ -14,7 +14,22 @@ tensor(True)
 
 from lightning_bnn.metrics.agreement import Agreement, TotalVariation, agreement, total_variation
 from lightning_bnn.metrics.calibration import ACE, ECE, MCE, ace, ece, mce
-from lightning_bnn.metrics.chains import effective_sample_size, rhat
+from lightning_bnn.metrics.chains import (
+    effective_sample_size,
+    mcse_mean,
+    mcse_quantile,
+    mcse_sd,
+    rhat,
+    tail_effective_sample_size,
+)
+from lightning_bnn.metrics.convergence import (
+    EffectiveSampleSize,
+    MCSEMean,
+    MCSEQuantile,
+    MCSESd,
+    RHat,
+    TailEffectiveSampleSize,
+)
 from lightning_bnn.metrics.detection import OODDetection
 from lightning_bnn.metrics.diversity import (
     Disagreement,
@@ -51,12 +66,16 @@ __all__ = [
     "BrierScore",
     "Disagreement",
     "ECE",
+    "EffectiveSampleSize",
     "FPR95",
     "FPRAtTPR",
     "FunctionSpaceMMD",
     "KernelGrid",
     "LayerMMD",
     "MCE",
+    "MCSEMean",
+    "MCSEQuantile",
+    "MCSESd",
     "MMD",
     "MMDReference",
     "MMDTable",
@@ -64,8 +83,10 @@ __all__ = [
     "NLL",
     "OODDetection",
     "PairwiseMutualInformation",
+    "RHat",
     "Reliability",
     "StackSource",
+    "TailEffectiveSampleSize",
     "TotalVariation",
     "Transformed",
     "TwoSampleTest",
@@ -88,6 +109,9 @@ __all__ = [
     "function_space_mmd",
     "max_probability_score",
     "mce",
+    "mcse_mean",
+    "mcse_quantile",
+    "mcse_sd",
     "mmd",
     "mmd_table",
     "mutual_information",
@@ -98,5 +122,6 @@ __all__ = [
     "reliability",
     "rhat",
     "share_layers",
+    "tail_effective_sample_size",
     "total_variation",
 ]

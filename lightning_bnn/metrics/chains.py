@@ -1,6 +1,6 @@
-r"""Do parallel chains agree, and how many independent draws are they worth?
+r"""Do parallel chains agree, how many independent draws are they worth, and what are means off by?
 
-Rank-normalised, on chains split in halves, after
+On chains split in halves, with the numbers of arviz, after
 
 | Rank-normalization, folding, and localization: An improved R-hat (Vehtari et al., 2021)
 | https://arxiv.org/abs/1903.08008
@@ -12,11 +12,24 @@ import math
 
 import torch
 from jaxtyping import Float
+from scipy.special import betaincinv
 from torch import Tensor
 
-__all__ = ["effective_sample_size", "rhat"]
+__all__ = [
+    "check_draws",
+    "check_probability",
+    "effective_sample_size",
+    "mcse_mean",
+    "mcse_quantile",
+    "mcse_sd",
+    "rhat",
+    "tail_effective_sample_size",
+]
 
 _LEAST = 8
+_RESOLUTION = 1e-15
+"""Numbers that differ by less are constant, as in arviz."""
+_ONE_SIGMA = 0.1586553, 0.8413447
 
 
 def rhat(draws: Float[Tensor, "chains samples *numbers"]) -> Tensor:
@@ -45,42 +58,162 @@ def effective_sample_size(draws: Float[Tensor, "chains samples *numbers"]) -> Te
     .. math:: m n / \Big(1 + 2 \sum_t \rho_t\Big)
 
     with autocorrelations of normal scores of ranks, summed over Geyer's initial monotone sequence.
+    That is what arviz calls the size of the bulk.
 
     Args:
         draws: of every chain, in order.
 
-    >>> effective_sample_size(torch.arange(16.0).reshape(2, 8)) < 4
+    >>> effective_sample_size(torch.linspace(0, 1, 40).reshape(2, 20)) < 4
     tensor(True)
     """
-    scores = _scores(_halves(draws))
-    chains, samples = scores.shape[:2]
-    covariance = _autocovariance(scores)
-    within = covariance[:, 0].mean(0) * samples / (samples - 1)
-    total = within * (samples - 1) / samples + scores.mean(1).var(0)
-    correlation = 1 - (within - covariance.mean(0)) / total
-    correlation[0] = 1
-    pairs = correlation[: samples // 2 * 2].unflatten(0, (-1, 2)).sum(1)
-    alive = (pairs > 0).cumprod(0)
-    pairs = torch.where(alive.bool(), pairs, torch.inf).cummin(0).values
-    length = torch.where(alive.bool(), pairs, 0.0).sum(0) * 2 - 1
-    count = chains * samples
-    found = count / length.clamp(min=1 / math.log10(count))
-    return found.reshape(draws.shape[2:])
+    return _effective(_scores(_halves(draws))).reshape(draws.shape[2:])
 
 
-def _halves(draws: Tensor) -> Tensor:
-    """First and second half of every chain as chains of their own, ``(2 chains, n, numbers)``."""
-    if draws.ndim < 2 or draws.shape[1] < _LEAST:
+def tail_effective_sample_size(
+    draws: Float[Tensor, "chains samples *numbers"], probability: float = 0.05
+) -> Tensor:
+    """Independent draws that estimate the quantiles of both tails as well; of the worse tail.
+
+    Args:
+        draws: of every chain, in order.
+        probability: of one tail; that of the other one is as large.
+
+    >>> tail_effective_sample_size(torch.linspace(0, 1, 40).reshape(2, 20)) < 18
+    tensor(True)
+    """
+    check_probability(probability)
+    sizes = [_quantile_size(draws, p) for p in (probability, 1 - probability)]
+    return torch.minimum(*sizes).reshape(draws.shape[2:])
+
+
+def mcse_mean(draws: Float[Tensor, "chains samples *numbers"]) -> Tensor:
+    r"""Monte Carlo standard error of the mean of all draws, :math:`s / \sqrt{n_\mathrm{eff}}`.
+
+    Args:
+        draws: of every chain, in order.
+
+    >>> mcse_mean(torch.ones(2, 8))
+    tensor(0., dtype=torch.float64)
+    """
+    size = _effective(_halves(draws))
+    return (_pooled(draws).std(0) / size.sqrt()).reshape(draws.shape[2:])
+
+
+def mcse_sd(draws: Float[Tensor, "chains samples *numbers"]) -> Tensor:
+    r"""Monte Carlo standard error of the standard deviation of all draws, by the delta method.
+
+    .. math:: \sqrt{\frac{\overline{c^4} - \overline{c^2}^2}{4\, \overline{c^2}\, n_\mathrm{eff}}}
+
+    of the differences c from the mean; NaN for constant draws.
+
+    Args:
+        draws: of every chain, in order.
+
+    >>> mcse_sd(torch.arange(16.0).reshape(2, 8)) < 2
+    tensor(True)
+    """
+    size, pooled = _effective(_halves(draws)), _pooled(draws)
+    squares = (pooled - pooled.mean(0)).square()
+    variance = squares.mean(0)
+    spread = (squares.square().mean(0) - variance.square()) / size
+    return (spread / variance / 4).sqrt().reshape(draws.shape[2:])
+
+
+def mcse_quantile(
+    draws: Float[Tensor, "chains samples *numbers"], probability: float = 0.5
+) -> Tensor:
+    """Monte Carlo standard error of a quantile: half of an interval of one sigma between draws.
+
+    Args:
+        draws: of every chain, in order.
+        probability: of the quantile, by default the median.
+
+    >>> mcse_quantile(torch.arange(16.0).reshape(2, 8)) < 8
+    tensor(True)
+    """
+    check_probability(probability)
+    size = _quantile_size(draws, probability).cpu().numpy()
+    ordered = _pooled(draws).sort(0).values
+    last = len(ordered) - 1
+    low, high = (
+        torch.from_numpy(betaincinv(size * probability + 1, size * (1 - probability) + 1, p))
+        for p in _ONE_SIGMA
+    )
+    first = (low * len(ordered) - 1).floor().clamp(0, last).long().to(ordered.device)
+    final = (high * len(ordered) - 1).ceil().clamp(0, last).long().to(ordered.device)
+    width = ordered.gather(0, final[None]) - ordered.gather(0, first[None])
+    return (width / 2).reshape(draws.shape[2:])
+
+
+def check_draws(draws: Tensor) -> None:
+    """Refuse draws of which nothing can be said."""
+    if draws.ndim < 2 or draws.shape[1] < _LEAST or len(draws) < 1:
         raise ValueError(
             f"`draws` must have the shape (chains, samples, ...) with at least {_LEAST} samples, "
             f"got {tuple(draws.shape)}."
         )
     if not bool(torch.isfinite(draws).all()):
         raise ValueError("`draws` must be finite.")
+
+
+def check_probability(probability: float) -> None:
+    """Refuse what is no probability of a quantile."""
+    if not 0 < probability < 1:
+        raise ValueError(f"`probability` must be between 0 and 1, got {probability}.")
+
+
+def _pooled(draws: Tensor) -> Tensor:
+    """All draws of all chains, ``(draws, numbers)``."""
+    return draws.double().reshape(draws.shape[0] * draws.shape[1], -1)
+
+
+def _halves(draws: Tensor) -> Tensor:
+    """First and second half of every chain as chains of their own, ``(2 chains, n, numbers)``."""
+    check_draws(draws)
     chains, samples = draws.shape[:2]
     half = samples // 2
     rows = draws.double().reshape(chains, samples, -1)
     return torch.cat([rows[:, :half], rows[:, samples - half :]])
+
+
+def _quantile_size(draws: Tensor, probability: float) -> Tensor:
+    """Independent draws that estimate how many of them are below a quantile as well."""
+    halves = _halves(draws)
+    return _effective((halves <= _quantile(_pooled(draws), probability)).double())
+
+
+def _quantile(x: Tensor, probability: float) -> Tensor:
+    """Between two draws on a straight line, from the nearer one, which makes it exact at draws."""
+    ordered = x.sort(0).values
+    place = (len(x) - 1) * probability
+    share = place - math.floor(place)
+    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
+
+
+def _effective(x: Tensor) -> Tensor:
+    """Effective size of chains as they are, ``(chains, samples, numbers)``.
+
+    Autocorrelations are added in pairs as long as pairs are positive and of those before, none is
+    larger; of the pair that ends it the first one counts once.
+    """
+    chains, samples = x.shape[:2]
+    count = chains * samples
+    covariance = _autocovariance(x)
+    within = covariance[:, 0].mean(0) * samples / (samples - 1)
+    total = within * (samples - 1) / samples + x.mean(1).var(0)
+    correlation = 1 - (within - covariance.mean(0)) / total
+    correlation[0] = 1
+    last = (samples - 3) // 2
+    pairs = correlation[: 2 * last + 2].unflatten(0, (-1, 2))
+    sums = pairs.sum(1)
+    end = (sums > 0).cumprod(0).sum(0, keepdim=True).clamp(max=last)
+    inside = torch.arange(last + 1, device=x.device)[:, None] < end
+    first, ending = pairs[:, 0].gather(0, end), sums.gather(0, end)
+    rest = torch.where((first > 0) | (ending >= 0), first, 0)[0]
+    length = 2 * torch.where(inside, sums.cummin(0).values, 0).sum(0) + rest - 1
+    constant = x.amax((0, 1)) - x.amin((0, 1)) < _RESOLUTION
+    return torch.where(constant, count, count / length.clamp(min=1 / math.log10(count)))
 
 
 def _median(x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from lightning_bnn.metrics.ranking import (
     Rule,
     aupr_of_counts,
     auroc_of_counts,
+    check_exact,
     check_rate,
     count_positives,
     fpr_of_scores,
@@ -165,6 +166,7 @@ class OODDetection(ExactMetric):
         if scores.ndim != 1:
             raise ValueError(f"Scores must be one per example, got shape {tuple(scores.shape)}.")
         check_scores(scores)
+        check_exact(scores)
         return scores.detach().double()
 
     def _position(self, ood_set: str | int | None) -> int:

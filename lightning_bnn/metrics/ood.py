@@ -15,6 +15,7 @@ from lightning_bnn.metrics.ranking import (
     Rule,
     aupr_of_counts,
     auroc_of_counts,
+    check_exact,
     check_ranking,
     check_rate,
     count_positives,
@@ -40,6 +41,7 @@ class _Ranking(ExactMetric):
     def update(self, scores: Tensor, is_ood: Tensor) -> None:
         """Add a batch of scores (higher is more out of distribution) and which of them are OOD."""
         check_ranking(scores, is_ood)
+        check_exact(scores)
         self.ranking_scores.append(scores.detach().flatten().double())
         self.ranking_is_ood.append(is_ood.flatten().double())
 

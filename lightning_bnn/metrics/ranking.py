@@ -1,7 +1,8 @@
 """Ranking metrics of out-of-distribution scores: AUROC, AUPR, false positives at a recall.
 
 Higher scores mean more out of distribution, and OOD is the positive class unless told otherwise.
-Scores are used as they are, in float64; equal scores are accepted or rejected together.
+Scores are used as they are, in float64 (integers exactly); equal scores are accepted or rejected
+together.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ __all__ = [
     "Rule",
     "aupr",
     "auroc",
+    "check_exact",
     "check_ranking",
     "count_positives",
     "fpr95",
     "fpr_at_tpr",
+    "is_exact",
     "split_scores",
 ]
 
 Positive = Literal["ood", "id"]
 Rule = Literal["first", "nearest"]
 Interpolation = Literal["step", "trapezoid"]
+_WHOLE = 2**53
 
 
 class Counts(NamedTuple):
@@ -123,14 +127,33 @@ def fpr95(
 
 # ------------------------------------------------------------ counts
 def split_scores(scores: Tensor, is_ood: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores of ID and of OOD examples, in float64.
+    """The scores of ID and of OOD examples, in float64; of large integers, their ranks.
 
     >>> split_scores(torch.tensor([1.0, 2.0]), torch.tensor([True, False]))[0]
     tensor([2.], dtype=torch.float64)
     """
     check_ranking(scores, is_ood)
+    if not is_exact(scores):
+        scores = scores.unique(return_inverse=True)[1]
     scores, is_ood = scores.double(), is_ood.bool()
     return scores[~is_ood], scores[is_ood]
+
+
+def is_exact(scores: Tensor) -> bool:
+    """Whether float64 tells all scores apart that differ."""
+    if scores.is_floating_point() or scores.dtype == torch.bool:
+        return True
+    return bool(((scores >= -_WHOLE) & (scores <= _WHOLE)).all())
+
+
+def check_exact(scores: Tensor) -> None:
+    """Refuse integers that float64 does not hold."""
+    if not is_exact(scores):
+        raise ValueError(
+            "`scores` are kept in float64, which holds whole numbers up to 2^53, got "
+            f"{scores.dtype} from {int(scores.min())} to {int(scores.max())}: give ranks, or all "
+            "scores at once to the function."
+        )
 
 
 def check_ranking(scores: Tensor, is_ood: Tensor) -> None:

@@ -252,13 +252,12 @@ class BayesianModule(MemberModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip every member as if it were alone, and what they share by itself."""
-        if not gradient_clip_val or gradient_clip_val < 0 or self.members == 1:
+        clips = gradient_clip_val is not None and gradient_clip_val > 0
+        by_value = gradient_clip_algorithm == "value"  # number by number, whosever they are
+        if not clips or by_value or self.members == 1:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
-        by_value = gradient_clip_algorithm == "value"
+        assert gradient_clip_val is not None
         shared = [p for p in self._shared_parameters() if p.grad is not None]
-        clip_members(self.stacked_parameters(), float(gradient_clip_val), by_value)
-        if by_value:
-            nn.utils.clip_grad_value_(shared, float(gradient_clip_val))
-        else:
-            nn.utils.clip_grad_norm_(shared, float(gradient_clip_val))
+        clip_members(self.stacked_parameters(), float(gradient_clip_val))
+        nn.utils.clip_grad_norm_(shared, float(gradient_clip_val))

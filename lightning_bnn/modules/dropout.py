@@ -14,6 +14,7 @@ from lightning_bnn.arguments import share
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.predictive import Predictive
+from lightning_bnn.modules.sharing import Part, even_share
 from lightning_bnn.modules.templates import has_dropout
 from lightning_bnn.posteriors import Dropout
 from lightning_bnn.posteriors.dropout import Layers
@@ -88,6 +89,14 @@ class MCDropout(DeepEnsemble):
     def judged_posterior(self) -> Dropout:
         """The members; what is dropped is seen when they predict."""
         return Dropout(self._members().networks, layers=self.layers)
+
+    def part_of_predictions(self, before: int, total: int) -> Part:
+        """Draws are spread over members evenly."""
+        here = int(self._well().sum())
+        count = even_share(self.judged_samples, before, here, total)
+        return Part(
+            self.judged_posterior().predictor(count, None, self.chunk_size) if count else None
+        )
 
     def predictive(self, samples: int | None = None) -> Predictive:
         """Samples of weights as a plain module; they drop the same units for all inputs."""

@@ -16,6 +16,7 @@ from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.modules.base import BayesianModule
 from lightning_bnn.modules.divergence import Diverged, Divergence
 from lightning_bnn.modules.member_losses import Examples, member_losses
+from lightning_bnn.modules.sharing import Part
 from lightning_bnn.modules.side_by_side import finite_members, restart_members
 from lightning_bnn.modules.templates import fixed_names
 from lightning_bnn.params import Params
@@ -141,6 +142,13 @@ class DeepEnsemble(BayesianModule):
     def posterior(self) -> Posterior:
         """The members, each as likely as the others."""
         return self._members()
+
+    def part_of_predictions(self, before: int, total: int) -> Part:
+        """All members that are here."""
+        if not bool(self._well().any()):
+            return Part(None)
+        own = self._members()
+        return Part(own.predictor(own.size, None, self.chunk_size))
 
     def _members(self) -> Empirical:
         kept = self.healthy()

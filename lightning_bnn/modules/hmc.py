@@ -21,6 +21,10 @@ from lightning_bnn.params import Params
 __all__ = ["HMC"]
 
 _LEAST_ACCEPTANCE = 0.01
+_OF_OTHERS = {
+    "max_loss": None, "restarts": 0,
+    "lr_scheduler": None, "lr_interval": "epoch", "member_rates": None,
+}  # fmt: skip
 
 
 class HMC(Chains):
@@ -53,16 +57,17 @@ class HMC(Chains):
         optimizer: OptimizerCallable = samplers.HMC,
         **kwargs: Any,
     ) -> None:
+        _leave_out(kwargs)
         super().__init__(
-            network, members=members, prior_std=prior_std, optimizer=optimizer, **kwargs
-        )
+            network, members=members, prior_std=prior_std, optimizer=optimizer,
+            max_loss=None, restarts=0, lr_scheduler=None, lr_interval="epoch", member_rates=None,
+            **kwargs,
+        )  # fmt: skip
         if has_dropout(self.template):
             raise ValueError(
                 "`network` has dropout, which would make the energy random: set its rates to 0, or "
                 "take SGHMC."
             )
-        if self.make_scheduler is not None:
-            raise ValueError("`lr_scheduler`: the sampler adapts its step size itself.")
         self.automatic_optimization = False
         self._data: list[Batch] = []
         self._acceptance, self._transitions = torch.zeros(()), 0
@@ -129,11 +134,16 @@ class HMC(Chains):
     def _check_energies(self, energies: Tensor) -> None:
         """A chain whose energy is no number never moves: every proposal is refused."""
         broken = (~energies.isfinite()).nonzero().flatten().tolist()
-        if broken:
-            raise ValueError(
-                f"The energy of chains {broken} of {self.members} is not finite: look for NaN and "
-                "huge values in the data, and in the weights that the chains start from."
-            )
+        told = (
+            f"The energy of chains {broken} of {self.members} is not finite, so that no step will "
+            "ever be accepted: look for NaN and huge values in the data, and in the weights that "
+            "the chains start from."
+        )
+        if len(broken) == self.members:
+            raise ValueError(told)
+        if set(broken) - self._warned_members:
+            self._warned_members |= set(broken)
+            rank_zero_warn(told)
 
     def energies(self) -> Tensor:
         """Negative log posterior of every chain; its gradients become those of the parameters."""
@@ -174,3 +184,14 @@ class HMC(Chains):
         self.log("train/energy", energies.mean().float(), batch_size=1)
         self.log("train/step_size", own.step_size, batch_size=1)
         self.keep_if_due(before)
+
+
+def _leave_out(kwargs: dict[str, Any]) -> None:
+    """Arguments of other methods may only be what they are by default, as in checkpoints."""
+    for name, default in _OF_OTHERS.items():
+        value = kwargs.pop(name, default)
+        if value != default:
+            raise ValueError(
+                f"`{name}` means nothing to HMC, whose sampler adapts its step size and rejects "
+                f"what diverges: leave it out, got {value}."
+            )

@@ -141,9 +141,11 @@ class JudgedModule(TemplateModule):
         inputs = self._cast(inputs)
         with self._predicting(), self._randomness("predict", *batch):
             found = self._checked(lambda: run(self.template, *inputs), inputs)
-        found = self._one_tensor(found)
-        gather = getattr(getattr(self._trainer, "strategy", None), "gather_members", None)
-        return found if gather is None else gather(found)  # members of other processes
+        return self._of_everyone(self._one_tensor(found))
+
+    def _of_everyone(self, outputs: Tensor) -> Tensor:
+        """With those of other processes, if they have other networks."""
+        return outputs
 
     def on_validation_epoch_start(self) -> None:
         """Draw networks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -12,7 +13,6 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn.arguments import count, is_number
@@ -20,10 +20,11 @@ from lightning_bnn.bank import read_networks
 from lightning_bnn.modules.divergence import Diverged
 from lightning_bnn.modules.evaluation import Judge
 from lightning_bnn.modules.judged_module import JudgedModule
+from lightning_bnn.modules.sharing import Part, nothing_like, part_of_mixture
 from lightning_bnn.modules.side_by_side import finite_members
 from lightning_bnn.modules.templates import fixed_names
 from lightning_bnn.params import Params
-from lightning_bnn.posteriors import Empirical, Predictor
+from lightning_bnn.posteriors import Predictor
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["MemberModule"]
@@ -74,7 +75,7 @@ class MemberModule(JudgedModule):
             None if member_rates is None else torch.tensor(list(member_rates), dtype=torch.float64)
         )
         self.whole: tuple[int, int] | None = None  # which of all members these are, if not all
-        self._speechless = False  # whether all that are here have diverged, but others have not
+        self._order: Tensor | None = None  # of the draws of all processes
         self._has_weights = start_from is not None  # of a fit, or of a file
         self.register_load_state_dict_post_hook(_weights_came)
 
@@ -135,7 +136,7 @@ class MemberModule(JudgedModule):
         self.members, self.first_member = self._everyone, self.first_member - self.whole[0]
         if self.member_rates is not None:
             self.member_rates = self._all_rates
-        self.whole, self._speechless = None, False
+        self.whole, self._order = None, None
 
     def member_names(self) -> set[str]:
         """Names in the state dict whose tensors have a leading member dimension."""
@@ -177,32 +178,53 @@ class MemberModule(JudgedModule):
             rank_zero_warn(f"{error} They begin anew, and are not validated.")
 
     def _start(self, judge: Judge | None) -> None:
-        """A process whose members have all diverged leaves the word to the others."""
+        """Weights that nobody has trained are not judged without a word."""
         judged = None if self._has_weights or self.fits_now else self.unfitted()
         if judged is not None:
             rank_zero_warn(
                 f"{type(self).__name__} has not been fitted: {judged}; fit it, or pass the "
                 "`ckpt_path` of a fit."
             )
-        if self.whole is not None:
-            here = self._count_healthy()
-            every = torch.tensor(here, device=self.device)
-            every = self.trainer.strategy.reduce(every, reduce_op="sum")
-            self._speechless = here == 0 and int(every) > 0
         super()._start(judge)
 
-    def _count_healthy(self) -> int:
-        try:
-            return len(self.healthy())
-        except Diverged:
-            return 0
-
     def _predictor(self) -> Predictor:
-        if not self._speechless:
+        if self.whole is None:
             return super()._predictor()
-        anyone = Empirical({name: t[:1].detach() for name, t in self.member_stack().items()})
-        run = anyone.predictor(1, None, self.chunk_size)
-        return lambda *args: tree_map(lambda t: t[:0], run(*args))
+        strategy: Any = self.trainer.strategy
+        everyone = strategy.gather_members(self._well())
+        before, total = int(everyone[: self.whole[0]].sum()), int(everyone.sum())
+        if total == 0:
+            self.healthy()  # says why
+        with torch.no_grad():
+            part = self.part_of_predictions(before, total)
+        self._order = part.order
+        return part.predictor or nothing_like(self.member_stack(), self.chunk_size)
+
+    def _well(self) -> Tensor:
+        """Whether the members that are here may predict; their processes leave it to others."""
+        well = torch.zeros(self.members, dtype=torch.long, device=self.device)
+        with contextlib.suppress(Diverged):
+            well[self.healthy()] = 1
+        return well
+
+    def part_of_predictions(self, before: int, total: int) -> Part:
+        """The draws of the members that are here.
+
+        Args:
+            before: how many members of other processes come first.
+            total: how many there are.
+        """
+        modes = self.judged_posterior().modes() if bool(self._well().any()) else []
+        generator = keyed_generator(self.seed, "judged", device=self.device)
+        return part_of_mixture(modes, before, total, self.eval_samples, generator, self.chunk_size)
+
+    def _of_everyone(self, outputs: Tensor) -> Tensor:
+        """In the order of one process."""
+        if self.whole is None:
+            return outputs
+        strategy: Any = self.trainer.strategy
+        every = strategy.gather_members(outputs)
+        return every if self._order is None else every[self._order.to(every.device)]
 
     # -------------------------------------------------------- starts
     def first_networks(self) -> Params:

@@ -73,20 +73,15 @@ def _refused(optimizer: Any, reason: str) -> ValueError:
     )
 
 
-def clip_members(stacks: Iterable[Tensor], limit: float, by_value: bool) -> None:
-    """Clip the gradient of every member as if it were alone.
+def clip_members(stacks: Iterable[Tensor], limit: float) -> None:
+    """Clip the norm of the gradient of every member as if it were alone.
 
     Args:
         stacks: parameters whose first dimension counts members.
-        limit: largest norm of the gradient of one member, or largest value.
-        by_value: which of both.
+        limit: largest norm of the gradient of one member.
     """
     grads = [t.grad for t in stacks if t.grad is not None]
     if not grads:
-        return
-    if by_value:
-        for grad in grads:
-            grad.clamp_(-limit, limit)
         return
     norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
     factors = (limit / (norms + 1e-6)).clamp(max=1)

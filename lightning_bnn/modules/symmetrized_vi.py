@@ -167,7 +167,14 @@ class SymmetrizedVI(MFVI):
         super().on_validation_epoch_end()
         if self.example():
             for name, value in self.bracket().items():
-                self.log(f"val/{name}", value.float(), sync_dist=True)
+                self.log(f"val/{name}", self._over_members(value).float(), sync_dist=True)
+
+    def _over_members(self, value: Tensor) -> Tensor:
+        """A mean over members, or a bound of it, from the means of processes that share them."""
+        if self.whole is None:
+            return value
+        strategy: Any = self.trainer.strategy
+        return strategy.reduce(value * self.members, reduce_op="sum") / self._everyone
 
     @torch.no_grad()
     def bracket(self, samples: int = _BRACKET_SAMPLES) -> dict[str, Tensor]:

@@ -13,8 +13,9 @@ from lightning_bnn import params as P
 from lightning_bnn.params import Params, stack_size
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
 from lightning_bnn.posteriors.constants import Constants
+from lightning_bnn.randomness import keyed_generator
 
-__all__ = ["Empirical", "Mixture"]
+__all__ = ["Empirical", "Mixture", "spread"]
 
 
 class Empirical(Posterior):
@@ -115,10 +116,12 @@ class Mixture(Posterior):
         over the modes as evenly as it can be, and its expectation is that of the mixture.
         """
         check_count(n)
-        counts = self._counts(n, generator)
-        pairs = zip(self.modes(), counts, strict=True)
-        parts = [component.sample(count, generator) for component, count in pairs if count]
-        order = _order(n, generator)
+        counts, generators, order = spread(n, self.weights, generator)
+        parts = [
+            component.sample(count, own)
+            for component, count, own in zip(self.modes(), counts, generators, strict=True)
+            if count
+        ]
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return {name: t[order.to(t.device)] for name, t in joined.items()}
 
@@ -127,13 +130,12 @@ class Mixture(Posterior):
     ) -> Predictor:
         """Every component predicts in its own way."""
         check_count(n)
-        counts = self._counts(n, generator)
+        counts, generators, order = spread(n, self.weights, generator)
         parts = [
-            component.predictor(count, generator, chunk_size)
-            for component, count in zip(self.modes(), counts, strict=True)
+            component.predictor(count, own, chunk_size)
+            for component, count, own in zip(self.modes(), counts, generators, strict=True)
             if count
         ]
-        order = _order(n, generator)
 
         def predict(model: nn.Module, *x: Any) -> Any:
             outputs = [part(model, *x) for part in parts]
@@ -146,13 +148,32 @@ class Mixture(Posterior):
         logs = torch.stack([component.log_prob(params) for component in self.modes()])
         return torch.logsumexp(logs + self.weights.log().to(logs)[:, None], 0)
 
-    def _counts(self, n: int, generator: torch.Generator | None) -> list[int]:
-        """Systematic sampling: one random offset for all components."""
-        device = generator.device if generator is not None else None
-        offset = torch.rand((), generator=generator, device=device, dtype=torch.float64).cpu()
-        edges = (n * self.weights.cpu().cumsum(0) + offset).floor()
-        edges[-1] = n
-        return edges.diff(prepend=edges.new_zeros(1)).long().tolist()
+
+def spread(
+    n: int, weights: Tensor, generator: torch.Generator | None = None
+) -> tuple[list[int], list[torch.Generator | None], Tensor]:
+    """How n draws are spread over components: counts, generators of their own, and an order.
+
+    Systematic sampling: one random offset for all components. What a component draws depends on
+    its place only, and not on what the others draw.
+
+    Args:
+        n: how many draws.
+        weights: positive numbers, one for each component.
+        generator: by default components draw from the global random state.
+    """
+    device = generator.device if generator is not None else None
+    shares = weights.double().cpu() / weights.sum().double().cpu()
+    offset = torch.rand((), generator=generator, device=device, dtype=torch.float64).cpu()
+    edges = (n * shares.cumsum(0) + offset).floor()
+    edges[-1] = n
+    counts = edges.diff(prepend=edges.new_zeros(1)).long().tolist()
+    order = _order(n, generator)
+    own: list[torch.Generator | None] = [None] * len(counts)
+    if generator is not None:
+        seed = int(torch.randint(2**62, (), generator=generator, device=device))
+        own = [keyed_generator(seed, k, device=generator.device) for k in range(len(counts))]
+    return counts, own, order
 
 
 def _order(n: int, generator: torch.Generator | None) -> Tensor:

@@ -23,10 +23,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_bnn.posteriors.doubly_stochastic import (
+    bethe_functional,
+    is_doubly_stochastic,
+    likeliest_permutation,
+    to_unit_sums,
+)
+
 __all__ = ["log_bethe", "log_capacity", "log_permanent", "log_transpositions"]
 
 _EXACT_UP_TO = 14
-_FLOOR = 1e9
 _SAFE = 200
 """Exponents up to here leave room in float64 for what sums of them do."""
 
@@ -77,6 +83,9 @@ def log_capacity(logs: Tensor, sweeps: int = 20) -> Tensor:
 def log_bethe(logs: Tensor, iterations: int = 200, tolerance: float = 1e-9) -> Tensor:
     """A lower bound, by sum-product messages between rows and columns.
 
+    It holds after any number of iterations; :math:`2^{n/2}` times it is an upper bound once
+    messages have settled.
+
     >>> log_bethe(torch.zeros(2, 2)).exp().round(decimals=3)
     tensor(1.)
     """
@@ -108,17 +117,39 @@ def _capacity(logs: Tensor, sweeps: int) -> tuple[Tensor, Tensor]:
 
 
 def _bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Where messages have not settled, the value is that of other shares: a bound all the same."""
+    matrices = logs.reshape(-1, *logs.shape[-2:]).double()
+    regular = (matrices < math.inf).all(-1).all(-1)
+    matrices = torch.where(regular[:, None, None], matrices, 0)
+    rows, columns = _potentials(_with_a_floor(matrices))
+    scaled = matrices - rows - columns
+    shares = _shares(scaled, iterations, tolerance)
+    value = bethe_functional(scaled, shares) + (rows.sum((-2, -1)) + columns.sum((-2, -1)))
+    value = torch.where(regular, value, torch.nan)
+    return value.view(logs.shape[:-2]).to(logs), shares.view(logs.shape).to(logs)
+
+
+def _shares(logs: Tensor, iterations: int, tolerance: float) -> Tensor:
+    """Doubly stochastic matrices at which Bethe's functional is largest, or nearly so."""
+    if logs.shape[-1] == 1:
+        return torch.ones_like(logs)
+    if logs.shape[-1] == 2:  # the functional is linear: one of the two permutations, or both
+        kept, swapped = logs[:, 0, 0] + logs[:, 1, 1], logs[:, 0, 1] + logs[:, 1, 0]
+        share = (kept > swapped) + (kept == swapped) / 2
+        return torch.stack([share, 1 - share, 1 - share, share], -1).view(logs.shape).to(logs)
+    shares = to_unit_sums(_beliefs(logs.exp(), iterations, tolerance))
+    for k in (~is_doubly_stochastic(shares)).nonzero()[:, 0]:
+        shares[k] = likeliest_permutation(logs[k])
+    return shares
+
+
+def _beliefs(scaled: Tensor, iterations: int, tolerance: float) -> Tensor:
     """Messages are odds of an edge: ``down`` from its row, ``up`` from its column.
 
-    On this graph they converge (Vontobel); damping them takes twice as many rounds. They are
-    clamped where an edge is as good as certain, so that no product leaves the numbers.
+    On this graph they converge (Vontobel), unless several permutations are equally likely; damping
+    them takes twice as many rounds. They are clamped where an edge is as good as certain, so that
+    no product leaves the numbers.
     """
-    if logs.shape[-1] == 1:
-        return logs[..., 0, 0], torch.ones_like(logs)
-    finite = torch.isfinite(logs.amax((-2, -1))) & ~logs.isnan().any(-1).any(-1)
-    logs64 = torch.where(finite[..., None, None], logs, 0).double().clamp(min=-_FLOOR)
-    rows, columns = _potentials(logs64)
-    scaled = (logs64 - rows - columns).exp()
     up = torch.full_like(scaled, 1 / (scaled.shape[-1] - 1))
     down = _clamped(scaled / _others(scaled * up, -1))
     beliefs = torch.zeros_like(scaled)
@@ -129,16 +160,16 @@ def _bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor, Ten
             before, beliefs = beliefs, 1 / (1 + 1 / (down * up))
             if bool((beliefs - before).abs().amax() < tolerance):
                 break
-    up = _clamped(1 / _others(down, -2))
-    sums = (scaled * up).sum(-1)
-    value = (
-        sums.log().sum(-1)
-        + down.sum(-2).log().sum(-1)
-        - torch.log1p(down * up).sum((-2, -1))
-        + (rows.sum((-2, -1)) + columns.sum((-2, -1)))
-    )
-    value = torch.where(finite, value, torch.nan)
-    return value.to(logs), (scaled * up / sums[..., None]).to(logs)
+    return torch.where(scaled > 0, 1 / (1 + 1 / (down * up)), 0)
+
+
+def _with_a_floor(logs: Tensor) -> Tensor:
+    """Impossible entries become so unlikely that a permutation with one is the last resort."""
+    possible = logs > -math.inf
+    least = torch.where(possible, logs, math.inf).amin((-2, -1), keepdim=True)
+    spread = logs.amax((-2, -1), keepdim=True) - least
+    floor = least - len(logs[0]) * spread - 2 * _SAFE
+    return torch.where(possible, logs, torch.where(floor.isfinite(), floor, 0))
 
 
 def _potentials(logs: Tensor) -> tuple[Tensor, Tensor]:

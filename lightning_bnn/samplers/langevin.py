@@ -102,8 +102,8 @@ class Langevin(torch.optim.Optimizer):
     def _move(self, group: dict[str, Any], params: list[Tensor], index: str) -> None:
         values = [_local(p) for p in params]
         grads = [_local(p.grad) for p in params if p.grad is not None]
-        noise = self._noise(group, params, index, "noise") if group["temperature"] > 0 else None
-        self.update(group, params, values, grads, noise, index)
+        noise = self._noise(group, params, index) if group["temperature"] > 0 else None
+        self.update(group, params, values, grads, noise)
 
     @abstractmethod
     def update(
@@ -113,7 +113,6 @@ class Langevin(torch.optim.Optimizer):
         values: list[Tensor],
         grads: list[Tensor],
         noise: list[Tensor] | None,
-        index: str,
     ) -> None:
         """Move ``values`` in place.
 
@@ -124,20 +123,17 @@ class Langevin(torch.optim.Optimizer):
             grads: gradients of the mean loss, to be left alone; the prior adds `decay_of` times the
                 values.
             noise: standard normal numbers; None at temperature 0.
-            index: of the tensors among all groups.
         """
 
-    def _noise(
-        self, group: dict[str, Any], params: Sequence[Tensor], index: str, kind: str
-    ) -> list[Tensor]:
+    def _noise(self, group: dict[str, Any], params: Sequence[Tensor], index: str) -> list[Tensor]:
         """One draw for all tensors, cut into their shapes; noise lasts until the next one."""
         values = [_local(p) for p in params]
         first = values[0]
-        key = (group["seed"] or 0, group["step"], index, kind, str(first.dtype), *_shard(params[0]))
+        seed, step, kind = group["seed"] or 0, group["step"], str(first.dtype)
+        key = (seed, step, index, "noise", kind, *_shard(params[0]))
         generator = keyed_generator(*key, device=first.device)
         sizes = [v.numel() for v in values]
-        flat = self._memory(first, sum(sizes)) if kind == "noise" else first.new_empty(sum(sizes))
-        flat.normal_(generator=generator)
+        flat = self._memory(first, sum(sizes)).normal_(generator=generator)
         pieces = flat.split(sizes)
         return [piece.view(v.shape) for piece, v in zip(pieces, values, strict=True)]
 

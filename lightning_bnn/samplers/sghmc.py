@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import compress
 from typing import Any
 
 import torch
@@ -23,9 +24,15 @@ class SGHMC(Langevin):
 
     At T = 0 and a constant rate it is SGD with momentum. Positions are exact as the rate goes to
     zero: on a quadratic of curvature k their variance is :math:`T / (N k) / (1 - \eta k / (2 (1 +
-    \mu)))`. Momenta start from their stationary law for small rates, of variance
-    :math:`2 \eta T / ((1 + \mu) N)`; what is stored is :math:`v / \sqrt{\eta}`, so that schedules
-    of the rate leave it alone.
+    \mu)))`. At first, and every ``resample_every`` steps, momenta are drawn anew from the law that
+    a chain has at its next step, given where it is,
+
+    .. math:: v \leftarrow -\frac{\eta\, g}{1 + \mu} + \sqrt{\Big(1 - \frac{\hat\beta}{1 + \mu}\Big)
+        \frac{2 \eta T}{(1 + \mu) N}}\; \xi, \quad \theta \leftarrow \theta + v
+
+    so that the variance is the same whatever the period. With little friction that is the half
+    kick at the start of a leapfrog; at T = 0 momenta begin at zero instead. What is stored is
+    :math:`v / \sqrt{\eta}`, so that schedules of the rate leave it alone.
 
     Args:
         params: parameters or parameter groups.
@@ -36,7 +43,7 @@ class SGHMC(Langevin):
         prior_precision: of a Gaussian prior.
         weight_decay: ``prior_precision / num_data`` instead.
         noise_estimate: :math:`\hat\beta`, the part of the noise that minibatches bring already.
-        resample_every: draw momenta anew after so many steps.
+        resample_every: draw momenta anew after so many steps; never by default.
         seed: of the noise, 0 by default; our modules fill in theirs.
 
     References:
@@ -59,7 +66,7 @@ class SGHMC(Langevin):
     ) -> None:
         share("momentum", momentum)
         not_negative("noise_estimate", noise_estimate)
-        if noise_estimate > 1 - momentum:
+        if noise_estimate + momentum > 1:
             raise ValueError(
                 "`noise_estimate` must be between 0 and the friction, "
                 f"{1 - momentum:.6g}, got {noise_estimate}."
@@ -78,20 +85,19 @@ class SGHMC(Langevin):
         values: list[Tensor],
         grads: list[Tensor],
         noise: list[Tensor] | None,
-        index: str,
     ) -> None:
         """One step."""
-        root, mu = math.sqrt(group["lr"]), group["momentum"]
-        velocities = self._velocities(group, params, values, index)
-        torch._foreach_mul_(velocities, mu)
-        torch._foreach_add_(velocities, grads, alpha=-root)
-        if decay_of(group):
-            torch._foreach_add_(velocities, values, alpha=-root * decay_of(group))
-        if noise is not None:
-            friction = 1 - mu - group["noise_estimate"]
-            scale = math.sqrt(2 * max(friction, 0.0) * temperature_of(group))
-            torch._foreach_add_(velocities, noise, alpha=scale)
-        torch._foreach_add_(values, velocities, alpha=root)
+        every = group["resample_every"]
+        redraw = every is not None and group["step"] % every == 0
+        new = [redraw or "velocity" not in self.state[p] for p in params]
+        for p, value in compress(zip(params, values, strict=True), new):
+            self.state[p]["velocity"] = torch.zeros_like(value)
+        velocities = [self.state[p]["velocity"] for p in params]
+        for fresh in set(new):
+            where = [n == fresh for n in new]
+            tensors = (list(compress(t, where)) for t in (velocities, values, grads, noise or []))
+            _accelerate(group, fresh, *tensors)
+        torch._foreach_add_(values, velocities, alpha=math.sqrt(group["lr"]))
 
     def kinetic_temperature(self) -> Tensor:
         r"""Mean energy of the momenta, :math:`N (1 + \mu) v^2 / (2 \eta)`.
@@ -108,21 +114,25 @@ class SGHMC(Langevin):
                 count += sum(v.numel() for v in held)
         return torch.stack(energies).sum() / count if count else torch.tensor(torch.nan)
 
-    def _velocities(
-        self, group: dict[str, Any], params: list[Tensor], values: list[Tensor], index: str
-    ) -> list[Tensor]:
-        """Those of the last step, or a draw from their stationary law."""
-        every = group["resample_every"]
-        again = every is not None and group["step"] % every == 0
-        new = [p for p in params if again or "velocity" not in self.state[p]]
-        if new and group["temperature"] > 0:
-            scale = math.sqrt(2 * temperature_of(group) / (1 + group["momentum"]))
-            drawn = self._noise(group, new, index, "momentum")
-            torch._foreach_mul_(drawn, scale)
-        else:
-            fresh = {id(p) for p in new}
-            pairs = zip(params, values, strict=True)
-            drawn = [torch.zeros_like(v) for p, v in pairs if id(p) in fresh]
-        for p, velocity in zip(new, drawn, strict=True):
-            self.state[p]["velocity"] = velocity.clone()
-        return [self.state[p]["velocity"] for p in params]
+
+def _accelerate(
+    group: dict[str, Any],
+    fresh: bool,
+    velocities: list[Tensor],
+    values: list[Tensor],
+    grads: list[Tensor],
+    noise: list[Tensor],
+) -> None:
+    """Friction, force and noise, in place; velocities that are fresh are zero."""
+    root, mu, known = math.sqrt(group["lr"]), group["momentum"], group["noise_estimate"]
+    force, heat = 1.0, 1 - mu - known
+    if fresh and noise:  # a momentum that a chain has had all along depends on where it is
+        force = 1 / (1 + mu)
+        heat = force - force**2 * known
+    torch._foreach_mul_(velocities, mu)
+    torch._foreach_add_(velocities, grads, alpha=-root * force)
+    if decay_of(group):
+        torch._foreach_add_(velocities, values, alpha=-root * force * decay_of(group))
+    if noise:
+        scale = math.sqrt(2 * max(heat, 0.0) * temperature_of(group))
+        torch._foreach_add_(velocities, noise, alpha=scale)

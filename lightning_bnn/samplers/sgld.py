@@ -55,7 +55,6 @@ class SGLD(Langevin):
         values: list[Tensor],
         grads: list[Tensor],
         noise: list[Tensor] | None,
-        index: str,
     ) -> None:
         """One step."""
         if decay_of(group):
@@ -118,7 +117,6 @@ class PreconditionedSGLD(Langevin):
         values: list[Tensor],
         grads: list[Tensor],
         noise: list[Tensor] | None,
-        index: str,
     ) -> None:
         """One step."""
         if decay_of(group):

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lightning_bnn import params as P
 from lightning_bnn import samplers
 from lightning_bnn.callbacks import ChainDiagnostics
-from lightning_bnn.metrics import effective_sample_size, rhat
+from lightning_bnn.metrics import effective_sample_size, rhat, tail_effective_sample_size
 from lightning_bnn.modules import SGHMC, DeepEnsemble
 from lightning_bnn.symmetry import canonicalise, discover, permute, random_permutations
 
@@ -45,6 +45,8 @@ def test_the_numbers_are_those_of_the_metrics(tmp_path):
         assert logged[f"posterior/rhat_max/{space}"] == pytest.approx(float(rhat(values).max()))
         wanted = float(effective_sample_size(values).min())
         assert logged[f"posterior/ess_min/{space}"] == pytest.approx(wanted)
+        wanted = float(tail_effective_sample_size(values).min())
+        assert logged[f"posterior/ess_tail_min/{space}"] == pytest.approx(wanted)
     events = EventAccumulator(run.log_dir, {"images": 0}).Reload()
     assert "posterior/chains" in events.Tags()["images"]
     assert "posterior/rhat_median/canonical" in events.Tags()["scalars"]

@@ -1,12 +1,23 @@
-"""R-hat and effective sample size against arviz, and closed forms of autoregressive chains."""
+"""R-hat, effective sizes and errors against arviz, and closed forms of autoregressive chains."""
 
+import itertools
 import math
 
 import pytest
 import torch
 from arviz_stats.base import array_stats
 
-from lightning_bnn.metrics import effective_sample_size, rhat
+from lightning_bnn.metrics import (
+    EffectiveSampleSize,
+    MCSEQuantile,
+    TailEffectiveSampleSize,
+    effective_sample_size,
+    mcse_mean,
+    mcse_quantile,
+    mcse_sd,
+    rhat,
+    tail_effective_sample_size,
+)
 
 
 def autoregressive(rho, chains=8, samples=4000, numbers=5, seed=0):
@@ -37,28 +48,69 @@ def test_arviz_finds_the_same_reduction(kind, samples, rho):
     torch.testing.assert_close(rhat(draws), torch.from_numpy(expected), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("kind", CHAINS)
-@pytest.mark.parametrize("rho", [-0.9, -0.3, 0.0, 0.5, 0.9])
-def test_arviz_finds_the_same_number(kind, rho):
-    """It goes on for one autocorrelation more, which changes little, and nothing if negative."""
-    draws = CHAINS[kind](autoregressive(rho, 3, 1001, 20))
-    expected = array_stats.ess(draws.numpy(), chain_axis=0, draw_axis=1)
-    ratio = effective_sample_size(draws) / torch.from_numpy(expected)
-    assert ((ratio - 1).abs() < 0.1).all()
-    equal = ((ratio - 1).abs() < 1e-12).double().mean()
-    assert equal > 0.5 or kind == "drifting"  # never stops early
+DEGENERATE = {
+    "constant": torch.ones_like,
+    "constant within chains": lambda x: torch.zeros_like(x) + torch.arange(len(x))[:, None, None],
+    "of two values": lambda x: (x > 1).double(),
+    "of tiny numbers": lambda x: 1e-9 * x,
+}
+MEASURES = {
+    "bulk": (effective_sample_size, "ess", {}),
+    "tail": (tail_effective_sample_size, "ess", {"method": "tail", "prob": 0.05}),
+    "narrow tail": (
+        lambda x: tail_effective_sample_size(x, 0.3), "ess", {"method": "tail", "prob": 0.3}
+    ),
+    "mean": (mcse_mean, "mcse", {"method": "mean"}),
+    "deviation": (mcse_sd, "mcse", {"method": "sd"}),
+    "median": (mcse_quantile, "mcse", {"method": "median"}),
+    "quantile": (lambda x: mcse_quantile(x, 0.9), "mcse", {"method": "quantile", "prob": 0.9}),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # arviz of constant draws
+@pytest.mark.parametrize("kind", [*CHAINS, *DEGENERATE])
+@pytest.mark.parametrize("measure", MEASURES)
+def test_arviz_finds_the_same_number(measure, kind):
+    """Few and many, even and odd, one chain and several, alternating and slow."""
+    ours, theirs, options = MEASURES[measure]
+    for rho, count, samples in itertools.product(
+        (-0.99, -0.3, 0.5, 0.95), (1, 3), (8, 9, 10, 11, 13, 16, 50, 101)
+    ):
+        draws = {**CHAINS, **DEGENERATE}[kind](autoregressive(rho, count, samples, 4, seed=samples))
+        expected = getattr(array_stats, theirs)(draws.numpy(), 0, 1, **options)
+        torch.testing.assert_close(
+            ours(draws), torch.from_numpy(expected), rtol=1e-12, atol=0, equal_nan=True
+        )
 
 
 @pytest.mark.parametrize("samples", [8, 40, 101])
-def test_arviz_caps_chains_that_swing_at_the_same_number(samples):
+def test_chains_that_swing_are_capped(samples):
     """Draws that alternate are worth more than independent ones, but no more than this."""
-    draws = autoregressive(-0.99, 3, samples)
-    expected = array_stats.ess(draws.numpy(), chain_axis=0, draw_axis=1)
-    torch.testing.assert_close(
-        effective_sample_size(draws), torch.from_numpy(expected), rtol=1e-12, atol=0
-    )
     count = 6 * (samples // 2)
-    assert expected == pytest.approx(count * math.log10(count))
+    found = effective_sample_size(autoregressive(-0.99, 3, samples))
+    assert found.tolist() == pytest.approx([count * math.log10(count)] * 5)
+
+
+def test_errors_of_independent_draws_have_closed_forms():
+    """s / sqrt(n), s / sqrt(2 n) and sqrt(p (1 - p) / n) / density."""
+    draws, n = 3 * autoregressive(0.0, 4, 10_000, 20), 40_000
+    normal = torch.distributions.Normal(0.0, 3.0)
+    density = normal.log_prob(normal.icdf(torch.tensor(0.9))).exp().item()
+    quantile = mcse_quantile(draws, 0.9).mean().item()
+    assert mcse_mean(draws).mean().item() == pytest.approx(3 / math.sqrt(n), rel=0.02)
+    assert mcse_sd(draws).mean().item() == pytest.approx(3 / math.sqrt(2 * n), rel=0.02)
+    assert quantile == pytest.approx(math.sqrt(0.09 / n) / density, rel=0.1)
+
+
+def test_options_of_classes_are_those_of_functions():
+    draws = autoregressive(0.5, 3, 60, 2)
+    for metric, wanted in (
+        (TailEffectiveSampleSize(0.2), tail_effective_sample_size(draws, 0.2)),
+        (MCSEQuantile(0.2), mcse_quantile(draws, 0.2)),
+    ):
+        for chain in draws.split(1):
+            metric.update(chain)
+        torch.testing.assert_close(metric.compute(), wanted)
 
 
 @pytest.mark.parametrize("rho", [-0.3, 0.0, 0.5, 0.9])
@@ -124,9 +176,38 @@ def test_shapes_and_constant_numbers():
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("measure", [rhat, effective_sample_size])
+@pytest.mark.parametrize(
+    "measure",
+    [rhat, *(ours for ours, _, _ in MEASURES.values()), EffectiveSampleSize().update],
+)
 def test_bad_draws(measure):
-    with pytest.raises(ValueError, match="at least 8 samples"):
-        measure(torch.randn(4, 7))
+    for shape in ((4, 7), (0, 9), (9,)):
+        with pytest.raises(ValueError, match="at least 8 samples"):
+            measure(torch.randn(shape))
     with pytest.raises(ValueError, match="finite"):
         measure(torch.full((2, 9), torch.nan))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda p: tail_effective_sample_size(torch.randn(2, 9), p),
+        lambda p: mcse_quantile(torch.randn(2, 9), p),
+        TailEffectiveSampleSize,
+        MCSEQuantile,
+    ],
+)
+@pytest.mark.parametrize("probability", [0.0, 1.0, math.nan])
+def test_bad_probabilities(call, probability):
+    with pytest.raises(ValueError, match="`probability` must be between 0 and 1, got"):
+        call(probability)
+
+
+@pytest.mark.bad_input
+def test_chains_of_other_shapes():
+    metric = EffectiveSampleSize()
+    metric.update(torch.randn(2, 9, 3))
+    for shape in ((2, 10, 3), (2, 9, 4), (2, 9), (1, 9, 3, 1)):
+        with pytest.raises(ValueError, match=r"must have the shape \(chains, 9, 3\), as those"):
+            metric.update(torch.randn(shape))

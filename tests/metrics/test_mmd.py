@@ -369,6 +369,28 @@ def test_noise_floor():
     assert floor.mean().abs() < M.mmd(reference, {k: v + 2 for k, v in y.items()})
 
 
+def test_the_maximum_over_kernels_has_its_zero_at_the_noise_floor():
+    """Of one law, the largest of twenty noisy numbers is positive; their median and mean are not.
+
+    The noise floor of a reference says how large, for parts of the same sizes.
+    """
+    g = torch.Generator().manual_seed(0)
+    pairs = [torch.randn(60, 6, generator=g).split([40, 20]) for _ in range(200)]
+    tables = [M.mmd_table({"w": x}, {"w": y}) for x, y in pairs]
+    found = {r: torch.stack([t.reduce(r) for t in tables]) for r in ("median", "mean", "max")}
+    errors = {r: float(v.std() / 200**0.5) for r, v in found.items()}
+    assert found["median"].mean().abs() < 4 * errors["median"]
+    assert found["mean"].mean().abs() < 4 * errors["mean"]
+    assert found["max"].mean() > 8 * errors["max"]
+    floors = [
+        M.MMDReference({"w": torch.randn(60, 6, generator=g)}).noise_floor(20, 4).amax(-1).mean()
+        for _ in range(50)
+    ]
+    floor = torch.stack(floors)
+    error = (errors["max"] ** 2 + float(floor.var() / 50)) ** 0.5
+    assert (found["max"].mean() - floor.mean()).abs() < 4 * error
+
+
 def test_permutation_test_brute_force():
     """Statistics of every shuffle by pooling and splitting the networks themselves."""
     x, y = stacks(m=8, n=5)

@@ -140,6 +140,30 @@ def test_float64_scores_keep_their_order():
     assert M.auroc(scores.float(), torch.tensor([False, True])) == 0.5
 
 
+@pytest.mark.parametrize("positive", ["ood", "id"])
+@pytest.mark.parametrize("start", [0, 2**53, 2**63 - 40, -(2**63)])
+def test_integers_are_compared_exactly(start, positive):
+    """Numbers that float64 cannot tell apart, to the ends of int64, against sklearn on ranks."""
+    ranks = torch.randint(40, (200,), generator=torch.Generator().manual_seed(0))
+    scores, is_ood = ranks + start, torch.arange(200) % 3 == 0
+    ranks, truth = (ranks, is_ood) if positive == "ood" else (-ranks, ~is_ood)
+    auroc, aupr = sk.roc_auc_score(truth, ranks), sk.average_precision_score(truth, ranks)
+    assert M.auroc(scores, is_ood).item() == pytest.approx(auroc, abs=1e-12)
+    assert M.aupr(scores, is_ood, positive).item() == pytest.approx(aupr, abs=1e-12)
+    false, true, _ = sk.roc_curve(truth, ranks, drop_intermediate=False)
+    expected = false[np.argmax(true >= 0.95)]
+    assert M.fpr95(scores, is_ood, positive).item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("metric", [M.AUROC(), M.OODDetection(None)])
+def test_integers_that_float64_does_not_hold(metric):
+    """Classes keep float64, and say so rather than compare something else."""
+    metric.update_ood(torch.tensor([2**53, -(2**53)]))
+    with pytest.raises(ValueError, match="`scores` .* whole numbers up to 2\\^53"):
+        metric.update_ood(torch.tensor([2**53 + 1]))
+
+
 def test_infinite_scores_rank():
     scores = torch.tensor([-math.inf, 0.0, math.inf, math.inf])
     assert M.auroc(scores, torch.tensor([0, 0, 1, 1])) == 1

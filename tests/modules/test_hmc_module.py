@@ -103,6 +103,24 @@ def test_examples_that_a_loader_leaves_out_are_stated():
         trainer(max_epochs=1).fit(HMC(network(), optimizer=few), loader)
 
 
+def test_chains_that_can_never_move_are_named():
+    """Once: nothing is ever accepted where the energy is no number; the others go on."""
+    module = HMC(network(), members=2, optimizer=few)
+    with torch.no_grad():
+        module.stacked_parameters()[0][1] = torch.nan
+    loader = DataLoader(TensorDataset(*Blobs().load().train), batch_size=20)
+    with pytest.warns(UserWarning, match="ever be accepted") as said:
+        trainer(max_epochs=2).fit(module, loader)
+    told = [str(w.message) for w in said if "ever be accepted" in str(w.message)]
+    assert len(told) == 1
+    assert "chains [1] of 2 " in told[0]
+
+
+def test_of_chains_that_move_nothing_is_said(recwarn):
+    trainer(max_epochs=1).fit(HMC(network(), optimizer=few), Blobs())
+    assert not [w for w in recwarn if "ever be accepted" in str(w.message)]
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("make", "message"),
@@ -115,7 +133,14 @@ def test_examples_that_a_loader_leaves_out_are_stated():
         ),
         (
             lambda: HMC(network(), lr_scheduler=lambda o: None),
-            "`lr_scheduler`: the sampler adapts",
+            "`lr_scheduler` means nothing to HMC",
+        ),
+        (lambda: HMC(network(), lr_interval="step"), "`lr_interval` means nothing to HMC"),
+        (lambda: HMC(network(), max_loss=1.0), "`max_loss` means nothing to HMC"),
+        (lambda: HMC(network(), restarts=2), "`restarts` means nothing to HMC"),
+        (
+            lambda: HMC(network(), members=2, member_rates=[1.0, 2.0]),
+            "`member_rates` means nothing to HMC",
         ),
     ],
 )

@@ -6,8 +6,10 @@ import torch
 from module_cases import Blobs, made, network, trainer
 from torch import nn
 from torch.func import functional_call
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import params as P
+from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.modules.member_losses import Examples, member_losses
 from lightning_bnn.modules.side_by_side import check_elementwise, clip_members
@@ -24,9 +26,13 @@ def alone(network_params, template, **options):
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAM])
 @pytest.mark.parametrize("chunk_size", [None, 1])
-@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize("clip", [(None, None), (0.2, "norm"), (0.02, "value")])
 def test_a_stack_trains_as_its_members_would_alone(optimizer, chunk_size, clip):
-    options = {"precision": "64-true", "max_epochs": 3, "gradient_clip_val": clip}
+    limit, algorithm = clip
+    options = {
+        "precision": "64-true", "max_epochs": 3,
+        "gradient_clip_val": limit, "gradient_clip_algorithm": algorithm,
+    }  # fmt: skip
     torch.manual_seed(0)
     net = network(batch_norm=True).double()
     module = DeepEnsemble(
@@ -47,7 +53,7 @@ def test_clipping_all_members_together_would_be_something_else():
     stacks = [nn.Parameter(torch.zeros(2, 3)) for _ in range(2)]
     for p in stacks:
         p.grad = torch.tensor([[1.0], [100.0]]).expand(2, 3).clone()
-    clip_members(stacks, 1.0, by_value=False)
+    clip_members(stacks, 1.0)
     norms = torch.stack([p.grad.norm(dim=1) for p in stacks]).norm(dim=0)
     torch.testing.assert_close(norms, torch.ones(2))
     assert stacks[0].grad[0, 0] > 0.4
@@ -55,14 +61,26 @@ def test_clipping_all_members_together_would_be_something_else():
         p.grad = torch.tensor([[1.0], [100.0]]).expand(2, 3).clone()
     torch.nn.utils.clip_grad_norm_(stacks, 1.0)
     assert stacks[0].grad[0, 0] < 0.01
-    clip_members([nn.Parameter(torch.zeros(2, 3))], 1.0, by_value=False)  # no gradient: nothing
+    clip_members([nn.Parameter(torch.zeros(2, 3))], 1.0)  # no gradient: nothing
 
 
 def test_clipping_by_value():
-    p = nn.Parameter(torch.zeros(2, 2))
-    p.grad = torch.tensor([[0.5, -3.0], [2.0, 0.1]])
-    clip_members([p], 1.0, by_value=True)
-    assert p.grad.flatten().tolist() == pytest.approx([0.5, -1.0, 1.0, 0.1])
+    """What members share, too: every number by itself."""
+
+    class Largest(L.Callback):
+        def on_before_zero_grad(self, trainer, module, optimizer):
+            grads = [p.grad for p in module.parameters() if p.grad is not None]
+            self.seen = [float(g.abs().max()) for g in grads]
+
+    module = DeepEnsemble(
+        network(width=4), members=2, likelihood=Gaussian("learned", targets=3), optimizer=SGD
+    )
+    x, look = torch.randn(20, 6), Largest()
+    loader = DataLoader(TensorDataset(x, 100 * torch.randn(20, 3)), batch_size=10)
+    trainer(look, max_epochs=1, gradient_clip_val=1e-3, gradient_clip_algorithm="value").fit(
+        module, loader
+    )
+    assert look.seen == pytest.approx([1e-3] * len(look.seen))
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared examples", "own examples"])

@@ -20,7 +20,7 @@ MEAN = torch.tensor([0.4, -0.7], dtype=torch.float64)
 SAMPLERS = {
     "sgld": lambda p, **o: SGLD(p, lr=0.05, **o),
     "sghmc": lambda p, **o: SGHMC(p, lr=0.02, momentum=0.9, **o),
-    "sghmc, resampled": lambda p, **o: SGHMC(p, lr=0.02, momentum=0.9, resample_every=20, **o),
+    "sghmc, resampled": lambda p, **o: SGHMC(p, lr=0.02, momentum=0.9, resample_every=2, **o),
     "sghmc, no momentum": lambda p, **o: SGHMC(p, lr=0.05, momentum=0.0, **o),
     "preconditioned": lambda p, **o: PreconditionedSGLD(p, lr=0.003, alpha=0.9995, **o),
 }

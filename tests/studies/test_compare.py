@@ -5,7 +5,6 @@ import json
 import lightning as L
 import pytest
 import torch
-from runs import QUIET
 from small_runs import NET, bank, config, numbers, results
 from torch import nn
 
@@ -31,6 +30,7 @@ from lightning_bnn.studies.protocols import PROTOCOLS
 from lightning_bnn.studies.scoring import drawn
 from lightning_bnn.studies.surroundings import Surroundings, read_surroundings
 from lightning_bnn.symmetry import canonicalise, discover
+from runs import QUIET
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
 
@@ -275,13 +275,28 @@ def test_the_noise_floor_is_that_of_as_many_networks():
     g = torch.Generator().manual_seed(0)
     reference = P.populate(NET, 60, g)
     arena = Arena(reference, NET, [torch.randn(2, 64)], PROTOCOLS["full"], 50)
-    floor = arena.noise_floor(50, repeats=150)["mmd"]
+    floors = arena.noise_floor(50, repeats=150)
     fresh = P.populate(NET, 50 * 50, g)
-    values = [
-        arena.distances({n: t[k : k + 50] for n, t in fresh.items()}, [torch.arange(50)])[0]["mmd"]
+    found = [
+        arena.distances({n: t[k : k + 50] for n, t in fresh.items()}, [torch.arange(50)])[0]
         for k in range(0, 50 * 50, 50)
     ]
-    assert floor.error == pytest.approx(float(torch.tensor(values).std()), rel=0.3)
+    values = {name: torch.tensor([one[name] for one in found]) for name in ("mmd", "mmd_max")}
+    assert floors["mmd"].error == pytest.approx(float(values["mmd"].std()), rel=0.3)
+    # the largest of twenty numbers is not around zero, and the floor says where it is
+    assert values["mmd_max"].mean() > 5 * values["mmd_max"].std() / 50**0.5
+    assert abs(floors["mmd_max"].value - values["mmd_max"].mean()) < floors["mmd_max"].error / 2
+
+
+def test_the_second_table_says_where_the_zero_of_a_maximum_is(here):
+    """Of numbers that are around zero for the reference's own law, and of the one that is not."""
+    bank("ref", 12, seed=1)
+    bank("same", 6, seed=2)
+    compare(reference="ref", posteriors__same="same")
+    tables = results("out")["tables"]
+    assert "largest of twenty" in tables["table2"]["note"]
+    assert "noise floor" in tables["table2"]["note"]
+    assert "largest of twenty" not in tables["table1"]["note"]
 
 
 def test_parts_are_compared_as_if_they_were_alone():

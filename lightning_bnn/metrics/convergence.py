@@ -1,0 +1,161 @@
+"""Agreement, effective sizes and errors of chains as torchmetrics classes.
+
+>>> import torch
+>>> metric = RHat()
+>>> metric.update(torch.randn(2, 100))  # two chains from here
+>>> metric.update(torch.randn(1, 100))  # one more, perhaps on another process
+>>> metric.compute() < 1.2
+tensor(True)
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.metrics.base import ExactMetric, collected
+from lightning_bnn.metrics.chains import (
+    check_draws,
+    check_probability,
+    effective_sample_size,
+    mcse_mean,
+    mcse_quantile,
+    mcse_sd,
+    rhat,
+    tail_effective_sample_size,
+)
+
+__all__ = [
+    "EffectiveSampleSize",
+    "MCSEMean",
+    "MCSEQuantile",
+    "MCSESd",
+    "RHat",
+    "TailEffectiveSampleSize",
+]
+
+
+class _OfChains(ExactMetric):
+    """Keeps the draws of all chains; the value has the shape of what is drawn.
+
+    Updates and processes add chains, of equal length; the order of chains does not matter.
+    """
+
+    chain_draws: list[Tensor]
+    chain_shape: list[Tensor]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_list("chain_draws")
+        self.add_list("chain_shape")
+
+    def update(self, draws: Tensor) -> None:
+        """Add chains, ``(chains, samples, *numbers)``, with their draws in order."""
+        check_draws(draws)
+        shape = torch.tensor([draws.ndim - 1, *draws.shape[1:]], device=draws.device).double()
+        if self.chain_shape and not torch.equal(self.chain_shape[0][: len(shape)], shape):
+            raise ValueError(
+                f"`draws` must have the shape (chains, {', '.join(map(str, self._shape()))}), as "
+                f"those before, got {tuple(draws.shape)}."
+            )
+        self.chain_draws.append(draws.detach().double().flatten())
+        self.chain_shape.append(shape)
+
+    def compute(self) -> Tensor:
+        """The numbers; NaN without chains."""
+        draws = collected(self.chain_draws)
+        if draws.numel() == 0:
+            return self._nan("it has seen no chain")
+        return self.value(draws.reshape(-1, *self._shape())).double()
+
+    @abstractmethod
+    def value(self, draws: Tensor) -> Tensor:
+        """Of all chains."""
+
+    def _shape(self) -> list[int]:
+        """Samples and numbers of a chain: what the first update has noted."""
+        dims, *shape = collected(self.chain_shape).long().tolist()
+        return shape[:dims]
+
+
+class RHat(_OfChains):
+    """Potential scale reduction, see `rhat`."""
+
+    higher_is_better, plot_lower_bound = False, 0.0
+
+    def value(self, draws: Tensor) -> Tensor:
+        """Of all chains."""
+        return rhat(draws)
+
+
+class EffectiveSampleSize(_OfChains):
+    """Independent draws that estimate a mean as well, see `effective_sample_size`."""
+
+    higher_is_better, plot_lower_bound = True, 0.0
+
+    def value(self, draws: Tensor) -> Tensor:
+        """Of all chains."""
+        return effective_sample_size(draws)
+
+
+class MCSEMean(_OfChains):
+    """Monte Carlo standard error of the mean, see `mcse_mean`."""
+
+    higher_is_better, plot_lower_bound = False, 0.0
+
+    def value(self, draws: Tensor) -> Tensor:
+        """Of all chains."""
+        return mcse_mean(draws)
+
+
+class MCSESd(_OfChains):
+    """Monte Carlo standard error of the standard deviation, see `mcse_sd`."""
+
+    higher_is_better, plot_lower_bound = False, 0.0
+
+    def value(self, draws: Tensor) -> Tensor:
+        """Of all chains."""
+        return mcse_sd(draws)
+
+
+class _AtAProbability(_OfChains):
+    """Of a quantile.
+
+    Args:
+        probability: of the quantile, or of one tail.
+        **kwargs: as for every torchmetrics metric.
+    """
+
+    def __init__(self, probability: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_probability(probability)
+        self.probability = probability
+
+
+class TailEffectiveSampleSize(_AtAProbability):
+    """Independent draws that estimate both tails as well, see `tail_effective_sample_size`."""
+
+    higher_is_better, plot_lower_bound = True, 0.0
+
+    def __init__(self, probability: float = 0.05, **kwargs: Any) -> None:
+        super().__init__(probability, **kwargs)
+
+    def value(self, draws: Tensor) -> Tensor:
+        """Of all chains."""
+        return tail_effective_sample_size(draws, self.probability)
+
+
+class MCSEQuantile(_AtAProbability):
+    """Monte Carlo standard error of a quantile, see `mcse_quantile`."""
+
+    higher_is_better, plot_lower_bound = False, 0.0
+
+    def __init__(self, probability: float = 0.5, **kwargs: Any) -> None:
+        super().__init__(probability, **kwargs)
+
+    def value(self, draws: Tensor) -> Tensor:
+        """Of all chains."""
+        return mcse_quantile(draws, self.probability)
