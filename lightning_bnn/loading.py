@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["load", "what_it_holds"]
+__all__ = ["is_whole", "load", "what_it_holds"]
 
 
 def load(path: str | Path, mmap: bool = False) -> Any:
@@ -21,12 +22,23 @@ def load(path: str | Path, mmap: bool = False) -> Any:
     Raises:
         ValueError: it is damaged, no such file, or holds other objects than tensors and plain data.
     """
+    if zipfile.is_zipfile(path) and not is_whole(path):
+        raise ValueError(f"{path} is damaged: its bytes are not those that were written.")
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except FileNotFoundError:
         raise
     except Exception as error:
         raise ValueError(f"{path} {what_it_holds(error)}; save `model.state_dict()`.") from error
+
+
+def is_whole(path: str | Path) -> bool:
+    """Whether all parts of an archive fit their CRC, which torch writes and does not check."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except Exception:  # damage makes zipfile raise whatever the bytes suggest
+        return False
 
 
 def what_it_holds(error: Exception) -> str:

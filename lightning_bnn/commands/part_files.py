@@ -7,12 +7,12 @@ import json
 import logging
 import math
 import os
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from lightning_bnn.bank.journal import sync_folder
+from lightning_bnn.loading import is_whole
 
 __all__ = [
     "newest_checkpoint", "progress_in", "read_object", "replace_text", "summary_in", "write_whole",
@@ -98,19 +98,10 @@ def newest_checkpoint(folder: Path) -> Path | None:
     """The last checkpoint whose bytes are as they were written; damaged ones are told."""
     found = sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in found:
-        if _is_whole(path):
+        if is_whole(path):
             return path
         _log.warning("%s is damaged, and skipped.", path)
     return None
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether all parts of an archive fit their CRC, which torch writes and does not check."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.testzip() is None
-    except Exception:  # damage makes zipfile raise whatever the bytes suggest
-        return False
 
 
 def _is_number(value: Any) -> bool:
