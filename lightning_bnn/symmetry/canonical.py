@@ -154,6 +154,16 @@ def _sign_of_largest(
     weight if the order of the inputs is given. What is its own mirror image in all keeps its sign.
     """
     rows = unit_rows(params, sym, place, w)
+    up, down = rows.amax(-1), -rows.amin(-1)
+    sign = _signs((up - down)[..., None], torch.maximum(up, down).amax(-1))[..., 0]
+    if bool((sign == 0).any()):
+        sign = torch.where(sign == 0, _sign_of_all(params, sym, group, place, rows), sign)
+    return torch.where(sign < 0, -1.0, 1.0).to(rows)
+
+
+def _sign_of_all(
+    params: Params, sym: Symmetries, group: Group, place: Placement, rows: Tensor
+) -> Tensor:
     ascending = rows.sort(-1).values
     parts = [ascending.flip(-1) + ascending]
     parts.append(sorted_rows(rows, sym, place) - sorted_rows(-rows, sym, place))
@@ -162,14 +172,14 @@ def _sign_of_largest(
             parts.append(unit_rows(params, sym, other))
     if _inputs_have_an_order(sym, place):
         parts.append(rows)
-    signs = torch.cat([_signs(part) for part in parts], -1)
+    signs = torch.cat([_signs(part, part.abs().amax((-1, -2))) for part in parts], -1)
     first = (signs != 0).to(torch.uint8).argmax(-1, keepdim=True)
-    return torch.where(torch.take_along_dim(signs, first, -1)[..., 0] < 0, -1.0, 1.0).to(rows)
+    return torch.take_along_dim(signs, first, -1)[..., 0]
 
 
-def _signs(values: Tensor) -> Tensor:
+def _signs(values: Tensor, largest: Tensor) -> Tensor:
     """Signs of numbers; those that rounding explains are zero."""
-    size = values.abs().amax((-1, -2), keepdim=True) * _ROUNDING * torch.finfo(values.dtype).eps
+    size = largest[..., None, None] * _ROUNDING * torch.finfo(values.dtype).eps
     return torch.where(values.abs() > size, values.sign(), 0)
 
 

@@ -75,6 +75,16 @@ def test_quantised_weights(case, permutation, scaling):
 
 
 @pytest.mark.parametrize("permutation", KEYS)
+def test_ties_in_a_stack_are_those_of_its_members(permutation):
+    model, _, sym = CASES[0].known()
+    stack = P.populate(model, 4, torch.Generator().manual_seed(0))
+    stack = {n: (t * 8).round() / 8 for n, t in stack.items()}
+    together = P.unstack(canonicalise(stack, sym, None, permutation))
+    for form, member in zip(together, P.unstack(stack), strict=True):
+        assert close(form, canonicalise(member, sym, None, permutation))
+
+
+@pytest.mark.parametrize("permutation", KEYS)
 def test_copies_of_units_are_exchangeable(permutation):
     model, _, sym = CASES[0].known()
     params = {n: t.clone() for n, t in P.of(model).items()}

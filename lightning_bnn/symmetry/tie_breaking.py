@@ -1,0 +1,118 @@
+"""Units that agree in the number they are sorted by, told apart by all of their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry.actions import permuted_tensor
+from lightning_bnn.symmetry.groups import Placement, Symmetries
+from lightning_bnn.symmetry.units import sorted_rows, unit_rows
+
+__all__ = ["ranks", "told_apart"]
+
+_ROUNDING = 16  # units in the last place
+
+
+def ranks(key: Tensor) -> Tensor:
+    """The place of every unit among the different keys, those that rounding separates being one.
+
+    >>> ranks(torch.tensor([0.5, 2.0, 0.5, 1.0]))
+    tensor([0, 2, 0, 1])
+    """
+    order = key.argsort(dim=-1, stable=True)
+    size = _ROUNDING * torch.finfo(key.dtype).eps if key.is_floating_point() else 0
+    steps = key.gather(-1, order).diff(dim=-1) > size * key.abs().amax(-1, keepdim=True)
+    places = torch.cat([torch.zeros_like(order[..., :1]), steps.cumsum(-1)], -1)
+    return torch.empty_like(order).scatter_(-1, order, places)
+
+
+def told_apart(
+    params: Params,
+    sym: Symmetries,
+    index: int,
+    places: Tensor,
+    found: Sequence[Tensor],
+    done: set[int],
+    descending: bool,
+) -> Tensor:
+    """Ranks of the units of a group, in which fewer are the same.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        index: of the group.
+        places: `ranks` of its units.
+        found: permutations of all groups so far.
+        done: the groups that are sorted.
+        descending: whether units with larger numbers come first.
+    """
+    for place in sym.permutations[index].placements:
+        for in_order in (False, True):
+            tied = _tied(places)
+            if not len(tied):
+                return places
+            rows = _rows(params, sym, place, tied, (index, found, done), in_order)
+            if rows is not None:
+                finer = torch.zeros_like(places)
+                new = _ranks_of_rows(rows)
+                finer[..., tied] = new.max() - new if descending else new
+                places = ranks(places * (finer.max() + 1) + finer)
+    return places
+
+
+def _tied(places: Tensor) -> Tensor:
+    """Units that agree with another one, in some member of a stack."""
+    counts = torch.zeros_like(places).scatter_add_(-1, places, torch.ones_like(places))
+    several = counts.gather(-1, places) > 1
+    return several.reshape(-1, several.shape[-1]).any(0).nonzero()[:, 0]
+
+
+def _rows(
+    params: Params,
+    sym: Symmetries,
+    place: Placement,
+    units: Tensor,
+    state: tuple[int, Sequence[Tensor], set[int]],
+    in_order: bool,
+) -> Tensor | None:
+    """The numbers of some units in one tensor: sorted, or in order where there is one."""
+    tensor = sym.axes[place.axis].tensor
+    if tensor not in params:
+        return None
+    some = replace(place, positions=place.positions[units.to(place.positions.device)])
+    if not in_order:
+        return sorted_rows(unit_rows(params, sym, some), sym, some)
+    w = _beside(params, sym, place, *state)
+    return None if w is None else unit_rows(params, sym, some, w)
+
+
+def _beside(
+    params: Params,
+    sym: Symmetries,
+    place: Placement,
+    index: int,
+    found: Sequence[Tensor],
+    done: set[int],
+) -> Tensor | None:
+    """The tensor at a place with its other dimension in order, where that has one already."""
+    axis = sym.axes[place.axis]
+    table = sym.placements_by_axis("permutations")
+    others = [a for a in table if sym.axes[a].tensor == axis.tensor and a != place.axis]
+    groups = {g for a in others for g, _ in table[a]}
+    blocks = any(sym.axes[a].blocks > 1 for a in (*others, place.axis))
+    if blocks or index in groups or not groups <= done:
+        return None
+    return permuted_tensor(params, sym, axis.tensor, others, found)
+
+
+def _ranks_of_rows(rows: Tensor) -> Tensor:
+    """Place of every row in lexicographic order, for all members of a stack at once."""
+    size = rows.abs().amax((-1, -2), keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    digits = torch.round(rows.double() / (size * 4 * _ROUNDING * torch.finfo(rows.dtype).eps))
+    _, places = torch.unique(digits.flatten(0, -2), dim=0, return_inverse=True)
+    return places.reshape(rows.shape[:-1])
