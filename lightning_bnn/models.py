@@ -21,6 +21,9 @@ def mlp(
         outputs: number of outputs.
         activation: class of the nonlinearity.
     """
+    if not isinstance(hidden, Sequence):
+        raise ValueError(f"`hidden` must be a list of widths, got {hidden!r}.")
+    _check(inputs=inputs, hidden=hidden, outputs=outputs)
     widths = [inputs, *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in zip(widths, widths[1:], strict=False):
@@ -58,6 +61,7 @@ def optunet(classes: int = 10) -> nn.Sequential:
     >>> sum(p.numel() for p in optunet().parameters())
     392
     """
+    _check(classes=classes)
     return nn.Sequential(
         nn.Conv2d(1, 2, 4, bias=False),
         nn.ReLU(),
@@ -79,6 +83,7 @@ def resnet18(classes: int = 10, image_size: int = 32) -> nn.Module:
     """
     from torchvision.models import resnet
 
+    _check(classes=classes, image_size=image_size)
     network = resnet.resnet18(num_classes=classes)
     if image_size <= 64:
         network.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
@@ -104,6 +109,7 @@ class FilterResponseNorm(nn.Module):
 
     def __init__(self, channels: int, eps: float = 1e-6, threshold: bool = True) -> None:
         super().__init__()
+        _check(channels=channels)
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(channels))
         self.bias = nn.Parameter(torch.empty(channels))
@@ -131,6 +137,8 @@ def resnet20_frn(classes: int = 10) -> nn.Module:
     """
     from torchvision.models.resnet import BasicBlock
 
+    _check(classes=classes)
+
     def norm(channels: int) -> nn.Module:
         return FilterResponseNorm(channels, threshold=False)
 
@@ -149,3 +157,11 @@ def resnet20_frn(classes: int = 10) -> nn.Module:
             layers.append(block)
             width = channels
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
+
+
+def _check(**sizes: int | Sequence[int]) -> None:
+    """Torch would make layers of no units, or name neither the argument nor what is allowed."""
+    for name, given in sizes.items():
+        every = given if isinstance(given, Sequence) else [given]
+        if not all(isinstance(size, int) and size >= 1 for size in every):
+            raise ValueError(f"`{name}` must be at least 1, got {given!r}.")
