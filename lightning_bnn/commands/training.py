@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from torch import Tensor
 
 # Imported so that YAML can name their classes without a path.
@@ -18,10 +19,17 @@ import lightning_bnn.callbacks
 import lightning_bnn.datamodules
 import lightning_bnn.modules
 import lightning_bnn.strategies  # noqa: F401
+from lightning_bnn.commands.mistakes import building, restoring
+from lightning_bnn.commands.parsers import StrictParser
+from lightning_bnn.commands.settings_files import config_files, read_settings
 from lightning_bnn.loading import what_it_holds
 from lightning_bnn.modules import Prediction, results_table
 
 __all__ = ["TrainingCLI", "training"]
+
+
+class _Parser(StrictParser, LightningArgumentParser):
+    """Lightning's, without abbreviations."""
 
 
 class TrainingCLI(LightningCLI):
@@ -31,6 +39,21 @@ class TrainingCLI(LightningCLI):
         """Lightning's own table repeats all numbers for every test set."""
         if self.subcommand == "test":
             self.config.test.verbose = False
+
+    def instantiate_classes(self) -> None:
+        """What cannot be made as it is told is told in one sentence."""
+        with building("What is configured"):
+            super().instantiate_classes()
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Lightning's complaints do not always name the setting that they are about."""
+        with building(f"`trainer` ({_changed(self._get(self.config, 'trainer'))})"):
+            return super().instantiate_trainer(**kwargs)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Name the checkpoint where it is at fault."""
+        with restoring(self._get(self.config, "ckpt_path")):
+            super()._run_subcommand(subcommand)
 
     def after_test(self) -> None:
         """Print the numbers of every set."""
@@ -72,12 +95,21 @@ def training(args: Sequence[str], callbacks: Sequence[L.Callback] = ()) -> Any:
         args: the first says which; the others are those of the command line.
         callbacks: besides those of the configuration.
     """
+    for file in config_files(args):
+        read_settings(file)
     try:
         return _run(args, callbacks)
     except UnpicklingError as error:
         raise ValueError(
             f"The checkpoint {what_it_holds(error)}; `--weights_only false` runs what is in it."
         ) from error
+
+
+def _changed(settings: Any) -> str:
+    """What a trainer is told besides its defaults, as far as it is short."""
+    defaults = {n: p.default for n, p in inspect.signature(L.Trainer).parameters.items()}
+    short = {n: v for n, v in vars(settings).items() if isinstance(v, (str, int, float))}
+    return ", ".join(f"{n}={v}" for n, v in short.items() if v != defaults.get(n))
 
 
 def _run(args: Sequence[str], callbacks: Sequence[L.Callback]) -> TrainingCLI:
@@ -91,11 +123,8 @@ def _run(args: Sequence[str], callbacks: Sequence[L.Callback]) -> TrainingCLI:
         seed_everything_default=0,
         trainer_defaults={"callbacks": list(callbacks)} if callbacks else None,
         args=None if list(args) == sys.argv[1:] else list(args),
-        parser_kwargs={
-            "prog": "lightning-bnn",
-            "exit_on_error": False,
-            args[0]: {"exit_on_error": False, "description": _DESCRIPTION},
-        },
+        parser_class=_Parser,
+        parser_kwargs={"prog": "lightning-bnn", args[0]: {"description": _DESCRIPTION}},
     )
 
 

@@ -183,7 +183,7 @@ def test_mistakes_end_in_one_sentence(options, sentence, folder, capsys):
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["presets", "nix"], "there is no preset 'nix'; choose from"),
+        (["presets", "nix"], "there is no preset 'nix'; `lightning-bnn presets`"),
         (["fit", "-c", "none.yaml"], "File does not exist"),
         (["nix"], "there is no command 'nix'; choose from: fit"),
     ],
