@@ -117,6 +117,7 @@ def read_surroundings(config: Path) -> Surroundings:
     if arguments.get("likelihood") is not None:
         parser.add_subclass_arguments(nn.Module, "likelihood")
         parts["likelihood"] = arguments["likelihood"]
-    made = parser.instantiate_classes(parser.parse_object(parts))
+    instantiate = getattr(parser, "instantiate", parser.instantiate_classes)  # its newer name
+    made = instantiate(parser.parse_object(parts))
     likelihood = made.get("likelihood") or Categorical()
     return Surroundings(made.network.eval(), made.data, likelihood)
