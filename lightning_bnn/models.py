@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ def mlp(
         outputs: number of outputs.
         activation: class of the nonlinearity.
     """
-    if not isinstance(hidden, Sequence):
+    if not isinstance(hidden, Iterable):
         raise ValueError(f"`hidden` must be a list of widths, got {hidden!r}.")
     _check(inputs=inputs, hidden=hidden, outputs=outputs)
     widths = [inputs, *hidden]
@@ -159,9 +160,9 @@ def resnet20_frn(classes: int = 10) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
 
 
-def _check(**sizes: int | Sequence[int]) -> None:
+def _check(**sizes: int | Iterable[int]) -> None:
     """Torch would make layers of no units, or name neither the argument nor what is allowed."""
     for name, given in sizes.items():
-        every = given if isinstance(given, Sequence) else [given]
-        if not all(isinstance(size, int) and size >= 1 for size in every):
+        every = given if isinstance(given, Iterable) else [given]
+        if not all(isinstance(size, Integral) and size >= 1 for size in every):
             raise ValueError(f"`{name}` must be at least 1, got {given!r}.")

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -77,3 +78,7 @@ def test_sizes_that_no_network_has(build, sentence):
 
 def test_no_hidden_layer_is_a_linear_model():
     assert size(models.mlp(4, (), 2)) == 4 * 2 + 2
+
+
+def test_widths_may_be_numbers_of_numpy():
+    assert size(models.mlp(np.int64(4), np.array([3]), 2)) == 4 * 3 + 3 + 3 * 2 + 2

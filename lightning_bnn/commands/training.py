@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 # Imported so that YAML can name their classes without a path.
@@ -47,8 +50,9 @@ class TrainingCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Lightning's complaints do not always name the setting that they are about."""
-        with building(f"`trainer` ({_changed(self._get(self.config, 'trainer'))})"):
-            return super().instantiate_trainer(**kwargs)
+        settings = self._get(self.config, "trainer")
+        with building(f"`trainer` ({_changed(settings)})"):
+            return super().instantiate_trainer(**_logging(settings), **kwargs)
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Name the checkpoint where it is at fault."""
@@ -103,6 +107,15 @@ def training(args: Sequence[str], callbacks: Sequence[L.Callback] = ()) -> Any:
         raise ValueError(
             f"The checkpoint {what_it_holds(error)}; `--weights_only false` runs what is in it."
         ) from error
+
+
+def _logging(settings: Any) -> dict[str, Any]:
+    """Lightning's own logger, but without a metric of -1 that it makes up for TensorBoard."""
+    if settings.logger not in (None, True):
+        return {}
+    folder = settings.default_root_dir or os.getcwd()
+    version = SLURMEnvironment.job_id()
+    return {"logger": TensorBoardLogger(folder, version=version, default_hp_metric=False)}
 
 
 def _changed(settings: Any) -> str:

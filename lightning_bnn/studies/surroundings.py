@@ -97,16 +97,15 @@ def read_surroundings(config: Path) -> Surroundings:
     Args:
         config: a YAML file.
     """
-    import yaml
     from jsonargparse import ArgumentParser
 
     import lightning_bnn.datamodules  # noqa: F401  so that YAML can name its classes
 
     try:
-        held = yaml.safe_load(config.read_text(encoding="utf-8"))
+        held = read_settings(config)
         arguments = held["model"]["init_args"]
         parts = {"network": arguments["network"], "data": held["data"]}
-    except (OSError, KeyError, TypeError, yaml.YAMLError) as error:
+    except (OSError, KeyError, TypeError) as error:
         raise ValueError(
             f"{config} must be a configuration with `model.init_args.network` and `data`, as "
             f"`lightning-bnn fit` takes it ({type(error).__name__}: {error})."

@@ -8,6 +8,7 @@ import fake_files
 import pytest
 import torch
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_bnn.cli import main
 from lightning_bnn.commands.presets import preset_names
@@ -109,6 +110,9 @@ def test_a_run_is_trained_tested_and_predicted_with(folder):
     (checkpoint,) = folder.glob("lightning_logs/version_0/checkpoints/*.ckpt")
     saved = folder / "lightning_logs/version_0/config.yaml"
     assert "LearningRateMonitor" in saved.read_text()
+    logged = EventAccumulator(str(saved.parent)).Reload().Tags()["scalars"]
+    assert "train/loss" in logged
+    assert "hp_metric" not in logged  # a placeholder of -1, which Lightning writes
 
     text = printed(["test", "-c", str(saved), "--ckpt_path", str(checkpoint), *ON_A_CPU])
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
@@ -127,6 +131,21 @@ def test_a_run_is_trained_tested_and_predicted_with(folder):
 def _batches(cli):
     data = cli.datamodule
     return [data.on_after_batch_transfer(b, 0) for b in data.predict_dataloader()]
+
+
+@pytest.mark.parametrize(
+    ("said", "kinds"),
+    [("null", ["TensorBoardLogger"]), ("true", ["TensorBoardLogger"]), ("false", []),
+     ("CSVLogger", ["CSVLogger"])],
+)  # fmt: skip
+def test_who_logs_is_what_was_asked_for(said, kinds, folder):
+    args = ["validate", "-c", preset("digits_ensemble", folder), *ON_A_CPU]
+    where = ["--trainer.default_root_dir", "runs", f"--trainer.logger={said}"]
+    where += ["--trainer.logger.save_dir", "runs"] if said == "CSVLogger" else []
+    trainer = training([*args, *where, "--trainer.limit_val_batches", "1"]).trainer
+    assert [type(logger).__name__ for logger in trainer.loggers] == kinds
+    if kinds:
+        assert Path(trainer.log_dir) == Path("runs/lightning_logs/version_0")
 
 
 @pytest.mark.e2e
