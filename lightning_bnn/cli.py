@@ -64,6 +64,10 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.path.insert(0, os.getcwd())
     try:
         _run(name, args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough; what is left must go somewhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from its last checkpoint", file=sys.stderr)
         raise SystemExit(130) from None
@@ -102,7 +106,10 @@ def _called(command: Callable[..., None], name: str, args: Sequence[str]) -> Non
     from jsonargparse import auto_cli
 
     from lightning_bnn.commands.parsers import StrictParser
+    from lightning_bnn.commands.settings_files import config_files, read_settings
 
+    for file in config_files(args):
+        read_settings(file)
     prog = f"lightning-bnn {name}"
     if "config" not in inspect.signature(command).parameters:
         auto_cli(command, args=list(args), prog=prog, parser_class=StrictParser)

@@ -137,7 +137,13 @@ def _run(args: Sequence[str], callbacks: Sequence[L.Callback]) -> TrainingCLI:
         trainer_defaults={"callbacks": list(callbacks)} if callbacks else None,
         args=None if list(args) == sys.argv[1:] else list(args),
         parser_class=_Parser,
-        parser_kwargs={"prog": "lightning-bnn", args[0]: {"description": _DESCRIPTION}},
+        parser_kwargs={
+            "prog": "lightning-bnn",
+            args[0]: {
+                "description": _DESCRIPTION,
+                "usage": f"lightning-bnn {args[0]} -c CONFIG [options]",
+            },
+        },
     )
 
 

@@ -1,5 +1,6 @@
 """What a user types or writes wrongly ends in one short sentence that names it; a bug does not."""
 
+import os
 import shlex
 
 import pytest
@@ -71,6 +72,10 @@ CONFIGURATIONS = [
     ("fit -c empty.yaml", "empty.yaml"),
     ("fit -c folder", "folder"),
     ("fit -c none.yaml", "none.yaml"),
+    ("mass --config binary.yaml", "binary.yaml", "UTF-8"),
+    ("mass --config text.yaml", "text.yaml", "just text"),
+    ("mass --networks words.md --like binary.yaml", "binary.yaml", "UTF-8"),
+    ("mass --networks words.md --like text.yaml", "text.yaml", "just text"),
     ("population --config class.yaml --members 2 --bank b", "class.yaml", "`class_path`"),
     ("population --config binary.yaml --members 2 --bank b", "binary.yaml", "UTF-8"),
     ("population --config zeros.yaml --members 2 --bank b", "zeros.yaml"),
@@ -172,6 +177,18 @@ def test_an_accelerator_that_is_not_there(name, typed_in, monkeypatch, capsys):
         main(["fit", "-c", "good.yaml", "--trainer.accelerator", name])
     assert end.value.code == 2
     assert f"accelerator={name}" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_mistake(monkeypatch, capsys):
+    """As in `lightning-bnn presets | head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        with pytest.raises(SystemExit) as end:
+            main(["presets"])
+    assert end.value.code == 141  # as of a process that SIGPIPE ends
+    assert not capsys.readouterr().err
 
 
 def chain(error):
