@@ -55,11 +55,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if name == "--version":
         print(importlib.import_module("lightning_bnn").__version__)
         return
-    every = {**TRAINING, **PRESETS, **COMMANDS, **STUDIES}
-    if name not in every:
-        meant = _imported("lightning_bnn.commands.spelling").did_you_mean(name, every)
-        choice = f"; choose from: {', '.join(every)}."
-        _fail(f"there is no command {name!r}{meant or choice}")
+    _check(name)
     if os.getcwd() not in sys.path:  # classes of the user; "" would be the folder of a YAML file
         sys.path.insert(0, os.getcwd())
     try:
@@ -76,6 +72,14 @@ def main(args: Sequence[str] | None = None) -> None:
         if told is None:
             raise
         _fail(told)
+
+
+def _check(name: str) -> None:
+    every = {**TRAINING, **PRESETS, **COMMANDS, **STUDIES}
+    if name not in every:
+        meant = _imported("lightning_bnn.commands.spelling").did_you_mean(name, every)
+        choice = f"; choose from: {', '.join(every)}."
+        _fail(f"there is no command {name!r}{meant or choice}")
 
 
 def _run(name: str, args: Sequence[str]) -> None:
