@@ -81,7 +81,7 @@ def restoring(path: object) -> Iterator[None]:
                 f"`ckpt_path`: {path} is no checkpoint that Lightning has written, or it is "
                 f"damaged ({type(error).__name__})."
             ) from error
-        if steps and isinstance(error, RuntimeError):
+        if steps and isinstance(error, (RuntimeError, ValueError)) and _own(error) is None:
             told = " ".join(str(error).split())[:300]
             raise ValueError(f"`ckpt_path`: {path} does not fit: {told}") from error
         raise

@@ -86,7 +86,8 @@ class Chains(DeepEnsemble):
 
     def configure_callbacks(self) -> list[Callback]:
         """Close the bank whatever goes wrong; a trainer is asked again for every run."""
-        there = any(isinstance(callback, _ClosesBank) for callback in self.trainer.callbacks)
+        trainer: Any = self.trainer
+        there = any(isinstance(callback, _ClosesBank) for callback in trainer.callbacks)
         return [] if there else [_ClosesBank()]
 
     def keep_if_due(self, before: int) -> None:

@@ -3,6 +3,7 @@
 import os
 import shlex
 
+import lightning as L
 import pytest
 import torch
 import yaml
@@ -51,6 +52,8 @@ def typed_in(tmp_path_factory):
         (folder / name).write_bytes(content)
     (folder / "folder").mkdir()
     torch.save({"weight": torch.ones(2)}, folder / "weights.ckpt")
+    other = {"state_dict": {"a": torch.ones(2)}, "pytorch-lightning_version": L.__version__}
+    torch.save(other, folder / "other.ckpt")
     return folder
 
 
@@ -142,6 +145,8 @@ CHECKPOINTS = [
     ("validate -c good.yaml --ckpt_path broken.ckpt", "broken.ckpt"),
     ("predict -c good.yaml --ckpt_path weights.ckpt", "weights.ckpt"),
     ("fit -c good.yaml --ckpt_path folder", "folder"),
+    ("validate -c good.yaml --ckpt_path best", "best"),
+    ("validate -c good.yaml --ckpt_path other.ckpt", "other.ckpt does not fit", "Missing key"),
 ]
 
 
