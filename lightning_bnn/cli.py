@@ -6,10 +6,7 @@ import gc
 import importlib
 import inspect
 import os
-import re
 import sys
-import traceback
-from argparse import ArgumentError
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
@@ -46,7 +43,6 @@ STUDIES = {
     "information": "P2: mean and variance of estimates of the information, by width and draws",
 }
 """Tables and figures of the papers; the functions live in ``studies/<name>.py``."""
-_OURS = ("lightning_bnn", "pathlib")
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -59,28 +55,31 @@ def main(args: Sequence[str] | None = None) -> None:
     if name == "--version":
         print(importlib.import_module("lightning_bnn").__version__)
         return
-    every = {**TRAINING, **PRESETS, **COMMANDS, **STUDIES}
-    if name not in every:
-        _fail(f"there is no command {name!r}; choose from: {', '.join(every)}.")
+    _check(name)
     if os.getcwd() not in sys.path:  # classes of the user; "" would be the folder of a YAML file
         sys.path.insert(0, os.getcwd())
     try:
         _run(name, args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough; what is left must go somewhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from its last checkpoint", file=sys.stderr)
         raise SystemExit(130) from None
-    except ArgumentError as error:
-        _fail(f"{_core(str(error))} (`lightning-bnn {name} --help` explains.)")
-    except (ValueError, OSError) as error:
-        _fail(_sentence(error))
+    except Exception as error:
+        told = _imported("lightning_bnn.commands.mistakes").mistake(error, args)
+        if told is None:
+            raise
+        _fail(told)
 
 
-def _sentence(error: Exception) -> str:
-    """What is wrong, in one sentence; what others raise keeps its traceback."""
-    own = error if isinstance(error, FileNotFoundError) else _own(error)
-    if own is None:
-        raise error
-    return " ".join(str(own).split())
+def _check(name: str) -> None:
+    every = {**TRAINING, **PRESETS, **COMMANDS, **STUDIES}
+    if name not in every:
+        meant = _imported("lightning_bnn.commands.spelling").did_you_mean(name, every)
+        choice = f"; choose from: {', '.join(every)}."
+        _fail(f"there is no command {name!r}{meant or choice}")
 
 
 def _run(name: str, args: Sequence[str]) -> None:
@@ -108,13 +107,18 @@ def _imported(name: str) -> ModuleType:
 
 def _called(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
     """With arguments from the command line, or from a file that ``--config`` names."""
-    from jsonargparse import ArgumentParser, auto_cli
+    from jsonargparse import auto_cli
 
+    from lightning_bnn.commands.parsers import StrictParser
+    from lightning_bnn.commands.settings_files import config_files, read_settings
+
+    for file in config_files(args):
+        read_settings(file)
     prog = f"lightning-bnn {name}"
     if "config" not in inspect.signature(command).parameters:
-        auto_cli(command, args=list(args), prog=prog, exit_on_error=False)
+        auto_cli(command, args=list(args), prog=prog, parser_class=StrictParser)
         return
-    parser = ArgumentParser(prog=prog, exit_on_error=False, description=_first(command))
+    parser = StrictParser(prog=prog, description=_first(command))
     parser.add_function_arguments(command, as_positional=False)
     command(**vars(parser.parse_args(args)))
 
@@ -122,44 +126,6 @@ def _called(command: Callable[..., None], name: str, args: Sequence[str]) -> Non
 def _first(command: Callable[..., None]) -> str:
     """What a command does, without its arguments."""
     return (inspect.getdoc(command) or "").partition("\n\nArgs:")[0]
-
-
-def _own(error: BaseException | None) -> BaseException | None:
-    """What this package said is wrong, if it did; what others raise keeps its traceback."""
-    while error is not None:
-        frames = list(traceback.walk_tb(error.__traceback__))
-        if frames and frames[-1][0].f_globals.get("__name__", "").startswith(_OURS):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _core(text: str) -> str:
-    """The sentence that matters of what jsonargparse says about a union of types."""
-    lines = [line.strip(" -") for line in text.splitlines()]
-    problems = [k for k, line in enumerate(lines) if line.startswith("Problem with given")]
-    if not problems:
-        return _missing(text) or " ".join(" ".join(lines).split())
-    noise = ("Expected a <class 'NoneType'>", "Given value", "Does not validate", "Subtypes", "- ")
-    chosen = lines[problems[-1] : problems[-1] + 6]
-    kept = [line for line in chosen if line and not line.startswith(noise)]
-    return " ".join(" ".join(kept).split())
-
-
-def _missing(text: str) -> str | None:
-    """The sentence for a class or a file that is not there."""
-    name = re.search(r"Expected a dot import path string: (\S+)", text)
-    if name is not None:
-        return (
-            f"there is no class {name[1]!r}: give its full path (package.module.Class); modules, "
-            "data sets and callbacks of this package are known by their bare names."
-        )
-    path = re.search(r"File does not exist: '?([^'\n]+)", text)
-    if path is not None:
-        return (
-            f"File does not exist: {path[1]}. `lightning-bnn presets NAME > FILE` writes a preset."
-        )
-    return None
 
 
 def _usage() -> str:

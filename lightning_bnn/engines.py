@@ -12,7 +12,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,12 +69,13 @@ def run_on_ray(work: Work) -> None:
     told = dict(work.options)
     address = told.pop("address", None)
     started = not ray.is_initialized()
-    if started:
+    with _told("Ray", work.options):
+        remote = ray.remote(**{**_RAY, **told})(_alone)
         cpus = math.ceil(work.workers * told.get("num_cpus", 1))
         size = {} if address else {"num_cpus": max(1, cpus), "include_dashboard": False}
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **size)
+        if started:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **size)
     try:
-        remote = ray.remote(**{**_RAY, **told})(_alone)
         waiting = [remote.remote(work.task, job, os.getcwd()) for job in work.jobs]
         while waiting:
             done, waiting = ray.wait(waiting, timeout=_POLL)
@@ -93,10 +95,11 @@ def run_on_slurm(work: Work) -> None:
     """
     submitit = _imported("submitit", "slurm")
     told = dict(work.options)
-    executor = submitit.AutoExecutor(work.folder / "slurm", cluster=told.pop("cluster", None))
-    if executor.cluster == "slurm":
-        told = {"slurm_array_parallelism": work.workers, **told}
-    executor.update_parameters(**told)
+    with _told("submitit", work.options):
+        executor = submitit.AutoExecutor(work.folder / "slurm", cluster=told.pop("cluster", None))
+        if executor.cluster == "slurm":
+            told = {"slurm_array_parallelism": work.workers, **told}
+        executor.update_parameters(**told)
     jobs = list(work.jobs)
     here = [os.getcwd()] * len(jobs)
     tried = dict.fromkeys(range(len(jobs)), 1)
@@ -123,6 +126,16 @@ ENGINES: dict[str, Callable[[Work], None]] = {
     "ray": run_on_ray,
     "slurm": run_on_slurm,
 }
+
+
+@contextmanager
+def _told(whom: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """While an engine looks at its options; it has its own errors for what it does not know."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"`options`: {whom} does not take {dict(options)}: {reason}") from error
 
 
 def _alone(task: Task, job: Any, folder: str) -> None:

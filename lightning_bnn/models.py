@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ def mlp(
         outputs: number of outputs.
         activation: class of the nonlinearity.
     """
-    if not isinstance(hidden, Sequence) or isinstance(hidden, str):
+    if not isinstance(hidden, Iterable) or isinstance(hidden, str):
         raise ValueError(f"`hidden` must be a list of widths, got {hidden!r}.")
     named = {f"hidden[{k}]": width for k, width in enumerate(hidden)}
     for name, width in {"inputs": inputs, **named, "outputs": outputs}.items():

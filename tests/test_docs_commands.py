@@ -42,15 +42,17 @@ def understand(command, monkeypatch):
 def ours(args, patch):
     """Presets are printed, which takes no time; all others end when they have been parsed."""
     patch.setattr(sys, "path", [*sys.path])  # to which the command adds the current folder
-    only_parse(jsonargparse.ArgumentParser, patch)
-    try:
-        main(args)
-    except Parsed:
-        return
-    except SystemExit as end:
-        if end.code:
-            raise
-        return  # help was asked for
+    with patch.context() as within:
+        if args[:1] != ["presets"]:
+            only_parse(jsonargparse.ArgumentParser, within)
+        try:
+            main(args)
+        except Parsed:
+            return
+        except SystemExit as end:
+            if end.code:
+                raise
+            return  # help was asked for
     assert args[0] == "presets"
 
 

@@ -1,3 +1,5 @@
+import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -52,3 +54,31 @@ def test_filter_response_norm_by_hand():
             frn.weight[c] * x[:, c] * scale + frn.bias[c], min=float(frn.threshold[c])
         )
         torch.testing.assert_close(y[:, c], expected)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: models.mlp(0, [3], 2), "`inputs` must be at least 1, got 0"),
+        (lambda: models.mlp(4, [3, -1], 2), r"`hidden\[1\]` must be at least 1, got -1"),
+        (lambda: models.mlp(4, 3, 2), "`hidden` must be a list of widths, got 3"),
+        (lambda: models.mlp(4, [], 2.5), "`outputs` must be a whole number, got 2.5"),
+        (lambda: models.optunet(0), "`classes` must be at least 1, got 0"),
+        (lambda: models.resnet18(-1), "`classes` must be at least 1, got -1"),
+        (lambda: models.resnet18(image_size=0), "`image_size` must be at least 1, got 0"),
+        (lambda: models.resnet20_frn(0), "`classes` must be at least 1, got 0"),
+        (lambda: models.FilterResponseNorm(0), "`channels` must be at least 1, got 0"),
+    ],
+)
+def test_sizes_that_no_network_has(build, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        build()
+
+
+def test_no_hidden_layer_is_a_linear_model():
+    assert size(models.mlp(4, (), 2)) == 4 * 2 + 2
+
+
+def test_widths_may_be_numbers_of_numpy():
+    assert size(models.mlp(np.int64(4), np.array([3]), 2)) == 4 * 3 + 3 + 3 * 2 + 2

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from tqdm.auto import tqdm
 
 from lightning_bnn.bank import CheckpointBank
@@ -17,6 +16,7 @@ from lightning_bnn.bank.room import told_if_full
 from lightning_bnn.commands.claims import claim, identity_of, refuse_others
 from lightning_bnn.commands.parts import Part, networks_of, train_part
 from lightning_bnn.commands.presets import preset_names, preset_text
+from lightning_bnn.commands.settings_files import read_settings, settings_of_text
 from lightning_bnn.engines import ENGINES, Work
 
 __all__ = ["population"]
@@ -91,17 +91,13 @@ def _check(**values: int | None) -> None:
 def _settings(path: Path, change: dict[str, Any]) -> dict[str, Any]:
     """The configuration, with the changes."""
     named = str(path) in preset_names()
-    if not path.is_file() and not named:
+    if not path.exists() and not named:
         raise ValueError(
             f"`config`: there is no file {path}, and no preset of that name; "
             "`lightning-bnn presets` lists them."
         )
-    try:
-        held = yaml.safe_load(preset_text(str(path)) if named else path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        told = " ".join(str(error).split())
-        raise ValueError(f"`config`: {path} is no YAML file ({told}).") from error
-    if not isinstance(held, dict) or not {"model", "data"} <= held.keys():
+    held = settings_of_text(preset_text(str(path)), str(path)) if named else read_settings(path)
+    if not {"model", "data"} <= held.keys():
         raise ValueError(f"`config`: {path} must have `model` and `data`, as for `fit`.")
     held["trainer"] = held.get("trainer") or {}
     held.pop("ckpt_path", None)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from importlib.resources import files
+
+from lightning_bnn.commands.parsers import StrictParser
+from lightning_bnn.commands.spelling import did_you_mean
 
 __all__ = ["preset_names", "preset_text", "presets"]
 
 
 def presets(args: Sequence[str]) -> None:
     """List the presets, or print one, to be copied or piped."""
-    parser = argparse.ArgumentParser("lightning-bnn presets", description=presets.__doc__)
+    parser = StrictParser(prog="lightning-bnn presets", description=presets.__doc__)
     parser.add_argument("name", nargs="?", help="which one to print; without it all are listed")
     name = parser.parse_args(args).name
     if name is not None:
@@ -33,7 +35,10 @@ def preset_names() -> list[str]:
 def preset_text(name: str) -> str:
     """A preset, as YAML."""
     if name not in preset_names():
-        raise ValueError(f"there is no preset {name!r}; choose from: {', '.join(preset_names())}.")
+        meant = did_you_mean(name, preset_names())
+        raise ValueError(
+            f"there is no preset {name!r}{meant or '; `lightning-bnn presets` lists them.'}"
+        )
     return (files("lightning_bnn") / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
 
 

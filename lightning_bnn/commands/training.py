@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,19 +12,28 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.cli import LightningCLI
+from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 # Imported so that YAML can name their classes without a path.
 import lightning_bnn.callbacks
 import lightning_bnn.datamodules
 import lightning_bnn.modules  # noqa: F401
+from lightning_bnn.commands.mistakes import building, restoring
 from lightning_bnn.commands.newest_checkpoint import checkpoint_folders, newest_checkpoint
+from lightning_bnn.commands.parsers import StrictParser
+from lightning_bnn.commands.settings_files import config_files, read_settings
 from lightning_bnn.loading import what_it_holds
 from lightning_bnn.modules import Prediction, results_table
 from lightning_bnn.modules.member_module import MemberModule
 
 __all__ = ["TrainingCLI", "training"]
+
+
+class _Parser(StrictParser, LightningArgumentParser):
+    """Lightning's, without abbreviations."""
 
 
 class TrainingCLI(LightningCLI):
@@ -65,6 +76,22 @@ class TrainingCLI(LightningCLI):
         if trainer.is_global_zero:
             print(f"checkpoint: {found} (the newest; `--ckpt_path` names another)")
 
+    def instantiate_classes(self) -> None:
+        """What cannot be made as it is told is told in one sentence."""
+        with building("What is configured"):
+            super().instantiate_classes()
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Lightning's complaints do not always name the setting that they are about."""
+        settings = self._get(self.config, "trainer")
+        with building(f"`trainer` ({_changed(settings)})"):
+            return super().instantiate_trainer(**_logging(settings), **kwargs)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Name the checkpoint where it is at fault."""
+        with restoring(self._get(self.config, "ckpt_path")):
+            super()._run_subcommand(subcommand)
+
     def after_test(self) -> None:
         """Print the numbers of every set."""
         if self.trainer.is_global_zero:
@@ -105,12 +132,30 @@ def training(args: Sequence[str], callbacks: Sequence[L.Callback] = ()) -> Any:
         args: the first says which; the others are those of the command line.
         callbacks: besides those of the configuration.
     """
+    for file in config_files(args):
+        read_settings(file)
     try:
         return _run(args, callbacks)
     except UnpicklingError as error:
         raise ValueError(
             f"The checkpoint {what_it_holds(error)}; `--weights_only false` runs what is in it."
         ) from error
+
+
+def _logging(settings: Any) -> dict[str, Any]:
+    """Lightning's own logger, but without a metric of -1 that it makes up for TensorBoard."""
+    if settings.logger not in (None, True):
+        return {}
+    folder = settings.default_root_dir or os.getcwd()
+    version = SLURMEnvironment.job_id()
+    return {"logger": TensorBoardLogger(folder, version=version, default_hp_metric=False)}
+
+
+def _changed(settings: Any) -> str:
+    """What a trainer is told besides its defaults, as far as it is short."""
+    defaults = {n: p.default for n, p in inspect.signature(L.Trainer).parameters.items()}
+    short = {n: v for n, v in vars(settings).items() if isinstance(v, (str, int, float))}
+    return ", ".join(f"{n}={v}" for n, v in short.items() if v != defaults.get(n))
 
 
 def _run(args: Sequence[str], callbacks: Sequence[L.Callback]) -> TrainingCLI:
@@ -124,10 +169,13 @@ def _run(args: Sequence[str], callbacks: Sequence[L.Callback]) -> TrainingCLI:
         seed_everything_default=0,
         trainer_defaults={"callbacks": list(callbacks)} if callbacks else None,
         args=None if list(args) == sys.argv[1:] else list(args),
+        parser_class=_Parser,
         parser_kwargs={
             "prog": "lightning-bnn",
-            "exit_on_error": False,
-            args[0]: {"exit_on_error": False, "description": _DESCRIPTION},
+            args[0]: {
+                "description": _DESCRIPTION,
+                "usage": f"lightning-bnn {args[0]} -c CONFIG [options]",
+            },
         },
     )
 

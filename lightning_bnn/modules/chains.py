@@ -25,8 +25,9 @@ class _ClosesBank(Callback):
     """Modules are not told of exceptions, callbacks are."""
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Let others write."""
-        pl_module.samples.close()
+        """Let others write; the trainer may have gone on to a module without a bank."""
+        if isinstance(pl_module, Chains):
+            pl_module.samples.close()
 
 
 class Chains(DeepEnsemble):
@@ -86,8 +87,10 @@ class Chains(DeepEnsemble):
             )
 
     def configure_callbacks(self) -> list[Callback]:
-        """Close the bank whatever goes wrong."""
-        return [_ClosesBank()]
+        """Close the bank whatever goes wrong; a trainer is asked again for every run."""
+        trainer: Any = self.trainer
+        there = any(isinstance(callback, _ClosesBank) for callback in trainer.callbacks)
+        return [] if there else [_ClosesBank()]
 
     def keep_if_due(self, before: int) -> None:
         """Keep the members, if it is time, after the step that followed so many."""

@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _WIDTH = 3.2
+_FLOOR = "noise floor"
 
 
 class Line(NamedTuple):
@@ -93,7 +94,9 @@ def histograms_figure(
         most = max([v.numel() for v in drawn.values()], default=1)
         count = max(10, min(bins, round(2 * math.sqrt(most))))
         for form, values in drawn.items():
-            ax.hist(values.numpy(), count, edges, density=True, histtype="step", label=form)
+            ax.hist(
+                values.numpy(), bins=count, range=edges, density=True, histtype="step", label=form
+            )
         ax.set_title(title, fontsize=9)
     for ax in axes[:: max(1, columns)]:
         ax.set_ylabel("density")
@@ -199,8 +202,7 @@ def dots_figure(
     figure, axes = panels_of(len(panels), (1.2 + 2.3 * columns, height), columns)
     for k, (ax, (title, series)) in enumerate(zip(axes, panels.items(), strict=False)):
         if floors and title in floors:
-            mean, half = floors[title]
-            ax.axvspan(mean - half, mean + half, color="0.9", zorder=0)
+            _floor(ax, *floors[title])
         for j, (label, values) in enumerate(series.items()):
             _dots(ax, values, 0.14 * (2 * j - len(series) + 1), label)
         ax.set_yticks(range(len(names)), list(names) if k % columns == 0 else [""] * len(names))
@@ -208,11 +210,25 @@ def dots_figure(
         ax.tick_params(labelsize=7)
         ax.grid(axis="y", color="0.93", linewidth=0.8)
         ax.set_title(title, fontsize=8)
-    handles, labels = axes[0].get_legend_handles_labels()
+    told: dict[str, Any] = {}
+    for ax in axes:
+        told |= {name: mark for mark, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+    if _FLOOR in told:
+        told[_FLOOR] = told.pop(_FLOOR)  # after the series
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8
-    )
+        told.values(), told.keys(), loc="outside lower center", ncols=len(told), frameon=False,
+        fontsize=8,
+    )  # fmt: skip
     return figure
+
+
+def _floor(ax: Any, mean: float, half: float) -> None:
+    """A band, and a line: beside large numbers the band is narrower than a pixel."""
+    if not math.isfinite(mean):
+        return
+    if math.isfinite(half):
+        ax.axvspan(mean - half, mean + half, color="0.85", linewidth=0, zorder=0)
+    ax.axvline(mean, color="0.5", linewidth=1.5, zorder=0.5, label=_FLOOR)
 
 
 def _dots(ax: Any, values: Sequence[tuple[float, float]], shift: float, label: str) -> None:

@@ -74,7 +74,7 @@ def chains_figure(chains: Mapping[str, Tensor], rhat: Mapping[str, Tensor]) -> F
         ax.set_xlabel("network of the chain")
     high = max(1.02, min(5.0, max(float(values.max()) for values in rhat.values())))
     for ax, space in zip(axes[len(chains) :], chains, strict=True):
-        ax.hist(rhat[space].clamp(max=high).numpy(), 40, (0.99, high), color="0.6")
+        ax.hist(rhat[space].clamp(max=high).numpy(), bins=40, range=(0.99, high), color="0.6")
         ax.axvline(1.01, color="tab:red", linewidth=1)
         ax.set_xlabel("R-hat (line: 1.01)")
     axes[0].set_ylabel("value")

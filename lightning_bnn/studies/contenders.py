@@ -137,7 +137,7 @@ def read_contender(name: str, place: Place, around: Surroundings, samples: int =
         samples: networks of each mode that will predict.
     """
     file = place.file()
-    origin: dict[str, Any] = {"path": str(file.resolve()), "sha256": fingerprint(file)}
+    origin: dict[str, Any] = {"path": str(file), "sha256": fingerprint(file)}
     if place.rows is not None:
         origin["rows"] = f"{place.rows.start or 0}:{place.rows.stop or ''}"
     module = read_module(file, around) if file.is_file() else None

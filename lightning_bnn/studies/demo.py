@@ -193,8 +193,8 @@ def _comparison(found: Findings) -> Section:
         ],
         tables=list(found.tables.values()),
         figures={
-            "All numbers with their errors. Grey: two deviations of the noise floor, MMD "
-            "between random parts of the reference.": found.figures["metrics"],
+            "All numbers with their errors. Grey: the noise floor, MMD between random parts of the "
+            "reference, and two deviations around it.": found.figures["metrics"],
         },
     )
 

@@ -12,6 +12,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.commands.settings_files import read_settings
 from lightning_bnn.likelihoods import Categorical
 
 __all__ = ["Batches", "Surroundings", "read_surroundings"]
@@ -97,16 +98,15 @@ def read_surroundings(config: Path) -> Surroundings:
     Args:
         config: a YAML file.
     """
-    import yaml
     from jsonargparse import ArgumentParser
 
     import lightning_bnn.datamodules  # noqa: F401  so that YAML can name its classes
 
     try:
-        held = yaml.safe_load(config.read_text(encoding="utf-8"))
+        held = read_settings(config)
         arguments = held["model"]["init_args"]
         parts = {"network": arguments["network"], "data": held["data"]}
-    except (OSError, KeyError, TypeError, yaml.YAMLError) as error:
+    except (OSError, KeyError, TypeError) as error:
         raise ValueError(
             f"{config} must be a configuration with `model.init_args.network` and `data`, as "
             f"`lightning-bnn fit` takes it ({type(error).__name__}: {error})."
@@ -117,6 +117,7 @@ def read_surroundings(config: Path) -> Surroundings:
     if arguments.get("likelihood") is not None:
         parser.add_subclass_arguments(nn.Module, "likelihood")
         parts["likelihood"] = arguments["likelihood"]
-    made = parser.instantiate_classes(parser.parse_object(parts))
+    instantiate = getattr(parser, "instantiate", parser.instantiate_classes)  # its newer name
+    made = instantiate(parser.parse_object(parts))
     likelihood = made.get("likelihood") or Categorical()
     return Surroundings(made.network.eval(), made.data, likelihood)

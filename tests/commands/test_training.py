@@ -12,6 +12,7 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_bnn.cli import main
 from lightning_bnn.commands.newest_checkpoint import checkpoint_folders, newest_checkpoint
@@ -115,6 +116,9 @@ def test_a_run_is_trained_tested_and_predicted_with(folder):
     (checkpoint,) = folder.glob("lightning_logs/version_0/checkpoints/*.ckpt")
     saved = folder / "lightning_logs/version_0/config.yaml"
     assert "LearningRateMonitor" in saved.read_text()
+    logged = EventAccumulator(str(saved.parent)).Reload().Tags()["scalars"]
+    assert "train/loss" in logged
+    assert "hp_metric" not in logged  # a placeholder of -1, which Lightning writes
 
     text = printed(["test", "-c", str(saved), "--ckpt_path", str(checkpoint), *ON_A_CPU])
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
@@ -197,6 +201,21 @@ def _batches(cli):
     return [data.on_after_batch_transfer(b, 0) for b in data.predict_dataloader()]
 
 
+@pytest.mark.parametrize(
+    ("said", "kinds"),
+    [("null", ["TensorBoardLogger"]), ("true", ["TensorBoardLogger"]), ("false", []),
+     ("CSVLogger", ["CSVLogger"])],
+)  # fmt: skip
+def test_who_logs_is_what_was_asked_for(said, kinds, folder):
+    args = ["fit", "-c", preset("digits_ensemble", folder), *ON_A_CPU, "--trainer.max_steps", "1"]
+    where = ["--trainer.default_root_dir", "runs", f"--trainer.logger={said}"]
+    where += ["--trainer.logger.save_dir", "runs"] if said == "CSVLogger" else []
+    trainer = training([*args, *where, "--trainer.limit_val_batches", "1"]).trainer
+    assert [type(logger).__name__ for logger in trainer.loggers] == kinds
+    if kinds:
+        assert Path(trainer.log_dir) == Path("runs/lightning_logs/version_0")
+
+
 @pytest.mark.e2e
 def test_the_console_script_does_the_same_in_a_process_of_its_own(folder):
     config = preset("digits_mfvi", folder)
@@ -251,7 +270,7 @@ def test_mistakes_end_in_one_sentence(options, sentence, folder, capsys):
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["presets", "nix"], "there is no preset 'nix'; choose from"),
+        (["presets", "nix"], "there is no preset 'nix'; `lightning-bnn presets`"),
         (["fit", "-c", "none.yaml"], "File does not exist"),
         (["nix"], "there is no command 'nix'; choose from: fit"),
     ],

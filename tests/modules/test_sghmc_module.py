@@ -198,6 +198,21 @@ def test_a_bank_is_let_go_of_whatever_goes_wrong(tmp_path):
     assert len(other.samples) == 6
 
 
+@quiet
+def test_a_trainer_that_is_used_again_has_nothing_to_say(tmp_path, caplog):
+    caplog.set_level("INFO", "lightning.pytorch")
+    module = SGHMC(network(), optimizer=sampler, bank=str(tmp_path / "b"))
+    run = trainer(max_epochs=1)
+    run.fit(module, Blobs())
+    run.validate(module, Blobs(), verbose=False)
+    assert not [r for r in caplog.records if "ClosesBank" in r.getMessage()]
+    assert sum(type(c).__name__ == "_ClosesBank" for c in run.callbacks) == 1
+    run.callbacks.append(Broken())  # another module, in which something goes wrong
+    run.fit_loop.max_epochs = 3
+    with pytest.raises(RuntimeError, match="broken"):
+        run.fit(DeepEnsemble(network()), Blobs())
+
+
 def test_a_run_that_would_keep_nothing_says_so_first():
     with pytest.warns(UserWarning, match="SGHMC will keep nothing: `burn_in`"):
         trainer(max_epochs=2).fit(SGHMC(network(), burn_in=50, optimizer=sampler), Blobs())

@@ -1,6 +1,9 @@
 """What is drawn, read off the figures; and that it can be drawn."""
 
+import numpy as np
+import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from lightning_bnn import plots
 
@@ -42,3 +45,40 @@ def test_matrix():
     figure, ax = plots.matrix_figure(torch.eye(3), "network", "nats")
     assert ax.images[0].get_array().tolist() == torch.eye(3).tolist()
     figure.canvas.draw()
+
+
+SCORES = {"MMD": {"one": [(100.0, 1.0), (50.0, 1.0)], "all": [(60.0, 1.0), (0.5, 0.2)]}}
+
+
+def ink(figure):
+    """The darkest grey of every column of pixels in the panel, without dots, frame and grid."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[..., :3].astype(int)
+    box = figure.axes[0].get_window_extent()
+    top, bottom = (round(pixels.shape[0] - y) for y in (box.y1, box.y0))
+    inside = pixels[top + 3 : bottom - 3, round(box.x0) + 3 : round(box.x1) - 3]
+    grey = np.ptp(inside, axis=2) < 10
+    common = np.where(grey, inside.mean(2), 255)
+    return np.median(np.sort(common, 0)[: common.shape[0] // 2], 0)
+
+
+@pytest.mark.parametrize("half", [2.0, 1e-3, 1e-6, 0.0, float("nan")])
+def test_the_noise_floor_can_be_seen_however_narrow_it_is(half):
+    figure = plots.dots_figure(SCORES, ["A", "B"], {"MMD": (1e-4, half)})
+    bare = plots.dots_figure(SCORES, ["A", "B"])
+    assert ink(figure).min() < 160
+    assert ink(bare).min() > 200  # the negative control
+    assert "noise floor" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "noise floor" not in [text.get_text() for text in bare.legends[0].get_texts()]
+
+
+def test_a_floor_of_another_panel_is_in_the_legend_too():
+    panels = {"Acc": {"one": [(1.0, 0.1)]}, "MMD": {"one": [(1.0, 0.1)]}}
+    figure = plots.dots_figure(panels, ["A"], {"MMD": (0.0, 0.1)})
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["one", "noise floor"]
+
+
+def test_a_floor_that_is_not_known_is_not_drawn():
+    figure = plots.dots_figure(SCORES, ["A", "B"], {"MMD": (float("nan"), 1.0)})
+    assert ink(figure).min() > 200

@@ -1,0 +1,99 @@
+"""Configurations in YAML: read, or refused in one sentence that names the file and the line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_bnn.commands.spelling import nearest
+
+__all__ = ["config_files", "read_settings", "settings_of_text"]
+
+_KEYS = {"class_path": str, "init_args": dict}
+"""Keys that no class may misread, and what stands behind them."""
+_SHOWN = 60
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """A configuration as nested dicts.
+
+    Args:
+        path: a file.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`config`: {path} is no YAML file: it is not text in UTF-8.") from error
+    except IsADirectoryError as error:
+        raise ValueError(f"`config`: {path} is a folder, and no YAML file.") from error
+    return settings_of_text(text, str(path))
+
+
+def settings_of_text(text: str, name: str) -> dict[str, Any]:
+    """A configuration from its text.
+
+    Args:
+        text: YAML.
+        name: of the file, for messages.
+    """
+    try:
+        held = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"`config`: {name} is no YAML file ({_told(error)}).") from error
+    if not isinstance(held, dict):
+        shown = repr(held) if len(repr(held)) <= _SHOWN else repr(held)[:_SHOWN] + "..."
+        raise ValueError(
+            f"`config`: {name} must hold groups of settings, such as `model` and `data`, got "
+            f"{shown if held is not None else 'nothing'}."
+        )
+    _check_keys(held, name)
+    return held
+
+
+def config_files(typed: Sequence[str]) -> list[str]:
+    """The files that a command line names as configurations, and that are there.
+
+    Args:
+        typed: the command line.
+    """
+    named = [typed[k + 1] for k, part in enumerate(typed[:-1]) if part in ("-c", "--config")]
+    named += [part.partition("=")[2] for part in typed if part.startswith(("-c=", "--config="))]
+    return [name for name in named if os.path.isfile(name)]
+
+
+def _check_keys(held: dict[str, Any], name: str) -> None:
+    """A class, or its arguments, under a misspelt key would be taken for something else."""
+    for where, group in _groups(held, ""):
+        for key, value in group.items():
+            meant = nearest(str(key), _KEYS)
+            if meant and key != meant and meant not in group and isinstance(value, _KEYS[meant]):
+                raise ValueError(
+                    f"`config`: in {name}, `{where}{key}` is not known; did you mean `{meant}`?"
+                )
+
+
+def _groups(held: Any, where: str) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """Every group that may stand for a class, under its full name, the outer ones first."""
+    if isinstance(held, dict):
+        yield where, held
+        for key, value in held.items():
+            if key == "init_args" and isinstance(value, dict):  # a class has its own names
+                for name, inner in value.items():
+                    yield from _groups(inner, f"{where}{name}.")
+            else:
+                yield from _groups(value, f"{where}{key}.")
+    elif isinstance(held, list):
+        for k, value in enumerate(held):
+            yield from _groups(value, f"{where}{k}.")
+
+
+def _told(error: yaml.YAMLError) -> str:
+    """What is wrong and where, without the lines themselves."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return " ".join(str(error).split())
+    return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', error)}"
