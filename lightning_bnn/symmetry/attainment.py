@@ -31,10 +31,12 @@ class Floating(NamedTuple):
     Attributes:
         component: of every scale, ``(members, scales)``; 0 for those that cannot be shifted.
         sign: whether a scale grows or falls as its component is shifted.
+        fall: a direction along which the terms that can be driven to zero fall, and no other moves.
     """
 
     component: Tensor
     sign: Tensor
+    fall: Tensor
 
     def pinned(self) -> Tensor:
         """The first scale of every component."""
@@ -63,11 +65,17 @@ def without_vanishing_terms(problem: MassProblem) -> tuple[MassProblem, Tensor, 
     n = problem.variables
     linked = _reached_from_ground(problem).all(-1)
     nodes = torch.zeros(len(linked), 2 * n + 1, dtype=torch.int64, device=linked.device)
+    levels = torch.zeros_like(nodes)
     for k in (~linked).nonzero()[:, 0].tolist():
-        nodes[k] = torch.from_numpy(_components(problem, k)).to(nodes.device)
+        edges = _edges(problem, k)
+        found = _components(edges, n)
+        nodes[k] = torch.from_numpy(found).to(nodes.device)
+        levels[k] = torch.from_numpy(_levels(edges, found)).to(nodes.device)
     own, negated = nodes[:, :n], nodes[:, n + 1 :]
     component = torch.where(own == negated, 0, torch.minimum(own, negated))
-    floating = Floating(component, torch.where(own <= negated, 1.0, -1.0).to(problem.plus))
+    sign = torch.where(own <= negated, 1.0, -1.0).to(problem.plus)
+    fall = (levels[:, :n] - levels[:, n + 1 :]).to(problem.plus) / 2
+    floating = Floating(component, sign, fall)
     if bool(linked.all()):
         return problem, linked, floating
     kept = _only_within(problem, nodes)
@@ -92,6 +100,8 @@ def _reached_from_ground(problem: MassProblem) -> Tensor:
     reached = reached.to(problem.plus.dtype)
     while True:
         before = reached.sum()
+        if before == reached.numel():
+            return reached > 0
         for m in (*problem.matrices, *reversed(problem.matrices)):
             for own, other, squares in (
                 (m.rows, m.columns, m.squares.mT),
@@ -104,8 +114,8 @@ def _reached_from_ground(problem: MassProblem) -> Tensor:
             return reached > 0
 
 
-def _components(problem: MassProblem, member: int) -> Ints:
-    """Strongly connected components of one member's graph; that of the ground is 0."""
+def _edges(problem: MassProblem, member: int) -> Ints:
+    """The graph of one member: along no edge may the direction of the log scales fall."""
     n = problem.variables
     nodes = torch.arange(n)
     edges = []
@@ -119,11 +129,28 @@ def _components(problem: MassProblem, member: int) -> Ints:
         block, row, column = (m.squares[member].cpu() > 0).nonzero(as_tuple=True)
         r, c = m.rows.cpu()[block, row], m.columns.cpu()[block, column]
         edges += [_edge(r, _negated(c, n)), _edge(c, _negated(r, n))]
-    start, stop = np.concatenate(edges, 1)
-    size = 2 * n + 1
-    graph = coo_matrix((np.ones(len(start), np.bool_), (start, stop)), (size, size))
+    return np.concatenate(edges, 1)
+
+
+def _components(edges: Ints, ground: int) -> Ints:
+    """Strongly connected components; that of the ground is 0."""
+    size = 2 * ground + 1
+    graph = coo_matrix((np.ones(edges.shape[1], np.bool_), tuple(edges)), (size, size))
     found = connected_components(graph, connection="strong")[1].astype(np.int64)
-    return np.where(found == found[n], 0, found + 1)
+    return np.where(found == found[ground], 0, found + 1)
+
+
+def _levels(edges: Ints, components: Ints) -> Ints:
+    """Numbers that grow along every edge between components, and are one number inside each."""
+    start, stop = components[edges]
+    start, stop = start[start != stop], stop[start != stop]
+    level = np.zeros(int(components.max()) + 1, np.int64)
+    while True:
+        new = level.copy()
+        np.maximum.at(new, stop, level[start] + 1)
+        if (new == level).all():
+            return level[components]
+        level = new
 
 
 def _edge(start: Tensor, stop: Tensor) -> Ints:

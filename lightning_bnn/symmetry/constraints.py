@@ -94,6 +94,8 @@ class Constraints:
         default_factory=dict
     )
     conflicts: dict[str, str] = field(default_factory=dict)
+    noise: dict[int, Tensor] = field(default_factory=dict)  # channels of draws that met others
+    seen_noise: set[int] = field(default_factory=set)  # draws that something else looks at
 
     # ------------------------------------------------------------------ channels and ties
     def fresh(self, *shape: int) -> Tensor:

@@ -25,6 +25,7 @@ from lightning_bnn.symmetry.ties import named_tensors, place_of
 __all__ = [
     "UnsupportedModel",
     "ancestors",
+    "buffers_behind",
     "check_forward",
     "export",
     "operation_name",
@@ -125,15 +126,30 @@ def _is_functional(program: ExportedProgram) -> bool:
     return True
 
 
-def written_buffers(program: ExportedProgram) -> set[str]:
-    """Names of the buffers that a graph changes."""
+def written_buffers(program: ExportedProgram) -> list[tuple[str, Node]]:
+    """The buffers that a graph changes, and what it writes into them."""
     signature = program.graph_signature
-    written = {
-        signature.inputs_to_buffers.get(node.args[0].name)
-        for node in program.graph.nodes
-        if node.op == "call_function" and _writes(node) and isinstance(node.args[0], Node)
-    }
-    return {*signature.buffers_to_mutate.values(), *(n for n in written if n is not None)}
+    found = []
+    for node in program.graph.nodes:
+        name = signature.buffers_to_mutate.get(node.name)
+        if node.op == "call_function" and _writes(node):
+            name = signature.inputs_to_buffers.get(_target(node).name, name)
+        if name is not None:
+            found.append((name, node))
+    return found
+
+
+def buffers_behind(program: ExportedProgram, nodes: list[Node]) -> set[str]:
+    """Names of the buffers that some nodes depend on."""
+    names = program.graph_signature.inputs_to_buffers
+    return {names[n.name] for n in ancestors(nodes) if n.op == "placeholder" and n.name in names}
+
+
+def _target(node: Node) -> Node:
+    """The tensor that a chain of in-place operations writes."""
+    while node.op == "call_function" and _writes(node) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
 
 
 def _writes(node: Node) -> bool:

@@ -51,11 +51,15 @@ def doubled(inputs: Inputs) -> Inputs | None:
 
     Batch norm does not train on one row.
     """
-    sizes = {t.shape[:1] for t in tree_leaves(inputs) if isinstance(t, Tensor)}
+    sizes = {t.shape[:1] for t in tree_leaves(inputs) if isinstance(t, Tensor) and t.ndim}
     if sizes != {torch.Size([1])}:
         return None
-    twice: Inputs = tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) else t, inputs)
-    return twice
+
+    def twice(t: Any) -> Any:
+        return torch.cat([t, t]) if isinstance(t, Tensor) and t.ndim else t
+
+    found: Inputs = tree_map(twice, inputs)
+    return found
 
 
 def tensors_of(outputs: Any) -> list[Tensor]:

@@ -17,7 +17,12 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.symmetry.constraints import Constraints, Rule
-from lightning_bnn.symmetry.export import ancestors, operation_name, results_of
+from lightning_bnn.symmetry.export import (
+    ancestors,
+    operation_name,
+    results_of,
+    written_buffers,
+)
 from lightning_bnn.symmetry.groups import Frozen, SoftmaxShift, Symmetries
 from lightning_bnn.symmetry.labels import (
     Constant,
@@ -25,11 +30,11 @@ from lightning_bnn.symmetry.labels import (
     Unsupported,
     Value,
     Weight,
-    constant_labels,
     core,
     is_operand,
-    varies,
+    noise_of,
 )
+from lightning_bnn.symmetry.meeting import unify
 from lightning_bnn.symmetry.solve import solve
 from lightning_bnn.symmetry.ties import named_tensors, overlapping, owners
 
@@ -46,6 +51,7 @@ _SHIFT_KEEPS = frozenset(
 _NO_VALUE = frozenset(
     ["_assert_tensor_metadata", "_assert_scalar", "sym_size", "sym_constrain_range_for_size"]
 )
+_MEET_NOISE = frozenset("add sub subtract rsub mul multiply where masked_fill".split())
 _UNIFORM = frozenset("zeros_like ones_like full_like new_zeros new_ones new_full zero".split())
 _BROADCASTING = frozenset(
     "add sub mul div maximum minimum where masked_fill gt lt ge le eq ne clamp_min clamp_max clamp "
@@ -59,11 +65,13 @@ class Tracer:
 
     ``mutable`` names the buffers that the forward itself changes in training: they are state, as
     weights are. Other buffers of more than one dimension are constants, and are kept as such.
+    ``read_buffers`` are those that results depend on, so that what is written there matters.
     """
 
     model: nn.Module
     rules: Mapping[str, Rule]
     mutable: frozenset[str] = frozenset()
+    read_buffers: frozenset[str] = frozenset()
     system: Constraints = field(default_factory=Constraints)
     frozen: list[Frozen] = field(default_factory=list)
     shift: SoftmaxShift | None = None
@@ -86,8 +94,13 @@ class Tracer:
     def read(self, program: ExportedProgram) -> None:
         """Follow the channels through one graph."""
         results = results_of(program)
-        inputs = {n: self._input(program, n) for n in program.graph.nodes if n.op == "placeholder"}
-        values = self._follow(program.graph_module, inputs, results)
+        written = [w for w in written_buffers(program) if w[0] in self.read_buffers]
+        seen = [*results, *(node for _, node in written)]
+        placeholders = [n for n in ancestors(seen) if n.op == "placeholder"]
+        inputs = {n: self._input(program, n) for n in placeholders}
+        values = self._follow(program.graph_module, inputs, seen)
+        for name, node in written:
+            self._write(program, name, node, values[node])
         for node in results:
             for leaf in tree_leaves(values[node], is_leaf=is_operand):
                 self._hold(leaf)
@@ -95,6 +108,20 @@ class Tracer:
         shift = _find_shift(results, values)
         if shift is not None and not tied & {shift.weight, shift.bias}:
             self.shift = self.shift or shift
+
+    def _write(self, program: ExportedProgram, name: str, node: Node, value: Any) -> None:
+        """What a forward leaves in a buffer must move as the buffer does."""
+        source = node.args[0] if node.args else None
+        if isinstance(source, Node) and "batch_norm" in operation_name(source):
+            return  # its rule ties the statistics
+        old = next(n for n, b in program.graph_signature.inputs_to_buffers.items() if b == name)
+        place = next(n for n in program.graph.nodes if n.name == old)
+        held = self._input(program, place)
+        try:
+            unify(self.system, [self.system.labels(x) for x in (held, value)])
+        except (Unsupported, RuntimeError):
+            self._hold(held)
+            self._hold(value)
 
     def _follow(
         self, module: torch.fx.GraphModule, values: dict[Node, Any], results: list[Node]
@@ -125,8 +152,7 @@ class Tracer:
         name = signature.inputs_to_parameters.get(node.name)
         if name is not None:
             name = self.alias.get(name, name)
-            if node.users:
-                self.read_names.add(name)
+            self.read_names.add(name)
             return Weight.whole(name, value.shape, is_buffer=False)
         name = signature.inputs_to_buffers.get(node.name)
         if name is not None:
@@ -181,12 +207,26 @@ class Tracer:
         self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]
     ) -> Any:
         if name not in _UNIFORM and not any(map(_has_channels, operands)):
-            kept = name in _KEEP_NOISE and any(isinstance(x, Noise) for x in operands)
-            return _noise(node, operands) if kept else _unknown(node.meta["val"])
+            return self._of_noise(name, node, operands)
         self._see(operands)
+        if name not in _MEET_NOISE:
+            self._look_at(operands)
         if name not in self.rules:
             raise Unsupported("this operation has no rule")
         return self.rules[name](self.system, node, *args, **kwargs)
+
+    def _of_noise(self, name: str, node: Node, operands: list[Any]) -> Any:
+        """What is computed from noise and from nothing that has channels."""
+        draws = [x for x in operands if isinstance(x, Noise)]
+        alike = all(isinstance(x, Noise) or _is_uniform(x) for x in operands)
+        if len(draws) == 1 and alike and name in _KEEP_NOISE:
+            return noise_of(node, draws[0].source)
+        self._look_at(draws)
+        return _unknown(node.meta["val"])
+
+    def _look_at(self, operands: Iterable[Any]) -> None:
+        """Draws that are used by themselves, too, have a place."""
+        self.system.seen_noise.update(x.source for x in operands if isinstance(x, Noise))
 
     def _see(self, operands: list[Any]) -> None:
         """Channels that meet different operations are not exchangeable."""
@@ -197,6 +237,7 @@ class Tracer:
 
     def _hold(self, operand: Any) -> None:
         if isinstance(operand, Value):
+            self._look_at([operand])
             self.system.freeze(operand.labels)
         elif isinstance(operand, Weight):
             self.system.conflicts.setdefault(
@@ -211,13 +252,16 @@ class Tracer:
 
     def result(self) -> Symmetries:
         """Solve the system."""
+        for source in self.system.seen_noise & self.system.noise.keys():
+            self.system.freeze(self.system.noise[source])
         for name, reason in self.system.conflicts.items():
             for entry in self.system.entries.values():
                 if entry.name == name:
                     self.system.freeze(entry.labels)
             if not any(name in f.module or "operation" in reason for f in self.frozen):
                 self.frozen.append(Frozen("parameter", name, "", reason))
-        shapes = {self.alias.get(k, k): v.shape for k, v in self.model.state_dict().items()}
+        state = self.model.state_dict()
+        shapes = {self.alias.get(k, k): t.shape for k, t in state.items() if isinstance(t, Tensor)}
         symmetries = solve(self.system, shapes)
         weights = self._weights(symmetries, shapes)
         unique = tuple(dict.fromkeys(self.frozen))
@@ -260,16 +304,18 @@ def _is_random(node: Node) -> bool:
 
 
 def _noise(node: Node, operands: Iterable[Any]) -> Any:
-    """Independent draws, unless what their law depends on differs between them."""
+    """A draw, unless the law of what it depends on differs between elements."""
     value = node.meta.get("val")
     alike = all(isinstance(x, Noise) or _is_uniform(x) for x in operands)
     if not alike or not isinstance(value, Tensor):
         return _unknown(value)
-    return Noise(torch.zeros((1,) * value.ndim, dtype=torch.long).expand(value.shape))
+    return noise_of(node)
 
 
 def _is_uniform(x: Any) -> bool:
-    return isinstance(x, Constant) and not any(varies(constant_labels(x.tensor)))
+    if not isinstance(x, Constant):
+        return False
+    return not x.tensor.numel() or bool((x.tensor == x.tensor.reshape(-1)[0]).all())
 
 
 def _full_size(values: Mapping[Node, Any]) -> Callable[[Node], Any]:

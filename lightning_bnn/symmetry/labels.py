@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
 __all__ = [
     "Unsupported",
     "is_operand",
+    "noise_of",
     "narrow_except",
     "FROZEN",
     "STRUCTURAL_ZERO",
@@ -46,8 +48,11 @@ class Value:
 class Noise(Value):
     """Independent draws: channels of the same law, which may change places, but have a size.
 
-    Its labels are fixed, so that a rule that does not know noise holds what it meets.
+    Its labels are fixed, so that a rule that does not know noise holds what it meets. ``source`` is
+    the draw that it was computed from; -1 where there are several.
     """
+
+    source: int = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +81,13 @@ class Weight:
         """The tensor itself."""
         coords = tuple(along(torch.arange(n), d, shape) for d, n in enumerate(shape))
         return cls(name, coords, shape, is_buffer)
+
+
+def noise_of(node: Node, source: int | None = None) -> Noise:
+    """Noise in the shape of a node: a draw of its own, or computed from one."""
+    value = node.meta["val"]
+    labels = torch.zeros((1,) * value.ndim, dtype=torch.long).expand(value.shape)
+    return Noise(labels, id(node) if source is None else source)
 
 
 def varies(labels: Tensor) -> list[bool]:

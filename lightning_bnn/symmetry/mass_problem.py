@@ -262,6 +262,8 @@ _FLUSHED = 1e-30  # smaller squares than this may be zero in float32
 def _square_sums(w: Tensor, keep: Sequence[int]) -> Tensor:
     """Squares summed over all dimensions but the first and those to keep, most in native type."""
     w = w.detach()
+    if w.dtype in (torch.float16, torch.bfloat16):  # squares need more than these hold
+        w = w.float()
     total = _summed(w.square(), keep)
     if w.dtype != torch.float64 and bool((total < _FLUSHED).any()):
         return _summed(w.double().square(), keep)

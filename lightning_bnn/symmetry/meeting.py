@@ -9,9 +9,16 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.symmetry.constraints import Constraints, Labels, Product
-from lightning_bnn.symmetry.labels import STRUCTURAL_ZERO, Unsupported, core, narrow_except, varies
+from lightning_bnn.symmetry.labels import (
+    STRUCTURAL_ZERO,
+    Noise,
+    Unsupported,
+    core,
+    narrow_except,
+    varies,
+)
 
-__all__ = ["align", "multiply_labels", "tie_permutations", "unify"]
+__all__ = ["align", "meet_noise", "multiply_labels", "tie_permutations", "unify"]
 
 
 def align(operands: Sequence[Tensor]) -> list[Tensor]:
@@ -37,6 +44,19 @@ def tie_permutations(system: Constraints, x: Tensor, y: Tensor) -> None:
         system.tie(x, y, ("permutation",))
     elif shared:
         system.block(np.concatenate([_rows(x, shared, y), _rows(y, shared, x)], 1))
+
+
+def meet_noise(system: Constraints, noise: Noise, labels: Tensor) -> None:
+    """Channels that meet the same draws move together; where they first meet, the draws follow."""
+    x, y = align([labels, noise.labels])
+    if noise.source < 0:
+        system.freeze(labels, ("permutation",))
+        return
+    if noise.source not in system.noise:
+        moving = [m and n > 1 for m, n in zip(varies(x), y.shape, strict=True)]
+        own = system.fresh(*[n if m else 1 for m, n in zip(moving, y.shape, strict=True)])
+        system.noise[noise.source] = own.expand(y.shape)
+    tie_permutations(system, system.noise[noise.source], labels)
 
 
 def unify(system: Constraints, operands: Sequence[Tensor]) -> Tensor:

@@ -38,8 +38,8 @@ class MinMass:
     Attributes:
         mass: mass of the network as it is.
         minimum: the least mass; where no finite scales reach it, the bound that they come close to.
-        scales: the scales that reach it, for `rescale`; where none do, those that balance what can
-            be balanced, with a mean logarithm of zero for units without a way to the output.
+        scales: the scales that reach it, for `rescale`; where none do, finite ones that balance
+            what can be balanced, and under which there is no more mass than before.
         gap: certified bound on ``(minimum - true minimum) / minimum``.
         iterations: balancing sweeps and Newton steps.
         dead: units without incoming or without outgoing weight; their scale is one.
@@ -112,10 +112,22 @@ def min_mass(
             "min_mass: %d units without incoming or outgoing weight keep their scale.",
             int(dead.max()),
         )
+    u = _no_worse(whole, u, floating.fall, before)
     scales = [s if stacked else s[0] for s in torch.exp(u).split(problem.sizes, -1)]
     parts = (t if stacked else t[0] for t in (before, after, gap, dead, attained))
     total, least, bound, lost, reached = parts
     return MinMass(total, least, tuple(scales), bound, iterations, lost, reached)
+
+
+def _no_worse(problem: MassProblem, u: Tensor, fall: Tensor, before: Tensor) -> Tensor:
+    """Go along a direction in which mass vanishes until there is no more than at first."""
+    length = torch.zeros_like(before)
+    for _ in range(10):
+        worse = problem.value(u + length[:, None] * fall) > before * (1 + 1e-12)
+        if not bool((worse & (fall != 0).any(-1)).any()):
+            break
+        length = torch.where(worse, (2 * length).clamp_min(0.5), length)
+    return u + length[:, None] * fall
 
 
 def _by_cvxpy(
@@ -249,7 +261,7 @@ def _newton(
     while iteration < most:
         t, gap = _newton_direction(problem.flow(u), alive)
         value = problem.value(u)
-        worst = float((gap / value).max())
+        worst = float(torch.where(value > 0, gap / value, 0).max())
         if worst <= tolerance or 1e-12 > worst > last / 2:  # done, or down to rounding
             break
         last = worst

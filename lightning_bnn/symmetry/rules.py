@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from lightning_bnn.symmetry.constraints import Constraints, Record, Rule
@@ -22,10 +23,17 @@ from lightning_bnn.symmetry.labels import (
     Weight,
     compress,
     core,
+    noise_of,
     solid,
     varies,
 )
-from lightning_bnn.symmetry.meeting import align, multiply_labels, tie_permutations, unify
+from lightning_bnn.symmetry.meeting import (
+    align,
+    meet_noise,
+    multiply_labels,
+    tie_permutations,
+    unify,
+)
 from lightning_bnn.symmetry.reduction_rules import REDUCTION_RULES
 from lightning_bnn.symmetry.shape_rules import SHAPE_RULES
 
@@ -150,7 +158,7 @@ def add(
 ) -> Value:
     """Channels of the two operands become one; independent noise is like itself in any order."""
     if isinstance(x, Noise) or isinstance(y, Noise):
-        labels = torch.broadcast_to(system.labels(y if isinstance(x, Noise) else x), _shape(node))
+        labels = _beside_noise(system, node, x, y)
         system.freeze(labels, ("scale", "sign"))
         return Value(labels)
     return Value(unify(system, [system.labels(x), system.labels(y)]))
@@ -159,9 +167,7 @@ def add(
 def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Value:
     """Scales and signs add up; a parameter over all channels is a gain, free on either side."""
     if isinstance(x, Noise) or isinstance(y, Noise):
-        return Value(
-            torch.broadcast_to(system.labels(y if isinstance(x, Noise) else x), _shape(node))
-        )
+        return Value(_beside_noise(system, node, x, y))
     if isinstance(x, Weight) and not isinstance(y, Weight):
         x, y = y, x
     if isinstance(y, Weight) and isinstance(x, Value) and not y.is_buffer:
@@ -235,7 +241,9 @@ def compare(system: Constraints, node: Node, x: Any, y: Any = 0) -> Value:
 def where(system: Constraints, node: Node, condition: Any, x: Any, y: Any) -> Value:
     """A choice between two operands that share their channels."""
     chosen = add(system, node, x, y).labels
-    if not isinstance(condition, Noise):
+    if isinstance(condition, Noise):
+        meet_noise(system, condition, chosen)
+    else:
         tie_permutations(system, system.labels(condition), chosen)
     return Value(torch.broadcast_to(chosen, _shape(node)))
 
@@ -267,8 +275,16 @@ def alpha_dropout(
 def bernoulli(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Value:
     """Coins with one probability for all units, or each with that of its unit."""
     if any(isinstance(p, float | int) for p in args):
-        return Noise(torch.broadcast_to(torch.zeros((), dtype=torch.long), _shape(node)))
+        return noise_of(node)
     return Value(system.follow(nonlinear(system, node, x).labels, ()))
+
+
+def _beside_noise(system: Constraints, node: Node, x: Any, y: Any) -> Tensor:
+    """Labels of what meets noise, in the shape of the result."""
+    noise, other = (x, y) if isinstance(x, Noise) else (y, x)
+    labels = torch.broadcast_to(system.labels(other), _shape(node))
+    meet_noise(system, noise, labels)
+    return labels
 
 
 def _shape(node: Node) -> torch.Size:

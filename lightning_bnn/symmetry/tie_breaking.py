@@ -112,7 +112,6 @@ def _beside(
 
 def _ranks_of_rows(rows: Tensor) -> Tensor:
     """Place of every row in lexicographic order, for all members of a stack at once."""
-    size = rows.abs().amax((-1, -2), keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
-    digits = torch.round(rows.double() / (size * 4 * _ROUNDING * torch.finfo(rows.dtype).eps))
-    _, places = torch.unique(digits.flatten(0, -2), dim=0, return_inverse=True)
+    numbers = ranks(rows.flatten(-2)).reshape(rows.shape)
+    _, places = torch.unique(numbers.flatten(0, -2), dim=0, return_inverse=True)
     return places.reshape(rows.shape[:-1])

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from lightning_bnn.symmetry.export import UnsupportedModel, export, written_buffers
+from lightning_bnn.symmetry.export import (
+    UnsupportedModel,
+    buffers_behind,
+    export,
+    results_of,
+    written_buffers,
+)
 from lightning_bnn.symmetry.groups import Frozen, Symmetries
 from lightning_bnn.symmetry.inputs import Inputs, check_filled, doubled, on_network
 from lightning_bnn.symmetry.interpreter import Tracer
@@ -61,11 +69,13 @@ def discover(
     inputs = on_network(model, Inputs(example, named))
     check_filled(inputs)
     own = {_bare(name): rule for name, rule in (rules or {}).items()}
-    was_training = [m for m in model.modules() if m.training]
+    was_training, drawn = [m for m in model.modules() if m.training], random.getstate()
     try:
         model.eval()
         graphs = _graphs(model, inputs, batch_norm)
-        tracer = Tracer(model, {**RULES, **layer_rules(batch_norm), **own}, graphs.mutable)
+        tracer = Tracer(
+            model, {**RULES, **layer_rules(batch_norm), **own}, graphs.mutable, graphs.read
+        )
         symmetries = replace(
             _read(tracer, graphs, batch_norm),
             batch_norm=batch_norm,
@@ -76,6 +86,7 @@ def discover(
         trains = None if graphs.evaluation_only else graphs.training_inputs
         symmetries = refute(model, symmetries, inputs, bool(rules), trains)
     finally:
+        random.setstate(drawn)  # a forward may drop layers by it
         for module in was_training:
             module.training = True
     if symmetries.unchecked:
@@ -110,6 +121,7 @@ class _Graphs(NamedTuple):
     training: ExportedProgram | None
     training_inputs: Inputs
     mutable: frozenset[str]
+    read: frozenset[str]
     evaluation_only: str
 
 
@@ -117,12 +129,23 @@ def _graphs(model: nn.Module, inputs: Inputs, batch_norm: str) -> _Graphs:
     evaluation = export(model, inputs)
     training, used, reason = _training_graph(model, inputs)
     graphs = [graph for graph in (evaluation, training) if graph is not None]
-    mutable = frozenset().union(*map(written_buffers, graphs))
+    mutable = frozenset(name for graph in graphs for name, _ in written_buffers(graph))
     if training is None:  # then a training step may change any of them
         mutable |= {name for name, b in model.named_buffers() if b.is_floating_point()}
     if batch_norm == "eval" and any(map(_is_batch_norm, model.modules())):
         reason = reason or "batch norm counts as a fixed map"
-    return _Graphs(evaluation, training, used, mutable, reason)
+    return _Graphs(evaluation, training, used, mutable, _read_buffers(graphs), reason)
+
+
+def _read_buffers(graphs: Sequence[ExportedProgram]) -> frozenset[str]:
+    """Those that results depend on, now or once another call has written what is read there."""
+    read: set[str] = set().union(*(buffers_behind(g, results_of(g)) for g in graphs))
+    while True:
+        written = [(g, node) for g in graphs for name, node in written_buffers(g) if name in read]
+        more = set().union(*(buffers_behind(g, [node]) for g, node in written)) - read
+        if not more:
+            return frozenset(read)
+        read |= more
 
 
 def _training_graph(model: nn.Module, inputs: Inputs) -> tuple[ExportedProgram | None, Inputs, str]:
@@ -159,4 +182,11 @@ def _read(tracer: Tracer, graphs: _Graphs, batch_norm: str) -> Symmetries:
 
 
 def _alike(a: ExportedProgram, b: ExportedProgram) -> bool:
-    return a.graph_module.code == b.graph_module.code
+    """Whether two graphs say the same, with the same literals."""
+    if a.graph_module.code != b.graph_module.code or a.constants.keys() != b.constants.keys():
+        return False
+    return all(_same(x, b.constants[name]) for name, x in a.constants.items())
+
+
+def _same(x: Any, y: Any) -> bool:
+    return torch.equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else x is y

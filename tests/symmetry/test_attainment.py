@@ -69,7 +69,7 @@ def test_scales_are_finite_and_the_bound_is_the_limit(kind):
     at = mass(rescale(params, sym, found.scales), sym)
     if attained:
         torch.testing.assert_close(at, found.minimum, rtol=1e-9, atol=1e-12)
-    assert at >= found.minimum - 1e-12
+    assert found.minimum - 1e-12 <= at <= found.mass * (1 + 1e-9)
     far = mass(rescale(params, sym, _far_along(params, sym, found)), sym)
     torch.testing.assert_close(far, found.minimum, rtol=1e-6, atol=1e-9)
 
@@ -131,6 +131,33 @@ def test_terms_vanish_exactly_where_linear_programming_says(seed):
     assert bool(attained) == torch.equal(expected, m.squares) * torch.equal(
         kept.plus + kept.minus, problem.plus + problem.minus
     )
+
+
+def test_balancing_never_adds_mass():
+    """Balanced scales alone would make the edges heavy that only lead out."""
+    net = nn.Sequential(*(lin(a, b, bias=False) for a, b in ((1, 2), (2, 2), (2, 1))))
+    net.insert(1, nn.ReLU())
+    net.insert(3, nn.ReLU())
+    sym = discover(net, torch.randn(4, 1).double())
+    values = ([[4.9856], [1.4186]], [[4.5954, 19.8796], [0.3552, 0.0]], [[0.0, 0.28243]])
+    params = {n: torch.tensor(v).double() for n, v in zip(P.of(net), values, strict=True)}
+    found = min_mass(params, sym)
+    assert not found.attained
+    assert mass(rescale(params, sym, found.scales), sym) <= found.mass
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_sparse_networks_never_gain_mass(seed):
+    generator = torch.Generator().manual_seed(seed)
+    net = models.mlp(3, [4, 4], 2).double()
+    sym = discover(net, torch.randn(2, 3).double())
+    stack = P.populate(net, 20, generator)
+    stack = {n: t * 10 * (torch.rand(t.shape, generator=generator) < 0.4) for n, t in stack.items()}
+    found = min_mass(stack, sym)
+    after = mass(rescale(stack, sym, found.scales), sym)
+    assert (after <= found.mass * (1 + 1e-9)).all()
+    assert (after >= found.minimum * (1 - 1e-9)).all()
+    assert found.iterations < 200
 
 
 def test_both_outcomes_occur():
