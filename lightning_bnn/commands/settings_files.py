@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
-
-from lightning_bnn.commands.spelling import nearest
 
 __all__ = ["config_files", "read_settings", "settings_of_text"]
 
 _KEYS = {"class_path": str, "init_args": dict}
 """Keys that no class may misread, and what stands behind them."""
 _SHOWN = 60
+_NEARLY = 0.85
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
@@ -69,11 +69,17 @@ def _check_keys(held: dict[str, Any], name: str) -> None:
     """A class, or its arguments, under a misspelt key would be taken for something else."""
     for where, group in _groups(held, ""):
         for key, value in group.items():
-            meant = nearest(str(key), _KEYS)
-            if meant and key != meant and meant not in group and isinstance(value, _KEYS[meant]):
+            meant = _misspelt(str(key))
+            if meant and meant not in group and isinstance(value, _KEYS[meant]):
                 raise ValueError(
                     f"`config`: in {name}, `{where}{key}` is not known; did you mean `{meant}`?"
                 )
+
+
+def _misspelt(key: str) -> str | None:
+    """Which of the keys this nearly is; `ckpt_path` and `data_path` are names of their own."""
+    found = get_close_matches(key.lower(), _KEYS, 1, _NEARLY) if key not in _KEYS else []
+    return found[0] if found else None
 
 
 def _groups(held: Any, where: str) -> Iterator[tuple[str, dict[Any, Any]]]:

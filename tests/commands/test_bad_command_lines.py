@@ -10,6 +10,7 @@ import yaml
 
 from lightning_bnn.cli import main
 from lightning_bnn.commands.presets import preset_text
+from lightning_bnn.commands.settings_files import settings_of_text
 
 pytestmark = [pytest.mark.bad_input, pytest.mark.filterwarnings("ignore")]
 GOOD = preset_text("digits_ensemble")
@@ -238,3 +239,9 @@ def test_what_is_written_correctly_is_not_corrected(typed_in, monkeypatch, capsy
             main(["fit", f"--config={name}", "--print_config"])
         assert end.value.code in (0, None)
         assert "max_epochs: 20" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("key", ["ckpt_path", "data_path", "init_std", "path", "class_weights"])
+def test_names_that_only_resemble_ours_are_left_alone(key):
+    text = f"trainer:\n  {key}: some/text\nmodel:\n  {key}: {{a: 1}}\n{key}: some/text\n"
+    assert settings_of_text(text, "it.yaml")["trainer"][key] == "some/text"
