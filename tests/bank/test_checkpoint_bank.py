@@ -74,6 +74,7 @@ def test_gives_back_what_it_was_given(tmp_path, sizes):
         each.verify()
 
 
+@pytest.mark.e2e
 def test_many_small_files_become_few(tmp_path):
     stack = networks(1100)
     bank = CheckpointBank(tmp_path)

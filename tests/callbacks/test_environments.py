@@ -65,6 +65,7 @@ def test_fsdp2(tmp_path):
 
 
 # ------------------------------------------------------------ other packages
+@pytest.mark.e2e
 def test_the_twin_namespace(tmp_path):
     """`pytorch_lightning` is another package with other classes; the callbacks do not mind."""
     pl = pytest.importorskip("pytorch_lightning")

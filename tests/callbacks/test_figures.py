@@ -87,6 +87,7 @@ class CometLike(Fake):
         super().__init__(Experiment())
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("cls", [WandbLike, MLflowLike, CometLike])
 def test_other_services(tmp_path, cls):
     logger = cls()

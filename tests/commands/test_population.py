@@ -207,6 +207,7 @@ def test_another_configuration_does_not_touch_what_has_begun(config, tmp_path, m
     assert CheckpointBank(bank, "r").records[0]["epoch"] == 4
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("writing", "file"), [("write_whole", "part.json"), ("replace_text", "progress")]
 )

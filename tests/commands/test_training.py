@@ -109,6 +109,7 @@ def test_every_callback_is_in_a_preset(folder):
     assert all(f"lightning_bnn.callbacks.{name}" in text for name in callbacks.__all__)
 
 
+@pytest.mark.e2e
 def test_a_run_is_trained_tested_and_predicted_with(folder):
     config = preset("digits_ensemble", folder)
     short = ["--trainer.max_epochs", "2", "--trainer.enable_progress_bar", "false", *ON_A_CPU]
@@ -134,6 +135,7 @@ def test_a_run_is_trained_tested_and_predicted_with(folder):
     torch.testing.assert_close(loaded(x), torch.cat([p.mean for p in ours]))
 
 
+@pytest.mark.e2e
 def test_without_a_name_the_newest_checkpoint_of_the_run_is_judged(folder):
     config = preset("digits_mfvi", folder)
     short = ["--trainer.enable_progress_bar", "false", *ON_A_CPU, "--trainer.limit_test_batches=1"]
@@ -201,6 +203,7 @@ def _batches(cli):
     return [data.on_after_batch_transfer(b, 0) for b in data.predict_dataloader()]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("said", "kinds"),
     [("null", ["TensorBoardLogger"]), ("true", ["TensorBoardLogger"]), ("false", []),

@@ -26,6 +26,7 @@ def test_it_is_the_mean_of_the_networks_that_predict(name):
     torch.testing.assert_close(module.predictive()(x), module.eval()(x))
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", ["ensemble", "mfvi"])
 def test_it_exports_to_one_file(name):
     module = made(name, batch_norm=True)

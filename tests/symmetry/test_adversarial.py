@@ -225,7 +225,7 @@ KINDS = (
 ).split()
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=7), st.sampled_from([4, 6, 8]))
 def test_random_architectures(choices, channels):
     torch.manual_seed(0)

@@ -126,6 +126,7 @@ def test_grouped_convolutions_into_a_stream(groups, transposed, permutation):
         assert close(canonicalise(moved, sym, None, permutation), form)
 
 
+@pytest.mark.e2e
 def test_resnet18_with_negative_gains():
     model = randomise(torchvision.models.resnet18().double()).eval()
     for module in model.modules():

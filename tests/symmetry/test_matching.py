@@ -53,6 +53,7 @@ def test_a_planted_permutation_is_recovered(case, noise):
     assert recovered(permute(planted, sym, match(planted, params, sym)), noisy)
 
 
+@pytest.mark.e2e
 def test_resnet18_with_half_its_weights_noise():
     model = randomise(torchvision.models.resnet18())
     sym, params = discover(model, torch.randn(1, 3, 32, 32)), P.of(model)
