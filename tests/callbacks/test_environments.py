@@ -6,12 +6,12 @@ import lightning as L
 import pytest
 import torch
 from processes import on_devices
+from runs import QUIET, Plain, Points, Recorder, built, fit
 from torch.distributed.fsdp import fully_shard
 
 from lightning_bnn import _compat
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
-from runs import QUIET, Plain, Points, Recorder, built, fit
 
 
 class Sharded(Plain):

@@ -4,10 +4,10 @@ import lightning as L
 import matplotlib.figure
 import pytest
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from runs import Plain, Stacked, built, fit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_bnn.callbacks import MassGap, PermutationTau, PosteriorFigures
-from runs import Plain, Stacked, built, fit
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 TAGS = {f"posterior/{n}" for n in ("trajectories", "pair", "marginals", "tau", "mass")}

@@ -11,12 +11,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from processes import start
-
-from lightning_bnn import params as P
-from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.callbacks import CheckpointHarvester, harvester
-from lightning_bnn.callbacks.writer import BankWriter
-from lightning_bnn.harvest import Schedule
 from runs import (
     RUNS,
     Attributes,
@@ -28,6 +22,12 @@ from runs import (
     built,
     fit,
 )
+
+from lightning_bnn import params as P
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.callbacks import CheckpointHarvester, harvester
+from lightning_bnn.callbacks.writer import BankWriter
+from lightning_bnn.harvest import Schedule
 
 KINDS = {**RUNS, "untraceable": (Unreadable, {})}
 

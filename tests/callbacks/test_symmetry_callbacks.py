@@ -8,12 +8,12 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
+from runs import RUNS, Attributes, Plain, Recorder, Stacked, Unreadable, built, fit
 from scipy.stats import kendalltau
 
 from lightning_bnn import params as P
 from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
 from lightning_bnn.symmetry import discover, min_mass
-from runs import RUNS, Attributes, Plain, Recorder, Stacked, Unreadable, built, fit
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -12,6 +12,7 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from runs import QUIET
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_bnn.cli import main
@@ -19,7 +20,6 @@ from lightning_bnn.commands.newest_checkpoint import checkpoint_folders, newest_
 from lightning_bnn.commands.presets import preset_names
 from lightning_bnn.commands.training import training
 from lightning_bnn.modules import DeepEnsemble
-from runs import QUIET
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ON_A_CPU = ["--trainer.accelerator", "cpu", "--trainer.devices", "1"]

@@ -11,12 +11,12 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from runs import Plain, built, fit
 from safetensors import SafetensorError
 from small_banks import networks
 
 from lightning_bnn.bank import CheckpointBank, shard_folder, shards
 from lightning_bnn.callbacks import CheckpointHarvester
-from runs import Plain, built, fit
 
 TOLD = "is full: networks are left out until there is room"
 

@@ -5,6 +5,7 @@ import json
 import lightning as L
 import pytest
 import torch
+from runs import QUIET
 from small_runs import NET, bank, config, numbers, results
 from torch import nn
 
@@ -30,7 +31,6 @@ from lightning_bnn.studies.protocols import PROTOCOLS
 from lightning_bnn.studies.scoring import drawn
 from lightning_bnn.studies.surroundings import Surroundings, read_surroundings
 from lightning_bnn.symmetry import canonicalise, discover
-from runs import QUIET
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
 
