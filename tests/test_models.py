@@ -80,5 +80,6 @@ def test_no_hidden_layer_is_a_linear_model():
     assert size(models.mlp(4, (), 2)) == 4 * 2 + 2
 
 
+@pytest.mark.bad_input  # for annotations these are no `int`
 def test_widths_may_be_numbers_of_numpy():
     assert size(models.mlp(np.int64(4), np.array([3]), 2)) == 4 * 3 + 3 + 3 * 2 + 2
