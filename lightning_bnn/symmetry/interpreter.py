@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.symmetry.constraints import Constraints, Rule
 from lightning_bnn.symmetry.export import (
@@ -34,9 +34,19 @@ from lightning_bnn.symmetry.labels import (
     is_operand,
     noise_of,
 )
+from lightning_bnn.symmetry.logits import find_shift
 from lightning_bnn.symmetry.meeting import unify
 from lightning_bnn.symmetry.solve import solve
 from lightning_bnn.symmetry.ties import named_tensors, overlapping, owners
+from lightning_bnn.symmetry.values import (
+    drawn,
+    fold,
+    full_size,
+    has_channels,
+    is_random,
+    is_uniform,
+    unknown,
+)
 
 __all__ = ["Tracer"]
 
@@ -44,9 +54,6 @@ _FOR_THEIR_SHAPE = frozenset("empty new_empty empty_like rand_like randn_like ra
 _KEEP_NOISE = frozenset(
     "add sub rsub mul div neg lt le gt ge eq ne clamp clamp_min clamp_max floor logical_not "
     "bitwise_not to _to_copy type_as exp log sqrt pow abs sign".split()
-)
-_SHIFT_KEEPS = frozenset(
-    ("view reshape flatten squeeze dropout softmax log_softmax contiguous clone alias").split()
 )
 _NO_VALUE = frozenset(
     ["_assert_tensor_metadata", "_assert_scalar", "sym_size", "sym_constrain_range_for_size"]
@@ -105,7 +112,7 @@ class Tracer:
             for leaf in tree_leaves(values[node], is_leaf=is_operand):
                 self._hold(leaf)
         tied = {first for name, first in self.alias.items() if name != first}
-        shift = _find_shift(results, values)
+        shift = find_shift(results, values)
         if shift is not None and not tied & {shift.weight, shift.bias}:
             self.shift = self.shift or shift
 
@@ -158,7 +165,7 @@ class Tracer:
         if name is not None:
             return self._buffer(program, self.alias.get(name, name), name, value)
         constant = signature.inputs_to_lifted_tensor_constants.get(node.name)
-        return Constant(program.constants[constant]) if constant is not None else _unknown(value)
+        return Constant(program.constants[constant]) if constant is not None else unknown(value)
 
     def _buffer(self, program: ExportedProgram, owner: str, name: str, value: Tensor) -> Any:
         """State that moves with its channels, a constant, or what no action could reach."""
@@ -168,7 +175,7 @@ class Tracer:
         if persistent and tensor.is_floating_point() and (changes or tensor.ndim == 1):
             return Weight.whole(owner, value.shape, is_buffer=True)
         if changes:
-            return _unknown(value)
+            return unknown(value)
         if persistent:
             self.constants[owner] = tensor.detach().clone()
         return Constant(tensor)
@@ -176,7 +183,7 @@ class Tracer:
     def _call(self, node: Node, values: Mapping[Node, Any]) -> Any:
         name = operation_name(node).removesuffix("_")
         self.operations.add(name)
-        arguments = values.__getitem__ if name in _BROADCASTING else _full_size(values)
+        arguments = values.__getitem__ if name in _BROADCASTING else full_size(values)
         given: Any = (node.args, node.kwargs)
         args, kwargs = torch.fx.map_arg(given, arguments)
         operands = [x for x in tree_leaves((args, kwargs), is_leaf=is_operand) if is_operand(x)]
@@ -194,19 +201,19 @@ class Tracer:
         if name.startswith("wrap_with_"):
             return self._inline(args)
         if name in _NO_VALUE:
-            return _unknown(node.meta.get("val"))
+            return unknown(node.meta.get("val"))
         if name in _FOR_THEIR_SHAPE:  # what is in an empty tensor is written over
-            return _noise(node, ())
-        if _is_random(node) and not any(map(_has_channels, operands)):
-            return _noise(node, operands)
+            return drawn(node, ())
+        if is_random(node) and not any(map(has_channels, operands)):
+            return drawn(node, operands)
         if all(isinstance(x, Constant) for x in operands):
-            return _fold(node, args, kwargs)
+            return fold(node, args, kwargs)
         return self._apply_rule(name, node, args, kwargs, operands)
 
     def _apply_rule(
         self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]
     ) -> Any:
-        if name not in _UNIFORM and not any(map(_has_channels, operands)):
+        if name not in _UNIFORM and not any(map(has_channels, operands)):
             return self._of_noise(name, node, operands)
         self._see(operands)
         if name not in _MEET_NOISE:
@@ -218,11 +225,11 @@ class Tracer:
     def _of_noise(self, name: str, node: Node, operands: list[Any]) -> Any:
         """What is computed from noise and from nothing that has channels."""
         draws = [x for x in operands if isinstance(x, Noise)]
-        alike = all(isinstance(x, Noise) or _is_uniform(x) for x in operands)
+        alike = all(isinstance(x, Noise) or is_uniform(x) for x in operands)
         if len(draws) == 1 and alike and name in _KEEP_NOISE:
             return noise_of(node, draws[0].source)
         self._look_at(draws)
-        return _unknown(node.meta["val"])
+        return unknown(node.meta["val"])
 
     def _look_at(self, operands: Iterable[Any]) -> None:
         """Draws that are used by themselves, too, have a place."""
@@ -248,7 +255,7 @@ class Tracer:
         for operand in operands:
             self._hold(operand)
         self.frozen.append(_report(node, reason))
-        return _unknown(node.meta["val"])
+        return unknown(node.meta["val"])
 
     def result(self) -> Symmetries:
         """Solve the system."""
@@ -295,65 +302,6 @@ def _added_vectors(symmetries: Symmetries, shapes: Mapping[str, torch.Size]) -> 
     ]
 
 
-def _has_channels(x: Any) -> bool:
-    return isinstance(x, Weight) or (isinstance(x, Value) and bool((core(x.labels) != 0).any()))
-
-
-def _is_random(node: Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-def _noise(node: Node, operands: Iterable[Any]) -> Any:
-    """A draw, unless the law of what it depends on differs between elements."""
-    value = node.meta.get("val")
-    alike = all(isinstance(x, Noise) or _is_uniform(x) for x in operands)
-    if not alike or not isinstance(value, Tensor):
-        return _unknown(value)
-    return noise_of(node)
-
-
-def _is_uniform(x: Any) -> bool:
-    if not isinstance(x, Constant):
-        return False
-    return not x.tensor.numel() or bool((x.tensor == x.tensor.reshape(-1)[0]).all())
-
-
-def _full_size(values: Mapping[Node, Any]) -> Callable[[Node], Any]:
-    """Values by node; what was broadcast gets the size that other rules expect."""
-
-    def get(node: Node) -> Any:
-        value, meta = values[node], node.meta.get("val")
-        if isinstance(value, Value) and isinstance(meta, Tensor):
-            return type(value)(value.labels.expand(meta.shape))
-        return value
-
-    return get
-
-
-def _unknown(value: Any) -> Any:
-    """Something that depends on the input alone: fixed under every symmetry."""
-
-    def fixed(v: Any) -> Any:
-        return (
-            Value(torch.zeros((1,) * v.ndim, dtype=torch.long).expand(v.shape))
-            if isinstance(v, Tensor)
-            else v
-        )
-
-    return tree_map(fixed, value)
-
-
-def _fold(node: Node, args: Any, kwargs: Any) -> Any:
-    """Compute what depends on constants only."""
-    args, kwargs = tree_map(
-        lambda x: x.tensor if isinstance(x, Constant) else x, (args, kwargs), is_leaf=is_operand
-    )
-    with torch.no_grad():
-        assert callable(node.target)
-        result = node.target(*args, **kwargs)
-    return tree_map(lambda v: Constant(v) if isinstance(v, Tensor) else v, result)
-
-
 def _report(node: Node, reason: str) -> Frozen:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     module = re.sub(r"@\d+$", "", stack[-1][0]) if stack else ""
@@ -361,27 +309,3 @@ def _report(node: Node, reason: str) -> Frozen:
     own = [x for x in lines if "/torch/" not in x[0]] or lines
     line = f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else ""
     return Frozen(operation_name(node), module, line, reason)
-
-
-def _find_shift(results: list[Node], values: Mapping[Node, Any]) -> SoftmaxShift | None:
-    """The layer that writes the logits, if only shape operations and softmax follow it.
-
-    Its tensors must be used nowhere else, and all its outputs must see the same inputs.
-    """
-    node: Any = results[0] if len(results) == 1 else None
-    while node is not None and node.op == "call_function" and operation_name(node) in _SHIFT_KEEPS:
-        node = node.args[0] if isinstance(node.args[0], Node) else None
-    if node is None or node.op != "call_function":
-        return None
-    kind, tensors = operation_name(node), [n for n in node.args[1:3] if isinstance(n, Node)]
-    grouped = kind == "conv2d" and len(node.args) > 6 and node.args[6] != 1
-    alone = all(len(n.users) == 1 and isinstance(values[n], Weight) for n in tensors)
-    if kind not in ("linear", "conv2d") or grouped or not tensors or not alone:
-        return None
-    names = [values[n].name for n in tensors]
-    shape = values[tensors[0]].full_shape
-    if values[tensors[0]].shape != shape or shape[0] < 2:
-        return None
-    return SoftmaxShift(
-        names[0], names[1] if len(names) > 1 else None, -1 if kind == "linear" else 1
-    )

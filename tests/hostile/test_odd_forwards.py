@@ -164,6 +164,7 @@ IN_TRAINING = {
     "factors": (lambda s, h: h * (1 + 0.3 * torch.randn_like(h)), 6, 6),
     "dropout": (lambda s, h: F.dropout(h, 0.3), 6, 6),
     "dropout by hand": (lambda s, h: torch.where(torch.rand_like(h) < 0.3, 0.0 * h, h), 6, 6),
+    "mask of another type": (lambda s, h: h * (torch.rand_like(h) < 0.3).to(h.dtype) / 0.3, 6, 6),
     "masked": (lambda s, h: h.masked_fill(torch.rand_like(h) < 0.3, 0.0), 6, 6),
     "dropped rows": (lambda s, h: h * h.new_empty(len(h), 1).bernoulli_(0.5), 6, 6),
     "alpha dropout": (lambda s, h: F.alpha_dropout(h, 0.3, True), 6, 0),

@@ -1,0 +1,42 @@
+"""The layer that writes the logits of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.fx import Node
+
+from lightning_bnn.symmetry.export import operation_name
+from lightning_bnn.symmetry.groups import SoftmaxShift
+from lightning_bnn.symmetry.labels import Weight
+
+__all__ = ["find_shift"]
+
+_KEEP_LOGITS = frozenset(
+    ("view reshape flatten squeeze dropout softmax log_softmax contiguous clone alias").split()
+)
+
+
+def find_shift(results: list[Node], values: Mapping[Node, Any]) -> SoftmaxShift | None:
+    """The layer that writes the logits, if only shape operations and softmax follow it.
+
+    Its tensors must be used nowhere else, and all its outputs must see the same inputs.
+    """
+    node: Any = results[0] if len(results) == 1 else None
+    while node is not None and node.op == "call_function" and operation_name(node) in _KEEP_LOGITS:
+        node = node.args[0] if isinstance(node.args[0], Node) else None
+    if node is None or node.op != "call_function":
+        return None
+    kind, tensors = operation_name(node), [n for n in node.args[1:3] if isinstance(n, Node)]
+    grouped = kind == "conv2d" and len(node.args) > 6 and node.args[6] != 1
+    alone = all(len(n.users) == 1 and isinstance(values[n], Weight) for n in tensors)
+    if kind not in ("linear", "conv2d") or grouped or not tensors or not alone:
+        return None
+    names = [values[n].name for n in tensors]
+    shape = values[tensors[0]].full_shape
+    if values[tensors[0]].shape != shape or shape[0] < 2:
+        return None
+    return SoftmaxShift(
+        names[0], names[1] if len(names) > 1 else None, -1 if kind == "linear" else 1
+    )

@@ -1,0 +1,78 @@
+"""What stands for a tensor while a graph runs on labels: unknown, folded, drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils._pytree import tree_map
+
+from lightning_bnn.symmetry.labels import Constant, Noise, Value, Weight, core, is_operand, noise_of
+
+__all__ = ["drawn", "fold", "full_size", "has_channels", "is_random", "is_uniform", "unknown"]
+
+
+def has_channels(x: Any) -> bool:
+    """Whether a symmetry might move it."""
+    return isinstance(x, Weight) or (isinstance(x, Value) and bool((core(x.labels) != 0).any()))
+
+
+def is_random(node: Node) -> bool:
+    """Whether an operation draws numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def drawn(node: Node, operands: Iterable[Any]) -> Any:
+    """A draw, unless the law of what it depends on differs between elements."""
+    value = node.meta.get("val")
+    alike = all(isinstance(x, Noise) or is_uniform(x) for x in operands)
+    if not alike or not isinstance(value, Tensor):
+        return unknown(value)
+    return noise_of(node)
+
+
+def is_uniform(x: Any) -> bool:
+    """Whether it is a constant with one value everywhere."""
+    if not isinstance(x, Constant):
+        return False
+    return not x.tensor.numel() or bool((x.tensor == x.tensor.reshape(-1)[0]).all())
+
+
+def full_size(values: Mapping[Node, Any]) -> Callable[[Node], Any]:
+    """Values by node; what was broadcast gets the size that other rules expect."""
+
+    def get(node: Node) -> Any:
+        value, meta = values[node], node.meta.get("val")
+        if isinstance(value, Value) and isinstance(meta, Tensor):
+            return replace(value, labels=value.labels.expand(meta.shape))
+        return value
+
+    return get
+
+
+def unknown(value: Any) -> Any:
+    """Something that depends on the input alone: fixed under every symmetry."""
+
+    def fixed(v: Any) -> Any:
+        return (
+            Value(torch.zeros((1,) * v.ndim, dtype=torch.long).expand(v.shape))
+            if isinstance(v, Tensor)
+            else v
+        )
+
+    return tree_map(fixed, value)
+
+
+def fold(node: Node, args: Any, kwargs: Any) -> Any:
+    """Compute what depends on constants only."""
+    args, kwargs = tree_map(
+        lambda x: x.tensor if isinstance(x, Constant) else x, (args, kwargs), is_leaf=is_operand
+    )
+    with torch.no_grad():
+        assert callable(node.target)
+        result = node.target(*args, **kwargs)
+    return tree_map(lambda v: Constant(v) if isinstance(v, Tensor) else v, result)
