@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lightning_bnn.vmapping import (
+from lightning_bnn.stacks import (
     FastLayers,
     fitting_chunk,
     remember_loop,
@@ -26,7 +26,7 @@ from lightning_bnn.vmapping import (
     runs_at_once,
     undoing,
 )
-from lightning_bnn.vmapping.drawing import block_of, draw_blocks, undrawn
+from lightning_bnn.stacks.drawing import block_of, draw_blocks, undrawn
 
 __all__ = [
     "Params",

@@ -1,10 +1,10 @@
 """LightningModules that train posteriors over the weights of any network."""
 
 import lightning_bnn.strategies  # noqa: F401  # so that `Trainer(strategy="members")` is known
+from lightning_bnn.judging import results_table
 from lightning_bnn.modules.base import BayesianModule
 from lightning_bnn.modules.dropout import MCDropout
 from lightning_bnn.modules.ensemble import DeepEnsemble
-from lightning_bnn.modules.evaluation import results_table
 from lightning_bnn.modules.from_checkpoints import FromCheckpoints
 from lightning_bnn.modules.hmc import HMC
 from lightning_bnn.modules.judged_module import Prediction

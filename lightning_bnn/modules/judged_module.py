@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from lightning_bnn import _compat
 from lightning_bnn.arguments import count, integer
+from lightning_bnn.judging import Judge, judge_of, named_sets
 from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.modules.batches import positional
-from lightning_bnn.modules.evaluation import Judge, judge_of, named_sets
 from lightning_bnn.modules.predictive import Predictive
 from lightning_bnn.modules.template_module import TemplateModule
 from lightning_bnn.modules.templates import template_of

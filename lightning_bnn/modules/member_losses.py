@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
-from lightning_bnn.vmapping import in_threads, keep_freed_memory, threads_for
+from lightning_bnn.stacks import in_threads, keep_freed_memory, threads_for
 
 __all__ = ["Examples", "member_losses"]
 

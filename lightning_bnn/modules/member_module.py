@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from lightning_bnn import params as P
 from lightning_bnn.arguments import count, is_number
 from lightning_bnn.bank import read_networks
+from lightning_bnn.judging import Judge
 from lightning_bnn.modules.divergence import Diverged
-from lightning_bnn.modules.evaluation import Judge
 from lightning_bnn.modules.judged_module import JudgedModule
 from lightning_bnn.modules.sharing import Part, nothing_like, part_of_mixture
 from lightning_bnn.modules.side_by_side import finite_members

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from lightning_bnn.vmapping.convolution import conv2d, max_pool2d, takes
+from lightning_bnn.stacks.convolution import conv2d, max_pool2d, takes
 
 __all__ = ["FastLayers"]
 

@@ -6,8 +6,8 @@ from torch import nn
 
 from lightning_bnn import params as P
 from lightning_bnn.modules.member_losses import Examples, member_losses
-from lightning_bnn.vmapping import in_threads, threads_for
-from lightning_bnn.vmapping.memory import keep_freed_memory
+from lightning_bnn.stacks import in_threads, threads_for
+from lightning_bnn.stacks.memory import keep_freed_memory
 
 
 def network(dropout=0.0):

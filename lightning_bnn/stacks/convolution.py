@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_bnn.vmapping.threads import pool
+from lightning_bnn.stacks.threads import pool
 
 __all__ = ["conv2d", "has_kernels", "max_pool2d", "takes"]
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("lightning_bnn.params")
 def has_kernels() -> bool:
     """Whether numba is there and works; said once if not."""
     try:
-        importlib.import_module("lightning_bnn.vmapping.kernels")
+        importlib.import_module("lightning_bnn.stacks.kernels")
     except (ImportError, RuntimeError, OSError) as error:
         _log.warning("Stacks of convolutions run slowly, numba does not work (%s).", error)
         return False
@@ -167,7 +167,7 @@ class _StackedConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: Pair, dilation: Pair) -> Tensor:
-        from lightning_bnn.vmapping import kernels
+        from lightning_bnn.stacks import kernels
 
         ctx.save_for_backward(x, weight)
         ctx.steps = (stride, dilation)
@@ -187,7 +187,7 @@ class _StackedConvolution(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        from lightning_bnn.vmapping import kernels
+        from lightning_bnn.stacks import kernels
 
         x, weight = ctx.saved_tensors
         g = g.contiguous()
@@ -206,7 +206,7 @@ class _StackedPool(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: Pair, stride: Pair) -> Tensor:
-        from lightning_bnn.vmapping import kernels
+        from lightning_bnn.stacks import kernels
 
         places = [(n - k) // s + 1 for n, k, s in zip(x.shape[2:4], size, stride, strict=True)]
         if min(places) < 1:
@@ -221,7 +221,7 @@ class _StackedPool(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        from lightning_bnn.vmapping import kernels
+        from lightning_bnn.stacks import kernels
 
         gx = g.new_empty(ctx.shape)
         _over_members(kernels.pool_gradient, [g.contiguous(), *ctx.saved_tensors, gx], *ctx.steps)

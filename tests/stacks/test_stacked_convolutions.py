@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from lightning_bnn import params as P
-from lightning_bnn.vmapping import convolution, runs_at_once
+from lightning_bnn.stacks import convolution, runs_at_once
 
 EXAMPLES, MEMBERS = 17, 3
 
@@ -191,7 +191,7 @@ def test_other_precisions(dtype):
 def test_without_numba_a_stack_runs_too_and_says_so(monkeypatch, caplog):
     model, stack, x = made("pooled")
     with_kernels = P.apply(model, stack, x, chunk_size=MEMBERS)
-    monkeypatch.setitem(__import__("sys").modules, "lightning_bnn.vmapping.kernels", None)
+    monkeypatch.setitem(__import__("sys").modules, "lightning_bnn.stacks.kernels", None)
     convolution.has_kernels.cache_clear()
     with caplog.at_level(logging.WARNING, "lightning_bnn.params"):
         without = P.apply(model, stack, x, chunk_size=MEMBERS)

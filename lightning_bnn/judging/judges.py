@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from lightning_bnn.judging.test_sets import TestSet
 from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood
 from lightning_bnn.metrics import ECE, NLL, BrierScore, MutualInformation, OODDetection
 from lightning_bnn.metrics.base import ExampleMean
@@ -17,14 +18,8 @@ __all__ = [
     "ClassificationJudge",
     "Judge",
     "RegressionJudge",
-    "TestSet",
     "judge_of",
-    "named_sets",
-    "results_table",
 ]
-
-TestSet = tuple[str, str]
-"""Name of a set and its kind: ``id``, ``ood`` (no targets that mean anything) or ``shift``."""
 
 
 class Mean(ExampleMean):
@@ -189,50 +184,3 @@ def judge_of(likelihood: nn.Module, sets: Sequence[TestSet] = (("", "id"),)) -> 
     if isinstance(likelihood, Gaussian):
         return RegressionJudge(likelihood, sets)
     return Judge(likelihood, sets)
-
-
-def named_sets(datamodule: Any, loaders: Any) -> list[TestSet]:
-    """What the test loaders are: what the datamodule's ``test_sets`` says, else ID and OOD sets.
-
-    Args:
-        datamodule: where the loaders are from, if it is known.
-        loaders: one, a list of them, or a dict with their names.
-    """
-    count = len(loaders) if isinstance(loaders, (list, tuple, dict)) else 1
-    stated = getattr(datamodule, "test_sets", None)
-    if stated is not None:
-        if len(stated) != count or stated[0][1] != "id":
-            raise ValueError(
-                f"`test_sets` of {type(datamodule).__name__} must name each of its {count} test "
-                f"loaders, the first of kind 'id'; it is {stated}."
-            )
-        return list(stated)
-    if isinstance(loaders, dict):
-        names = list(loaders)[1:]
-    else:
-        names = [f"ood_{k}" for k in range(1, count)] if count > 2 else ["ood"] * (count - 1)
-    return [("test", "id"), *((name, "ood") for name in names)]
-
-
-def results_table(values: Mapping[str, Any]) -> str:
-    """Numbers with names such as ``test/acc`` and ``test/svhn/AUROC``: a row for each set.
-
-    >>> print(results_table({"test/acc": 0.9, "test/svhn/AUROC": 0.8}))
-    set    acc      AUROC
-    test   0.9000
-    svhn            0.8000
-    """
-    rows: dict[str, dict[str, str]] = {}
-    for name, value in values.items():
-        group, _, number = name.rpartition("/")
-        rows.setdefault(group.rpartition("/")[2] or "all", {})[number] = f"{float(value):.4f}"
-    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
-    lines = [
-        ["set", *columns],
-        *([n, *(row.get(c, "") for c in columns)] for n, row in rows.items()),
-    ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "   ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )

@@ -1,0 +1,1 @@
+"""Posteriors on disk against a reference: reading, distances, rows and tables."""

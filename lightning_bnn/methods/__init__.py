@@ -1,0 +1,1 @@
+"""Algorithms that make posteriors; they know neither Lightning nor disks."""
