@@ -15,10 +15,10 @@ from lightning_bnn.arguments import not_negative, positive
 from lightning_bnn.harvest import ends
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.metrics.validation import option
-from lightning_bnn.modules.carried import Carried
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.predictive import Predictive
 from lightning_bnn.modules.training_data import Batch, Rereadable, training_source
+from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import CurvatureBlock, LaplaceGaussian, Mixture, Posterior
 from lightning_bnn.posteriors.dropout import Layers
@@ -96,7 +96,7 @@ class Laplace(DeepEnsemble):
         self.prior_precision = prior_precision
         chosen = layers or self._fitting_layers()
         self.last_layer = last_layer_name(self.template) if chosen == "last" else None
-        self.fitted = Carried()
+        self.fitted = NamedTensors()
 
     def _fitting_layers(self) -> Layers:
         """All, unless some have no Kronecker factors."""

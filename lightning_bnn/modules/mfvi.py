@@ -17,8 +17,9 @@ from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.base import BayesianModule
 from lightning_bnn.modules.member_losses import Examples, member_losses
 from lightning_bnn.modules.perturbations import Perturbed, Reparameterisation, tied_names
+from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
-from lightning_bnn.posteriors import Constants, DiagonalGaussian, Mixture, Posterior
+from lightning_bnn.posteriors import DiagonalGaussian, Mixture, Posterior
 from lightning_bnn.posteriors.reparameterised import Draw, Scratch, draw
 
 __all__ = ["MFVI"]
@@ -105,7 +106,7 @@ class MFVI(BayesianModule):
             rows, std = self._blitz(rows)
         self.mean, self.log_std = nn.Parameter(rows.clone()), nn.Parameter(std.log())
         self.order = tuple(networks)
-        self.constants = Constants({n: t for n, t in networks.items() if n not in set(names)})
+        self.constants = NamedTensors({n: t for n, t in networks.items() if n not in set(names)})
 
     def _blitz(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The library's start, which P1's experiments used."""

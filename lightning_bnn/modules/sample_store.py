@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.modules.carried import Carried
 from lightning_bnn.modules.side_by_side import finite_members
-from lightning_bnn.params import Params, stack, unstack
+from lightning_bnn.named_tensors import NamedTensors
+from lightning_bnn.params import Params
 
 __all__ = ["BankStore", "MemoryStore", "SampleStore"]
 
@@ -52,7 +51,7 @@ class SampleStore(nn.Module, ABC):
         """Start anew."""
 
 
-class MemoryStore(Carried, SampleStore):
+class MemoryStore(NamedTensors, SampleStore):
     """In memory, and in the checkpoints.
 
     Args:
@@ -60,37 +59,54 @@ class MemoryStore(Carried, SampleStore):
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        self._times: deque[Params] = deque(maxlen=limit)
-        self._finite: deque[Tensor] = deque(maxlen=limit)
+        self.limit, self._times = limit, 0
         super().__init__()
 
     def __len__(self) -> int:
         """Number of times."""
-        return len(self._times)
-
-    def append(self, members: Params, **record: Any) -> None:
-        """Keep a copy of all members."""
-        self._times.append({name: t.detach().clone() for name, t in members.items()})
-        self._finite.append(_finite(members))
-
-    def finite(self) -> Tensor:
-        """Which of them hold finite weights only, ``(times, members)``."""
-        return torch.stack(list(self._finite)) if self._finite else torch.ones(0, 0).bool()
+        return self._times
 
     def tensors(self) -> Params:
         """Everything: ``(times, members, ...)``."""
-        return stack(list(self._times)) if self._times else {}
+        return {n: t[: self._times] for n, t in super().tensors().items()} if self._times else {}
+
+    def append(self, members: Params, **record: Any) -> None:
+        """Keep a copy of all members; room for further ones is made by doubling."""
+        times = self._times
+        if self.limit is not None and times == self.limit:
+            self.hold({name: t.roll(-1, 0) for name, t in self.tensors().items()})
+            times -= 1
+        room = super().tensors()
+        if times == len(next(iter(room.values()), ())):
+            count = max(1, times if self.limit is None else min(times, self.limit - times))
+            more = {n: t.detach().new_empty(count, *t.shape) for n, t in members.items()}
+            room = {n: torch.cat([room[n], t]) if times else t for n, t in more.items()}
+            super().hold(room)
+        for name, tensor in members.items():
+            room[name][times] = tensor.detach()
+        self._times = times + 1
+
+    def finite(self) -> Tensor:
+        """Which of them hold finite weights only, ``(times, members)``."""
+        if not self._times:
+            return torch.ones(0, 0).bool()
+        flat = {name: t.flatten(0, 1) for name, t in self.tensors().items()}
+        return _finite(flat).view(self._times, -1)
 
     def hold(self, tensors: Params) -> None:
         """Keep these instead."""
-        self.forget()
-        for members in unstack(tensors) if tensors else ():
-            self.append(members)
+        last = slice(0 if self.limit is None else -self.limit, None)
+        kept = {name: t[last] for name, t in tensors.items()}
+        super().hold(kept)
+        self._times = len(next(iter(kept.values()), ()))
 
     def forget(self) -> None:
         """Start anew."""
-        self._times.clear()
-        self._finite.clear()
+        self.hold({})
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        for name, tensor in self.tensors().items():
+            destination[prefix + name] = tensor
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
         if f"{prefix}rows" in state_dict:
@@ -101,9 +117,8 @@ class MemoryStore(Carried, SampleStore):
 
     def networks(self, rows: Sequence[int]) -> Params:
         """The networks of these numbers, as a stack."""
-        members = len(next(iter(self._times[0].values())))
-        places = [divmod(row, members) for row in rows]
-        return stack([{n: t[m] for n, t in self._times[k].items()} for k, m in places])
+        chosen = torch.tensor(list(rows), device=self.device)
+        return {n: t.flatten(0, 1)[chosen] for n, t in self.tensors().items()}
 
 
 class BankStore(SampleStore):

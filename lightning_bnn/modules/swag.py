@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from lightning_bnn import params as P
 from lightning_bnn.arguments import count, not_negative, positive
 from lightning_bnn.harvest import Schedule, epochs_of, expected
-from lightning_bnn.modules.carried import Carried
 from lightning_bnn.modules.divergence import Diverged
 from lightning_bnn.modules.ensemble import DeepEnsemble
 from lightning_bnn.modules.high_rate import HighRate
 from lightning_bnn.modules.refreshing import Refreshing
 from lightning_bnn.modules.sample_store import MemoryStore
 from lightning_bnn.modules.side_by_side import finite_members
+from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import LowRankGaussian, Mixture, Posterior
 
@@ -93,8 +93,8 @@ class SWAG(Refreshing, DeepEnsemble):
         self._weights = [n for n in P.weight_names(self.template) if n in trained]
         stack = {n: t for n, t in self.member_stack().items() if n in set(self._weights)}
         zeros = {n: torch.zeros_like(t) for n, t in stack.items()}
-        self.mean = Carried(zeros)
-        self.squares = Carried({n: t.clone() for n, t in zeros.items()})
+        self.mean = NamedTensors(zeros)
+        self.squares = NamedTensors({n: t.clone() for n, t in zeros.items()})
         self.register_buffer("collected", torch.zeros((), dtype=torch.long))
         self.last = MemoryStore(rank)
 

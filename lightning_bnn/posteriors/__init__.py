@@ -1,7 +1,6 @@
 """Distributions over the weights of a network."""
 
 from lightning_bnn.posteriors.base import Posterior, Predictor
-from lightning_bnn.posteriors.constants import Constants
 from lightning_bnn.posteriors.dropout import Dropout
 from lightning_bnn.posteriors.empirical import Empirical, Mixture
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian
@@ -11,7 +10,6 @@ from lightning_bnn.posteriors.streaming import StreamedPredictions, stream_predi
 from lightning_bnn.posteriors.symmetrized import Symmetrized
 
 __all__ = [
-    "Constants",
     "CurvatureBlock",
     "DiagonalGaussian",
     "Dropout",

@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn.metrics.validation import option
+from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params, stack_size
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
-from lightning_bnn.posteriors.constants import Constants
 from lightning_bnn.posteriors.dropout_sites import ACTIVE, DropoutSite, dropout_sites
 
 __all__ = ["Dropout", "Layers"]
@@ -50,7 +50,7 @@ class Dropout(Posterior):
         super().__init__()
         option("layers", layers, get_args(Layers))
         self.size, self.sites, self.layers = stack_size(networks), sites, layers
-        self.constants = Constants(networks)
+        self.constants = NamedTensors(networks)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n networks with units dropped."""

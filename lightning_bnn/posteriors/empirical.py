@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
+from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params, stack_size
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
-from lightning_bnn.posteriors.constants import Constants
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["Empirical", "Mixture", "spread"]
@@ -41,7 +41,7 @@ class Empirical(Posterior):
         if chains is not None and len(chains) != self.size:
             raise ValueError(f"`chains` must be {self.size} numbers, got {len(chains)}.")
         self.chains = tuple(range(self.size)) if chains is None else tuple(chains)
-        self.constants = Constants(networks)
+        self.constants = NamedTensors(networks)
 
     def modes(self) -> list[Posterior]:
         """The networks of each chain."""

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params, RavelSpec, is_weight, ravel, stack_size, unravel
 from lightning_bnn.posteriors.alignment import Align, alignment
 from lightning_bnn.posteriors.base import Posterior, check_count
-from lightning_bnn.posteriors.constants import Constants
 from lightning_bnn.symmetry import Symmetries, permute
 
 __all__ = ["DiagonalGaussian"]
@@ -48,7 +48,7 @@ class DiagonalGaussian(Posterior):
         self.mean = nn.Parameter(vector.detach().clone())
         self.log_std = nn.Parameter(_deviations(std, self.spec, vector).log())
         self.order = tuple(mean)
-        self.constants = Constants({n: t for n, t in mean.items() if n not in weights})
+        self.constants = NamedTensors({n: t for n, t in mean.items() if n not in weights})
 
     @classmethod
     def fit(

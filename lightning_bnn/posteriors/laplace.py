@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn.metrics.validation import option
+from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
-from lightning_bnn.posteriors.constants import Constants
 
 __all__ = ["CurvatureBlock", "LaplaceGaussian", "Prediction"]
 
@@ -98,13 +98,13 @@ class LaplaceGaussian(Posterior):
         self.register_buffer("prior_precision", torch.tensor(prior_precision).double())
         self.temperature = temperature
         self.prediction, self.last_layer = prediction, last_layer
-        self.constants = Constants(mean)
+        self.constants = NamedTensors(mean)
         self._names = [block.names for block in blocks]
         parts: Params = {}
         for k, block in enumerate(blocks):
             pieces = {"values": block.eigenvalues, "left": block.left, "right": block.right}
             parts |= {f"{k}.{name}": t for name, t in pieces.items() if t is not None}
-        self.curvature = Constants(parts)
+        self.curvature = NamedTensors(parts)
 
     # -------------------------------------------------------- the Gaussian
     @property

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params, is_weight, ravel, stack_size, unravel
 from lightning_bnn.posteriors.base import Posterior, check_count
-from lightning_bnn.posteriors.constants import Constants
 
 __all__ = ["LowRankGaussian"]
 
@@ -61,7 +61,7 @@ class LowRankGaussian(Posterior):
             raise ValueError(f"`deviations` must hold at least 2 networks, got {len(rows)}.")
         self.register_buffer("deviations", rows.detach().clone())
         self.scale, self.order = scale, tuple(mean)
-        self.constants = Constants({n: t for n, t in mean.items() if n not in set(chosen)})
+        self.constants = NamedTensors({n: t for n, t in mean.items() if n not in set(chosen)})
 
     @classmethod
     def fit(cls, networks: Params, rank: int | None = None, scale: float = 1.0) -> LowRankGaussian:

@@ -15,7 +15,8 @@ from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester
 
 KINDS = {
-    "population": {}, "multi-mfvi": {}, "bethe": {}, "multi-swag": {"batch_norm": True},
+    "population": {}, "multi-mfvi": {}, "mfvi": {"batch_norm": True}, "bethe": {},
+    "multi-swag": {"batch_norm": True},
     "multi-dropout": {"dropout": 0.2}, "multi-laplace": {}, "sghmc": {}, "hmc": {},
 }  # fmt: skip
 
