@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 from turns import in_turns
 
 from lightning_bnn import models, samplers
+from lightning_bnn.methods.member_losses import member_losses
 from lightning_bnn.modules import SGHMC, SWAG
-from lightning_bnn.modules.member_losses import member_losses
 
 warnings.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

@@ -61,7 +61,6 @@ def ours(options, kind=MFVI, log_std=START, **arguments):
         module.log_std.fill_(log_std)
 
     def loss(x, y):
-        module._step = 0
         return module.losses((x,), y)["loss"].sum()
 
     return stepper(loss, module.parameters())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["figure_step", "made_by_cli", "should_log", "tests_datamodule"]
+__all__ = ["figure_step", "made_by_cli", "should_log", "tests_datamodule", "trainer_of"]
 
 
 def should_log(trainer: Any) -> bool:
@@ -28,3 +28,8 @@ def tests_datamodule(trainer: Any) -> bool:
     """Whether the loaders of a test are those of the trainer's datamodule, not given apart."""
     source = trainer.test_loop._data_source.instance
     return source is not None and source is trainer.datamodule
+
+
+def trainer_of(module: Any) -> Any:
+    """The trainer that a LightningModule is with; None if it is with none."""
+    return module._trainer

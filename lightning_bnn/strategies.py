@@ -52,13 +52,13 @@ class MembersStrategy(DDPStrategy):
                 f"`strategy` members needs a module that trains members side by side and can share "
                 f"them out, such as DeepEnsemble; {type(module).__name__} is none."
             )
-        shared = [p for p in module._shared_parameters() if p.requires_grad]
+        shared = [p for p in module.shared_parameters() if p.requires_grad]
         if shared:
             raise ValueError(
                 "`strategy` members: the likelihood learns from all members, and processes do not "
                 "exchange gradients; fix its noise, or train in one process."
             )
-        if module.whole is None:
+        if module.share is None:
             module.take_share(*self.share(module.members))
         super(DDPStrategy, self).setup(trainer)
 
@@ -66,7 +66,7 @@ class MembersStrategy(DDPStrategy):
         """Every process goes on with all members, unless something went wrong in one of them."""
         module: Any = self.lightning_module
         status = None if module is None else module.trainer.state.status
-        if status == TrainerStatus.RUNNING and module.whole is not None:
+        if status == TrainerStatus.RUNNING and module.share is not None:
             for optimizer in self.optimizers:
                 for parameter in self._stacked(optimizer).values():
                     state = optimizer.state[parameter]
@@ -96,13 +96,13 @@ class MembersStrategy(DDPStrategy):
 
     def _own(self, tensor: Tensor) -> Tensor:
         module: Any = self.lightning_module
-        return tensor[slice(*module.whole)]
+        return tensor[module.share.first : module.share.last]
 
     # -------------------------------------------------------- checkpoints
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """With all members."""
         module: Any = self.lightning_module
-        names = set() if module.whole is None else module.member_names()
+        names = set() if module.share is None else module.member_names()
         return {
             name: self.gather_members(value) if name in names else value
             for name, value in module.state_dict().items()
@@ -112,7 +112,7 @@ class MembersStrategy(DDPStrategy):
         """All members, or the share of this process once it has one."""
         module: Any = self.lightning_module
         state = checkpoint["state_dict"]
-        if module.whole is not None:
+        if module.share is not None:
             names = module.member_names()
             state = {n: self._own(t) if n in names else t for n, t in state.items()}
         module.load_state_dict(state, strict=strict)
@@ -120,7 +120,7 @@ class MembersStrategy(DDPStrategy):
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """With the states of all members."""
         state, module = super().optimizer_state(optimizer), cast(Any, self.lightning_module)
-        if module.whole is None:
+        if module.share is None:
             return state
         return _changed(state, self._stacked(optimizer), self._gather)
 

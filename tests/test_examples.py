@@ -1,5 +1,6 @@
 """The examples run as a user would run them."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lightning_bnn.bank import CheckpointBank
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_a_method_in_a_plain_loop(capsys):
+    runpy.run_path(str(EXAMPLES / "plain_loop.py"))
+    assert float(capsys.readouterr().out.split()[-1]) > 0.9
+    assert len((EXAMPLES / "plain_loop.py").read_text().splitlines()) <= 25
 
 
 @pytest.mark.e2e

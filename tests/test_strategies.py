@@ -168,7 +168,7 @@ def test_a_share_and_back():
 
     module.take_whole(gather)
     close(module.state_dict(), whole.state_dict())
-    assert (module.members, module.first_member, module.whole) == (4, 0, None)
+    assert (module.members, module.first_member, module.share) == (4, 0, None)
     assert module.member_rates.tolist() == whole.member_rates.tolist()
     assert module.healthy().tolist() == [0, 1, 2, 3]
 

@@ -118,7 +118,7 @@ class ChainDiagnostics(Callback):
     def _predictions(self, pl_module: Any, networks: Params) -> Tensor:
         template = pl_module.template
         first = next(iter(networks.values()))
-        inputs = tree_map(lambda t: t.to(first.device), pl_module._cast(self._probe))
+        inputs = tree_map(lambda t: t.to(first.device), pl_module.cast(self._probe))
         training = template.training
         outputs = P.apply(template.eval(), networks, *inputs)
         template.train(training)

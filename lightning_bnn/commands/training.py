@@ -26,8 +26,7 @@ from lightning_bnn.commands.newest_checkpoint import checkpoint_folders, newest_
 from lightning_bnn.commands.parsers import StrictParser
 from lightning_bnn.commands.settings_files import config_files, read_settings
 from lightning_bnn.loading import what_it_holds
-from lightning_bnn.modules import Prediction, results_table
-from lightning_bnn.modules.member_module import MemberModule
+from lightning_bnn.modules import Bayesian, Prediction, results_table
 
 __all__ = ["TrainingCLI", "training"]
 
@@ -60,7 +59,7 @@ class TrainingCLI(LightningCLI):
         """A module of ours that nothing was loaded into would predict with random weights."""
         asked, model = self.config_init[self.subcommand], self.model
         trainer: Any = self.trainer
-        fresh = isinstance(model, MemberModule) and model.start_from is None
+        fresh = isinstance(model, Bayesian) and model.method.trains and model.start_from is None
         if not fresh or asked.ckpt_path is not None or trainer.fast_dev_run:
             return
         folders = checkpoint_folders(trainer, map(str, asked.get("config") or ()))

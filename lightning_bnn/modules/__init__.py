@@ -2,20 +2,24 @@
 
 import lightning_bnn.strategies  # noqa: F401  # so that `Trainer(strategy="members")` is known
 from lightning_bnn.judging import results_table
-from lightning_bnn.modules.base import BayesianModule
-from lightning_bnn.modules.dropout import MCDropout
-from lightning_bnn.modules.ensemble import DeepEnsemble
+from lightning_bnn.modules.bayesian import Bayesian
+from lightning_bnn.modules.deep_ensemble import DeepEnsemble
 from lightning_bnn.modules.from_checkpoints import FromCheckpoints
 from lightning_bnn.modules.hmc import HMC
-from lightning_bnn.modules.judged_module import Prediction
+from lightning_bnn.modules.judging import Prediction
 from lightning_bnn.modules.laplace import Laplace
+from lightning_bnn.modules.mc_dropout import MCDropout
 from lightning_bnn.modules.mfvi import MFVI
 from lightning_bnn.modules.predictive import Predictive
 from lightning_bnn.modules.sghmc import SGHMC
 from lightning_bnn.modules.swag import SWAG
 from lightning_bnn.modules.symmetrized_vi import SymmetrizedVI
 
+BayesianModule = Bayesian
+"""What `Bayesian` was called before."""
+
 __all__ = [
+    "Bayesian",
     "BayesianModule",
     "DeepEnsemble",
     "FromCheckpoints",

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any, Literal, get_args
-
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
 
-from lightning_bnn import _compat
-from lightning_bnn.arguments import count, not_negative
+from lightning_bnn import methods
+from lightning_bnn.arguments import count
 from lightning_bnn.bank import read_networks
-from lightning_bnn.metrics.validation import option
-from lightning_bnn.modules.refreshing import Refreshing
-from lightning_bnn.params import Params
-from lightning_bnn.posteriors import (
-    DiagonalGaussian,
-    Empirical,
-    LowRankGaussian,
-    Mixture,
-    Posterior,
-)
+from lightning_bnn.methods.from_checkpoints import Kind
+from lightning_bnn.modules.bayesian import Bayesian
+from lightning_bnn.modules.templates import template_of
 
 __all__ = ["FromCheckpoints"]
 
-Kind = Literal["networks", "diagonal", "low_rank"]
-_NOTHING_TO_TRAIN = "FromCheckpoints has nothing to train: validate, test or predict with it."
 
-
-class FromCheckpoints(Refreshing):
+class FromCheckpoints(Bayesian):
     """The networks of a bank or of a folder of checkpoints as a posterior; nothing is trained.
 
     If a bank holds networks of several members of a module, each member has a Gaussian of its own.
@@ -65,54 +51,16 @@ class FromCheckpoints(Refreshing):
         chunk_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(network, likelihood, eval_samples, chunk_size, seed)
-        ignore = () if _compat.made_by_cli() else ("network", "likelihood")
-        self.save_hyperparameters(ignore=ignore, frame=inspect.currentframe())
-        fits: dict[str, Callable[[Params], Posterior]] = {
-            "diagonal": DiagonalGaussian.fit,
-            "low_rank": lambda stack: LowRankGaussian.fit(stack, rank, scale),
-        }
-        option("kind", kind, get_args(Kind))
-        for name, number, least in (("last", last, 1), ("rank", rank, 2)):
-            if number is not None:
-                count(name, number, least)
-        not_negative("scale", scale)
-        stack, records = read_networks(source, self.template, last, prefix)
-        members = [record.get("member", 0) for record in records]
-        self.kind = kind
-        self.collected = self._fitted(stack, members, fits.get(kind))
+        if last is not None:
+            count("last", last)
+        networks, records = read_networks(source, template_of(network), last, prefix)
+        chains = [record.get("member", 0) for record in records]
+        super().__init__(
+            network=network,
+            method=methods.FromCheckpoints(networks, chains, kind, rank, scale),
+            likelihood=likelihood,
+            eval_samples=eval_samples,
+            chunk_size=chunk_size,
+            seed=seed,
+        )
         rank_zero_info(f"FromCheckpoints: {len(records)} networks of {source}.")
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        """There is none."""
-        raise ValueError(_NOTHING_TO_TRAIN)
-
-    def configure_optimizers(self) -> None:
-        """There is none."""
-        raise ValueError(_NOTHING_TO_TRAIN)
-
-    def _fitted(
-        self, stack: Params, members: list[Any], fit: Callable[[Params], Posterior] | None
-    ) -> Posterior:
-        """One posterior, or a mixture of one for each member."""
-        if fit is None:
-            return Empirical(stack, members if len(set(members)) > 1 else None)
-        if len(set(members)) == 1:
-            return fit(stack)
-        rows = [[k for k, m in enumerate(members) if m == own] for own in sorted(set(members))]
-        return Mixture([fit({n: t[own] for n, t in stack.items()}) for own in rows])
-
-    @property
-    def judged_samples(self) -> int:
-        """As many as are asked for; of networks, as many as there are."""
-        if isinstance(self.collected, Empirical):
-            return min(self.eval_samples, self.collected.size)
-        return self.eval_samples
-
-    def posterior(self) -> Posterior:
-        """What the networks have become."""
-        return self.collected
-
-    def judged_posterior(self) -> Posterior:
-        """Networks that were drawn get statistics of their own."""
-        return self.collected if self.kind == "networks" else self.refreshed(self.collected)

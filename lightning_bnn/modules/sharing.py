@@ -2,35 +2,88 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from lightning_bnn.methods.health import Diverged
 from lightning_bnn.params import Params
-from lightning_bnn.posteriors import Empirical, Posterior, Predictor
+from lightning_bnn.posteriors import Dropout, Empirical, Posterior, Predictor
 from lightning_bnn.posteriors.empirical import spread
 
-__all__ = ["Part", "even_share", "nothing_like", "part_of_mixture"]
+if TYPE_CHECKING:
+    from lightning_bnn.modules.bayesian import Bayesian
+
+__all__ = ["shared_predictor"]
 
 
-class Part(NamedTuple):
+class _Part(NamedTuple):
     """What one process predicts, None if nothing; the order of the draws of all, if it matters."""
 
     predictor: Predictor | None
     order: Tensor | None = None
 
 
-def part_of_mixture(
+def shared_predictor(module: Bayesian, generator: torch.Generator) -> Predictor:
+    """Predicts with the members of all processes; every process must call it.
+
+    Args:
+        module: has a share of the members.
+        generator: the same on all processes.
+    """
+    assert module.share is not None
+    strategy: Any = module.trainer.strategy
+    well = torch.zeros(module.members, dtype=torch.long, device=module.device)
+    with contextlib.suppress(Diverged):  # their process leaves the predictions to others
+        well[module.healthy()] = 1
+    everyone = strategy.gather_members(well)
+    before, total = int(everyone[: module.share.first].sum()), int(everyone.sum())
+    if total == 0:
+        module.healthy()  # says why
+    posterior = module.judged_posterior() if int(well.sum()) else None
+    part = _part_of(posterior, before, int(well.sum()), total, module, generator)
+    here = part.predictor or _nothing_like(module.member_stack(), module.run.chunk_size)
+
+    def predict(network: nn.Module, *inputs: Any) -> Tensor:
+        every = strategy.gather_members(module.run.one_tensor(here(network, *inputs)))
+        return every if part.order is None else every[part.order.to(every.device)]
+
+    return predict
+
+
+def _part_of(
+    posterior: Posterior | None,
+    before: int,
+    here: int,
+    total: int,
+    module: Bayesian,
+    generator: torch.Generator,
+) -> _Part:
+    """The draws of the members that are here, by what they are draws of."""
+    chunk_size, wanted = module.run.chunk_size, module.eval_samples
+    if module.method.is_mixture:
+        modes = [] if posterior is None else posterior.modes()
+        return _part_of_mixture(modes, before, total, wanted, generator, chunk_size)
+    if isinstance(posterior, Dropout):
+        count = _even_share(wanted, before, here, total)
+        return _Part(posterior.predictor(count, None, chunk_size) if count else None)
+    if isinstance(posterior, Empirical):
+        return _Part(posterior.predictor(posterior.size, None, chunk_size))
+    return _Part(None)
+
+
+def _part_of_mixture(
     modes: Sequence[Posterior],
     before: int,
     total: int,
     n: int,
     generator: torch.Generator,
     chunk_size: int | None,
-) -> Part:
+) -> _Part:
     """The draws of some components of a mixture, which are those of the whole mixture.
 
     Args:
@@ -42,7 +95,7 @@ def part_of_mixture(
         chunk_size: networks that run at once.
     """
     if total == 1:
-        return Part(modes[0].predictor(n, generator, chunk_size) if modes else None)
+        return _Part(modes[0].predictor(n, generator, chunk_size) if modes else None)
     counts, generators, order = spread(n, torch.ones(total), generator)
     parts = [
         mode.predictor(counts[k], generators[k], chunk_size)
@@ -53,20 +106,20 @@ def part_of_mixture(
     def predict(model: nn.Module, *x: Any) -> Any:
         return tree_map(lambda *ts: torch.cat(ts), *[part(model, *x) for part in parts])
 
-    return Part(predict if parts else None, order)
+    return _Part(predict if parts else None, order)
 
 
-def even_share(n: int, before: int, here: int, total: int) -> int:
+def _even_share(n: int, before: int, here: int, total: int) -> int:
     """Of n draws that members take in turns, those of some successive members.
 
-    >>> [even_share(7, first, count, 3) for first, count in ((0, 1), (1, 2))]
+    >>> [_even_share(7, first, count, 3) for first, count in ((0, 1), (1, 2))]
     [3, 4]
     """
     each, more = divmod(n, total)
     return here * each + min(max(more - before, 0), here)
 
 
-def nothing_like(networks: Params, chunk_size: int | None) -> Predictor:
+def _nothing_like(networks: Params, chunk_size: int | None) -> Predictor:
     """Outputs of no network, in the shape of those of the first of a stack."""
     one = Empirical({name: t[:1].detach() for name, t in networks.items()})
     run = one.predictor(1, None, chunk_size)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-__all__ = ["fixed_names", "has_dropout", "misfit", "raised_by", "template_of"]
+__all__ = ["explaining_misfits", "fixed_names", "template_of"]
 
 
 def template_of(network: nn.Module) -> nn.Module:
@@ -36,20 +37,31 @@ def fixed_names(template: nn.Module) -> set[str]:
     """Weights that are not trained, and buffers of modules none of whose weights are."""
     fixed = {name for name, p in template.named_parameters() if not p.requires_grad}
     for path, module in template.named_modules():
-        own = list(module.parameters(recurse=False))
-        if own and not any(p.requires_grad for p in own):
+        weights = list(module.parameters(recurse=False))
+        if weights and not any(p.requires_grad for p in weights):
             prefix = f"{path}." if path else ""
             fixed |= {prefix + name for name, _ in module.named_buffers(recurse=False)}
     return fixed
 
 
-def has_dropout(network: nn.Module) -> bool:
-    """Whether some module of a network drops units in training."""
-    drops = (m for m in network.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
-    return any(m.p > 0 for m in drops)
+@contextmanager
+def explaining_misfits(network: nn.Module, inputs: Sequence[Any]) -> Iterator[None]:
+    """Say which inputs a network does not take, instead of what torch has against them.
+
+    Args:
+        network: is run meanwhile.
+        inputs: what it is given.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        wrong = _misfit(error, inputs)
+        if wrong is None or not _raised_by(error, network):
+            raise
+        raise ValueError(f"{type(network).__name__} does not take {wrong}.") from error
 
 
-def misfit(error: BaseException, inputs: Sequence[Any]) -> str | None:
+def _misfit(error: BaseException, inputs: Sequence[Any]) -> str | None:
     """What torch has against the inputs, if it is their type or their shape.
 
     Args:
@@ -67,7 +79,7 @@ def misfit(error: BaseException, inputs: Sequence[Any]) -> str | None:
     return None
 
 
-def raised_by(error: BaseException, network: nn.Module) -> bool:
+def _raised_by(error: BaseException, network: nn.Module) -> bool:
     """Whether an error comes out of the forward pass of a network."""
     modules = {id(module) for module in network.modules()}
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))

@@ -5,58 +5,58 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from torch.utils.data import DistributedSampler, IterableDataset
 
+from lightning_bnn._compat import trainer_of
+from lightning_bnn.methods import Batch
 from lightning_bnn.modules.data_size import in_order
-from lightning_bnn.modules.judged_module import JudgedModule
+from lightning_bnn.modules.network_inputs import batch_for
 from lightning_bnn.randomness import keyed_randomness
 
-__all__ = ["Batch", "Rereadable", "training_batches", "training_source"]
+if TYPE_CHECKING:
+    from lightning_bnn.modules.bayesian import Bayesian
 
-Batch = tuple[tuple[Any, ...], Tensor]
-
-
-def training_source(module: JudgedModule) -> Any:
-    """The data of the trainer, else those of the last fit or that were named; None without any."""
-    if module._trainer is not None:
-        trainer: Any = module.trainer
-        for source in (trainer.train_dataloader, trainer.datamodule):
-            if source is not None:
-                return source
-    return module._train_data
+__all__ = ["TrainingData"]
 
 
-def training_batches(module: JudgedModule, source: Any) -> Iterator[Batch]:
-    """Inputs and targets of an epoch, on the device; every process sees the examples of all.
+class TrainingData:
+    """The batches of an epoch, on the device, as often as they are asked for.
 
-    Loaders of this package give them in order and without augmentation, see `TensorLoader.whole`.
+    Every process sees the examples of all. Loaders of this package give them in order and without
+    augmentation, see `TensorLoader.whole`.
 
     Args:
         module: says what is input and what is target.
         source: a train loader, or a datamodule.
     """
-    loader, arrived = source, _moved_by(module)
-    if hasattr(source, "train_dataloader"):
-        source.setup("fit")
-        loader, arrived = source.train_dataloader(), _moved_by(module, source)
-    whole = getattr(loader, "whole", None)
-    shared = whole is None and isinstance(getattr(loader, "sampler", None), DistributedSampler)
-    with keyed_randomness(module.seed, "training batches", device=module.device):
-        limit = _limit(module, loader)
-        for batch in islice(loader if whole is None else whole(), limit):
-            inputs, targets = module.inputs_and_targets(arrived(batch))
-            inputs = module._cast(inputs)
-            if shared:
-                inputs = tuple(_gathered(module, x) for x in inputs)
-                targets = _gathered(module, targets)
-            yield inputs, targets
+
+    def __init__(self, module: Bayesian, source: Any) -> None:
+        self.module, self.source = module, source
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Inputs and targets, in the order of the loader."""
+        module, source = self.module, self.source
+        loader, move = source, _moved_by(module)
+        if hasattr(source, "train_dataloader"):
+            source.setup("fit")
+            loader, move = source.train_dataloader(), _moved_by(module, source)
+        whole = getattr(loader, "whole", None)
+        shared = whole is None and isinstance(getattr(loader, "sampler", None), DistributedSampler)
+        with keyed_randomness(module.seed, "training batches", device=module.device):
+            batches = loader if whole is None else whole()
+            for raw in islice(batches, _limit(module, loader)):
+                batch = batch_for(module, move(raw))
+                if shared:
+                    inputs = tuple(_gathered(module, x) for x in batch.inputs)
+                    batch = Batch(inputs, _gathered(module, batch.targets))
+                yield batch
 
 
-def _moved_by(module: JudgedModule, datamodule: Any = None) -> Callable[[Any], Any]:
+def _moved_by(module: Bayesian, datamodule: Any = None) -> Callable[[Any], Any]:
     """How a batch gets to the device, and through the hooks of whom it comes from."""
     if datamodule is not None:
 
@@ -65,16 +65,17 @@ def _moved_by(module: JudgedModule, datamodule: Any = None) -> Callable[[Any], A
             return datamodule.on_after_batch_transfer(moved, 0)
 
         return by_hand
-    if module._trainer is None:
+    trainer = trainer_of(module)
+    if trainer is None:
         return lambda batch: move_data_to_device(batch, module.device)
-    return lambda batch: module.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+    return lambda batch: trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
-def _limit(module: JudgedModule, loader: Any) -> int | None:
+def _limit(module: Bayesian, loader: Any) -> int | None:
     """Batches of an epoch: of streams, of loaders whose other batches never come, of trials."""
-    if module._trainer is None:
+    trainer = trainer_of(module)
+    if trainer is None:
         return None
-    trainer: Any = module.trainer
     if trainer.fast_dev_run:
         return int(trainer.fast_dev_run)
     batches = trainer.num_training_batches
@@ -82,31 +83,9 @@ def _limit(module: JudgedModule, loader: Any) -> int | None:
     return int(batches) if cut and math.isfinite(batches) and batches > 0 else None
 
 
-def _gathered(module: JudgedModule, value: Any) -> Any:
+def _gathered(module: Bayesian, value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     gathered = module.all_gather(value)
     assert isinstance(gathered, Tensor)
     return gathered.flatten(0, 1)
-
-
-class Rereadable:
-    """The training batches of a module, as often as they are asked for.
-
-    Args:
-        module: says what is input and what is target.
-        source: a train loader, or a datamodule.
-    """
-
-    def __init__(self, module: JudgedModule, source: Any) -> None:
-        self.module, self.source, self.count = module, source, 0
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Inputs and targets; `count` becomes the number of examples."""
-        count = 0
-        for inputs, targets in training_batches(self.module, self.source):
-            count += len(targets)
-            yield inputs, targets
-        self.count = count
-        if count == 0:
-            raise ValueError("The training data are empty: a stream can be read only once.")

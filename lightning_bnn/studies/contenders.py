@@ -16,7 +16,7 @@ from torch import nn
 from lightning_bnn import modules
 from lightning_bnn.bank import read_networks
 from lightning_bnn.loading import load
-from lightning_bnn.modules.judged_module import JudgedModule
+from lightning_bnn.modules import Bayesian
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior
 from lightning_bnn.studies.surroundings import Surroundings
@@ -55,7 +55,7 @@ class Contender:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 
-def contender_of(name: str, module: JudgedModule, samples: int = 100, **origin: Any) -> Contender:
+def contender_of(name: str, module: Bayesian, samples: int = 100, **origin: Any) -> Contender:
     """A module that was trained.
 
     Args:
@@ -190,7 +190,7 @@ def chains_of(records: Sequence[Mapping[str, Any]]) -> list[int] | None:
     return [names.index(folder) for folder in folders]
 
 
-def read_module(file: Path, around: Surroundings) -> JudgedModule | None:
+def read_module(file: Path, around: Surroundings) -> Bayesian | None:
     """The module that made a checkpoint, if it is one of ours.
 
     Args:
@@ -212,19 +212,19 @@ def read_module(file: Path, around: Surroundings) -> JudgedModule | None:
         module = kind.load_from_checkpoint(file, **options)
     else:
         return None
-    if not isinstance(module, JudgedModule):
+    if not isinstance(module, Bayesian):
         return None
     module.use_training_data(around.source)
     module.example_input_array = around.example()
     return module.eval()
 
 
-def _kind(held: Any) -> type[JudgedModule] | None:
+def _kind(held: Any) -> type[Bayesian] | None:
     """The class of this package that has written a checkpoint."""
     ours = held.get("lightning_bnn") if isinstance(held, dict) else None
     name = ours.get("class") if isinstance(ours, dict) else None
     found = getattr(modules, name) if name in modules.__all__ else None
-    return found if isinstance(found, type) and issubclass(found, JudgedModule) else None
+    return found if isinstance(found, type) and issubclass(found, Bayesian) else None
 
 
 def _check_maker(name: Any, file: Path) -> None:

@@ -19,7 +19,7 @@ import lightning_bnn
 from lightning_bnn.commands.presets import preset_text
 from lightning_bnn.commands.silence import quiet
 from lightning_bnn.commands.training import training
-from lightning_bnn.modules.judged_module import JudgedModule
+from lightning_bnn.modules import Bayesian
 from lightning_bnn.studies.contenders import Place, read_module
 from lightning_bnn.studies.surroundings import Surroundings, read_surroundings
 
@@ -84,7 +84,7 @@ class Run:
         """Network and data."""
         return read_surroundings(_newest(self.folder, "config.yaml"))
 
-    def module(self) -> JudgedModule:
+    def module(self) -> Bayesian:
         """The trained module, with its data at hand."""
         around = self.surroundings()
         module = read_module(self.place.file(), around)

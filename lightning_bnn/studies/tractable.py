@@ -31,7 +31,7 @@ from lightning_bnn.symmetry import Symmetries, discover
 
 __all__ = ["Result", "findings_of", "posterior_density", "study", "tractable"]
 
-METHODS: dict[str, tuple[type[MFVI], dict[str, Any]]] = {
+METHODS: dict[str, tuple[type[MFVI | SymmetrizedVI], dict[str, Any]]] = {
     "MFVI": (MFVI, {}),
     "symmetrized, K=2": (SymmetrizedVI, {"estimator": "uniform", "draws": 2}),
     "symmetrized, exact": (SymmetrizedVI, {"estimator": "bethe"}),
@@ -127,7 +127,7 @@ def _run(alpha: float, method: str, seeds: int, epochs: int, noise: float) -> Re
 
 
 @torch.no_grad()
-def _judged(module: MFVI, data: TractableReLU, alpha: float, method: str) -> Result:
+def _judged(module: MFVI | SymmetrizedVI, data: TractableReLU, alpha: float, method: str) -> Result:
     template, likelihood = module.template, module.likelihood
     assert isinstance(template, TwoReLUs)
     (x, y), (u, v) = data.load().train, data.load().test

@@ -125,7 +125,7 @@ def _judged(run: Run, networks: int) -> dict[str, Tensor]:
         around.template,
         estimator="capacity",
         members=module.members,
-        prior_std=module.prior_std,
+        prior_std=module.method.prior.std,
         num_data=getattr(around.source, "num_data", None),
         elbo_samples=20,
     )

@@ -91,7 +91,7 @@ def test_the_tempered_posterior_is_the_optimum(temperature, kl):
 
     module = model(temperature, 100_000, kl)
     assert gradient(module) < 4e-3
-    module.temperature = 2 * temperature
+    module.method.temperature = 2 * temperature
     assert gradient(module) > 1e-2
 
 
@@ -100,7 +100,7 @@ def test_the_kl_weight_multiplies_all_complexity():
     module = model(samples=3)
     torch.manual_seed(0)
     one = module.losses((x,), y)
-    module.kl_weight = 0.0
+    module.method.kl_weight = 0.0
     torch.manual_seed(0)
     none = module.losses((x,), y)
     torch.testing.assert_close(none["loss"], none["nll"])
@@ -124,7 +124,7 @@ def test_statistics_are_the_mean_over_the_samples_of_a_step():
     module.template.train()
     x = torch.randn(9, 6)
     module.losses((x,), torch.randint(3, (9,)))
-    held = module._scratch._held[2].reshape(5, -1)  # the weights of the step
+    held = module.state.scratch._held[2].reshape(5, -1)  # the weights of the step
     first = P.unravel(held, module.spec)
     hidden = x @ first["0.weight"].mT + first["0.bias"][:, None]
     wanted = 0.1 * hidden.mean((0, 1))

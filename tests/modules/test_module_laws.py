@@ -195,7 +195,7 @@ def test_every_number_of_a_test_is_that_of_the_metric(run):
     sets = {"": splits.test, "near/": splits.ood["near"], "far/": splits.ood["far"]}
     sets["closer/"] = splits.shift["closer"]
     module.eval()
-    module._start(None)
+    module.judging.begin(None)
     outputs = {
         key: torch.cat([module.outputs((part,), k, b) for b, part in enumerate(x.split(16))], 1)
         for k, (key, (x, _)) in enumerate(sets.items())
@@ -336,7 +336,7 @@ def _replicas(name, module):
     rows = torch.cat([p.detach().flatten() for p in module.parameters()])
     found = {f"{name} replicas": float(_between_processes(rows).max())}
     if name == "mfvi":
-        noise = module._scratch._held[1].flatten().contiguous()
+        noise = module.state.scratch._held[1].flatten().contiguous()
         found["noise"] = float(_between_processes(noise).mean())
     return found
 

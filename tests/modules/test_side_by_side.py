@@ -10,9 +10,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.methods import Batch
+from lightning_bnn.methods.member_losses import member_losses
 from lightning_bnn.modules import DeepEnsemble
-from lightning_bnn.modules.member_losses import Examples, member_losses
-from lightning_bnn.modules.side_by_side import check_elementwise, clip_members
+from lightning_bnn.modules.optimization import check_elementwise, clip_members
 
 SGD = lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2)  # noqa: E731
 ADAM = lambda p: torch.optim.Adam(p, 1e-2)  # noqa: E731
@@ -102,7 +103,7 @@ def test_chunks_have_the_gradient_of_all_at_once(batch_norm, chunk, shared, own)
     def gradients(chunk_size):
         stack = P.populate(net, 3, torch.Generator().manual_seed(1))
         leaves = {n: stack[n].requires_grad_() for n in P.weight_names(net)}
-        losses = member_losses(net, stack, Examples((x,), y, own), loss, [scale], chunk_size)
+        losses = member_losses(net, stack, Batch((x,), y, own), loss, [scale], chunk_size)
         wanted = [*leaves.values(), scale] if shared else list(leaves.values())
         return losses, torch.autograd.grad((weight * losses).sum(), wanted), stack
 
@@ -145,7 +146,7 @@ def most_saved(net, members, chunk_size):
         stack[n].requires_grad_()
     counter, x = Saved(), torch.randn(500, 6)
     with torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda held: held.tensor):
-        examples = Examples((x,), x)
+        examples = Batch((x,), x)
         losses = member_losses(
             net, stack, examples, lambda z, _: z.square().mean((-1, -2)), (), chunk_size
         )

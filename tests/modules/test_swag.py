@@ -12,9 +12,9 @@ from torch.optim.swa_utils import update_bn
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester
+from lightning_bnn.methods.batch_statistics import refreshed
+from lightning_bnn.methods.high_rate import HighRate
 from lightning_bnn.modules import SWAG, DeepEnsemble
-from lightning_bnn.modules.batch_norm import refreshed
-from lightning_bnn.modules.high_rate import HighRate
 from lightning_bnn.posteriors import LowRankGaussian, Mixture
 from lightning_bnn.randomness import keyed_generator
 

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from lightning_bnn import params as P
-from lightning_bnn.modules.member_losses import Examples, member_losses
+from lightning_bnn.methods import Batch
+from lightning_bnn.methods.member_losses import member_losses
 from lightning_bnn.stacks import in_threads, threads_for
 from lightning_bnn.stacks.memory import keep_freed_memory
 
@@ -20,9 +21,7 @@ def network(dropout=0.0):
 def gradients(model, x, members=5):
     stack = P.populate(model, members, torch.Generator().manual_seed(0))
     leaves = [stack[n].requires_grad_() for n in P.weight_names(model)]
-    losses = member_losses(
-        model, stack, Examples((x,), x), lambda z, _: z.square().mean((-1, -2)), ()
-    )
+    losses = member_losses(model, stack, Batch((x,), x), lambda z, _: z.square().mean((-1, -2)), ())
     return [losses, *torch.autograd.grad(losses.sum(), leaves), stack["1.running_mean"]]
 
 
@@ -71,7 +70,7 @@ def test_networks_that_cannot_be_copied_run_on_one_thread(two_threads):
     leaves = [stack[n].requires_grad_() for n in P.weight_names(model)]
     for _ in range(3):
         losses = member_losses(
-            model, stack, Examples((x,), x), lambda z, _: z.square().mean((-1, -2)), ()
+            model, stack, Batch((x,), x), lambda z, _: z.square().mean((-1, -2)), ()
         )
         grads = torch.autograd.grad(losses.sum(), leaves)
     assert all(g.isfinite().all() for g in grads)
@@ -86,7 +85,7 @@ def test_losses_that_are_scaled_reach_the_gradients(dtype, two_threads):
     leaves = [stack[n].requires_grad_() for n in P.weight_names(model)]
     with torch.autocast("cpu", dtype):
         losses = member_losses(
-            model, stack, Examples((x,), x), lambda z, _: 1e-7 * z.float().square().mean((-1, -2))
+            model, stack, Batch((x,), x), lambda z, _: 1e-7 * z.float().square().mean((-1, -2))
         )
     grads = torch.autograd.grad((2.0**16 * losses).sum(), leaves)
     assert all(g.abs().max() > 0 for g in grads)

@@ -8,48 +8,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
+from lightning_bnn.methods.batch import Batch
 from lightning_bnn.params import Params
 from lightning_bnn.stacks import in_threads, keep_freed_memory, threads_for
 
-__all__ = ["Examples", "member_losses"]
+__all__ = ["member_losses"]
 
 Loss = Callable[[Any, Tensor], Tensor]
 """From outputs with a leading member dimension, and targets, to one number per member."""
 
 
-@dataclass(frozen=True)
-class Examples:
-    """A batch: the same for all members, or one for each.
-
-    Attributes:
-        inputs: of the networks.
-        targets: of the networks.
-        own: whether the leading dimension of both counts members.
-    """
-
-    inputs: tuple[Any, ...]
-    targets: Tensor
-    own: bool = False
-
-    def of(self, members: int | slice | Tensor) -> Examples:
-        """What some members see; of one member without the leading dimension."""
-        if not self.own:
-            return self
-        return Examples(_rows(self.inputs, members), self.targets[members], True)
-
-    def outputs(self, model: nn.Module, stack: Params, chunk_size: int | None) -> Any:
-        """Of every network of a stack."""
-        run = P.apply_each if self.own else P.apply
-        return run(model, stack, *self.inputs, chunk_size=chunk_size)
-
-
 def member_losses(
     model: nn.Module,
     params: Params,
-    examples: Examples,
+    batch: Batch,
     loss: Loss,
     shared: Sequence[Tensor] = (),
     chunk_size: int | None = None,
@@ -62,20 +36,20 @@ def member_losses(
     Args:
         model: gives the computation.
         params: a stack.
-        examples: what the networks see.
+        batch: what the networks see.
         loss: from outputs ``(members, ...)`` and targets to ``(members,)``.
         shared: leaf tensors that the loss depends on besides the outputs.
         chunk_size: networks that run at once, see `lightning_bnn.params.apply`.
     """
     members = P.stack_size(params)
     if members == 1:
-        return _alone(model, {n: t.squeeze(0) for n, t in params.items()}, examples, loss)
+        return _alone(model, params, batch, loss)
     leaves = [t for t in shared if t.requires_grad]
-    size = P.chunk_of(model, params, examples.of(0).inputs, chunk_size)
+    size = P.chunk_of(model, params, batch.of(0).inputs, chunk_size)
     if leaves and size > 1:  # what is shared has a gradient of every member
         size = members
     if size >= members or not torch.is_grad_enabled() or _scaled(params):
-        return loss(examples.outputs(model, params, chunk_size), examples.targets)
+        return loss(batch.outputs(model, params, chunk_size), batch.targets)
     keep_freed_memory()
     device = next(iter(params.values())).device
     threads = 1 if size == 1 else threads_for(model, device)
@@ -83,14 +57,14 @@ def member_losses(
         size = min(size, -(-members // torch.get_num_threads()))
     names = list(params)
 
-    def some(own: nn.Module, first: int, tensors: Sequence[Tensor]) -> Tensor:
+    def losses_of_some(copied: nn.Module, first: int, tensors: Sequence[Tensor]) -> Tensor:
         stack = dict(zip(names, tensors, strict=True))
-        seen = examples.of(slice(first, first + size))
+        seen = batch.of(slice(first, first + size))
         if size == 1:
-            return _alone(own, {n: t.squeeze(0) for n, t in stack.items()}, seen, loss)
-        return loss(seen.outputs(own, stack, None), seen.targets)
+            return _alone(copied, stack, seen, loss)
+        return loss(seen.outputs(copied, stack, None), seen.targets)
 
-    chunks = _Chunks(model, some, size, threads)
+    chunks = _Chunks(model, losses_of_some, size, threads)
     return _ByChunks.apply(chunks, len(leaves), *leaves, *params.values())
 
 
@@ -111,17 +85,10 @@ class _Chunks:
     threads: int
 
 
-def _alone(model: nn.Module, network: Params, examples: Examples, loss: Loss) -> Tensor:
-    """One network, without ``vmap``."""
-    inputs = _rows(examples.inputs, 0) if examples.own else examples.inputs
-    outputs = P.apply(model, network, *inputs)
-    leading = tree_map(lambda t: t[None] if isinstance(t, Tensor) else t, outputs)
-    return loss(leading, examples.targets)
-
-
-def _rows(inputs: tuple[Any, ...], members: int | slice | Tensor) -> tuple[Any, ...]:
-    rows: tuple[Any, ...] = tree_map(lambda t: t[members] if isinstance(t, Tensor) else t, inputs)
-    return rows
+def _alone(model: nn.Module, stack: Params, batch: Batch, loss: Loss) -> Tensor:
+    """The loss of a stack of one network."""
+    network = {name: t.squeeze(0) for name, t in stack.items()}
+    return loss(batch.outputs_of_one(model, network), batch.targets)
 
 
 class _ByChunks(torch.autograd.Function):

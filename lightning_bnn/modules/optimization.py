@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch import Tensor
 __all__ = [
     "check_elementwise",
     "clip_members",
-    "finite_members",
     "rescale_steps",
     "restart_members",
 ]
@@ -87,12 +85,6 @@ def clip_members(stacks: Iterable[Tensor], limit: float) -> None:
     factors = (limit / (norms + 1e-6)).clamp(max=1)
     for grad in grads:
         grad *= factors.to(grad).reshape(-1, *(1,) * (grad.ndim - 1))
-
-
-def finite_members(stacks: Iterable[Tensor]) -> Tensor:
-    """Which members have finite weights only."""
-    finite = [torch.isfinite(t.detach()).flatten(1).all(1) for t in stacks]
-    return torch.stack(finite).all(0) if finite else torch.tensor(math.nan)
 
 
 @torch.no_grad()

@@ -1,24 +1,22 @@
-"""Where chains keep the networks that they have visited: in memory, or in a bank on disk."""
+"""Networks that were kept along a run, and how they go with the state of a method."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.modules.side_by_side import finite_members
+from lightning_bnn.methods.health import finite_members
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
 
-__all__ = ["BankStore", "MemoryStore", "SampleStore"]
+__all__ = ["InMemory", "KeptNetworks", "finite_networks"]
 
 
-class SampleStore(nn.Module, ABC):
+class KeptNetworks(nn.Module, ABC):
     """Stacks of members, one for every time at which they were kept.
 
     Networks are numbered: the members of the first time, then those of the second, ...
@@ -51,7 +49,7 @@ class SampleStore(nn.Module, ABC):
         """Start anew."""
 
 
-class MemoryStore(NamedTensors, SampleStore):
+class InMemory(NamedTensors, KeptNetworks):
     """In memory, and in the checkpoints.
 
     Args:
@@ -91,7 +89,7 @@ class MemoryStore(NamedTensors, SampleStore):
         if not self._times:
             return torch.ones(0, 0).bool()
         flat = {name: t.flatten(0, 1) for name, t in self.tensors().items()}
-        return _finite(flat).view(self._times, -1)
+        return finite_networks(flat).view(self._times, -1)
 
     def hold(self, tensors: Params) -> None:
         """Keep these instead."""
@@ -121,83 +119,6 @@ class MemoryStore(NamedTensors, SampleStore):
         return {n: t.flatten(0, 1)[chosen] for n, t in self.tensors().items()}
 
 
-class BankStore(SampleStore):
-    """In a `lightning_bnn.bank.CheckpointBank`; checkpoints only say how many there were.
-
-    Args:
-        path: folder of the bank.
-        members: networks of every time.
-    """
-
-    rows: Tensor
-
-    def __init__(self, path: str, members: int) -> None:
-        super().__init__()
-        self.path, self.members = path, members
-        self.register_buffer("rows", torch.zeros((), dtype=torch.long))
-        self._bank: CheckpointBank | None = None
-
-    def __len__(self) -> int:
-        """Number of times."""
-        return int(self.rows) // self.members
-
-    def open(self, writer: bool) -> None:
-        """Go on where the checkpoint was made; what came after it will come again."""
-        self.close()
-        if not writer:
-            return
-        self._bank = CheckpointBank(self.path)
-        held, known = len(self._bank), int(self.rows)
-        if held < known:
-            self.close()
-            raise ValueError(
-                f"The bank {self.path} has {held} networks, the checkpoint knew of {known}."
-            )
-        self._bank.truncate(known)
-
-    def append(self, members: Params, **record: Any) -> None:
-        """Write all members."""
-        if self._bank is not None:
-            finite = _finite(members).tolist()
-            told = [{} if well else {"finite": False} for well in finite]
-            records = [{**record, "member": m, **told[m]} for m in range(self.members)]
-            self._bank.extend(members, records)
-        self.rows += self.members
-
-    def finite(self) -> Tensor:
-        """Which of them hold finite weights only, ``(times, members)``: the bank remembers."""
-        if not len(self):
-            return torch.ones(0, self.members).bool()
-        records = CheckpointBank(self.path, "r").records[: int(self.rows)]
-        found = torch.tensor([record.get("finite", True) for record in records])
-        return found.view(len(self), self.members)
-
-    def networks(self, rows: Sequence[int]) -> Params:
-        """The networks of these numbers, as a stack."""
-        bank = CheckpointBank(self.path, "r")
-        return {name: t.to(self.rows.device) for name, t in bank[list(rows)].items()}
-
-    def forget(self) -> None:
-        """Start anew, in an empty bank."""
-        there = (Path(self.path) / "manifest.jsonl").is_file()
-        count = len(CheckpointBank(self.path, "r")) if there else 0
-        if count:
-            raise ValueError(
-                f"The bank {self.path} has {count} networks of another run: choose another `bank`, "
-                "or resume from its checkpoint."
-            )
-        self.rows.zero_()
-
-    def close(self) -> None:
-        """Let others write."""
-        if self._bank is not None:
-            self._bank.close()
-            self._bank = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the open files."""
-        return {**self.__dict__, "_bank": None}
-
-
-def _finite(members: Params) -> Tensor:
-    return finite_members(t for t in members.values() if t.is_floating_point()).cpu()
+def finite_networks(stack: Params) -> Tensor:
+    """Which networks of a stack are finite, on the CPU."""
+    return finite_members(t for t in stack.values() if t.is_floating_point()).cpu()

@@ -1,21 +1,50 @@
-"""Which members have diverged, told by their losses over an epoch."""
+"""Which members are well: their weights are finite, and their losses as low as was asked."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["Diverged", "Divergence"]
+from lightning_bnn.arguments import count, positive
+
+__all__ = ["Diverged", "Divergence", "finite_members", "healthy"]
 
 
 class Diverged(ValueError):
     """There is no network left that could be part of a posterior."""
 
 
+def finite_members(stacks: Iterable[Tensor]) -> Tensor:
+    """Which members have finite weights only.
+
+    Args:
+        stacks: tensors whose first dimension counts members.
+    """
+    finite = [torch.isfinite(t.detach()).flatten(1).all(1) for t in stacks]
+    return torch.stack(finite).all(0) if finite else torch.tensor(math.nan)
+
+
+def healthy(state: nn.Module) -> Tensor:
+    """Indices of the members of a state that belong to its posterior; an error if there are none.
+
+    Args:
+        state: its parameters count members first; it may have a ``divergence``.
+    """
+    finite = finite_members(state.parameters()).nonzero()[:, 0]
+    if len(finite) == 0:
+        raise Diverged(
+            "No member has finite weights, training has diverged: take a smaller learning rate."
+        )
+    divergence: Divergence | None = getattr(state, "divergence", None)
+    return finite if divergence is None else divergence.among(finite)
+
+
 class Divergence:
-    """Mean training loss of every member over an epoch, each taken before its step.
+    """Members that have diverged, told by their mean training losses over an epoch.
 
     Args:
         members: how many there are.
@@ -25,7 +54,10 @@ class Divergence:
             not a number.
     """
 
-    def __init__(self, members: int, max_loss: float | None, restarts: int) -> None:
+    def __init__(self, members: int, max_loss: float | None = None, restarts: int = 0) -> None:
+        if max_loss is not None:
+            positive("max_loss", max_loss)
+        count("restarts", restarts, 0)
         self.max_loss, self.restarts = max_loss, restarts
         self.restarted = torch.zeros(members, dtype=torch.long)
         self.left_out = torch.zeros(members, dtype=torch.bool)
@@ -35,20 +67,32 @@ class Divergence:
         self._sum: Tensor | None = None
         self._steps = 0
 
+    def among(self, members: Tensor) -> Tensor:
+        """Those of some members that are not left out; an error if there are none."""
+        kept = members[~self.left_out.to(members.device)[members]]
+        if len(kept) == 0:
+            means = self.means
+            losses = "" if means is None else f": losses are {means.min():.3g} to {means.max():.3g}"
+            raise Diverged(
+                f"Every member has a loss above `max_loss` {self.max_loss}, or has diverged"
+                f"{losses}."
+            )
+        return kept
+
     def add(self, losses: Tensor) -> None:
-        """The losses of one step."""
+        """Add the losses of a step, each taken before the weights move."""
         losses = losses.detach().double()
         self._sum = losses.clone() if self._sum is None else self._sum.to(losses.device) + losses
         self._steps += 1
 
     def take(self) -> Tensor | None:
-        """The means since the last call; None if there was no step."""
+        """Mean losses since the last call; None if there was no step."""
         total, steps = self._sum, self._steps
         self._sum, self._steps = None, 0
         return None if total is None else (total / steps).cpu()
 
     def judge(self, means: Tensor, finite: Tensor, last: bool) -> list[int]:
-        """Note who is left out; returns who begins anew.
+        """Decide who is left out; returns who begins anew.
 
         Args:
             means: losses of the epoch.
@@ -60,14 +104,12 @@ class Divergence:
         anew = broken & (self.restarted < self.restarts) & (not last)
         self.restarted += anew
         self._fresh = anew
-        too_high = (
-            means > self.max_loss if last and self.max_loss is not None else means > torch.inf
-        )
-        self.left_out = (broken & ~anew) | too_high
+        limit = self.max_loss if last and self.max_loss is not None else torch.inf
+        self.left_out = (broken & ~anew) | (means > limit)
         return anew.nonzero().flatten().tolist()
 
     def finish(self) -> None:
-        """The last epoch was the last, although nobody knew: who has just begun is left out."""
+        """Leave out who has just begun anew, if the last epoch turns out to have been the last."""
         if self.means is None or self._judged:
             return
         limit = torch.inf if self.max_loss is None else self.max_loss
@@ -75,10 +117,9 @@ class Divergence:
 
     def take_share(self, first: int, last: int) -> None:
         """Forget all members but some."""
-        for name in ("restarted", "left_out", "_fresh", "means"):
-            held = getattr(self, name)
-            setattr(self, name, None if held is None else held[first:last])
-        self._sum = None if self._sum is None else self._sum[first:last]
+        for name in ("restarted", "left_out", "_fresh", "means", "_sum"):
+            tensor = getattr(self, name)
+            setattr(self, name, None if tensor is None else tensor[first:last])
 
     def state_dict(self, last: bool = False) -> dict[str, Any]:
         """For checkpoints, also within an epoch.
@@ -96,7 +137,7 @@ class Divergence:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on."""
+        """Go on from a checkpoint."""
         self.restarted, self.left_out = state["restarted"], state["left_out"]
         self._sum, self._steps = state["sum"], state["steps"]
         self.means, self._fresh = state["means"], torch.zeros_like(self.left_out)

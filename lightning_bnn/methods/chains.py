@@ -1,0 +1,156 @@
+"""Chains that keep the networks that they visit: the state of samplers, and its posterior."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_bnn.arguments import count
+from lightning_bnn.harvest import Schedule
+from lightning_bnn.methods.health import finite_members
+from lightning_bnn.methods.kept_networks import InMemory, KeptNetworks
+from lightning_bnn.methods.method import Fit, Progress
+from lightning_bnn.methods.networks import Networks
+from lightning_bnn.methods.run import Run
+from lightning_bnn.params import Params, stack_size
+from lightning_bnn.posteriors import Empirical
+
+__all__ = ["Chains", "Keeping"]
+
+
+class Chains(Networks):
+    """Every member is a chain; the posterior is made of the networks that are kept of all chains.
+
+    Before the first one is kept it is made of the members as they are. Chains that have diverged
+    are left out; if all have, what they had kept before makes the posterior.
+
+    Args:
+        network: gives the computation.
+        stack: where the chains start.
+        keeping: says where networks are kept.
+        **health: see `Networks`.
+    """
+
+    holds_files = True
+
+    def __init__(self, network: nn.Module, stack: Params, keeping: Keeping, **health: Any) -> None:
+        super().__init__(network, stack, **health)
+        self.count = stack_size(stack)
+        self.samples = keeping.store(self.count)
+
+    def release(self) -> None:
+        self.samples.close()
+
+    def any_finite(self) -> bool:
+        """Whether a chain is left."""
+        return bool(finite_members(self.parameters()).any())
+
+    def rows(self) -> list[int]:
+        """Numbers of the networks of chains that have not diverged; of all, if there are none."""
+        finite = self.samples.finite()
+        lost = not self.any_finite() and bool(finite.any())
+        chains = range(self.count) if lost else self.healthy().tolist()
+        times = finite.tolist()
+        return [k * self.count + m for k, row in enumerate(times) for m in chains if row[m]]
+
+    def kept(self) -> Empirical:
+        """All networks that were kept, each as likely as the others."""
+        rows = self.rows()
+        if not rows:
+            return self.members()
+        return Empirical(self.samples.networks(rows), [row % self.count for row in rows])
+
+    def some_kept(self, draws: int, generator: torch.Generator | None) -> Empirical:
+        """Some of them, drawn without replacement."""
+        rows = self.rows()
+        if not rows:
+            return self.members()
+        order = torch.randperm(len(rows), generator=generator)
+        chosen = [rows[k] for k in order[:draws].sort().values.tolist()]
+        return Empirical(self.samples.networks(chosen))
+
+    def chains(self, first: int = 0) -> Params:
+        """All networks that were kept, as ``(members, times, ...)``; nothing if there are none.
+
+        Args:
+            first: leave out so many times.
+        """
+        times = len(self.samples) - first
+        if times < 1:
+            return {}
+        rows = range(first * self.count, (first + times) * self.count)
+        stack = self.samples.networks(rows)
+        return {n: t.unflatten(0, (times, self.count)).transpose(0, 1) for n, t in stack.items()}
+
+
+class Keeping:
+    """When the members of chains are kept, and where.
+
+    Args:
+        burn_in: nothing is kept of the first so many steps (or epochs).
+        every_n_steps: how often the members are kept, in steps.
+        every_n_epochs: the same in epochs; by default after each.
+        store: makes the place where they are kept, for a number of members; by default in memory.
+    """
+
+    def __init__(
+        self,
+        burn_in: int = 0,
+        every_n_steps: int | None = None,
+        every_n_epochs: int | None = None,
+        store: Callable[[int], KeptNetworks] | None = None,
+    ) -> None:
+        count("burn_in", burn_in, 0)
+        if every_n_steps is None and every_n_epochs is None:
+            every_n_epochs = 1
+        self.schedule = Schedule(every_n_steps, every_n_epochs, start=burn_in + 1)
+        self._store = store
+
+    def store(self, members: int) -> KeptNetworks:
+        """A new place to keep networks."""
+        return InMemory() if self._store is None else self._store(members)
+
+    def begin(self, state: Chains, fit: Fit, run: Run, name: str) -> None:
+        """Get ready for a run; another run begins other chains."""
+        if fit.anew:
+            state.samples.forget()
+        state.samples.open(fit.writes)
+        if self.schedule.count(fit.steps, fit.epochs) < 1:
+            run.warn(
+                f"{name} will keep nothing: `burn_in` is as long as the run, or the networks are "
+                "kept too seldom. The chains are then judged as they are at the end."
+            )
+
+    def keep_if_due(self, state: Chains, progress: Progress, run: Run) -> bool:
+        """Keep the members if it is time; statistics are those of the first process."""
+        step = progress.step
+        epoch_due = progress.epoch_ends and self.schedule.after_epoch(progress.epoch + 1)
+        due = epoch_due or self.schedule.after_step(step - 1, step)
+        if due and state.any_finite():
+            stack = state.stack()
+            trained = {name for name, _ in run.network.named_parameters()}
+            statistics = {name: t for name, t in stack.items() if name not in trained}
+            stack.update(run.in_common(statistics))
+            state.samples.append(stack, step=step, epoch=progress.epoch)
+        return due
+
+    @staticmethod
+    def check(likelihood: Any) -> None:
+        """Refuse a likelihood with parameters, which would belong to none of the chains."""
+        if any(p.requires_grad for p in likelihood.parameters()):
+            raise ValueError(
+                "`likelihood` has parameters of its own, which chains cannot share: take a fixed "
+                "or a heteroscedastic noise."
+            )
+
+    def close(self, state: Chains, run: Run, name: str) -> None:
+        """Close what is open, and say how much was kept."""
+        state.samples.close()
+        finite = state.samples.finite()
+        chains = "1 chain" if state.count == 1 else f"{state.count} chains"
+        broken = int((~finite).sum())
+        rest = f"; {broken} others are not finite, and left out" if broken else ""
+        run.inform(f"{name}: {int(finite.sum())} networks of {chains} were kept{rest}.")

@@ -1,0 +1,113 @@
+"""A posterior out of networks that are trained already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.arguments import count, not_negative
+from lightning_bnn.methods.batch import Batch
+from lightning_bnn.methods.method import Method, State
+from lightning_bnn.methods.run import Run
+from lightning_bnn.metrics.validation import option
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import (
+    DiagonalGaussian,
+    Empirical,
+    LowRankGaussian,
+    Mixture,
+    Posterior,
+)
+from lightning_bnn.randomness import keyed_generator
+
+__all__ = ["FromCheckpoints", "Kind"]
+
+Kind = Literal["networks", "diagonal", "low_rank"]
+NOTHING_TO_TRAIN = "FromCheckpoints has nothing to train: validate, test or predict with it."
+
+
+class Collected(State):
+    """A posterior that stays as it is."""
+
+    def __init__(self, posterior: Posterior) -> None:
+        super().__init__()
+        self.collected = posterior
+
+    def stack(self) -> Params:
+        """The networks, or one draw of every mode."""
+        if isinstance(self.collected, Empirical):
+            return self.collected.networks
+        draws = [mode.sample(1, keyed_generator("mode", k)) for k, mode in enumerate(self.modes())]
+        return {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
+
+    def modes(self) -> list[Posterior]:
+        """The Gaussian of each member, or the networks of each."""
+        return self.collected.modes()
+
+
+class FromCheckpoints(Method):
+    """The networks themselves, or a Gaussian through those of each member.
+
+    Args:
+        networks: a stack.
+        chains: for every network, the member that it is of.
+        kind: the ``"networks"``; a ``"diagonal"`` Gaussian with their means and standard
+            deviations; or ``"low_rank"``, SWAG's Gaussian through a trajectory.
+        rank: deviations of the low-rank Gaussian, by default 20 or all that there are.
+        scale: multiplies its covariance.
+    """
+
+    trains = False
+    needs_num_data = False
+    refreshes_statistics = True
+
+    def __init__(
+        self,
+        networks: Params,
+        chains: Sequence[int],
+        kind: Kind = "networks",
+        rank: int | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        option("kind", kind, get_args(Kind))
+        if rank is not None:
+            count("rank", rank, 2)
+        not_negative("scale", scale)
+        self.networks, self.chains = networks, list(chains)
+        self.kind, self.rank, self.scale = kind, rank, scale
+
+    def init(self, network: nn.Module, stack: Params) -> Collected:
+        networks, chains = self.networks, self.chains
+        several = len(set(chains)) > 1
+        if self.kind == "networks":
+            return Collected(Empirical(networks, chains if several else None))
+        if not several:
+            return Collected(self._gaussian(networks))
+        rows = [[k for k, c in enumerate(chains) if c == chain] for chain in sorted(set(chains))]
+        modes = [self._gaussian({n: t[own] for n, t in networks.items()}) for own in rows]
+        return Collected(Mixture(modes))
+
+    def _gaussian(self, stack: Params) -> Posterior:
+        """The Gaussian through the networks of one member."""
+        if self.kind == "diagonal":
+            return DiagonalGaussian.fit(stack)
+        return LowRankGaussian.fit(stack, self.rank, self.scale)
+
+    def losses(self, state: Collected, batch: Batch, run: Run) -> dict[str, Tensor]:
+        raise ValueError(NOTHING_TO_TRAIN)
+
+    def adopt(self, optimizer: Any) -> None:
+        raise ValueError(NOTHING_TO_TRAIN)
+
+    def posterior(self, state: Collected) -> Posterior:
+        return state.collected
+
+    def count(self, posterior: Posterior, wanted: int) -> int:
+        """As many as are asked for; of networks, as many as there are."""
+        return min(wanted, posterior.size) if isinstance(posterior, Empirical) else wanted
+
+    def unfitted(self, members: int) -> None:
+        return None

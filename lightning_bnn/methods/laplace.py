@@ -1,0 +1,249 @@
+r"""Laplace approximations: Gaussians around trained networks, from the curvature of their loss.
+
+.. math:: \omega \sim N\big(\hat\omega,\; T (H + \lambda I)^{-1}\big)
+
+References:
+    | Laplace Redux (Daxberger et al., 2021)
+    | https://arxiv.org/abs/2106.14806
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn import params as P
+from lightning_bnn.arguments import not_negative, positive
+from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.methods.batch import Batch
+from lightning_bnn.methods.method import Fit, Method, Progress
+from lightning_bnn.methods.networks import Networks, gaussian_prior, penalised_losses
+from lightning_bnn.methods.run import Run
+from lightning_bnn.metrics.validation import option
+from lightning_bnn.named_tensors import NamedTensors
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import CurvatureBlock, LaplaceGaussian, Mixture, Posterior
+from lightning_bnn.posteriors.dropout import Layers
+from lightning_bnn.posteriors.laplace import Prediction
+from lightning_bnn.posteriors.laplace_fit import (
+    Structure,
+    curvature,
+    last_layer_name,
+    likeliest_precision,
+    without_factors,
+)
+from lightning_bnn.posteriors.output_curvature import curvature_root, noise_factor
+
+__all__ = ["CurvedNetworks", "Laplace"]
+
+
+class CurvedNetworks(Networks):
+    """Networks and the curvature around each, once it was computed.
+
+    Args:
+        network: gives the computation.
+        stack: the members.
+        last_layer: name of the layer whose weights are random; None for all.
+        by_tensor: whether every tensor has a block of its own.
+        **health: see `Networks`.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        stack: Params,
+        last_layer: str | None,
+        by_tensor: bool,
+        **health: Any,
+    ) -> None:
+        super().__init__(network, stack, **health)
+        self.last_layer = last_layer
+        prefix = f"{last_layer}." if last_layer else ""
+        trained = [n for n, p in network.named_parameters() if p.requires_grad]
+        names = [n for n in trained if last_layer is None or n.startswith(prefix)]
+        self.blocks = [(n,) for n in names] if by_tensor else [tuple(names)]
+        self.fitted = NamedTensors()
+
+    def member(self, index: int) -> Params:
+        """The weights of one member."""
+        return {name: t[index] for name, t in self.stack().items()}
+
+    def gaussian(self, index: int, temperature: float, prediction: Prediction) -> LaplaceGaussian:
+        """The Gaussian around one member."""
+        tensors = self.fitted.tensors()
+        blocks = [
+            CurvatureBlock(
+                names,
+                tensors[f"{index}/{k}/eigenvalues"],
+                tensors.get(f"{index}/{k}/left"),
+                tensors.get(f"{index}/{k}/right"),
+            )
+            for k, names in enumerate(self.blocks)
+        ]
+        precision = float(tensors[f"{index}/precision"])
+        return LaplaceGaussian(
+            self.member(index), blocks, precision, temperature, prediction, self.last_layer
+        )
+
+
+class Laplace(Method):
+    r"""A maximum of the posterior, and the Gaussian that its curvature speaks for.
+
+    H is the generalised Gauss-Newton matrix of the summed negative log-likelihood on all training
+    data. While the networks train, the members are judged as they are.
+
+    Args:
+        structure: of the curvature: ``"full"``, ``"kron"`` or ``"diag"``.
+        layers: ``"all"`` weights are random, or those of the ``"last"`` linear layer; by default
+            all, or the last for Kronecker factors of a network with layers that have none.
+        prior_std: standard deviation of a Gaussian prior over all weights, in training.
+        prior_precision: :math:`\lambda`; by default that of largest marginal likelihood.
+        temperature: T.
+        prediction: by ``"linearised"`` networks, or by the ``"network"`` itself.
+        **health: ``max_loss`` and ``restarts``, see `lightning_bnn.methods.health.Divergence`.
+    """
+
+    completion = "curvature"
+
+    def __init__(
+        self,
+        structure: Structure = "kron",
+        layers: Layers | None = None,
+        prior_std: float | None = None,
+        prior_precision: float | None = None,
+        temperature: float = 1.0,
+        prediction: Prediction = "linearised",
+        **health: Any,
+    ) -> None:
+        option("structure", structure, get_args(Structure))
+        if layers is not None:
+            option("layers", layers, get_args(Layers))
+        option("prediction", prediction, get_args(Prediction))
+        if prior_precision is not None:
+            positive("prior_precision", prior_precision)
+        not_negative("temperature", temperature)
+        self.prior = gaussian_prior(prior_std)
+        self.needs_num_data = self.prior is not None
+        self.structure, self.layers = structure, layers
+        self.prior_precision, self.temperature = prior_precision, temperature
+        self.prediction, self.health = prediction, health
+
+    def init(self, network: nn.Module, stack: Params) -> CurvedNetworks:
+        layers = self.layers or ("last" if self.lacking_factors(network) else "all")
+        last_layer = last_layer_name(network) if layers == "last" else None
+        return CurvedNetworks(network, stack, last_layer, self.structure == "kron", **self.health)
+
+    def check(self, likelihood: Any) -> None:
+        curvature_root(likelihood)
+        if self.structure == "kron":
+            noise_factor(likelihood)
+
+    def lacking_factors(self, network: nn.Module) -> list[str]:
+        """Layers that have no Kronecker factors, if the last layer could do without them."""
+        has_linear = any(isinstance(m, nn.Linear) for m in network.modules())
+        return without_factors(network) if self.structure == "kron" and has_linear else []
+
+    def losses(self, state: CurvedNetworks, batch: Batch, run: Run) -> dict[str, Tensor]:
+        return penalised_losses(state, batch, run, self.prior)
+
+    # ------------------------------------------------------------ the curvature
+    def begin(self, state: CurvedNetworks, fit: Fit, run: Run) -> None:
+        """What was fitted belongs to other weights."""
+        state.fitted.hold({})
+
+        if fit.example:
+            self._rehearse(state, fit.example, run)
+
+    def _rehearse(self, state: CurvedNetworks, example: tuple[Any, ...], run: Run) -> None:
+        """Take the curvature of two made-up examples, to fail before the training, not after it."""
+        with torch.inference_mode(False), torch.no_grad():
+            network = {n: t.clone() for n, t in state.member(0).items()}
+            outputs = P.apply(copy.deepcopy(run.network).eval(), network, *example)
+        classes = isinstance(run.likelihood, Categorical)
+        targets = outputs[:, 0].long() * 0 if classes else torch.zeros_like(outputs)
+        self._curvature(state, network, _Pairs([Batch(example, targets)]), run, False)
+
+    def after_step(self, state: CurvedNetworks, progress: Progress, run: Run) -> bool:
+        state.fitted.hold({})
+        return False
+
+    def is_complete(self, state: CurvedNetworks) -> bool:
+        return bool(state.fitted.tensors())
+
+    def at_end(self, state: CurvedNetworks, data: Iterable[Batch], run: Run) -> None:
+        """The curvature of every healthy member."""
+        fitted: Params = {}
+        pairs = _Pairs(data)
+        with torch.inference_mode(False):
+            for m in state.healthy().tolist():
+                network = {n: t.clone() for n, t in state.member(m).items()}
+                blocks = self._curvature(state, network, pairs, run, run.shows_progress())
+                fitted |= self._tensors(m, network, blocks, run)
+        if run.num_data is not None and pairs.examples != run.num_data:
+            run.warn(
+                f"The train loader gives {pairs.examples} of {run.num_data} examples "
+                "(`drop_last`?): these are the data of the curvature."
+            )
+        state.fitted.hold(fitted)
+
+    def _curvature(
+        self, state: CurvedNetworks, network: Params, pairs: _Pairs, run: Run, bar: bool
+    ) -> list[CurvatureBlock]:
+        return curvature(
+            run.network, network, pairs, run.likelihood, self.structure, state.last_layer, bar
+        )
+
+    def _tensors(self, m: int, network: Params, blocks: list[CurvatureBlock], run: Run) -> Params:
+        """What is kept of the curvature of a member, by name."""
+        precision = self.prior_precision
+        if precision is None:
+            precision = likeliest_precision(blocks, network)
+            run.inform(f"Laplace, member {m}: prior precision {precision:.4g}.")
+        device = blocks[0].eigenvalues.device
+        parts = {
+            f"{m}/{k}/{part}": getattr(block, part)
+            for k, block in enumerate(blocks)
+            for part in ("eigenvalues", "left", "right")
+        }
+        named = {f"{m}/precision": torch.tensor(precision, dtype=torch.float64, device=device)}
+        return {**named, **{name: t for name, t in parts.items() if t is not None}}
+
+    # ------------------------------------------------------------ the posterior
+    def posterior(self, state: CurvedNetworks) -> Posterior:
+        """The Gaussian, or the mixture of the members' Gaussians; before the fit, the members."""
+        if not self.is_complete(state):
+            return state.members()
+        members = state.healthy().tolist()
+        modes = [state.gaussian(m, self.temperature, self.prediction) for m in members]
+        return modes[0] if len(modes) == 1 else Mixture(modes)
+
+    def exported(self, state: CurvedNetworks, *_: Any, **__: Any) -> Posterior:
+        if self.is_complete(state) and self.prediction == "linearised" and state.last_layer is None:
+            raise ValueError(
+                "Linearised networks cannot be exported: take `layers='last'` or "
+                "`prediction='network'`."
+            )
+        return self.posterior(state)
+
+    def unfitted(self, members: int) -> str:
+        return "it is the curvature around the networks as they were given that counts"
+
+
+class _Pairs:
+    """Inputs and targets of batches, as often as they are asked for."""
+
+    def __init__(self, data: Iterable[Batch]) -> None:
+        self.data, self.examples = data, 0
+
+    def __iter__(self) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+        examples = 0
+        for batch in self.data:
+            examples += batch.examples
+            yield batch.inputs, batch.targets
+        self.examples = examples
+        if examples == 0:
+            raise ValueError("The training data are empty: a stream can be read only once.")

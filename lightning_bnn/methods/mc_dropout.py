@@ -1,0 +1,90 @@
+"""Monte Carlo dropout: a network with dropout that goes on when it predicts.
+
+References:
+    | Dropout as a Bayesian Approximation (Gal and Ghahramani, 2016)
+    | https://arxiv.org/abs/1506.02142
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.methods.batch import Batch
+from lightning_bnn.methods.method import Method
+from lightning_bnn.methods.networks import Networks, gaussian_prior, penalised_losses
+from lightning_bnn.methods.run import Run
+from lightning_bnn.metrics.validation import option
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import Dropout
+from lightning_bnn.posteriors.dropout import Layers
+from lightning_bnn.posteriors.dropout_sites import DropoutSite, dropout_sites
+
+__all__ = ["DroppedNetworks", "MCDropout"]
+
+
+class DroppedNetworks(Networks):
+    """Networks, and where they drop units, once an example of the inputs was seen."""
+
+    sites: list[DropoutSite] | None = None
+
+
+class MCDropout(Method):
+    """Networks that drop units in training and in prediction; BatchNorm uses its statistics.
+
+    Args:
+        layers: where dropout is active in evaluation: before ``"all"`` linear layers but the first
+            layer of the network, or before the ``"last"``.
+        prior_std: standard deviation of a Gaussian prior over all weights; None for none.
+        **health: ``max_loss`` and ``restarts``, see `lightning_bnn.methods.health.Divergence`.
+    """
+
+    can_be_shared = True
+
+    def __init__(
+        self, layers: Layers = "all", prior_std: float | None = None, **health: Any
+    ) -> None:
+        option("layers", layers, get_args(Layers))
+        self.prior = gaussian_prior(prior_std)
+        self.needs_num_data = self.prior is not None
+        self.layers, self.health = layers, health
+
+    def init(self, network: nn.Module, stack: Params) -> DroppedNetworks:
+        return DroppedNetworks(network, stack, **self.health)
+
+    def losses(self, state: DroppedNetworks, batch: Batch, run: Run) -> dict[str, Tensor]:
+        return penalised_losses(state, batch, run, self.prior)
+
+    def look_at(self, state: DroppedNetworks, example: tuple[Any, ...], run: Run) -> None:
+        weight = next(run.network.parameters(), torch.empty(0))
+        inputs = [_like(x, weight) if isinstance(x, Tensor) else x for x in example]
+        state.sites = dropout_sites(run.network, inputs)
+        if not state.sites:
+            raise ValueError(
+                f"`network` {type(run.network).__name__} has no dropout: pass `p` to put it "
+                "before its linear layers."
+            )
+
+    def posterior(self, state: DroppedNetworks) -> Dropout:
+        """The members, with units dropped; an example of the inputs must have been seen."""
+        if state.sites is None:
+            raise ValueError(
+                "Which weights read the units that are dropped is seen on an example of the "
+                "inputs: train first, or set `example_input_array`."
+            )
+        return Dropout(state.members().networks, state.sites, self.layers)
+
+    def judged(self, state: DroppedNetworks, *_: Any, **__: Any) -> Dropout:
+        """The members; what is dropped is seen when they predict."""
+        return Dropout(state.members().networks, layers=self.layers)
+
+    def exported(self, state: DroppedNetworks, *_: Any, **__: Any) -> Dropout:
+        """Samples of weights; they drop the same units for all inputs."""
+        return self.posterior(state)
+
+
+def _like(value: Tensor, weight: Tensor) -> Tensor:
+    """An input on the device and in the precision of a weight."""
+    return value.to(weight if value.is_floating_point() else weight.device)

@@ -1,0 +1,244 @@
+"""What every method is asked: the contract between an algorithm and whoever trains with it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.methods.batch import Batch
+from lightning_bnn.methods.health import Divergence, healthy
+from lightning_bnn.methods.run import Run
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import Empirical, Posterior
+from lightning_bnn.samplers import HMC, Langevin
+
+__all__ = ["Fit", "Method", "Progress", "State"]
+
+
+class State(nn.Module, ABC):
+    """What a method trains: parameters and buffers with a leading member dimension.
+
+    Attributes:
+        divergence: who is left out of the posterior, where a method judges members by their losses.
+        notes: what a checkpoint must hold besides the tensors.
+    """
+
+    divergence: Divergence | None = None
+    holds_files = False
+    """Whether something must be released if a fit breaks off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: dict[str, Any] = {}
+
+    def recall(self, notes: dict[str, Any]) -> None:
+        """Go on from the notes of a checkpoint, some of which may be missing."""
+        self.notes.update({name: notes[name] for name in self.notes if name in notes})
+
+    def release(self) -> None:
+        """Let go of open files."""
+
+    @abstractmethod
+    def stack(self) -> Params:
+        """One network for each member: the weights that are trained, or the centres of modes."""
+
+    def healthy(self) -> Tensor:
+        """Indices of the members that are part of the posterior."""
+        return healthy(self)
+
+    def members(self) -> Empirical:
+        """The healthy members, each as likely as the others."""
+        kept = self.healthy()
+        return Empirical({name: t[kept] for name, t in self.stack().items()})
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What is known of a fit before its first step.
+
+    Attributes:
+        anew: whether it goes on with nothing, neither a checkpoint nor an earlier fit.
+        steps: how many optimizer steps it will have, about; infinite if it has no end.
+        epochs: how many epochs.
+        optimizer: what moves the parameters; None if nothing does.
+        schedulers: of the learning rate.
+        rates_change_every: ``"epoch"`` or ``"step"``.
+        clips_gradients: whether gradients are clipped.
+        writes: whether this process writes what all of them share.
+        trial: whether it is but a trial of a step or two.
+        example: first rows of the inputs; nothing if none could be had.
+        batches: reads all training data.
+    """
+
+    anew: bool = True
+    steps: float = float("inf")
+    epochs: float = float("inf")
+    optimizer: Any = None
+    schedulers: tuple[Any, ...] = ()
+    rates_change_every: str = "epoch"
+    clips_gradients: bool = False
+    writes: bool = True
+    trial: bool = False
+    example: tuple[Any, ...] = ()
+    batches: Callable[[], Iterable[Batch]] = tuple
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a fit is after an optimizer step.
+
+    Attributes:
+        step: optimizer steps so far, this one included.
+        epoch: epochs that were completed before this step.
+        epoch_ends: whether this was the last step of its epoch.
+        optimizer: what has moved the weights.
+        schedulers: of the learning rate.
+    """
+
+    step: int
+    epoch: int
+    epoch_ends: bool
+    optimizer: Any = None
+    schedulers: tuple[Any, ...] = ()
+
+
+class Method(ABC):
+    """An algorithm that makes a posterior of networks trained side by side.
+
+    It knows neither who trains nor where anything is stored, and keeps nothing itself: what changes
+    in training lives in the state. Only `init`, `losses` and `posterior` must be there.
+    """
+
+    prior: Any = None
+    """The prior over weights, a module, where the method has one."""
+    needs_num_data = True
+    """Whether the objective weighs the data against a prior."""
+    takes_samplers = False
+    """Whether the optimizer may be a sampler."""
+    takes_all_data = False
+    """Whether a step is a transition that sees all data, instead of a gradient of one batch."""
+    trains = True
+    """Whether there is anything to train."""
+    is_mixture = False
+    """Whether the members are components of a mixture, which the draws are spread over."""
+    can_be_shared = False
+    """Whether processes may take some members each: nothing but members is in the state."""
+    completion = ""
+    """What `at_end` computes, as a word for messages."""
+    refreshes_statistics = False
+    """Whether networks that were drawn need statistics of BatchNorm of their own."""
+
+    # ------------------------------------------------------------ training
+    @abstractmethod
+    def init(self, network: nn.Module, stack: Params) -> State:
+        """What will be trained.
+
+        Args:
+            network: gives the computation.
+            stack: one network for each member, where it starts.
+        """
+
+    @abstractmethod
+    def losses(self, state: Any, batch: Batch, run: Run) -> dict[str, Tensor]:
+        """Terms of the objective, one number per member; the sum of ``loss`` is minimised."""
+
+    def step(self, state: Any, run: Run, move: Callable[..., Tensor]) -> dict[str, Tensor]:
+        """One transition of a method that takes all data.
+
+        Args:
+            state: of this method.
+            run: computes losses.
+            move: takes a transition, given a closure that returns energies and leaves gradients.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no transitions.")
+
+    def begin(self, state: Any, fit: Fit, run: Run) -> None:
+        """A fit begins: forget what is of another run, and look for what cannot go well."""
+
+    def look_at(self, state: Any, example: tuple[Any, ...], run: Run) -> None:
+        """See an example of the inputs, before the posterior is made."""
+
+    def after_step(self, state: Any, progress: Progress, run: Run) -> bool:
+        """Collect or keep networks, if it is time; returns whether it was."""
+        return False
+
+    def is_complete(self, state: Any) -> bool:
+        """Whether `at_end` has been done, or there is nothing to do."""
+        return True
+
+    def at_end(self, state: Any, data: Iterable[Batch], run: Run) -> None:
+        """Compute what needs the trained weights and all data: curvature, statistics."""
+
+    def close(self, state: Any, run: Run) -> None:
+        """The fit is over: let go of data and files, and say what came of it."""
+
+    # ------------------------------------------------------------ likelihoods and optimizers
+    def check(self, likelihood: Any) -> None:
+        """Refuse a likelihood that does not go with this method."""
+
+    def adopt(self, optimizer: Any) -> None:
+        """Refuse an optimizer that does not go with this method, or tell it of the prior."""
+        if isinstance(optimizer, Langevin | HMC) and not self.takes_samplers:
+            raise ValueError(
+                f"`optimizer` {type(optimizer).__name__} samples, and {type(self).__name__} "
+                "optimises: take SGD or Adam, or the module SGHMC or HMC."
+            )
+
+    def schedule_rates(
+        self, state: Any, optimizer: Any, scheduler: Any, epochs: float, resumed: bool
+    ) -> Any:
+        """The schedule of the learning rate, given the user's, which may be None."""
+        return scheduler
+
+    def observed(self, optimizer: Any) -> dict[str, Tensor | float]:
+        """What is worth logging of the optimizer."""
+        return {}
+
+    def validated(self, state: Any, example: tuple[Any, ...], run: Run) -> dict[str, Tensor]:
+        """Means over members that are worth logging after a validation."""
+        return {}
+
+    # ------------------------------------------------------------ the posterior
+    @abstractmethod
+    def posterior(self, state: Any) -> Posterior:
+        """The posterior as it is now."""
+
+    def judged(
+        self,
+        state: Any,
+        draws: int | None = None,
+        generator: torch.Generator | None = None,
+        fitting: bool = False,
+    ) -> Posterior:
+        """One that predicts as the posterior does, and may be cheaper; all of a list predicts.
+
+        Args:
+            state: of this method.
+            draws: how many networks will predict; by default all that can.
+            generator: of choices among many.
+            fitting: whether the weights are about to change.
+        """
+        return self.posterior(state)
+
+    def count(self, posterior: Posterior, wanted: int) -> int:
+        """How many networks of what is judged predict: all of a list, as many as wanted else."""
+        return posterior.size if isinstance(posterior, Empirical) else wanted
+
+    def exported(
+        self,
+        state: Any,
+        draws: int | None = None,
+        generator: torch.Generator | None = None,
+        fitting: bool = False,
+    ) -> Posterior:
+        """One whose samples are plain networks that predict as the posterior does."""
+        return self.judged(state, draws, generator, fitting)
+
+    def unfitted(self, members: int) -> str | None:
+        """What would be judged if nothing had been trained or loaded; None if all is well."""
+        return "its members have the weights that they were drawn with" if members > 1 else None

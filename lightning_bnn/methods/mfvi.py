@@ -1,0 +1,245 @@
+r"""Mean-field variational inference: independent Gaussians over all weights.
+
+.. math:: L = E_q\Big[-\frac{1}{B} \sum_i \log p(y_i | x_i, \omega)\Big]
+    + \frac{1}{N} \big(E_q[-\log p(\omega)] - T H(q)\big)
+
+References:
+    | Weight Uncertainty in Neural Networks (Blundell et al., 2015)
+    | https://arxiv.org/abs/1505.05424
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeVar, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn import params as P
+from lightning_bnn.arguments import count, not_negative, positive
+from lightning_bnn.likelihoods import IsotropicGaussianPrior
+from lightning_bnn.methods.batch import Batch
+from lightning_bnn.methods.method import Fit, Method, State
+from lightning_bnn.methods.run import Run
+from lightning_bnn.metrics.validation import option
+from lightning_bnn.named_tensors import NamedTensors
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import DiagonalGaussian, Mixture, Posterior
+from lightning_bnn.posteriors.perturbations import Perturbed, Reparameterisation, tied_names
+from lightning_bnn.posteriors.reparameterised import Draw, Scratch, draw
+
+__all__ = ["KL", "Gaussians", "Initialisation", "MFVI"]
+
+Initialisation = Literal["network", "blitz"]
+KL = Literal["closed", "sampled"]
+G = TypeVar("G", bound="Gaussians")
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class Prior(Protocol):
+    """What is asked of a prior."""
+
+    def log_prob(self, params: Params, names: Sequence[str], stacked: bool) -> Tensor:
+        """Log-density of every network of a stack."""
+
+
+class Gaussians(State):
+    """A mean and the logarithm of a standard deviation for every weight of every member.
+
+    Args:
+        stack: the members, whose weights are the means.
+        names: weights that have a distribution; all other tensors are constants.
+        init_std: standard deviation at the start.
+    """
+
+    def __init__(self, stack: Params, names: Sequence[str], init_std: float) -> None:
+        super().__init__()
+        rows, self.spec = P.ravel(stack, names, stacked=True)
+        self.mean = nn.Parameter(rows.clone())
+        self.log_std = nn.Parameter(torch.full_like(rows, math.log(init_std)))
+        self.order = tuple(stack)
+        self.constants = NamedTensors({n: t for n, t in stack.items() if n not in set(names)})
+        self.scratch = Scratch()
+
+    def stack(self) -> Params:
+        """The networks of the means."""
+        every = {**P.unravel(self.mean.detach(), self.spec), **self.constants.tensors()}
+        return {name: every[name] for name in self.order}
+
+    def deviations(self) -> Params:
+        """Standard deviations of all weights, as a stack."""
+        std = self.log_std.detach().exp()
+        return P.unravel(std.clamp(min=torch.finfo(std.dtype).tiny), self.spec)
+
+    def modes(self) -> list[DiagonalGaussian]:
+        """The posterior of each healthy member."""
+        means, stds = P.unstack(self.stack()), P.unstack(self.deviations())
+        return [
+            DiagonalGaussian(means[k], stds[k], self.spec.names) for k in self.healthy().tolist()
+        ]
+
+
+class MFVI(Method):
+    """A diagonal Gaussian over the weights of each member.
+
+    Args:
+        prior_std: standard deviation of the Gaussian prior.
+        prior: another prior: a module with ``log_prob(params, names, stacked)``.
+        init_std: standard deviation of all weights at the start.
+        initialisation: where means start: at the weights of the ``"network"``, or as BLiTZ does.
+        elbo_samples: weight samples of every step.
+        temperature: T, of the tempered posterior.
+        kl_weight: multiplies all complexity terms, a departure from Bayes.
+        kl: ``"closed"`` form, or ``"sampled"`` with the weights of the step.
+        reparameterisation: noise in ``"weight"`` space, ``"local"`` or ``"flipout"``.
+    """
+
+    is_mixture = True
+    can_be_shared = True
+
+    def __init__(
+        self,
+        prior_std: float = 1.0,
+        prior: nn.Module | None = None,
+        init_std: float = 0.01,
+        initialisation: Initialisation = "network",
+        elbo_samples: int = 1,
+        temperature: float = 1.0,
+        kl_weight: float = 1.0,
+        kl: KL = "closed",
+        reparameterisation: Reparameterisation = "weight",
+    ) -> None:
+        positive("prior_std", prior_std)
+        positive("init_std", init_std)
+        count("elbo_samples", elbo_samples)
+        not_negative("temperature", temperature)
+        not_negative("kl_weight", kl_weight)
+        option("initialisation", initialisation, get_args(Initialisation))
+        option("kl", kl, get_args(KL))
+        option("reparameterisation", reparameterisation, get_args(Reparameterisation))
+        if prior is not None and kl == "closed":
+            raise ValueError("`prior` of your own has no closed form: pass `kl='sampled'`.")
+        self.prior: Prior = (
+            IsotropicGaussianPrior(prior_std) if prior is None else cast(Prior, prior)
+        )
+        self.prior_std, self.kl = prior_std, kl
+        self.init_std, self.initialisation = init_std, initialisation
+        self.temperature, self.kl_weight = temperature, kl_weight
+        self.elbo_samples, self.reparameterisation = elbo_samples, reparameterisation
+
+    def init(self, network: nn.Module, stack: Params, kind: type[G] = Gaussians) -> G:  # type: ignore[assignment]  # its default is one
+        trained = [n for n, p in network.named_parameters() if p.requires_grad]
+        names = [n for n in trained if n in stack and stack[n].is_floating_point()]
+        if not names:
+            raise ValueError("`network` has no weights that require gradients.")
+        state = kind(stack, names, self.init_std)
+        if self.initialisation == "blitz":
+            _start_as_blitz(state, network)
+        return state
+
+    # ------------------------------------------------------------ objective
+    def losses(self, state: Gaussians, batch: Batch, run: Run) -> dict[str, Tensor]:
+        return self.terms(state, self.draw(state), batch, run)
+
+    def draw(self, state: Gaussians) -> Draw:
+        """Weights of every member, ``elbo_samples`` times."""
+        return draw(
+            state.mean, state.log_std, state.spec, self.prior_std, state.scratch, self.elbo_samples
+        )
+
+    def terms(self, state: Gaussians, drawn: Draw, batch: Batch, run: Run) -> dict[str, Tensor]:
+        """Negative ELBO per example of every member, and its parts, for weights that were drawn."""
+        assert run.num_data is not None
+        nll = self._nll(state, drawn, batch, run).view(self.elbo_samples, -1).mean(0)
+        cross, entropy = self._complexity(state, drawn)
+        loss = nll + self.kl_weight * (cross - self.temperature * entropy) / run.num_data
+        elbo = -run.num_data * nll - (cross - entropy)
+        return {"loss": loss, "nll": nll, "kl": cross - entropy, "elbo": elbo}
+
+    def _complexity(self, state: Gaussians, drawn: Draw) -> tuple[Tensor, Tensor]:
+        """Cross-entropy with the prior, and entropy, of every member."""
+        if self.kl == "closed":
+            return drawn.cross_entropy, drawn.entropy
+        log_prior = self.prior.log_prob(drawn.weights, state.spec.names, stacked=True)
+        cross = -log_prior.view(self.elbo_samples, -1).mean(0)
+        squares = drawn.noise.square().sum(-1).mean(0) / 2
+        entropy = squares + state.log_std.sum(1) + state.mean.shape[1] * _LOG_2PI / 2
+        return cross, entropy
+
+    def _nll(self, state: Gaussians, drawn: Draw, batch: Batch, run: Run) -> Tensor:
+        """Mean negative log-likelihood of every drawn network, ``(samples * members,)``."""
+        constants = self._constants(state)
+        stack = {**drawn.weights, **constants}
+        if batch.per_member:  # the samples of a member see its examples
+            batch = batch.of(torch.arange(len(state.mean)).repeat(self.elbo_samples))
+        if self.reparameterisation == "weight":
+            nll = run.losses(stack, batch)
+        else:
+            nll = self._perturbed(state, stack, drawn, batch, run)
+        if self.elbo_samples > 1 and run.network.training:
+            _average_statistics(state, constants, self.elbo_samples)
+        return nll
+
+    def _perturbed(
+        self, state: Gaussians, stack: Params, drawn: Draw, batch: Batch, run: Run
+    ) -> Tensor:
+        """Networks one by one, each with noise for every example."""
+        means, stds = (P.unravel(t, state.spec) for t in (state.mean, state.log_std.exp()))
+        noise = P.unravel(drawn.noise.flatten(0, 1), state.spec)
+        tied = tied_names(run.network)
+        losses = []
+        for k, network in enumerate(P.unstack(stack)):
+            m = k % len(state.mean)
+            mean, std = ({n: t[m] for n, t in rows.items()} for rows in (means, stds))
+            noise_of_one = {n: t[k] for n, t in noise.items()}
+            seen = batch.of(k)
+            with Perturbed(
+                network, mean, std, noise_of_one, self.reparameterisation, len(seen.targets), tied
+            ):
+                outputs = P.apply(run.network, network, *seen.inputs)
+            losses.append(run.nll(outputs[None], seen.targets)[0])
+        return torch.stack(losses)
+
+    def _constants(self, state: Gaussians) -> Params:
+        """Buffers and fixed weights for every drawn network."""
+        tensors = state.constants.tensors()
+        if self.elbo_samples == 1:
+            return tensors
+        return {n: t.repeat(self.elbo_samples, *(1,) * (t.ndim - 1)) for n, t in tensors.items()}
+
+    # ------------------------------------------------------------ the posterior
+    def begin(self, state: Gaussians, fit: Fit, run: Run) -> None:
+        if state.mean.dtype in (torch.bfloat16, torch.float16):
+            run.warn(
+                f"Standard deviations hardly train in {state.mean.dtype}: take a mixed precision."
+            )
+
+    def posterior(self, state: Gaussians) -> Posterior:
+        modes = state.modes()
+        return modes[0] if len(modes) == 1 else Mixture(modes)
+
+    def unfitted(self, members: int) -> str:
+        return "its Gaussians are where they start"
+
+
+@torch.no_grad()
+def _start_as_blitz(state: Gaussians, network: nn.Module) -> None:
+    """The start of that library, which P1's experiments used."""
+    modules = dict(network.named_modules())
+    raw = [
+        -6.0 if isinstance(modules[name.rpartition(".")[0]], nn.modules.conv._ConvNd) else -7.0
+        for name in state.spec.names
+    ]
+    sizes = torch.tensor([shape.numel() for shape in state.spec.shapes])
+    std = nn.functional.softplus(torch.tensor(raw)).repeat_interleave(sizes)
+    state.mean.copy_(0.1 * torch.randn_like(state.mean))
+    state.log_std.copy_(std.log().to(state.log_std))
+
+
+def _average_statistics(state: Gaussians, seen: Params, samples: int) -> None:
+    """What the samples of a member have made of its buffers, on average."""
+    for name, tensor in state.constants.tensors().items():
+        values = seen[name].view(samples, *tensor.shape)
+        tensor.copy_(values.mean(0) if tensor.is_floating_point() else values[0])

@@ -1,0 +1,74 @@
+"""The state of methods that train ordinary networks, and their loss with a prior over weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from lightning_bnn import params as P
+from lightning_bnn.arguments import positive
+from lightning_bnn.likelihoods import IsotropicGaussianPrior
+from lightning_bnn.methods.batch import Batch
+from lightning_bnn.methods.health import Divergence
+from lightning_bnn.methods.method import State
+from lightning_bnn.methods.run import Run
+from lightning_bnn.params import Params
+
+__all__ = ["Networks", "gaussian_prior", "penalised_losses", "refuse_second_prior"]
+
+
+class Networks(State):
+    """A module of stacked weights, under the names of the network.
+
+    Args:
+        network: gives the computation.
+        stack: the members.
+        max_loss: of members that are part of the posterior, see `Divergence`.
+        restarts: of members that have diverged.
+    """
+
+    def __init__(
+        self, network: nn.Module, stack: Params, max_loss: float | None = None, restarts: int = 0
+    ) -> None:
+        super().__init__()
+        self.networks = P.stacked_copy(network, stack)
+        self.networks.train()
+        self.divergence = Divergence(P.stack_size(stack), max_loss, restarts)
+
+    def stack(self) -> Params:
+        """The members, without gradients."""
+        return P.of(self.networks)
+
+    def trained_stack(self) -> Params:
+        """The members, with gradients."""
+        return {**P.of(self.networks), **dict(self.networks.named_parameters())}
+
+
+def gaussian_prior(std: float | None) -> IsotropicGaussianPrior | None:
+    """A prior over all weights; none without a standard deviation."""
+    if std is None:
+        return None
+    positive("prior_std", std)
+    return IsotropicGaussianPrior(std)
+
+
+def penalised_losses(state: Networks, batch: Batch, run: Run, prior: Any) -> dict[str, Tensor]:
+    """Mean negative log-likelihood of every member, with the prior's share for one example."""
+    stack = state.trained_stack()
+    nll = run.losses(stack, batch)
+    if prior is None:
+        return {"loss": nll}
+    assert run.num_data is not None
+    log_prior = prior.log_prob(stack, P.weight_names(run.network), stacked=True)
+    return {"loss": nll - log_prior / run.num_data, "nll": nll}
+
+
+def refuse_second_prior(group: dict[str, Any]) -> None:
+    """Refuse parameters of a sampler that has a prior of its own."""
+    given = [name for name in ("prior_precision", "weight_decay") if group[name] is not None]
+    if given:
+        raise ValueError(
+            f"Both `prior_std` of the module and `{given[0]}` of the sampler are a prior: give "
+            "only one (`prior_std=None`)."
+        )

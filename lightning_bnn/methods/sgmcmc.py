@@ -1,0 +1,127 @@
+r"""Parallel chains of a stochastic-gradient sampler, and the networks that they visit.
+
+.. math:: \exp\big(-(N \cdot \mathrm{NLL}(\omega) - \log p(\omega)) / T\big)
+
+References:
+    | Stochastic Gradient Hamiltonian Monte Carlo (Chen et al., 2014)
+    | https://arxiv.org/abs/1402.4102
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn import samplers
+from lightning_bnn.methods.batch import Batch
+from lightning_bnn.methods.chains import Chains, Keeping
+from lightning_bnn.methods.dropout_layers import has_dropout
+from lightning_bnn.methods.method import Fit, Method, Progress
+from lightning_bnn.methods.networks import gaussian_prior, refuse_second_prior
+from lightning_bnn.methods.run import Run
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import Empirical
+from lightning_bnn.samplers import CyclicalSchedule, Langevin
+
+__all__ = ["SGMCMC"]
+
+
+class SGMCMC(Method):
+    """Samples of the posterior by any sampler of `lightning_bnn.samplers` with mini-batches.
+
+    Args:
+        prior_std: standard deviation of a Gaussian prior over all weights; None leaves it to the
+            sampler.
+        keeping: when and where the members are kept.
+        **health: ``max_loss`` and ``restarts``, see `lightning_bnn.methods.health.Divergence`.
+    """
+
+    takes_samplers = True
+
+    def __init__(
+        self, prior_std: float | None = 1.0, keeping: Keeping | None = None, **health: Any
+    ) -> None:
+        self.prior = gaussian_prior(prior_std)
+        self.keeping = Keeping() if keeping is None else keeping
+        self.health = health
+
+    def init(self, network: nn.Module, stack: Params) -> Chains:
+        return Chains(network, stack, self.keeping, **self.health)
+
+    def losses(self, state: Chains, batch: Batch, run: Run) -> dict[str, Tensor]:
+        """Mean negative log-likelihood; the prior is the sampler's part."""
+        return {"loss": run.losses(state.trained_stack(), batch)}
+
+    # ------------------------------------------------------------ the sampler
+    def check(self, likelihood: Any) -> None:
+        self.keeping.check(likelihood)
+
+    def adopt(self, optimizer: Any) -> None:
+        if not isinstance(optimizer, Langevin):
+            raise ValueError(
+                f"`optimizer` {type(optimizer).__name__} is no sampler: take one of "
+                "lightning_bnn.samplers, such as SGHMC or SGLD."
+            )
+        for group in optimizer.param_groups if self.prior is not None else ():
+            refuse_second_prior(group)
+            group["prior_precision"] = self.prior.std**-2
+
+    def begin(self, state: Chains, fit: Fit, run: Run) -> None:
+        self.keeping.begin(state, fit, run, "SGHMC")
+        groups = fit.optimizer.param_groups
+        if self.prior is None and not any(
+            g["prior_precision"] or g["weight_decay"] for g in groups
+        ):
+            run.warn(
+                "There is no prior: without `prior_std`, `prior_precision` or `weight_decay` the "
+                "posterior may have no normalisation."
+            )
+        smoothing = any(getattr(m, "label_smoothing", 0) for m in run.likelihood.modules())
+        for name, active in (
+            ("Gradient clipping", fit.clips_gradients),
+            ("Label smoothing", smoothing),
+            ("Dropout", has_dropout(run.network)),
+        ):
+            if active:
+                run.warn(f"{name} changes the target of a sampler.")
+        if _cycles(fit.schedulers) and fit.rates_change_every == "epoch":
+            run.warn(
+                "CyclicalSchedule counts steps, but is called once in an epoch: pass "
+                "`lr_interval='step'`."
+            )
+
+    def observed(self, optimizer: Any) -> dict[str, Tensor | float]:
+        """How hot the momenta are; T if steps are small and gradients exact."""
+        if not isinstance(optimizer, samplers.SGHMC) or not optimizer.state:
+            return {}
+        return {"kinetic_temperature": optimizer.kinetic_temperature()}
+
+    # ------------------------------------------------------------ what is kept
+    def after_step(self, state: Chains, progress: Progress, run: Run) -> bool:
+        if any(not schedule.sampling for schedule in _cycles(progress.schedulers)):
+            return False
+        return self.keeping.keep_if_due(state, progress, run)
+
+    def close(self, state: Chains, run: Run) -> None:
+        self.keeping.close(state, run, "SGHMC")
+
+    def posterior(self, state: Chains) -> Empirical:
+        return state.kept()
+
+    def judged(
+        self,
+        state: Chains,
+        draws: int | None = None,
+        generator: torch.Generator | None = None,
+        fitting: bool = False,
+    ) -> Empirical:
+        return state.kept() if draws is None else state.some_kept(draws, generator)
+
+    def unfitted(self, members: int) -> str:
+        return "its chains are judged where they start"
+
+
+def _cycles(schedulers: tuple[Any, ...]) -> list[CyclicalSchedule]:
+    return [s for s in schedulers if isinstance(s, CyclicalSchedule)]

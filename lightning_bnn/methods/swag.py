@@ -1,0 +1,210 @@
+r"""SWAG: a Gaussian through the last networks of a training run at a high rate.
+
+.. math:: \omega = \bar\omega + \sqrt{s} \Big(\tfrac{1}{\sqrt 2} \sigma \odot z_1
+    + \tfrac{1}{\sqrt{2 (K - 1)}} D z_2\Big)
+
+References:
+    | A Simple Baseline for Bayesian Uncertainty in Deep Learning (Maddox et al., 2019)
+    | https://arxiv.org/abs/1902.02476
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn import params as P
+from lightning_bnn.arguments import count, not_negative, positive
+from lightning_bnn.harvest import Schedule
+from lightning_bnn.methods.batch import Batch
+from lightning_bnn.methods.health import Diverged, finite_members
+from lightning_bnn.methods.high_rate import HighRate
+from lightning_bnn.methods.kept_networks import InMemory
+from lightning_bnn.methods.method import Fit, Method, Progress
+from lightning_bnn.methods.networks import Networks, gaussian_prior, penalised_losses
+from lightning_bnn.methods.run import Run
+from lightning_bnn.named_tensors import NamedTensors
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import LowRankGaussian, Mixture, Posterior
+
+__all__ = ["SWAG", "Moments"]
+
+
+class Moments(Networks):
+    """Networks, and the mean, squared deviations and last values of their weights.
+
+    Args:
+        network: gives the computation.
+        stack: the members.
+        rank: how many of the last values are kept.
+        start: epoch after which weights are collected; None until the length of the run is known.
+        **health: see `Networks`.
+    """
+
+    collected: Tensor
+
+    def __init__(
+        self, network: nn.Module, stack: Params, rank: int, start: int | None, **health: Any
+    ) -> None:
+        super().__init__(network, stack, **health)
+        trained = {n for n, p in network.named_parameters() if p.requires_grad}
+        self.weights = [n for n in P.weight_names(network) if n in trained]
+        zeros = {n: torch.zeros_like(stack[n]) for n in self.weights}
+        self.mean, self.squares = NamedTensors(zeros), NamedTensors(zeros)
+        self.register_buffer("collected", torch.zeros((), dtype=torch.long))
+        self.last = InMemory(rank)
+        self.notes["start"] = self.given_start = start
+
+    def recall(self, notes: dict[str, Any]) -> None:
+        """The start stays, also of a run that is resumed to be longer."""
+        if self.given_start is None:
+            super().recall(notes)
+
+    @property
+    def start(self) -> int | None:
+        """Epoch after which weights are collected."""
+        return self.notes["start"]
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Add the weights as they are to the moments."""
+        stack = self.stack()
+        self.collected += 1
+        values = [stack[n] for n in self.weights]
+        means, squares = (
+            [moment.tensors()[n] for n in self.weights] for moment in (self.mean, self.squares)
+        )
+        before = torch._foreach_sub(values, means)
+        torch._foreach_add_(means, before, alpha=1 / int(self.collected))
+        torch._foreach_addcmul_(squares, before, torch._foreach_sub(values, means))
+        self.last.append({n: stack[n] for n in self.weights})
+
+    def forget(self) -> None:
+        """Collect anew."""
+        self.collected.zero_()
+        for moment in (self.mean, self.squares):
+            torch._foreach_zero_(list(moment.tensors().values()))
+        self.last.forget()
+
+    def modes(self, scale: float) -> list[LowRankGaussian]:
+        """The Gaussian of each healthy member."""
+        means = P.unstack({**self.stack(), **self.mean.tensors()})
+        times = int(self.collected)
+        stds = P.unstack({n: (t / times).sqrt() for n, t in self.squares.tensors().items()})
+        last = self.last.tensors()
+        return [
+            LowRankGaussian(
+                means[m],
+                stds[m],
+                {name: t[:, m] - means[m][name] for name, t in last.items()},
+                scale,
+                self.weights,
+            )
+            for m in self._with_finite_moments()
+        ]
+
+    def _with_finite_moments(self) -> list[int]:
+        """Members that are well, and were at every time at which they were collected."""
+        finite = finite_members([*self.mean.tensors().values(), *self.squares.tensors().values()])
+        well = [m for m in self.healthy().tolist() if finite[m]]
+        if not well:
+            raise Diverged("No member has finite moments: it diverged while it was collected.")
+        return well
+
+
+class SWAG(Method):
+    """Mean, variances and last deviations of the weights along a run, a Gaussian for each member.
+
+    Args:
+        prior_std: standard deviation of a Gaussian prior over all weights; None for none.
+        start: epoch after which weights are collected, by default half of the run.
+        every_n_epochs: how often they are collected.
+        swa_lr: the high rate; by default the schedule of the rate goes on.
+        ramp: epochs until the high rate is reached.
+        rank: how many deviations are kept.
+        scale: multiplies the covariance.
+        **health: ``max_loss`` and ``restarts``, see `lightning_bnn.methods.health.Divergence`.
+    """
+
+    refreshes_statistics = True
+
+    def __init__(
+        self,
+        prior_std: float | None = None,
+        start: int | None = None,
+        every_n_epochs: int = 1,
+        swa_lr: float | None = None,
+        ramp: int = 5,
+        rank: int = 20,
+        scale: float = 1.0,
+        **health: Any,
+    ) -> None:
+        if start is not None:
+            count("start", start, 0)
+        count("ramp", ramp, 0)
+        count("rank", rank, 2)
+        not_negative("scale", scale)
+        if swa_lr is not None:
+            positive("swa_lr", swa_lr)
+        Schedule(every_n_epochs=every_n_epochs)
+        self.prior = gaussian_prior(prior_std)
+        self.needs_num_data = self.prior is not None
+        self.start, self.every_n_epochs = start, every_n_epochs
+        self.swa_lr, self.ramp, self.rank, self.scale = swa_lr, ramp, rank, scale
+        self.health = health
+
+    def init(self, network: nn.Module, stack: Params) -> Moments:
+        return Moments(network, stack, self.rank, self.start, **self.health)
+
+    def losses(self, state: Moments, batch: Batch, run: Run) -> dict[str, Tensor]:
+        return penalised_losses(state, batch, run, self.prior)
+
+    # ------------------------------------------------------------ the run
+    def schedule_rates(
+        self, state: Moments, optimizer: Any, scheduler: Any, epochs: float, resumed: bool
+    ) -> Any:
+        if self.start is None and not (resumed and state.start is not None):
+            if math.isinf(epochs):
+                raise ValueError("`start` must be given, as the run has no last epoch.")
+            state.notes["start"] = int(epochs) // 2
+        if self.swa_lr is None:
+            return scheduler
+        assert state.start is not None
+        return HighRate(optimizer, self.swa_lr, state.start, self.ramp, scheduler)
+
+    def schedule(self, state: Moments) -> Schedule:
+        """When weights are collected."""
+        return Schedule(every_n_epochs=self.every_n_epochs, start=(state.start or 0) + 1)
+
+    def begin(self, state: Moments, fit: Fit, run: Run) -> None:
+        if self.schedule(state).count(fit.steps, fit.epochs) < 2:
+            run.warn(
+                "SWAG will collect weights fewer than twice: take an earlier `start`, or collect "
+                "more often. The members are then judged as they are at the end."
+            )
+        if fit.anew:
+            state.forget()
+
+    def after_step(self, state: Moments, progress: Progress, run: Run) -> bool:
+        due = progress.epoch_ends and self.schedule(state).after_epoch(progress.epoch + 1)
+        if due:
+            state.collect()
+        return due
+
+    # ------------------------------------------------------------ the posterior
+    def posterior(self, state: Moments) -> Posterior:
+        if int(state.collected) < 2:
+            return state.members()
+        modes = state.modes(self.scale)
+        return modes[0] if len(modes) == 1 else Mixture(modes)
+
+    def judged(
+        self, state: Moments, draws: Any = None, generator: Any = None, fitting: bool = False
+    ) -> Posterior:
+        return state.members() if fitting else self.posterior(state)
+
+    def unfitted(self, members: int) -> str:
+        return "its members are judged as they are, without Gaussians"

@@ -1,0 +1,245 @@
+r"""Variational inference with a Gaussian that is averaged over all permutations of the units.
+
+.. math:: L^G = L_{MFVI} - \frac{T}{N} I(g; \omega), \quad I = H(q^G) - H(q)
+
+References:
+    | Variational Inference Failures Under Model Symmetries (Gelberg et al., 2024)
+    | https://arxiv.org/abs/2408.05496
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn import params as P
+from lightning_bnn.arguments import count
+from lightning_bnn.methods.batch import Batch
+from lightning_bnn.methods.method import Fit, Method
+from lightning_bnn.methods.mfvi import MFVI, Gaussians
+from lightning_bnn.methods.run import Run
+from lightning_bnn.metrics.validation import option
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import Mixture, Posterior, Symmetrized
+from lightning_bnn.posteriors.interpolation import interpolation
+from lightning_bnn.posteriors.mutual_information import (
+    Sampled,
+    draw_information,
+    information_bracket,
+    permanent_information,
+)
+from lightning_bnn.posteriors.permanents import log_bethe, log_capacity, log_permanent
+from lightning_bnn.posteriors.reparameterised import Draw, Scratch, draw
+from lightning_bnn.posteriors.unit_layers import UnitLayer, independent_sets, unit_layers
+from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.symmetry import Symmetries, discover, permute, random_permutations
+
+__all__ = ["Estimator", "SymmetrizedVI", "UnitsOfNetwork"]
+
+Estimator = Literal["bethe", "capacity", "uniform"]
+_BRACKET_SAMPLES = 8
+_EXACT_UP_TO = 5
+
+
+@dataclass(frozen=True)
+class UnitsOfNetwork:
+    """What can be permuted in a network.
+
+    Attributes:
+        symmetries: without units that weights which are not trained tell apart.
+        sets: layers whose units are permuted independently of each other; a step takes one set.
+    """
+
+    symmetries: Symmetries
+    sets: list[list[UnitLayer]]
+
+    @property
+    def layers(self) -> list[UnitLayer]:
+        """The layers of all sets."""
+        return [layer for layers in self.sets for layer in layers]
+
+
+class SymmetrizedGaussians(Gaussians):
+    """Gaussians whose units are known once an example of the inputs was seen."""
+
+    units: UnitsOfNetwork | None = None
+
+
+class SymmetrizedVI(Method):
+    """`MFVI` whose posterior is the mixture of all permuted copies of each Gaussian.
+
+    Predictions are those of the Gaussian. What changes is the objective: it no longer pays to sit
+    between modes that are permutations of each other.
+
+    Args:
+        gaussian: the objective without symmetries.
+        estimator: of the information: ``"bethe"``, ``"capacity"`` or ``"uniform"``.
+        draws: permutations of ``"uniform"``, the identity included.
+    """
+
+    is_mixture = True
+    can_be_shared = True
+
+    def __init__(self, gaussian: MFVI, estimator: Estimator = "bethe", draws: int = 20) -> None:
+        option("estimator", estimator, get_args(Estimator))
+        count("draws", draws)
+        self.gaussian, self.prior = gaussian, gaussian.prior
+        self.estimator, self.draws = estimator, draws
+
+    def init(self, network: nn.Module, stack: Params) -> SymmetrizedGaussians:
+        return self.gaussian.init(network, stack, SymmetrizedGaussians)
+
+    # ------------------------------------------------------------ symmetries
+    def begin(self, state: SymmetrizedGaussians, fit: Fit, run: Run) -> None:
+        self.gaussian.begin(state, fit, run)
+        if fit.example:
+            self.look_at(state, fit.example, run)
+
+    def look_at(self, state: SymmetrizedGaussians, example: tuple[Any, ...], run: Run) -> None:
+        if state.units is None:
+            state.units = self._units(state, discover(run.network, *example), run)
+
+    def _units(self, state: Gaussians, sym: Symmetries, run: Run) -> UnitsOfNetwork:
+        sym, name = _of_trained_units(sym, run.network), type(run.network).__name__
+        if not sym.permutations:
+            raise ValueError(f"{name} has no units to permute.")
+        _check_prior(self.prior, sym, state.stack(), state.spec.names)
+        layers = unit_layers(sym, state.spec.names)
+        if not layers and self.estimator != "uniform":
+            raise ValueError(
+                f"No layer of {name} has units that can be told one by one: take "
+                "`estimator='uniform'`."
+            )
+        units = UnitsOfNetwork(sym, independent_sets(layers))
+        run.inform(
+            f"{type(self).__name__}: 10^{sym.log10_permutations:.1f} permutations leave the "
+            f"network as it is; of {len(sym.permutations)} layers of units {len(layers)} enter the "
+            f"objective, {max(map(len, units.sets), default=0)} in a step."
+        )
+        return units
+
+    def units(self, state: SymmetrizedGaussians) -> UnitsOfNetwork:
+        """What can be permuted; an error before an example of the inputs was seen."""
+        if state.units is None:
+            raise ValueError(
+                "The symmetries are found with an example of the input: set "
+                "`module.example_input_array`, or train a step."
+            )
+        return state.units
+
+    # ------------------------------------------------------------ objective
+    def losses(self, state: SymmetrizedGaussians, batch: Batch, run: Run) -> dict[str, Tensor]:
+        self.look_at(state, batch.example(), run)
+        drawn = self.gaussian.draw(state)
+        terms = self.gaussian.terms(state, drawn, batch, run)
+        information = self.information(state, drawn, batch.number).to(terms["nll"])
+        assert run.num_data is not None
+        gain = self.gaussian.kl_weight * self.gaussian.temperature * information / run.num_data
+        return {
+            **terms,
+            "loss": terms["loss"] - gain,
+            "permutation_info": information,
+            "sym_elbo": terms["elbo"] + information,
+        }
+
+    def information(self, state: SymmetrizedGaussians, drawn: Draw, turn: int = 0) -> Tensor:
+        """Estimate of the information, ``(members,)``; the sets of layers take turns."""
+        units, sampled = self.units(state), _sampled(state, drawn)
+        if self.estimator == "uniform":
+            nats = draw_information(units.symmetries, sampled, self.draws)
+        else:
+            layers = units.sets[turn % len(units.sets)]
+            bound = _best if self.estimator == "bethe" else log_capacity
+            nats = torch.stack(
+                [permanent_information(layer, sampled, bound) for layer in layers]
+            ).sum(0)
+        return nats.view(len(drawn.noise), -1).mean(0)
+
+    def validated(
+        self, state: SymmetrizedGaussians, example: tuple[Any, ...], run: Run
+    ) -> dict[str, Tensor]:
+        if example:
+            self.look_at(state, example, run)
+        return self.bracket(state) if state.units is not None else {}
+
+    @torch.no_grad()
+    def bracket(
+        self, state: SymmetrizedGaussians, samples: int = _BRACKET_SAMPLES
+    ) -> dict[str, Tensor]:
+        """Lower and upper bound of the information, and interpolation; means over members."""
+        units = self.units(state)
+        drawn = draw(
+            state.mean, state.log_std, state.spec, self.gaussian.prior_std, Scratch(), samples
+        )
+        if not units.sets:
+            return {}
+        bounds = information_bracket(units.symmetries, units.sets[0], _sampled(state, drawn))
+        mean, log_std = (P.unravel(t, state.spec) for t in (state.mean, state.log_std))
+        return {
+            "permutation_info_lower": bounds.lower,
+            "permutation_info_upper": bounds.upper,
+            "permutation_info_bethe": bounds.bethe.mean(),
+            "permutation_info_capacity": bounds.capacity.mean(),
+            "interpolation": interpolation(units.layers, mean, log_std).mean(),
+        }
+
+    # ------------------------------------------------------------ the posterior
+    def posterior(self, state: SymmetrizedGaussians) -> Posterior:
+        modes = [Symmetrized(mode, self.units(state).symmetries) for mode in state.modes()]
+        return modes[0] if len(modes) == 1 else Mixture(modes)
+
+    def judged(self, state: Any, *_: Any, **__: Any) -> Posterior:
+        return self.gaussian.posterior(state)
+
+    def unfitted(self, members: int) -> str:
+        return self.gaussian.unfitted(members)
+
+
+def _sampled(state: Gaussians, drawn: Draw) -> Sampled:
+    """Every drawn network with the Gaussian it is from."""
+    samples = len(drawn.noise)
+    mean, log_std = (
+        P.unravel(t.repeat(samples, 1) if samples > 1 else t, state.spec)
+        for t in (state.mean, state.log_std)
+    )
+    noise = P.unravel(drawn.noise.flatten(0, 1), state.spec)
+    return Sampled(drawn.weights, mean, log_std, noise)
+
+
+def _of_trained_units(sym: Symmetries, network: nn.Module) -> Symmetries:
+    """Without units that have weights which are not trained: those tell the units apart."""
+    fixed = {name for name, p in network.named_parameters() if not p.requires_grad}
+    kept = [
+        replace(group, inner=())
+        for group in sym.permutations
+        if not any(sym.axes[place.axis].tensor in fixed for place in group.placements)
+    ]
+    return replace(sym, permutations=tuple(kept)) if fixed else sym
+
+
+def _best(logs: Tensor) -> Tensor:
+    """The Bethe permanent; for a few units the exact one."""
+    if logs.shape[-1] <= _EXACT_UP_TO:
+        return log_permanent(logs)
+    return log_bethe(logs, iterations=32, tolerance=1e-5)
+
+
+def _check_prior(prior: Any, sym: Symmetries, networks: Params, names: tuple[str, ...]) -> None:
+    """Refuse a prior that prefers some order of the units."""
+    one = {name: t[:1] for name, t in networks.items()}
+    generator = keyed_generator("prior")
+    noisy = {
+        name: t + torch.randn(t.shape, generator=generator).to(t) if t.is_floating_point() else t
+        for name, t in one.items()
+    }
+    moved = permute(noisy, sym, random_permutations(sym, generator, 1))
+    before, after = (prior.log_prob(p, names, stacked=True) for p in (noisy, moved))
+    if not torch.allclose(before, after, rtol=1e-4):
+        raise ValueError(
+            f"`prior` {type(prior).__name__} changes when units are permuted (log-density "
+            f"{float(before):.6g} and {float(after):.6g}); the symmetrized posterior needs one "
+            "that does not, such as an isotropic Gaussian."
+        )

@@ -1,0 +1,612 @@
+"""The LightningModule that trains, judges and predicts with whatever a method makes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, cast, get_args
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor, nn
+
+from lightning_bnn import _compat
+from lightning_bnn.arguments import count, integer
+from lightning_bnn.harvest import ends, epochs_of
+from lightning_bnn.judging import judge_of, named_sets
+from lightning_bnn.likelihoods import Categorical, Likelihood
+from lightning_bnn.methods import Batch, Method, Run, State
+from lightning_bnn.methods.health import Diverged, Divergence
+from lightning_bnn.metrics.validation import option
+from lightning_bnn.modules import batches, checkpoints, network_inputs
+from lightning_bnn.modules.fitting import Fitting, ReleasesFiles
+from lightning_bnn.modules.judging import Judging, Prediction
+from lightning_bnn.modules.members import Members, Share
+from lightning_bnn.modules.optimization import check_elementwise, clip_members, rescale_steps
+from lightning_bnn.modules.predictive import Predictive
+from lightning_bnn.modules.templates import explaining_misfits, template_of
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import Posterior
+from lightning_bnn.randomness import keyed_randomness
+from lightning_bnn.samplers import HMC, Langevin
+
+__all__ = ["Bayesian"]
+
+Interval = Literal["epoch", "step"]
+_NOT_SAVED = ("network", "likelihood", "prior", "optimizer", "lr_scheduler", "start_from")
+
+
+class Bayesian(L.LightningModule):
+    """Trains a posterior over the weights of any network, by any method.
+
+    The parts of the method's state are parts of this module, under their own names, so that
+    checkpoints, devices and optimizers treat them as usual. The given network is kept
+    unregistered: its own weights are neither trained nor saved.
+
+    Args:
+        network: gives the computation; it is copied, not changed. Its weights are where the first
+            member starts, those of further members are drawn anew. Weights that do not require
+            gradients are those of all members.
+        method: what is trained and how, one of `lightning_bnn.methods`.
+        likelihood: what the outputs say about targets, by default ``Categorical``.
+        members: how many posteriors are trained side by side; one of several is a mixture of them.
+        optimizer: makes the optimizer, given parameters.
+        lr_scheduler: makes the scheduler, given the optimizer.
+        lr_interval: when the scheduler steps, every ``"epoch"`` or every ``"step"``.
+        start_from: a checkpoint with the weights where the first member starts; or a folder of
+            checkpoints or of a bank, with the weights of all (the last ones that are there).
+        num_data: number of training examples; by default read from the train loader.
+        eval_samples: how many networks predict in validation, test and prediction; of an ensemble
+            all do.
+        chunk_size: networks that run at once, by default chosen by their size.
+        seed: of the random numbers of this module; each depends on (seed, step, process) only.
+        first_member: number of the first member, where a population is trained in parts: member
+            k starts at the same weights in every part that has it.
+        member_rates: learning rates of the members, as multiples of the optimizer's.
+    """
+
+    template: nn.Module
+    likelihood: Likelihood
+    method: Any
+    state: Any
+    _frozen_modules: list[nn.Module]
+
+    def __init__(
+        self,
+        network: nn.Module,
+        method: Method,
+        likelihood: nn.Module | None = None,
+        members: int = 1,
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        lr_interval: Interval = "epoch",
+        start_from: str | None = None,
+        num_data: int | None = None,
+        eval_samples: int = 20,
+        chunk_size: int | None = None,
+        seed: int = 0,
+        first_member: int = 0,
+        member_rates: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        _check(likelihood, optimizer, lr_interval)
+        count("eval_samples", eval_samples)
+        for name, value in (("num_data", num_data), ("chunk_size", chunk_size)):
+            if value is not None:
+                count(name, value)
+        integer("seed", seed)
+        ignored = () if _compat.made_by_cli() else _NOT_SAVED
+        self.save_hyperparameters(ignore=("method", *ignored), frame=inspect.currentframe())
+        self.__dict__["template"] = template_of(network)
+        frozen = [m for m in self.template.modules() if network.training and not m.training]
+        self.__dict__["_frozen_modules"] = frozen
+        self.likelihood = Categorical() if likelihood is None else cast(Likelihood, likelihood)
+        self.method, self.prior = method, method.prior
+        method.check(self.likelihood)
+        self.eval_samples, self.seed, self.start_from = eval_samples, seed, start_from
+        self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
+        self.lr_interval, self.automatic_optimization = lr_interval, not method.takes_all_data
+        self.has_weights = start_from is not None or not method.trains
+        self.known_example: tuple[Any, ...] = ()
+        self._names_left_over: set[str] = set()
+        self.population = Members(members, first_member, member_rates, seed)
+        self.fitting, self.judging = Fitting(self, num_data), Judging(self)
+        self.run = Run(
+            self.template, self.likelihood, num_data, chunk_size, rank_zero_info, rank_zero_warn,
+            self.fitting.shows_progress, self.fitting.in_common,
+        )  # fmt: skip
+        starts = self.population.starts(self.template, start_from)
+        with self._randomness("blitz", *self.population.key):
+            self._adopt(method.init(self.template, starts))
+        self.register_load_state_dict_post_hook(_after_loading)
+
+    # ------------------------------------------------------------ the state
+    def _adopt(self, state: State) -> None:
+        """Have the parts of a state, under their own names."""
+        self.__dict__["state"] = state
+        for name, module in state.named_children():
+            self.add_module(name, module)
+        for name, parameter in state.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in state.named_buffers(recurse=False):
+            self.register_buffer(name, buffer)
+
+    def relink(self) -> None:
+        """See that parameters and buffers of the state are those of this module, if replaced."""
+        for tensors, here in (
+            (self.state._parameters, self._parameters),
+            (self.state._buffers, self._buffers),
+        ):
+            tensors.update({name: here[name] for name in tensors})
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """The template follows to the device: it may hold tensors that no state dict names."""
+        self.template._apply(fn, recurse)
+        super()._apply(fn, recurse)
+        self.relink()
+        return self
+
+    @property
+    def num_data(self) -> int | None:
+        """Number of training examples, once it is known."""
+        return self.run.num_data
+
+    @num_data.setter
+    def num_data(self, value: int | None) -> None:
+        self.run.num_data = value
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """Who is left out of the posterior, where members are judged by their losses."""
+        return self.state.divergence
+
+    @property
+    def may_recover(self) -> bool:
+        """Whether members that have diverged begin anew."""
+        return self.divergence is not None and self.divergence.restarts > 0
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        """Moments and kept networks are the same in all processes, and need not be sent."""
+        sent = {"networks", "constants", "likelihood", "prior", "judge"}
+        return [name for name, _ in self.named_buffers() if name.partition(".")[0] not in sent]
+
+    # ------------------------------------------------------------ batches
+    def inputs_and_targets(self, batch: Any) -> tuple[tuple[Any, ...], Tensor]:
+        """Inputs and targets of a batch; override it for batches of another layout."""
+        network_inputs.warn_of_left_over(self, batch, self._names_left_over)
+        return batches.inputs_and_targets(batch, self.template)
+
+    def inputs_only(self, batch: Any) -> tuple[Any, ...]:
+        """Inputs of a batch that may have no targets; of a tuple, all but the last are inputs."""
+        overridden = type(self).inputs_and_targets is not Bayesian.inputs_and_targets
+        if overridden and not isinstance(batch, Tensor):
+            return self.inputs_and_targets(batch)[0]
+        network_inputs.warn_of_left_over(self, batch, self._names_left_over)
+        return batches.inputs_only(batch, self.template)
+
+    def cast(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Floating inputs in the precision of the weights."""
+        return network_inputs.cast(self, inputs)
+
+    def example(self) -> tuple[Any, ...]:
+        """Two rows of input: from a batch that was seen, or from the train loader's data set."""
+        self.known_example = self.known_example or network_inputs.example_of(self)
+        return self.known_example
+
+    def use_training_data(self, source: Any) -> None:
+        """Name the training data, where no trainer knows them.
+
+        Args:
+            source: a datamodule, or a loader of batches as the network takes them.
+        """
+        self.fitting.last_source = source
+
+    # ------------------------------------------------------------ members
+    @property
+    def members(self) -> int:
+        """How many members are trained here."""
+        return self.population.count
+
+    @property
+    def first_member(self) -> int:
+        """Number of the first of them."""
+        return self.population.first
+
+    @property
+    def member_rates(self) -> Tensor | None:
+        """Their learning rates, as multiples of the optimizer's."""
+        return self.population.rates
+
+    @property
+    def share(self) -> Share | None:
+        """Which of the members of all processes these are; None if these are all."""
+        return self.population.share
+
+    def member_stack(self) -> Params:
+        """One network for each member: the weights that are trained, or the centres of modes."""
+        return self.state.stack()
+
+    def weights(self) -> tuple[nn.Module, Params, tuple[Any, ...]]:
+        """Template, stack of members, and an example of its inputs: what callbacks look at."""
+        return self.template, self.member_stack(), self.example()
+
+    def member(self, index: int) -> nn.Module:
+        """A plain module with the weights of one member."""
+        if not 0 <= index < self.members:
+            raise ValueError(f"`index` must be between 0 and {self.members - 1}, got {index}.")
+        result = copy.deepcopy(self.template)
+        result.load_state_dict({n: t[index] for n, t in self.member_stack().items()}, strict=False)
+        return result.train(self.training)
+
+    def healthy(self) -> Tensor:
+        """Indices of the members that are part of the posterior."""
+        return self.state.healthy()
+
+    def stacked_parameters(self) -> list[Tensor]:
+        """Parameters whose first dimension counts members."""
+        return list(self.state.parameters())
+
+    def shared_parameters(self) -> list[Tensor]:
+        """Parameters that belong to all members, such as those of the likelihood."""
+        stacked = {id(p) for p in self.stacked_parameters()}
+        return [p for p in self.parameters() if id(p) not in stacked]
+
+    def member_names(self) -> set[str]:
+        """Names in the state dict whose tensors have a leading member dimension."""
+        return set(self.state.state_dict())
+
+    def take_share(self, first: int, last: int) -> None:
+        """Let go of all members but some, which this process is to train.
+
+        Args:
+            first: the first of them.
+            last: the one after the last.
+        """
+        if not self.method.can_be_shared:
+            raise ValueError(
+                f"`strategy` members: the members of {type(self).__name__} cannot be shared out; "
+                "train it in parts, by `lightning-bnn population`."
+            )
+        for tensor in self.state.state_dict(keep_vars=True).values():
+            tensor.data = tensor.data[first:last].clone()
+        self.population.take_share(first, last)
+        if self.divergence is not None:
+            self.divergence.take_share(first, last)
+
+    def take_whole(self, gather: Callable[[Tensor], Tensor]) -> None:
+        """The opposite of `take_share`: have the members of all processes.
+
+        Args:
+            gather: from the members that are here to all.
+        """
+        for tensor in self.state.state_dict(keep_vars=True).values():
+            tensor.data, tensor.grad = gather(tensor.data), None
+        if self.divergence is not None:
+            self.divergence.load_state_dict(self.divergence_state(gather))
+        self.population.take_whole()
+
+    def divergence_state(self, gather: Callable[[Tensor], Tensor] | None) -> dict[str, Any]:
+        """Who has diverged, also among the members of other processes.
+
+        Args:
+            gather: from the members that are here to all; None if these are all.
+        """
+        trainer, divergence = _compat.trainer_of(self), self.divergence
+        assert divergence is not None
+        state = divergence.state_dict(last=trainer is not None and ends(trainer))
+        if gather is None:
+            return state
+        return {
+            name: gather(value.to(self.device)).cpu() if isinstance(value, Tensor) else value
+            for name, value in state.items()
+        }
+
+    # ------------------------------------------------------------ training
+    def configure_optimizers(self) -> Any:
+        if self.members > 1:
+            check_elementwise(self.make_optimizer)
+        optimizer = None
+        if self.method.trains:
+            optimizer = self.make_optimizer([p for p in self.parameters() if p.requires_grad])
+        self.method.adopt(optimizer)
+        if isinstance(optimizer, Langevin | HMC) and self.member_rates is not None:
+            raise ValueError("`member_rates` are for optimizers, not for samplers.")
+        scheduler = None if self.make_scheduler is None else self.make_scheduler(optimizer)  # type: ignore[arg-type]  # there is one
+        trainer = _compat.trainer_of(self)
+        epochs = 0 if trainer is None else epochs_of(trainer)
+        resumed = trainer is not None and trainer.ckpt_path is not None
+        scheduler = self.method.schedule_rates(self.state, optimizer, scheduler, epochs, resumed)
+        if scheduler is None:
+            return optimizer
+        watched = getattr(scheduler, "monitor", "val/nll")
+        config = {"scheduler": scheduler, "interval": self.lr_interval, "monitor": watched}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def configure_callbacks(self) -> list[Callback]:
+        trainer: Any = self.trainer  # is asked again for every run
+        there = any(isinstance(callback, ReleasesFiles) for callback in trainer.callbacks)
+        return [ReleasesFiles()] if self.state.holds_files and not there else []
+
+    def on_train_start(self) -> None:
+        self.has_weights = True
+        self.fitting.begin()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        """One step for all members."""
+        number = self.trainer.fit_loop.total_batch_idx
+        examples = network_inputs.batch_for(self, batch, number)
+        self.known_example = self.known_example or examples.example()
+        if self.method.takes_all_data:
+            self._transition()
+            return None
+        with self._randomness("train", number, *self.population.key):
+            terms = self._losses(examples)
+        for name, values in terms.items():
+            self.log(
+                f"train/{name}", self.fitting.mean_of_members(values.detach()),
+                prog_bar=name == "loss", batch_size=examples.examples, on_step=True, on_epoch=False,
+            )  # fmt: skip
+        if self.divergence is not None:
+            self.divergence.add(terms.get("nll", terms["loss"]))
+        return terms["loss"].sum()
+
+    def losses(self, inputs: tuple[Any, ...], targets: Tensor) -> dict[str, Tensor]:
+        """Terms of the objective per member; the sum of ``loss`` is what is minimised."""
+        return self._losses(Batch(inputs, targets))
+
+    def _losses(self, batch: Batch) -> dict[str, Tensor]:
+        self._same_mode()
+        with explaining_misfits(self.template, batch.inputs):
+            return self.method.losses(self.state, batch, self.run)
+
+    def nll(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Mean negative log-likelihood of a batch, for outputs of every network."""
+        return self.run.nll(outputs, targets)
+
+    def _transition(self) -> None:
+        """A step of a method that takes all the data."""
+        sampler: Any = self.optimizers()
+        before = self.trainer.global_step
+        with explaining_misfits(self.template, self.known_example):
+            terms = self.method.step(self.state, self.run, sampler.step)
+        for name, value in {**terms, **self.method.observed(sampler.optimizer)}.items():
+            mean = value.mean().float() if isinstance(value, Tensor) else value
+            self.log(f"train/{name}", mean, prog_bar=name == "acceptance", batch_size=1)
+        self.fitting.after_step(before + 1)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        for p in self.shared_parameters():  # they learn from the mean of the members, not the sum
+            if p.grad is not None and self.members > 1:
+                p.grad /= self.members
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip every member as if it were alone, and what they share by itself."""
+        clips = gradient_clip_val is not None and gradient_clip_val > 0
+        by_value = gradient_clip_algorithm == "value"  # number by number, whosever they are
+        if not clips or by_value or self.members == 1:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        assert gradient_clip_val is not None
+        shared = [p for p in self.shared_parameters() if p.grad is not None]
+        clip_members(self.stacked_parameters(), float(gradient_clip_val))
+        nn.utils.clip_grad_norm_(shared, float(gradient_clip_val))
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        step, rates = self.trainer.global_step + 1, self.member_rates
+        stacks = [] if rates is None else self.stacked_parameters()
+        before = [t.detach().clone() for t in stacks]
+        super().optimizer_step(*args, **kwargs)
+        if rates is not None:  # every member goes a multiple of the way
+            rescale_steps(stacks, before, rates)
+        self.fitting.after_step(step)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        trainer: Any = self.trainer
+        if self.automatic_optimization and trainer.global_step % trainer.log_every_n_steps == 0:
+            for name, value in self.method.observed(trainer.optimizers[0]).items():
+                self.log(f"train/{name}", value)
+
+    def on_train_epoch_end(self) -> None:
+        self.fitting.judge_losses()
+        self.fitting.look_for_divergence()
+        if ends(self.trainer):  # before the checkpoint is made
+            self.fitting.complete()
+
+    def on_train_end(self) -> None:
+        if self.divergence is not None:
+            self.divergence.finish()
+        self.fitting.complete()
+
+    def on_fit_end(self) -> None:
+        self.method.close(self.state, self.run)
+
+    # ------------------------------------------------------------ the posterior
+    @property
+    def fits_now(self) -> bool:
+        """Whether a trainer is about to change the weights."""
+        trainer = _compat.trainer_of(self)
+        if trainer is None or trainer.state.fn != TrainerFn.FITTING:
+            return False
+        return trainer.state.status == TrainerStatus.RUNNING
+
+    def posterior(self) -> Posterior:
+        """The posterior as it is now, apart from what trains."""
+        self._look_at_example()
+        return self.method.posterior(self.state)
+
+    def _look_at_example(self) -> None:
+        example = self.example()
+        if example:
+            self.method.look_at(self.state, example, self.run)
+
+    @property
+    def judged_samples(self) -> int:
+        """How many networks predict."""
+        return self.method.count(self.judging.unrefreshed(), self.eval_samples)
+
+    def judged_posterior(self) -> Posterior:
+        """One that predicts as the posterior does."""
+        return self.judging.posterior()
+
+    def judged_modes(self, samples: int) -> list[Posterior]:
+        """For each of ``posterior().modes()``, one that predicts as it does.
+
+        Args:
+            samples: how many networks of each will predict.
+        """
+        modes = self.method.judged(self.state).modes()
+        return [self.judging.refreshed(mode, samples, k) for k, mode in enumerate(modes)]
+
+    def outputs(self, inputs: Sequence[Any], *batch: int) -> Tensor:
+        """Outputs of all networks that predict, in evaluation mode, ``(samples, batch, ...)``.
+
+        Args:
+            inputs: of the network.
+            *batch: which batch this is; random numbers of the predictions depend on it.
+        """
+        predict, inputs = self.judging.predictor(), self.cast(inputs)
+        with (
+            self._evaluating(),
+            self._randomness("predict", *batch),
+            explaining_misfits(self.template, inputs),
+        ):
+            return self.run.one_tensor(predict(self.template, *inputs))
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Mean prediction of the posterior, outside of a trainer too; in evaluation mode always.
+
+        There are gradients with respect to inputs that require them, none with respect to weights.
+
+        Args:
+            *inputs: of the network.
+            **named: inputs by the names of the network's ``forward``.
+        """
+        by_position = batches.positional(self.template, inputs, named)
+        wanted = any(isinstance(x, Tensor) and x.requires_grad for x in by_position)
+        with torch.set_grad_enabled(wanted and torch.is_grad_enabled()):
+            return self.likelihood.predictive(self.outputs(by_position))
+
+    def predictive(self, samples: int | None = None) -> Predictive:
+        """The mean prediction as a plain module that `torch.export` and ONNX understand.
+
+        Args:
+            samples: how many networks it holds, by default as many as predict otherwise; an
+                ensemble has no more than its members.
+        """
+        self._look_at_example()
+        with torch.no_grad():
+            return Predictive(self.template, self.judging.export(samples), self.likelihood)
+
+    def _randomness(self, *key: int | str) -> AbstractContextManager[None]:
+        return keyed_randomness(self.seed, *key, self.global_rank, device=self.device)
+
+    def _same_mode(self) -> None:
+        """Training or not; what the given network had frozen in evaluation mode stays there."""
+        if self.template.training != self.training:
+            self.template.train(self.training)
+            for module in self._frozen_modules if self.training else ():
+                module.eval()
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode for predictions, whatever the module's: it is left in training by a fit.
+
+        Statistics of the examples at hand would be used, and learnt, otherwise.
+        """
+        self._same_mode()
+        training = [module for module in self.template.modules() if module.training]
+        self.template.eval()
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+    # ------------------------------------------------------------ validation, test, prediction
+    def on_validation_epoch_start(self) -> None:
+        try:
+            self.judging.begin(judge_of(self.likelihood))
+        except Diverged as error:
+            if not (self.may_recover and self.trainer.state.fn == TrainerFn.FITTING):
+                raise
+            rank_zero_warn(f"{error} They begin anew, and are not validated.")
+
+    def on_test_epoch_start(self) -> None:
+        trainer: Any = self.trainer
+        source = trainer.datamodule if _compat.tests_datamodule(trainer) else None
+        self.judging.begin(judge_of(self.likelihood, named_sets(source, trainer.test_dataloaders)))
+
+    def on_predict_epoch_start(self) -> None:
+        self.judging.begin(None)
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Judge one batch; further validation loaders are added to the first."""
+        self.judging.add(batch, 0, dataloader_idx, batch_idx)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Judge one batch of the set that its loader holds."""
+        self.judging.add(batch, dataloader_idx, dataloader_idx, batch_idx)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Prediction:
+        """Mean prediction and the outputs of every network."""
+        samples = self.outputs(self.inputs_only(batch), dataloader_idx, batch_idx)
+        return Prediction(self.likelihood.predictive(samples), samples)
+
+    def on_validation_epoch_end(self) -> None:
+        self.judging.log("val", ("acc", "nll", "rmse"))
+        with self._randomness("bracket"):
+            terms = self.method.validated(self.state, self.example(), self.run)
+        for name, value in terms.items():
+            if self.share is not None:  # the mean of all, from the means of processes
+                strategy: Any = self.trainer.strategy
+                total = strategy.reduce(value * self.members, reduce_op="sum")
+                value = total / self.share.everyone
+            self.log(f"val/{name}", value.float(), sync_dist=True)
+
+    def on_test_epoch_end(self) -> None:
+        self.judging.log("test")
+
+    def on_predict_epoch_end(self) -> None:
+        self.judging.end()
+
+    # ------------------------------------------------------------ checkpoints
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.fits_now and not self.method.is_complete(self.state) and ends(self.trainer):
+            self.fitting.complete()  # a callback may have ended the run since
+            checkpoint["state_dict"].update(self.state.state_dict())
+        checkpoint[checkpoints.KEY] = checkpoints.notes_of(self)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoints.recall(self, checkpoint.get(checkpoints.KEY, {}))
+
+
+def _after_loading(module: Bayesian, incompatible: Any) -> None:
+    module.has_weights = True
+    module.relink()
+
+
+def _check(likelihood: Any, optimizer: Any, lr_interval: Any) -> None:
+    """Refuse what is not of the kind that an argument asks for."""
+    if likelihood is not None and not isinstance(likelihood, nn.Module):
+        raise ValueError(
+            "`likelihood` must be a module such as Categorical() or Gaussian(), got "
+            f"{likelihood!r}."
+        )
+    option("lr_interval", lr_interval, get_args(Interval))
+    if not callable(optimizer):
+        raise ValueError(
+            "`optimizer` must make an optimizer from parameters, such as "
+            f"`lambda p: torch.optim.Adam(p, 1e-3)`, got a {type(optimizer).__name__}."
+        )

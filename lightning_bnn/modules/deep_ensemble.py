@@ -1,0 +1,51 @@
+"""Deep ensembles under a trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from lightning_bnn import methods
+from lightning_bnn.modules.bayesian import Bayesian
+
+__all__ = ["DeepEnsemble"]
+
+
+class DeepEnsemble(Bayesian):
+    r"""Several networks, each at a maximum of the posterior (of the likelihood without a prior).
+
+    .. math:: L_m = -\frac{1}{B} \sum_i \log p(y_i | x_i, \omega_m) - \frac{1}{N} \log p(\omega_m)
+
+    With ``members=1`` it is ordinary training. The state dict has the names of the network, with a
+    leading member dimension.
+
+    Args:
+        network: gives the computation; it is copied, not changed.
+        members: how many networks.
+        prior_std: standard deviation of a Gaussian prior over all weights; None leaves
+            regularisation to the optimizer's weight decay.
+        max_loss: members whose mean training loss over the last epoch is above are left out of the
+            posterior, as those are whose weights are not finite.
+        restarts: how often a member that has diverged (weights not finite, loss not a number) may
+            begin anew from other weights after an epoch, while the others go on.
+        **kwargs: what every module takes, see `Bayesian`.
+
+    References:
+        | Simple and Scalable Predictive Uncertainty Estimation (Lakshminarayanan et al., 2017)
+        | https://arxiv.org/abs/1612.01474
+    """
+
+    networks: nn.Module
+
+    def __init__(
+        self,
+        network: nn.Module,
+        members: int = 5,
+        prior_std: float | None = None,
+        max_loss: float | None = None,
+        restarts: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        method = methods.DeepEnsemble(prior_std, max_loss, restarts)
+        super().__init__(network=network, method=method, members=members, **kwargs)

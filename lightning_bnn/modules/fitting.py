@@ -1,0 +1,199 @@
+"""What a module does while a trainer fits it: counting data, watching members, completing them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from lightning_bnn import _compat
+from lightning_bnn.harvest import ends, epochs_of
+from lightning_bnn.methods import Fit, Progress
+from lightning_bnn.methods.health import finite_members
+from lightning_bnn.modules.data_size import data_size
+from lightning_bnn.modules.optimization import restart_members
+from lightning_bnn.modules.templates import fixed_names
+from lightning_bnn.modules.training_data import TrainingData
+from lightning_bnn.params import Params
+from lightning_bnn.randomness import key_of
+
+if TYPE_CHECKING:
+    from lightning_bnn.modules.bayesian import Bayesian
+
+__all__ = ["Fitting", "ReleasesFiles"]
+
+
+class Fitting:
+    """The part of a module that goes with its trainer through a fit.
+
+    Args:
+        module: what is fitted.
+        num_data: number of training examples, if the user has given it.
+    """
+
+    def __init__(self, module: Bayesian, num_data: int | None) -> None:
+        self.module, self.given_num_data = module, num_data
+        self.last_source: Any = None
+        self._fits = 0
+        self._known_to_be_broken: set[int] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without data."""
+        return {**self.__dict__, "last_source": None}
+
+    # ------------------------------------------------------------ data
+    def training_data(self) -> TrainingData | None:
+        """The data of the trainer, else those of the last fit or that were named."""
+        trainer, source = _compat.trainer_of(self.module), self.last_source
+        if trainer is not None:
+            known = (trainer.train_dataloader, trainer.datamodule, source)
+            source = next((data for data in known if data is not None), None)
+        return None if source is None else TrainingData(self.module, source)
+
+    def in_common(self, tensors: Params) -> Params:
+        """Tensors of the first process, where several train the same members."""
+        trainer = self.module.trainer
+        return tensors if trainer.world_size == 1 else trainer.strategy.broadcast(tensors)
+
+    # ------------------------------------------------------------ the beginning
+    def begin(self) -> None:
+        """Read N where it was not given, tell it to samplers, and let the method begin."""
+        module, trainer = self.module, self.module.trainer
+        self._known_to_be_broken = set()
+        self.last_source = trainer.train_dataloader
+        groups = [group for o in trainer.optimizers for group in o.param_groups]
+        for group in groups:
+            if group.get("seed", 0) is None:  # other noise for other seeds, and in another fit
+                group["seed"] = key_of(module.seed, "sampler", self._fits, *module.population.key)
+        self._fits += 1
+        asking = [group for group in groups if group.get("num_data", 0) is None]
+        if self.given_num_data is None and (module.method.needs_num_data or asking):
+            self._read_num_data()
+        for group in asking:
+            group["num_data"] = module.num_data
+        module.method.begin(module.state, self._fit(), module.run)
+        trainer.strategy.barrier()
+
+    def _read_num_data(self) -> None:
+        module, loader = self.module, cast(Any, self.module.trainer.train_dataloader)
+        count = data_size(loader, module.trainer.num_training_batches)
+        module.num_data = count
+        message = f"{type(module).__name__}: the training set has {count} examples"
+        dropped = getattr(loader, "drop_last", False) and count % loader.batch_size
+        rank_zero_info(f"{message}; every epoch drops {dropped}." if dropped else f"{message}.")
+
+    def _fit(self) -> Fit:
+        """What is known of the fit that begins."""
+        module, trainer = self.module, cast(Any, self.module.trainer)
+        steps = trainer.estimated_stepping_batches
+        example = (x.to(module.device) if isinstance(x, Tensor) else x for x in module.example())
+        return Fit(
+            anew=trainer.ckpt_path is None and trainer.global_step == 0,
+            steps=math.inf if steps in (None, -1) else steps,
+            epochs=epochs_of(trainer),
+            optimizer=trainer.optimizers[0],
+            schedulers=self._schedulers(),
+            rates_change_every=module.lr_interval,
+            clips_gradients=bool(trainer.gradient_clip_val),
+            writes=trainer.is_global_zero,
+            trial=bool(trainer.fast_dev_run),
+            example=module.cast(tuple(example)),
+            batches=lambda: self.training_data() or (),
+        )
+
+    def _schedulers(self) -> tuple[Any, ...]:
+        return tuple(config.scheduler for config in self.module.trainer.lr_scheduler_configs)
+
+    # ------------------------------------------------------------ steps and epochs
+    def mean_of_members(self, values: Tensor) -> Tensor:
+        """Of all processes; broken members do not break it, unless all are."""
+        finite = values.isfinite()
+        sums = torch.stack([values.where(finite, 0).sum(), finite.sum().to(values.dtype)])
+        if self.module.share is not None:
+            sums = self.module.trainer.strategy.reduce(sums, reduce_op="sum")
+        return sums[0] / sums[1]
+
+    def after_step(self, step: int) -> None:
+        """The weights have moved: tell the method.
+
+        Args:
+            step: number of optimizer steps so far, this one included.
+        """
+        module, trainer = self.module, self.module.trainer
+        progress = Progress(
+            step, trainer.current_epoch, trainer.is_last_batch, trainer.optimizers[0],
+            self._schedulers(),
+        )  # fmt: skip
+        if module.method.after_step(module.state, progress, module.run):
+            self.look_for_divergence()
+            trainer.strategy.barrier()  # others read what the first has written
+
+    def judge_losses(self) -> None:
+        """Let members that have diverged in this epoch begin anew, or leave them out."""
+        module, divergence = self.module, self.module.divergence
+        means = None if divergence is None else divergence.take()
+        if divergence is None or means is None:
+            return
+        if module.trainer.world_size > 1 and module.share is None:  # they have seen other examples
+            every = module.all_gather(means.to(module.device))
+            assert isinstance(every, Tensor)
+            means = every.mean(0).cpu()
+        finite = finite_members(module.stacked_parameters())
+        anew = divergence.judge(means, finite, ends(module.trainer))
+        name = type(module).__name__
+        if anew:
+            rank_zero_info(f"{name}: members {anew} have diverged, start anew.")
+            fresh = module.population.restart(module.template, anew, divergence.restarted)
+            fixed = fixed_names(module.template)
+            stacks = {n: t for n, t in module.state.trained_stack().items() if n not in fixed}
+            restart_members(stacks, fresh, anew, module.trainer.optimizers)
+        left_out = int(divergence.left_out.sum())
+        if left_out:
+            rank_zero_info(f"{name}: {left_out} of {module.members} are left out.")
+
+    def look_for_divergence(self) -> None:
+        """Say which members have diverged, and end a run in which nobody is left."""
+        module, trainer = self.module, self.module.trainer
+        bad = (~finite_members(module.stacked_parameters())).nonzero().flatten().tolist()
+        if set(bad) - self._known_to_be_broken:
+            self._known_to_be_broken |= set(bad)
+            rank_zero_warn(
+                f"Members {bad} of {module.members} have weights that are not finite after step "
+                f"{trainer.global_step}: the learning rate is too large, or the data are not "
+                "finite or not scaled."
+            )
+        if len(bad) == module.members and module.share is None and not module.may_recover:
+            trainer.should_stop = True
+
+    # ------------------------------------------------------------ the end
+    def complete(self) -> None:
+        """Compute what the method makes of the trained weights; a failure does not lose them."""
+        module, data = self.module, self.training_data()
+        if module.method.is_complete(module.state) or data is None:
+            return
+        try:
+            module.method.at_end(module.state, data, module.run)
+        except ValueError as error:
+            rank_zero_warn(
+                f"{type(module).__name__}: the members are trained, but there is no "
+                f"{module.method.completion}: {error}"
+            )
+
+    def shows_progress(self) -> bool:
+        """Whether long computations show a bar."""
+        trainer = _compat.trainer_of(self.module)
+        return bool(trainer and trainer.is_global_zero and trainer.progress_bar_callback)
+
+
+class ReleasesFiles(Callback):
+    """Modules are not told of exceptions, callbacks are."""
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Let others write; the trainer may have gone on to a module without files."""
+        state = getattr(pl_module, "state", None)
+        if getattr(state, "holds_files", False):
+            pl_module.state.release()

@@ -1,0 +1,138 @@
+"""Which networks of a population are trained here, where they start, and how they share devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn import params as P
+from lightning_bnn.arguments import count, is_number
+from lightning_bnn.bank import read_networks
+from lightning_bnn.modules.templates import fixed_names
+from lightning_bnn.params import Params
+from lightning_bnn.randomness import keyed_generator
+
+__all__ = ["Members", "Share"]
+
+
+class Share(NamedTuple):
+    """The members that one process has of those of all processes."""
+
+    first: int
+    last: int
+    everyone: int
+
+
+class Members:
+    """Consecutive members of a population.
+
+    Args:
+        count: how many there are here.
+        first: number of the first.
+        rates: learning rates, as multiples of the optimizer's.
+        seed: of the weights of members that are drawn.
+    """
+
+    def __init__(self, count_: int, first: int, rates: Sequence[float] | None, seed: int) -> None:
+        count("members", count_)
+        count("first_member", first, 0)
+        self.count, self.first, self.seed = count_, first, seed
+        self.rates = _checked_rates(rates, count_)
+        self.share: Share | None = None
+        self._all_rates = self.rates
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """A key of the noise: parts of a population have noise of their own."""
+        return (self.first,) if self.first else ()
+
+    # ------------------------------------------------------------ shares
+    def take_share(self, first: int, last: int) -> None:
+        """Have only some of the members from now on."""
+        self.share = Share(first, last, self.count)
+        self.count, self.first = last - first, self.first + first
+        if self.rates is not None:
+            self.rates = self.rates[first:last]
+
+    def take_whole(self) -> None:
+        """Have all members again."""
+        assert self.share is not None
+        self.count, self.first = self.share.everyone, self.first - self.share.first
+        self.rates, self.share = self._all_rates, None
+
+    # ------------------------------------------------------------ where they start
+    def starts(self, template: nn.Module, source: str | None) -> Params:
+        """The given networks, then as many drawn anew as there are further members.
+
+        Args:
+            template: the network that was given.
+            source: a checkpoint, a folder of checkpoints, or a bank to start from instead.
+        """
+        given = self._given(template, source)
+        held = 0 if self.first > 0 else P.stack_size(given)  # the given network is member 0
+        missing = self.count - held
+        if missing == 0:
+            return given
+        skip, generator = max(0, self.first - 1), keyed_generator(self.seed, "members")
+        drawn = P.populate(template, missing, generator, skip)
+        fixed = fixed_names(template)
+        others = {
+            name: t[:1].expand(missing, *t.shape[1:]) if name in fixed else drawn[name].to(t)
+            for name, t in given.items()
+        }
+        return {name: torch.cat([t[:held], others[name]]) for name, t in given.items()}
+
+    def _given(self, template: nn.Module, source: str | None) -> Params:
+        """The network as it was given, or those of a source."""
+        weights = P.of(template)
+        if not weights:
+            raise ValueError("`network` has no weights.")
+        if source is None:
+            return {name: t.clone()[None] for name, t in weights.items()}
+        several = Path(source).is_dir()
+        if several and self.first:
+            raise ValueError(
+                "`start_from` a folder gives the networks of all members: it does not go together "
+                f"with `first_member` {self.first}."
+            )
+        stack, _ = read_networks(source, template, last=self.count)
+        if several and P.stack_size(stack) < self.count:
+            raise ValueError(
+                f"`start_from` {source} holds {P.stack_size(stack)} networks, fewer than the "
+                f"{self.count} members."
+            )
+        return {name: stack[name].to(t) for name, t in weights.items()}
+
+    def restart(self, template: nn.Module, members: Sequence[int], times: Tensor) -> Params:
+        """New weights for some members, a stack.
+
+        Args:
+            template: gives the computation.
+            members: which begin anew.
+            times: how often every member has begun anew.
+        """
+        networks = [
+            P.populate(
+                template, 1, keyed_generator(self.seed, "restart", self.first + m, int(times[m]))
+            )
+            for m in members
+        ]
+        return {name: torch.cat([n[name] for n in networks]) for name in networks[0]}
+
+
+def _checked_rates(rates: Sequence[float] | None, members: int) -> Tensor | None:
+    if rates is None:
+        return None
+    if isinstance(rates, int | float):
+        raise ValueError(f"`member_rates` must be a list, got {rates}.")
+    if len(rates) != members:
+        raise ValueError(
+            f"`member_rates` must be one for each of the {members} members, got {len(rates)}."
+        )
+    if not all(is_number(rate) and rate > 0 for rate in rates):
+        raise ValueError(f"`member_rates` must be positive numbers, got {rates}.")
+    return torch.tensor(list(rates), dtype=torch.float64)
