@@ -3,6 +3,7 @@
 python benchmarks/house.py                      the working tree
 python benchmarks/house.py --before REVISION    beside it that revision of git
 python benchmarks/house.py --list short         where docstrings of four words or fewer are
+python benchmarks/house.py --picture FILE       the layers, and which package imports which
 
 Nothing is imported or run. Code lines are those without blank lines, comments and docstrings; a
 function is as long as its body without the docstring; a chain is a class with all its bases that
@@ -203,10 +204,16 @@ def main() -> None:
     )
     parser.add_argument("--before", metavar="REVISION", help="a revision of git to compare with")
     parser.add_argument("--list", choices=["short", "long", "files"], help="places, no table")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the packages, no table")
     options = parser.parse_args()
     with package_of(None) as package:
         if options.list:
             print(*listed(package, options.list), sep="\n")
+            return
+        if options.picture:
+            from imports_picture import draw, layers
+
+            draw(package, layers(), options.picture)
             return
         columns = {"now": table_of(package)}
     if options.before:

@@ -59,8 +59,9 @@ class Source:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    target = alias.name if alias.asname else alias.name.partition(".")[0]
-                    names[alias.asname or target] = target
+                    first = alias.name.partition(".")[0]
+                    names[alias.asname or first] = alias.name if alias.asname else first
+                    names[alias.asname or alias.name] = alias.name
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     names[alias.asname or alias.name] = f"{self._origin(node)}.{alias.name}"
