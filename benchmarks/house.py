@@ -25,7 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests"))
 
-from source_code import Class, Definition, Package, body_lines, identifiers  # noqa: E402
+from source_code import Definition, body_lines, identifiers  # noqa: E402
+from source_package import Class, Package  # noqa: E402
 
 NAME = "lightning_bnn"
 VAGUE = ("found", "own", "held", "told")

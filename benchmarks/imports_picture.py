@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from source_code import Package
+from source_package import Package
 
 ROOT = Path(__file__).parents[1]
 INK, DOT, LINE, BAND = "#1d3557", "#c1440e", "#c9ced6", "#eef1f5"

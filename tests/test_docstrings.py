@@ -6,7 +6,8 @@ import importlib
 
 import pytest
 from pages import ROOT
-from source_code import Definition, Package, Source
+from source_code import Definition, Source
+from source_package import Package
 
 FEWEST = 5
 COMPLETE = {
