@@ -53,8 +53,8 @@ class Package:
     sources: dict[str, Source] = field(init=False)
 
     def __post_init__(self) -> None:
-        found = (Source(p, self._module(p)) for p in sorted(self.folder.rglob("*.py")))
-        self.sources = {source.module: source for source in found}
+        sources = (Source(p, self._module(p)) for p in sorted(self.folder.rglob("*.py")))
+        self.sources = {source.module: source for source in sources}
 
     def _module(self, path: Path) -> str:
         parts = path.relative_to(self.folder.parent).with_suffix("").parts

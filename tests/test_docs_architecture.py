@@ -18,8 +18,10 @@ CONTRACT = re.compile(r"^\| `(\w+)\(([^)]*)\)` \|", re.MULTILINE)
 
 def walks(text):
     """The steps of every walk, each a file and the name of a function there."""
-    found = {title: lines.splitlines() for title, lines in WALK.findall(text)}
-    return {title: [STEP.match(line).groups() for line in lines] for title, lines in found.items()}
+    return {
+        title: [STEP.match(line).groups() for line in lines.splitlines()]
+        for title, lines in WALK.findall(text)
+    }
 
 
 WALKS = walks(TEXT)
