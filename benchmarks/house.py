@@ -130,19 +130,23 @@ def vague_names(package: Package) -> Table:
 
 
 def chains(package: Package) -> Table:
-    """Depth of the class chains, and what a reader of one module class has to read."""
+    """Depth of the class chains, and what a reader of one module or one method has to read."""
     deepest = max(package.classes, key=package.depth)
     rows = {
         "deepest chain of classes": f"{package.depth(deepest)} {deepest.rpartition('.')[2]}",
-        "classes/methods/overridden/attributes": "",
+        "along a chain: classes, methods, overridden, attributes, lines": "",
     }
-    for name in module_classes(package):
+    for name in [*module_classes(package), *method_classes(package)]:
         ancestry = package.ancestry(name)
-        methods = set().union(*(one.methods for one in ancestry))
-        attributes = set().union(*(one.attributes for one in ancestry))
-        numbers = (package.depth(name), methods, defined_twice(ancestry), attributes)
-        cells = [str(n if isinstance(n, int) else len(n)) for n in numbers]
-        rows[f"  {name.rpartition('.')[2]}"] = " ".join(f"{cell:>3}" for cell in cells)
+        numbers = (
+            package.depth(name),
+            len(set().union(*(one.methods for one in ancestry))),
+            len(defined_twice(ancestry)),
+            len(set().union(*(one.attributes for one in ancestry))),
+            sum(one.lines for one in ancestry),
+        )
+        room, short_name = package.room(name), name.rpartition(".")[2]
+        rows[f"  {room}: {short_name}"] = " ".join(f"{number:>4}" for number in numbers)
     return rows
 
 
@@ -155,6 +159,16 @@ def module_classes(package: Package) -> list[str]:
         for name in names
         if name in package.classes
         and any("LightningModule" in base for base in package.foreign_bases(name))
+    ]
+
+
+def method_classes(package: Package) -> list[str]:
+    """The algorithms below `Method`, where there are any."""
+    root = f"{NAME}.methods.method.Method"
+    return [
+        name
+        for name in sorted(package.classes)
+        if name != root and any(one.name == root for one in package.ancestry(name))
     ]
 
 

@@ -27,6 +27,10 @@ class Class:
     bases: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
 
+    @property
+    def lines(self) -> int:
+        return self.node.end_lineno - self.node.lineno + 1
+
     @cached_property
     def methods(self) -> set[str]:
         return {node.name for node in self.node.body if isinstance(node, Function)}
