@@ -1,10 +1,10 @@
-"""Three callbacks added to a LightningModule of one's own.
+"""Four callbacks, added to a LightningModule that knows nothing of them.
 
     python examples/add_to_existing_run.py
     tensorboard --logdir runs
 
-Scalars `tau` and `mass`, pictures under `posterior/`, and the weights of every epoch in the bank
-that the last line prints.
+TensorBoard then shows the scalars `tau`, `mass` and `mass_excess`, and pictures under `posterior/`.
+The weights of every epoch are in the bank that the last line prints.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau
 
 
 class MyModule(L.LightningModule):
-    """Nothing here knows of lightning_bnn."""
+    """An ordinary module: nothing in it comes from lightning_bnn."""
 
     def __init__(self, hidden: int = 32, lr: float = 0.1):
         super().__init__()

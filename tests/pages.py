@@ -44,18 +44,18 @@ def page(name: str) -> str:
 
 def blocks(text: str) -> list[Block]:
     """All fenced blocks; fences that are not closed, or of a language that nobody runs, raise."""
-    found = [
+    parsed = [
         Block(match[1].strip(), match[2], text.count("\n", 0, match.start(2)))
         for match in _BLOCK.finditer(text)
     ]
-    if len(_FENCE.findall(text)) != 2 * len(found):
+    if len(_FENCE.findall(text)) != 2 * len(parsed):
         raise ValueError("There is a fence that is not closed, or that does not begin its line.")
-    for block in found:
+    for block in parsed:
         if block.language not in LANGUAGES:
             raise ValueError(
                 f"Line {block.line}: {block.language!r} is none of {', '.join(LANGUAGES)}."
             )
-    return found
+    return parsed
 
 
 def pasted(text: str, name: str) -> dict[str, Any]:
@@ -79,19 +79,20 @@ def _commands(text: str) -> list[Command]:
     """Where some lines have a prompt, the others are output; else every line is a command."""
     lines = text.replace("\\\n", " ").splitlines()
     prompts = any(line.startswith("$ ") for line in lines)
-    found: list[Command] = []
+    in_order: list[Command] = []
     for line in lines:
         if line.startswith("$ ") or not prompts:
-            found.append(Command(line.removeprefix("$ ")))
-        elif not found:
+            in_order.append(Command(line.removeprefix("$ ")))
+        elif not in_order:
             raise ValueError(f"{line!r} is the output of no command.")
         else:
-            found[-1] = Command(found[-1].line, f"{found[-1].shown}{line}\n")
-    return [command for command in found if command.words]
+            last = in_order.pop()
+            in_order.append(Command(last.line, f"{last.shown}{line}\n"))
+    return [command for command in in_order if command.words]
 
 
 def spans(text: str) -> list[str]:
-    """Code in the prose of a page."""
+    """The code between backticks in the prose of a page."""
     return [" ".join(span.split()) for span in _SPAN.findall(_BLOCK.sub("", text))]
 
 
@@ -104,8 +105,8 @@ def mentioned(text: str) -> list[Command]:
 # ------------------------------------------------------------ links
 def links(text: str) -> list[str]:
     """The targets of all links and pictures that are in this repository."""
-    found = _LINK.findall(_SPAN.sub("", _BLOCK.sub("", text)))
-    return [target for target in found if not re.match(r"[a-z]+:", target)]
+    targets = _LINK.findall(_SPAN.sub("", _BLOCK.sub("", text)))
+    return [target for target in targets if not re.match(r"[a-z]+:", target)]
 
 
 def anchors(text: str) -> set[str]:

@@ -24,21 +24,21 @@ _GENERATORS = set()
 
 
 class Pretended(torch.Tensor):
-    """A tensor of this device; ``held`` is its memory."""
+    """A tensor of this device, and the tensor of the CPU that is its memory."""
 
-    held: torch.Tensor
+    memory: torch.Tensor
 
     @staticmethod
-    def __new__(cls, held):
+    def __new__(cls, memory):
         made = torch.Tensor._make_wrapper_subclass(
             cls,
-            held.size(),
-            strides=held.stride(),
-            storage_offset=held.storage_offset(),
-            dtype=held.dtype,
+            memory.size(),
+            strides=memory.stride(),
+            storage_offset=memory.storage_offset(),
+            dtype=memory.dtype,
             device=torch.device(NAME, 0),
         )
-        made.held = held
+        made.memory = memory
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -52,7 +52,7 @@ class Pretended(torch.Tensor):
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
-            copied = Pretended(self.held.detach().clone()).requires_grad_(self.requires_grad)
+            copied = Pretended(self.memory.detach().clone()).requires_grad_(self.requires_grad)
             if isinstance(self, torch.nn.Parameter):
                 copied._is_param = True
             memo[id(self)] = copied
@@ -163,14 +163,14 @@ def _computed(operation, *args, **kwargs):
     device = kwargs.get("device")
     wanted = bool(ours) if device is None else _is_ours(device)
     _check_generator(name, kwargs.get("generator"), wanted)
-    inner, options = tree_map_only(Pretended, lambda t: t.held, (args, kwargs))
+    inner, options = tree_map_only(Pretended, lambda t: t.memory, (args, kwargs))
     if wanted and device is not None:
         options["device"] = "cpu"
-    found = operation(*inner, **options)
+    results = operation(*inner, **options)
     if not wanted:
-        return found
-    found = tree_map_only(torch.Tensor, Pretended, found)
-    return return_and_correct_aliasing(operation, args, kwargs, found) if ours else found
+        return results
+    results = tree_map_only(torch.Tensor, Pretended, results)
+    return return_and_correct_aliasing(operation, args, kwargs, results) if ours else results
 
 
 def _check_generator(name, generator, wanted):

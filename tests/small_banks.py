@@ -25,7 +25,7 @@ def networks(count, seed=0):
 
 
 def small_bank(folder):
-    """Fill a bank; what it held before its last entry, and what it holds."""
+    """Fill a bank; return its networks before and after the last entry."""
     stack, states = networks(9), []
     with pytest.MonkeyPatch.context() as patch, CheckpointBank(folder) as bank:
         patch.setattr(shard_folder, "_MERGE_SHARDS", 3)
@@ -41,7 +41,7 @@ def small_bank(folder):
 
 
 def contents(folder):
-    """The bytes of all files but the lock, those that were set aside among them."""
+    """The bytes of all files but the lock; those that were set aside are among them."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
     return {path.name: path.read_bytes() for path in files}
 
@@ -70,20 +70,21 @@ def written(lines):
 
 
 def refused_or_read(folder, states, log):
-    """Opened for reading and for appending: right, or one sentence; whatever it is, all is there.
+    """Open a damaged bank for reading and for appending: it is one of its states, or refused.
 
-    A torn last entry may be dropped, with a warning.
+    A refusal is one sentence that names the folder, and no shard is touched. A torn last entry may
+    be dropped, with a warning.
     """
     before = contents(folder)
     shards = {name: content for name, content in before.items() if name.startswith("shard-")}
     for mode in ("r", "a"):
         log.clear()
-        found, told = _opened(folder, mode)
-        if found is None:
-            assert re.fullmatch(rf".*{re.escape(str(folder))}.*\.", told), told  # one line
+        networks, message = _opened(folder, mode)
+        if networks is None:
+            assert re.fullmatch(rf".*{re.escape(str(folder))}.*\.", message), message  # one line
         else:
-            fitting = [_same(found, state) for state in states]
-            assert any(fitting), f"{len(found[1])} networks in mode {mode}"
+            fitting = [_same(networks, state) for state in states]
+            assert any(fitting), f"{len(networks[1])} networks in mode {mode}"
             assert fitting[-1] or "in the middle of an entry" in log.text
         assert contents(folder).items() >= shards.items()
         if mode == "r":
@@ -98,10 +99,10 @@ def _opened(folder, mode):
         return None, str(error)
 
 
-def _same(found, state):
-    stack, records = state
+def _same(networks, state):
+    (stack, records), (expected, expected_records) = networks, state
     return (
-        found[1] == records
-        and found[0].keys() == stack.keys()
-        and all(torch.equal(found[0][name], stack[name]) for name in stack)
+        records == expected_records
+        and stack.keys() == expected.keys()
+        and all(torch.equal(stack[name], tensor) for name, tensor in expected.items())
     )

@@ -37,8 +37,8 @@ def bank(path, count, seed=0, **records):
     """Freshly initialised networks; ``records`` are lists, one value for each."""
     networks = P.populate(NET, count, torch.Generator().manual_seed(seed))
     rows = [{name: values[k] for name, values in records.items()} for k in range(count)]
-    with CheckpointBank(path) as held:
-        held.extend(networks, rows)
+    with CheckpointBank(path) as bank:
+        bank.extend(networks, rows)
     return networks
 
 
@@ -48,9 +48,9 @@ def results(folder):
 
 def numbers(folder, table):
     """Rows of a table as numbers by column."""
-    held = results(folder)["tables"][table]
+    stored = results(folder)["tables"][table]
 
     def plain(cell):
         return cell["value"] if isinstance(cell, dict) else cell
 
-    return [dict(zip(held["header"], map(plain, row), strict=True)) for row in held["rows"]]
+    return [dict(zip(stored["header"], map(plain, row), strict=True)) for row in stored["rows"]]

@@ -88,7 +88,7 @@ CHECKS = {
     "docs/studies.md": studies_page,
     "docs/symmetry.md": symmetry_page,
 }
-NO_PYTHON = ("docs/benchmarks.md", "docs/p1.md", "docs/p2.md", "docs/p3.md")
+NO_PYTHON = tuple(f"docs/{name}.md" for name in ("architecture", "benchmarks", "p1", "p2", "p3"))
 
 
 TRAINING = "README.md", "docs/modules.md", "docs/scale.md"

@@ -1,0 +1,148 @@
+"""Docstrings say something: none is missing where nothing else explains a name, few are short."""
+
+import ast
+import functools
+import importlib
+
+import pytest
+from pages import ROOT
+from source_code import Definition, Source
+from source_package import Package
+
+FEWEST = 5
+COMPLETE = {
+    "Bytes on disk.",
+    "Differential entropy, in nats.",
+    "Monte Carlo dropout.",
+    "Number of training examples.",
+    "Pictures of predictions.",
+    "Rebasin by hidden activations.",
+}
+"""Docstrings of few words to which nothing can be added."""
+SHORT = {
+    "bank": 10,
+    "callbacks": 2,
+    "commands": 8,
+    "datamodules": 6,
+    "likelihoods models named_tensors strategies": 5,
+    "metrics": 19,
+    "modules methods judging": 41,
+    "posteriors samplers": 16,
+    "stacks": 1,
+    "studies comparison": 27,
+    "symmetry": 18,
+}
+"""How many other docstrings of few words are left, by folder; the numbers may only fall."""
+
+
+@functools.cache
+def package():
+    return Package(ROOT / "lightning_bnn")
+
+
+def is_short(docstring):
+    return docstring not in COMPLETE and 0 < len((docstring or "").split()) < FEWEST
+
+
+def needs_docstring(definition: Definition, package: Package) -> bool:
+    """Whether it is exported, and no method of the same name in a base class explains it."""
+    if not definition.is_exported or _is_overload_or_setter(definition):
+        return False
+    return not package.overrides(definition) and not any(
+        hasattr(base, definition.node.name) for base in _foreign_bases(definition, package)
+    )
+
+
+def _is_overload_or_setter(definition):
+    decorators = getattr(definition.node, "decorator_list", [])
+    return any(ast.unparse(d).endswith(("overload", ".setter")) for d in decorators)
+
+
+def _foreign_bases(definition, package):
+    """Classes of Lightning, torch and others, from which the class of a method is derived."""
+    if definition.owner is None or isinstance(definition.node, ast.ClassDef):
+        return
+    for name in package.foreign_bases(f"{definition.source.module}.{definition.owner}"):
+        module, _, attribute = name.rpartition(".")
+        yield getattr(importlib.import_module(module), attribute)
+
+
+def test_what_is_public_and_new_has_a_docstring():
+    missing = [
+        definition.place
+        for definition in package().definitions()
+        if not definition.docstring and needs_docstring(definition, package())
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("rooms", [*SHORT, ""])
+def test_docstrings_have_enough_words_to_say_something(rooms):
+    """Of some folders; the last case is all folders that have no allowance."""
+    allowed = set(rooms.split()) or set(package().rooms) - set(" ".join(SHORT).split())
+    short = [
+        f"{definition.place}: {definition.docstring}"
+        for definition in package().definitions()
+        if package().room(definition.source.module) in allowed and is_short(definition.docstring)
+    ]
+    assert len(short) <= SHORT.get(rooms, 0), "\n".join(short)
+
+
+EXAMPLE = '''"""A file with everything in it."""
+
+import lightning as L
+
+__all__ = ["Module"]
+
+
+class Module(L.LightningModule):
+    """A module with three methods."""
+
+    def training_step(self, batch): ...
+
+    def __len__(self): ...
+
+    def train(self):
+        """Go on."""
+
+    def missing(self):
+        self.width, self.__dict__["depth"] = 1, 2
+        self.register_buffer("order", None)
+
+
+class Heir(Module):
+    """A class that is not exported."""
+
+    def missing(self): ...
+
+    def other(self): ...
+'''
+
+
+@pytest.fixture
+def example(tmp_path):
+    folder = tmp_path / "example"
+    folder.mkdir()
+    (folder / "__init__.py").write_text('"""One that exports nothing of its own."""\n')
+    (folder / "file.py").write_text(EXAMPLE)
+    return Package(folder)
+
+
+def test_only_new_public_names_need_docstrings(example):
+    needing = {d.name for d in example.definitions() if needs_docstring(d, example)} - {""}
+    assert needing == {"Module", "Module.missing"}
+    assert [d.name for d in example.definitions() if is_short(d.docstring)] == ["Module.train"]
+
+
+def test_classes_are_followed_to_their_bases(example):
+    heir, module = example.ancestry("example.file.Heir")
+    assert (heir.bases, heir.foreign) == (("example.file.Module",), ())
+    assert module.foreign == ("lightning.LightningModule",)
+    assert module.attributes == {"width", "depth", "order"}
+    assert (example.depth("example.file.Heir"), example.depth("example.file.Module")) == (2, 1)
+
+
+def test_code_lines_leave_out_blank_lines_comments_and_docstrings(tmp_path):
+    path = tmp_path / "it.py"
+    path.write_text('"""Two\nlines."""\n\n# why\nx = """a\nb"""  # two\n"""What x is."""\n')
+    assert Source(path, "it").code_lines == 2
