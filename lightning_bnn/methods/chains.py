@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from lightning_bnn.arguments import count
 from lightning_bnn.harvest import Schedule
 from lightning_bnn.methods.health import finite_members
 from lightning_bnn.methods.kept_networks import InMemory, KeptNetworks
-from lightning_bnn.methods.method import Fit, Progress
+from lightning_bnn.methods.method import Choice, Fit, Progress
 from lightning_bnn.methods.networks import Networks
 from lightning_bnn.methods.run import Run
 from lightning_bnn.params import Params, stack_size
@@ -31,13 +30,20 @@ class Chains(Networks):
         network: gives the computation.
         stack: where the chains start.
         keeping: says where networks are kept.
-        **health: see `Networks`.
+        max_loss, restarts: see `Networks`.
     """
 
     holds_files = True
 
-    def __init__(self, network: nn.Module, stack: Params, keeping: Keeping, **health: Any) -> None:
-        super().__init__(network, stack, **health)
+    def __init__(
+        self,
+        network: nn.Module,
+        stack: Params,
+        keeping: Keeping,
+        max_loss: float | None = None,
+        restarts: int = 0,
+    ) -> None:
+        super().__init__(network, stack, max_loss, restarts)
         self.count = stack_size(stack)
         self.samples = keeping.store(self.count)
 
@@ -56,21 +62,16 @@ class Chains(Networks):
         times = finite.tolist()
         return [k * self.count + m for k, row in enumerate(times) for m in chains if row[m]]
 
-    def kept(self) -> Empirical:
-        """All networks that were kept, each as likely as the others."""
-        rows = self.rows()
+    def kept(self, choose: Choice = list) -> Empirical:
+        """Networks that were kept, each as likely as the others.
+
+        Args:
+            choose: which of them, by default all.
+        """
+        rows = choose(self.rows())
         if not rows:
             return self.members()
         return Empirical(self.samples.networks(rows), [row % self.count for row in rows])
-
-    def some_kept(self, draws: int, generator: torch.Generator | None) -> Empirical:
-        """Some of them, drawn without replacement."""
-        rows = self.rows()
-        if not rows:
-            return self.members()
-        order = torch.randperm(len(rows), generator=generator)
-        chosen = [rows[k] for k in order[:draws].sort().values.tolist()]
-        return Empirical(self.samples.networks(chosen))
 
     def chains(self, first: int = 0) -> Params:
         """All networks that were kept, as ``(members, times, ...)``; nothing if there are none.

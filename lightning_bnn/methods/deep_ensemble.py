@@ -9,6 +9,7 @@ References:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,24 +30,23 @@ from lightning_bnn.samplers import Langevin
 __all__ = ["DeepEnsemble"]
 
 
+@dataclass(eq=False)
 class DeepEnsemble(Method):
     """Every member goes to a maximum of the posterior, or of the likelihood without a prior.
 
-    Args:
-        prior_std: standard deviation of a Gaussian prior over all weights; None for none.
-        max_loss: members above it are left out, see `lightning_bnn.methods.health.Divergence`.
-        restarts: how often a member that has diverged may begin anew.
+    Arguments are those of `lightning_bnn.modules.DeepEnsemble`.
     """
+
+    prior_std: float | None = None
+    max_loss: float | None = None
+    restarts: int = 0
 
     takes_samplers = True
     can_be_shared = True
 
-    def __init__(
-        self, prior_std: float | None = None, max_loss: float | None = None, restarts: int = 0
-    ) -> None:
-        self.prior = gaussian_prior(prior_std)
+    def __post_init__(self) -> None:
+        self.prior = gaussian_prior(self.prior_std)
         self.needs_num_data = self.prior is not None
-        self.max_loss, self.restarts = max_loss, restarts
 
     def init(self, network: nn.Module, stack: Params) -> Networks:
         return Networks(network, stack, self.max_loss, self.restarts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -48,36 +49,31 @@ class Collected(State):
         return self.collected.modes()
 
 
+@dataclass(eq=False)
 class FromCheckpoints(Method):
     """The networks themselves, or a Gaussian through those of each member.
 
     Args:
         networks: a stack.
         chains: for every network, the member that it is of.
-        kind: the ``"networks"``; a ``"diagonal"`` Gaussian with their means and standard
-            deviations; or ``"low_rank"``, SWAG's Gaussian through a trajectory.
-        rank: deviations of the low-rank Gaussian, by default 20 or all that there are.
-        scale: multiplies its covariance.
+        kind, rank, scale: as `lightning_bnn.modules.FromCheckpoints` takes them.
     """
+
+    networks: Params
+    chains: Sequence[int]
+    kind: Kind = "networks"
+    rank: int | None = None
+    scale: float = 1.0
 
     trains = False
     needs_num_data = False
     refreshes_statistics = True
 
-    def __init__(
-        self,
-        networks: Params,
-        chains: Sequence[int],
-        kind: Kind = "networks",
-        rank: int | None = None,
-        scale: float = 1.0,
-    ) -> None:
-        option("kind", kind, get_args(Kind))
-        if rank is not None:
-            count("rank", rank, 2)
-        not_negative("scale", scale)
-        self.networks, self.chains = networks, list(chains)
-        self.kind, self.rank, self.scale = kind, rank, scale
+    def __post_init__(self) -> None:
+        option("kind", self.kind, get_args(Kind))
+        if self.rank is not None:
+            count("rank", self.rank, 2)
+        not_negative("scale", self.scale)
 
     def init(self, network: nn.Module, stack: Params) -> Collected:
         networks, chains = self.networks, self.chains
@@ -108,6 +104,3 @@ class FromCheckpoints(Method):
     def count(self, posterior: Posterior, wanted: int) -> int:
         """As many as are asked for; of networks, as many as there are."""
         return min(wanted, posterior.size) if isinstance(posterior, Empirical) else wanted
-
-    def unfitted(self, members: int) -> None:
-        return None

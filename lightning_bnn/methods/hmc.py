@@ -10,6 +10,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.chains import Chains, Keeping
 from lightning_bnn.methods.dropout_layers import has_dropout
-from lightning_bnn.methods.method import Fit, Method, Progress
+from lightning_bnn.methods.method import Choice, Fit, Method, Progress
 from lightning_bnn.methods.run import Run
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
@@ -53,6 +54,7 @@ class HamiltonianChains(Chains):
         self.acceptance, self.transitions = torch.zeros(self.count), 0
 
 
+@dataclass(eq=False)
 class HMC(Method):
     """Samples of the posterior, exact but for the length of the chains.
 
@@ -64,13 +66,16 @@ class HMC(Method):
         keeping: when and where the members are kept.
     """
 
+    prior_std: float = 1.0
+    keeping: Keeping = field(default_factory=Keeping)
+
     takes_samplers = True
     takes_all_data = True
+    unfitted = "its chains are judged where they start"
 
-    def __init__(self, prior_std: float = 1.0, keeping: Keeping | None = None) -> None:
-        positive("prior_std", prior_std)
-        self.prior = IsotropicGaussianPrior(prior_std)
-        self.keeping = Keeping() if keeping is None else keeping
+    def __post_init__(self) -> None:
+        positive("prior_std", self.prior_std)
+        self.prior = IsotropicGaussianPrior(self.prior_std)
 
     def init(self, network: nn.Module, stack: Params) -> HamiltonianChains:
         if has_dropout(network):
@@ -182,17 +187,8 @@ class HMC(Method):
     def posterior(self, state: HamiltonianChains) -> Empirical:
         return state.kept()
 
-    def judged(
-        self,
-        state: HamiltonianChains,
-        draws: int | None = None,
-        generator: torch.Generator | None = None,
-        fitting: bool = False,
-    ) -> Empirical:
-        return state.kept() if draws is None else state.some_kept(draws, generator)
-
-    def unfitted(self, members: int) -> str:
-        return "its chains are judged where they start"
+    def judged(self, state: Chains, choose: Choice = list, fitting: bool = False) -> Empirical:
+        return state.kept(choose)
 
 
 def _processes() -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
@@ -20,7 +21,7 @@ from lightning_bnn import params as P
 from lightning_bnn.arguments import not_negative, positive
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.methods.batch import Batch
-from lightning_bnn.methods.method import Fit, Method, Progress
+from lightning_bnn.methods.method import Choice, Fit, Method, Progress
 from lightning_bnn.methods.networks import Networks, gaussian_prior, penalised_losses
 from lightning_bnn.methods.run import Run
 from lightning_bnn.metrics.validation import option
@@ -47,25 +48,19 @@ class CurvedNetworks(Networks):
     Args:
         network: gives the computation.
         stack: the members.
+        method: says what the curvature is like.
         last_layer: name of the layer whose weights are random; None for all.
-        by_tensor: whether every tensor has a block of its own.
-        **health: see `Networks`.
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        stack: Params,
-        last_layer: str | None,
-        by_tensor: bool,
-        **health: Any,
+        self, network: nn.Module, stack: Params, method: Laplace, last_layer: str | None
     ) -> None:
-        super().__init__(network, stack, **health)
+        super().__init__(network, stack, method.max_loss, method.restarts)
         self.last_layer = last_layer
         prefix = f"{last_layer}." if last_layer else ""
         trained = [n for n, p in network.named_parameters() if p.requires_grad]
         names = [n for n in trained if last_layer is None or n.startswith(prefix)]
-        self.blocks = [(n,) for n in names] if by_tensor else [tuple(names)]
+        self.blocks = [(n,) for n in names] if method.structure == "kron" else [tuple(names)]
         self.fitted = NamedTensors()
 
     def member(self, index: int) -> Params:
@@ -90,52 +85,42 @@ class CurvedNetworks(Networks):
         )
 
 
+@dataclass(eq=False)
 class Laplace(Method):
-    r"""A maximum of the posterior, and the Gaussian that its curvature speaks for.
+    """A maximum of the posterior, and the Gaussian that its curvature speaks for.
 
     H is the generalised Gauss-Newton matrix of the summed negative log-likelihood on all training
-    data. While the networks train, the members are judged as they are.
-
-    Args:
-        structure: of the curvature: ``"full"``, ``"kron"`` or ``"diag"``.
-        layers: ``"all"`` weights are random, or those of the ``"last"`` linear layer; by default
-            all, or the last for Kronecker factors of a network with layers that have none.
-        prior_std: standard deviation of a Gaussian prior over all weights, in training.
-        prior_precision: :math:`\lambda`; by default that of largest marginal likelihood.
-        temperature: T.
-        prediction: by ``"linearised"`` networks, or by the ``"network"`` itself.
-        **health: ``max_loss`` and ``restarts``, see `lightning_bnn.methods.health.Divergence`.
+    data. While the networks train, the members are judged as they are. Arguments are those of
+    `lightning_bnn.modules.Laplace`.
     """
 
-    completion = "curvature"
+    structure: Structure = "kron"
+    layers: Layers | None = None
+    prior_std: float | None = None
+    prior_precision: float | None = None
+    temperature: float = 1.0
+    prediction: Prediction = "linearised"
+    max_loss: float | None = None
+    restarts: int = 0
 
-    def __init__(
-        self,
-        structure: Structure = "kron",
-        layers: Layers | None = None,
-        prior_std: float | None = None,
-        prior_precision: float | None = None,
-        temperature: float = 1.0,
-        prediction: Prediction = "linearised",
-        **health: Any,
-    ) -> None:
-        option("structure", structure, get_args(Structure))
-        if layers is not None:
-            option("layers", layers, get_args(Layers))
-        option("prediction", prediction, get_args(Prediction))
-        if prior_precision is not None:
-            positive("prior_precision", prior_precision)
-        not_negative("temperature", temperature)
-        self.prior = gaussian_prior(prior_std)
+    completion = "curvature"
+    unfitted = "it is the curvature around the networks as they were given that counts"
+
+    def __post_init__(self) -> None:
+        option("structure", self.structure, get_args(Structure))
+        if self.layers is not None:
+            option("layers", self.layers, get_args(Layers))
+        option("prediction", self.prediction, get_args(Prediction))
+        if self.prior_precision is not None:
+            positive("prior_precision", self.prior_precision)
+        not_negative("temperature", self.temperature)
+        self.prior = gaussian_prior(self.prior_std)
         self.needs_num_data = self.prior is not None
-        self.structure, self.layers = structure, layers
-        self.prior_precision, self.temperature = prior_precision, temperature
-        self.prediction, self.health = prediction, health
 
     def init(self, network: nn.Module, stack: Params) -> CurvedNetworks:
         layers = self.layers or ("last" if self.lacking_factors(network) else "all")
         last_layer = last_layer_name(network) if layers == "last" else None
-        return CurvedNetworks(network, stack, last_layer, self.structure == "kron", **self.health)
+        return CurvedNetworks(network, stack, self, last_layer)
 
     def check(self, likelihood: Any) -> None:
         curvature_root(likelihood)
@@ -221,16 +206,16 @@ class Laplace(Method):
         modes = [state.gaussian(m, self.temperature, self.prediction) for m in members]
         return modes[0] if len(modes) == 1 else Mixture(modes)
 
-    def exported(self, state: CurvedNetworks, *_: Any, **__: Any) -> Posterior:
-        if self.is_complete(state) and self.prediction == "linearised" and state.last_layer is None:
+    def exported(
+        self, state: CurvedNetworks, choose: Choice = list, fitting: bool = False
+    ) -> Posterior:
+        linearised = self.is_complete(state) and self.prediction == "linearised"
+        if linearised and state.last_layer is None:
             raise ValueError(
                 "Linearised networks cannot be exported: take `layers='last'` or "
                 "`prediction='network'`."
             )
         return self.posterior(state)
-
-    def unfitted(self, members: int) -> str:
-        return "it is the curvature around the networks as they were given that counts"
 
 
 class _Pairs:

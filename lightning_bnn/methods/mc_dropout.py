@@ -7,13 +7,14 @@ References:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bnn.methods.batch import Batch
-from lightning_bnn.methods.method import Method
+from lightning_bnn.methods.method import Choice, Method
 from lightning_bnn.methods.networks import Networks, gaussian_prior, penalised_losses
 from lightning_bnn.methods.run import Run
 from lightning_bnn.metrics.validation import option
@@ -31,28 +32,27 @@ class DroppedNetworks(Networks):
     sites: list[DropoutSite] | None = None
 
 
+@dataclass(eq=False)
 class MCDropout(Method):
     """Networks that drop units in training and in prediction; BatchNorm uses its statistics.
 
-    Args:
-        layers: where dropout is active in evaluation: before ``"all"`` linear layers but the first
-            layer of the network, or before the ``"last"``.
-        prior_std: standard deviation of a Gaussian prior over all weights; None for none.
-        **health: ``max_loss`` and ``restarts``, see `lightning_bnn.methods.health.Divergence`.
+    Arguments are those of `lightning_bnn.modules.MCDropout`.
     """
+
+    layers: Layers = "all"
+    prior_std: float | None = None
+    max_loss: float | None = None
+    restarts: int = 0
 
     can_be_shared = True
 
-    def __init__(
-        self, layers: Layers = "all", prior_std: float | None = None, **health: Any
-    ) -> None:
-        option("layers", layers, get_args(Layers))
-        self.prior = gaussian_prior(prior_std)
+    def __post_init__(self) -> None:
+        option("layers", self.layers, get_args(Layers))
+        self.prior = gaussian_prior(self.prior_std)
         self.needs_num_data = self.prior is not None
-        self.layers, self.health = layers, health
 
     def init(self, network: nn.Module, stack: Params) -> DroppedNetworks:
-        return DroppedNetworks(network, stack, **self.health)
+        return DroppedNetworks(network, stack, self.max_loss, self.restarts)
 
     def losses(self, state: DroppedNetworks, batch: Batch, run: Run) -> dict[str, Tensor]:
         return penalised_losses(state, batch, run, self.prior)
@@ -76,11 +76,15 @@ class MCDropout(Method):
             )
         return Dropout(state.members().networks, state.sites, self.layers)
 
-    def judged(self, state: DroppedNetworks, *_: Any, **__: Any) -> Dropout:
+    def judged(
+        self, state: DroppedNetworks, choose: Choice = list, fitting: bool = False
+    ) -> Dropout:
         """The members; what is dropped is seen when they predict."""
         return Dropout(state.members().networks, layers=self.layers)
 
-    def exported(self, state: DroppedNetworks, *_: Any, **__: Any) -> Dropout:
+    def exported(
+        self, state: DroppedNetworks, choose: Choice = list, fitting: bool = False
+    ) -> Dropout:
         """Samples of weights; they drop the same units for all inputs."""
         return self.posterior(state)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lightning_bnn.methods.batch import Batch
@@ -17,7 +16,11 @@ from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior
 from lightning_bnn.samplers import HMC, Langevin
 
-__all__ = ["Fit", "Method", "Progress", "State"]
+__all__ = ["Choice", "Fit", "Method", "Progress", "State"]
+
+
+Choice = Callable[[Sequence[int]], list[int]]
+"""Picks some of many."""
 
 
 class State(nn.Module, ABC):
@@ -130,6 +133,8 @@ class Method(ABC):
     """Whether processes may take some members each: nothing but members is in the state."""
     completion = ""
     """What `at_end` computes, as a word for messages."""
+    unfitted = ""
+    """What is judged, even of a single member, if nothing has been trained or loaded."""
     refreshes_statistics = False
     """Whether networks that were drawn need statistics of BatchNorm of their own."""
 
@@ -208,19 +213,12 @@ class Method(ABC):
     def posterior(self, state: Any) -> Posterior:
         """The posterior as it is now."""
 
-    def judged(
-        self,
-        state: Any,
-        draws: int | None = None,
-        generator: torch.Generator | None = None,
-        fitting: bool = False,
-    ) -> Posterior:
-        """One that predicts as the posterior does, and may be cheaper; all of a list predicts.
+    def judged(self, state: Any, choose: Choice = list, fitting: bool = False) -> Posterior:
+        """One that predicts as the posterior does, and may be cheaper.
 
         Args:
             state: of this method.
-            draws: how many networks will predict; by default all that can.
-            generator: of choices among many.
+            choose: which of many networks predict, given their numbers.
             fitting: whether the weights are about to change.
         """
         return self.posterior(state)
@@ -229,16 +227,6 @@ class Method(ABC):
         """How many networks of what is judged predict: all of a list, as many as wanted else."""
         return posterior.size if isinstance(posterior, Empirical) else wanted
 
-    def exported(
-        self,
-        state: Any,
-        draws: int | None = None,
-        generator: torch.Generator | None = None,
-        fitting: bool = False,
-    ) -> Posterior:
+    def exported(self, state: Any, choose: Choice = list, fitting: bool = False) -> Posterior:
         """One whose samples are plain networks that predict as the posterior does."""
-        return self.judged(state, draws, generator, fitting)
-
-    def unfitted(self, members: int) -> str | None:
-        """What would be judged if nothing had been trained or loaded; None if all is well."""
-        return "its members have the weights that they were drawn with" if members > 1 else None
+        return self.judged(state, choose, fitting)

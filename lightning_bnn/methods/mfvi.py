@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol, TypeVar, cast, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -36,13 +37,6 @@ Initialisation = Literal["network", "blitz"]
 KL = Literal["closed", "sampled"]
 G = TypeVar("G", bound="Gaussians")
 _LOG_2PI = math.log(2 * math.pi)
-
-
-class Prior(Protocol):
-    """What is asked of a prior."""
-
-    def log_prob(self, params: Params, names: Sequence[str], stacked: bool) -> Tensor:
-        """Log-density of every network of a stack."""
 
 
 class Gaussians(State):
@@ -81,53 +75,40 @@ class Gaussians(State):
         ]
 
 
+@dataclass(eq=False)
 class MFVI(Method):
     """A diagonal Gaussian over the weights of each member.
 
-    Args:
-        prior_std: standard deviation of the Gaussian prior.
-        prior: another prior: a module with ``log_prob(params, names, stacked)``.
-        init_std: standard deviation of all weights at the start.
-        initialisation: where means start: at the weights of the ``"network"``, or as BLiTZ does.
-        elbo_samples: weight samples of every step.
-        temperature: T, of the tempered posterior.
-        kl_weight: multiplies all complexity terms, a departure from Bayes.
-        kl: ``"closed"`` form, or ``"sampled"`` with the weights of the step.
-        reparameterisation: noise in ``"weight"`` space, ``"local"`` or ``"flipout"``.
+    Arguments are those of `lightning_bnn.modules.MFVI`.
     """
+
+    prior_std: float = 1.0
+    prior: Any = None
+    init_std: float = 0.01
+    initialisation: Initialisation = "network"
+    elbo_samples: int = 1
+    temperature: float = 1.0
+    kl_weight: float = 1.0
+    kl: KL = "closed"
+    reparameterisation: Reparameterisation = "weight"
 
     is_mixture = True
     can_be_shared = True
+    unfitted = "its Gaussians are where they start"
 
-    def __init__(
-        self,
-        prior_std: float = 1.0,
-        prior: nn.Module | None = None,
-        init_std: float = 0.01,
-        initialisation: Initialisation = "network",
-        elbo_samples: int = 1,
-        temperature: float = 1.0,
-        kl_weight: float = 1.0,
-        kl: KL = "closed",
-        reparameterisation: Reparameterisation = "weight",
-    ) -> None:
-        positive("prior_std", prior_std)
-        positive("init_std", init_std)
-        count("elbo_samples", elbo_samples)
-        not_negative("temperature", temperature)
-        not_negative("kl_weight", kl_weight)
-        option("initialisation", initialisation, get_args(Initialisation))
-        option("kl", kl, get_args(KL))
-        option("reparameterisation", reparameterisation, get_args(Reparameterisation))
-        if prior is not None and kl == "closed":
+    def __post_init__(self) -> None:
+        positive("prior_std", self.prior_std)
+        positive("init_std", self.init_std)
+        count("elbo_samples", self.elbo_samples)
+        not_negative("temperature", self.temperature)
+        not_negative("kl_weight", self.kl_weight)
+        option("initialisation", self.initialisation, get_args(Initialisation))
+        option("kl", self.kl, get_args(KL))
+        option("reparameterisation", self.reparameterisation, get_args(Reparameterisation))
+        if self.prior is None:
+            self.prior = IsotropicGaussianPrior(self.prior_std)
+        elif self.kl == "closed":
             raise ValueError("`prior` of your own has no closed form: pass `kl='sampled'`.")
-        self.prior: Prior = (
-            IsotropicGaussianPrior(prior_std) if prior is None else cast(Prior, prior)
-        )
-        self.prior_std, self.kl = prior_std, kl
-        self.init_std, self.initialisation = init_std, initialisation
-        self.temperature, self.kl_weight = temperature, kl_weight
-        self.elbo_samples, self.reparameterisation = elbo_samples, reparameterisation
 
     def init(self, network: nn.Module, stack: Params, kind: type[G] = Gaussians) -> G:  # type: ignore[assignment]  # its default is one
         trained = [n for n, p in network.named_parameters() if p.requires_grad]
@@ -219,9 +200,6 @@ class MFVI(Method):
     def posterior(self, state: Gaussians) -> Posterior:
         modes = state.modes()
         return modes[0] if len(modes) == 1 else Mixture(modes)
-
-    def unfitted(self, members: int) -> str:
-        return "its Gaussians are where they start"
 
 
 @torch.no_grad()

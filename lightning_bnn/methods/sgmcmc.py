@@ -9,16 +9,16 @@ References:
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lightning_bnn import samplers
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.chains import Chains, Keeping
 from lightning_bnn.methods.dropout_layers import has_dropout
-from lightning_bnn.methods.method import Fit, Method, Progress
+from lightning_bnn.methods.method import Choice, Fit, Method, Progress
 from lightning_bnn.methods.networks import gaussian_prior, refuse_second_prior
 from lightning_bnn.methods.run import Run
 from lightning_bnn.params import Params
@@ -28,6 +28,7 @@ from lightning_bnn.samplers import CyclicalSchedule, Langevin
 __all__ = ["SGMCMC"]
 
 
+@dataclass(eq=False)
 class SGMCMC(Method):
     """Samples of the posterior by any sampler of `lightning_bnn.samplers` with mini-batches.
 
@@ -35,20 +36,22 @@ class SGMCMC(Method):
         prior_std: standard deviation of a Gaussian prior over all weights; None leaves it to the
             sampler.
         keeping: when and where the members are kept.
-        **health: ``max_loss`` and ``restarts``, see `lightning_bnn.methods.health.Divergence`.
+        max_loss, restarts: see `lightning_bnn.methods.health.Divergence`.
     """
 
-    takes_samplers = True
+    prior_std: float | None = 1.0
+    keeping: Keeping = field(default_factory=Keeping)
+    max_loss: float | None = None
+    restarts: int = 0
 
-    def __init__(
-        self, prior_std: float | None = 1.0, keeping: Keeping | None = None, **health: Any
-    ) -> None:
-        self.prior = gaussian_prior(prior_std)
-        self.keeping = Keeping() if keeping is None else keeping
-        self.health = health
+    takes_samplers = True
+    unfitted = "its chains are judged where they start"
+
+    def __post_init__(self) -> None:
+        self.prior = gaussian_prior(self.prior_std)
 
     def init(self, network: nn.Module, stack: Params) -> Chains:
-        return Chains(network, stack, self.keeping, **self.health)
+        return Chains(network, stack, self.keeping, self.max_loss, self.restarts)
 
     def losses(self, state: Chains, batch: Batch, run: Run) -> dict[str, Tensor]:
         """Mean negative log-likelihood; the prior is the sampler's part."""
@@ -110,17 +113,8 @@ class SGMCMC(Method):
     def posterior(self, state: Chains) -> Empirical:
         return state.kept()
 
-    def judged(
-        self,
-        state: Chains,
-        draws: int | None = None,
-        generator: torch.Generator | None = None,
-        fitting: bool = False,
-    ) -> Empirical:
-        return state.kept() if draws is None else state.some_kept(draws, generator)
-
-    def unfitted(self, members: int) -> str:
-        return "its chains are judged where they start"
+    def judged(self, state: Chains, choose: Choice = list, fitting: bool = False) -> Empirical:
+        return state.kept(choose)
 
 
 def _cycles(schedulers: tuple[Any, ...]) -> list[CyclicalSchedule]:

@@ -11,6 +11,7 @@ References:
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,42 +22,32 @@ from lightning_bnn.arguments import count, not_negative, positive
 from lightning_bnn.harvest import Schedule
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.health import Diverged, finite_members
-from lightning_bnn.methods.high_rate import HighRate
 from lightning_bnn.methods.kept_networks import InMemory
-from lightning_bnn.methods.method import Fit, Method, Progress
+from lightning_bnn.methods.method import Choice, Fit, Method, Progress
 from lightning_bnn.methods.networks import Networks, gaussian_prior, penalised_losses
 from lightning_bnn.methods.run import Run
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import LowRankGaussian, Mixture, Posterior
+from lightning_bnn.samplers.high_rate import HighRate
 
 __all__ = ["SWAG", "Moments"]
 
 
 class Moments(Networks):
-    """Networks, and the mean, squared deviations and last values of their weights.
-
-    Args:
-        network: gives the computation.
-        stack: the members.
-        rank: how many of the last values are kept.
-        start: epoch after which weights are collected; None until the length of the run is known.
-        **health: see `Networks`.
-    """
+    """Networks, and the mean, squared deviations and last values of their weights."""
 
     collected: Tensor
 
-    def __init__(
-        self, network: nn.Module, stack: Params, rank: int, start: int | None, **health: Any
-    ) -> None:
-        super().__init__(network, stack, **health)
+    def __init__(self, network: nn.Module, stack: Params, method: SWAG) -> None:
+        super().__init__(network, stack, method.max_loss, method.restarts)
         trained = {n for n, p in network.named_parameters() if p.requires_grad}
         self.weights = [n for n in P.weight_names(network) if n in trained]
         zeros = {n: torch.zeros_like(stack[n]) for n in self.weights}
         self.mean, self.squares = NamedTensors(zeros), NamedTensors(zeros)
         self.register_buffer("collected", torch.zeros((), dtype=torch.long))
-        self.last = InMemory(rank)
-        self.notes["start"] = self.given_start = start
+        self.last, self.scale = InMemory(method.rank), method.scale
+        self.notes["start"] = self.given_start = method.start
 
     def recall(self, notes: dict[str, Any]) -> None:
         """The start stays, also of a run that is resumed to be longer."""
@@ -89,7 +80,7 @@ class Moments(Networks):
             torch._foreach_zero_(list(moment.tensors().values()))
         self.last.forget()
 
-    def modes(self, scale: float) -> list[LowRankGaussian]:
+    def modes(self) -> list[LowRankGaussian]:
         """The Gaussian of each healthy member."""
         means = P.unstack({**self.stack(), **self.mean.tensors()})
         times = int(self.collected)
@@ -100,7 +91,7 @@ class Moments(Networks):
                 means[m],
                 stds[m],
                 {name: t[:, m] - means[m][name] for name, t in last.items()},
-                scale,
+                self.scale,
                 self.weights,
             )
             for m in self._with_finite_moments()
@@ -115,49 +106,40 @@ class Moments(Networks):
         return well
 
 
+@dataclass(eq=False)
 class SWAG(Method):
     """Mean, variances and last deviations of the weights along a run, a Gaussian for each member.
 
-    Args:
-        prior_std: standard deviation of a Gaussian prior over all weights; None for none.
-        start: epoch after which weights are collected, by default half of the run.
-        every_n_epochs: how often they are collected.
-        swa_lr: the high rate; by default the schedule of the rate goes on.
-        ramp: epochs until the high rate is reached.
-        rank: how many deviations are kept.
-        scale: multiplies the covariance.
-        **health: ``max_loss`` and ``restarts``, see `lightning_bnn.methods.health.Divergence`.
+    Arguments are those of `lightning_bnn.modules.SWAG`.
     """
 
-    refreshes_statistics = True
+    prior_std: float | None = None
+    start: int | None = None
+    every_n_epochs: int = 1
+    swa_lr: float | None = None
+    ramp: int = 5
+    rank: int = 20
+    scale: float = 1.0
+    max_loss: float | None = None
+    restarts: int = 0
 
-    def __init__(
-        self,
-        prior_std: float | None = None,
-        start: int | None = None,
-        every_n_epochs: int = 1,
-        swa_lr: float | None = None,
-        ramp: int = 5,
-        rank: int = 20,
-        scale: float = 1.0,
-        **health: Any,
-    ) -> None:
-        if start is not None:
-            count("start", start, 0)
-        count("ramp", ramp, 0)
-        count("rank", rank, 2)
-        not_negative("scale", scale)
-        if swa_lr is not None:
-            positive("swa_lr", swa_lr)
-        Schedule(every_n_epochs=every_n_epochs)
-        self.prior = gaussian_prior(prior_std)
+    refreshes_statistics = True
+    unfitted = "its members are judged as they are, without Gaussians"
+
+    def __post_init__(self) -> None:
+        if self.start is not None:
+            count("start", self.start, 0)
+        count("ramp", self.ramp, 0)
+        count("rank", self.rank, 2)
+        not_negative("scale", self.scale)
+        if self.swa_lr is not None:
+            positive("swa_lr", self.swa_lr)
+        Schedule(every_n_epochs=self.every_n_epochs)
+        self.prior = gaussian_prior(self.prior_std)
         self.needs_num_data = self.prior is not None
-        self.start, self.every_n_epochs = start, every_n_epochs
-        self.swa_lr, self.ramp, self.rank, self.scale = swa_lr, ramp, rank, scale
-        self.health = health
 
     def init(self, network: nn.Module, stack: Params) -> Moments:
-        return Moments(network, stack, self.rank, self.start, **self.health)
+        return Moments(network, stack, self)
 
     def losses(self, state: Moments, batch: Batch, run: Run) -> dict[str, Tensor]:
         return penalised_losses(state, batch, run, self.prior)
@@ -198,13 +180,8 @@ class SWAG(Method):
     def posterior(self, state: Moments) -> Posterior:
         if int(state.collected) < 2:
             return state.members()
-        modes = state.modes(self.scale)
+        modes = state.modes()
         return modes[0] if len(modes) == 1 else Mixture(modes)
 
-    def judged(
-        self, state: Moments, draws: Any = None, generator: Any = None, fitting: bool = False
-    ) -> Posterior:
+    def judged(self, state: Moments, choose: Choice = list, fitting: bool = False) -> Posterior:
         return state.members() if fitting else self.posterior(state)
-
-    def unfitted(self, members: int) -> str:
-        return "its members are judged as they are, without Gaussians"

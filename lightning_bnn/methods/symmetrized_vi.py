@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lightning_bnn import params as P
 from lightning_bnn.arguments import count
 from lightning_bnn.methods.batch import Batch
-from lightning_bnn.methods.method import Fit, Method
+from lightning_bnn.methods.method import Choice, Fit, Method
 from lightning_bnn.methods.mfvi import MFVI, Gaussians
 from lightning_bnn.methods.run import Run
 from lightning_bnn.metrics.validation import option
@@ -68,6 +68,7 @@ class SymmetrizedGaussians(Gaussians):
     units: UnitsOfNetwork | None = None
 
 
+@dataclass(eq=False)
 class SymmetrizedVI(Method):
     """`MFVI` whose posterior is the mixture of all permuted copies of each Gaussian.
 
@@ -76,18 +77,22 @@ class SymmetrizedVI(Method):
 
     Args:
         gaussian: the objective without symmetries.
-        estimator: of the information: ``"bethe"``, ``"capacity"`` or ``"uniform"``.
+        estimator: of the information, see `lightning_bnn.modules.SymmetrizedVI`.
         draws: permutations of ``"uniform"``, the identity included.
     """
 
+    gaussian: MFVI
+    estimator: Estimator = "bethe"
+    draws: int = 20
+
     is_mixture = True
     can_be_shared = True
+    unfitted = MFVI.unfitted
 
-    def __init__(self, gaussian: MFVI, estimator: Estimator = "bethe", draws: int = 20) -> None:
-        option("estimator", estimator, get_args(Estimator))
-        count("draws", draws)
-        self.gaussian, self.prior = gaussian, gaussian.prior
-        self.estimator, self.draws = estimator, draws
+    def __post_init__(self) -> None:
+        option("estimator", self.estimator, get_args(Estimator))
+        count("draws", self.draws)
+        self.prior = self.gaussian.prior
 
     def init(self, network: nn.Module, stack: Params) -> SymmetrizedGaussians:
         return self.gaussian.init(network, stack, SymmetrizedGaussians)
@@ -191,11 +196,8 @@ class SymmetrizedVI(Method):
         modes = [Symmetrized(mode, self.units(state).symmetries) for mode in state.modes()]
         return modes[0] if len(modes) == 1 else Mixture(modes)
 
-    def judged(self, state: Any, *_: Any, **__: Any) -> Posterior:
+    def judged(self, state: Any, choose: Choice = list, fitting: bool = False) -> Posterior:
         return self.gaussian.posterior(state)
-
-    def unfitted(self, members: int) -> str:
-        return self.gaussian.unfitted(members)
 
 
 def _sampled(state: Gaussians, drawn: Draw) -> Sampled:

@@ -71,6 +71,7 @@ class Bayesian(L.LightningModule):
         member_rates: learning rates of the members, as multiples of the optimizer's.
     """
 
+    divergence: Divergence | None
     template: nn.Module
     likelihood: Likelihood
     method: Any
@@ -129,13 +130,13 @@ class Bayesian(L.LightningModule):
     # ------------------------------------------------------------ the state
     def _adopt(self, state: State) -> None:
         """Have the parts of a state, under their own names."""
-        self.__dict__["state"] = state
         for name, module in state.named_children():
             self.add_module(name, module)
         for name, parameter in state.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
         for name, buffer in state.named_buffers(recurse=False):
             self.register_buffer(name, buffer)
+        self.__dict__["state"] = state
 
     def relink(self) -> None:
         """See that parameters and buffers of the state are those of this module, if replaced."""
@@ -152,6 +153,16 @@ class Bayesian(L.LightningModule):
         self.relink()
         return self
 
+    def __getattr__(self, name: str) -> Any:
+        """What the state can tell is asked of this module: `module.chains()`, `module.modes()`."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            state = self.__dict__.get("state")
+            if state is None or name.startswith("_"):
+                raise
+            return getattr(state, name)
+
     @property
     def num_data(self) -> int | None:
         """Number of training examples, once it is known."""
@@ -160,11 +171,6 @@ class Bayesian(L.LightningModule):
     @num_data.setter
     def num_data(self, value: int | None) -> None:
         self.run.num_data = value
-
-    @property
-    def divergence(self) -> Divergence | None:
-        """Who is left out of the posterior, where members are judged by their losses."""
-        return self.state.divergence
 
     @property
     def may_recover(self) -> bool:
@@ -244,10 +250,6 @@ class Bayesian(L.LightningModule):
         result = copy.deepcopy(self.template)
         result.load_state_dict({n: t[index] for n, t in self.member_stack().items()}, strict=False)
         return result.train(self.training)
-
-    def healthy(self) -> Tensor:
-        """Indices of the members that are part of the posterior."""
-        return self.state.healthy()
 
     def stacked_parameters(self) -> list[Tensor]:
         """Parameters whose first dimension counts members."""

@@ -11,7 +11,6 @@ from lightning_bnn import methods, samplers
 from lightning_bnn.methods.kept_networks import KeptNetworks
 from lightning_bnn.modules.bayesian import Bayesian
 from lightning_bnn.modules.kept_in_bank import keeping
-from lightning_bnn.params import Params
 
 __all__ = ["HMC"]
 
@@ -68,14 +67,6 @@ class HMC(Bayesian):
             network=network, method=method, members=members, optimizer=optimizer,
             lr_scheduler=None, lr_interval="epoch", member_rates=None, **kwargs,
         )  # fmt: skip
-
-    def chains(self, first: int = 0) -> Params:
-        """All networks that were kept, as ``(members, times, ...)``; nothing if there are none.
-
-        Args:
-            first: leave out so many times.
-        """
-        return self.state.chains(first)
 
 
 def _leave_out(kwargs: dict[str, Any]) -> None:

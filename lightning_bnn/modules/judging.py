@@ -53,8 +53,14 @@ class Judging:
     # ------------------------------------------------------------ what predicts
     def unrefreshed(self) -> Posterior:
         """What predicts, before networks that are drawn get statistics of their own."""
-        module, generator = self.module, keyed_generator(self.module.seed, "kept")
-        return module.method.judged(module.state, module.eval_samples, generator, module.fits_now)
+        module = self.module
+        return module.method.judged(module.state, self._choose, module.fits_now)
+
+    def _choose(self, numbers: Sequence[int]) -> list[int]:
+        """Up to ``eval_samples`` of many, drawn without replacement."""
+        generator = keyed_generator(self.module.seed, "kept")
+        order = torch.randperm(len(numbers), generator=generator)[: self.module.eval_samples]
+        return [numbers[k] for k in order.sort().values.tolist()]
 
     def posterior(self) -> Posterior:
         """What predicts."""
@@ -86,9 +92,10 @@ class Judging:
 
     def export(self, samples: int | None) -> Params:
         """Plain networks that predict as the posterior does; None asks for as many as predict."""
-        module, generator = self.module, keyed_generator(self.module.seed, "kept")
+        module = self.module
         wanted = module.eval_samples if samples is None else samples
-        posterior = module.method.exported(module.state, wanted, generator, module.fits_now)
+        choose = self._choose if samples is None else list
+        posterior = module.method.exported(module.state, choose, module.fits_now)
         posterior = self.refreshed(posterior, wanted)
         if isinstance(posterior, Empirical):
             wanted = posterior.size if samples is None else min(samples, posterior.size)
@@ -127,8 +134,9 @@ class Judging:
                     "finished fit."
                 )
             module.fitting.complete()
-        instead = None if module.has_weights else module.method.unfitted(module.members)
-        if instead is not None:
+        drawn = "its members have the weights that they were drawn with"
+        instead = module.method.unfitted or (drawn if module.members > 1 else "")
+        if instead and not module.has_weights:
             rank_zero_warn(
                 f"{type(module).__name__} has not been fitted: {instead}; fit it, or pass the "
                 "`ckpt_path` of a fit."

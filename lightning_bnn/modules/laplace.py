@@ -79,11 +79,6 @@ class Laplace(Bayesian):
                 "factors, so that the curvature is that of the last layer alone (`layers='last'`)."
             )
 
-    @property
-    def last_layer(self) -> str | None:
-        """Name of the layer whose weights are random; None for all."""
-        return self.state.last_layer
-
     def fit_to(self, source: Any) -> None:
         """Compute the curvature of every member.
 

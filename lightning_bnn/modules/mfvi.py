@@ -9,8 +9,6 @@ from torch import nn
 from lightning_bnn import methods
 from lightning_bnn.methods.mfvi import KL, Initialisation
 from lightning_bnn.modules.bayesian import Bayesian
-from lightning_bnn.params import Params, RavelSpec
-from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.posteriors.perturbations import Reparameterisation
 
 __all__ = ["MFVI"]
@@ -68,16 +66,3 @@ class MFVI(Bayesian):
             reparameterisation,
         )  # fmt: skip
         super().__init__(network=network, method=method, **kwargs)
-
-    @property
-    def spec(self) -> RavelSpec:
-        """How a row of `mean` is cut into the tensors of a network."""
-        return self.state.spec
-
-    def deviations(self) -> Params:
-        """Standard deviations of all weights, as a stack."""
-        return self.state.deviations()
-
-    def modes(self) -> list[DiagonalGaussian]:
-        """The posterior of each member."""
-        return self.state.modes()

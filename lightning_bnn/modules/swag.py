@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from lightning_bnn import methods
 from lightning_bnn.methods.kept_networks import InMemory
 from lightning_bnn.modules.bayesian import Bayesian
-from lightning_bnn.posteriors import LowRankGaussian
 
 __all__ = ["SWAG"]
 
@@ -73,16 +72,3 @@ class SWAG(Bayesian):
         super().__init__(network=network, method=method, members=members, **kwargs)
         if swa_lr is not None and self.lr_interval == "step":
             raise ValueError("`swa_lr` needs `lr_interval='epoch'`: its ramp counts epochs.")
-
-    @property
-    def start(self) -> int | None:
-        """Epoch after which weights are collected; None until the length of the run is known."""
-        return self.state.start
-
-    def collect(self) -> None:
-        """Add the weights as they are to the moments."""
-        self.state.collect()
-
-    def modes(self) -> list[LowRankGaussian]:
-        """The Gaussian of each member."""
-        return self.state.modes(self.method.scale)

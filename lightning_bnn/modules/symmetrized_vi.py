@@ -10,8 +10,6 @@ from lightning_bnn import methods
 from lightning_bnn.methods.mfvi import KL, Initialisation
 from lightning_bnn.methods.symmetrized_vi import Estimator
 from lightning_bnn.modules.bayesian import Bayesian
-from lightning_bnn.params import Params, RavelSpec
-from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.posteriors.perturbations import Reparameterisation
 from lightning_bnn.symmetry import Symmetries
 
@@ -70,11 +68,6 @@ class SymmetrizedVI(Bayesian):
         super().__init__(network=network, method=method, **kwargs)
 
     @property
-    def spec(self) -> RavelSpec:
-        """How a row of `mean` is cut into the tensors of a network."""
-        return self.state.spec
-
-    @property
     def symmetries(self) -> Symmetries:
         """What can be permuted in the network; an example of the inputs must be known."""
         self._look_at_example()
@@ -85,11 +78,3 @@ class SymmetrizedVI(Bayesian):
         self._look_at_example()
         with self._randomness("bracket"):
             return self.method.bracket(self.state)
-
-    def deviations(self) -> Params:
-        """Standard deviations of all weights, as a stack."""
-        return self.state.deviations()
-
-    def modes(self) -> list[DiagonalGaussian]:
-        """The Gaussian of each member, not symmetrized."""
-        return self.state.modes()

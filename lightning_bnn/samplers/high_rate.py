@@ -36,7 +36,7 @@ class HighRate(LRScheduler):
         super().__init__(optimizer)
 
     def get_lr(self) -> list[Any]:
-        """Rates of all groups."""
+        """The rate of every parameter group in this epoch."""
         beyond = self.last_epoch - self.begin
         if beyond > 0:
             part = min(1.0, beyond / max(1, self.ramp))
