@@ -12,9 +12,12 @@ from typing import Any
 __all__ = [
     "bank",
     "callbacks",
+    "comparison",
     "datamodules",
     "engines",
+    "judging",
     "likelihoods",
+    "methods",
     "metrics",
     "models",
     "modules",

@@ -56,6 +56,7 @@ class Gaussians(State):
         self.order = tuple(stack)
         self.constants = NamedTensors({n: t for n, t in stack.items() if n not in set(names)})
         self.scratch = Scratch()
+        self.tied: set[str] = set()
 
     def stack(self) -> Params:
         """The networks of the means."""
@@ -116,6 +117,7 @@ class MFVI(Method):
         if not names:
             raise ValueError("`network` has no weights that require gradients.")
         state = kind(stack, names, self.init_std)
+        state.tied = tied_names(network)
         if self.initialisation == "blitz":
             _start_as_blitz(state, network)
         return state
@@ -169,7 +171,6 @@ class MFVI(Method):
         """Networks one by one, each with noise for every example."""
         means, stds = (P.unravel(t, state.spec) for t in (state.mean, state.log_std.exp()))
         noise = P.unravel(drawn.noise.flatten(0, 1), state.spec)
-        tied = tied_names(run.network)
         losses = []
         for k, network in enumerate(P.unstack(stack)):
             m = k % len(state.mean)
@@ -177,7 +178,13 @@ class MFVI(Method):
             noise_of_one = {n: t[k] for n, t in noise.items()}
             seen = batch.of(k)
             with Perturbed(
-                network, mean, std, noise_of_one, self.reparameterisation, len(seen.targets), tied
+                network,
+                mean,
+                std,
+                noise_of_one,
+                self.reparameterisation,
+                len(seen.targets),
+                state.tied,
             ):
                 outputs = P.apply(run.network, network, *seen.inputs)
             losses.append(run.nll(outputs[None], seen.targets)[0])

@@ -1,0 +1,95 @@
+"""Methods train without Lightning: in a bare loop, and under Fabric."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from module_cases import Blobs, dropping, network
+
+from lightning_bnn import methods, params, samplers
+from lightning_bnn.methods import Batch, Fit, Progress, Run
+from lightning_bnn.posteriors import Dropout
+
+STEPS, PER_EPOCH, ROWS = 36, 6, 10
+X, Y = Blobs().load().train
+ALL = [Batch((X[k : k + ROWS],), Y[k : k + ROWS], number=k // ROWS) for k in range(0, len(X), ROWS)]
+METHODS = {
+    "ensemble": (lambda: methods.DeepEnsemble(prior_std=1.0), None),
+    "mfvi": (methods.MFVI, None),
+    "symmetrized": (lambda: methods.SymmetrizedVI(methods.MFVI()), None),
+    "swag": (lambda: methods.SWAG(start=2, rank=4), None),
+    "dropout": (methods.MCDropout, None),
+    "laplace": (lambda: methods.Laplace("diag", prior_std=1.0), None),
+    "sgmcmc": (methods.SGMCMC, lambda p: samplers.SGHMC(p, lr=0.05, num_data=len(X), seed=0)),
+    "hmc": (methods.HMC, lambda p: samplers.HMC(p, 0.03, 3, adapt_steps=10, seed=0)),
+}
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, 3e-2)
+
+
+def nll(probabilities):
+    return -probabilities.log()[torch.arange(len(Y)), Y].mean().item()
+
+
+def prediction(method, state, net, run):
+    method.look_at(state, (X[:2],), run)
+    posterior = method.posterior(state)
+    outputs = posterior.predict(net.eval(), X, method.count(posterior, 30))
+    return outputs.softmax(-1).mean(0)
+
+
+def trained(name, backward):
+    """Train two members, with the prediction before and after."""
+    torch.manual_seed(0)
+    net, (make, optimizer) = network(), METHODS[name]
+    net = dropping(net) if name == "dropout" else net
+    method, run = make(), Run(net, num_data=len(X))
+    state = method.init(net, params.populate(net, 2, torch.Generator().manual_seed(1)))
+    moving = (optimizer or adam)([p for p in state.parameters() if p.requires_grad])
+    method.check(run.likelihood)
+    method.adopt(moving)
+    method.schedule_rates(state, moving, None, STEPS / PER_EPOCH, False)
+    before = prediction(method, state, net, run)
+    net.train()
+    method.begin(state, Fit(epochs=STEPS / PER_EPOCH, optimizer=moving, batches=lambda: ALL), run)
+    for step in range(STEPS):
+        if method.takes_all_data:
+            method.step(state, run, moving.step)
+        else:
+            moving.zero_grad()
+            backward(method.losses(state, ALL[step % PER_EPOCH], run)["loss"].sum())
+            moving.step()
+        ends = (step + 1) % PER_EPOCH == 0
+        method.after_step(state, Progress(step + 1, step // PER_EPOCH, ends, moving), run)
+    method.at_end(state, ALL, run)
+    method.close(state, run)
+    return before, prediction(method, state, net, run), method.posterior(state), state
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns_in_a_bare_loop(name):
+    before, after, posterior, state = trained(name, torch.Tensor.backward)
+    assert nll(after) < 0.6 * nll(before)
+    networks = posterior.sample(2)
+    assert networks.keys() == state.stack().keys() or isinstance(posterior, Dropout)
+    assert all(len(t) == 2 and t.isfinite().all() for t in networks.values())
+
+
+def test_fabric_does_the_same():
+    fabric = Fabric(accelerator="cpu", devices=1)
+    for a, b in zip(
+        trained("mfvi", fabric.backward)[:2], trained("mfvi", torch.Tensor.backward)[:2],
+        strict=True,
+    ):  # fmt: skip
+        assert torch.equal(a, b)
+
+
+@pytest.mark.e2e
+def test_lightning_is_not_even_imported():
+    code = "import sys, lightning_bnn.methods; print('lightning' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
