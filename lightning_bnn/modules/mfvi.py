@@ -16,10 +16,10 @@ from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.modules.base import BayesianModule
 from lightning_bnn.modules.member_losses import Examples, member_losses
-from lightning_bnn.modules.perturbations import Perturbed, Reparameterisation, tied_names
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import DiagonalGaussian, Mixture, Posterior
+from lightning_bnn.posteriors.perturbations import Perturbed, Reparameterisation, tied_names
 from lightning_bnn.posteriors.reparameterised import Draw, Scratch, draw
 
 __all__ = ["MFVI"]
