@@ -21,7 +21,7 @@ from lightning_bnn import params as P
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
-from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
+from lightning_bnn.posteriors.base import Posterior, Predictor, check_count, standard_normal
 
 __all__ = ["CurvatureBlock", "LaplaceGaussian", "Prediction"]
 
@@ -110,10 +110,10 @@ class LaplaceGaussian(Posterior):
     @property
     def blocks(self) -> list[CurvatureBlock]:
         """The curvature."""
-        held = self.curvature.tensors()
+        parts = self.curvature.tensors()
         return [
             CurvatureBlock(
-                names, held[f"{k}.values"], held.get(f"{k}.left"), held.get(f"{k}.right")
+                names, parts[f"{k}.values"], parts.get(f"{k}.left"), parts.get(f"{k}.right")
             )
             for k, names in enumerate(self._names)
         ]
@@ -122,16 +122,12 @@ class LaplaceGaussian(Posterior):
         """A stack of n differences from the mean, of the weights that vary."""
         check_count(n)
         mean = self.constants.tensors()
-        found: Params = {}
+        stack: Params = {}
         for block in self.blocks:
-            values = block.eigenvalues
-            device = values.device if generator is None else generator.device
-            noise = torch.randn(
-                n, *values.shape, generator=generator, device=device, dtype=values.dtype
-            ).to(values.device)
-            std = (self.temperature / (values + self.prior_precision.to(values))).sqrt()
-            found |= _cut(block.rotated(std * noise), block.names, mean)
-        return found
+            noise = standard_normal((n, *block.eigenvalues.shape), block.eigenvalues, generator)
+            rows = block.rotated(noise / self._precision(block).sqrt())
+            stack |= P.unravel(rows, P.ravel(mean, block.names)[1])
+        return {name: t.to(mean[name]) for name, t in stack.items()}
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n networks."""
@@ -146,13 +142,16 @@ class LaplaceGaussian(Posterior):
         mean = self.constants.tensors()
         total = torch.zeros(())
         for block in self.blocks:
-            rows = [(params[n] - mean[n]).flatten(1) for n in block.names]
-            values = block.eigenvalues
-            z = block.coordinates(torch.cat(rows, 1).to(values))
-            precision = (values + self.prior_precision.to(values)) / self.temperature
-            density = precision.log() - precision * z.square() - _LOG_2PI
+            moved = {name: params[name] - mean[name] for name in block.names}
+            rows = P.ravel(moved, block.names, stacked=True)[0].to(block.eigenvalues)
+            precision = self._precision(block)
+            density = precision.log() - precision * block.coordinates(rows).square() - _LOG_2PI
             total = total + density.flatten(1).sum(1) / 2
         return total
+
+    def _precision(self, block: CurvatureBlock) -> Tensor:
+        values = block.eigenvalues
+        return (values + self.prior_precision.to(values)) / self.temperature
 
     # -------------------------------------------------------- predictions
     def drawn_predictor(
@@ -241,12 +240,3 @@ def features_of(model: nn.Module, params: Params, layer: str, *x: Any) -> tuple[
     if len(seen) != 1:
         raise ValueError(f"The layer {layer!r} is used {len(seen)} times, it must be once.")
     return seen[0], outputs
-
-
-def _cut(rows: Tensor, names: Sequence[str], mean: Params) -> Params:
-    shapes = [mean[name].shape for name in names]
-    parts = rows.split([s.numel() for s in shapes], 1)
-    return {
-        name: part.reshape(-1, *shape).to(mean[name])
-        for name, shape, part in zip(names, shapes, parts, strict=True)
-    }
