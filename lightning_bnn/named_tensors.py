@@ -44,7 +44,7 @@ class NamedTensors(nn.Module):
         return self._device.device
 
     def tensors(self) -> Params:
-        """The tensors by name."""
+        """The tensors of today, by name."""
         if self._replaced is not None:
             return dict(self._replaced)
         return {name: getattr(self, place) for name, place in self._attributes.items()}

@@ -14,7 +14,7 @@ from lightning_bnn import params as P
 from lightning_bnn.params import Params
 from lightning_bnn.randomness import keyed_generator
 
-__all__ = ["Posterior", "Predictor", "check_count", "standard_normal"]
+__all__ = ["Posterior", "Predictor", "check_count", "standard_normal", "with_constants"]
 
 Predictor = Callable[..., Any]
 _AT_ONCE = 2**31
@@ -61,8 +61,8 @@ class Posterior(nn.Module, ABC):
             device = next(iter(one.values())).device
             outputs = []
             for k, size in enumerate(sizes):
-                own = keyed_generator(seed, k, device=device)
-                outputs.append(self.drawn_predictor(size, own, chunk_size)(model, *x))
+                of_piece = keyed_generator(seed, k, device=device)
+                outputs.append(self.drawn_predictor(size, of_piece, chunk_size)(model, *x))
             return tree_map(lambda *parts: torch.cat(parts), *outputs)
 
         return in_pieces
@@ -122,6 +122,20 @@ def standard_normal(
     """
     device = like.device if generator is None else generator.device
     return torch.randn(*shape, generator=generator, device=device, dtype=like.dtype).to(like.device)
+
+
+def with_constants(weights: Params, constants: Params, order: Sequence[str]) -> Params:
+    """A stack of networks.
+
+    Args:
+        weights: a stack of some of their tensors.
+        constants: the others, which are the same in all networks.
+        order: of all names.
+    """
+    n = P.stack_size(weights)
+    shared = {name: t.expand(n, *t.shape).clone() for name, t in constants.items()}
+    every = {**weights, **shared}
+    return {name: every[name] for name in order}
 
 
 def _device(generator: torch.Generator | None) -> torch.device:

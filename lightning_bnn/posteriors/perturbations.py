@@ -137,14 +137,12 @@ class Perturbed(TorchFunctionMode):
     ) -> Tensor:
         given = rest.pop("bias", None)
         mean = func(x, weight.mean, given if bias is None else bias.mean, **rest)
-        dims = (-1,) if func is F.linear else (1,)
-        ins, outs = self._signs(weight, x, mean, dims[0])
+        dim = -1 if func is F.linear else 1
+        ins, outs = self._signs(weight, x, mean, dim)
         moved = func(x * ins, weight.std * weight.noise, None, **rest) * outs
         if bias is not None:
-            own = self._signs(bias, mean, mean, dims[0])[1]
-            shape = [1] * mean.ndim
-            shape[dims[0]] = -1
-            moved = moved + own * (bias.std * bias.noise).reshape(shape)
+            signs = self._signs(bias, mean, mean, dim)[1]
+            moved = moved + signs * _spread((bias.std * bias.noise)[None], mean.ndim, dim)
         return mean + moved
 
     def _signs(self, weight: _Weight, x: Tensor, y: Tensor, dim: int) -> tuple[Tensor, ...]:
