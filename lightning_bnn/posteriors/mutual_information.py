@@ -29,13 +29,13 @@ __all__ = [
     "draw_information",
     "information_bracket",
     "log_ratios",
-    "meeting_units",
+    "confusable_units",
     "permanent_information",
 ]
 
 Bound = Callable[[Tensor], Tensor]
 _NEGLIGIBLE = 60.0
-"""Units whose density under each other's distribution is below e^-60 of their own cannot meet."""
+"""Units whose density under each other's law is below e^-60 of their own cannot be confused."""
 _ROUNDING = 1e-5
 _SINGLE = 1e5
 """Squares up to here can be summed in float32: their rounding is below 0.01."""
@@ -86,7 +86,7 @@ def _peak(w: Tensor, mu: Tensor, rho: Tensor) -> float:
 
 
 @torch.no_grad()
-def meeting_units(layer: UnitLayer, sampled: Sampled) -> Tensor:
+def confusable_units(layer: UnitLayer, sampled: Sampled) -> Tensor:
     """Units that may be taken for another one, as indices.
 
     A part of the squared distances bounds all of them: most pairs are told apart by a few weights.
@@ -98,7 +98,7 @@ def meeting_units(layer: UnitLayer, sampled: Sampled) -> Tensor:
     squares = layer.sums({name: sampled.noise[name].square() for name in layer.tensors})
     scales = layer.sums(sampled.log_std)
     logs = -squares / 2 - scales
-    near = _near(layer.telling(sampled[:3], sampled.mean, sampled.log_std), scales, logs)
+    near = _near(layer.telling_rows(sampled[:3], sampled.mean, sampled.log_std), scales, logs)
     units = near.nonzero()[:, 0]
     if len(units) > 0:
         rows = [layer.rows(stack, units) for stack in sampled[:3]]
@@ -107,7 +107,7 @@ def meeting_units(layer: UnitLayer, sampled: Sampled) -> Tensor:
 
 
 def _near(rows: Sequence[Tensor], scales: Tensor, logs: Tensor) -> Tensor:
-    """Which units may meet another one, as far as some of their weights tell.
+    """Which units may be taken for another one, as far as some of their weights tell.
 
     Rounding is on the safe side: it is a part of the largest squares that enter a difference.
 
@@ -128,14 +128,14 @@ def _near(rows: Sequence[Tensor], scales: Tensor, logs: Tensor) -> Tensor:
 def permanent_information(layer: UnitLayer, sampled: Sampled, bound: Bound) -> Tensor:
     """Information in the order of the units of one layer, one estimate for every network.
 
-    Only units that may meet another one enter a matrix; all others are told apart for certain.
+    Only units that may be taken for another one enter a matrix; all others are known for certain.
 
     Args:
         layer: whose units.
         sampled: networks.
         bound: the permanent or a bound of it, of logarithms.
     """
-    units = meeting_units(layer, sampled)
+    units = confusable_units(layer, sampled)
     first = next(iter(sampled.weights.values()))
     full = torch.full((len(first),), layer.log_order, dtype=torch.float64, device=first.device)
     if len(units) == 0:
@@ -170,7 +170,7 @@ def information_bracket(
     zero = torch.zeros(len(first), dtype=torch.float64, device=first.device)
     bethe, capacity, swaps, slack, order = zero, zero, zero, 0.0, 0.0
     for layer in layers:
-        units = meeting_units(layer, sampled)
+        units = confusable_units(layer, sampled)
         order += layer.log_order
         slack += len(units) / 2 * math.log(2)
         if len(units) > 0:

@@ -126,8 +126,8 @@ class Perturbed(TorchFunctionMode):
                 "of a layer and is used in another way, too. Take 'weight'."
             )
 
-    def _local(self, x: Tensor, weight: _Weight, bias: _Weight | None, given: Any) -> Tensor:
-        mean = F.linear(x, weight.mean, given if bias is None else bias.mean)
+    def _local(self, x: Tensor, weight: _Weight, bias: _Weight | None, plain_bias: Any) -> Tensor:
+        mean = F.linear(x, weight.mean, plain_bias if bias is None else bias.mean)
         squares = None if bias is None else bias.std.square()
         variance = F.linear(x.square(), weight.std.square(), squares)
         return mean + (variance + _LEAST).sqrt() * torch.randn_like(mean)
@@ -135,8 +135,8 @@ class Perturbed(TorchFunctionMode):
     def _flipout(
         self, func: Any, x: Tensor, weight: _Weight, bias: _Weight | None, rest: dict[str, Any]
     ) -> Tensor:
-        given = rest.pop("bias", None)
-        mean = func(x, weight.mean, given if bias is None else bias.mean, **rest)
+        plain_bias = rest.pop("bias", None)
+        mean = func(x, weight.mean, plain_bias if bias is None else bias.mean, **rest)
         dim = -1 if func is F.linear else 1
         ins, outs = self._signs(weight, x, mean, dim)
         moved = func(x * ins, weight.std * weight.noise, None, **rest) * outs

@@ -47,7 +47,7 @@ class UnitLayer:
             parts.append(weights.reshape(len(along), len(index), -1))
         return torch.cat(parts, 2)
 
-    def telling(self, stacks: Sequence[Params], mean: Params, log_std: Params) -> list[Tensor]:
+    def telling_rows(self, stacks: Sequence[Params], mean: Params, log_std: Params) -> list[Tensor]:
         """As `rows` of several stacks, but only the weights by which units differ most."""
         parts: list[list[Tensor]] = [[] for _ in stacks]
         for name, dim, positions in self.places:
