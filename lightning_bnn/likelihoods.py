@@ -139,7 +139,7 @@ class Gaussian(Likelihood):
         self.log_std = nn.Parameter(log_std, requires_grad=noise == "learned")
 
     def extra_repr(self) -> str:
-        """Shown by ``print``."""
+        """The options that ``print`` shows in brackets."""
         return self.noise
 
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,7 +193,7 @@ class IsotropicGaussianPrior(nn.Module):
         self.std = std
 
     def extra_repr(self) -> str:
-        """Shown by ``print``."""
+        """The options that ``print`` shows in brackets."""
         return f"std={self.std:g}"
 
     def log_prob(

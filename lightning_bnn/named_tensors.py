@@ -2,67 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_bnn.params import Params
 
 __all__ = ["NamedTensors"]
 
-_DEVICE = "(device)"
-
 
 class NamedTensors(nn.Module):
     """Tensors that are not trained; they move, save and load with the module that has them.
 
-    They are buffers whose names may have dots, and a checkpoint may hold other ones, or more.
+    Those that it is made with are buffers: data-parallel training sends them to all processes at
+    every step, and a checkpoint must have the same ones. Those that `hold` puts in their place are
+    never sent, and a checkpoint may have other ones.
 
     Args:
-        tensors: copies of them are held; a checkpoint must then have these names at least.
+        tensors: they are copied; a checkpoint must have their names, even if `hold` has replaced
+            them.
 
     >>> NamedTensors({"0.weight": torch.zeros(2)}).double().tensors()["0.weight"].dtype
     torch.float64
     """
 
+    _device: Tensor
+
     def __init__(self, tensors: Params | None = None) -> None:
         super().__init__()
-        self._buffers[_DEVICE] = torch.empty(0)
-        self._non_persistent_buffers_set.add(_DEVICE)
-        self._required = tuple(tensors or ())
-        self.hold({name: t.detach().clone() for name, t in (tensors or {}).items()})
-
-    def tensors(self) -> Params:
-        """The tensors by name."""
-        return {n: t for n, t in self._buffers.items() if n != _DEVICE and t is not None}
-
-    def hold(self, tensors: Params) -> None:
-        """Have these instead; they are not copied."""
-        for name in self.tensors():
-            del self._buffers[name]
-        self._buffers.update(tensors)
+        self.register_buffer("_device", torch.empty(0), persistent=False)
+        self._attributes = {name: f"tensor_{k}" for k, name in enumerate(tensors or {})}
+        for name, tensor in (tensors or {}).items():  # attributes have no dots in their names
+            self.register_buffer(self._attributes[name], tensor.detach().clone())
+        self._replaced: Params | None = None if tensors else {}
 
     @property
     def device(self) -> torch.device:
         """Where the tensors are, also if there are none."""
-        empty = self._buffers[_DEVICE]
-        assert empty is not None
-        return empty.device
+        return self._device.device
+
+    def tensors(self) -> Params:
+        """The tensors of today, by name."""
+        if self._replaced is not None:
+            return dict(self._replaced)
+        return {name: getattr(self, place) for name, place in self._attributes.items()}
+
+    def hold(self, tensors: Params) -> None:
+        """Have these instead; they are not copied."""
+        for place in self._attributes.values():
+            self._buffers.pop(place, None)
+        self._replaced = dict(tensors)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        if self._replaced is not None:
+            self._replaced = {name: fn(t) for name, t in self._replaced.items()}
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        for name, tensor in self.tensors().items():
+            destination[prefix + name] = tensor if keep_vars else tensor.detach()
 
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, _metadata: Any, _strict: bool, missing: Any, *_: Any
-    ) -> None:
-        found = {key[len(prefix) :]: t for key, t in state_dict.items() if key.startswith(prefix)}
-        found = _named(found, self._required)
-        absent = [prefix + name for name in self._required if name not in found]
-        if absent:
-            missing.extend(absent)
-            return
-        self.hold({name: t.detach().to(self.device).clone() for name, t in found.items()})
-
-
-def _named(found: Params, names: tuple[str, ...]) -> Params:
-    """Older files number the tensors."""
-    numbered = {f"tensor_{k}": name for k, name in enumerate(names)}
-    return {numbered.get(name, name): t for name, t in found.items()}
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool,
+        missing: list[str], unexpected: list[str], errors: list[str],
+    ) -> None:  # fmt: skip
+        given = {key[len(prefix) :]: t for key, t in state_dict.items() if key.startswith(prefix)}
+        absent = [prefix + name for name in self._attributes if name not in given]
+        if absent and given.keys() == set(self._attributes.values()):  # an older file
+            absent, given = [], {name: given[place] for name, place in self._attributes.items()}
+        missing.extend(absent)
+        if self._replaced is None:
+            known = {
+                prefix + self._attributes[n]: t for n, t in given.items() if n in self._attributes
+            }
+            super()._load_from_state_dict(known, prefix, metadata, False, [], [], errors)
+            unexpected.extend(prefix + name for name in given if name not in self._attributes)
+        elif not absent:
+            self.hold({name: t.detach().to(self.device).clone() for name, t in given.items()})

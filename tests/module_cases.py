@@ -113,7 +113,13 @@ MODULES = {
     ),
     "laplace": lambda net, **o: Laplace(net, structure="diag", prior_std=1.0, optimizer=adam, **o),
     "laplace full": lambda net, **o: Laplace(
-        net, structure="full", prior_std=1.0, prediction="network", optimizer=adam, **o
+        net,
+        structure="full",
+        prior_std=1.0,
+        prediction="network",
+        temperature=0.1,
+        optimizer=adam,
+        **o,
     ),
     "multi-laplace": lambda net, **o: Laplace(
         net, members=2, layers="last", prior_std=1.0, optimizer=adam, **o

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 pytestmark = pytest.mark.e2e
-HEAVY = ("cvxpy", "laplace", "matplotlib", "sklearn", "ray", "torchvision")
+HEAVY = ("curvlinops", "cvxpy", "laplace", "matplotlib", "sklearn", "ray", "torchvision")
 SUBPACKAGES = (
     "lightning_bnn.params",
     "lightning_bnn.models",

@@ -45,6 +45,8 @@ class Moments(Networks):
         self.weights = [n for n in P.weight_names(network) if n in trained]
         zeros = {n: torch.zeros_like(stack[n]) for n in self.weights}
         self.mean, self.squares = NamedTensors(zeros), NamedTensors(zeros)
+        for moment in (self.mean, self.squares):  # the same in all processes: not sent at each step
+            moment.hold({n: t.clone() for n, t in zeros.items()})
         self.register_buffer("collected", torch.zeros((), dtype=torch.long))
         self.last, self.scale = InMemory(method.rank), method.scale
         self.notes["start"] = self.given_start = method.start

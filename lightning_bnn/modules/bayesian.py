@@ -177,12 +177,6 @@ class Bayesian(L.LightningModule):
         """Whether members that have diverged begin anew."""
         return self.divergence is not None and self.divergence.restarts > 0
 
-    @property
-    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
-        """Moments and kept networks are the same in all processes, and need not be sent."""
-        sent = {"networks", "constants", "likelihood", "prior", "judge"}
-        return [name for name, _ in self.named_buffers() if name.partition(".")[0] not in sent]
-
     # ------------------------------------------------------------ batches
     def inputs_and_targets(self, batch: Any) -> tuple[tuple[Any, ...], Tensor]:
         """Inputs and targets of a batch; override it for batches of another layout."""

@@ -24,7 +24,7 @@ class Laplace(Bayesian):
     .. math:: \omega \sim N\big(\hat\omega,\; T (H + \lambda I)^{-1}\big)
 
     H is the generalised Gauss-Newton matrix of the summed negative log-likelihood, computed by
-    laplace-torch on the training data after the last epoch, so that checkpoints from the end hold
+    curvlinops and torch on the training data after the last epoch, so that checkpoints from the end hold
     it, or before a test of networks that have none. While it trains, validation judges the members
     as they are. With members, a mixture.
 

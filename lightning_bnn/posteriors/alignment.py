@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args
 
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry import Symmetries, match, match_activations
+from lightning_bnn.symmetry import Symmetries, match, match_activations, permute
 
 __all__ = ["Align", "alignment"]
 
@@ -23,8 +23,8 @@ def alignment(
     symmetries: Symmetries | None,
     model: nn.Module | None = None,
     batches: Iterable[Any] | None = None,
-) -> list[Tensor]:
-    """Permutations for `lightning_bnn.symmetry.permute`.
+) -> Callable[[Params], Params]:
+    """A function that moves the networks, or anything else that has their shapes.
 
     Args:
         networks: one, or a stack whose members are matched one by one.
@@ -38,7 +38,9 @@ def alignment(
     if symmetries is None:
         raise ValueError("`symmetries` must be what `discover` returned, to match networks.")
     if align == "weights":
-        return match(networks, reference, symmetries)
-    if model is None or batches is None:
+        permutations = match(networks, reference, symmetries)
+    elif model is None or batches is None:
         raise ValueError("`model` and `batches` must be given, to match activations.")
-    return match_activations(model, networks, reference, symmetries, batches)
+    else:
+        permutations = match_activations(model, networks, reference, symmetries, batches)
+    return lambda stack: permute(stack, symmetries, permutations)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from lightning_bnn import params as P
 from lightning_bnn.params import Params
 from lightning_bnn.randomness import keyed_generator
 
-__all__ = ["Posterior", "Predictor", "check_count"]
+__all__ = ["Posterior", "Predictor", "check_count", "standard_normal", "with_constants"]
 
 Predictor = Callable[..., Any]
 _AT_ONCE = 2**31
@@ -61,8 +61,8 @@ class Posterior(nn.Module, ABC):
             device = next(iter(one.values())).device
             outputs = []
             for k, size in enumerate(sizes):
-                own = keyed_generator(seed, k, device=device)
-                outputs.append(self.drawn_predictor(size, own, chunk_size)(model, *x))
+                of_piece = keyed_generator(seed, k, device=device)
+                outputs.append(self.drawn_predictor(size, of_piece, chunk_size)(model, *x))
             return tree_map(lambda *parts: torch.cat(parts), *outputs)
 
         return in_pieces
@@ -108,6 +108,34 @@ def check_count(n: int, available: int | None = None) -> None:
     if n < 1 or (available is not None and n > available):
         limit = f" and at most {available}, the networks there are" if available else ""
         raise ValueError(f"`n` must be at least 1{limit}, got {n}.")
+
+
+def standard_normal(
+    shape: Sequence[int], like: Tensor, generator: torch.Generator | None = None
+) -> Tensor:
+    """Random numbers with the type and the device of a tensor, whatever that of the generator.
+
+    Args:
+        shape: of the result.
+        like: gives type and device.
+        generator: makes the draw repeatable; by default the global random state.
+    """
+    device = like.device if generator is None else generator.device
+    return torch.randn(*shape, generator=generator, device=device, dtype=like.dtype).to(like.device)
+
+
+def with_constants(weights: Params, constants: Params, order: Sequence[str]) -> Params:
+    """A stack of networks.
+
+    Args:
+        weights: a stack of some of their tensors.
+        constants: the others, which are the same in all networks.
+        order: of all names.
+    """
+    n = P.stack_size(weights)
+    shared = {name: t.expand(n, *t.shape).clone() for name, t in constants.items()}
+    every = {**weights, **shared}
+    return {name: every[name] for name in order}
 
 
 def _device(generator: torch.Generator | None) -> torch.device:

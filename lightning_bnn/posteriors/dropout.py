@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -57,7 +56,8 @@ class Dropout(Posterior):
         check_count(n)
         if self.sites is None:
             raise ValueError("`sites` must be known to draw weights, see `dropout_sites`.")
-        drawn = self._members(n)
+        rows = torch.arange(n) % self.size
+        drawn = {name: t[rows.to(t.device)] for name, t in self.constants.tensors().items()}
         chosen = self.sites[-1:] if self.layers == "last" else self.sites
         for site in (site for site in chosen if site.rate > 0):
             if site.weight is None:
@@ -85,7 +85,8 @@ class Dropout(Posterior):
             outputs = []
             for member, count in zip(members, counts, strict=False):
                 stack = {name: t.expand(count, *t.shape) for name, t in member.items()}
-                with _Active(len(self.sites), self.layers) as mode, _at_each_run(model, mode.reset):
+                mode = _Active(len(self.sites), self.layers)
+                with mode, model.register_forward_pre_hook(mode.begin):
                     outputs.append(P.apply(model, stack, *x, chunk_size=chunk_size))
             return tree_map(lambda *parts: torch.cat(parts), *outputs)
 
@@ -95,10 +96,6 @@ class Dropout(Posterior):
         """Every network with its own units dropped."""
         members = P.unstack(self.constants.tensors())
         return [Dropout(P.stack([member]), self.sites, self.layers) for member in members]
-
-    def _members(self, n: int) -> Params:
-        rows = torch.arange(n) % self.size
-        return {name: t[rows.to(t.device)] for name, t in self.constants.tensors().items()}
 
 
 class _Active(TorchFunctionMode):
@@ -122,18 +119,9 @@ class _Active(TorchFunctionMode):
             self.calls += 1
         return func(*args, **kwargs)
 
-    def reset(self) -> None:
-        """Another network begins."""
+    def begin(self, *_: Any) -> None:
+        """The hook of a network that runs: its sites are counted from the first."""
         self.calls = 0
-
-
-@contextmanager
-def _at_each_run(model: nn.Module, act: Callable[[], None]) -> Iterator[None]:
-    handle = model.register_forward_pre_hook(lambda *_: act())
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _mask(n: int, site: DropoutSite, like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -16,8 +16,7 @@ __all__ = ["ACTIVE", "DropoutSite", "dropout_sites"]
 
 _BY_UNIT = (F.dropout, F.alpha_dropout)
 _BY_CHANNEL = (F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout)
-_INSIDE = (F.multi_head_attention_forward,)
-ACTIVE: frozenset[Any] = frozenset((*_BY_UNIT, *_BY_CHANNEL, *_INSIDE))
+ACTIVE: frozenset[Any] = frozenset((*_BY_UNIT, *_BY_CHANNEL, F.multi_head_attention_forward))
 """Functions with an argument ``training`` that decides whether they drop something."""
 
 _KEEP_ZEROS = {"relu", "relu_", "leaky_relu", "clone", "contiguous", "detach", "to", "float"}
@@ -100,7 +99,7 @@ class _Watch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Mark, follow, or end."""
+        """Mark what dropout returns, follow it, and note what reads it."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "").removesuffix("_")
         if name == "linear" or name in _CONVOLUTIONS:
@@ -112,7 +111,7 @@ class _Watch(TorchFunctionMode):
         return out
 
     def _begin(self, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-        if func in _INSIDE:
+        if func is F.multi_head_attention_forward:
             self._break_all(args, kwargs, "attention reads it")
             self.sites.append(
                 DropoutSite(_argument(args, kwargs, 10, "dropout_p"), reason="it is in attention")
@@ -130,7 +129,7 @@ class _Watch(TorchFunctionMode):
         units = out.shape[1] if by_channel else out[0].numel()
         self.sites.append(DropoutSite(kwargs.get("p", 0.5), units))
         self._mark(out, _Tag(len(self.sites) - 1, by_channel))
-        if _moves_units(func):
+        if func in (F.alpha_dropout, F.feature_alpha_dropout):
             self._fail(len(self.sites) - 1, "alpha dropout moves its units")
         return out
 
@@ -183,17 +182,10 @@ def _reads(name: str, tag: _Tag, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Whether an operation multiplies every unit with columns of its own."""
     if name == "linear":
         return args[0].ndim == 2
-    return name in _CONVOLUTIONS and tag.by_channel and not _grouped(args, kwargs)
-
-
-def _moves_units(func: Any) -> bool:
-    return func in (F.alpha_dropout, F.feature_alpha_dropout)
+    if name not in _CONVOLUTIONS or not tag.by_channel:
+        return False
+    return _argument(args, kwargs, 6, "groups") in (None, 1)
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
     return args[place] if len(args) > place else kwargs.get(name)
-
-
-def _grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    groups = _argument(args, kwargs, 6, "groups")
-    return groups not in (None, 1)

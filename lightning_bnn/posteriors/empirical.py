@@ -50,17 +50,17 @@ class Empirical(Posterior):
             rows.setdefault(chain, []).append(row)
         networks = self.networks
         return [
-            Empirical({name: t[own] for name, t in networks.items()}, [chain] * len(own))
-            for chain, own in rows.items()
+            Empirical({name: t[places] for name, t in networks.items()}, [chain] * len(places))
+            for chain, places in rows.items()
         ]
 
     def extra_repr(self) -> str:
-        """Shown by ``print``."""
+        """What ``print`` shows in brackets."""
         return f"{self.size} networks"
 
     @property
     def networks(self) -> Params:
-        """The stack."""
+        """The stack that the posterior was made of."""
         return self.constants.tensors()
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
@@ -106,7 +106,7 @@ class Mixture(Posterior):
         self.register_buffer("weights", (values / values.sum()).double())
 
     def modes(self) -> list[Posterior]:
-        """The components."""
+        """The components, each with one mode or several."""
         return cast(list[Posterior], list(self.components))
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
@@ -115,13 +115,8 @@ class Mixture(Posterior):
         Components get their expected numbers of networks, rounded at random: the sample is spread
         over the modes as evenly as it can be, and its expectation is that of the mixture.
         """
-        check_count(n)
-        counts, generators, order = spread(n, self.weights, generator)
-        parts = [
-            component.sample(count, own)
-            for component, count, own in zip(self.modes(), counts, generators, strict=True)
-            if count
-        ]
+        shares, order = self._spread(n, generator)
+        parts = [component.sample(count, by) for component, count, by in shares]
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return {name: t[order.to(t.device)] for name, t in joined.items()}
 
@@ -129,13 +124,8 @@ class Mixture(Posterior):
         self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
     ) -> Predictor:
         """Every component predicts in its own way."""
-        check_count(n)
-        counts, generators, order = spread(n, self.weights, generator)
-        parts = [
-            component.predictor(count, own, chunk_size)
-            for component, count, own in zip(self.modes(), counts, generators, strict=True)
-            if count
-        ]
+        shares, order = self._spread(n, generator)
+        parts = [component.predictor(count, by, chunk_size) for component, count, by in shares]
 
         def predict(model: nn.Module, *x: Any) -> Any:
             outputs = [part(model, *x) for part in parts]
@@ -147,6 +137,15 @@ class Mixture(Posterior):
         """Log-density of every network of a stack."""
         logs = torch.stack([component.log_prob(params) for component in self.modes()])
         return torch.logsumexp(logs + self.weights.log().to(logs)[:, None], 0)
+
+    def _spread(
+        self, n: int, generator: torch.Generator | None
+    ) -> tuple[list[tuple[Posterior, int, torch.Generator | None]], Tensor]:
+        """Components that draw something, how much, and by which generator; and the order."""
+        check_count(n)
+        counts, generators, order = spread(n, self.weights, generator)
+        shares = zip(self.modes(), counts, generators, strict=True)
+        return [share for share in shares if share[1]], order
 
 
 def spread(
@@ -169,11 +168,11 @@ def spread(
     edges[-1] = n
     counts = edges.diff(prepend=edges.new_zeros(1)).long().tolist()
     order = _order(n, generator)
-    own: list[torch.Generator | None] = [None] * len(counts)
+    generators: list[torch.Generator | None] = [None] * len(counts)
     if generator is not None:
         seed = int(torch.randint(2**62, (), generator=generator, device=device))
-        own = [keyed_generator(seed, k, device=generator.device) for k in range(len(counts))]
-    return counts, own, order
+        generators = [keyed_generator(seed, k, device=generator.device) for k in range(len(counts))]
+    return counts, generators, order
 
 
 def _order(n: int, generator: torch.Generator | None) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params, RavelSpec, is_weight, ravel, stack_size, unravel
 from lightning_bnn.posteriors.alignment import Align, alignment
-from lightning_bnn.posteriors.base import Posterior, check_count
-from lightning_bnn.symmetry import Symmetries, permute
+from lightning_bnn.posteriors.base import Posterior, check_count, standard_normal, with_constants
+from lightning_bnn.symmetry import Symmetries
 
 __all__ = ["DiagonalGaussian"]
 
@@ -93,9 +93,8 @@ class DiagonalGaussian(Posterior):
             raise ValueError(f"`networks` must hold at least 2 networks, got {size}.")
         if align is not None:
             first = {name: t[0] for name, t in networks.items()}
-            found = alignment(networks, reference or first, align, symmetries, model, batches)
-            assert symmetries is not None
-            networks = permute(networks, symmetries, found)
+            move = alignment(networks, reference or first, align, symmetries, model, batches)
+            networks = move(networks)
         elif reference is not None:
             raise ValueError("`reference` is used with `align`, which is None.")
         weights = {name: t for name, t in networks.items() if is_weight(name, t)}
@@ -104,7 +103,7 @@ class DiagonalGaussian(Posterior):
         return cls(mean, {name: t.std(0).clamp(min=least) for name, t in weights.items()})
 
     def extra_repr(self) -> str:
-        """Shown by ``print``."""
+        """What ``print`` shows in brackets."""
         return f"{len(self.mean)} weights"
 
     # -------------------------------------------------------- as networks
@@ -155,25 +154,16 @@ class DiagonalGaussian(Posterior):
         """
         deviations = other.deviations
         if align is not None:
-            found = alignment(other.centre, self.centre, align, symmetries, model, batches)
-            assert symmetries is not None
-            deviations = permute(deviations, symmetries, found)
+            move = alignment(other.centre, self.centre, align, symmetries, model, batches)
+            deviations = move(deviations)
         return DiagonalGaussian(self.centre, deviations, self.spec.names)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n networks; gradients flow to mean and standard deviation."""
         check_count(n)
-        noise = torch.randn(
-            n,
-            len(self.mean),
-            generator=generator,
-            device=self.mean.device if generator is None else generator.device,
-            dtype=self.mean.dtype,
-        )
-        weights = unravel(self.mean + self.log_std.exp() * noise.to(self.mean.device), self.spec)
-        rest = {k: t.expand(n, *t.shape).clone() for k, t in self.constants.tensors().items()}
-        every = {**weights, **rest}
-        return {name: every[name] for name in self.order}
+        noise = standard_normal((n, len(self.mean)), self.mean, generator)
+        weights = unravel(self.mean + self.log_std.exp() * noise, self.spec)
+        return with_constants(weights, self.constants.tensors(), self.order)
 
     def log_prob(self, params: Params) -> Tensor:
         """Log-density of every network of a stack."""
@@ -182,7 +172,7 @@ class DiagonalGaussian(Posterior):
         return -(z.square() / 2 + self.log_std + _LOG_2PI / 2).sum(-1)
 
     def entropy(self) -> Tensor:
-        """Differential entropy, in nats."""
+        """Differential entropy of the Gaussian, in nats."""
         return (self.log_std + (1 + _LOG_2PI) / 2).sum()
 
 

@@ -21,7 +21,7 @@ from lightning_bnn import params as P
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
-from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
+from lightning_bnn.posteriors.base import Posterior, Predictor, check_count, standard_normal
 
 __all__ = ["CurvatureBlock", "LaplaceGaussian", "Prediction"]
 
@@ -54,7 +54,7 @@ class CurvatureBlock:
         return values.flatten(1)
 
     def coordinates(self, rows: Tensor) -> Tensor:
-        """The inverse of `rotated`."""
+        """From rows of weights to coordinates, the inverse of `rotated`."""
         values = rows.view(len(rows), *self.eigenvalues.shape)
         values = values if self.left is None else self.left.mT @ values
         return values if self.right is None else values @ self.right
@@ -109,11 +109,11 @@ class LaplaceGaussian(Posterior):
     # -------------------------------------------------------- the Gaussian
     @property
     def blocks(self) -> list[CurvatureBlock]:
-        """The curvature."""
-        held = self.curvature.tensors()
+        """The curvature that the posterior was made with."""
+        parts = self.curvature.tensors()
         return [
             CurvatureBlock(
-                names, held[f"{k}.values"], held.get(f"{k}.left"), held.get(f"{k}.right")
+                names, parts[f"{k}.values"], parts.get(f"{k}.left"), parts.get(f"{k}.right")
             )
             for k, names in enumerate(self._names)
         ]
@@ -122,16 +122,12 @@ class LaplaceGaussian(Posterior):
         """A stack of n differences from the mean, of the weights that vary."""
         check_count(n)
         mean = self.constants.tensors()
-        found: Params = {}
+        stack: Params = {}
         for block in self.blocks:
-            values = block.eigenvalues
-            device = values.device if generator is None else generator.device
-            noise = torch.randn(
-                n, *values.shape, generator=generator, device=device, dtype=values.dtype
-            ).to(values.device)
-            std = (self.temperature / (values + self.prior_precision.to(values))).sqrt()
-            found |= _cut(block.rotated(std * noise), block.names, mean)
-        return found
+            noise = standard_normal((n, *block.eigenvalues.shape), block.eigenvalues, generator)
+            rows = block.rotated(noise / self._precision(block).sqrt())
+            stack |= P.unravel(rows, P.ravel(mean, block.names)[1])
+        return {name: t.to(mean[name]) for name, t in stack.items()}
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n networks."""
@@ -146,13 +142,16 @@ class LaplaceGaussian(Posterior):
         mean = self.constants.tensors()
         total = torch.zeros(())
         for block in self.blocks:
-            rows = [(params[n] - mean[n]).flatten(1) for n in block.names]
-            values = block.eigenvalues
-            z = block.coordinates(torch.cat(rows, 1).to(values))
-            precision = (values + self.prior_precision.to(values)) / self.temperature
-            density = precision.log() - precision * z.square() - _LOG_2PI
+            moved = {name: params[name] - mean[name] for name in block.names}
+            rows = P.ravel(moved, block.names, stacked=True)[0].to(block.eigenvalues)
+            precision = self._precision(block)
+            density = precision.log() - precision * block.coordinates(rows).square() - _LOG_2PI
             total = total + density.flatten(1).sum(1) / 2
         return total
+
+    def _precision(self, block: CurvatureBlock) -> Tensor:
+        values = block.eigenvalues
+        return (values + self.prior_precision.to(values)) / self.temperature
 
     # -------------------------------------------------------- predictions
     def drawn_predictor(
@@ -163,50 +162,47 @@ class LaplaceGaussian(Posterior):
             return super().drawn_predictor(n, generator, chunk_size)
         mean, moved = self.constants.tensors(), self.deviations(n, generator)
         if self.last_layer is not None:
-            return _LastLayer(mean, moved, self.last_layer)
-        return _Linearised(mean, moved, chunk_size)
+            return _last_layer_predictor(mean, moved, self.last_layer)
+        return _linearised_predictor(mean, moved, chunk_size)
 
 
-class _LastLayer:
-    """Networks that differ in their last layer only."""
+def _last_layer_predictor(mean: Params, moved: Params, name: str) -> Predictor:
+    """Of networks that differ in their last layer only."""
 
-    def __init__(self, mean: Params, moved: Params, name: str) -> None:
-        prefix = f"{name}." if name else ""
-        self.mean, self.name = mean, name
+    def drawn(kind: str) -> Tensor:
+        place = f"{name}.{kind}" if name else kind
+        return mean[place] + moved.get(place, torch.zeros_like(mean[place])[None])
 
-        def drawn(n: str) -> Tensor:
-            return mean[n] + moved.get(n, torch.zeros_like(mean[n])[None])
+    weight = drawn("weight")
+    bias = drawn("bias")[:, None] if f"{name}.bias".lstrip(".") in mean else torch.zeros(())
 
-        self.weight = drawn(prefix + "weight")
-        self.bias = drawn(prefix + "bias") if prefix + "bias" in mean else None
+    def predict(model: nn.Module, *x: Any) -> Tensor:
+        features = features_of(model, mean, name, *x)[0]
+        return features @ weight.mT.to(features) + bias.to(features)
 
-    def __call__(self, model: nn.Module, *x: Any) -> Tensor:
-        features = features_of(model, self.mean, self.name, *x)[0]
-        outputs = features @ self.weight.mT.to(features)
-        return outputs if self.bias is None else outputs + self.bias[:, None].to(features)
+    return predict
 
 
-class _Linearised:
-    """First-order expansions of a network around the mean."""
+def _linearised_predictor(mean: Params, moved: Params, chunk_size: int | None) -> Predictor:
+    """Of first-order expansions of a network around the mean."""
+    fixed = {name: t for name, t in mean.items() if name not in moved}
+    base = {name: mean[name] for name in moved}
 
-    def __init__(self, mean: Params, moved: Params, chunk_size: int | None) -> None:
-        self.fixed = {name: t for name, t in mean.items() if name not in moved}
-        self.base = {name: mean[name] for name in moved}
-        self.moved, self.chunk_size = moved, chunk_size
-
-    def __call__(self, model: nn.Module, *x: Any) -> Any:
+    def predict(model: nn.Module, *x: Any) -> Any:
         def run(weights: Params) -> Any:
-            return functional_call(model, {**self.fixed, **weights}, x)
+            return functional_call(model, {**fixed, **weights}, x)
 
-        def one(direction: Params) -> Any:
+        def expansion(direction: Params) -> Any:
             with _differentiable_attention():
-                value, slope = jvp(run, (self.base,), (direction,))[:2]
+                value, slope = jvp(run, (base,), (direction,))[:2]
             return tree_map(torch.add, value, slope)
 
-        if P.runs_at_once(model, self.chunk_size):
-            return torch.vmap(one, chunk_size=self.chunk_size)(self.moved)
-        outputs = [one(direction) for direction in P.unstack(self.moved)]
+        if P.runs_at_once(model, chunk_size):
+            return torch.vmap(expansion, chunk_size=chunk_size)(moved)
+        outputs = [expansion(direction) for direction in P.unstack(moved)]
         return tree_map(lambda *parts: torch.stack(parts), *outputs)
+
+    return predict
 
 
 @contextmanager
@@ -231,22 +227,9 @@ def features_of(model: nn.Module, params: Params, layer: str, *x: Any) -> tuple[
         *x: inputs.
     """
     seen: list[Tensor] = []
-    handle = model.get_submodule(layer).register_forward_pre_hook(
-        lambda _, inputs: seen.append(inputs[0])
-    )
-    try:
+    module = model.get_submodule(layer)
+    with module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
         outputs = functional_call(model, params, x)
-    finally:
-        handle.remove()
     if len(seen) != 1:
         raise ValueError(f"The layer {layer!r} is used {len(seen)} times, it must be once.")
     return seen[0], outputs
-
-
-def _cut(rows: Tensor, names: Sequence[str], mean: Params) -> Params:
-    shapes = [mean[name].shape for name in names]
-    parts = rows.split([s.numel() for s in shapes], 1)
-    return {
-        name: part.reshape(-1, *shape).to(mean[name])
-        for name, shape, part in zip(names, shapes, parts, strict=True)
-    }

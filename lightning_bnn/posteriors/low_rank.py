@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params, is_weight, ravel, stack_size, unravel
-from lightning_bnn.posteriors.base import Posterior, check_count
+from lightning_bnn.posteriors.base import Posterior, check_count, standard_normal, with_constants
 
 __all__ = ["LowRankGaussian"]
 
@@ -52,16 +52,16 @@ class LowRankGaussian(Posterior):
         super().__init__()
         if not scale >= 0:
             raise ValueError(f"`scale` must not be negative, got {scale}.")
-        chosen = [n for n, t in mean.items() if is_weight(n, t)] if names is None else list(names)
-        vector, self.spec = ravel(mean, chosen)
+        vector, self.spec = ravel(mean, names)
+        weights = self.spec.names
         self.register_buffer("mean", vector.detach().clone())
-        self.register_buffer("std", ravel(std, chosen)[0].detach().clone())
-        rows = ravel(deviations, chosen, stacked=True)[0]
+        self.register_buffer("std", ravel(std, weights)[0].detach().clone())
+        rows = ravel(deviations, weights, stacked=True)[0]
         if len(rows) < 2:
             raise ValueError(f"`deviations` must hold at least 2 networks, got {len(rows)}.")
         self.register_buffer("deviations", rows.detach().clone())
         self.scale, self.order = scale, tuple(mean)
-        self.constants = NamedTensors({n: t for n, t in mean.items() if n not in set(chosen)})
+        self.constants = NamedTensors({n: t for n, t in mean.items() if n not in weights})
 
     @classmethod
     def fit(cls, networks: Params, rank: int | None = None, scale: float = 1.0) -> LowRankGaussian:
@@ -88,12 +88,10 @@ class LowRankGaussian(Posterior):
         """A stack of n networks."""
         check_count(n)
         rank, size = self.deviations.shape
-        one, two = (self._noise((n, k), generator) for k in (size, rank))
+        one, two = (standard_normal((n, k), self.mean, generator) for k in (size, rank))
         moved = self.std * one + two @ self.deviations / math.sqrt(rank - 1)
         weights = unravel(self.mean + math.sqrt(self.scale / 2) * moved, self.spec)
-        rest = {k: t.expand(n, *t.shape).clone() for k, t in self.constants.tensors().items()}
-        every = {**weights, **rest}
-        return {name: every[name] for name in self.order}
+        return with_constants(weights, self.constants.tensors(), self.order)
 
     def log_prob(self, params: Params) -> Tensor:
         """Log-density of every network of a stack."""
@@ -102,8 +100,3 @@ class LowRankGaussian(Posterior):
         return torch.distributions.LowRankMultivariateNormal(
             self.mean, factor, self.scale / 2 * self.std.square()
         ).log_prob(rows)
-
-    def _noise(self, shape: tuple[int, int], generator: torch.Generator | None) -> Tensor:
-        device = self.mean.device if generator is None else generator.device
-        noise = torch.randn(shape, generator=generator, device=device, dtype=self.mean.dtype)
-        return noise.to(self.mean.device)

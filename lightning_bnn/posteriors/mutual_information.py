@@ -29,13 +29,13 @@ __all__ = [
     "draw_information",
     "information_bracket",
     "log_ratios",
-    "meeting_units",
+    "confusable_units",
     "permanent_information",
 ]
 
 Bound = Callable[[Tensor], Tensor]
 _NEGLIGIBLE = 60.0
-"""Units whose density under each other's distribution is below e^-60 of their own cannot meet."""
+"""Units whose density under each other's law is below e^-60 of their own cannot be confused."""
 _ROUNDING = 1e-5
 _SINGLE = 1e5
 """Squares up to here can be summed in float32: their rounding is below 0.01."""
@@ -61,15 +61,20 @@ def log_ratios(layer: UnitLayer, sampled: Sampled, units: Tensor | None = None) 
         sampled: networks.
         units: only these.
     """
-    w, mu, rho = (layer.rows(p, units) for p in sampled[:3])
-    if _peak(w, mu, rho) > _SINGLE:
-        w, mu, rho = w.double(), mu.double(), rho.double()
+    rows = [layer.rows(stack, units) for stack in sampled[:3]]
+    if _peak(*rows) > _SINGLE:
+        rows = [t.double() for t in rows]
+    of_weights, crossed, of_means = _squared_distances(*rows)
+    logs = -(of_weights + crossed + of_means) / 2 - rows[2].sum(2)[:, None]
+    return logs - logs.diagonal(dim1=1, dim2=2)[..., None]
+
+
+def _squared_distances(w: Tensor, mu: Tensor, rho: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""The three parts of :math:`\sum_c (w_{ic} - \mu_{jc})^2 / \sigma_{jc}^2`, by products."""
     centre = mu.detach().mean(1, keepdim=True)
     w, mu, precision = w - centre, mu - centre, (-2 * rho).exp()
-    # sum_c (w_ic - mu_jc)^2 / s_jc^2, by two products of matrices
-    squares = w.square() @ precision.mT - 2 * w @ (mu * precision).mT
-    logs = -(squares + (mu.square() * precision).sum(2)[:, None]) / 2 - rho.sum(2)[:, None]
-    return logs - logs.diagonal(dim1=1, dim2=2)[..., None]
+    of_means = (mu.square() * precision).sum(2)[:, None]
+    return w.square() @ precision.mT, -2 * w @ (mu * precision).mT, of_means
 
 
 @torch.no_grad()
@@ -81,7 +86,7 @@ def _peak(w: Tensor, mu: Tensor, rho: Tensor) -> float:
 
 
 @torch.no_grad()
-def meeting_units(layer: UnitLayer, sampled: Sampled) -> Tensor:
+def confusable_units(layer: UnitLayer, sampled: Sampled) -> Tensor:
     """Units that may be taken for another one, as indices.
 
     A part of the squared distances bounds all of them: most pairs are told apart by a few weights.
@@ -92,27 +97,29 @@ def meeting_units(layer: UnitLayer, sampled: Sampled) -> Tensor:
     """
     squares = layer.sums({name: sampled.noise[name].square() for name in layer.tensors})
     scales = layer.sums(sampled.log_std)
-    own = -squares / 2 - scales
-    near = _near(layer.telling(sampled[:3], sampled.mean, sampled.log_std), scales, own)
+    logs = -squares / 2 - scales
+    near = _near(layer.telling_rows(sampled[:3], sampled.mean, sampled.log_std), scales, logs)
     units = near.nonzero()[:, 0]
     if len(units) > 0:
-        rows = [layer.rows(p, units) for p in sampled[:3]]
-        units = units[_near(rows, scales[:, units], own[:, units])]
+        rows = [layer.rows(stack, units) for stack in sampled[:3]]
+        units = units[_near(rows, scales[:, units], logs[:, units])]
     return units
 
 
-def _near(rows: Sequence[Tensor], scales: Tensor, own: Tensor) -> Tensor:
-    """Which units may meet another one, as far as some of their weights tell.
+def _near(rows: Sequence[Tensor], scales: Tensor, logs: Tensor) -> Tensor:
+    """Which units may be taken for another one, as far as some of their weights tell.
 
     Rounding is on the safe side: it is a part of the largest squares that enter a difference.
+
+    Args:
+        rows: weights, means and logarithms of standard deviations.
+        scales: sums of the latter over all weights of a unit.
+        logs: log-densities of the units where they are.
     """
-    w, mu, rho = rows
-    centre = mu.mean(1, keepdim=True)
-    w, mu, precision = w - centre, mu - centre, (-2 * rho).exp()
-    ones, twos = w.square() @ precision.mT, (mu.square() * precision).sum(2)[:, None]
-    squares = ones - 2 * w @ (mu * precision).mT + twos
-    bound = -squares / 2 - scales[:, None] + _ROUNDING * (ones + twos)
-    near = (bound - own[..., None] > -_NEGLIGIBLE).any(0)
+    of_weights, crossed, of_means = _squared_distances(*rows)
+    squares = of_weights + of_means
+    bound = -(squares + crossed) / 2 - scales[:, None] + _ROUNDING * squares
+    near = (bound - logs[..., None] > -_NEGLIGIBLE).any(0)
     near.fill_diagonal_(False)
     return near.any(0) | near.any(1)
 
@@ -121,14 +128,14 @@ def _near(rows: Sequence[Tensor], scales: Tensor, own: Tensor) -> Tensor:
 def permanent_information(layer: UnitLayer, sampled: Sampled, bound: Bound) -> Tensor:
     """Information in the order of the units of one layer, one estimate for every network.
 
-    Only units that may meet another one enter a matrix; all others are told apart for certain.
+    Only units that may be taken for another one enter a matrix; all others are known for certain.
 
     Args:
         layer: whose units.
         sampled: networks.
         bound: the permanent or a bound of it, of logarithms.
     """
-    units = meeting_units(layer, sampled)
+    units = confusable_units(layer, sampled)
     first = next(iter(sampled.weights.values()))
     full = torch.full((len(first),), layer.log_order, dtype=torch.float64, device=first.device)
     if len(units) == 0:
@@ -163,7 +170,7 @@ def information_bracket(
     zero = torch.zeros(len(first), dtype=torch.float64, device=first.device)
     bethe, capacity, swaps, slack, order = zero, zero, zero, 0.0, 0.0
     for layer in layers:
-        units = meeting_units(layer, sampled)
+        units = confusable_units(layer, sampled)
         order += layer.log_order
         slack += len(units) / 2 * math.log(2)
         if len(units) > 0:
@@ -199,13 +206,13 @@ def draw_information(
     """
     weights = sampled.weights
     moved = _moved_tensors(sym, weights)
-    own = _log_density(weights, sampled, moved)
-    terms = [torch.zeros_like(own)]
-    size = len(own)
+    unmoved = _log_density(weights, sampled, moved)
+    terms = [torch.zeros_like(unmoved)]
+    size = len(unmoved)
     for _ in range(draws - 1):
         element = [p.expand(size, -1) for p in random_permutations(sym, generator)]
         image = permute_some({name: weights[name] for name in moved}, sym, element)
-        terms.append(_log_density(image, sampled, moved) - own)
+        terms.append(_log_density(image, sampled, moved) - unmoved)
     return math.log(draws) - torch.stack(terms).logsumexp(0)
 
 

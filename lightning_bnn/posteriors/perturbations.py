@@ -126,8 +126,8 @@ class Perturbed(TorchFunctionMode):
                 "of a layer and is used in another way, too. Take 'weight'."
             )
 
-    def _local(self, x: Tensor, weight: _Weight, bias: _Weight | None, given: Any) -> Tensor:
-        mean = F.linear(x, weight.mean, given if bias is None else bias.mean)
+    def _local(self, x: Tensor, weight: _Weight, bias: _Weight | None, plain_bias: Any) -> Tensor:
+        mean = F.linear(x, weight.mean, plain_bias if bias is None else bias.mean)
         squares = None if bias is None else bias.std.square()
         variance = F.linear(x.square(), weight.std.square(), squares)
         return mean + (variance + _LEAST).sqrt() * torch.randn_like(mean)
@@ -135,16 +135,14 @@ class Perturbed(TorchFunctionMode):
     def _flipout(
         self, func: Any, x: Tensor, weight: _Weight, bias: _Weight | None, rest: dict[str, Any]
     ) -> Tensor:
-        given = rest.pop("bias", None)
-        mean = func(x, weight.mean, given if bias is None else bias.mean, **rest)
-        dims = (-1,) if func is F.linear else (1,)
-        ins, outs = self._signs(weight, x, mean, dims[0])
+        plain_bias = rest.pop("bias", None)
+        mean = func(x, weight.mean, plain_bias if bias is None else bias.mean, **rest)
+        dim = -1 if func is F.linear else 1
+        ins, outs = self._signs(weight, x, mean, dim)
         moved = func(x * ins, weight.std * weight.noise, None, **rest) * outs
         if bias is not None:
-            own = self._signs(bias, mean, mean, dims[0])[1]
-            shape = [1] * mean.ndim
-            shape[dims[0]] = -1
-            moved = moved + own * (bias.std * bias.noise).reshape(shape)
+            signs = self._signs(bias, mean, mean, dim)[1]
+            moved = moved + signs * _spread((bias.std * bias.noise)[None], mean.ndim, dim)
         return mean + moved
 
     def _signs(self, weight: _Weight, x: Tensor, y: Tensor, dim: int) -> tuple[Tensor, ...]:

@@ -77,18 +77,12 @@ def stream_predictions(
     parts, examples = [], 0
     with tqdm(disable=not progress, desc="examples", unit="") as bar:
         for inputs, targets, classes in _joined(batches, model, networks, pairs, memory):
-            found = _Sums(len(targets), pairs)
-            start = 0
-            for block in _blocks(networks, memory, len(targets) * classes):
-                logs = P.apply(model, _on(block, inputs), inputs).double().log_softmax(-1)
-                rows = slice(start, start + len(logs))
-                right[rows] += (logs.argmax(-1) == targets).sum(-1).cpu()
-                nll[rows] -= logs[:, range(len(targets)), targets].sum(-1).cpu()
-                found.add(logs)
-                start += len(logs)
-            parts.append(found.result(members))
+            logs = _predictions(model, networks, inputs, memory, len(targets) * classes)
+            uncertainty, is_right, loss, kept = _at_examples(logs, targets, members, pairs)
+            parts.append(uncertainty)
+            right, nll = right + is_right, nll + loss
             if information is not None:
-                information.update(torch.cat(found.kept))
+                information.update(torch.cat(kept))
             examples += len(targets)
             bar.update(len(targets))
     if not parts:
@@ -99,34 +93,35 @@ def stream_predictions(
     return StreamedPredictions(mean, total, expected, epistemic, accuracy, nll, matrix)
 
 
-class _Sums:
-    """Over networks, for some examples.
+def _at_examples(
+    predictions: Iterable[Tensor], targets: Tensor, members: int, keep: bool
+) -> tuple[tuple[Tensor, ...], Tensor, Tensor, list[Tensor]]:
+    """Mean, total, expected and epistemic uncertainty of all networks at some examples.
 
-    Args:
-        examples: how many.
-        keep: whether the predictions of all networks are kept.
+    Also how often each network is right, the sum of its losses, and its predictions if they are
+    kept.
     """
-
-    def __init__(self, examples: int, keep: bool) -> None:
-        self.probs: Tensor | None = None
-        self.entropy = torch.zeros(examples, dtype=torch.float64)
-        self.keep, self.kept = keep, list[Tensor]()
-
-    def add(self, logs: Tensor) -> None:
-        """Predictions of some networks, as logarithms."""
+    mean = expected = torch.zeros((), dtype=torch.float64, device=targets.device)
+    right, nll, kept = [], [], []
+    for logs in predictions:
+        right.append((logs.argmax(-1) == targets).sum(-1).cpu())
+        nll.append(-logs[:, range(len(targets)), targets].sum(-1).cpu())
         probs = logs.exp()
-        total = probs.sum(0)
-        self.probs = total if self.probs is None else self.probs + total
-        self.entropy = self.entropy.to(logs.device) + torch.special.entr(probs).sum((0, -1))
-        if self.keep:
-            self.kept.append(probs)
+        mean = mean + probs.sum(0)
+        expected = expected + torch.special.entr(probs).sum((0, -1))
+        kept += [probs] if keep else []
+    mean, expected = mean / members, expected / members
+    total = torch.special.entr(mean).sum(-1)
+    epistemic = (total - expected).clamp_min(0)
+    return (mean, total, expected, epistemic), torch.cat(right), torch.cat(nll), kept
 
-    def result(self, members: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Mean, total, expected and epistemic uncertainty."""
-        assert self.probs is not None
-        mean, expected = self.probs / members, self.entropy / members
-        total = torch.special.entr(mean).sum(-1)
-        return mean, total, expected, (total - expected).clamp_min(0)
+
+def _predictions(
+    model: nn.Module, networks: Params | CheckpointBank, inputs: Tensor, memory: int, numbers: int
+) -> Iterator[Tensor]:
+    """Log-probabilities by some networks at a time, so many numbers for each network."""
+    for block in _blocks(networks, memory, numbers):
+        yield P.apply(model, _on(block, inputs), inputs).double().log_softmax(-1)
 
 
 def _blocks(networks: Params | CheckpointBank, memory: int, numbers: int) -> Iterator[Params]:
@@ -150,7 +145,7 @@ def _joined(
     memory: int,
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Batches of as many examples as may be held (a bank is read anew for each), and classes."""
-    held: list[tuple[Tensor, Tensor]] = []
+    waiting: list[tuple[Tensor, Tensor]] = []
     most = classes = 0
     for batch in batches:
         inputs, targets = _pair(batch)
@@ -162,12 +157,12 @@ def _joined(
             most = max(1, memory // (_BYTES * classes * together))
         _check(targets, classes)
         for part in zip(inputs.split(most), targets.split(most), strict=True):
-            if held and sum(len(t) for _, t in held) + len(part[1]) > most:
-                yield *_cat(held), classes
-                held = []
-            held.append(part)
-    if held:
-        yield *_cat(held), classes
+            if waiting and sum(len(t) for _, t in waiting) + len(part[1]) > most:
+                yield *_cat(waiting), classes
+                waiting = []
+            waiting.append(part)
+    if waiting:
+        yield *_cat(waiting), classes
 
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:
@@ -199,5 +194,5 @@ def _classes(model: nn.Module, networks: Params | CheckpointBank, inputs: Tensor
     return P.apply(model, _on(one, inputs), inputs).shape[-1]
 
 
-def _cat(held: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    return torch.cat([x for x, _ in held]), torch.cat([y for _, y in held])
+def _cat(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])

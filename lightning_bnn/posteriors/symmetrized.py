@@ -52,7 +52,7 @@ class Symmetrized(Posterior):
 
     @property
     def order(self) -> float:
-        """Number of permutations."""
+        """How many permutations the group has; infinite above 1e300."""
         return 10**self.sym.log10_permutations if self.sym.log10_permutations < 300 else math.inf
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:

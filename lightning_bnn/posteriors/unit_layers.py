@@ -41,36 +41,31 @@ class UnitLayer:
         """Weights of each unit (or of some), ``(networks, units, weights)``, from a stack."""
         parts = []
         for name, dim, positions in self.places:
-            w = params[name]
-            w = w.flatten(1) if dim is None else w.movedim(dim + 1, 1)
+            along = _along(params[name], dim)
             index = positions if units is None else positions[units.to(positions.device)]
-            own = w.index_select(1, index.reshape(-1).to(w.device))
-            parts.append(own.reshape(len(w), len(index), -1))
+            weights = along.index_select(1, index.reshape(-1).to(along.device))
+            parts.append(weights.reshape(len(along), len(index), -1))
         return torch.cat(parts, 2)
 
-    def telling(self, stacks: Sequence[Params], mean: Params, log_std: Params) -> list[Tensor]:
+    def telling_rows(self, stacks: Sequence[Params], mean: Params, log_std: Params) -> list[Tensor]:
         """As `rows` of several stacks, but only the weights by which units differ most."""
         parts: list[list[Tensor]] = [[] for _ in stacks]
         for name, dim, positions in self.places:
             columns = _telling(mean[name], log_std[name], dim)
             for part, params in zip(parts, stacks, strict=True):
-                w = params[name]
-                along = w[:, :, None] if dim is None else w.movedim(dim + 1, 1)
+                along = _along(params[name], dim)
                 chosen = along.reshape(*along.shape[:2], -1).index_select(2, columns)
                 part.append(_at(chosen, positions).flatten(2))
         return [torch.cat(part, 2) for part in parts]
 
     def sums(self, params: Params) -> Tensor:
         """Sum over the weights of each unit, ``(networks, units)``."""
-        total: Tensor | None = None
+        parts = []
         for name, dim, positions in self.places:
-            w = params[name]
-            along = w.flatten(1) if dim is None else w.movedim(dim + 1, 1)
+            along = _along(params[name], dim)
             along = along if along.ndim == 2 else along.sum(tuple(range(2, along.ndim)))
-            own = _at(along, positions).sum(2)
-            total = own if total is None else total + own
-        assert total is not None
-        return total
+            parts.append(_at(along, positions).sum(2))
+        return torch.stack(parts).sum(0)
 
 
 def unit_layers(sym: Symmetries, names: Sequence[str]) -> list[UnitLayer]:
@@ -133,6 +128,11 @@ def _best_set(layers: Sequence[UnitLayer], contains: int | None) -> list[int]:
         constraints=LinearConstraint(matrix, ub=np.ones(len(clashes) + 1)),
     )
     return [k for k in range(n) if solved.x[k] > 0.5]
+
+
+def _along(stack: Tensor, dim: int | None) -> Tensor:
+    """With the dimension that the positions count behind that of the networks."""
+    return stack.flatten(1) if dim is None else stack.movedim(dim + 1, 1)
 
 
 def _at(along: Tensor, positions: Tensor) -> Tensor:

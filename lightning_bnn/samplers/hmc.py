@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_bnn.arguments import count, integer, is_number, positive, share
 from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.samplers.langevin import cut
 
 __all__ = ["HMC"]
 
@@ -171,14 +172,11 @@ def _shape(value: Any) -> Any:
 
 def _noise(params: list[Tensor], generator: torch.Generator) -> list[Tensor]:
     """Standard normal momenta: one draw for all tensors."""
-    sizes = [p.numel() for p in params]
-    first = params[0]
-    flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
-    pieces = flat.normal_(generator=generator).split(sizes)
-    return [piece.view(p.shape).to(p.dtype) for piece, p in zip(pieces, params, strict=True)]
+    flat = params[0].new_empty(sum(p.numel() for p in params)).normal_(generator=generator)
+    return [piece.to(p.dtype) for piece, p in zip(cut(flat, params), params, strict=True)]
 
 
 def _kinetic(momenta: list[Tensor]) -> Tensor:
-    """Of every chain."""
+    """Kinetic energy of every chain, in double precision."""
     parts = [m.double().square().flatten(1).sum(1) for m in momenta]
     return torch.stack(parts).sum(0) / 2

@@ -132,17 +132,15 @@ class Langevin(torch.optim.Optimizer):
         seed, step, kind = group["seed"] or 0, group["step"], str(first.dtype)
         key = (seed, step, index, "noise", kind, *_shard(params[0]))
         generator = keyed_generator(*key, device=first.device)
-        sizes = [v.numel() for v in values]
-        flat = self._memory(first, sum(sizes)).normal_(generator=generator)
-        pieces = flat.split(sizes)
-        return [piece.view(v.shape) for piece, v in zip(pieces, values, strict=True)]
+        flat = self._memory(first, sum(v.numel() for v in values)).normal_(generator=generator)
+        return cut(flat, values)
 
     def _memory(self, like: Tensor, size: int) -> Tensor:
         """The same memory at every step: new pages would cost as much as the draw."""
-        held = self._scratch.get((like.device, like.dtype))
-        if held is None or len(held) < size:
-            held = self._scratch[like.device, like.dtype] = like.new_empty(size)
-        return held[:size]
+        memory = self._scratch.get((like.device, like.dtype))
+        if memory is None or len(memory) < size:
+            memory = self._scratch[like.device, like.dtype] = like.new_empty(size)
+        return memory[:size]
 
     def _check(self, group: dict[str, Any]) -> None:
         if group["num_data"] is None:
@@ -164,6 +162,12 @@ def decay_of(group: dict[str, Any]) -> float:
     if group["prior_precision"] is not None:
         return group["prior_precision"] / group["num_data"]
     return group["weight_decay"] or 0.0
+
+
+def cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Pieces of a vector, with the shapes of some tensors."""
+    pieces = flat.split([t.numel() for t in like])
+    return [piece.view(t.shape) for piece, t in zip(pieces, like, strict=True)]
 
 
 def _alike(params: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -86,7 +86,7 @@ class SGHMC(Langevin):
         grads: list[Tensor],
         noise: list[Tensor] | None,
     ) -> None:
-        """One step."""
+        """One step of momenta and positions, see the class."""
         every = group["resample_every"]
         redraw = every is not None and group["step"] % every == 0
         new = [redraw or "velocity" not in self.state[p] for p in params]
@@ -106,12 +106,12 @@ class SGHMC(Langevin):
         """
         energies, count = [], 0
         for group in self.param_groups:
-            held = [self.state[p]["velocity"] for p in group["params"] if p in self.state]
-            if held:
-                norms = torch.stack([n.cpu().double() for n in torch._foreach_norm(held)])
+            velocities = [self.state[p]["velocity"] for p in group["params"] if p in self.state]
+            if velocities:
+                norms = torch.stack([n.cpu().double() for n in torch._foreach_norm(velocities)])
                 scale = group["num_data"] * (1 + group["momentum"]) / 2
                 energies.append(scale * norms.square().sum())
-                count += sum(v.numel() for v in held)
+                count += sum(v.numel() for v in velocities)
         return torch.stack(energies).sum() / count if count else torch.tensor(torch.nan)
 
 

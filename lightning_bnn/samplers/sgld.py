@@ -56,7 +56,7 @@ class SGLD(Langevin):
         grads: list[Tensor],
         noise: list[Tensor] | None,
     ) -> None:
-        """One step."""
+        """One step of the rule of the class."""
         if decay_of(group):
             torch._foreach_mul_(values, 1 - group["lr"] * decay_of(group))
         torch._foreach_add_(values, grads, alpha=-group["lr"])
@@ -118,7 +118,7 @@ class PreconditionedSGLD(Langevin):
         grads: list[Tensor],
         noise: list[Tensor] | None,
     ) -> None:
-        """One step."""
+        """One step of the rule of the class."""
         if decay_of(group):
             grads = list(torch._foreach_add(grads, values, alpha=decay_of(group)))
         squares = []

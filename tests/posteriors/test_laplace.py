@@ -196,7 +196,7 @@ def test_the_marginal_likelihood_is_laplace_torchs(structure):
 
 
 class Recurrent(nn.Module):
-    """No network for vmap: laplace-torch computes its curvature."""
+    """No network for vmap: its examples run one by one."""
 
     def __init__(self):
         super().__init__()
@@ -210,6 +210,8 @@ class Recurrent(nn.Module):
 def test_networks_that_vmap_cannot_run(structure):
     torch.manual_seed(0)
     net, batches = Recurrent().double(), [(torch.randn(5, 3).double(), torch.randint(2, (5,)))]
+    with pytest.raises(RuntimeError):
+        torch.vmap(net)(batches[0][0][:, None])
     blocks = curvature(net, P.of(net), batches, Categorical(), structure)
     posterior = LaplaceGaussian(P.of(net), blocks, 3.0)
     fit = theirs(net, batches, structure, subset_of_weights="all", prior_precision=3.0)
@@ -223,6 +225,28 @@ def test_frozen_weights_stay():
     drawn = LaplaceGaussian(P.of(net), blocks).sample(3)
     assert torch.equal(drawn["0.weight"], net[0].weight.expand(3, -1, -1, -1, -1))
     assert not torch.equal(drawn["3.weight"][0], net[3].weight)
+
+
+@pytest.mark.parametrize("frozen", ["0", "3.weight", "3.bias"])
+def test_frozen_weights_do_not_change_the_factors_of_others(frozen):
+    net, batches = convolutional(), images()
+    every = {b.names: b for b in curvature(net, P.of(net), batches, Categorical(), "kron")}
+    for name, p in net.named_parameters():
+        p.requires_grad_(not name.startswith(frozen))
+    blocks = curvature(net, P.of(net), batches, Categorical(), "kron")
+    assert len(blocks) == len([p for p in net.parameters() if p.requires_grad])
+    for block in blocks:
+        torch.testing.assert_close(block.eigenvalues, every[block.names].eigenvalues)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.two.weight = self.one.weight
+
+    def forward(self, x):
+        return self.two(self.one(x).tanh())
 
 
 class Bent(nn.Module):
@@ -254,6 +278,10 @@ def vectors():
         (
             lambda: curvature(Twice(), P.of(Twice()), vectors(), Categorical(), "full", "head"),
             "is used 2 times",
+        ),
+        (
+            lambda: curvature(net := Tied(), P.of(net), vectors(), Categorical(), "kron"),
+            "no Kronecker factors of weights that layers share",
         ),
         (lambda: last_layer_name(nn.Conv1d(1, 1, 1)), "Conv1d has no linear layer"),
         (

@@ -13,10 +13,10 @@ from lightning_bnn.posteriors import DiagonalGaussian, Symmetrized
 from lightning_bnn.posteriors.interpolation import interpolation
 from lightning_bnn.posteriors.mutual_information import (
     Sampled,
+    confusable_units,
     draw_information,
     information_bracket,
     log_ratios,
-    meeting_units,
     permanent_information,
 )
 from lightning_bnn.posteriors.permanents import log_bethe, log_capacity, log_permanent
@@ -241,10 +241,10 @@ def test_leaving_out_units_that_cannot_meet_changes_nothing(spread, sigma):
 def test_far_units_are_left_out_and_near_ones_are_not():
     far, near = ({"w": torch.arange(20.0).double() * d} for d in (100, 0.1))
     std = {"w": torch.ones(20).double()}
-    assert len(meeting_units(layer_of(20), sampled(far, std, 3))) == 0
-    assert len(meeting_units(layer_of(20), sampled(near, std, 3))) == 20
+    assert len(confusable_units(layer_of(20), sampled(far, std, 3))) == 0
+    assert len(confusable_units(layer_of(20), sampled(near, std, 3))) == 20
     far["w"][7] = far["w"][6] + 0.5
-    assert meeting_units(layer_of(20), sampled(far, std, 3)).tolist() == [6, 7]
+    assert confusable_units(layer_of(20), sampled(far, std, 3)).tolist() == [6, 7]
 
 
 def test_rounding_does_not_hide_units_that_meet():
@@ -253,7 +253,7 @@ def test_rounding_does_not_hide_units_that_meet():
     std = {"w": torch.full_like(mean, 0.5)}
     layer = UnitLayer(0, 14, (("w", 0, torch.arange(14)[:, None]),))
     drawn = sampled({"w": mean}, std, 2)
-    assert meeting_units(layer, drawn).tolist() == list(range(14))
+    assert confusable_units(layer, drawn).tolist() == list(range(14))
     exact = Sampled(*({k: t.double() for k, t in part.items()} for part in drawn))
     found = permanent_information(layer, drawn, log_permanent)
     wanted = permanent_information(layer, exact, log_permanent)

@@ -180,7 +180,7 @@ def test_the_bracket_of_the_information_holds(name, n, monkeypatch):
     layer = UnitLayer(0, n, (("w", 0, torch.arange(n)[:, None]),))
     sampled = mutual_information.Sampled(*[{"w": torch.zeros(1, n)}] * 4)
     sym = Symmetries((), (PermutationGroup(n, "units", ()),), (), ())
-    monkeypatch.setattr(mutual_information, "meeting_units", lambda *_: torch.arange(n))
+    monkeypatch.setattr(mutual_information, "confusable_units", lambda *_: torch.arange(n))
     for one, exact in zip(ratios, math.lgamma(n + 1) - exactly(ratios), strict=True):
         monkeypatch.setattr(mutual_information, "log_ratios", lambda *_, one=one: one[None])
         found = information_bracket(sym, [layer], sampled)
