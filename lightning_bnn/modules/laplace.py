@@ -23,10 +23,10 @@ class Laplace(Bayesian):
 
     .. math:: \omega \sim N\big(\hat\omega,\; T (H + \lambda I)^{-1}\big)
 
-    H is the generalised Gauss-Newton matrix of the summed negative log-likelihood, computed by
-    curvlinops and torch on the training data after the last epoch, so that checkpoints from the end hold
-    it, or before a test of networks that have none. While it trains, validation judges the members
-    as they are. With members, a mixture.
+    H is the generalised Gauss-Newton matrix of the summed negative log-likelihood on the training
+    data. It is computed after the last epoch, so that checkpoints from the end hold it, or before a
+    test of networks that have none. While it trains, validation judges the members as they are.
+    With members, a mixture.
 
     Args:
         network: gives the computation; it is copied, not changed.
