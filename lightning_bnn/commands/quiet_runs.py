@@ -1,4 +1,4 @@
-"""Undisturbed: nothing but errors from others, no waiting for busy neighbours."""
+"""Runs that a command makes itself: without messages of Lightning, and on one thread."""
 
 from __future__ import annotations
 
