@@ -24,9 +24,9 @@ _COMMAND = re.compile(r"^(fit|validate|test|predict)\.")
 class StrictParser(ArgumentParser):
     """No abbreviations: one that is unique today is ambiguous, or another option, tomorrow.
 
-    It raises `Refusal`. Classes in a configuration have parsers of this kind for their arguments.
-    What such a one refuses is all that there is to say about the class; since jsonargparse may put
-    it into the text of another error, or try another type, refusals are kept until they are told.
+    It raises `Refusal`. The arguments of a class in a configuration have a parser of this kind, too.
+    What that refuses is the mistake; but jsonargparse turns it into text, or goes on to another
+    type, so refusals are kept until the check of the whole value has failed.
 
     Args:
         *args: of `jsonargparse.ArgumentParser`.
@@ -64,7 +64,7 @@ class StrictParser(ArgumentParser):
         raise refusal from None if ex is refusal else ex
 
     def _refused(self, action: argparse.Action, value: Any, before: int) -> Refusal:
-        """Why a value was refused: what came first since its check began is the nearest."""
+        """Why a value was refused: jsonargparse tries the likeliest type first, so the first counts."""
         inner = self._refusals[before:]
         del self._refusals[before:]
         if inner:
@@ -92,7 +92,7 @@ class StrictParser(ArgumentParser):
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Every option, also those of subcommands."""
+    """Every option of a parser and of its subcommands."""
     yield from parser._option_string_actions
     for action in parser._actions:
         if isinstance(action.choices, dict):

@@ -69,7 +69,7 @@ class Part:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """What is known once it is finished."""
+        """Its seconds, losses and members that are left out, once it is finished; None before."""
         return summary_in(self.folder, self.first, self.last)
 
     @property
@@ -79,7 +79,7 @@ class Part:
 
 
 def train_part(part: Part, tick: Callable[[], None]) -> None:
-    """Train it, or what is left of it; nothing where it is finished.
+    """Train a part, or what is left of it; a part that is finished stays as it is.
 
     Args:
         part: what to train.
@@ -91,7 +91,7 @@ def train_part(part: Part, tick: Callable[[], None]) -> None:
 
 
 def networks_of(part: Part) -> tuple[CheckpointBank, list[dict[str, Any]]]:
-    """Its bank, and a record of every network under the number that the member has in the whole."""
+    """The bank of a part, and a record of every network; members count through all parts."""
     bank = CheckpointBank(part.bank, "r")
     losses = (part.summary or {}).get("losses")
     records = []
@@ -171,7 +171,7 @@ def _fit(
 
 
 def _outcome(part: Part, module: Any) -> dict[str, Any]:
-    """Who is left out, and the losses over the last epoch where they are known."""
+    """The members that are left out, and all losses over the last epoch where they are known."""
     left_out, losses = ~finite_members(module.stacked_parameters()).cpu(), None
     divergence = getattr(module, "divergence", None)
     if divergence is not None:

@@ -17,7 +17,7 @@ __all__ = ["check_identity", "identity_of", "write_identity"]
 _MEMBERS = ("model.init_args.members", "model.init_args.first_member")
 _RATES = "model.init_args.member_rates"
 _BEGUN = ("shard-*", "parts/*/part.json", "parts/*/checkpoints/*.ckpt")
-"""What is not thrown away."""
+"""Files that are not thrown away when the configuration changes: networks, or work on them."""
 
 
 def identity_of(settings: dict[str, Any], every_n_epochs: int | None) -> dict[str, Any]:
