@@ -95,7 +95,7 @@ def _run(name: str, args: Sequence[str]) -> None:
 
 
 def _imported(name: str) -> ModuleType:
-    """Import a module without collecting garbage: nothing of it is garbage, and looking costs 1 s."""
+    """Import a module without collecting garbage, which takes a second and finds nothing."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -24,9 +24,9 @@ _COMMAND = re.compile(r"^(fit|validate|test|predict)\.")
 class StrictParser(ArgumentParser):
     """No abbreviations: one that is unique today is ambiguous, or another option, tomorrow.
 
-    It raises `Refusal`. The arguments of a class in a configuration have a parser of this kind, too.
-    What that refuses is the mistake; but jsonargparse turns it into text, or goes on to another
-    type, so refusals are kept until the check of the whole value has failed.
+    It raises `Refusal`. The arguments of a class in a configuration have a parser of this kind,
+    too. What that refuses is the mistake; but jsonargparse turns it into text, or goes on to
+    another type, so refusals are kept until the check of the whole value has failed.
 
     Args:
         *args: of `jsonargparse.ArgumentParser`.
@@ -64,7 +64,7 @@ class StrictParser(ArgumentParser):
         raise refusal from None if ex is refusal else ex
 
     def _refused(self, action: argparse.Action, value: Any, before: int) -> Refusal:
-        """Why a value was refused: jsonargparse tries the likeliest type first, so the first counts."""
+        """Why a value was refused: the likeliest type is tried first, so its refusal counts."""
         inner = self._refusals[before:]
         del self._refusals[before:]
         if inner:

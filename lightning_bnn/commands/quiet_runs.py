@@ -14,7 +14,7 @@ __all__ = ["one_thread", "quiet"]
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let Lightning log nothing but errors, and nobody warn; for runs that are made as documented."""
+    """Let Lightning log errors only, and nobody warn, while a command runs what it is made for."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -133,7 +133,7 @@ def training(args: Sequence[str], callbacks: Sequence[L.Callback] = ()) -> Any:
 
 
 def _logging(settings: Any) -> dict[str, Any]:
-    """The logger that Lightning would make, without the metric of -1 that it adds to TensorBoard."""
+    """The logger that Lightning would make, without the metric of -1 that it adds."""
     if settings.logger not in (None, True):
         return {}
     folder = settings.default_root_dir or os.getcwd()
