@@ -49,16 +49,17 @@ class MMDTable:
         return _reduced((weights[:, None] * self.values).sum(0), reduction)
 
     def __str__(self) -> str:
+        reductions = get_args(Reduction)
         width = max([len("layer"), *map(len, self.layers)])
-        lines = [f"{'layer':<{width}}{'weights':>12}{'median':>12}{'mean':>12}{'max':>12}"]
-        columns = torch.stack([self.per_layer(r) for r in get_args(Reduction)], 1).tolist()
-        for name, size, row in zip(self.layers, self.sizes.tolist(), columns, strict=True):
-            lines.append(f"{name:<{width}}{size:>12}" + "".join(f"{v:>12.3g}" for v in row))
-        row = [self.reduce(r).item() for r in get_args(Reduction)]
-        total = int(self.sizes.sum())
-        return "\n".join(
-            [*lines, f"{'all':<{width}}{total:>12}" + "".join(f"{v:>12.3g}" for v in row)]
-        )
+        names, sizes = [*self.layers, "all"], [*self.sizes.tolist(), int(self.sizes.sum())]
+        numbers = torch.stack([self.per_layer(r) for r in reductions], 1).tolist()
+        numbers.append([self.reduce(r).item() for r in reductions])
+        head = f"{'layer':<{width}}" + "".join(f"{name:>12}" for name in ("weights", *reductions))
+        rows = [
+            f"{name:<{width}}{size:>12}" + "".join(f"{value:>12.3g}" for value in row)
+            for name, size, row in zip(names, sizes, numbers, strict=True)
+        ]
+        return "\n".join([head, *rows])
 
 
 # ------------------------------------------------------------ functions
@@ -118,14 +119,10 @@ def share_layers(sizes: dict[str, int], rank: int, world_size: int) -> list[str]
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"`rank` must be in 0..{world_size - 1}, got {rank}.")
-    loads = [0] * world_size
-    mine = []
+    shares: list[list[str]] = [[] for _ in range(world_size)]
     for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
-        lightest = loads.index(min(loads))
-        loads[lightest] += sizes[name]
-        if lightest == rank:
-            mine.append(name)
-    return mine
+        min(shares, key=lambda share: sum(sizes[n] for n in share)).append(name)
+    return shares[rank]
 
 
 def _table(layers: Sequence[LayerMMD]) -> MMDTable:

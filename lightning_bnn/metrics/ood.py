@@ -8,19 +8,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from lightning_bnn.metrics import ranking
 from lightning_bnn.metrics.base import ExactMetric, collected
-from lightning_bnn.metrics.ranking import (
-    Interpolation,
-    Positive,
-    Rule,
-    aupr_of_counts,
-    auroc_of_counts,
-    check_exact,
-    check_ranking,
-    check_rate,
-    count_positives,
-    fpr_of_scores,
-)
+from lightning_bnn.metrics.ranking import Interpolation, Positive, Rule
 from lightning_bnn.metrics.validation import option
 
 __all__ = ["AUPR", "AUROC", "FPR95", "FPRAtTPR"]
@@ -40,8 +30,8 @@ class _Ranking(ExactMetric):
 
     def update(self, scores: Tensor, is_ood: Tensor) -> None:
         """Add a batch of scores (higher is more out of distribution) and which of them are OOD."""
-        check_ranking(scores, is_ood)
-        check_exact(scores)
+        ranking.check_ranking(scores, is_ood)
+        ranking.check_exact(scores)
         self.ranking_scores.append(scores.detach().flatten().double())
         self.ranking_is_ood.append(is_ood.flatten().double())
 
@@ -63,7 +53,7 @@ class _Ranking(ExactMetric):
 
     @abstractmethod
     def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
-        """The number, when both kinds are there."""
+        """The number, once there are examples of both kinds."""
 
 
 class AUROC(_Ranking):
@@ -80,7 +70,7 @@ class AUROC(_Ranking):
 
     def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
         """The area."""
-        return auroc_of_counts(count_positives(scores_id, scores_ood))
+        return ranking.auroc_of_counts(ranking.count_positives(scores_id, scores_ood))
 
 
 class AUPR(_Ranking):
@@ -106,8 +96,8 @@ class AUPR(_Ranking):
 
     def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
         """The area."""
-        counts = count_positives(scores_id, scores_ood, self.positive)
-        return aupr_of_counts(counts, self.interpolation)
+        counts = ranking.count_positives(scores_id, scores_ood, self.positive)
+        return ranking.aupr_of_counts(counts, self.interpolation)
 
 
 class FPRAtTPR(_Ranking):
@@ -129,14 +119,14 @@ class FPRAtTPR(_Ranking):
         self, tpr: float = 0.95, positive: Positive = "ood", rule: Rule = "first", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        check_rate(tpr)
+        ranking.check_rate(tpr)
         self.tpr = tpr
         self.positive = option("positive", positive, get_args(Positive))
         self.rule = option("rule", rule, get_args(Rule))
 
     def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
         """The rate."""
-        return fpr_of_scores(scores_id, scores_ood, self.tpr, self.positive, self.rule)
+        return ranking.fpr_of_scores(scores_id, scores_ood, self.tpr, self.positive, self.rule)
 
 
 class FPR95(FPRAtTPR):
