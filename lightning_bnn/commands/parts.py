@@ -64,7 +64,7 @@ class Part:
 
     @property
     def bank(self) -> Path:
-        """Where its networks are."""
+        """The folder of its networks."""
         return self.folder / "bank"
 
     @property
@@ -74,7 +74,7 @@ class Part:
 
     @property
     def progress(self) -> float:
-        """How much of it is done, from 0 to 1."""
+        """How much of its training is done, from 0 to 1."""
         return progress_in(self.folder) if self.summary is None else 1.0
 
 
@@ -149,7 +149,7 @@ def _train(part: Part, tick: Callable[[], None]) -> None:
 def _fit(
     part: Part, config: Path, checkpoints: Path, newest: Path | None, tick: Callable[[], None]
 ) -> Any:
-    """The trained module."""
+    """Train a part from its newest checkpoint, and return the module."""
     arguments = [
         "fit", "-c", str(config),
         "--trainer.default_root_dir", str(part.folder),

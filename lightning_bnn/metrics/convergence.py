@@ -60,11 +60,11 @@ class _OfChains(ExactMetric):
         return type(self).statistic(draws.reshape(-1, *self._shape()), **self._options()).double()
 
     def _options(self) -> dict[str, float]:
-        """What the statistic takes besides the draws."""
+        """Arguments of the statistic besides the draws."""
         return {}
 
     def _shape(self) -> list[int]:
-        """Samples and numbers of a chain: what the first update has noted."""
+        """Samples and numbers of a chain, as the first update has noted them."""
         dims, *shape = collected(self.chain_shape).long().tolist()
         return shape[:dims]
 
@@ -95,7 +95,7 @@ class MCSESd(_OfChains):
 
 
 class _AtAProbability(_OfChains):
-    """Of a quantile.
+    """A number of chains that is about a quantile.
 
     Args:
         probability: of the quantile, or of one tail.

@@ -108,8 +108,7 @@ class FunctionSpaceMMD(ExactMetric):
         m, n = self.rows
         shapes = {"xx": (m * (m - 1) // 2,), "xy": (m, n), "yy": (n * (n - 1) // 2,)}
         for place, shape in shapes.items():
-            for norm in Distances._fields:
-                self.add_sum(f"function_{norm}_{place}", shape, torch.float64)
+            self.add_sum(f"function_{place}", (len(Distances._fields), *shape), torch.float64)
         self.add_sum("function_examples", (), torch.int64)
 
     def update(self, x: Tensor, y: Tensor) -> None:
@@ -123,17 +122,13 @@ class FunctionSpaceMMD(ExactMetric):
         if x.shape[1] == 0:
             return
         for place, block in _blocks(x, y)._asdict().items():
-            for norm, values in block._asdict().items():
-                name = f"function_{norm}_{place}"
-                setattr(self, name, getattr(self, name) + values)
+            name = f"function_{place}"
+            setattr(self, name, getattr(self, name) + torch.stack(block))
         self.function_examples = self.function_examples + x.shape[1]
 
     def compute(self) -> Tensor:
-        """MMD^2; NaN without examples."""
+        """The unbiased MMD^2; NaN without examples."""
         if self.function_examples == 0:
             return self._nan("it has seen no example")
-        blocks = Blocks(*(self._distances(place) for place in Blocks._fields))
-        return _reduce(blocks, self.reduction, self.grid)
-
-    def _distances(self, place: str) -> Distances:
-        return Distances(*(getattr(self, f"function_{n}_{place}") for n in Distances._fields))
+        sums = (getattr(self, f"function_{place}") for place in Blocks._fields)
+        return _reduce(Blocks(*(Distances(*pair) for pair in sums)), self.reduction, self.grid)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_bnn.metrics.base import ExactMetric, collected, digest
 from lightning_bnn.metrics.kernels import KernelGrid
-from lightning_bnn.metrics.reference import LayerMMD, MMDReference, as_reference
+from lightning_bnn.metrics.reference import MMDReference, as_reference
 from lightning_bnn.metrics.sources import WeightSource
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.params import Params
@@ -37,11 +37,11 @@ class MMDTable:
     values: Tensor
 
     def per_layer(self, reduction: Reduction = "median") -> Tensor:
-        """One number per layer."""
+        """MMD^2 of every layer, reduced over kernels."""
         return _reduced(self.values, reduction)
 
     def reduce(self, reduction: Reduction = "median", order: Order = "kernels-first") -> Tensor:
-        """One number: see `mmd`."""
+        """MMD^2 reduced over kernels and layers, in the order that `mmd` explains."""
         option("order", order, get_args(Order))
         weights = self.sizes.double() / self.sizes.sum()
         if order == "kernels-first":
@@ -108,7 +108,12 @@ def mmd_table(
     w               3       0.282       0.312        0.53
     all             3       0.282       0.312        0.53
     """
-    return _table(list(as_reference(x, grid, **options).compare(y)))
+    layers = list(as_reference(x, grid, **options).compare(y))
+    return MMDTable(
+        tuple(layer.name for layer in layers),
+        torch.tensor([layer.size for layer in layers]),
+        torch.stack([layer.values.cpu() for layer in layers]),
+    )
 
 
 def share_layers(sizes: dict[str, int], rank: int, world_size: int) -> list[str]:
@@ -123,14 +128,6 @@ def share_layers(sizes: dict[str, int], rank: int, world_size: int) -> list[str]
     for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
         min(shares, key=lambda share: sum(sizes[n] for n in share)).append(name)
     return shares[rank]
-
-
-def _table(layers: Sequence[LayerMMD]) -> MMDTable:
-    return MMDTable(
-        tuple(layer.name for layer in layers),
-        torch.tensor([layer.size for layer in layers]),
-        torch.stack([layer.values.cpu() for layer in layers]),
-    )
 
 
 def _reduced(values: Tensor, reduction: str) -> Tensor:
@@ -194,11 +191,8 @@ class MMD(ExactMetric):
             y: the approximation.
             layers: only these, for example those of `share_layers`.
         """
-        if isinstance(x, MMDReference):
-            reference = as_reference(x, self.grid)
-        else:
-            reference = MMDReference(x, self.grid, **self.options)
-        for layer in reference.compare(y, layers):
+        options = {} if isinstance(x, MMDReference) else self.options
+        for layer in as_reference(x, self.grid, **options).compare(y, layers):
             self._state("names").append(self._vector([*layer.name.encode(), _END]))
             self._state("size").append(self._vector([layer.size]))
             self._state("values").append(layer.values.to(self.device))

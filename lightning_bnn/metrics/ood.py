@@ -69,7 +69,7 @@ class AUROC(_Ranking):
     higher_is_better = True
 
     def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
-        """The area."""
+        """The area under the curve of true against false positives."""
         return ranking.auroc_of_counts(ranking.count_positives(scores_id, scores_ood))
 
 
@@ -77,7 +77,7 @@ class AUPR(_Ranking):
     """Area under the precision-recall curve, see `aupr`.
 
     Args:
-        positive: the class that is to be found, ``"ood"`` or ``"id"``.
+        positive: the class to find, ``"ood"`` or ``"id"``.
         interpolation: ``"step"`` (average precision) or ``"trapezoid"``.
         **kwargs: what every ``torchmetrics.Metric`` takes.
 
@@ -95,7 +95,7 @@ class AUPR(_Ranking):
         self.interpolation = option("interpolation", interpolation, get_args(Interpolation))
 
     def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
-        """The area."""
+        """The area under the curve of precision against recall."""
         counts = ranking.count_positives(scores_id, scores_ood, self.positive)
         return ranking.aupr_of_counts(counts, self.interpolation)
 
@@ -105,7 +105,7 @@ class FPRAtTPR(_Ranking):
 
     Args:
         tpr: the fraction of positives to find.
-        positive: the class that is to be found, ``"ood"`` or ``"id"``.
+        positive: the class to find, ``"ood"`` or ``"id"``.
         rule: ``"first"`` threshold that finds that many, or the one of ``"nearest"`` recall.
         **kwargs: what every ``torchmetrics.Metric`` takes.
 
@@ -125,7 +125,7 @@ class FPRAtTPR(_Ranking):
         self.rule = option("rule", rule, get_args(Rule))
 
     def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
-        """The rate."""
+        """The rate of false positives."""
         return ranking.fpr_of_scores(scores_id, scores_ood, self.tpr, self.positive, self.rule)
 
 
@@ -133,7 +133,7 @@ class FPR95(FPRAtTPR):
     """False positive rate at 95 % true positives.
 
     Args:
-        positive: the class that is to be found, ``"ood"`` or ``"id"``.
+        positive: the class to find, ``"ood"`` or ``"id"``.
         rule: ``"first"`` threshold that finds that many, or the one of ``"nearest"`` recall.
         **kwargs: what every ``torchmetrics.Metric`` takes.
 

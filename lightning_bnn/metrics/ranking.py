@@ -1,6 +1,6 @@
 """Ranking metrics of out-of-distribution scores: AUROC, AUPR, false positives at a recall.
 
-Higher scores mean more out of distribution, and OOD is the positive class unless told otherwise.
+Higher scores mean more out of distribution, and OOD is the positive class by default.
 Scores are used as they are, in float64 (integers exactly); equal scores are accepted or rejected
 together.
 """
@@ -61,7 +61,7 @@ def aupr(
     Args:
         scores: one number per example, higher is more out of distribution.
         is_ood: whether the example is out of distribution.
-        positive: the class that is to be found. For ``"id"`` low scores are.
+        positive: the class to find. For ``"id"`` low scores are.
         interpolation: ``"step"`` is average precision; ``"trapezoid"`` is too high when scores
             tie, and is there to reproduce published numbers.
 
@@ -85,7 +85,7 @@ def fpr_at_tpr(
         scores: one number per example, higher is more out of distribution.
         is_ood: whether the example is out of distribution.
         tpr: the fraction of positives to find.
-        positive: the class that is to be found. For ``"id"`` low scores are.
+        positive: the class to find. For ``"id"`` low scores are.
         rule: ``"first"``, the strictest threshold that finds at least that many; or
             ``"nearest"``, the threshold whose recall is nearest, which may find fewer: the rule of
             the Outlier Exposure code, to reproduce published numbers.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from lightning_bnn.metrics.distances import Blocks, Distances, distance_blocks, pairs, square
 from lightning_bnn.metrics.kernels import (
@@ -195,17 +196,14 @@ class MMDReference:
     def _with_progress(self, names: Sequence[str], rows: int) -> Iterable[str]:
         total = sum(math.prod(self.source.shapes[n]) for n in names) * (self.source.rows + rows)
         long = total * self.source.rows > _PROGRESS_FROM
-        if not (long if self._progress is None else self._progress):
-            return names
-        from tqdm.auto import tqdm
-
-        return tqdm(names, desc="MMD", unit="layer")
+        shown = long if self._progress is None else self._progress
+        return tqdm(names, desc="MMD", unit="layer", disable=not shown)
 
 
 def as_reference(
     x: Params | WeightSource | MMDReference, grid: KernelGrid | None = None, **options: Any
 ) -> MMDReference:
-    """A reference; one that is there already has its own grid and options."""
+    """A reference, made of weights; one that is given keeps its own grid and options."""
     if not isinstance(x, MMDReference):
         return MMDReference(x, grid, **options)
     if options or grid not in (None, x.grid):
