@@ -19,7 +19,7 @@ from small_populations import CONFIG, networks, same
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.lock import WriterLock
 from lightning_bnn.cli import main
-from lightning_bnn.commands import parts, population_identity, population_settings
+from lightning_bnn.commands import part_callbacks, parts, population_identity, population_settings
 from lightning_bnn.commands import population as command
 from lightning_bnn.commands.population import population
 
@@ -211,21 +211,18 @@ def test_another_configuration_does_not_touch_what_has_begun(config, tmp_path, m
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("writing", "file"), [("write_whole", "part.json"), ("replace_text", "progress")]
+    ("module", "writing"), [(parts, "write_whole"), (part_callbacks, "write_progress")]
 )
 def test_an_attempt_that_was_cut_off_leaves_nothing_twice(
-    config, tmp_path, monkeypatch, writing, file
+    config, tmp_path, monkeypatch, module, writing
 ):
     """At the last moment before a part is finished; and at its first step."""
-    write = getattr(parts, writing)
 
-    def cut_off(path, text):
-        if path.name == file:
-            raise KeyboardInterrupt
-        write(path, text)
+    def cut_off(*_):
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(parts, writing, cut_off)
+        patch.setattr(module, writing, cut_off)
         with pytest.raises(KeyboardInterrupt):
             population(config, 3, str(tmp_path / "bank"), part=2, checkpoint_minutes=1e-6)
     population(config, 3, str(tmp_path / "bank"), part=2, checkpoint_minutes=1e-6)
