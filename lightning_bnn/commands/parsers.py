@@ -34,7 +34,7 @@ class StrictParser(ArgumentParser):
     """
 
     _refusals: ClassVar[list[Refusal]] = []
-    _typed: tuple[argparse.Action, Any, int]
+    _typed: tuple[argparse.Action, Any, int] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "allow_abbrev": False, "exit_on_error": False})
@@ -56,7 +56,7 @@ class StrictParser(ArgumentParser):
         """Raise what is wrong as a `Refusal`, from what was noted about it before."""
         if isinstance(ex, Refusal):
             refusal = ex
-        elif message.startswith("Parser key"):
+        elif message.startswith("Parser key") and self._typed is not None:
             refusal = self._refused(*self._typed)
         else:
             refusal = self._wrong_name(message) or Refusal(" ".join(message.split()))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ArgumentError, Namespace
 
@@ -85,9 +85,9 @@ def _alternatives(hint: Any) -> list[str]:
         return [name for kind in args for name in _alternatives(kind)]
     if origin is Literal:
         return [repr(value) for value in args]
-    if origin is Callable:
-        return _alternatives(args[-1])
-    if inspect.isclass(origin) and not issubclass(origin, Mapping):
+    if args and origin in (Callable, Annotated):
+        return _alternatives(args[-1] if origin is Callable else args[0])
+    if args and issubclass(origin, Iterable) and not issubclass(origin, Mapping):
         return [f"a list of {_choice(args[0])}"]
     return _NAMES.get(hint) or [getattr(origin or hint, "__name__", str(hint))]
 
@@ -130,7 +130,7 @@ def _problem(path: str, wanted: tuple[type, ...]) -> Refusal | None:
 
 
 def _subclasses(classes: tuple[type, ...]) -> Iterator[type]:
-    """Every imported class that counts as one of these; it is known without its path."""
+    """All imported classes that count as one of these; configurations know their bare names."""
     for kind in classes:
         yield kind
         yield from _subclasses(tuple(kind.__subclasses__()))
