@@ -17,14 +17,14 @@ COMMANDS = {
     "bank": "look into a bank of networks, fill it from checkpoints, write it to files",
     "symmetries": "what can be permuted, rescaled and flipped in a network without changing it",
 }
-"""Name of a command -> what it does; the function of that name lives in ``commands/<name>.py``."""
+"""What each command does; the function of its name lives in ``commands/<name>.py``."""
 TRAINING = {
     "fit": "train a posterior over the weights of a network, as a YAML file says",
     "validate": "judge it on the validation data",
     "test": "judge it on the test data, and on what is out of distribution",
     "predict": "predict with it, and write the predictions to a file",
 }
-"""What LightningCLI does, with commands of its own."""
+"""The commands of LightningCLI."""
 PRESETS = {"presets": "the configurations that come with the package: list them, copy one"}
 STUDIES = {
     "demo": "start here: a reference and seven posteriors on the digits, and one page about them",
@@ -43,6 +43,7 @@ STUDIES = {
     "information": "P2: mean and variance of estimates of the information, by width and draws",
 }
 """Tables and figures of the papers; the functions live in ``studies/<name>.py``."""
+EVERY = {**TRAINING, **PRESETS, **COMMANDS, **STUDIES}
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -55,7 +56,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if name == "--version":
         print(importlib.import_module("lightning_bnn").__version__)
         return
-    _check(name)
+    _check_name(name)
     if os.getcwd() not in sys.path:  # classes of the user; "" would be the folder of a YAML file
         sys.path.insert(0, os.getcwd())
     try:
@@ -68,17 +69,16 @@ def main(args: Sequence[str] | None = None) -> None:
         print("\nstopped; the same command goes on from its last checkpoint", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:
-        told = _imported("lightning_bnn.commands.mistakes").mistake(error, args)
-        if told is None:
+        message = _imported("lightning_bnn.commands.mistakes").mistake(error, args)
+        if message is None:
             raise
-        _fail(told)
+        _fail(message)
 
 
-def _check(name: str) -> None:
-    every = {**TRAINING, **PRESETS, **COMMANDS, **STUDIES}
-    if name not in every:
-        meant = _imported("lightning_bnn.commands.spelling").did_you_mean(name, every)
-        choice = f"; choose from: {', '.join(every)}."
+def _check_name(name: str) -> None:
+    if name not in EVERY:
+        meant = _imported("lightning_bnn.commands.spelling").did_you_mean(name, EVERY)
+        choice = f"; choose from: {', '.join(EVERY)}."
         _fail(f"there is no command {name!r}{meant or choice}")
 
 
@@ -90,12 +90,12 @@ def _run(name: str, args: Sequence[str]) -> None:
     command = getattr(_imported(f"lightning_bnn.{folder}.{name}"), name)
     if name in PRESETS:
         command(args[1:])
-        return
-    _called(command, name, args[1:])
+    else:
+        _call(command, name, args[1:])
 
 
 def _imported(name: str) -> ModuleType:
-    """A module, without searching the lasting objects of its imports for garbage: a second less."""
+    """Import a module without collecting garbage, which takes a second and finds nothing."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -105,8 +105,8 @@ def _imported(name: str) -> ModuleType:
             gc.enable()
 
 
-def _called(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
-    """With arguments from the command line, or from a file that ``--config`` names."""
+def _call(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
+    """Call it with arguments from the command line, or from a file that ``--config`` names."""
     from jsonargparse import auto_cli
 
     from lightning_bnn.commands.parsers import StrictParser
@@ -118,19 +118,14 @@ def _called(command: Callable[..., None], name: str, args: Sequence[str]) -> Non
     if "config" not in inspect.signature(command).parameters:
         auto_cli(command, args=list(args), prog=prog, parser_class=StrictParser)
         return
-    parser = StrictParser(prog=prog, description=_first(command))
+    description = (inspect.getdoc(command) or "").partition("\n\nArgs:")[0]
+    parser = StrictParser(prog=prog, description=description)
     parser.add_function_arguments(command, as_positional=False)
     command(**vars(parser.parse_args(args)))
 
 
-def _first(command: Callable[..., None]) -> str:
-    """What a command does, without its arguments."""
-    return (inspect.getdoc(command) or "").partition("\n\nArgs:")[0]
-
-
 def _usage() -> str:
-    every = {**TRAINING, **PRESETS, **COMMANDS, **STUDIES}
-    rows = "\n".join(f"  {name:<15} {text}" for name, text in every.items())
+    rows = "\n".join(f"  {name:<15} {text}" for name, text in EVERY.items())
     usage = "usage: lightning-bnn COMMAND ..."
     return f"{usage}\n\n{rows}\n\n`lightning-bnn COMMAND --help` explains one."
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import re
 import traceback
-from argparse import ArgumentError
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from pickle import UnpicklingError
 
-from lightning_bnn.commands.complaints import complaint, written_in
+from lightning_bnn.commands.refused_values import Refusal
 from lightning_bnn.commands.settings_files import config_files
 
 __all__ = ["building", "mistake", "restoring"]
@@ -33,12 +34,13 @@ def mistake(error: Exception, typed: Sequence[str]) -> str | None:
         error: what a command has raised.
         typed: the command line.
     """
-    if isinstance(error, ArgumentError):
-        return _parsed(error, typed)
+    if isinstance(error, Refusal):
+        return _refused(error, typed)
     if isinstance(error, _DISK) or getattr(error, "errno", None) in _FULL:
-        return _about_path(error)
-    own = _own(error)
-    return None if own is None else " ".join(str(own).split())
+        path, reason = getattr(error, "filename", None), getattr(error, "strerror", None)
+        return f"{path}: {reason}." if path is not None and reason else _one_line(error)
+    refused = _refused_by_us(error)
+    return None if refused is None else _one_line(refused)
 
 
 @contextmanager
@@ -51,10 +53,9 @@ def building(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        first = next((e for e in _chain(error) if not _raised_by(e, ("jsonargparse",))), error)
-        if _own(error) is not None and not _is_misconfigured(first):
-            raise
-        if not isinstance(first, _OF_VALUES) and not _is_misconfigured(first):
+        first = next((e for e in _chain(error) if not _raised_in(e, ("jsonargparse",))), error)
+        known = _refused_by_us(error) is not None or not isinstance(first, _OF_VALUES)
+        if known and not _is_misconfigured(first):
             raise
         raise ValueError(f"{what} cannot be made: {first}") from error
 
@@ -71,19 +72,17 @@ def restoring(path: object) -> Iterator[None]:
     except UnpicklingError:
         raise
     except Exception as error:
-        steps = {
-            frame.f_code.co_name
-            for frame, _ in traceback.walk_tb(error.__traceback__)
-            if frame.f_globals.get("__name__") == _RESTORING
-        }
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        steps = {f.f_code.co_name for f in frames if f.f_globals.get("__name__") == _RESTORING}
         if "resume_start" in steps and not isinstance(error, FileNotFoundError):
             raise ValueError(
                 f"`ckpt_path`: {path} is no checkpoint that Lightning has written, or it is "
                 f"damaged ({type(error).__name__})."
             ) from error
-        if steps and isinstance(error, (RuntimeError, ValueError)) and _own(error) is None:
-            told = " ".join(str(error).split())[:300]
-            raise ValueError(f"`ckpt_path`: {path} does not fit: {told}") from error
+        about_values = isinstance(error, (RuntimeError, ValueError))
+        if steps and about_values and _refused_by_us(error) is None:
+            message = f"`ckpt_path`: {path} does not fit: {_one_line(error)[:300]}"
+            raise ValueError(message) from error
         raise
 
 
@@ -95,44 +94,44 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _raised_by(error: BaseException, names: tuple[str, ...]) -> bool:
+def _raised_in(error: BaseException, packages: tuple[str, ...]) -> bool:
     """Whether the code that raised it belongs to one of these packages."""
     frames = list(traceback.walk_tb(error.__traceback__))
-    return bool(frames) and frames[-1][0].f_globals.get("__name__", "").startswith(names)
+    return bool(frames) and frames[-1][0].f_globals.get("__name__", "").startswith(packages)
 
 
 def _is_misconfigured(error: BaseException) -> bool:
     return type(error).__name__ == "MisconfigurationException"  # importing its class takes seconds
 
 
-def _own(error: BaseException) -> BaseException | None:
+def _refused_by_us(error: BaseException) -> BaseException | None:
     """What this package, or Lightning on its behalf, said is wrong."""
     if _is_misconfigured(error):
         return error
-    if not isinstance(error, (ValueError, OSError)):
-        return None
-    return next((e for e in _chain(error) if _refusal(e)), None)
-
-
-def _refusal(error: BaseException) -> bool:
-    return isinstance(error, (ValueError, OSError)) and _raised_by(error, _OURS)
+    refusals = (e for e in _chain(error) if isinstance(e, (ValueError, OSError)))
+    first = next((e for e in refusals if _raised_in(e, _OURS)), None)
+    return first if isinstance(error, (ValueError, OSError)) else None
 
 
 # ------------------------------------------------------------ what is said
-def _about_path(error: Exception) -> str:
-    """Path and reason, without the number of the error."""
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}."
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _parsed(error: ArgumentError, typed: Sequence[str]) -> str:
-    """What a parser says, and the file in which it stands."""
-    told = complaint(str(error))
-    where = written_in(told.culprit, config_files(typed), typed)
-    wrong, asks, meant = told.sentence.rstrip(".").partition("; did you mean ")
-    sentence = wrong + (f" (in {where})" if where else "") + (asks + meant or ".")
-    more = f"(`lightning-bnn {typed[0]} --help` explains.)"
-    if typed[0] in _CONFIGURED and ("does not exist" in sentence or " missing" in sentence):
-        more = f"`lightning-bnn presets NAME > FILE` writes a preset. {more}"
-    return f"{sentence} {more}"
+def _refused(refusal: Refusal, typed: Sequence[str]) -> str:
+    """What a parser does not accept, the file in which it stands, and where help is."""
+    files = config_files(typed)
+    file = _file_with(refusal.culprit, files, typed)
+    place = f" (in {file})" if file else ""
+    preset = "`lightning-bnn presets NAME > FILE` writes a preset. "
+    help_ = f"(`lightning-bnn {typed[0]} --help` explains.)"
+    asks_for_file = typed[0] in _CONFIGURED and not files
+    return f"{refusal}{place}{refusal.meant or '.'} {preset if asks_for_file else ''}{help_}"
+
+
+def _file_with(culprit: str, files: Sequence[str], typed: Sequence[str]) -> str | None:
+    """The configuration in which a word stands, unless it was typed."""
+    word = re.compile(rf"(?<!\w){re.escape(culprit.rpartition('.')[-1])}(?!\w)")
+    if not culprit or any(word.search(part) for part in typed if part not in files):
+        return None
+    return next((f for f in files if word.search(Path(f).read_text(encoding="utf-8"))), None)

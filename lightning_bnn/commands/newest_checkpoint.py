@@ -1,4 +1,4 @@
-"""The checkpoint that is meant where none was named: the newest of the run."""
+"""The checkpoint to judge with where none is named: the newest of the run."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def checkpoint_folders(trainer: Any, configs: Iterable[str | Path]) -> list[Path
     callbacks = [c for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]
     given = [Path(c.dirpath) for c in callbacks if c.dirpath is not None]
     beside = [Path(config).parent / "checkpoints" for config in configs]
-    found = given or [folder for folder in beside if folder.is_dir()]
-    if found:
-        return found
+    folders = given or [folder for folder in beside if folder.is_dir()]
+    if folders:
+        return folders
     root = Path(trainer.default_root_dir)
     if not trainer.loggers:
         return [root / "checkpoints"]
@@ -38,7 +38,7 @@ def checkpoint_folders(trainer: Any, configs: Iterable[str | Path]) -> list[Path
 
 
 def newest_checkpoint(folders: Sequence[Path], kind: str) -> Path | None:
-    """The checkpoint that was written last, of modules of one kind; None if there is none.
+    """The checkpoint of a module of one class that was written last; None if there is none.
 
     Args:
         folders: where to look.
@@ -52,7 +52,7 @@ def newest_checkpoint(folders: Sequence[Path], kind: str) -> Path | None:
 def _kind_in(path: Path) -> str | None:
     """The class that a checkpoint is of; None if it does not say, or cannot be read as it is."""
     try:
-        held = load(path, mmap=True)
+        content = load(path, mmap=True)
     except ValueError:  # whoever loads it says what is wrong
         return None
-    return held.get("lightning_bnn", {}).get("class") if isinstance(held, dict) else None
+    return content.get("lightning_bnn", {}).get("class") if isinstance(content, dict) else None

@@ -15,14 +15,14 @@ from lightning_bnn.bank.journal import sync_folder
 from lightning_bnn.loading import is_whole
 
 __all__ = [
-    "newest_checkpoint", "progress_in", "read_object", "replace_text", "summary_in", "write_whole",
+    "progress_in", "read_object", "summary_in", "whole_checkpoint", "write_progress", "write_whole",
 ]  # fmt: skip
 
 _log = logging.getLogger(__name__)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A file, at once or not at all; on disk when this returns, whatever happens then."""
+    """Write a file at once or not at all; it is on the disk when this returns."""
     with _draft_of(path) as file:
         file.write(text)
         file.flush()
@@ -30,14 +30,15 @@ def write_whole(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
-def replace_text(path: Path, text: str) -> None:
-    """A file, at once or not at all, without waiting for the disk."""
-    with _draft_of(path) as file:
-        file.write(text)
+def write_progress(folder: Path, done: float) -> None:
+    """Note how much of a part is done, from 0 to 1, without waiting for the disk."""
+    with _draft_of(folder / "progress") as file:
+        file.write(f"{done:.4f}")
 
 
 @contextlib.contextmanager
 def _draft_of(path: Path) -> Iterator[IO[str]]:
+    """A file beside it, which takes its place once it is written."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with draft.open("w", encoding="utf-8") as file:
@@ -56,12 +57,12 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
         remedy: what to do if it is damaged.
     """
     try:
-        held = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        held = None
-    if not isinstance(held, dict):
+        content = None
+    if not isinstance(content, dict):
         raise ValueError(f"{path} is damaged: {remedy}.")
-    return held
+    return content
 
 
 def summary_in(folder: Path, first: int, last: int) -> dict[str, Any] | None:
@@ -69,35 +70,35 @@ def summary_in(folder: Path, first: int, last: int) -> dict[str, Any] | None:
     path, remedy = folder / "part.json", "remove it, and its members are trained again"
     if not path.is_file():
         return None
-    held = read_object(path, remedy)
-    out, losses = held.get("left_out"), held.get("losses")
+    summary = read_object(path, remedy)
+    left_out, losses = summary.get("left_out"), summary.get("losses")
     fits = (
-        (held.get("first"), held.get("last")) == (first, last)
-        and _is_number(held.get("seconds"))
-        and isinstance(out, list)
-        and all(isinstance(m, int) and first <= m < last for m in out)
+        (summary.get("first"), summary.get("last")) == (first, last)
+        and _is_number(summary.get("seconds"))
+        and isinstance(left_out, list)
+        and all(isinstance(member, int) and first <= member < last for member in left_out)
         and isinstance(losses, list)
         and all(map(_is_number, losses))
         and len(losses) in (0, last - first)
     )
     if not fits:
         raise ValueError(f"{path} is damaged: {remedy}.")
-    return held
+    return summary
 
 
 def progress_in(folder: Path) -> float:
-    """How much of a part is done, from 0 to 1, as far as it tells."""
+    """How much of a part is done, from 0 to 1, as far as its file says."""
     try:
-        told = float((folder / "progress").read_text())
+        done = float((folder / "progress").read_text())
     except (OSError, ValueError):  # not begun, or torn
         return 0.0
-    return min(max(told, 0.0), 1.0) if math.isfinite(told) else 0.0
+    return min(max(done, 0.0), 1.0) if math.isfinite(done) else 0.0
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint whose bytes are as they were written; damaged ones are told."""
-    found = sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in found:
+def whole_checkpoint(folder: Path) -> Path | None:
+    """The last checkpoint whose bytes are as they were written; damaged ones are warned about."""
+    newest_first = sorted(folder.glob("*.ckpt"), key=lambda p: p.stat().st_mtime, reverse=True)
+    for path in newest_first:
         if is_whole(path):
             return path
         _log.warning("%s is damaged, and skipped.", path)

@@ -19,13 +19,13 @@ def presets(args: Sequence[str]) -> None:
     if name is not None:
         print(preset_text(name), end="")
         return
-    for each in preset_names():
-        print(f"{each:<28} {_title(each)}")
+    for preset in preset_names():
+        print(f"{preset:<28} {_title(preset)}")
     print("\nlightning-bnn presets NAME > my.yaml; lightning-bnn fit -c my.yaml")
 
 
 def preset_names() -> list[str]:
-    """All presets, in order."""
+    """The names of all presets, sorted."""
     folder = files("lightning_bnn") / "configs"
     return sorted(
         f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
@@ -33,7 +33,7 @@ def preset_names() -> list[str]:
 
 
 def preset_text(name: str) -> str:
-    """A preset, as YAML."""
+    """The YAML of a preset."""
     if name not in preset_names():
         meant = did_you_mean(name, preset_names())
         raise ValueError(

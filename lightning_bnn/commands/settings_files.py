@@ -41,17 +41,18 @@ def settings_of_text(text: str, name: str) -> dict[str, Any]:
         name: of the file, for messages.
     """
     try:
-        held = yaml.safe_load(text)
+        settings = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"`config`: {name} is no YAML file ({_told(error)}).") from error
-    if not isinstance(held, dict):
-        shown = repr(held) if len(repr(held)) <= _SHOWN else repr(held)[:_SHOWN] + "..."
+        raise ValueError(f"`config`: {name} is no YAML file ({_syntax(error)}).") from error
+    if not isinstance(settings, dict):
+        shown = "nothing" if settings is None else repr(settings)
+        shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
         raise ValueError(
             f"`config`: {name} must hold groups of settings, such as `model` and `data`, got "
-            f"{shown if held is not None else 'nothing'}."
+            f"{shown}."
         )
-    _check_keys(held, name)
-    return held
+    _check_keys(settings, name)
+    return settings
 
 
 def config_files(typed: Sequence[str]) -> list[str]:
@@ -65,9 +66,9 @@ def config_files(typed: Sequence[str]) -> list[str]:
     return [name for name in named if os.path.isfile(name)]
 
 
-def _check_keys(held: dict[str, Any], name: str) -> None:
+def _check_keys(settings: dict[str, Any], name: str) -> None:
     """A class, or its arguments, under a misspelt key would be taken for something else."""
-    for where, group in _groups(held, ""):
+    for where, group in _groups(settings, ""):
         for key, value in group.items():
             meant = _misspelt(str(key))
             if meant and meant not in group and isinstance(value, _KEYS[meant]):
@@ -78,27 +79,27 @@ def _check_keys(held: dict[str, Any], name: str) -> None:
 
 def _misspelt(key: str) -> str | None:
     """Which of the keys this nearly is; `ckpt_path` and `data_path` are names of their own."""
-    found = get_close_matches(key.lower(), _KEYS, 1, _NEARLY) if key not in _KEYS else []
-    return found[0] if found else None
+    near = get_close_matches(key.lower(), _KEYS, 1, _NEARLY)
+    return near[0] if near and key not in _KEYS else None
 
 
-def _groups(held: Any, where: str) -> Iterator[tuple[str, dict[Any, Any]]]:
+def _groups(settings: Any, where: str) -> Iterator[tuple[str, dict[Any, Any]]]:
     """Every group that may stand for a class, under its full name, the outer ones first."""
-    if isinstance(held, dict):
-        yield where, held
-        for key, value in held.items():
+    if isinstance(settings, dict):
+        yield where, settings
+        for key, value in settings.items():
             if key == "init_args" and isinstance(value, dict):  # a class has its own names
                 for name, inner in value.items():
                     yield from _groups(inner, f"{where}{name}.")
             else:
                 yield from _groups(value, f"{where}{key}.")
-    elif isinstance(held, list):
-        for k, value in enumerate(held):
+    elif isinstance(settings, list):
+        for k, value in enumerate(settings):
             yield from _groups(value, f"{where}{k}.")
 
 
-def _told(error: yaml.YAMLError) -> str:
-    """What is wrong and where, without the lines themselves."""
+def _syntax(error: yaml.YAMLError) -> str:
+    """What is wrong with the text and where, without the lines themselves."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return " ".join(str(error).split())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,23 +63,31 @@ def _report(
     params = P.of(model)
     weights = sum(params[n].numel() for n in P.weight_names(model))
     error = verify(model.eval(), sym, *example)
-    lines = [f"{network}: {weights} weights, read in {seconds:.1f} s", "", str(sym), ""]
-    if not sym.frozen:
-        lines.append("frozen:               nothing")
-    seen = f"{error:.1e} (relative, float64)" if error == error else "not checked, see above"
-    lines.append(f"error of a random element of the whole group: {seen}")
-    if sym.scaling_dof:
-        found = min_mass(params, sym)
-        lines += [
-            f"mass:                 {float(found.mass):.6g}",
-            f"minimum mass:         {float(found.minimum):.6g}"
-            f"  (excess {float(found.excess):.3g} %, certified to {float(found.gap):.0e})",
-        ]
-        if not bool(found.attained):
-            lines.append("                      (a limit: no finite scales reach it)")
-        if int(found.dead):
-            lines.append(f"dead units:           {int(found.dead)}")
+    shown = "not checked, see above" if math.isnan(error) else f"{error:.1e} (relative, float64)"
+    lines = [
+        f"{network}: {weights} weights, read in {seconds:.1f} s",
+        "",
+        str(sym),
+        "",
+        *([] if sym.frozen else ["frozen:               nothing"]),
+        f"error of a random element of the whole group: {shown}",
+        *(_masses(params, sym) if sym.scaling_dof else []),
+    ]
     return "\n".join(lines)
+
+
+def _masses(params: P.Params, sym: Symmetries) -> list[str]:
+    smallest = min_mass(params, sym)
+    lines = [
+        f"mass:                 {float(smallest.mass):.6g}",
+        f"minimum mass:         {float(smallest.minimum):.6g}"
+        f"  (excess {float(smallest.excess):.3g} %, certified to {float(smallest.gap):.0e})",
+    ]
+    if not bool(smallest.attained):
+        lines.append("                      (a limit: no finite scales reach it)")
+    if int(smallest.dead):
+        lines.append(f"dead units:           {int(smallest.dead)}")
+    return lines
 
 
 # ------------------------------------------------------------ input
@@ -105,11 +114,9 @@ def _tensor(text: str) -> Tensor:
             f"`--input` must be positive sizes with an optional type, like 1,3,224,224 or "
             f"2,16:int64, got {text!r}."
         )
-    return (
-        torch.randn(sizes, dtype=dtype)
-        if dtype.is_floating_point
-        else torch.randint(0, 2, sizes).to(dtype)
-    )
+    if dtype.is_floating_point:
+        return torch.randn(sizes, dtype=dtype)
+    return torch.randint(0, 2, sizes, dtype=dtype)
 
 
 # ------------------------------------------------------------ network
@@ -129,33 +136,36 @@ def _build(path: str, init: Mapping[str, Any]) -> nn.Module:
         raise ValueError(
             f"`{path}` cannot be called with {dict(init)}: {error}. Pass its arguments by --init."
         ) from error
-    model = _guarded(f"`{path}` raised", lambda: factory(**init))
+    with _code_of_the_user(f"`{path}` raised"):
+        model = factory(**init)
     if not isinstance(model, nn.Module):
         raise ValueError(f"`{path}` returned a {type(model).__name__}, not a torch.nn.Module.")
     return model
 
 
-def _guarded(what: str, call: Callable[[], Any]) -> Any:
-    """Whatever the user's own code raises becomes one sentence."""
+@contextlib.contextmanager
+def _code_of_the_user(what: str) -> Iterator[None]:
+    """Turn whatever the user's own code raises into one sentence."""
     try:
-        return call()
+        yield
     except (Exception, SystemExit) as error:
         raise ValueError(f"{what} {type(error).__name__}: {error}") from error
 
 
 def _import(path: str) -> Any:
-    module, _, name = path.replace(".py:", ".").replace(":", ".").rpartition(".")
-    if not module:
+    name_of_module, _, name = path.replace(".py:", ".").replace(":", ".").rpartition(".")
+    if not name_of_module:
         raise ValueError(f"`{path}` is no import path: write package.module.Class.")
-    found = _guarded(f"`{path}` cannot be imported:", lambda: importlib.import_module(module))
-    if not hasattr(found, name):
-        raise ValueError(f"There is no {name!r} in `{module}`.")
-    return getattr(found, name)
+    with _code_of_the_user(f"`{path}` cannot be imported:"):
+        module = importlib.import_module(name_of_module)
+    if not hasattr(module, name):
+        raise ValueError(f"There is no {name!r} in `{name_of_module}`.")
+    return getattr(module, name)
 
 
 # ------------------------------------------------------------ checkpoint
 def _load(model: nn.Module, path: Path, prefix: str | None) -> str:
-    """Load a state dict, under its own names or behind one common prefix; say what was done."""
+    """Load a state dict, whose names may have a common prefix; returns a sentence about it."""
     if not path.is_file():
         raise ValueError(f"`--checkpoint`: there is no file {path}.")
     try:
@@ -164,9 +174,9 @@ def _load(model: nn.Module, path: Path, prefix: str | None) -> str:
         prefix = find_prefix(path, state, wanted, prefix)
     except ValueError as error:
         raise ValueError(f"`--checkpoint`: {error}") from error
-    found = strip_prefix(state, prefix)
-    bad = [n for n in wanted if not bool(torch.isfinite(found[n].float()).all())]
+    weights = strip_prefix(state, prefix)
+    bad = [n for n in wanted if not bool(torch.isfinite(weights[n].float()).all())]
     if bad:
         raise ValueError(f"`--checkpoint`: {prefix + bad[0]!r} in {path} is not finite.")
-    model.load_state_dict(found, strict=False)
+    model.load_state_dict(weights, strict=False)
     return f"weights from {path}" + (f", names behind {prefix!r}" if prefix else "")

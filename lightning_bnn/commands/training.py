@@ -32,56 +32,46 @@ __all__ = ["TrainingCLI", "training"]
 
 
 class _Parser(StrictParser, LightningArgumentParser):
-    """Lightning's, without abbreviations."""
+    """The parser of LightningCLI, without abbreviations."""
 
 
 class TrainingCLI(LightningCLI):
     """LightningCLI that prints the results of a test once, one row for each set."""
 
     def before_instantiate_classes(self) -> None:
-        """Lightning's own table repeats all numbers for every test set."""
+        """Switch off Lightning's own table, which repeats all numbers for every test set."""
         if self.subcommand == "test":
             self.config.test.verbose = False
 
     def before_validate(self) -> None:
-        """Judge what was trained."""
-        self._take_newest_checkpoint()
-
-    def before_test(self) -> None:
-        """Judge what was trained."""
-        self._take_newest_checkpoint()
-
-    def before_predict(self) -> None:
-        """Predict with what was trained."""
-        self._take_newest_checkpoint()
-
-    def _take_newest_checkpoint(self) -> None:
-        """A module of ours that nothing was loaded into would predict with random weights."""
-        asked, model = self.config_init[self.subcommand], self.model
+        """Take the newest checkpoint: an untrained module would judge with random weights."""
+        settings, model = self.config_init[self.subcommand], self.model
         trainer: Any = self.trainer
-        fresh = isinstance(model, Bayesian) and model.method.trains and model.start_from is None
-        if not fresh or asked.ckpt_path is not None or trainer.fast_dev_run:
+        untrained = isinstance(model, Bayesian) and model.method.trains and model.start_from is None
+        if not untrained or settings.ckpt_path is not None or trainer.fast_dev_run:
             return
-        folders = checkpoint_folders(trainer, map(str, asked.get("config") or ()))
+        folders = checkpoint_folders(trainer, map(str, settings.get("config") or ()))
         kind = type(model).__name__
-        found = newest_checkpoint(folders, kind)
-        if found is None:
+        path = newest_checkpoint(folders, kind)
+        if path is None:
             where = ", ".join(map(str, folders)) or trainer.default_root_dir
             raise ValueError(
                 f"There is no checkpoint of {kind} in {where}, and untrained weights are not "
                 "judged: run `lightning-bnn fit` first, or name one with `--ckpt_path`."
             )
-        asked.ckpt_path = str(found)
+        settings.ckpt_path = str(path)
         if trainer.is_global_zero:
-            print(f"checkpoint: {found} (the newest; `--ckpt_path` names another)")
+            print(f"checkpoint: {path} (the newest; `--ckpt_path` names another)")
+
+    before_test = before_predict = before_validate
 
     def instantiate_classes(self) -> None:
-        """What cannot be made as it is told is told in one sentence."""
+        """Say in one sentence what cannot be made as it is configured."""
         with building("What is configured"):
             super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Lightning's complaints do not always name the setting that they are about."""
+        """Name the settings, which Lightning does not always do."""
         settings = self._get(self.config, "trainer")
         with building(f"`trainer` ({_changed(settings)})"):
             return super().instantiate_trainer(**_logging(settings), **kwargs)
@@ -91,21 +81,21 @@ class TrainingCLI(LightningCLI):
         with restoring(self._get(self.config, "ckpt_path")):
             super()._run_subcommand(subcommand)
 
+    def _parse_ckpt_path(self) -> None:
+        """Do nothing: Lightning would put the settings in a checkpoint above those asked for."""
+
     def after_test(self) -> None:
         """Print the numbers of every set."""
         if self.trainer.is_global_zero:
             print(results_table(self.trainer.callback_metrics))
 
-    def _parse_ckpt_path(self) -> None:
-        """What is asked for counts: Lightning would put what the checkpoint says above it."""
-
     def after_predict(self) -> None:
         """Write the predictions of this process where the logs are."""
         trainer: Any = self.trainer
         predictions = trainer.predict_loop.predictions
-        folder = Path(trainer.log_dir or trainer.default_root_dir)
         if not predictions or trainer.fast_dev_run:
             return
+        folder = Path(trainer.log_dir or trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         rank = trainer.global_rank
         path = folder / ("predictions.pt" if rank == 0 else f"predictions_{rank}.pt")
@@ -125,7 +115,7 @@ def _joined(predictions: Sequence[Any]) -> Any:
 
 
 def training(args: Sequence[str], callbacks: Sequence[L.Callback] = ()) -> Any:
-    """Run one of the four.
+    """Run one of the four commands, and return what has run.
 
     Args:
         args: the first says which; the others are those of the command line.
@@ -142,7 +132,7 @@ def training(args: Sequence[str], callbacks: Sequence[L.Callback] = ()) -> Any:
 
 
 def _logging(settings: Any) -> dict[str, Any]:
-    """Lightning's own logger, but without a metric of -1 that it makes up for TensorBoard."""
+    """The logger that Lightning would make, without the metric of -1 that it adds."""
     if settings.logger not in (None, True):
         return {}
     folder = settings.default_root_dir or os.getcwd()
@@ -151,7 +141,7 @@ def _logging(settings: Any) -> dict[str, Any]:
 
 
 def _changed(settings: Any) -> str:
-    """What a trainer is told besides its defaults, as far as it is short."""
+    """The settings of a trainer that are not its defaults, as far as they are short."""
     defaults = {n: p.default for n, p in inspect.signature(L.Trainer).parameters.items()}
     short = {n: v for n, v in vars(settings).items() if isinstance(v, (str, int, float))}
     return ", ".join(f"{n}={v}" for n, v in short.items() if v != defaults.get(n))
@@ -180,7 +170,7 @@ def _run(args: Sequence[str], callbacks: Sequence[L.Callback]) -> TrainingCLI:
 
 
 def _only(name: str) -> type[TrainingCLI]:
-    """The command line of one of the four: parsers of the others take a while to be built."""
+    """The command line of one of the four; to build the parsers of the others takes a while."""
     known = {name: TrainingCLI.subcommands()[name]}
     return type("TrainingCLI", (TrainingCLI,), {"subcommands": staticmethod(lambda: known)})
 

@@ -7,24 +7,18 @@ other.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from lightning_bnn.metrics.base import ExampleMean
-from lightning_bnn.metrics.validation import ENSEMBLE, check_same_shape, probabilities
+from lightning_bnn.metrics.base import PredictionMean
+from lightning_bnn.metrics.shapes import Number, Probs
+from lightning_bnn.metrics.validation import check_predictions, check_same_shape, probabilities
 
 __all__ = ["Agreement", "TotalVariation", "agreement", "total_variation"]
 
 
 # ------------------------------------------------------------ functions
-def agreement(
-    probs: Float[Tensor, "batch classes"],
-    reference: Float[Tensor, "batch classes"],
-    from_logits: bool = False,
-) -> Float[Tensor, ""]:
+def agreement(probs: Probs, reference: Probs, from_logits: bool = False) -> Number:
     """Fraction of the examples for which both predict the same class; ties go to the first class.
 
     Args:
@@ -38,11 +32,7 @@ def agreement(
     return _agreement(probs, reference, from_logits).mean(dtype=torch.float64)
 
 
-def total_variation(
-    probs: Float[Tensor, "batch classes"],
-    reference: Float[Tensor, "batch classes"],
-    from_logits: bool = False,
-) -> Float[Tensor, ""]:
+def total_variation(probs: Probs, reference: Probs, from_logits: bool = False) -> Number:
     r"""Mean over examples of :math:`\frac12 \sum_c |p_c - p^{ref}_c|`.
 
     Args:
@@ -71,16 +61,13 @@ def _total_variation(probs: Tensor, reference: Tensor, from_logits: bool) -> Ten
 
 
 def _pair(probs: Tensor, reference: Tensor, from_logits: bool) -> tuple[Tensor, Tensor]:
-    check_same_shape(probs, reference, ("probs", "reference"))
-    if probs.ndim != 2:
-        raise ValueError(
-            f"`probs` must have shape (batch, classes), got {tuple(probs.shape)}. {ENSEMBLE}"
-        )
+    check_same_shape(probs, reference, "`probs` and `reference`")
+    check_predictions(probs)
     return probabilities(probs, from_logits), probabilities(reference, from_logits, "reference")
 
 
 # ------------------------------------------------------------ classes
-class Agreement(ExampleMean):
+class Agreement(PredictionMean):
     """Agreement with a reference, see `agreement`.
 
     Args:
@@ -94,16 +81,12 @@ class Agreement(ExampleMean):
     higher_is_better = True
     plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
-    def __init__(self, from_logits: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.from_logits = from_logits
-
     def update(self, probs: Tensor, reference: Tensor) -> None:
         """Add a batch of mean predictions and the reference's for the same examples."""
         self.add(_agreement(probs, reference, self.from_logits))
 
 
-class TotalVariation(ExampleMean):
+class TotalVariation(PredictionMean):
     """Total variation distance to a reference, see `total_variation`.
 
     Args:
@@ -116,10 +99,6 @@ class TotalVariation(ExampleMean):
 
     higher_is_better = False
     plot_lower_bound, plot_upper_bound = 0.0, 1.0
-
-    def __init__(self, from_logits: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.from_logits = from_logits
 
     def update(self, probs: Tensor, reference: Tensor) -> None:
         """Add a batch of mean predictions and the reference's for the same examples."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.prints import rank_zero_warn
 
-__all__ = ["ExactMetric", "ExampleMean", "collected", "digest"]
+__all__ = ["ExactMetric", "ExampleMean", "PredictionMean", "collected", "digest"]
 
 
 class ExactMetric(Metric):
@@ -86,6 +86,19 @@ class ExampleMean(ExactMetric):
         if count == 0:
             return total + self._nan("it has seen no example")
         return total / count
+
+
+class PredictionMean(ExampleMean):
+    """The mean over examples of a number that predictions, or their logits, give.
+
+    Args:
+        from_logits: whether `update` is given logits; never guessed.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+    """
+
+    def __init__(self, from_logits: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.from_logits = from_logits
 
 
 def collected(state: list[Tensor] | Tensor) -> Tensor:

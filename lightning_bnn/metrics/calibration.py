@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Integer
 from torch import Tensor
 
 from lightning_bnn.metrics.base import ExactMetric, collected
@@ -18,28 +17,17 @@ from lightning_bnn.metrics.reliability import (
     reliability,
     sums_per_bin,
 )
+from lightning_bnn.metrics.shapes import Labels, Number, Probs
 from lightning_bnn.metrics.validation import check_labels, probabilities
 from lightning_bnn.plots import reliability_figure
 
-__all__ = [
-    "ACE",
-    "ECE",
-    "MCE",
-    "ace",
-    "ece",
-    "mce",
-]
+__all__ = ["ACE", "ECE", "MCE", "ace", "ece", "mce"]
 
 _WAITING_BATCHES, _WAITING_EXAMPLES = 64, 2**14
 
 
 # ------------------------------------------------------------ functions
-def ece(
-    probs: Float[Tensor, "batch classes"],
-    labels: Integer[Tensor, " batch"],
-    n_bins: int = 15,
-    from_logits: bool = False,
-) -> Float[Tensor, ""]:
+def ece(probs: Probs, labels: Labels, n_bins: int = 15, from_logits: bool = False) -> Number:
     r"""Expected calibration error of the predicted class.
 
     .. math:: \sum_b \frac{n_b}{n} \left| acc_b - conf_b \right|
@@ -57,12 +45,7 @@ def ece(
     return reliability(*_top_label(probs, labels, from_logits), n_bins).expected_error
 
 
-def mce(
-    probs: Float[Tensor, "batch classes"],
-    labels: Integer[Tensor, " batch"],
-    n_bins: int = 15,
-    from_logits: bool = False,
-) -> Float[Tensor, ""]:
+def mce(probs: Probs, labels: Labels, n_bins: int = 15, from_logits: bool = False) -> Number:
     """Maximum calibration error: the largest gap of any bin that is not empty.
 
     Args:
@@ -77,12 +60,7 @@ def mce(
     return reliability(*_top_label(probs, labels, from_logits), n_bins).largest_error
 
 
-def ace(
-    probs: Float[Tensor, "batch classes"],
-    labels: Integer[Tensor, " batch"],
-    n_bins: int = 15,
-    from_logits: bool = False,
-) -> Float[Tensor, ""]:
+def ace(probs: Probs, labels: Labels, n_bins: int = 15, from_logits: bool = False) -> Number:
     """Adaptive calibration error: as `ece`, with bins of equally many examples.
 
     Args:
@@ -116,6 +94,8 @@ class _Calibration(ExactMetric):
 
     higher_is_better = False
     plot_lower_bound, plot_upper_bound = 0.0, 1.0
+    error: ClassVar[Literal["expected_error", "largest_error"]] = "expected_error"
+    """The number of the diagram that is the value."""
 
     def __init__(self, n_bins: int = 15, from_logits: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -127,17 +107,12 @@ class _Calibration(ExactMetric):
     def reliability(self) -> Reliability:
         """The reliability diagram of this process's data so far."""
 
-    @staticmethod
-    @abstractmethod
-    def error(data: Reliability) -> Tensor:
-        """One number out of the diagram."""
-
     def compute(self) -> Tensor:
         """The error; NaN without examples."""
         self._diagram = self.reliability()
         if not self._diagram.count.any():
             return self._nan("it has seen no example")
-        return self.error(self._diagram)
+        return getattr(self._diagram, self.error)
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
         """The reliability diagram of the data so far, or a curve of given values."""
@@ -197,11 +172,6 @@ class ECE(_FixedBins):
     tensor(0.4750, dtype=torch.float64)
     """
 
-    @staticmethod
-    def error(data: Reliability) -> Tensor:
-        """The mean gap."""
-        return data.expected_error
-
 
 class MCE(_FixedBins):
     """Maximum calibration error, see `mce`.
@@ -215,10 +185,7 @@ class MCE(_FixedBins):
     tensor(0.2500, dtype=torch.float64)
     """
 
-    @staticmethod
-    def error(data: Reliability) -> Tensor:
-        """The largest gap."""
-        return data.largest_error
+    error = "largest_error"
 
 
 class ACE(_Calibration):
@@ -247,8 +214,3 @@ class ACE(_Calibration):
         """The reliability diagram of this process's data so far."""
         signed = collected(self.adaptive_confidence)
         return adaptive_reliability(signed.abs(), signed > 0, self.n_bins)
-
-    @staticmethod
-    def error(data: Reliability) -> Tensor:
-        """The mean gap."""
-        return data.expected_error

@@ -10,29 +10,25 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
-from jaxtyping import Float
 from scipy.special import betaincinv
 from torch import Tensor
 
+from lightning_bnn.metrics.shapes import Draws
+
 __all__ = [
-    "check_draws",
-    "check_probability",
-    "effective_sample_size",
-    "mcse_mean",
-    "mcse_quantile",
-    "mcse_sd",
-    "rhat",
+    "effective_sample_size", "mcse_mean", "mcse_quantile", "mcse_sd", "rhat",
     "tail_effective_sample_size",
-]
+]  # fmt: skip
 
 _LEAST = 8
 _RESOLUTION = 1e-15
 """Numbers that differ by less are constant, as in arviz."""
-_ONE_SIGMA = 0.1586553, 0.8413447
+_ONE_SIGMA = np.array([[0.1586553], [0.8413447]])
 
 
-def rhat(draws: Float[Tensor, "chains samples *numbers"]) -> Tensor:
+def rhat(draws: Draws) -> Tensor:
     r"""Potential scale reduction of every number: 1 when the chains cannot be told apart.
 
     .. math:: \hat R = \sqrt{\frac{(n - 1) W / n + B / n}{W}}
@@ -48,11 +44,11 @@ def rhat(draws: Float[Tensor, "chains samples *numbers"]) -> Tensor:
     """
     halves = _halves(draws)
     centred = (halves - _median(halves)).abs()
-    found = torch.maximum(_reduction(_scores(halves)), _reduction(_scores(centred)))
-    return found.reshape(draws.shape[2:])
+    reductions = _reduction(_scores(halves)), _reduction(_scores(centred))
+    return torch.maximum(*reductions).reshape(draws.shape[2:])
 
 
-def effective_sample_size(draws: Float[Tensor, "chains samples *numbers"]) -> Tensor:
+def effective_sample_size(draws: Draws) -> Tensor:
     r"""Independent draws that estimate a mean as well as all draws of all chains do.
 
     .. math:: m n / \Big(1 + 2 \sum_t \rho_t\Big)
@@ -69,9 +65,7 @@ def effective_sample_size(draws: Float[Tensor, "chains samples *numbers"]) -> Te
     return _effective(_scores(_halves(draws))).reshape(draws.shape[2:])
 
 
-def tail_effective_sample_size(
-    draws: Float[Tensor, "chains samples *numbers"], probability: float = 0.05
-) -> Tensor:
+def tail_effective_sample_size(draws: Draws, probability: float = 0.05) -> Tensor:
     """Independent draws that estimate the quantiles of both tails as well; of the worse tail.
 
     Args:
@@ -86,7 +80,7 @@ def tail_effective_sample_size(
     return torch.minimum(*sizes).reshape(draws.shape[2:])
 
 
-def mcse_mean(draws: Float[Tensor, "chains samples *numbers"]) -> Tensor:
+def mcse_mean(draws: Draws) -> Tensor:
     r"""Monte Carlo standard error of the mean of all draws, :math:`s / \sqrt{n_\mathrm{eff}}`.
 
     Args:
@@ -99,7 +93,7 @@ def mcse_mean(draws: Float[Tensor, "chains samples *numbers"]) -> Tensor:
     return (_pooled(draws).std(0) / size.sqrt()).reshape(draws.shape[2:])
 
 
-def mcse_sd(draws: Float[Tensor, "chains samples *numbers"]) -> Tensor:
+def mcse_sd(draws: Draws) -> Tensor:
     r"""Monte Carlo standard error of the standard deviation of all draws, by the delta method.
 
     .. math:: \sqrt{\frac{\overline{c^4} - \overline{c^2}^2}{4\, \overline{c^2}\, n_\mathrm{eff}}}
@@ -119,9 +113,7 @@ def mcse_sd(draws: Float[Tensor, "chains samples *numbers"]) -> Tensor:
     return (spread / variance / 4).sqrt().reshape(draws.shape[2:])
 
 
-def mcse_quantile(
-    draws: Float[Tensor, "chains samples *numbers"], probability: float = 0.5
-) -> Tensor:
+def mcse_quantile(draws: Draws, probability: float = 0.5) -> Tensor:
     """Monte Carlo standard error of a quantile: half of an interval of one sigma between draws.
 
     Args:
@@ -135,18 +127,15 @@ def mcse_quantile(
     size = _quantile_size(draws, probability).cpu().numpy()
     ordered = _pooled(draws).sort(0).values
     last = len(ordered) - 1
-    low, high = (
-        torch.from_numpy(betaincinv(size * probability + 1, size * (1 - probability) + 1, p))
-        for p in _ONE_SIGMA
-    )
-    first = (low * len(ordered) - 1).floor().clamp(0, last).long().to(ordered.device)
-    final = (high * len(ordered) - 1).ceil().clamp(0, last).long().to(ordered.device)
-    width = ordered.gather(0, final[None]) - ordered.gather(0, first[None])
-    return (width / 2).reshape(draws.shape[2:])
+    shares = betaincinv(size * probability + 1, size * (1 - probability) + 1, _ONE_SIGMA)
+    low, high = torch.from_numpy(shares * len(ordered) - 1)
+    places = torch.stack([low.floor(), high.ceil()]).clamp(0, last).long()
+    below, above = ordered.gather(0, places.to(ordered.device))
+    return ((above - below) / 2).reshape(draws.shape[2:])
 
 
 def check_draws(draws: Tensor) -> None:
-    """Refuse draws of which nothing can be said."""
+    """Refuse draws that are too few, or not finite."""
     if draws.ndim < 2 or draws.shape[1] < _LEAST or len(draws) < 1:
         raise ValueError(
             f"`draws` must have the shape (chains, samples, ...) with at least {_LEAST} samples, "
@@ -186,9 +175,8 @@ def _quantile(x: Tensor, probability: float) -> Tensor:
     """Between two draws on a straight line, from the nearer one, which makes it exact at draws."""
     ordered = x.sort(0).values
     place = (len(x) - 1) * probability
-    share = place - math.floor(place)
     low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
-    return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
+    return torch.lerp(low, high, place - math.floor(place))
 
 
 def _effective(x: Tensor) -> Tensor:
@@ -236,14 +224,15 @@ def _scores(x: Tensor) -> Tensor:
 
 
 def _reduction(x: Tensor) -> Tensor:
+    """Potential scale reduction of chains as they are; 1 where nothing varies."""
     samples = x.shape[1]
     between, within = x.mean(1).var(0), x.var(1).mean(0)
-    found = ((samples - 1) / samples + between / within).sqrt()
-    return torch.where((within == 0) & (between == 0), 1.0, found)
+    reduction = ((samples - 1) / samples + between / within).sqrt()
+    return torch.where((within == 0) & (between == 0), 1.0, reduction)
 
 
 def _autocovariance(x: Tensor) -> Tensor:
-    """Of every chain at all lags, by Fourier transforms."""
+    """Autocovariances of every chain at all lags, by Fourier transforms."""
     samples = x.shape[1]
     spectrum = torch.fft.rfft(x - x.mean(1, keepdim=True), 2 * samples, 1)
     power = spectrum.real.square() + spectrum.imag.square()

@@ -10,32 +10,18 @@ tensor(True)
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from lightning_bnn.metrics import chains
 from lightning_bnn.metrics.base import ExactMetric, collected
-from lightning_bnn.metrics.chains import (
-    check_draws,
-    check_probability,
-    effective_sample_size,
-    mcse_mean,
-    mcse_quantile,
-    mcse_sd,
-    rhat,
-    tail_effective_sample_size,
-)
 
 __all__ = [
-    "EffectiveSampleSize",
-    "MCSEMean",
-    "MCSEQuantile",
-    "MCSESd",
-    "RHat",
-    "TailEffectiveSampleSize",
-]
+    "EffectiveSampleSize", "MCSEMean", "MCSEQuantile", "MCSESd", "RHat", "TailEffectiveSampleSize",
+]  # fmt: skip
 
 
 class _OfChains(ExactMetric):
@@ -46,6 +32,8 @@ class _OfChains(ExactMetric):
 
     chain_draws: list[Tensor]
     chain_shape: list[Tensor]
+    statistic: ClassVar[Callable[..., Tensor]]
+    higher_is_better, plot_lower_bound = False, 0.0
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -54,7 +42,7 @@ class _OfChains(ExactMetric):
 
     def update(self, draws: Tensor) -> None:
         """Add chains, ``(chains, samples, *numbers)``, with their draws in order."""
-        check_draws(draws)
+        chains.check_draws(draws)
         shape = torch.tensor([draws.ndim - 1, *draws.shape[1:]], device=draws.device).double()
         if self.chain_shape and not torch.equal(self.chain_shape[0][: len(shape)], shape):
             raise ValueError(
@@ -69,14 +57,14 @@ class _OfChains(ExactMetric):
         draws = collected(self.chain_draws)
         if draws.numel() == 0:
             return self._nan("it has seen no chain")
-        return self.value(draws.reshape(-1, *self._shape())).double()
+        return type(self).statistic(draws.reshape(-1, *self._shape()), **self._options()).double()
 
-    @abstractmethod
-    def value(self, draws: Tensor) -> Tensor:
-        """Of all chains."""
+    def _options(self) -> dict[str, float]:
+        """Arguments of the statistic besides the draws."""
+        return {}
 
     def _shape(self) -> list[int]:
-        """Samples and numbers of a chain: what the first update has noted."""
+        """Samples and numbers of a chain, as the first update has noted them."""
         dims, *shape = collected(self.chain_shape).long().tolist()
         return shape[:dims]
 
@@ -84,45 +72,30 @@ class _OfChains(ExactMetric):
 class RHat(_OfChains):
     """Potential scale reduction, see `rhat`."""
 
-    higher_is_better, plot_lower_bound = False, 0.0
-
-    def value(self, draws: Tensor) -> Tensor:
-        """Of all chains."""
-        return rhat(draws)
+    statistic = staticmethod(chains.rhat)
 
 
 class EffectiveSampleSize(_OfChains):
     """Independent draws that estimate a mean as well, see `effective_sample_size`."""
 
-    higher_is_better, plot_lower_bound = True, 0.0
-
-    def value(self, draws: Tensor) -> Tensor:
-        """Of all chains."""
-        return effective_sample_size(draws)
+    statistic = staticmethod(chains.effective_sample_size)
+    higher_is_better = True
 
 
 class MCSEMean(_OfChains):
     """Monte Carlo standard error of the mean, see `mcse_mean`."""
 
-    higher_is_better, plot_lower_bound = False, 0.0
-
-    def value(self, draws: Tensor) -> Tensor:
-        """Of all chains."""
-        return mcse_mean(draws)
+    statistic = staticmethod(chains.mcse_mean)
 
 
 class MCSESd(_OfChains):
     """Monte Carlo standard error of the standard deviation, see `mcse_sd`."""
 
-    higher_is_better, plot_lower_bound = False, 0.0
-
-    def value(self, draws: Tensor) -> Tensor:
-        """Of all chains."""
-        return mcse_sd(draws)
+    statistic = staticmethod(chains.mcse_sd)
 
 
 class _AtAProbability(_OfChains):
-    """Of a quantile.
+    """A number of chains that is about a quantile.
 
     Args:
         probability: of the quantile, or of one tail.
@@ -131,31 +104,27 @@ class _AtAProbability(_OfChains):
 
     def __init__(self, probability: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_probability(probability)
+        chains.check_probability(probability)
         self.probability = probability
+
+    def _options(self) -> dict[str, float]:
+        return {"probability": self.probability}
 
 
 class TailEffectiveSampleSize(_AtAProbability):
     """Independent draws that estimate both tails as well, see `tail_effective_sample_size`."""
 
-    higher_is_better, plot_lower_bound = True, 0.0
+    statistic = staticmethod(chains.tail_effective_sample_size)
+    higher_is_better = True
 
     def __init__(self, probability: float = 0.05, **kwargs: Any) -> None:
         super().__init__(probability, **kwargs)
-
-    def value(self, draws: Tensor) -> Tensor:
-        """Of all chains."""
-        return tail_effective_sample_size(draws, self.probability)
 
 
 class MCSEQuantile(_AtAProbability):
     """Monte Carlo standard error of a quantile, see `mcse_quantile`."""
 
-    higher_is_better, plot_lower_bound = False, 0.0
+    statistic = staticmethod(chains.mcse_quantile)
 
     def __init__(self, probability: float = 0.5, **kwargs: Any) -> None:
         super().__init__(probability, **kwargs)
-
-    def value(self, draws: Tensor) -> Tensor:
-        """Of all chains."""
-        return mcse_quantile(draws, self.probability)

@@ -7,37 +7,16 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
+from lightning_bnn.metrics import ranking
+from lightning_bnn.metrics import scores as score_functions
 from lightning_bnn.metrics.base import ExactMetric, collected, digest
-from lightning_bnn.metrics.ranking import (
-    Interpolation,
-    Positive,
-    Rule,
-    aupr_of_counts,
-    auroc_of_counts,
-    check_exact,
-    check_rate,
-    count_positives,
-    fpr_of_scores,
-)
-from lightning_bnn.metrics.scores import (
-    energy_score,
-    entropy_score,
-    max_probability_score,
-    mutual_information_score,
-    predictive,
-)
+from lightning_bnn.metrics.ranking import Interpolation, Positive, Rule
 from lightning_bnn.metrics.validation import check_labels, check_scores, option
 
 __all__ = ["OODDetection"]
 
 ScoreName = Literal["max_probability", "entropy", "mutual_information", "energy"]
 IdFilter = Literal["all", "correct"]
-_SCORES: dict[str, Callable[..., Tensor]] = {
-    "max_probability": max_probability_score,
-    "entropy": entropy_score,
-    "mutual_information": mutual_information_score,
-    "energy": energy_score,
-}
 
 
 class OODDetection(ExactMetric):
@@ -77,7 +56,7 @@ class OODDetection(ExactMetric):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_rate(tpr)
+        ranking.check_rate(tpr)
         _check_sets(ood_sets)
         if isinstance(score, str):
             option("score", score, get_args(ScoreName))
@@ -116,7 +95,7 @@ class OODDetection(ExactMetric):
     def update_ood(self, outputs: Tensor, ood_set: str | int | None = None) -> None:
         """Add a batch of out-of-distribution examples; of which set, if there are several."""
         if ood_set is None and len(self.ood_sets) > 1:
-            raise ValueError(f"`ood_set` must be one of {', '.join(self.ood_sets)}, got None.")
+            option("ood_set", ood_set, self.ood_sets)
         self.update(outputs, 0 if ood_set is None else ood_set)
 
     def compute(self) -> dict[str, Tensor]:
@@ -137,36 +116,30 @@ class OODDetection(ExactMetric):
         return self._plot(self.compute() if val is None else val, ax)
 
     def _values(self, scores_id: Tensor, scores_ood: Tensor) -> dict[str, Tensor]:
-        out = count_positives(scores_id, scores_ood)
-        inside = count_positives(scores_id, scores_ood, "id")
+        """All numbers; conventions that are not the default are part of their names."""
+        out = ranking.count_positives(scores_id, scores_ood)
+        inside = ranking.count_positives(scores_id, scores_ood, "id")
+        rate = ranking.fpr_of_scores(scores_id, scores_ood, self.tpr, self.positive, self.rule)
+        area = "_trapezoid" * (self.interpolation == "trapezoid")
+        kind = "_id" * (self.positive == "id") + "_nearest" * (self.rule == "nearest")
         return {
-            "AUROC": auroc_of_counts(out),
-            self._area_name("AUPR_out"): aupr_of_counts(out, self.interpolation),
-            self._area_name("AUPR_in"): aupr_of_counts(inside, self.interpolation),
-            self._rate_name(): fpr_of_scores(
-                scores_id, scores_ood, self.tpr, self.positive, self.rule
-            ),
+            "AUROC": ranking.auroc_of_counts(out),
+            f"AUPR_out{area}": ranking.aupr_of_counts(out, self.interpolation),
+            f"AUPR_in{area}": ranking.aupr_of_counts(inside, self.interpolation),
+            f"FPR{100 * self.tpr:g}{kind}": rate,
         }
-
-    def _rate_name(self) -> str:
-        """Conventions that are not the default are part of the logged name."""
-        name = f"FPR{100 * self.tpr:g}"
-        return name + ("_id" * (self.positive == "id")) + ("_nearest" * (self.rule == "nearest"))
-
-    def _area_name(self, name: str) -> str:
-        return name if self.interpolation == "step" else f"{name}_trapezoid"
 
     def _scores(self, outputs: Tensor) -> Tensor:
         if self.score is None:
             scores = outputs
         elif isinstance(self.score, str):
-            scores = _SCORES[self.score](outputs, self.from_logits)
+            scores = getattr(score_functions, f"{self.score}_score")(outputs, self.from_logits)
         else:
             scores = self.score(outputs)
         if scores.ndim != 1:
             raise ValueError(f"Scores must be one per example, got shape {tuple(scores.shape)}.")
         check_scores(scores)
-        check_exact(scores)
+        ranking.check_exact(scores)
         return scores.detach().double()
 
     def _position(self, ood_set: str | int | None) -> int:
@@ -174,9 +147,8 @@ class OODDetection(ExactMetric):
             return 0
         if isinstance(ood_set, int) and 0 <= ood_set < len(self.ood_sets):
             return 1 + ood_set
-        if ood_set in self.ood_sets:
-            return 1 + self.ood_sets.index(str(ood_set))
-        raise ValueError(f"`ood_set` must be one of {', '.join(self.ood_sets)}, got {ood_set!r}.")
+        option("ood_set", ood_set, self.ood_sets)
+        return 1 + self.ood_sets.index(str(ood_set))
 
 
 def _check_sets(ood_sets: Sequence[str]) -> None:
@@ -203,6 +175,6 @@ def _is_correct(outputs: Tensor, labels: Tensor | None, from_logits: bool) -> Te
         raise ValueError(
             "`id_filter='correct'` needs the class outputs of ID examples and their `labels`."
         )
-    probs = predictive(outputs, from_logits)
+    probs = score_functions.predictive(outputs, from_logits)
     check_labels(labels, probs)
     return probs.argmax(-1) == labels

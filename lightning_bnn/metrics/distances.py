@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Blocks", "Distances", "distance_blocks", "join", "square"]
+__all__ = ["Blocks", "Distances", "distance_blocks", "join", "pairs", "square"]
 
 TILE = {"cpu": (1024, 128), "cuda": (4096, 256)}
 """Features and rows of a compiled tile, see ``benchmarks/metrics.py``."""
@@ -81,9 +81,9 @@ def distance_blocks(
         raise ValueError("A layer without features has no distances.")
     full = sums.matrices()
     return Blocks(
-        full.map(lambda d: _upper(d[:m, :m])) if known is None else known,
+        full.map(lambda d: pairs(d[:m, :m])) if known is None else known,
         full.map(lambda d: d[:m, m:]),
-        full.map(lambda d: _upper(d[m:, m:])),
+        full.map(lambda d: pairs(d[m:, m:])),
     )
 
 
@@ -96,9 +96,13 @@ def square(packed: Tensor, rows: int) -> Tensor:
             [2., 3., 0.]])
     """
     result = packed.new_zeros(rows, rows)
-    first, second = torch.triu_indices(rows, rows, 1, device=packed.device)
-    result[first, second] = packed
+    result[tuple(torch.triu_indices(rows, rows, 1, device=packed.device))] = packed
     return result + result.T
+
+
+def pairs(matrix: Tensor) -> Tensor:
+    """Every distance of a symmetric matrix once, without the zeros of its diagonal."""
+    return matrix[tuple(torch.triu_indices(len(matrix), len(matrix), 1, device=matrix.device))]
 
 
 def join(blocks: Blocks, rows: tuple[int, int]) -> Distances:
@@ -113,11 +117,6 @@ def join(blocks: Blocks, rows: tuple[int, int]) -> Distances:
 
 def _computable(values: Tensor) -> Tensor:
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
-
-
-def _upper(matrix: Tensor) -> Tensor:
-    first, second = torch.triu_indices(len(matrix), len(matrix), 1, device=matrix.device)
-    return matrix[first, second]
 
 
 def _sums(
@@ -170,8 +169,7 @@ class _TileSums:
         full = grid.permute(0, 1, 3, 2, 4).reshape(2, tiles * size, tiles * size)
         m, n = self._rows
         start = self._counts[0] * size
-        keep = [*range(m), *range(start, start + n)]
-        index = torch.tensor(keep, device=full.device)
+        index = torch.tensor([*range(m), *range(start, start + n)], device=full.device)
         return Distances(*full[:, index][:, :, index])
 
 

@@ -8,23 +8,18 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
-from lightning_bnn.metrics.base import ExampleMean
+from lightning_bnn.metrics.base import PredictionMean
+from lightning_bnn.metrics.shapes import PerExample, SampledProbs
 from lightning_bnn.metrics.validation import check_samples, option, probabilities
 from lightning_bnn.plots import matrix_figure
 
 __all__ = [
-    "Disagreement",
-    "MutualInformation",
-    "PairwiseMutualInformation",
-    "Uncertainty",
-    "decompose_uncertainty",
-    "disagreement",
-    "mutual_information",
-    "pairwise_mutual_information",
-]
+    "Disagreement", "MutualInformation", "PairwiseMutualInformation", "Uncertainty",
+    "decompose_uncertainty", "disagreement", "mutual_information", "pairwise_mutual_information",
+]  # fmt: skip
 
 Component = Literal["epistemic", "total", "expected"]
 _CHUNK = (2**16, 2**26)
@@ -40,9 +35,7 @@ class Uncertainty(NamedTuple):
 
 
 # ------------------------------------------------------------ functions
-def mutual_information(
-    probs: Float[Tensor, "samples batch classes"], from_logits: bool = False
-) -> Float[Tensor, " batch"]:
+def mutual_information(probs: SampledProbs, from_logits: bool = False) -> PerExample:
     r"""Information that the networks hold about each prediction, never negative.
 
     .. math::
@@ -73,9 +66,7 @@ def mutual_information(
     return (mean * _phi(relative)).sum(-1).mean(0)
 
 
-def decompose_uncertainty(
-    probs: Float[Tensor, "samples batch classes"], from_logits: bool = False
-) -> Uncertainty:
+def decompose_uncertainty(probs: SampledProbs, from_logits: bool = False) -> Uncertainty:
     """Entropy of the mean prediction, mean entropy, and what is between them.
 
     Args:
@@ -94,7 +85,7 @@ def decompose_uncertainty(
 
 
 def pairwise_mutual_information(
-    probs: Float[Tensor, "samples batch classes"], from_logits: bool = False
+    probs: SampledProbs, from_logits: bool = False
 ) -> Float64[Tensor, "samples samples"]:
     """Mutual information of every pair of networks, averaged over examples, ``(samples, samples)``.
 
@@ -112,9 +103,7 @@ def pairwise_mutual_information(
     return _pairwise_sum(probs) / probs.shape[1]
 
 
-def disagreement(
-    probs: Float[Tensor, "samples batch classes"], from_logits: bool = False
-) -> Float64[Tensor, " batch"]:
+def disagreement(probs: SampledProbs, from_logits: bool = False) -> PerExample:
     """Fraction of the pairs of networks that predict different classes, per example.
 
     Args:
@@ -146,7 +135,7 @@ def _pairwise_sum(probs: Tensor) -> Tensor:
     in float64 nothing is lost in the difference, and only m has a logarithm for every pair.
     """
     flat = probs.flatten(1).double()
-    own = torch.special.xlogy(flat, flat).sum(-1) / 2
+    single = torch.special.xlogy(flat, flat).sum(-1) / 2
     result = flat.new_zeros(len(flat), len(flat))
     size = max(1, _CHUNK[probs.device.type == "cuda"] // max(1, flat.shape[1]))
     tiny = torch.finfo(flat.dtype).tiny
@@ -154,13 +143,13 @@ def _pairwise_sum(probs: Tensor) -> Tensor:
         for start in range(row + 1, len(flat), size):
             middle = (flat[start : start + size] + flat[row]).mul_(0.5)
             logs = middle.clamp_min(tiny).log_()
-            result[row, start : start + size] = own[start : start + size] - (middle * logs).sum(-1)
-        result[row, row + 1 :] += own[row]
+            result[row, start : start + size] = -(middle * logs).sum(-1)
+        result[row, row + 1 :] += single[row + 1 :] + single[row]
     return (result + result.T).clamp_min_(0)
 
 
 # ------------------------------------------------------------ classes
-class MutualInformation(ExampleMean):
+class MutualInformation(PredictionMean):
     """Mean over examples of the mutual information, or of another part of the uncertainty.
 
     Args:
@@ -178,9 +167,8 @@ class MutualInformation(ExampleMean):
     def __init__(
         self, component: Component = "epistemic", from_logits: bool = False, **kwargs: Any
     ) -> None:
-        super().__init__((3,), **kwargs)
+        super().__init__(from_logits, shape=(3,), **kwargs)
         self.component = option("component", component, get_args(Component))
-        self.from_logits = from_logits
 
     def update(self, probs: Tensor) -> None:
         """Add a batch of predictions ``(samples, batch, classes)``."""
@@ -191,7 +179,7 @@ class MutualInformation(ExampleMean):
         return super().compute()[Uncertainty._fields.index(self.component)]
 
 
-class Disagreement(ExampleMean):
+class Disagreement(PredictionMean):
     """Mean over examples of the fraction of pairs of networks that predict different classes.
 
     Args:
@@ -203,10 +191,6 @@ class Disagreement(ExampleMean):
     """
 
     plot_lower_bound, plot_upper_bound = 0.0, 1.0
-
-    def __init__(self, from_logits: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.from_logits = from_logits
 
     def update(self, probs: Tensor) -> None:
         """Add a batch of predictions ``(samples, batch, classes)``."""
@@ -220,7 +204,7 @@ class Disagreement(ExampleMean):
         return value
 
 
-class PairwiseMutualInformation(ExampleMean):
+class PairwiseMutualInformation(PredictionMean):
     """The matrix of mutual informations of all pairs of networks, see the function.
 
     Args:
@@ -237,8 +221,8 @@ class PairwiseMutualInformation(ExampleMean):
     def __init__(self, samples: int, from_logits: bool = False, **kwargs: Any) -> None:
         if samples < 1:
             raise ValueError(f"`samples` must be at least 1, got {samples}.")
-        super().__init__((samples, samples), **kwargs)
-        self.samples, self.from_logits = samples, from_logits
+        super().__init__(from_logits, shape=(samples, samples), **kwargs)
+        self.samples = samples
 
     def update(self, probs: Tensor) -> None:
         """Add a batch of predictions ``(samples, batch, classes)``."""

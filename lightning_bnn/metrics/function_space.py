@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_bnn.metrics.base import ExactMetric
 from lightning_bnn.metrics.distances import Blocks, Distances, distance_blocks
-from lightning_bnn.metrics.kernels import KernelGrid, kernel_bandwidths, unbiased_mmd2
+from lightning_bnn.metrics.kernels import KernelGrid, mmd2_by_kernel
 from lightning_bnn.metrics.mmd import MMDTable, Reduction
 from lightning_bnn.metrics.validation import check_finite, option
 
@@ -51,7 +51,7 @@ def _blocks(x: Tensor, y: Tensor) -> Blocks:
 
 
 def _reduce(blocks: Blocks, reduction: Reduction, grid: KernelGrid) -> Tensor:
-    values = unbiased_mmd2(blocks, kernel_bandwidths(blocks.xy, grid))
+    values = mmd2_by_kernel(blocks, grid)
     return MMDTable(("predictions",), torch.ones(1), values[None].cpu()).reduce(reduction)
 
 
@@ -106,10 +106,9 @@ class FunctionSpaceMMD(ExactMetric):
         self.reduction = option("reduction", reduction, get_args(Reduction))
         self.grid = grid or KernelGrid()
         m, n = self.rows
-        for norm in ("l1", "l2"):
-            self.add_sum(f"function_{norm}_xx", (m * (m - 1) // 2,), torch.float64)
-            self.add_sum(f"function_{norm}_xy", (m, n), torch.float64)
-            self.add_sum(f"function_{norm}_yy", (n * (n - 1) // 2,), torch.float64)
+        shapes = {"xx": (m * (m - 1) // 2,), "xy": (m, n), "yy": (n * (n - 1) // 2,)}
+        for place, shape in shapes.items():
+            self.add_sum(f"function_{place}", (len(Distances._fields), *shape), torch.float64)
         self.add_sum("function_examples", (), torch.int64)
 
     def update(self, x: Tensor, y: Tensor) -> None:
@@ -123,17 +122,13 @@ class FunctionSpaceMMD(ExactMetric):
         if x.shape[1] == 0:
             return
         for place, block in _blocks(x, y)._asdict().items():
-            for norm, values in block._asdict().items():
-                name = f"function_{norm}_{place}"
-                setattr(self, name, getattr(self, name) + values)
+            name = f"function_{place}"
+            setattr(self, name, getattr(self, name) + torch.stack(block))
         self.function_examples = self.function_examples + x.shape[1]
 
     def compute(self) -> Tensor:
-        """MMD^2; NaN without examples."""
+        """The unbiased MMD^2; NaN without examples."""
         if self.function_examples == 0:
             return self._nan("it has seen no example")
-        parts = (
-            Distances(getattr(self, f"function_l1_{p}"), getattr(self, f"function_l2_{p}"))
-            for p in Blocks._fields
-        )
-        return _reduce(Blocks(*parts), self.reduction, self.grid)
+        sums = (getattr(self, f"function_{place}") for place in Blocks._fields)
+        return _reduce(Blocks(*(Distances(*pair) for pair in sums)), self.reduction, self.grid)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_bnn.metrics.distances import Blocks, Distances
 
-__all__ = ["KernelGrid", "kernel_bandwidths", "kernel_values", "unbiased_mmd2"]
+__all__ = ["KernelGrid", "kernel_bandwidths", "kernel_values", "mmd2_by_kernel", "unbiased_mmd2"]
 
 _CHUNK = 2**22
 
@@ -87,12 +87,13 @@ def kernel_values(
     """
     laplace, gauss = bandwidths.chunk(2)
     lead = (-1, *(1,) * distances.l1.ndim)
-    return torch.cat(
-        [
-            (-distances.l1 / laplace.reshape(lead)).exp_(),
-            (-distances.l2 / gauss.square().reshape(lead)).exp_(),
-        ]
-    )
+    first = (-distances.l1 / laplace.reshape(lead)).exp_()
+    return torch.cat([first, (-distances.l2 / gauss.square().reshape(lead)).exp_()])
+
+
+def mmd2_by_kernel(blocks: Blocks, grid: KernelGrid) -> Tensor:
+    """The unbiased MMD^2 of every kernel, whose bandwidths the distances between the sets give."""
+    return unbiased_mmd2(blocks, kernel_bandwidths(blocks.xy, grid))
 
 
 def unbiased_mmd2(

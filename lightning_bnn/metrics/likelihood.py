@@ -5,17 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float, Integer
 from torch import Tensor
 
-from lightning_bnn.metrics.base import ExampleMean
-from lightning_bnn.metrics.validation import (
-    check_finite,
-    check_floats,
-    check_labels,
-    option,
-    probabilities,
-)
+from lightning_bnn.metrics.base import PredictionMean
+from lightning_bnn.metrics.shapes import Labels, Number, Probs
+from lightning_bnn.metrics.validation import check_labels, logits_of, option, probabilities
 
 __all__ = ["NLL", "BrierScore", "brier_score", "nll"]
 
@@ -23,11 +17,7 @@ ClassReduction = Literal["sum", "mean", "half"]
 
 
 # ------------------------------------------------------------ functions
-def nll(
-    probs: Float[Tensor, "batch classes"],
-    labels: Integer[Tensor, " batch"],
-    from_logits: bool = False,
-) -> Float[Tensor, ""]:
+def nll(probs: Probs, labels: Labels, from_logits: bool = False) -> Number:
     r"""Negative log-likelihood :math:`-\frac1n \sum_i \log p_i(y_i)`, in nats.
 
     The likelihood of an ensemble is that of its mean prediction: pass ``probs.mean(0)``.
@@ -44,11 +34,11 @@ def nll(
 
 
 def brier_score(
-    probs: Float[Tensor, "batch classes"],
-    labels: Integer[Tensor, " batch"],
+    probs: Probs,
+    labels: Labels,
     class_reduction: ClassReduction = "sum",
     from_logits: bool = False,
-) -> Float[Tensor, ""]:
+) -> Number:
     r"""Squared distance of the prediction to the truth.
 
     .. math:: \frac1n \sum_i \sum_c (p_{ic} - y_{ic})^2
@@ -69,15 +59,11 @@ def brier_score(
 
 
 def _nll(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
-    if not from_logits:
-        probs = probabilities(probs)
-        check_labels(labels, probs)
-        return -probs.gather(-1, labels.long()[:, None])[:, 0].log()
-    check_floats(probs, "probs")
+    probs = logits_of(probs, "probs") if from_logits else probabilities(probs)
     check_labels(labels, probs)
-    check_finite(probs, "probs")
-    logits = probs if probs.dtype == torch.float64 else probs.float()
-    return torch.nn.functional.cross_entropy(logits, labels.long(), reduction="none")
+    if from_logits:
+        return torch.nn.functional.cross_entropy(probs, labels.long(), reduction="none")
+    return -probs.gather(-1, labels.long()[:, None])[:, 0].log()
 
 
 def _brier_total(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
@@ -94,7 +80,7 @@ def _weight(class_reduction: str, classes: int) -> float:
 
 
 # ------------------------------------------------------------ classes
-class NLL(ExampleMean):
+class NLL(PredictionMean):
     """Negative log-likelihood, see `nll`.
 
     Args:
@@ -108,16 +94,12 @@ class NLL(ExampleMean):
     higher_is_better = False
     plot_lower_bound = 0.0
 
-    def __init__(self, from_logits: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.from_logits = from_logits
-
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Add a batch: probabilities (or logits) ``(batch, classes)`` and labels ``(batch,)``."""
         self.add(_nll(probs, labels, self.from_logits))
 
 
-class BrierScore(ExampleMean):
+class BrierScore(PredictionMean):
     """Brier score, see `brier_score`.
 
     Args:
@@ -136,8 +118,8 @@ class BrierScore(ExampleMean):
         self, class_reduction: ClassReduction = "sum", from_logits: bool = False, **kwargs: Any
     ) -> None:
         option("class_reduction", class_reduction, get_args(ClassReduction))
-        super().__init__(variant=f"_{class_reduction}", **kwargs)
-        self.class_reduction, self.from_logits = class_reduction, from_logits
+        super().__init__(from_logits, variant=f"_{class_reduction}", **kwargs)
+        self.class_reduction = class_reduction
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Add a batch: probabilities (or logits) ``(batch, classes)`` and labels ``(batch,)``."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_bnn.metrics.base import ExactMetric, collected, digest
 from lightning_bnn.metrics.kernels import KernelGrid
-from lightning_bnn.metrics.reference import LayerMMD, MMDReference, as_reference
+from lightning_bnn.metrics.reference import MMDReference, as_reference
 from lightning_bnn.metrics.sources import WeightSource
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.params import Params
@@ -37,11 +37,11 @@ class MMDTable:
     values: Tensor
 
     def per_layer(self, reduction: Reduction = "median") -> Tensor:
-        """One number per layer."""
+        """MMD^2 of every layer, reduced over kernels."""
         return _reduced(self.values, reduction)
 
     def reduce(self, reduction: Reduction = "median", order: Order = "kernels-first") -> Tensor:
-        """One number: see `mmd`."""
+        """MMD^2 reduced over kernels and layers, in the order that `mmd` explains."""
         option("order", order, get_args(Order))
         weights = self.sizes.double() / self.sizes.sum()
         if order == "kernels-first":
@@ -49,16 +49,17 @@ class MMDTable:
         return _reduced((weights[:, None] * self.values).sum(0), reduction)
 
     def __str__(self) -> str:
+        reductions = get_args(Reduction)
         width = max([len("layer"), *map(len, self.layers)])
-        lines = [f"{'layer':<{width}}{'weights':>12}{'median':>12}{'mean':>12}{'max':>12}"]
-        columns = torch.stack([self.per_layer(r) for r in get_args(Reduction)], 1).tolist()
-        for name, size, row in zip(self.layers, self.sizes.tolist(), columns, strict=True):
-            lines.append(f"{name:<{width}}{size:>12}" + "".join(f"{v:>12.3g}" for v in row))
-        row = [self.reduce(r).item() for r in get_args(Reduction)]
-        total = int(self.sizes.sum())
-        return "\n".join(
-            [*lines, f"{'all':<{width}}{total:>12}" + "".join(f"{v:>12.3g}" for v in row)]
-        )
+        names, sizes = [*self.layers, "all"], [*self.sizes.tolist(), int(self.sizes.sum())]
+        numbers = torch.stack([self.per_layer(r) for r in reductions], 1).tolist()
+        numbers.append([self.reduce(r).item() for r in reductions])
+        head = f"{'layer':<{width}}" + "".join(f"{name:>12}" for name in ("weights", *reductions))
+        rows = [
+            f"{name:<{width}}{size:>12}" + "".join(f"{value:>12.3g}" for value in row)
+            for name, size, row in zip(names, sizes, numbers, strict=True)
+        ]
+        return "\n".join([head, *rows])
 
 
 # ------------------------------------------------------------ functions
@@ -107,7 +108,12 @@ def mmd_table(
     w               3       0.282       0.312        0.53
     all             3       0.282       0.312        0.53
     """
-    return _table(list(as_reference(x, grid, **options).compare(y)))
+    layers = list(as_reference(x, grid, **options).compare(y))
+    return MMDTable(
+        tuple(layer.name for layer in layers),
+        torch.tensor([layer.size for layer in layers]),
+        torch.stack([layer.values.cpu() for layer in layers]),
+    )
 
 
 def share_layers(sizes: dict[str, int], rank: int, world_size: int) -> list[str]:
@@ -118,22 +124,10 @@ def share_layers(sizes: dict[str, int], rank: int, world_size: int) -> list[str]
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"`rank` must be in 0..{world_size - 1}, got {rank}.")
-    loads = [0] * world_size
-    mine = []
+    shares: list[list[str]] = [[] for _ in range(world_size)]
     for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
-        lightest = loads.index(min(loads))
-        loads[lightest] += sizes[name]
-        if lightest == rank:
-            mine.append(name)
-    return mine
-
-
-def _table(layers: Sequence[LayerMMD]) -> MMDTable:
-    return MMDTable(
-        tuple(layer.name for layer in layers),
-        torch.tensor([layer.size for layer in layers]),
-        torch.stack([layer.values.cpu() for layer in layers]),
-    )
+        min(shares, key=lambda share: sum(sizes[n] for n in share)).append(name)
+    return shares[rank]
 
 
 def _reduced(values: Tensor, reduction: str) -> Tensor:
@@ -197,11 +191,8 @@ class MMD(ExactMetric):
             y: the approximation.
             layers: only these, for example those of `share_layers`.
         """
-        if isinstance(x, MMDReference):
-            reference = as_reference(x, self.grid)
-        else:
-            reference = MMDReference(x, self.grid, **self.options)
-        for layer in reference.compare(y, layers):
+        options = {} if isinstance(x, MMDReference) else self.options
+        for layer in as_reference(x, self.grid, **options).compare(y, layers):
             self._state("names").append(self._vector([*layer.name.encode(), _END]))
             self._state("size").append(self._vector([layer.size]))
             self._state("values").append(layer.values.to(self.device))

@@ -8,19 +8,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from lightning_bnn.metrics import ranking
 from lightning_bnn.metrics.base import ExactMetric, collected
-from lightning_bnn.metrics.ranking import (
-    Interpolation,
-    Positive,
-    Rule,
-    aupr_of_counts,
-    auroc_of_counts,
-    check_exact,
-    check_ranking,
-    check_rate,
-    count_positives,
-    fpr_of_scores,
-)
+from lightning_bnn.metrics.ranking import Interpolation, Positive, Rule
 from lightning_bnn.metrics.validation import option
 
 __all__ = ["AUPR", "AUROC", "FPR95", "FPRAtTPR"]
@@ -40,8 +30,8 @@ class _Ranking(ExactMetric):
 
     def update(self, scores: Tensor, is_ood: Tensor) -> None:
         """Add a batch of scores (higher is more out of distribution) and which of them are OOD."""
-        check_ranking(scores, is_ood)
-        check_exact(scores)
+        ranking.check_ranking(scores, is_ood)
+        ranking.check_exact(scores)
         self.ranking_scores.append(scores.detach().flatten().double())
         self.ranking_is_ood.append(is_ood.flatten().double())
 
@@ -63,7 +53,7 @@ class _Ranking(ExactMetric):
 
     @abstractmethod
     def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
-        """The number, when both kinds are there."""
+        """The number, once there are examples of both kinds."""
 
 
 class AUROC(_Ranking):
@@ -79,15 +69,15 @@ class AUROC(_Ranking):
     higher_is_better = True
 
     def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
-        """The area."""
-        return auroc_of_counts(count_positives(scores_id, scores_ood))
+        """The area under the curve of true against false positives."""
+        return ranking.auroc_of_counts(ranking.count_positives(scores_id, scores_ood))
 
 
 class AUPR(_Ranking):
     """Area under the precision-recall curve, see `aupr`.
 
     Args:
-        positive: the class that is to be found, ``"ood"`` or ``"id"``.
+        positive: the class to find, ``"ood"`` or ``"id"``.
         interpolation: ``"step"`` (average precision) or ``"trapezoid"``.
         **kwargs: what every ``torchmetrics.Metric`` takes.
 
@@ -105,9 +95,9 @@ class AUPR(_Ranking):
         self.interpolation = option("interpolation", interpolation, get_args(Interpolation))
 
     def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
-        """The area."""
-        counts = count_positives(scores_id, scores_ood, self.positive)
-        return aupr_of_counts(counts, self.interpolation)
+        """The area under the curve of precision against recall."""
+        counts = ranking.count_positives(scores_id, scores_ood, self.positive)
+        return ranking.aupr_of_counts(counts, self.interpolation)
 
 
 class FPRAtTPR(_Ranking):
@@ -115,7 +105,7 @@ class FPRAtTPR(_Ranking):
 
     Args:
         tpr: the fraction of positives to find.
-        positive: the class that is to be found, ``"ood"`` or ``"id"``.
+        positive: the class to find, ``"ood"`` or ``"id"``.
         rule: ``"first"`` threshold that finds that many, or the one of ``"nearest"`` recall.
         **kwargs: what every ``torchmetrics.Metric`` takes.
 
@@ -129,21 +119,21 @@ class FPRAtTPR(_Ranking):
         self, tpr: float = 0.95, positive: Positive = "ood", rule: Rule = "first", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        check_rate(tpr)
+        ranking.check_rate(tpr)
         self.tpr = tpr
         self.positive = option("positive", positive, get_args(Positive))
         self.rule = option("rule", rule, get_args(Rule))
 
     def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
-        """The rate."""
-        return fpr_of_scores(scores_id, scores_ood, self.tpr, self.positive, self.rule)
+        """The rate of false positives."""
+        return ranking.fpr_of_scores(scores_id, scores_ood, self.tpr, self.positive, self.rule)
 
 
 class FPR95(FPRAtTPR):
     """False positive rate at 95 % true positives.
 
     Args:
-        positive: the class that is to be found, ``"ood"`` or ``"id"``.
+        positive: the class to find, ``"ood"`` or ``"id"``.
         rule: ``"first"`` threshold that finds that many, or the one of ``"nearest"`` recall.
         **kwargs: what every ``torchmetrics.Metric`` takes.
 

@@ -1,6 +1,6 @@
 """Ranking metrics of out-of-distribution scores: AUROC, AUPR, false positives at a recall.
 
-Higher scores mean more out of distribution, and OOD is the positive class unless told otherwise.
+Higher scores mean more out of distribution, and OOD is the positive class by default.
 Scores are used as they are, in float64 (integers exactly); equal scores are accepted or rejected
 together.
 """
@@ -11,26 +11,12 @@ import math
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Float64, Real, Shaped
 from torch import Tensor
 
-from lightning_bnn.metrics.validation import check_scores, option
+from lightning_bnn.metrics.shapes import IsOOD, Number, Scores
+from lightning_bnn.metrics.validation import check_binary, check_same_shape, check_scores, option
 
-__all__ = [
-    "Counts",
-    "Interpolation",
-    "Positive",
-    "Rule",
-    "aupr",
-    "auroc",
-    "check_exact",
-    "check_ranking",
-    "count_positives",
-    "fpr95",
-    "fpr_at_tpr",
-    "is_exact",
-    "split_scores",
-]
+__all__ = ["aupr", "auroc", "fpr95", "fpr_at_tpr"]
 
 Positive = Literal["ood", "id"]
 Rule = Literal["first", "nearest"]
@@ -51,7 +37,7 @@ class Counts(NamedTuple):
 
 
 # ------------------------------------------------------------ functions
-def auroc(scores: Real[Tensor, " ..."], is_ood: Shaped[Tensor, " ..."]) -> Float64[Tensor, ""]:
+def auroc(scores: Scores, is_ood: IsOOD) -> Number:
     """Probability that an OOD score exceeds an ID score, ties counting half; NaN without either.
 
     Args:
@@ -65,8 +51,8 @@ def auroc(scores: Real[Tensor, " ..."], is_ood: Shaped[Tensor, " ..."]) -> Float
 
 
 def aupr(
-    scores: Real[Tensor, " ..."],
-    is_ood: Shaped[Tensor, " ..."],
+    scores: Scores,
+    is_ood: IsOOD,
     positive: Positive = "ood",
     interpolation: Interpolation = "step",
 ) -> Tensor:
@@ -75,7 +61,7 @@ def aupr(
     Args:
         scores: one number per example, higher is more out of distribution.
         is_ood: whether the example is out of distribution.
-        positive: the class that is to be found. For ``"id"`` low scores are.
+        positive: the class to find. For ``"id"`` low scores are.
         interpolation: ``"step"`` is average precision; ``"trapezoid"`` is too high when scores
             tie, and is there to reproduce published numbers.
 
@@ -87,8 +73,8 @@ def aupr(
 
 
 def fpr_at_tpr(
-    scores: Real[Tensor, " ..."],
-    is_ood: Shaped[Tensor, " ..."],
+    scores: Scores,
+    is_ood: IsOOD,
     tpr: float = 0.95,
     positive: Positive = "ood",
     rule: Rule = "first",
@@ -99,7 +85,7 @@ def fpr_at_tpr(
         scores: one number per example, higher is more out of distribution.
         is_ood: whether the example is out of distribution.
         tpr: the fraction of positives to find.
-        positive: the class that is to be found. For ``"id"`` low scores are.
+        positive: the class to find. For ``"id"`` low scores are.
         rule: ``"first"``, the strictest threshold that finds at least that many; or
             ``"nearest"``, the threshold whose recall is nearest, which may find fewer: the rule of
             the Outlier Exposure code, to reproduce published numbers.
@@ -112,11 +98,8 @@ def fpr_at_tpr(
 
 
 def fpr95(
-    scores: Real[Tensor, " ..."],
-    is_ood: Shaped[Tensor, " ..."],
-    positive: Positive = "ood",
-    rule: Rule = "first",
-) -> Tensor:
+    scores: Scores, is_ood: IsOOD, positive: Positive = "ood", rule: Rule = "first"
+) -> Number:
     """`fpr_at_tpr` at 95 %.
 
     >>> fpr95(torch.arange(10.0), torch.arange(10) < 5)
@@ -157,14 +140,9 @@ def check_exact(scores: Tensor) -> None:
 
 
 def check_ranking(scores: Tensor, is_ood: Tensor) -> None:
-    """One number and one truth per example."""
-    if scores.shape != is_ood.shape:
-        raise ValueError(
-            "`scores` and `is_ood` must have the same shape, got "
-            f"{tuple(scores.shape)} and {tuple(is_ood.shape)}."
-        )
-    if is_ood.dtype != torch.bool and not bool(((is_ood == 0) | (is_ood == 1)).all()):
-        raise ValueError("`is_ood` must be boolean, or 0 (ID) and 1 (OOD).")
+    """Refuse all but one number and one truth per example."""
+    check_same_shape(scores, is_ood, "`scores` and `is_ood`")
+    check_binary(is_ood, "`is_ood` must be boolean, or 0 (ID) and 1 (OOD).")
     check_scores(scores)
 
 
@@ -174,23 +152,22 @@ def count_positives(scores_id: Tensor, scores_ood: Tensor, positive: Positive = 
     >>> count_positives(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0])).true
     tensor([1, 2, 2])
     """
-    option("positive", positive, get_args(Positive))
-    found, other = (scores_ood, scores_id) if positive == "ood" else (-scores_id, -scores_ood)
-    scores, order = torch.cat([found, other]).sort(descending=True, stable=True)
-    is_positive = order < len(found)
+    positives, negatives = _sought_first(scores_id, scores_ood, positive)
+    scores, order = torch.cat([positives, negatives]).sort(descending=True, stable=True)
+    is_positive = order < len(positives)
     last_of_tie = torch.ones_like(is_positive)
     last_of_tie[:-1] = scores[1:] != scores[:-1]
     true = is_positive.cumsum(0)[last_of_tie]
     return Counts(true, last_of_tie.nonzero()[:, 0] + 1 - true)
 
 
-def auroc_of_counts(counts: Counts) -> Float64[Tensor, ""]:
+def auroc_of_counts(counts: Counts) -> Number:
     """Area under the receiver operating characteristic, exact in integers up to the division."""
     if not counts.complete:
         return _nan(counts)
-    before = torch.nn.functional.pad(counts.true, (1, 0))
+    true = torch.nn.functional.pad(counts.true, (1, 0))
     steps = counts.false.diff(prepend=counts.false.new_zeros(1))
-    twice = (steps * (before[1:] + before[:-1])).sum()
+    twice = (steps * (true[1:] + true[:-1])).sum()
     return twice.double() / 2 / (counts.true[-1].double() * counts.false[-1])
 
 
@@ -215,21 +192,28 @@ def fpr_of_scores(
     rule: Rule = "first",
 ) -> Tensor:
     """False positive rate at a recall; the first threshold needs no sorting."""
-    option("positive", positive, get_args(Positive))
     option("rule", rule, get_args(Rule))
     check_rate(tpr)
-    found, other = (scores_ood, scores_id) if positive == "ood" else (-scores_id, -scores_ood)
-    if min(len(found), len(other)) == 0:
+    positives, negatives = _sought_first(scores_id, scores_ood, positive)
+    if min(len(positives), len(negatives)) == 0:
         return scores_id.new_full((), torch.nan)
     if rule == "nearest":
         return _nearest_fpr(count_positives(scores_id, scores_ood, positive), tpr)
-    needed = math.ceil(tpr * len(found) - 1e-9)
-    threshold = found.kthvalue(len(found) - needed + 1).values
-    return (other >= threshold).double().mean()
+    needed = math.ceil(tpr * len(positives) - 1e-9)
+    threshold = positives.kthvalue(len(positives) - needed + 1).values
+    return (negatives >= threshold).double().mean()
+
+
+def _sought_first(
+    scores_id: Tensor, scores_ood: Tensor, positive: Positive
+) -> tuple[Tensor, Tensor]:
+    """Scores of positives and of negatives, higher ones more positive."""
+    option("positive", positive, get_args(Positive))
+    return (scores_ood, scores_id) if positive == "ood" else (-scores_id, -scores_ood)
 
 
 def check_rate(tpr: float) -> None:
-    """A fraction that some threshold can reach."""
+    """Refuse a fraction that no threshold can reach."""
     if not 0 < tpr <= 1:
         raise ValueError(f"`tpr` must be in (0, 1], got {tpr}.")
 

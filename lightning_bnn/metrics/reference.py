@@ -14,9 +14,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
-from lightning_bnn.metrics.distances import Blocks, Distances, distance_blocks, square
-from lightning_bnn.metrics.kernels import KernelGrid, kernel_bandwidths, unbiased_mmd2
+from lightning_bnn.metrics.distances import Blocks, Distances, distance_blocks, pairs, square
+from lightning_bnn.metrics.kernels import (
+    KernelGrid,
+    kernel_bandwidths,
+    mmd2_by_kernel,
+    unbiased_mmd2,
+)
 from lightning_bnn.metrics.sources import WeightSource, as_source
 from lightning_bnn.params import Params
 
@@ -112,10 +118,7 @@ class MMDReference:
         for name in self._with_progress(self.layers, other.rows):
             blocks = self.blocks(name, other)
             within = blocks.yy.map(lambda d: square(d, other.rows))
-            values = []
-            for part in parts:
-                own = _with_rows(blocks, within, part.to(blocks.xy.l1.device))
-                values.append(unbiased_mmd2(own, kernel_bandwidths(own.xy, self.grid)))
+            values = [mmd2_by_kernel(_with_rows(blocks, within, rows), self.grid) for rows in parts]
             layers.append(torch.stack(values).cpu())
         return torch.stack(layers, 1)
 
@@ -167,12 +170,8 @@ class MMDReference:
         if name not in self._within:
             self.blocks(name)
         full = self._within[name].map(lambda d: square(d, self.source.rows))
-        result = []
-        for order in orders:
-            order = order.to(full.l1.device)
-            blocks = _between(full, order[:first], order[first:])
-            result.append(unbiased_mmd2(blocks, kernel_bandwidths(blocks.xy, self.grid)))
-        return torch.stack(result).cpu()
+        splits = [_between(full, order[:first], order[first:]) for order in orders]
+        return torch.stack([mmd2_by_kernel(blocks, self.grid) for blocks in splits]).cpu()
 
     def _names(self, layers: Sequence[str] | None) -> Sequence[str]:
         unknown = [n for n in layers or () if n not in self.layers]
@@ -197,17 +196,14 @@ class MMDReference:
     def _with_progress(self, names: Sequence[str], rows: int) -> Iterable[str]:
         total = sum(math.prod(self.source.shapes[n]) for n in names) * (self.source.rows + rows)
         long = total * self.source.rows > _PROGRESS_FROM
-        if not (long if self._progress is None else self._progress):
-            return names
-        from tqdm.auto import tqdm
-
-        return tqdm(names, desc="MMD", unit="layer")
+        shown = long if self._progress is None else self._progress
+        return tqdm(names, desc="MMD", unit="layer", disable=not shown)
 
 
 def as_reference(
     x: Params | WeightSource | MMDReference, grid: KernelGrid | None = None, **options: Any
 ) -> MMDReference:
-    """A reference; one that is there already has its own grid and options."""
+    """A reference, made of weights; one that is given keeps its own grid and options."""
     if not isinstance(x, MMDReference):
         return MMDReference(x, grid, **options)
     if options or grid not in (None, x.grid):
@@ -216,25 +212,19 @@ def as_reference(
 
 
 def _with_rows(blocks: Blocks, within: Distances, rows: Tensor) -> Blocks:
-    """Distances to some of the networks of the other source, whose own are ``within``."""
-    return Blocks(
-        blocks.xx,
-        blocks.xy.map(lambda d: d[:, rows]),
-        within.map(lambda d: _pairs(d[rows][:, rows])),
-    )
+    """Distances to some of the networks of the other source, whose distances are ``within``."""
+    rows = rows.to(within.l1.device)
+    return Blocks(blocks.xx, blocks.xy.map(lambda d: d[:, rows]), _among(within, rows))
 
 
 def _between(full: Distances, a: Tensor, b: Tensor) -> Blocks:
     """Distances between two sets of rows of one source."""
-    return Blocks(
-        full.map(lambda d: _pairs(d[a][:, a])),
-        full.map(lambda d: d[a][:, b]),
-        full.map(lambda d: _pairs(d[b][:, b])),
-    )
+    a, b = a.to(full.l1.device), b.to(full.l1.device)
+    return Blocks(_among(full, a), full.map(lambda d: d[a][:, b]), _among(full, b))
 
 
-def _pairs(matrix: Tensor) -> Tensor:
-    return matrix[tuple(torch.triu_indices(len(matrix), len(matrix), 1, device=matrix.device))]
+def _among(full: Distances, rows: Tensor) -> Distances:
+    return full.map(lambda d: pairs(d[rows][:, rows]))
 
 
 def _check_rows(source: WeightSource, name: str) -> None:

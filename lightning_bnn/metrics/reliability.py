@@ -12,16 +12,9 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from lightning_bnn.metrics.validation import SUM_TOLERANCE
+from lightning_bnn.metrics.validation import SUM_TOLERANCE, check_binary
 
-__all__ = [
-    "Reliability",
-    "adaptive_reliability",
-    "check_bins",
-    "diagram",
-    "reliability",
-    "sums_per_bin",
-]
+__all__ = ["Reliability", "adaptive_reliability", "reliability"]
 
 
 class Reliability(NamedTuple):
@@ -87,7 +80,7 @@ def adaptive_reliability(
 
 
 def check_bins(n_bins: int) -> None:
-    """At least one bin."""
+    """Refuse less than one bin."""
     if n_bins < 1:
         raise ValueError(f"`n_bins` must be at least 1, got {n_bins}.")
 
@@ -100,8 +93,7 @@ def _check_confidence(confidence: Tensor, correct: Tensor) -> None:
         )
     if not bool(((confidence >= 0) & (confidence <= 1 + SUM_TOLERANCE)).all()):
         raise ValueError("`confidence` must lie between 0 and 1.")
-    if correct.dtype != torch.bool and not bool(((correct == 0) | (correct == 1)).all()):
-        raise ValueError("`correct` must be boolean, or 0 and 1.")
+    check_binary(correct, "`correct` must be boolean, or 0 and 1.")
 
 
 def sums_per_bin(confidence: Tensor, correct: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:

@@ -6,15 +6,9 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.metrics.diversity import mutual_information
-from lightning_bnn.metrics.validation import check_finite, check_floats, probabilities
+from lightning_bnn.metrics.validation import logits_of, probabilities
 
-__all__ = [
-    "energy_score",
-    "entropy_score",
-    "max_probability_score",
-    "mutual_information_score",
-    "predictive",
-]
+__all__ = ["energy_score", "entropy_score", "max_probability_score", "mutual_information_score"]
 
 
 def max_probability_score(probs: Tensor, from_logits: bool = False) -> Tensor:
@@ -53,9 +47,7 @@ def energy_score(logits: Tensor, from_logits: bool = True) -> Tensor:
     """
     if not from_logits:
         raise ValueError("`score='energy'` needs logits: pass `from_logits=True`.")
-    check_floats(logits, "logits")
-    check_finite(logits, "logits")
-    return -(logits if logits.dtype == torch.float64 else logits.float()).logsumexp(-1)
+    return -logits_of(logits).logsumexp(-1)
 
 
 def predictive(probs: Tensor, from_logits: bool = False) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -97,21 +97,16 @@ class Transformed:
         return self._layer[rows, columns]
 
     def _transformed(self, name: str) -> Tensor:
-        shape, result = self.shapes[name], None
+        shape, result = self.shapes[name], torch.empty(0)
         size = math.prod(shape)
-        for block in self._row_blocks(4 * size):
-            values = self._source.read(name, block, slice(0, size))
-            values = self._transform(name, values.reshape(-1, *shape), block)
-            if result is None:
-                result = self._room(size, values.reshape(-1, size))
-            result[block] = values.reshape(-1, size)
-        assert result is not None
-        return result
-
-    def _row_blocks(self, bytes_per_row: int) -> Iterator[slice]:
-        step = max(1, self._memory // 4 // max(1, bytes_per_row))
+        step = max(1, self._memory // 4 // max(1, 4 * size))
         for start in range(0, self.rows, step):
-            yield slice(start, min(start + step, self.rows))
+            block = slice(start, min(start + step, self.rows))
+            values = self._source.read(name, block, slice(0, size)).reshape(-1, *shape)
+            values = self._transform(name, values, block).reshape(-1, size)
+            result = result if start else self._room(size, values)
+            result[block] = values
+        return result
 
     def _room(self, size: int, like: Tensor) -> Tensor:
         if self.rows * size * like.element_size() <= self._memory or like.device.type != "cpu":

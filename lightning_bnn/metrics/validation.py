@@ -8,26 +8,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = [
-    "ENSEMBLE",
-    "are_distributions",
-    "check_distributions",
-    "check_finite",
-    "check_floats",
-    "check_labels",
-    "check_same_shape",
-    "check_samples",
-    "check_scores",
-    "option",
-    "probabilities",
-]
+__all__ = ["are_distributions", "logits_of", "option", "probabilities"]
 
-Name = TypeVar("Name", bound=str)
+Value = TypeVar("Value")
 SUM_TOLERANCE = 1e-2
 """Rows of bfloat16 probabilities sum to one up to this; logits hardly ever do."""
-
-
-ENSEMBLE = (
+_ENSEMBLE = (
     "The prediction of an ensemble is the mean of its probabilities, `probs.mean(0)` "
     "(of logits, `logits.softmax(-1).mean(0)`)."
 )
@@ -35,17 +21,22 @@ ENSEMBLE = (
 
 def probabilities(values: Tensor, from_logits: bool = False, name: str = "probs") -> Tensor:
     """Class probabilities in at least float32, of given ones or of logits, last axis classes."""
-    check_floats(values, name)
-    values = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-    if not from_logits:
-        least = check_distributions(values, name)
-        return values.clamp_min(0) if least < 0 else values
+    if from_logits:
+        return logits_of(values, name).softmax(-1)
+    values = _at_least_single(values, name)
+    least = check_distributions(values, name)
+    return values.clamp_min(0) if least < 0 else values
+
+
+def logits_of(values: Tensor, name: str = "logits") -> Tensor:
+    """Finite logits in at least float32, last axis classes."""
+    values = _at_least_single(values, name)
     check_finite(values, name)
-    return values.softmax(-1)
+    return values
 
 
-def check_floats(values: Any, name: str) -> None:
-    """A tensor of numbers per class."""
+def _at_least_single(values: Any, name: str) -> Tensor:
+    """Numbers per class, in float32 or float64."""
     if not isinstance(values, Tensor):
         raise ValueError(f"`{name}` must be a tensor, got {type(values).__name__}.")
     if not values.is_floating_point() or values.ndim < 2:
@@ -58,10 +49,11 @@ def check_floats(values: Any, name: str) -> None:
             f"`{name}` has {values.shape[-1]} class: of a binary network give both, "
             "`torch.stack([1 - p, p], -1)`."
         )
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def check_distributions(probs: Tensor, name: str = "probs") -> float:
-    """Non-negative finite numbers that sum to one, up to rounding; returns the least of them."""
+    """Refuse all but finite non-negative numbers that sum to one; returns the least of them."""
     if probs.numel() == 0:
         return 0.0
     low, high = probs.sum(-1).aminmax()
@@ -88,17 +80,14 @@ def are_distributions(values: Tensor) -> bool:
 
 
 def check_finite(values: Tensor, name: str) -> None:
-    """Neither NaN nor infinite."""
+    """Refuse NaN and infinite values."""
     if values.numel() and not bool(torch.isfinite(values.sum())) and not values.isfinite().all():
         raise ValueError(f"`{name}` must be finite, it holds NaN or infinite values.")
 
 
 def check_labels(labels: Tensor, probs: Tensor) -> None:
-    """One class index per example."""
-    if probs.ndim != 2:
-        raise ValueError(
-            f"`probs` must have shape (batch, classes), got {tuple(probs.shape)}. {ENSEMBLE}"
-        )
+    """Refuse all but one class index per example."""
+    check_predictions(probs)
     if labels.shape != probs.shape[:1] or labels.is_floating_point() or labels.is_complex():
         raise ValueError(
             f"`labels` must be {probs.shape[0]} integers, got {labels.dtype} {tuple(labels.shape)}."
@@ -111,31 +100,44 @@ def check_labels(labels: Tensor, probs: Tensor) -> None:
             )
 
 
-def check_samples(probs: Tensor, name: str = "probs") -> None:
-    """Predictions of several networks."""
+def check_predictions(probs: Tensor) -> None:
+    """Refuse all but one prediction per example."""
+    if probs.ndim != 2:
+        raise ValueError(
+            f"`probs` must have shape (batch, classes), got {tuple(probs.shape)}. {_ENSEMBLE}"
+        )
+
+
+def check_samples(probs: Tensor) -> None:
+    """Refuse all but predictions of several networks."""
     if probs.ndim != 3 or probs.shape[0] == 0:
         raise ValueError(
-            f"`{name}` must have shape (samples, batch, classes), got {tuple(probs.shape)}."
+            f"`probs` must have shape (samples, batch, classes), got {tuple(probs.shape)}."
         )
 
 
-def check_same_shape(a: Tensor, b: Tensor, names: tuple[str, str]) -> None:
-    """Predictions for the same examples and classes."""
+def check_same_shape(a: Tensor, b: Tensor, names: str) -> None:
+    """Refuse two tensors that are not about the same examples."""
     if a.shape != b.shape:
         raise ValueError(
-            f"`{names[0]}` and `{names[1]}` must have the same shape, "
-            f"got {tuple(a.shape)} and {tuple(b.shape)}."
+            f"{names} must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)}."
         )
 
 
-def check_scores(scores: Tensor, name: str = "scores") -> None:
-    """Anything but NaN; infinite scores rank as they should."""
+def check_binary(values: Tensor, message: str) -> None:
+    """Refuse what is neither boolean nor 0 and 1."""
+    if values.dtype != torch.bool and not bool(((values == 0) | (values == 1)).all()):
+        raise ValueError(message)
+
+
+def check_scores(scores: Tensor) -> None:
+    """Refuse NaN; infinite scores rank as they should."""
     if math.isnan(scores.sum().item()) and bool(scores.isnan().any()):
-        raise ValueError(f"`{name}` must not be NaN, {int(scores.isnan().sum())} of them are.")
+        raise ValueError(f"`scores` must not be NaN, {int(scores.isnan().sum())} of them are.")
 
 
-def option(name: str, value: Name, allowed: tuple[str, ...]) -> Name:
-    """The value of a named option."""
+def option(name: str, value: Value, allowed: tuple[str, ...]) -> Value:
+    """The value of a named option, if it is allowed."""
     if value not in allowed:
         raise ValueError(f"`{name}` must be one of {', '.join(allowed)}, got {value!r}.")
     return value

@@ -15,7 +15,7 @@ import torch
 from tqdm.auto import tqdm
 
 import lightning_bnn
-from lightning_bnn.commands.silence import quiet
+from lightning_bnn.commands.quiet_runs import quiet
 from lightning_bnn.studies.arena import Arena, Row, rows_of
 from lightning_bnn.studies.contenders import (
     Place,

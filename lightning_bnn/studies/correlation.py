@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.commands.silence import one_thread
+from lightning_bnn.commands.quiet_runs import one_thread
 from lightning_bnn.plots import dots_figure, scatter_figure
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.compare import COLUMNS

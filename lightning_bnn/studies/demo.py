@@ -14,7 +14,7 @@ from torch import Tensor
 
 import lightning_bnn
 from lightning_bnn import params as P
-from lightning_bnn.commands.silence import one_thread
+from lightning_bnn.commands.quiet_runs import one_thread
 from lightning_bnn.params import Params
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.posteriors import Empirical

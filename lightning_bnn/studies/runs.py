@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 import lightning_bnn
 from lightning_bnn.commands.presets import preset_text
-from lightning_bnn.commands.silence import quiet
+from lightning_bnn.commands.quiet_runs import quiet
 from lightning_bnn.commands.training import training
 from lightning_bnn.modules import Bayesian
 from lightning_bnn.studies.contenders import Place, read_module

@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from lightning_bnn import plots
-from lightning_bnn.commands.silence import quiet
+from lightning_bnn.commands.quiet_runs import quiet
 from lightning_bnn.datamodules import TractableReLU
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.models import TwoReLUs, two_relus

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.commands.silence import quiet
+from lightning_bnn.commands.quiet_runs import quiet
 from lightning_bnn.datamodules import MNIST, Digits
 from lightning_bnn.datamodules.base import DataModule, Splits
 from lightning_bnn.models import mlp

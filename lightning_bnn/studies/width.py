@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.commands.silence import quiet
+from lightning_bnn.commands.quiet_runs import quiet
 from lightning_bnn.metrics import nll
 from lightning_bnn.modules import MFVI, SymmetrizedVI
 from lightning_bnn.plots import Line, lines_figure

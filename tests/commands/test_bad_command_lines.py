@@ -67,7 +67,7 @@ CONFIGURATIONS = [
     ("fit -c option.yaml", "option.yaml", "'memberz'", "'members'"),
     ("fit -c name.yaml", "name.yaml", "'DeepEnsembel'", "'DeepEnsemble'"),
     ("fit -c type.yaml", "type.yaml", "`model.members` must be int, got many (in type.yaml)"),
-    ("fit -c deep.yaml", "deep.yaml", "`model.network.hidden` must be a list, got 32"),
+    ("fit -c deep.yaml", "deep.yaml", "`model.network.hidden` must be a list of int, got 32"),
     ("fit -c binary.yaml", "binary.yaml", "UTF-8"),
     ("fit -c zeros.yaml", "zeros.yaml"),
     ("fit -c syntax.yaml", "syntax.yaml", "line 2"),
@@ -129,6 +129,9 @@ VALUES = [
     ("fit -c good.yaml --model torch.nn.Linear", "torch.nn.Linear", "LightningModule"),
     ("fit -c good.yaml --model nowhere.Net", "nowhere"),
     ("fit -c good.yaml --trainer.logger NoSuch", "there is no class 'NoSuch'"),
+    ("fit -c good.yaml --trainer.logger TensorBoardLogger --trainer.logger.save_dirr x",
+     "`trainer.logger`", "'save_dirr'", "'save_dir'"),
+    (f"fit -c good.yaml {NETWORK} json.dumps", "json.dumps is no Module"),
     ("symmetries lightning_bnn.models.mlp --input 1,4 --init.hidden 3 --init.inputs 4 "
      "--init.outputs 2", "`hidden`", "3"),
 ]  # fmt: skip

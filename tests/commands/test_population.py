@@ -19,7 +19,7 @@ from small_populations import CONFIG, networks, same
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.lock import WriterLock
 from lightning_bnn.cli import main
-from lightning_bnn.commands import claims, parts
+from lightning_bnn.commands import part_callbacks, parts, population_identity, population_settings
 from lightning_bnn.commands import population as command
 from lightning_bnn.commands.population import population
 
@@ -138,7 +138,9 @@ def test_members_that_another_process_trains_are_waited_for(config, tmp_path, ca
     threading.Timer(1.0, other.release).start()
     with pytest.raises(ValueError, match="no population"):  # of a folder that nobody has claimed
         population(config, 2, str(tmp_path / "bank"))
-    own = claims.identity_of(command._settings(Path(config), {}), None)
+    own = population_identity.identity_of(
+        population_settings.population_settings(Path(config), {}), None
+    )
     parts.write_whole(tmp_path / "bank" / "population.json", json.dumps({"settings": own}))
     population(config, 2, str(tmp_path / "bank"))
     assert "another process trains these members" in caplog.text
@@ -166,7 +168,7 @@ def test_networks_that_are_twice_in_a_part_come_once(config, tmp_path, monkeypat
 
 @pytest.mark.parametrize("file", ["population.json", "config.yaml"])
 def test_a_claim_that_was_cut_off_goes_on(config, tmp_path, monkeypatch, file):
-    write = claims.write_whole
+    write = population_identity.write_whole
 
     def cut_off(path, text):
         if path.name == file:
@@ -175,7 +177,7 @@ def test_a_claim_that_was_cut_off_goes_on(config, tmp_path, monkeypatch, file):
         write(path, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(claims, "write_whole", cut_off)
+        patch.setattr(population_identity, "write_whole", cut_off)
         with pytest.raises(KeyboardInterrupt):
             population(config, 2, str(tmp_path / "bank"))
     population(config, 2, str(tmp_path / "bank"))
@@ -209,21 +211,18 @@ def test_another_configuration_does_not_touch_what_has_begun(config, tmp_path, m
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("writing", "file"), [("write_whole", "part.json"), ("replace_text", "progress")]
+    ("module", "writing"), [(parts, "write_whole"), (part_callbacks, "write_progress")]
 )
 def test_an_attempt_that_was_cut_off_leaves_nothing_twice(
-    config, tmp_path, monkeypatch, writing, file
+    config, tmp_path, monkeypatch, module, writing
 ):
     """At the last moment before a part is finished; and at its first step."""
-    write = getattr(parts, writing)
 
-    def cut_off(path, text):
-        if path.name == file:
-            raise KeyboardInterrupt
-        write(path, text)
+    def cut_off(*_):
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(parts, writing, cut_off)
+        patch.setattr(module, writing, cut_off)
         with pytest.raises(KeyboardInterrupt):
             population(config, 3, str(tmp_path / "bank"), part=2, checkpoint_minutes=1e-6)
     population(config, 3, str(tmp_path / "bank"), part=2, checkpoint_minutes=1e-6)

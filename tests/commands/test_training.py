@@ -248,7 +248,10 @@ def test_the_command_line_counts_beside_a_checkpoint(folder):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--model.init_args.memberz", "3"], "Option 'memberz' is not accepted"),
+        (
+            ["--model.init_args.memberz", "3"],
+            "there is no option 'memberz'; did you mean 'members'?",
+        ),
         (["--model.init_args.members", "0"], "`members` must be at least 1, got 0."),
         (["--trainer.max_epochsss", "3"], "max_epochsss"),
         (["--data", "MNIST", "--data.init_args.root", "nowhere"], "MNIST was not found in"),
@@ -274,7 +277,7 @@ def test_mistakes_end_in_one_sentence(options, sentence, folder, capsys):
     ("args", "sentence"),
     [
         (["presets", "nix"], "there is no preset 'nix'; `lightning-bnn presets`"),
-        (["fit", "-c", "none.yaml"], "File does not exist"),
+        (["fit", "-c", "none.yaml"], "`config`: there is no file none.yaml"),
         (["nix"], "there is no command 'nix'; choose from: fit"),
     ],
 )

@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_is_skipped(kind, checkpoint, caplog):
     _, path, content = checkpoint
     path.write_bytes(CHECKPOINTS[kind](content))
     try:
-        found = part_files.newest_checkpoint(path.parent)
+        found = part_files.whole_checkpoint(path.parent)
     finally:
         path.write_bytes(content)
     assert found == (path if kind == "as it was" else None)
@@ -184,7 +184,7 @@ FULL = {
         "lightning.fabric.plugins.io.torch_io._atomic_save", full
     ),
     "what the folder holds": lambda patch: patch.setattr(
-        "lightning_bnn.commands.claims.write_whole", full
+        "lightning_bnn.commands.population_identity.write_whole", full
     ),
 }
 
@@ -202,7 +202,7 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(
 
 
 def test_progress_that_cannot_be_written_stops_nobody(train, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "replace_text", full)
+    monkeypatch.setattr("lightning_bnn.commands.part_callbacks.write_progress", full)
     same(whole[1], train(tmp_path / "bank"))
 
 
