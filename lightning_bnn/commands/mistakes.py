@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pickle import UnpicklingError
 
 from lightning_bnn.commands.complaints import complaint, written_in
-from lightning_bnn.commands.settings_files import config_files
+from lightning_bnn.settings_files import config_files
 
 __all__ = ["building", "mistake", "restoring"]
 

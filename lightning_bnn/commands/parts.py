@@ -31,11 +31,11 @@ from lightning_bnn.commands.part_files import (
     summary_in,
     write_whole,
 )
-from lightning_bnn.commands.silence import quiet
 from lightning_bnn.commands.training import training
 from lightning_bnn.harvest import ends
 from lightning_bnn.modules.divergence import Diverged
 from lightning_bnn.modules.side_by_side import finite_members
+from lightning_bnn.quiet import quiet
 
 __all__ = ["Part", "networks_of", "train_part"]
 

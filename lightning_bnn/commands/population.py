@@ -16,8 +16,8 @@ from lightning_bnn.bank.room import told_if_full
 from lightning_bnn.commands.claims import claim, identity_of, refuse_others
 from lightning_bnn.commands.parts import Part, networks_of, train_part
 from lightning_bnn.commands.presets import preset_names, preset_text
-from lightning_bnn.commands.settings_files import read_settings, settings_of_text
 from lightning_bnn.engines import ENGINES, Work
+from lightning_bnn.settings_files import read_settings, settings_of_text
 
 __all__ = ["population"]
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from lightning_bnn import params as P
+from lightning_bnn.comparison.problem import Batches, Surroundings
+from lightning_bnn.comparison.tables import Cell, Table, spread
 from lightning_bnn.params import Params
 from lightning_bnn.plots import histograms_figure, scatter_figure
 from lightning_bnn.posteriors import stream_predictions
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.populations import ENSEMBLES, population
-from lightning_bnn.studies.surroundings import Batches, Surroundings
-from lightning_bnn.studies.tables import Cell, Table, spread
 
 __all__ = ["collapse", "collapse_findings"]
 

@@ -9,17 +9,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.comparison.problem import Surroundings
+from lightning_bnn.comparison.stored_posteriors import contender_of, stack_of
+from lightning_bnn.comparison.tables import Cell, Table
 from lightning_bnn.metrics import agreement, total_variation
 from lightning_bnn.params import Params
 from lightning_bnn.plots import Line, histograms_figure, lines_figure
 from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.studies.contenders import contender_of, stack_of
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.predictions import accuracy, mean_probabilities
 from lightning_bnn.studies.runs import Job, run_jobs
-from lightning_bnn.studies.surroundings import Surroundings
-from lightning_bnn.studies.tables import Cell, Table
 from lightning_bnn.symmetry import Symmetries, discover
 
 __all__ = ["compact"]

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from lightning_bnn.comparison.collect import FAILED, Comparison, Options, collect
+from lightning_bnn.comparison.protocols import PROTOCOLS
+from lightning_bnn.comparison.reference import Row
+from lightning_bnn.comparison.tables import Cell, Measured, Table
 from lightning_bnn.plots import dots_figure
-from lightning_bnn.studies.arena import Row
-from lightning_bnn.studies.comparison import FAILED, Comparison, Options, collect
 from lightning_bnn.studies.findings import Findings, publish, results_folder
-from lightning_bnn.studies.protocols import PROTOCOLS
-from lightning_bnn.studies.tables import Cell, Measured, Table
 
 __all__ = ["COLUMNS", "compare", "findings_of"]
 

@@ -10,15 +10,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.commands.silence import one_thread
+from lightning_bnn.comparison.collect import Options, collect
+from lightning_bnn.comparison.tables import Cell, Measured, Table
 from lightning_bnn.plots import dots_figure, scatter_figure
+from lightning_bnn.quiet import one_thread
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.compare import COLUMNS
-from lightning_bnn.studies.comparison import Options, collect
 from lightning_bnn.studies.demo import METHODS, REFERENCE, demo_jobs
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.runs import Job, run_jobs
-from lightning_bnn.studies.tables import Cell, Measured, Table
 
 __all__ = ["correlation", "rank_correlations"]
 

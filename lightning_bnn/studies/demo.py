@@ -14,13 +14,13 @@ from torch import Tensor
 
 import lightning_bnn
 from lightning_bnn import params as P
-from lightning_bnn.commands.silence import one_thread
+from lightning_bnn.comparison.collect import collect
 from lightning_bnn.params import Params
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.posteriors import Empirical
+from lightning_bnn.quiet import one_thread
 from lightning_bnn.studies.collapse import collapse_findings
 from lightning_bnn.studies.compare import findings_of
-from lightning_bnn.studies.comparison import collect
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.marginals import units_figure
 from lightning_bnn.studies.mass import mass_findings

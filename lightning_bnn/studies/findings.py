@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning_bnn
-from lightning_bnn.studies.tables import Table
+from lightning_bnn.comparison.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from lightning_bnn.comparison.tables import Cell, Measured, Table
+from lightning_bnn.comparison.tables import spread as table_spread
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.posteriors.mutual_information import Sampled, log_ratios
 from lightning_bnn.posteriors.permanents import (
@@ -21,8 +23,6 @@ from lightning_bnn.posteriors.permanents import (
 from lightning_bnn.posteriors.unit_layers import UnitLayer
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder
-from lightning_bnn.studies.tables import Cell, Measured, Table
-from lightning_bnn.studies.tables import spread as table_spread
 
 __all__ = ["information", "near_draws", "uniform_draws"]
 

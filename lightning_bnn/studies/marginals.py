@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lightning_bnn.comparison.tables import Cell, Table
 from lightning_bnn.params import Params, ravel
 from lightning_bnn.plots import Line, histograms_figure, lines_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.populations import Recipe, population
-from lightning_bnn.studies.tables import Cell, Table
 from lightning_bnn.symmetry import Symmetries, canonicalise
 from lightning_bnn.symmetry.units import unit_rows, writer
 

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lightning_bnn.comparison.tables import Cell, Table, spread
 from lightning_bnn.params import Params
 from lightning_bnn.plots import histograms_figure, scatter_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.populations import ENSEMBLES, population
-from lightning_bnn.studies.tables import Cell, Table, spread
 from lightning_bnn.symmetry import MinMass, Symmetries, min_mass, rescale
 
 __all__ = ["mass", "mass_findings"]

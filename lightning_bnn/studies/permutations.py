@@ -9,12 +9,12 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lightning_bnn.comparison.tables import Cell, Table
 from lightning_bnn.loading import load
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.populations import Recipe
 from lightning_bnn.studies.runs import Job, run_jobs
-from lightning_bnn.studies.tables import Cell, Table
 from lightning_bnn.symmetry import UnitOrders, discover, order_change
 
 __all__ = ["permutations"]

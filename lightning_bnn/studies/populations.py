@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_bnn.params import Params
-from lightning_bnn.studies.contenders import (
+from lightning_bnn.comparison.problem import Surroundings, read_surroundings
+from lightning_bnn.comparison.stored_posteriors import (
     Place,
     find_config,
     fingerprint,
     read_contender,
     stack_of,
 )
+from lightning_bnn.params import Params
 from lightning_bnn.studies.runs import Job, run_jobs
-from lightning_bnn.studies.surroundings import Surroundings, read_surroundings
 from lightning_bnn.symmetry import Symmetries, discover
 
 __all__ = ["ENSEMBLES", "Population", "Recipe", "population"]

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
+from lightning_bnn.comparison.problem import Batches
 from lightning_bnn.params import Params
-from lightning_bnn.studies.surroundings import Batches
 
 __all__ = ["accuracy", "mean_probabilities"]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lightning_bnn.studies.tables import Table
+from lightning_bnn.comparison.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

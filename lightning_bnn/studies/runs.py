@@ -17,11 +17,11 @@ from tqdm.auto import tqdm
 
 import lightning_bnn
 from lightning_bnn.commands.presets import preset_text
-from lightning_bnn.commands.silence import quiet
 from lightning_bnn.commands.training import training
+from lightning_bnn.comparison.problem import Surroundings, read_surroundings
+from lightning_bnn.comparison.stored_posteriors import Place, read_module
 from lightning_bnn.modules.judged_module import JudgedModule
-from lightning_bnn.studies.contenders import Place, read_module
-from lightning_bnn.studies.surroundings import Surroundings, read_surroundings
+from lightning_bnn.quiet import quiet
 
 __all__ = ["Job", "Run", "run_jobs"]
 

@@ -7,13 +7,13 @@ from typing import Literal
 
 import torch
 
+from lightning_bnn.comparison.tables import Cell, Table
 from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.params import Params
 from lightning_bnn.plots import hexbin_figure, scatter_figure
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.runs import Job, run_jobs
-from lightning_bnn.studies.tables import Cell, Table
 from lightning_bnn.symmetry import Symmetries, canonicalise, discover
 
 __all__ = ["forms_of", "toy"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from lightning_bnn import plots
-from lightning_bnn.commands.silence import quiet
+from lightning_bnn.comparison.tables import Cell, Table, spread
 from lightning_bnn.datamodules import TractableReLU
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.models import TwoReLUs, two_relus
@@ -24,9 +24,9 @@ from lightning_bnn.posteriors.mutual_information import (
 )
 from lightning_bnn.posteriors.permanents import log_permanent
 from lightning_bnn.posteriors.unit_layers import unit_layers
+from lightning_bnn.quiet import quiet
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder
-from lightning_bnn.studies.tables import Cell, Table, spread
 from lightning_bnn.symmetry import Symmetries, discover
 
 __all__ = ["Result", "findings_of", "posterior_density", "study", "tractable"]

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.commands.silence import quiet
+from lightning_bnn.comparison.tables import Cell, Table
 from lightning_bnn.datamodules import MNIST, Digits
 from lightning_bnn.datamodules.base import DataModule, Splits
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.params import Params
 from lightning_bnn.plots import Line, lines_figure, scatter_figure
+from lightning_bnn.quiet import quiet
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.tables import Cell, Table
 from lightning_bnn.symmetry import (
     Symmetries,
     barrier,

@@ -9,15 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.commands.silence import quiet
+from lightning_bnn.comparison.tables import Cell, Measured, Table, spread
 from lightning_bnn.metrics import nll
 from lightning_bnn.modules import MFVI, SymmetrizedVI
 from lightning_bnn.plots import Line, lines_figure
+from lightning_bnn.quiet import quiet
 from lightning_bnn.randomness import keyed_generator, keyed_randomness
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.predictions import accuracy, mean_probabilities
 from lightning_bnn.studies.runs import Job, Run, run_jobs
-from lightning_bnn.studies.tables import Cell, Measured, Table, spread
 
 __all__ = ["width"]
 

@@ -14,6 +14,7 @@ from small_runs import NET, bank, config, numbers, results
 from lightning_bnn import metrics as M
 from lightning_bnn import params as P
 from lightning_bnn.cli import STUDIES, main
+from lightning_bnn.comparison.problem import read_surroundings
 from lightning_bnn.datamodules import Digits
 from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.studies.collapse import pearson
@@ -33,7 +34,6 @@ from lightning_bnn.studies.marginals import (
 )
 from lightning_bnn.studies.permutations import _History as History
 from lightning_bnn.studies.predictions import accuracy
-from lightning_bnn.studies.surroundings import read_surroundings
 from lightning_bnn.studies.toy import forms_of
 from lightning_bnn.studies.transpositions import permutation_with
 from lightning_bnn.symmetry import canonicalise, discover, permute, transpositions

@@ -12,24 +12,24 @@ from torch import nn
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
-from lightning_bnn.datamodules import Digits
-from lightning_bnn.likelihoods import Categorical, Gaussian
-from lightning_bnn.metrics import mmd, mmd_table
-from lightning_bnn.models import mlp
-from lightning_bnn.modules import MFVI, SWAG, Laplace, MCDropout
-from lightning_bnn.posteriors import Empirical
-from lightning_bnn.studies import comparison
-from lightning_bnn.studies.arena import Arena, rows_of
-from lightning_bnn.studies.contenders import (
+from lightning_bnn.comparison import collect as comparison
+from lightning_bnn.comparison.problem import Surroundings, read_surroundings
+from lightning_bnn.comparison.protocols import PROTOCOLS
+from lightning_bnn.comparison.reference import Arena, rows_of
+from lightning_bnn.comparison.stored_posteriors import (
     Contender,
     Place,
     chains_of,
     contender_of,
     read_contender,
 )
-from lightning_bnn.studies.protocols import PROTOCOLS
-from lightning_bnn.studies.scoring import drawn
-from lightning_bnn.studies.surroundings import Surroundings, read_surroundings
+from lightning_bnn.datamodules import Digits
+from lightning_bnn.judging.averages import drawn
+from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.metrics import mmd, mmd_table
+from lightning_bnn.models import mlp
+from lightning_bnn.modules import MFVI, SWAG, Laplace, MCDropout
+from lightning_bnn.posteriors import Empirical
 from lightning_bnn.symmetry import canonicalise, discover
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from lightning_bnn import metrics as M
 from lightning_bnn import params as P
+from lightning_bnn.comparison.tables import Measured
 from lightning_bnn.likelihoods import Bernoulli, Categorical
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
 from lightning_bnn.randomness import keyed_generator, keyed_randomness
-from lightning_bnn.studies.tables import Measured
 
 __all__ = [
     "Averages",

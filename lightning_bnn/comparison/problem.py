@@ -12,8 +12,8 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.commands.settings_files import read_settings
 from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.settings_files import read_settings
 
 __all__ = ["Batches", "Surroundings", "read_surroundings"]
 

@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.metrics import MMDReference, Transformed
-from lightning_bnn.metrics.mmd import MMDTable
-from lightning_bnn.params import Params, is_weight
-from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.studies.contenders import Contender
-from lightning_bnn.studies.protocols import Protocol
-from lightning_bnn.studies.scoring import (
+from lightning_bnn.comparison.problem import Batches
+from lightning_bnn.comparison.protocols import Protocol
+from lightning_bnn.comparison.stored_posteriors import Contender
+from lightning_bnn.comparison.tables import Measured, spread
+from lightning_bnn.judging.averages import (
     Averages,
     bootstrap,
     drawn,
@@ -27,8 +25,10 @@ from lightning_bnn.studies.scoring import (
     probabilities,
     qualities,
 )
-from lightning_bnn.studies.surroundings import Batches
-from lightning_bnn.studies.tables import Measured, spread
+from lightning_bnn.metrics import MMDReference, Transformed
+from lightning_bnn.metrics.mmd import MMDTable
+from lightning_bnn.params import Params, is_weight
+from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["Arena", "Row", "rows_of"]
 

@@ -15,18 +15,18 @@ import torch
 from tqdm.auto import tqdm
 
 import lightning_bnn
-from lightning_bnn.commands.silence import quiet
-from lightning_bnn.studies.arena import Arena, Row, rows_of
-from lightning_bnn.studies.contenders import (
+from lightning_bnn.comparison.problem import Batches, Surroundings, read_surroundings
+from lightning_bnn.comparison.protocols import PROTOCOLS
+from lightning_bnn.comparison.reference import Arena, Row, rows_of
+from lightning_bnn.comparison.stored_posteriors import (
     Place,
     find_config,
     fingerprint,
     read_contender,
     stack_of,
 )
-from lightning_bnn.studies.protocols import PROTOCOLS
-from lightning_bnn.studies.surroundings import Batches, Surroundings, read_surroundings
-from lightning_bnn.studies.tables import Measured
+from lightning_bnn.comparison.tables import Measured
+from lightning_bnn.quiet import quiet
 
 __all__ = ["FAILED", "Comparison", "Options", "collect"]
 

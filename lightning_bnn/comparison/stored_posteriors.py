@@ -15,11 +15,11 @@ from torch import nn
 
 from lightning_bnn import modules
 from lightning_bnn.bank import read_networks
+from lightning_bnn.comparison.problem import Surroundings
 from lightning_bnn.loading import load
 from lightning_bnn.modules.judged_module import JudgedModule
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior
-from lightning_bnn.studies.surroundings import Surroundings
 
 __all__ = [
     "Contender",

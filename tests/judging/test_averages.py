@@ -7,10 +7,7 @@ import torch
 
 from lightning_bnn import metrics as M
 from lightning_bnn import params as P
-from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
-from lightning_bnn.models import mlp
-from lightning_bnn.posteriors import DiagonalGaussian, Dropout, Empirical, Mixture
-from lightning_bnn.studies.scoring import (
+from lightning_bnn.judging.averages import (
     Averages,
     bootstrap,
     drawn,
@@ -19,6 +16,9 @@ from lightning_bnn.studies.scoring import (
     probabilities,
     qualities,
 )
+from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
+from lightning_bnn.models import mlp
+from lightning_bnn.posteriors import DiagonalGaussian, Dropout, Empirical, Mixture
 
 NET = mlp(5, [6], 3).eval()
 NET.load_state_dict(P.unstack(P.populate(NET, 1, torch.Generator().manual_seed(77)))[0])
