@@ -15,24 +15,22 @@ import torch
 from tqdm.auto import tqdm
 
 import lightning_bnn
-from lightning_bnn.comparison.problem import Batches, Surroundings, read_surroundings
+from lightning_bnn.comparison.errors import Numbers
+from lightning_bnn.comparison.places import Place, digest_of_file
+from lightning_bnn.comparison.problem import Problem, read_problem
 from lightning_bnn.comparison.protocols import PROTOCOLS
-from lightning_bnn.comparison.reference import Arena, Row, rows_of
-from lightning_bnn.comparison.stored_posteriors import (
-    Place,
-    find_config,
-    fingerprint,
-    read_contender,
-    stack_of,
-)
+from lightning_bnn.comparison.reference import Reference
+from lightning_bnn.comparison.rows import Row, rows_of
+from lightning_bnn.comparison.stored_posteriors import read_posterior
 from lightning_bnn.comparison.tables import Measured
+from lightning_bnn.judging.judges import Score
 from lightning_bnn.quiet import quiet
 
 __all__ = ["FAILED", "Comparison", "Options", "collect"]
 
 FAILED = "failed"
 """The mode of a row of a posterior that could not be judged."""
-Found = tuple[list[Row], Mapping[str, Any]]
+RowsAndOrigin = tuple[list[Row], Mapping[str, Any]]
 """Rows of a posterior, and where it is from."""
 
 
@@ -43,7 +41,7 @@ class Options:
     protocol: str = "full"
     samples: int = 100
     ood: str | None = None
-    score: str = "max_probability"
+    score: Score = "max_probability"
     seed: int = 0
     device: str | None = None
 
@@ -59,7 +57,7 @@ class Comparison:
     """
 
     rows: Sequence[Row]
-    floors: Mapping[int, Mapping[str, Measured]]
+    floors: Mapping[int, Numbers]
     settings: Mapping[str, Any]
 
 
@@ -80,127 +78,129 @@ def collect(
         options: how they are compared.
     """
     options = options or Options()
+    first, places = Place.of(reference), _places(posteriors, options)
+    config = _config([first, *places.values()]) if like is None else Path(like)
+    problem = read_problem(config)
+    settings = {
+        "reference": reference,
+        "reference_sha256": first.digest(),
+        "config": str(config),
+        "config_sha256": digest_of_file(config),
+        "version": lightning_bnn.__version__,
+        **{name: value for name, value in asdict(options).items() if name != "device"},
+    }
+    _check_disjoint(first, places)
+    networks = _reference(first, problem, options)
+    ood = problem.ood_set(options.ood)
+    settings |= {"reference_networks": networks.size, "ood_set": "none" if ood is None else ood[0]}
+    sets = [problem.test_set(), *([] if ood is None else [ood[1]])]
+
+    def compute(name: str, place: Place) -> RowsAndOrigin:
+        posterior = read_posterior(name, place, problem, samples=options.samples)
+        rows = rows_of(posterior, networks, sets, options.score)
+        return rows, {**posterior.origin, "modes": len(posterior.modes)}
+
+    rows, origins = _all_rows(places, settings, folder / "rows", compute)
+    counts = sorted({row.networks for row in rows if "mmd" in row.numbers})
+    counts = counts if networks.size >= 4 else []  # fewer cannot be split
+    floors = {count: networks.noise_floor(count) for count in counts}
+    return Comparison(rows, floors, {**settings, "posteriors": origins})
+
+
+def _all_rows(
+    places: Mapping[str, Place],
+    settings: Mapping[str, Any],
+    folder: Path,
+    compute: Callable[[str, Place], RowsAndOrigin],
+) -> tuple[list[Row], dict[str, Mapping[str, Any]]]:
+    """The rows of all posteriors, one after the other, and where each is from."""
+    rows: list[Row] = []
+    origins: dict[str, Mapping[str, Any]] = {}
+    for name, place in (bar := tqdm(list(places.items()), desc="posteriors")):
+        bar.set_postfix_str(name)
+        identity = {"name": name, "sha256": place.digest(), "rows": str(place.rows)}
+        key = {**settings, "posterior": identity}
+        new, origins[name] = _stored_or_computed(
+            folder / f"{name}.json", key, functools.partial(compute, name, place)
+        )
+        rows += new
+    if all(row.mode == FAILED for row in rows):
+        raise ValueError(f"Every posterior failed: {origins[rows[0].method]['failed']}")
+    return rows, origins
+
+
+def _places(posteriors: Mapping[str, str], options: Options) -> dict[str, Place]:
     if options.samples < 2:
         raise ValueError(f"`samples` must be at least 2, got {options.samples}.")
     for name in posteriors:
         if not re.fullmatch(r"[^/\\\x00]+", name):
             raise ValueError(f"`posteriors`: names go into file names, {name!r} cannot.")
-    places = {name: Place.of(text) for name, text in posteriors.items()}
-    first = Place.of(reference)
-    config = Path(like) if like is not None else _config([first, *places.values()])
-    around = read_surroundings(config)
-    settings = {
-        "reference": reference,
-        "reference_sha256": fingerprint(first.file()),
-        "config": str(config),
-        "config_sha256": fingerprint(config),
-        "version": lightning_bnn.__version__,
-        **{name: value for name, value in asdict(options).items() if name != "device"},
-    }
-    _check_apart(first, places)
-    arena = _arena(first, around, options)
-    outside = around.outside(options.ood)
-    sets = [around.inside(), *([] if outside is None else [outside[1]])]
-    settings |= {
-        "reference_networks": arena.size,
-        "ood_set": "none" if outside is None else outside[0],
-    }
-    rows: list[Row] = []
-    origins: dict[str, Mapping[str, Any]] = {}
-    for name, place in (bar := tqdm(list(places.items()), desc="posteriors")):
-        bar.set_postfix_str(name)
-        own = {"name": name, "sha256": fingerprint(place.file()), "rows": str(place.rows)}
-        found, origins[name] = _remembered(
-            folder / "rows" / f"{name}.json",
-            {**settings, "posterior": own},
-            functools.partial(_rows, name, place, around, arena, sets, options),
-        )
-        rows += found
-    if all(row.mode == FAILED for row in rows):
-        raise ValueError(f"Every posterior failed: {origins[rows[0].method]['failed']}")
-    counts = sorted({row.networks for row in rows if "mmd" in row.numbers})
-    counts = counts if arena.size >= 4 else []  # fewer cannot be split
-    floors = {count: arena.noise_floor(count) for count in counts}
-    return Comparison(rows, floors, {**settings, "posteriors": origins})
+    return {name: Place.of(text) for name, text in posteriors.items()}
 
 
 def _config(places: Sequence[Place]) -> Path:
     for place in places:
-        found = find_config(place)
-        if found is not None:
-            return found
+        config = place.config()
+        if config is not None:
+            return config
     raise ValueError(
         "None of the posteriors has a `config.yaml`: pass a configuration with network and data as "
         "`--like`."
     )
 
 
-def _check_apart(first: Place, places: Mapping[str, Place]) -> None:
-    """A network in both sets biases the MMD."""
+def _check_disjoint(reference: Place, places: Mapping[str, Place]) -> None:
+    """Refuse networks that are in both sets: they bias the MMD."""
     for name, place in places.items():
-        if place.file().resolve() != first.file().resolve():
+        if place.file().resolve() != reference.file().resolve():
             continue
-        mine, theirs = (set(range(10**6)[p.rows or slice(None)]) for p in (first, place))
-        if mine & theirs:
+        one, other = (set(range(10**6)[p.rows or slice(None)]) for p in (place, reference))
+        if one & other:
             raise ValueError(
                 f"{name} shares networks with the reference: choose rows that are disjoint, such "
                 f"as {place.path}[0:10] and {place.path}[10:]."
             )
 
 
-def _arena(first: Place, around: Surroundings, options: Options) -> Arena:
+def _reference(place: Place, problem: Problem, options: Options) -> Reference:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"`device` {device!r} cannot be used here: {error}") from None
-    return Arena(
-        stack_of(read_contender("reference", first, around)),
-        around.template,
-        [around.example()],
-        PROTOCOLS[options.protocol],
-        options.samples,
-        options.seed,
-        device,
+    networks = read_posterior("reference", place, problem).networks()
+    protocol = PROTOCOLS[options.protocol]
+    example = [problem.example()]
+    return Reference(
+        networks, problem.network, example, protocol, options.samples, options.seed, device
     )
 
 
-def _rows(
-    name: str,
-    place: Place,
-    around: Surroundings,
-    arena: Arena,
-    sets: Sequence[Batches],
-    options: Options,
-) -> Found:
-    contender = read_contender(name, place, around, options.samples)
-    rows = rows_of(contender, arena, sets, options.score)
-    return rows, {**contender.origin, "modes": len(contender.modes)}
-
-
 # ------------------------------------------------------------ rows that are there already
-def _remembered(path: Path, key: Mapping[str, Any], compute: Callable[[], Found]) -> Found:
+def _stored_or_computed(
+    path: Path, key: Mapping[str, Any], compute: Callable[[], RowsAndOrigin]
+) -> RowsAndOrigin:
     """Rows of an earlier call with the same key; a posterior that fails has a row that says so."""
-    held = _held(path)
-    if held.get("key") == json.loads(json.dumps(key)):
-        return [_row(row) for row in held["rows"]], held["origin"]
+    stored = _stored(path)
+    if stored.get("key") == json.loads(json.dumps(key)):
+        return [_row(**row) for row in stored["rows"]], stored["origin"]
     name = key["posterior"]["name"]
     try:
         with quiet():
             rows, origin = compute()
     except (ValueError, RuntimeError, OSError) as error:
-        text = " ".join(str(error).split())
-        tqdm.write(f"{name} failed: {text}")
-        return [Row(name, FAILED, {}, 0)], {"failed": text}
+        message = " ".join(str(error).split())
+        tqdm.write(f"{name} failed: {message}")
+        return [Row(name, FAILED, {}, 0)], {"failed": message}
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = {"key": key, "origin": origin, "rows": [asdict(row) for row in rows]}
+    content = {"key": key, "origin": origin, "rows": [asdict(row) for row in rows]}
     unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     os.replace(unfinished, path)
     return rows, origin
 
 
-def _held(path: Path) -> dict[str, Any]:
+def _stored(path: Path) -> dict[str, Any]:
     """What an earlier call has written; nothing if it was interrupted."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -208,6 +208,5 @@ def _held(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _row(held: dict[str, Any]) -> Row:
-    numbers = {name: Measured(*pair) for name, pair in held["numbers"].items()}
-    return Row(**{**held, "numbers": numbers})
+def _row(numbers: Mapping[str, Sequence[float]], **fields: Any) -> Row:
+    return Row(numbers={name: Measured(*pair) for name, pair in numbers.items()}, **fields)

@@ -1,4 +1,4 @@
-"""What a configuration says about networks and data."""
+"""What posteriors are compared on: a network, its data, and what its outputs mean."""
 
 from __future__ import annotations
 
@@ -12,87 +12,93 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.judging import named_sets
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.settings_files import read_settings
+from lightning_bnn.symmetry import Symmetries, discover
 
-__all__ = ["Batches", "Surroundings", "read_surroundings"]
+__all__ = ["Problem", "StoredBatches", "read_problem"]
 
 
-class Batches:
-    """One set of a data module, as networks take it, read once: a loader may shuffle.
+class StoredBatches:
+    """One set of a datamodule, as networks take it, read once: its loader may shuffle.
 
     Args:
-        source: the data module.
+        source: the datamodule.
         loader: of the set.
-        most: so many batches only.
+        most: how many batches are read at most.
     """
 
     def __init__(self, source: L.LightningDataModule, loader: Any, most: int | None = None) -> None:
         self._source, self._loader, self._most = source, loader, most
-        self._held: list[tuple[Any, Tensor]] | None = None
+        self._batches: list[tuple[Any, Tensor]] | None = None
 
     def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
-        if self._held is None:
+        if self._batches is None:
             batches = itertools.islice(iter(self._loader), self._most)
-            self._held = [self._source.on_after_batch_transfer(b, 0)[:2] for b in batches]
-        return iter(self._held)
+            self._batches = [self._source.on_after_batch_transfer(b, 0)[:2] for b in batches]
+        return iter(self._batches)
 
     def targets(self) -> Tensor:
-        """All of them."""
+        """The targets of all batches."""
         return torch.cat([targets for _, targets in self])
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Problem:
     """A network and the data that it is judged on.
 
     Attributes:
-        template: gives the computation.
+        network: gives the computation.
         source: the data.
         likelihood: what outputs say about targets.
     """
 
-    template: nn.Module
+    network: nn.Module
     source: L.LightningDataModule
     likelihood: nn.Module = field(default_factory=Categorical)
 
-    def inside(self) -> Batches:
-        """The test set in distribution."""
-        return Batches(self.source, self._loaders()[0])
-
-    def training(self, most: int) -> Batches:
+    def training_set(self, most: int) -> StoredBatches:
         """The first batches of the training data."""
         self.source.prepare_data()
         self.source.setup("fit")
-        return Batches(self.source, self.source.train_dataloader(), most)
+        return StoredBatches(self.source, self.source.train_dataloader(), most)
 
-    def outside(self, name: str | None = None) -> tuple[str, Batches] | None:
+    def test_set(self) -> StoredBatches:
+        """The test set in distribution."""
+        return next(iter(self._test_sets("id").values()))
+
+    def ood_set(self, name: str | None = None) -> tuple[str, StoredBatches] | None:
         """One set that is out of distribution, by default the first; None if there is none."""
-        sets = getattr(self.source, "test_sets", None)
-        loaders = self._loaders()
-        if sets is None:
-            sets = [("test", "id"), *((f"ood_{k}", "ood") for k in range(1, len(loaders)))]
-        known = {own: loaders[k] for k, (own, kind) in enumerate(sets) if kind == "ood"}
-        if name is not None and name not in known:
-            raise ValueError(f"`ood` must be one of {', '.join(known) or 'none'}, got {name!r}.")
-        for own, loader in known.items():
-            if name in (None, own):
-                return own, Batches(self.source, loader)
-        return None
+        sets = self._test_sets("ood")
+        if name is not None and name not in sets:
+            raise ValueError(f"`ood` must be one of {', '.join(sets) or 'none'}, got {name!r}.")
+        name = name or next(iter(sets), None)
+        return None if name is None else (name, sets[name])
 
     def example(self) -> Any:
         """Two inputs."""
-        inputs, _ = next(iter(self.inside()))
+        inputs, _ = next(iter(self.test_set()))
         return inputs[:2]
 
-    def _loaders(self) -> list[Any]:
+    def symmetries(self) -> Symmetries:
+        """The symmetries of the network."""
+        return discover(self.network, self.example())
+
+    def _test_sets(self, kind: str) -> dict[str, StoredBatches]:
         self.source.prepare_data()
         self.source.setup("test")
         loaders = self.source.test_dataloader()
-        return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
+        names = named_sets(self.source, loaders)
+        if isinstance(loaders, dict):
+            loaders = list(loaders.values())
+        elif not isinstance(loaders, (list, tuple)):
+            loaders = [loaders]
+        sets = zip(names, loaders, strict=True)
+        return {name: StoredBatches(self.source, one) for (name, k), one in sets if k == kind}
 
 
-def read_surroundings(config: Path) -> Surroundings:
+def read_problem(config: Path) -> Problem:
     """Network and data of a configuration as `lightning-bnn fit` takes it.
 
     Args:
@@ -103,9 +109,9 @@ def read_surroundings(config: Path) -> Surroundings:
     import lightning_bnn.datamodules  # noqa: F401  so that YAML can name its classes
 
     try:
-        held = read_settings(config)
-        arguments = held["model"]["init_args"]
-        parts = {"network": arguments["network"], "data": held["data"]}
+        settings = read_settings(config)
+        arguments = settings["model"]["init_args"]
+        parts = {"network": arguments["network"], "data": settings["data"]}
     except (OSError, KeyError, TypeError) as error:
         raise ValueError(
             f"{config} must be a configuration with `model.init_args.network` and `data`, as "
@@ -118,6 +124,6 @@ def read_surroundings(config: Path) -> Surroundings:
         parser.add_subclass_arguments(nn.Module, "likelihood")
         parts["likelihood"] = arguments["likelihood"]
     instantiate = getattr(parser, "instantiate", parser.instantiate_classes)  # its newer name
-    made = instantiate(parser.parse_object(parts))
-    likelihood = made.get("likelihood") or Categorical()
-    return Surroundings(made.network.eval(), made.data, likelihood)
+    objects = instantiate(parser.parse_object(parts))
+    likelihood = objects.get("likelihood") or Categorical()
+    return Problem(objects.network.eval(), objects.data, likelihood)

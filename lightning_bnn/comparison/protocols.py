@@ -42,10 +42,9 @@ class Protocol:
             model: one of them.
             *example: its inputs.
         """
-        found = discover(model, *example)
-        free = before_norm(found) if self.free_before_norm else frozenset()
-        kept = inner_symmetries(found) if self.inner_only else found
-        return Remover(kept, free, self.sort_by)
+        sym = discover(model, *example)
+        free = before_norm(sym) if self.free_before_norm else frozenset()
+        return Remover(inner_symmetries(sym) if self.inner_only else sym, free, self.sort_by)
 
 
 @dataclass(frozen=True)
@@ -94,11 +93,11 @@ class _UnitRows:
     names: frozenset[str]
 
     def __call__(self, name: str, values: Tensor, rows: slice) -> Tensor:
-        found = self.plan(name, values, rows)
+        values = self.plan(name, values, rows)
         if name not in self.names:
-            return found
-        norms = found.flatten(2).norm(dim=2).clamp_min(torch.finfo(found.dtype).tiny)
-        return found / norms.reshape(*norms.shape, *(1,) * (found.ndim - 2))
+            return values
+        norms = values.flatten(2).norm(dim=2).clamp_min(torch.finfo(values.dtype).tiny)
+        return values / norms.reshape(*norms.shape, *(1,) * (values.ndim - 2))
 
 
 def before_norm(sym: Symmetries) -> frozenset[str]:

@@ -13,20 +13,18 @@ import torch
 from torch import Tensor
 
 import lightning_bnn
-from lightning_bnn import params as P
 from lightning_bnn.comparison.collect import collect
-from lightning_bnn.params import Params
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet import one_thread
 from lightning_bnn.studies.collapse import collapse_findings
 from lightning_bnn.studies.compare import findings_of
 from lightning_bnn.studies.findings import Findings, publish, results_folder
-from lightning_bnn.studies.marginals import units_figure
+from lightning_bnn.studies.marginals import forms_of, units_figure
 from lightning_bnn.studies.mass import mass_findings
+from lightning_bnn.studies.populations import Population
 from lightning_bnn.studies.report import Section, html_report
 from lightning_bnn.studies.runs import Job, Run, run_jobs
-from lightning_bnn.symmetry import Symmetries, canonicalise, discover
 
 __all__ = ["METHODS", "REFERENCE", "demo", "demo_jobs"]
 
@@ -118,18 +116,54 @@ def _short(name: str) -> dict[str, Any]:
 
 # ------------------------------------------------------------ the page
 def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Findings]:
-    reference = runs[REFERENCE]
-    around = reference.surroundings()
-    posterior = reference.module().posterior()
+    run = runs[REFERENCE]
+    problem, posterior = run.problem(), run.module().posterior()
     assert isinstance(posterior, Empirical)
-    networks = posterior.networks
-    sym = discover(around.template, around.example())
+    reference = Population(posterior.networks, problem)
+    sym = problem.symmetries()
     places = {title: str(runs[name].folder) for name, title in METHODS.items()}
-    comparison = findings_of(collect(str(reference.folder), places, folder / "compare"))
-    return [
-        _what_was_done(runs, P.stack_size(networks)),
-        _symmetries(networks, sym),
-        _comparison(comparison),
+    comparison = findings_of(collect(str(run.folder), places, folder / "compare"))
+    masses, pairs = mass_findings(reference), collapse_findings(reference)
+    sections = [
+        Section(
+            "What was done",
+            [
+                f"{posterior.size} small networks (64-16-10) were trained on scikit-learn's digits "
+                "from different starts. They stand for the posterior: a reference. Seven methods "
+                "approximate it, each from several starts; the callbacks PermutationTau, MassGap "
+                "and PosteriorFigures watched all of them.",
+                "Every run is a preset; the same by hand:",
+            ],
+            "\n".join(run.job.command for run in runs.values()),
+        ),
+        Section(
+            "The same function many times",
+            [
+                "Hidden units can be reordered, and rescaled, without any change of the function. "
+                "What this package has found in the network:",
+            ],
+            str(sym),
+            figures={
+                "Largest weight of three of the units, over all reference networks. As trained, "
+                "all units are alike: any could take any place. Scaled to unit norm and sorted, "
+                "each has a place of its own, and the functions are the same.": units_figure(
+                    forms_of(reference.networks, sym), sym
+                ),
+            },
+        ),
+        Section(
+            "How good are the posteriors?",
+            [
+                "MMD compares weights with the reference, as they are and with symmetries removed "
+                "(NS). One mode is one start; multi mode mixes all starts. Other columns judge "
+                "predictions, in distribution and on scrambled digits.",
+            ],
+            tables=list(comparison.tables.values()),
+            figures={
+                "All numbers with their errors. Grey: the noise floor, MMD between random parts of "
+                "the reference, and two deviations around it.": comparison.figures["metrics"],
+            },
+        ),
         Section(
             "Permutations while training",
             [
@@ -138,86 +172,30 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
             ],
             figures={"Tau, mean over units and members.": _taus(runs)},
         ),
-        _mass(mass_findings(networks, sym, {})),
-        _pairs(collapse_findings(networks, around, None, {})),
+        Section(
+            "Mass that changes nothing",
+            ["The L2 penalty of every network, and its minimum over all rescalings of its units."],
+            tables=list(masses.tables.values()),
+            figures={
+                "Each point is a network of the reference.": masses.figures["mass"],
+                "What rescaling would save.": masses.figures["excess"],
+            },
+        ),
+        Section(
+            "Are the networks different functions?",
+            ["Mutual information of all pairs of reference networks."],
+            tables=list(pairs.tables.values()),
+            figures={"In distribution, and on scrambled digits.": pairs.figures["pairs"]},
+        ),
         Section(
             "Go on",
             ["TensorBoard shows the curves and figures of every run:"],
             f"tensorboard --logdir {folder / 'runs'}\nlightning-bnn presets\n"
-            f"lightning-bnn compare --reference {reference.folder} --posteriors.MFVI "
+            f"lightning-bnn compare --reference {run.folder} --posteriors.MFVI "
             f"{runs['mfvi'].folder}",
         ),
-    ], comparison
-
-
-def _what_was_done(runs: Mapping[str, Run], count: int) -> Section:
-    return Section(
-        "What was done",
-        [
-            f"{count} small networks (64-16-10) were trained on scikit-learn's digits from "
-            "different starts. They stand for the posterior: a reference. Seven methods "
-            "approximate it, each from several starts; the callbacks PermutationTau, MassGap "
-            "and PosteriorFigures watched all of them.",
-            "Every run is a preset; the same by hand:",
-        ],
-        "\n".join(run.job.command for run in runs.values()),
-    )
-
-
-def _symmetries(networks: Params, sym: Symmetries) -> Section:
-    forms = {"as trained": networks, "symmetries removed": canonicalise(networks, sym)}
-    return Section(
-        "The same function many times",
-        [
-            "Hidden units can be reordered, and rescaled, without any change of the function. "
-            "What this package has found in the network:",
-        ],
-        str(sym),
-        figures={
-            "Largest weight of three of the units, over all reference networks. As trained, "
-            "all units are alike: any could take any place. Scaled to unit norm and sorted, "
-            "each has a place of its own, and the functions are the same.": units_figure(
-                forms, sym
-            ),
-        },
-    )
-
-
-def _comparison(found: Findings) -> Section:
-    return Section(
-        "How good are the posteriors?",
-        [
-            "MMD compares weights with the reference, as they are and with symmetries removed "
-            "(NS). One mode is one start; multi mode mixes all starts. Other columns judge "
-            "predictions, in distribution and on scrambled digits.",
-        ],
-        tables=list(found.tables.values()),
-        figures={
-            "All numbers with their errors. Grey: the noise floor, MMD between random parts of the "
-            "reference, and two deviations around it.": found.figures["metrics"],
-        },
-    )
-
-
-def _mass(found: Findings) -> Section:
-    return Section(
-        "Mass that changes nothing",
-        ["The L2 penalty of every network, and its minimum over all rescalings of its units."],
-        tables=list(found.tables.values()),
-        figures={
-            "Each point is a network of the reference.": found.figures["mass"],
-            "What rescaling would save.": found.figures["excess"],
-        },
-    )
-
-
-def _pairs(found: Findings) -> Section:
-    return Section(
-        "Are the networks different functions?",
-        ["Mutual information of all pairs of reference networks."],
-        tables=list(found.tables.values()),
-        figures={"In distribution, and on scrambled digits.": found.figures["pairs"]},
-    )
+    ]
+    return sections, comparison
 
 
 def _taus(runs: Mapping[str, Run]) -> Any:
@@ -235,8 +213,8 @@ def _scalar(folder: Path, tag: str) -> tuple[Tensor, Tensor]:
     points: dict[int, float] = {}
     files = sorted(folder.rglob("events.out.tfevents.*"), key=lambda p: p.stat().st_mtime)
     for file in files:
-        held = EventAccumulator(str(file)).Reload()
-        if tag in held.Tags()["scalars"]:
-            points |= {event.step: event.value for event in held.Scalars(tag)}
+        events = EventAccumulator(str(file)).Reload()
+        if tag in events.Tags()["scalars"]:
+            points |= {event.step: event.value for event in events.Scalars(tag)}
     steps = sorted(points)
     return torch.tensor(steps), torch.tensor([points[step] for step in steps])

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -24,10 +23,10 @@ from lightning_bnn.posteriors.mutual_information import (
 )
 from lightning_bnn.posteriors.permanents import log_permanent
 from lightning_bnn.posteriors.unit_layers import unit_layers
-from lightning_bnn.quiet import quiet
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder
-from lightning_bnn.symmetry import Symmetries, discover
+from lightning_bnn.studies.runs import fit_quietly
+from lightning_bnn.symmetry import discover
 
 __all__ = ["Result", "findings_of", "posterior_density", "study", "tractable"]
 
@@ -113,50 +112,40 @@ def _run(alpha: float, method: str, seeds: int, epochs: int, noise: float) -> Re
     with torch.no_grad():
         start = torch.randn(module.mean.shape, generator=keyed_generator("tractable", "start"))
         module.mean.copy_(_START_SPREAD * start)
-    with quiet():
-        trainer = L.Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(module, data)
-    return _judged(module, data, alpha, method)
+    fit_quietly(module, data, epochs)
+    return _result(module, data, alpha, method)
 
 
 @torch.no_grad()
-def _judged(module: MFVI, data: TractableReLU, alpha: float, method: str) -> Result:
+def _result(module: MFVI, data: TractableReLU, alpha: float, method: str) -> Result:
     template, likelihood = module.template, module.likelihood
     assert isinstance(template, TwoReLUs)
     (x, y), (u, v) = data.load().train, data.load().test
     sym = discover(template, x[:2])
-    columns: dict[str, list[Tensor]] = {k: [] for k in ("mse", "elbo", "drawn", "exact")}
+    (layer,) = unit_layers(sym, ["hidden.weight"])
+    numbers = []
     for k, mode in enumerate(module.modes()):
-        noise = torch.randn(_SAMPLES, 2, generator=keyed_generator("tractable", k))
-        sampled = _sampled(mode.mean + mode.log_std.exp() * noise, mode, noise)
-        mean = mode_predictions(template, sampled, u).mean(0)
+        sampled = _sampled(
+            mode, torch.randn(_SAMPLES, 2, generator=keyed_generator("tractable", k))
+        )
+        error = (mode_predictions(template, sampled, u).mean(0) - v).square().mean()
         fit = likelihood.log_prob(mode_predictions(template, sampled, x), y).sum(-1).mean()
         elbo = fit - _divergence(mode)
         generator = keyed_generator("tractable", "draws", k)
         drawn = draw_information(sym, sampled, _DRAWS, generator).mean()
-        columns["mse"].append((mean - v).square().mean())
-        columns["elbo"].append(elbo / len(x))
-        columns["drawn"].append((elbo + drawn) / len(x))
-        columns["exact"].append((elbo + _exact(sym, sampled)) / len(x))
+        exact = permanent_information(layer, sampled, log_permanent).mean()
+        elbos = torch.stack([elbo, elbo + drawn, elbo + exact]) / len(x)
+        numbers.append(torch.cat([error[None], elbos]))
     mean, std = module.mean.detach().clone(), module.log_std.detach().exp()
     apart = (mean[:, 0] - mean[:, 1]).abs() / (2 * alpha)
-    numbers = {key: torch.stack(values) for key, values in columns.items()}
-    return Result(alpha=alpha, method=method, apart=apart, mean=mean, std=std, **numbers)
+    mse, elbo, drawn, exact = torch.stack(numbers, 1)
+    return Result(alpha, method, mse, elbo, drawn, exact, apart, mean, std)
 
 
-def _sampled(weights: Tensor, mode: Any, noise: Tensor) -> Sampled:
-    def stack(rows: Tensor) -> dict[str, Tensor]:
-        return {"hidden.weight": rows[:, :, None]}
-
+def _sampled(mode: Any, noise: Tensor) -> Sampled:
+    weights = mode.mean + mode.log_std.exp() * noise
     mean, log_std = (t.expand_as(weights) for t in (mode.mean, mode.log_std))
-    return Sampled(stack(weights), stack(mean), stack(log_std), stack(noise))
+    return Sampled(*({"hidden.weight": t[:, :, None]} for t in (weights, mean, log_std, noise)))
 
 
 def mode_predictions(template: TwoReLUs, sampled: Sampled, x: Tensor) -> Tensor:
@@ -171,11 +160,6 @@ def _divergence(mode: Any) -> Tensor:
     return torch.distributions.kl_divergence(q, prior).sum()
 
 
-def _exact(sym: Symmetries, sampled: Sampled) -> Tensor:
-    (layer,) = unit_layers(sym, ["hidden.weight"])
-    return permanent_information(layer, sampled, log_permanent).mean()
-
-
 # ------------------------------------------------------------ output
 def findings_of(results: list[Result], settings: Mapping[str, Any]) -> Findings:
     """Both tables, how far apart the units are, and the picture.
@@ -185,38 +169,26 @@ def findings_of(results: list[Result], settings: Mapping[str, Any]) -> Findings:
         settings: of the study.
     """
     alphas = settings["alphas"]
-    header = ["", *(f"alpha={alpha:g}" for alpha in alphas)]
 
     def row(name: str, field: str, method: str) -> list[Cell]:
-        found = {r.alpha: getattr(r, field) for r in results if r.method == method}
-        return [name, *(spread(found[alpha]) for alpha in alphas)]
+        values = {r.alpha: getattr(r, field) for r in results if r.method == method}
+        return [name, *(spread(values[alpha]) for alpha in alphas)]
 
-    elbos = (
-        ("elbo", "L_VI"),
-        ("drawn", f"L^G, K={_DRAWS}"),
-        ("exact", "L^G, exact"),
-    )
-    parts = {
-        "table2": (
-            "Table 2: test MSE of the mean of 1000 networks",
-            [row(m, "mse", m) for m in METHODS],
-            4,
-        ),
-        "table3": (
-            "Table 3: ELBO per example",
-            [row(f"{m}: {n}", f, m) for m in METHODS for f, n in elbos],
-            4,
-        ),
-        "apart": (
-            "Distance of the units, of that of the modes (1: on a mode, 0: between both)",
-            [row(m, "apart", m) for m in METHODS],
-            2,
-        ),
-    }
+    def table(title: str, rows: list[list[Cell]], digits: int) -> Table:
+        return Table(title, ["", *(f"alpha={alpha:g}" for alpha in alphas)], rows, digits)
+
+    elbos = {"elbo": "L_VI", "drawn": f"L^G, K={_DRAWS}", "exact": "L^G, exact"}
+    bounds = [row(f"{m}: {title}", field, m) for m in METHODS for field, title in elbos.items()]
+    errors, apart = ([row(m, field, m) for m in METHODS] for field in ("mse", "apart"))
+    where = "Distance of the units, of that of the modes (1: on a mode, 0: between both)"
     return Findings(
         "tractable",
         "Two ReLU units on alpha |x| (P2, section 5.1)",
-        {name: Table(title, header, rows, digits) for name, (title, rows, digits) in parts.items()},
+        {
+            "table2": table("Table 2: test MSE of the mean of 1000 networks", errors, 4),
+            "table3": table("Table 3: ELBO per example", bounds, 4),
+            "apart": table(where, apart, 2),
+        },
         {"modes": draw(results, settings["noise"])},
         [f"Mean and standard deviation of {settings['seeds']} seeds."],
         settings,
@@ -229,9 +201,9 @@ def draw(results: list[Result], noise: float) -> Any:
     panels = []
     for method in METHODS:
         for alpha in alphas:
-            found = next(r for r in results if (r.alpha, r.method) == (alpha, method))
-            axis, density = posterior_density(alpha, noise)
-            panels.append((f"{method}\nalpha = {alpha:g}", axis, density, found.mean, found.std))
+            result = next(r for r in results if (r.alpha, r.method) == (alpha, method))
+            title = f"{method}\nalpha = {alpha:g}"
+            panels.append((title, *posterior_density(alpha, noise), result.mean, result.std))
     return plots.gaussians_figure(panels, columns=len(alphas), labels=("weight 1", "weight 2"))
 
 
