@@ -89,12 +89,12 @@ class Problem:
         self.source.prepare_data()
         self.source.setup("test")
         loaders = self.source.test_dataloader()
-        names = named_sets(self.source, loaders)
+        names = getattr(self.source, "test_sets", None) or named_sets(None, loaders)
         if isinstance(loaders, dict):
             loaders = list(loaders.values())
         elif not isinstance(loaders, (list, tuple)):
             loaders = [loaders]
-        sets = zip(names, loaders, strict=True)
+        sets = zip(names, loaders, strict=False)  # what is not there is not compared on
         return {name: StoredBatches(self.source, one) for (name, k), one in sets if k == kind}
 
 

@@ -56,6 +56,8 @@ def collapse_findings(population: Population, ood: str | None = None) -> Finding
         population: networks and data.
         ood: name of the set that is out of distribution.
     """
+    from scipy.stats import skew
+
     problem, count = population.problem, P.stack_size(population.networks)
     ood_set = problem.ood_set(ood)
     if ood_set is None:
@@ -70,7 +72,13 @@ def collapse_findings(population: Population, ood: str | None = None) -> Finding
     inner, outer = pairs.values()
     r, p = pearson(inner, outer, count)
     rows: list[list[Cell]] = [
-        [label, spread(values), float(values.min()), float(values.max()), _skew(values)]
+        [
+            label,
+            spread(values),
+            float(values.min()),
+            float(values.max()),
+            float(skew(values.double().numpy())),
+        ]
         for label, values in pairs.items()
     ]
     note = (
@@ -119,20 +127,13 @@ def pearson(inner: Tensor, outer: Tensor, networks: int, repeats: int = 999) -> 
     matrix[upper[0], upper[1]] = outer
     matrix = matrix + matrix.T
     generator = torch.Generator().manual_seed(0)
-    x = _standard(inner)
-    correlation = float((x * _standard(outer)).mean())
-    count = 0
+
+    def correlation(values: Tensor) -> float:
+        return float(torch.corrcoef(torch.stack([inner, values]).double())[0, 1])
+
+    as_paired, count = correlation(outer), 0
     for _ in range(repeats):
         order = torch.randperm(networks, generator=generator)
         moved = matrix[order][:, order][upper[0], upper[1]]
-        count += abs(float((x * _standard(moved)).mean())) >= abs(correlation)
-    return correlation, (count + 1) / (repeats + 1)
-
-
-def _standard(values: Tensor) -> Tensor:
-    centred = values.double() - values.double().mean()
-    return centred / centred.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
-
-
-def _skew(values: Tensor) -> float:
-    return float(_standard(values).pow(3).mean())
+        count += abs(correlation(moved)) >= abs(as_paired)
+    return as_paired, (count + 1) / (repeats + 1)

@@ -39,8 +39,6 @@ METHODS = {
 }
 """The posteriors of the demo: the preset of each is ``demo_`` and its name."""
 REFERENCE = "reference"
-_SMALLEST = {"reference": 12, "ensemble": 3, "others": 2, "epochs": 2}
-"""Members and epochs that are enough to see that everything runs."""
 
 
 def demo(
@@ -90,28 +88,24 @@ def demo_jobs(size: str, hidden: Sequence[int] | None = None) -> list[Job]:
     """
     jobs = []
     for name in (REFERENCE, *METHODS):
-        overrides: dict[str, Any] = {}
-        if size == "smallest":
-            members = _SMALLEST.get(name, _SMALLEST["others"])
-            overrides = {"model.init_args.members": members, **_short(name)}
+        overrides = _smallest(name) if size == "smallest" else {}
         if hidden is not None:
             overrides["model.init_args.network.init_args.hidden"] = list(hidden)
         jobs.append(Job(name, f"demo_{name}", overrides))
     return jobs
 
 
-def _short(name: str) -> dict[str, Any]:
-    """A few epochs, and what is counted in epochs along with them."""
-    epochs = _SMALLEST["epochs"]
+def _smallest(name: str) -> dict[str, Any]:
+    """Members and epochs that are enough to see that everything runs."""
+    members, long = {REFERENCE: 12, "ensemble": 3}.get(name, 2), name in ("sghmc", "swag")
+    changes = {"model.init_args.members": members, "trainer.max_epochs": 6 if long else 2}
     if name == "sghmc":
-        return {
-            "trainer.max_epochs": 3 * epochs,
-            "model.init_args.burn_in": 0,
-            "model.init_args.every_n_epochs": 1,
-        }
-    if name == "swag":
-        return {"trainer.max_epochs": 3 * epochs, "model.init_args.start": epochs}
-    return {"trainer.max_epochs": epochs, "trainer.check_val_every_n_epoch": 1}
+        changes |= {"model.init_args.burn_in": 0, "model.init_args.every_n_epochs": 1}
+    elif name == "swag":
+        changes["model.init_args.start"] = 2
+    else:
+        changes["trainer.check_val_every_n_epoch"] = 1
+    return changes
 
 
 # ------------------------------------------------------------ the page

@@ -135,8 +135,11 @@ def exchange_p_values(rows: Tensor) -> Tensor:
     first, *others = rows.double().unbind(1)
     return torch.tensor(
         [
-            [ks_2samp(first[:, j].numpy(), o[:, j].numpy()).pvalue for j in range(o.shape[1])]
-            for o in others
+            [
+                ks_2samp(one.numpy(), two.numpy()).pvalue
+                for one, two in zip(first.T, other.T, strict=True)
+            ]
+            for other in others
         ]
     )
 
