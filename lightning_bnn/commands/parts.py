@@ -35,7 +35,7 @@ from lightning_bnn.commands.training import training
 from lightning_bnn.harvest import ends
 from lightning_bnn.modules.divergence import Diverged
 from lightning_bnn.modules.side_by_side import finite_members
-from lightning_bnn.quiet import quiet
+from lightning_bnn.quiet_runs import quiet
 
 __all__ = ["Part", "networks_of", "train_part"]
 

@@ -24,7 +24,7 @@ from lightning_bnn.comparison.rows import Row, rows_of
 from lightning_bnn.comparison.stored_posteriors import read_posterior
 from lightning_bnn.comparison.tables import Measured
 from lightning_bnn.judging.judges import Score
-from lightning_bnn.quiet import quiet
+from lightning_bnn.quiet_runs import quiet
 
 __all__ = ["FAILED", "Comparison", "Options", "collect"]
 

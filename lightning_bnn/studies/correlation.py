@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_bnn.comparison.collect import Options, collect
 from lightning_bnn.comparison.tables import Cell, Measured, Table
 from lightning_bnn.plots import dots_figure, scatter_figure
-from lightning_bnn.quiet import one_thread
+from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.compare import COLUMNS
 from lightning_bnn.studies.demo import METHODS, REFERENCE, demo_jobs

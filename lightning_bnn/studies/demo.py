@@ -16,7 +16,7 @@ import lightning_bnn
 from lightning_bnn.comparison.collect import collect
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.posteriors import Empirical
-from lightning_bnn.quiet import one_thread
+from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.studies.collapse import collapse_findings
 from lightning_bnn.studies.compare import findings_of
 from lightning_bnn.studies.findings import Findings, publish, results_folder

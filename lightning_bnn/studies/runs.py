@@ -21,7 +21,7 @@ from lightning_bnn.commands.training import training
 from lightning_bnn.comparison.places import Place
 from lightning_bnn.comparison.problem import Problem, read_problem
 from lightning_bnn.comparison.stored_posteriors import read_module
-from lightning_bnn.quiet import quiet
+from lightning_bnn.quiet_runs import quiet
 
 __all__ = ["Job", "Run", "fit_quietly", "run_jobs"]
 

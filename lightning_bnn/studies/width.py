@@ -14,7 +14,7 @@ from lightning_bnn.comparison.tables import Measured, Table, spread
 from lightning_bnn.judging import averages_of_stack, class_numbers
 from lightning_bnn.modules import SymmetrizedVI
 from lightning_bnn.plots import lines_figure
-from lightning_bnn.quiet import quiet
+from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.randomness import keyed_generator, keyed_randomness
 from lightning_bnn.studies.findings import (
     Findings,

@@ -1,4 +1,4 @@
-"""Undisturbed: nothing but errors from others, no waiting for busy neighbours."""
+"""Runs that a command makes itself: without messages of Lightning, and on one thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["one_thread", "quiet"]
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing but errors from Lightning, and no warnings, for runs that are made as documented."""
+    """Let Lightning log errors only, and nobody warn, while a command runs what it is made for."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -32,7 +32,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For small networks: as fast as with several threads, and much faster beside other jobs."""
+    """Compute on one thread: as fast for small networks, and much faster beside other jobs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
