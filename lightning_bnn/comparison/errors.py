@@ -51,17 +51,24 @@ def jackknife(whole: Mapping[str, float], left: Sequence[Mapping[str, float]]) -
     >>> round(numbers["mean"].error, 6)
     1.527525
     """
+    return _with_errors(whole, left, _jackknife_error)
+
+
+def _jackknife_error(values: Tensor) -> Tensor:
+    return ((len(values) - 1) / len(values) * (values - values.mean()).square().sum()).sqrt()
+
+
+def _with_errors(
+    whole: Mapping[str, float],
+    others: Sequence[Mapping[str, float]],
+    error: Callable[[Tensor], Tensor],
+) -> Numbers:
+    """Numbers, with errors from what they are in other parts or samples; NaN without any."""
+    columns = {name: torch.tensor([o[name] for o in others], dtype=torch.float64) for name in whole}
     return {
-        name: Measured(number, _jackknife_error([without[name] for without in left]))
+        name: Measured(number, float(error(columns[name])) if others else math.nan)
         for name, number in whole.items()
     }
-
-
-def _jackknife_error(values: Sequence[float]) -> float:
-    if not values:
-        return math.nan
-    t = torch.tensor(values, dtype=torch.float64)
-    return float(((len(t) - 1) / len(t) * (t - t.mean()).square().sum()).sqrt())
 
 
 def bootstrap(
@@ -84,7 +91,4 @@ def bootstrap(
         numbers_of(*(torch.randint(n, (n,), generator=generator) for n in sizes))
         for _ in range(repeats)
     ]
-    return {
-        name: Measured(number, float(torch.tensor([numbers[name] for numbers in again]).std()))
-        for name, number in whole.items()
-    }
+    return _with_errors(whole, again, torch.std)

@@ -9,7 +9,6 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from lightning_bnn import params as P
-from lightning_bnn.comparison.problem import StoredBatches
 from lightning_bnn.comparison.tables import Cell, Table, spread
 from lightning_bnn.plots import histograms_figure, scatter_figure
 from lightning_bnn.posteriors import stream_predictions
@@ -58,17 +57,11 @@ def collapse_findings(population: Population, ood: str | None = None) -> Finding
     """
     from scipy.stats import skew
 
-    problem, count = population.problem, P.stack_size(population.networks)
-    ood_set = problem.ood_set(ood)
-    if ood_set is None:
-        raise ValueError("`ood`: the data have no set that is out of distribution.")
+    count = P.stack_size(population.networks)
     if count < 3:
         raise ValueError(f"`networks` must be at least 3 for pairs to differ, got {count}.")
-    name, batches = ood_set
-    pairs = {
-        label: _information(population, of_set, label)
-        for label, of_set in (("in distribution", problem.test_set()), (name, batches))
-    }
+    pairs = _pairs(population, ood)
+    name = list(pairs)[-1]
     inner, outer = pairs.values()
     r, p = pearson(inner, outer, count)
     rows: list[list[Cell]] = [
@@ -101,13 +94,22 @@ def collapse_findings(population: Population, ood: str | None = None) -> Finding
     )
 
 
-def _information(population: Population, batches: StoredBatches, label: str) -> Tensor:
-    """Mutual information of every pair of networks, in the order of ``triu_indices``."""
-    seen = iter(tqdm(batches, desc=label))
-    network, networks = population.problem.network, population.networks
-    matrix = stream_predictions(network, networks, seen, pairs=True).pairs
-    assert matrix is not None
-    return matrix[tuple(torch.triu_indices(len(matrix), len(matrix), 1))]
+def _pairs(population: Population, ood: str | None) -> dict[str, Tensor]:
+    """Mutual information of every pair of networks, in and out of distribution, by set."""
+    ood_set = population.problem.ood_set(ood)
+    if ood_set is None:
+        raise ValueError("`ood`: the data have no set that is out of distribution.")
+    count = P.stack_size(population.networks)
+    upper = tuple(torch.triu_indices(count, count, 1))
+    pairs = {}
+    for name, batches in (("in distribution", population.problem.test_set()), ood_set):
+        seen = iter(tqdm(batches, desc=name))
+        predictions = stream_predictions(
+            population.problem.network, population.networks, seen, pairs=True
+        )
+        assert predictions.pairs is not None
+        pairs[name] = predictions.pairs[upper]
+    return pairs
 
 
 def pearson(inner: Tensor, outer: Tensor, networks: int, repeats: int = 999) -> tuple[float, float]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import lightning_bnn
+from lightning_bnn import params as P
 from lightning_bnn.comparison.collect import collect
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.posteriors import Empirical
@@ -111,85 +112,94 @@ def _smallest(name: str) -> dict[str, Any]:
 # ------------------------------------------------------------ the page
 def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Findings]:
     run = runs[REFERENCE]
-    problem, posterior = run.problem(), run.module().posterior()
+    posterior = run.module().posterior()
     assert isinstance(posterior, Empirical)
-    reference = Population(posterior.networks, problem)
-    sym = problem.symmetries()
+    reference = Population(posterior.networks, run.problem())
     places = {title: str(runs[name].folder) for name, title in METHODS.items()}
     comparison = findings_of(collect(str(run.folder), places, folder / "compare"))
-    masses, pairs = mass_findings(reference), collapse_findings(reference)
+    closing = Section(
+        "Go on",
+        ["TensorBoard shows the curves and figures of every run:"],
+        f"tensorboard --logdir {folder / 'runs'}\nlightning-bnn presets\n"
+        f"lightning-bnn compare --reference {run.folder} --posteriors.MFVI {runs['mfvi'].folder}",
+    )
     sections = [
-        Section(
-            "What was done",
-            [
-                f"{posterior.size} small networks (64-16-10) were trained on scikit-learn's digits "
-                "from different starts. They stand for the posterior: a reference. Seven methods "
-                "approximate it, each from several starts; the callbacks PermutationTau, MassGap "
-                "and PosteriorFigures watched all of them.",
-                "Every run is a preset; the same by hand:",
-            ],
-            "\n".join(run.job.command for run in runs.values()),
-        ),
-        Section(
-            "The same function many times",
-            [
-                "Hidden units can be reordered, and rescaled, without any change of the function. "
-                "What this package has found in the network:",
-            ],
-            str(sym),
-            figures={
-                "Largest weight of three of the units, over all reference networks. As trained, "
-                "all units are alike: any could take any place. Scaled to unit norm and sorted, "
-                "each has a place of its own, and the functions are the same.": units_figure(
-                    forms_of(reference.networks, sym), sym
-                ),
-            },
-        ),
-        Section(
-            "How good are the posteriors?",
-            [
-                "MMD compares weights with the reference, as they are and with symmetries removed "
-                "(NS). One mode is one start; multi mode mixes all starts. Other columns judge "
-                "predictions, in distribution and on scrambled digits.",
-            ],
-            tables=list(comparison.tables.values()),
-            figures={
-                "All numbers with their errors. Grey: the noise floor, MMD between random parts of "
-                "the reference, and two deviations around it.": comparison.figures["metrics"],
-            },
-        ),
-        Section(
-            "Permutations while training",
-            [
-                "Kendall's tau between the orders of the units before and after each step, by "
-                "their largest weights: 1 means that no pair of units has changed places.",
-            ],
-            figures={"Tau, mean over units and members.": _taus(runs)},
-        ),
-        Section(
-            "Mass that changes nothing",
-            ["The L2 penalty of every network, and its minimum over all rescalings of its units."],
-            tables=list(masses.tables.values()),
-            figures={
-                "Each point is a network of the reference.": masses.figures["mass"],
-                "What rescaling would save.": masses.figures["excess"],
-            },
-        ),
-        Section(
-            "Are the networks different functions?",
-            ["Mutual information of all pairs of reference networks."],
-            tables=list(pairs.tables.values()),
-            figures={"In distribution, and on scrambled digits.": pairs.figures["pairs"]},
-        ),
-        Section(
-            "Go on",
-            ["TensorBoard shows the curves and figures of every run:"],
-            f"tensorboard --logdir {folder / 'runs'}\nlightning-bnn presets\n"
-            f"lightning-bnn compare --reference {run.folder} --posteriors.MFVI "
-            f"{runs['mfvi'].folder}",
-        ),
+        *_opening(runs, reference),
+        _comparison(comparison),
+        _permutations(runs),
+        *_functions(reference),
+        closing,
     ]
     return sections, comparison
+
+
+def _opening(runs: Mapping[str, Run], reference: Population) -> list[Section]:
+    """What was done, and which symmetries the network has."""
+    networks, sym = reference.networks, reference.problem.symmetries()
+    done = [
+        f"{P.stack_size(networks)} small networks (64-16-10) were trained on scikit-learn's digits "
+        "from different starts. They stand for the posterior: a reference. Seven methods "
+        "approximate it, each from several starts; the callbacks PermutationTau, MassGap "
+        "and PosteriorFigures watched all of them.",
+        "Every run is a preset; the same by hand:",
+    ]
+    symmetries = (
+        "Hidden units can be reordered, and rescaled, without any change of the function. "
+        "What this package has found in the network:"
+    )
+    caption = (
+        "Largest weight of three of the units, over all reference networks. As trained, all units "
+        "are alike: any could take any place. Scaled to unit norm and sorted, each has a place of "
+        "its own, and the functions are the same."
+    )
+    figures = {caption: units_figure(forms_of(networks, sym), sym)}
+    return [
+        Section("What was done", done, "\n".join(run.job.command for run in runs.values())),
+        Section("The same function many times", [symmetries], str(sym), figures=figures),
+    ]
+
+
+def _comparison(findings: Findings) -> Section:
+    text = (
+        "MMD compares weights with the reference, as they are and with symmetries removed (NS). "
+        "One mode is one start; multi mode mixes all starts. Other columns judge predictions, in "
+        "distribution and on scrambled digits."
+    )
+    caption = (
+        "All numbers with their errors. Grey: the noise floor, MMD between random parts of the "
+        "reference, and two deviations around it."
+    )
+    figures = {caption: findings.figures["metrics"]}
+    return _section("How good are the posteriors?", text, findings, figures)
+
+
+def _permutations(runs: Mapping[str, Run]) -> Section:
+    text = (
+        "Kendall's tau between the orders of the units before and after each step, by their "
+        "largest weights: 1 means that no pair of units has changed places."
+    )
+    figures = {"Tau, mean over units and members.": _taus(runs)}
+    return Section("Permutations while training", [text], figures=figures)
+
+
+def _functions(reference: Population) -> list[Section]:
+    """How much mass the networks could save, and whether they are different functions."""
+    masses, pairs = mass_findings(reference), collapse_findings(reference)
+    saved = {
+        "Each point is a network of the reference.": masses.figures["mass"],
+        "What rescaling would save.": masses.figures["excess"],
+    }
+    shared = {"In distribution, and on scrambled digits.": pairs.figures["pairs"]}
+    penalty = "The L2 penalty of every network, and its minimum over all rescalings of its units."
+    information = "Mutual information of all pairs of reference networks."
+    return [
+        _section("Mass that changes nothing", penalty, masses, saved),
+        _section("Are the networks different functions?", information, pairs, shared),
+    ]
+
+
+def _section(title: str, text: str, findings: Findings, figures: Mapping[str, Any]) -> Section:
+    return Section(title, [text], tables=list(findings.tables.values()), figures=figures)
 
 
 def _taus(runs: Mapping[str, Run]) -> Any:
