@@ -30,23 +30,16 @@ class Scale:
     """What is trained."""
 
     presets: Mapping[str, str]
-    data: str
     hidden: int
     batches: int
 
 
 SCALES = {
-    "small": Scale(
-        {"HMC": "digits_hmc", "Ensemble": "digits_prior_ensemble", "VI": "digits_mfvi"},
-        "digits (a substitute for MNIST, and 32 units for 512)",
-        32,
-        10,
+    "small": Scale(  # digits as a substitute for MNIST, and 32 units for 512
+        {"HMC": "digits_hmc", "Ensemble": "digits_prior_ensemble", "VI": "digits_mfvi"}, 32, 10
     ),
     "paper": Scale(
-        {"HMC": "mnist_p3_hmc", "Ensemble": "mnist_p3_ensemble", "VI": "mnist_p3_mfvi"},
-        "MNIST",
-        512,
-        600,
+        {"HMC": "mnist_p3_hmc", "Ensemble": "mnist_p3_ensemble", "VI": "mnist_p3_mfvi"}, 512, 600
     ),
 }
 
@@ -116,30 +109,27 @@ class _Study:
             "q_d: means and deviations of the weights as they are; q_r: of networks matched with "
             "the first by activations. Agreement and total variation with the HMC networks."
         )
-        rows = self.rows(networks, gaussians)
         curves = self.pruning(gaussians, networks["Ensemble"])
         kept = torch.tensor([float(k) for k in _KEPT])
         lines = {title: Line(kept, torch.tensor(curve)) for title, curve in curves.items()}
+        pruned = ["accuracy % of the mean with ... of the weights", *(f"{k} %" for k in _KEPT)]
+        removed = "Figure 3: weights of the largest deviations removed"
+        by_curve: list[list[Cell]] = [[title, *curve] for title, curve in curves.items()]
+        rows = self.rows(networks, gaussians)
         deviations = {
             title: {"weights": q.log_std.detach().exp()} for title, q in gaussians.items()
         }
+        axes = ("weights kept (%)", "accuracy of the mean (%)")
         return Findings(
             "compact",
             "Compact representations of posteriors (P3, table 1 and figure 3)",
             {
                 "table1": Table(f"Table 1, {self.draws} draws", header, rows, 4, note),
-                "pruning": Table(
-                    "Figure 3: weights of the largest deviations removed",
-                    ["accuracy % of the mean with ... of the weights", *(f"{k} %" for k in _KEPT)],
-                    [[title, *curve] for title, curve in curves.items()],
-                    1,
-                ),
+                "pruning": Table(removed, pruned, by_curve, 1),
             },
             {
                 "deviations": histograms_figure(deviations, "standard deviation"),
-                "pruning": lines_figure(
-                    {"": lines}, ("weights kept (%)", "accuracy of the mean (%)")
-                ),
+                "pruning": lines_figure({"": lines}, axes),
             },
             ["Trained by:", *commands],
             {"commands": list(commands), "draws": self.draws, "seed": self.seed},
@@ -149,29 +139,22 @@ class _Study:
     def rows(
         self, networks: Mapping[str, Params], gaussians: Mapping[str, DiagonalGaussian]
     ) -> list[list[Cell]]:
-        """Networks, and draws and mean of every Gaussian, beside the networks of HMC."""
+        """Networks, then draws and mean of their Gaussians, all beside the networks of HMC."""
         hmc = self.averages(networks["HMC"])
-        rows = []
-        for name, stack in networks.items():
-            rows.append(self.row(f"{name} networks", stack, "", hmc))
-            rows += [self.gaussian_row(f"{name} {q}", gaussians, hmc) for q in ("q_d", "q_r")]
-        return [*rows, self.gaussian_row("VI", gaussians, hmc)]
+        rows = {f"{name} networks": self.row(stack, "", hmc) for name, stack in networks.items()}
+        for title, gaussian in gaussians.items():
+            with torch.no_grad():
+                drawn = gaussian.sample(self.draws, keyed_generator(self.seed, "compact", title))
+            rows[title] = self.row(drawn, self.accuracy(gaussian.centre), hmc)
+        order = [f"{name} {kind}" for name in networks for kind in ("networks", "q_d", "q_r")]
+        return [[title, *rows[title]] for title in (*order, "VI")]
 
-    def gaussian_row(
-        self, title: str, gaussians: Mapping[str, DiagonalGaussian], hmc: Averages
-    ) -> list[Cell]:
-        """Predictions by draws, and by the mean alone."""
-        gaussian = gaussians[title]
-        with torch.no_grad():
-            drawn = gaussian.sample(self.draws, keyed_generator(self.seed, "compact", title))
-        return self.row(title, drawn, self.accuracy(gaussian.centre), hmc)
-
-    def row(self, title: str, networks: Params, of_mean: Cell, hmc: Averages) -> list[Cell]:
-        """One line of table 1."""
+    def row(self, networks: Params, of_mean: Cell, hmc: Averages) -> list[Cell]:
+        """One line of table 1, without its title."""
         averages = self.averages(networks)
         measures = (agreement, total_variation)
         distances = (float(f(averages.probs, hmc.probs).double().mean()) for f in measures)
-        return [title, self._accuracy(averages), of_mean, *distances]
+        return [self._accuracy(averages), of_mean, *distances]
 
     def averages(self, networks: Params) -> Averages:
         """Predictions of a stack, or of one network."""

@@ -2,6 +2,7 @@ r"""P2, section 5.1: two ReLU units on :math:`\alpha |x|`, a posterior with two 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from lightning_bnn import plots
 from lightning_bnn.comparison.tables import Cell, Table, spread
 from lightning_bnn.datamodules import TractableReLU
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.models import TwoReLUs, two_relus
+from lightning_bnn.models import two_relus
 from lightning_bnn.modules import MFVI, SymmetrizedVI
 from lightning_bnn.posteriors.mutual_information import (
     Sampled,
@@ -90,10 +91,8 @@ def tractable(
 
 def study(alphas: list[float], seeds: int, epochs: int, noise: float) -> list[Result]:
     """Train every method at every slope, all seeds side by side."""
-    jobs = [(alpha, method) for alpha in alphas for method in METHODS]
-    return [
-        _run(alpha, method, seeds, epochs, noise) for alpha, method in tqdm(jobs, desc="training")
-    ]
+    jobs = tqdm(list(itertools.product(alphas, METHODS)), desc="training")
+    return [_run(alpha, method, seeds, epochs, noise) for alpha, method in jobs]
 
 
 # ------------------------------------------------------------ one run
@@ -118,18 +117,15 @@ def _run(alpha: float, method: str, seeds: int, epochs: int, noise: float) -> Re
 
 @torch.no_grad()
 def _result(module: MFVI, data: TractableReLU, alpha: float, method: str) -> Result:
-    template, likelihood = module.template, module.likelihood
-    assert isinstance(template, TwoReLUs)
     (x, y), (u, v) = data.load().train, data.load().test
-    sym = discover(template, x[:2])
+    sym = discover(module.template, x[:2])
     (layer,) = unit_layers(sym, ["hidden.weight"])
     numbers = []
     for k, mode in enumerate(module.modes()):
-        sampled = _sampled(
-            mode, torch.randn(_SAMPLES, 2, generator=keyed_generator("tractable", k))
-        )
-        error = (mode_predictions(template, sampled, u).mean(0) - v).square().mean()
-        fit = likelihood.log_prob(mode_predictions(template, sampled, x), y).sum(-1).mean()
+        noise = torch.randn(_SAMPLES, 2, generator=keyed_generator("tractable", k))
+        sampled = _sampled(mode, noise)
+        error = (_outputs(sampled, u).mean(0) - v).square().mean()
+        fit = module.likelihood.log_prob(_outputs(sampled, x), y).sum(-1).mean()
         elbo = fit - _divergence(mode)
         generator = keyed_generator("tractable", "draws", k)
         drawn = draw_information(sym, sampled, _DRAWS, generator).mean()
@@ -148,10 +144,9 @@ def _sampled(mode: Any, noise: Tensor) -> Sampled:
     return Sampled(*({"hidden.weight": t[:, :, None]} for t in (weights, mean, log_std, noise)))
 
 
-def mode_predictions(template: TwoReLUs, sampled: Sampled, x: Tensor) -> Tensor:
+def _outputs(sampled: Sampled, x: Tensor) -> Tensor:
     """Outputs of all networks, ``(samples, batch, 1)``."""
-    hidden = x @ sampled.weights["hidden.weight"].mT
-    return torch.relu(hidden).sum(-1, keepdim=True)
+    return torch.relu(x @ sampled.weights["hidden.weight"].mT).sum(-1, keepdim=True)
 
 
 def _divergence(mode: Any) -> Tensor:
@@ -197,13 +192,11 @@ def findings_of(results: list[Result], settings: Mapping[str, Any]) -> Findings:
 
 def draw(results: list[Result], noise: float) -> Any:
     """The exact posterior of every slope, and the Gaussians of all seeds as ellipses."""
-    alphas = list(dict.fromkeys(r.alpha for r in results))
+    alphas = dict.fromkeys(r.alpha for r in results)
     panels = []
-    for method in METHODS:
-        for alpha in alphas:
-            result = next(r for r in results if (r.alpha, r.method) == (alpha, method))
-            title = f"{method}\nalpha = {alpha:g}"
-            panels.append((title, *posterior_density(alpha, noise), result.mean, result.std))
+    for r in sorted(results, key=lambda r: list(METHODS).index(r.method)):
+        title = f"{r.method}\nalpha = {r.alpha:g}"
+        panels.append((title, *posterior_density(r.alpha, noise), r.mean, r.std))
     return plots.gaussians_figure(panels, columns=len(alphas), labels=("weight 1", "weight 2"))
 
 
