@@ -110,7 +110,7 @@ def _call(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
     from jsonargparse import auto_cli
 
     from lightning_bnn.commands.parsers import StrictParser
-    from lightning_bnn.commands.settings_files import config_files, read_settings
+    from lightning_bnn.settings_files import config_files, read_settings
 
     for file in config_files(args):
         read_settings(file)

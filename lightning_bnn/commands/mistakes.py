@@ -11,7 +11,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 
 from lightning_bnn.commands.refused_values import Refusal
-from lightning_bnn.commands.settings_files import config_files
+from lightning_bnn.settings_files import config_files
 
 __all__ = ["building", "mistake", "restoring"]
 

@@ -29,9 +29,9 @@ from lightning_bnn.commands.part_files import (
     whole_checkpoint,
     write_whole,
 )
-from lightning_bnn.commands.quiet_runs import quiet
 from lightning_bnn.commands.training import training
 from lightning_bnn.methods.health import Diverged, finite_members
+from lightning_bnn.quiet_runs import quiet
 
 __all__ = ["Part", "networks_of", "train_part"]
 

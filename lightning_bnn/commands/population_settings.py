@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_bnn.commands.presets import preset_names, preset_text
-from lightning_bnn.commands.settings_files import read_settings, settings_of_text
+from lightning_bnn.settings_files import read_settings, settings_of_text
 
 __all__ = ["part_settings", "population_settings"]
 

@@ -24,9 +24,9 @@ import lightning_bnn.modules  # noqa: F401
 from lightning_bnn.commands.mistakes import building, restoring
 from lightning_bnn.commands.newest_checkpoint import checkpoint_folders, newest_checkpoint
 from lightning_bnn.commands.parsers import StrictParser
-from lightning_bnn.commands.settings_files import config_files, read_settings
 from lightning_bnn.loading import what_it_holds
 from lightning_bnn.modules import Bayesian, Prediction, results_table
+from lightning_bnn.settings_files import config_files, read_settings
 
 __all__ = ["TrainingCLI", "training"]
 

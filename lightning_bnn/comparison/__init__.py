@@ -1,1 +1,1 @@
-"""Posteriors on disk against a reference: reading, distances, rows and tables."""
+"""Posteriors on disk against a reference: reading them, their distances, rows and tables."""

@@ -1,14 +1,28 @@
 """The one path from predictions of draws to numbers: validation, test, comparisons and demo."""
 
-from lightning_bnn.judging.judges import ClassificationJudge, Judge, RegressionJudge, judge_of
+from lightning_bnn.judging.averages import Averages, averages_of_mode, averages_of_stack, draw
+from lightning_bnn.judging.judges import (
+    ClassificationJudge,
+    DensityJudge,
+    Judge,
+    RegressionJudge,
+    class_numbers,
+    judge_of,
+)
 from lightning_bnn.judging.results_table import results_table
 from lightning_bnn.judging.test_sets import TestSet, named_sets
 
 __all__ = [
+    "Averages",
     "ClassificationJudge",
+    "DensityJudge",
     "Judge",
     "RegressionJudge",
     "TestSet",
+    "averages_of_mode",
+    "averages_of_stack",
+    "class_numbers",
+    "draw",
     "judge_of",
     "named_sets",
     "results_table",

@@ -1,25 +1,47 @@
-"""The one path by which every posterior is judged: predictions in, numbers with names out."""
+"""From predictions to numbers with names: the one path for validation, test and comparisons."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from lightning_bnn import metrics as M
+from lightning_bnn.judging.averages import Averages, has_classes
 from lightning_bnn.judging.test_sets import TestSet
-from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood
-from lightning_bnn.metrics import ECE, NLL, BrierScore, MutualInformation, OODDetection
+from lightning_bnn.likelihoods import Bernoulli, Gaussian, Likelihood
 from lightning_bnn.metrics.base import ExampleMean
 
 __all__ = [
     "ClassificationJudge",
+    "DensityJudge",
     "Judge",
     "RegressionJudge",
+    "Score",
+    "class_numbers",
     "judge_of",
 ]
+
+Metrics = Mapping[str, Callable[[], Metric]]
+Score = Literal["max_probability", "entropy", "mutual_information"]
+_SCORES: dict[str, Callable[[Averages], Tensor]] = {
+    "max_probability": lambda averages: M.max_probability_score(averages.probs),
+    "entropy": lambda averages: M.entropy_score(averages.probs),
+    "mutual_information": Averages.information,
+}
+_JUST_ID: Sequence[TestSet] = (("", "id"),)
+
+
+class Accuracy(ExampleMean):
+    """Share of the examples whose likeliest class is right."""
+
+    def update(self, probs: Tensor, labels: Tensor) -> None:
+        """Add a batch of probabilities and labels."""
+        self.add((probs.argmax(-1) == labels).double())
 
 
 class Mean(ExampleMean):
@@ -38,112 +60,87 @@ class RootMean(Mean):
         return super().compute().sqrt()
 
 
-class Judge(nn.Module):
-    """Collects predictions on several sets; every set but the OOD ones is compared with targets.
+class Judge(nn.Module, ABC):
+    """Collects predictions on several sets, and computes every number of each.
 
     Args:
         likelihood: says what outputs mean.
         sets: name and kind of each, the first being in distribution.
+        quality: metrics that compare predictions with targets; OOD sets have none of these.
+        spread: metrics of the predictions alone.
+        detects: whether there is a score that tells OOD examples from others.
     """
 
     likelihood: Likelihood
 
-    def __init__(self, likelihood: nn.Module, sets: Sequence[TestSet] = (("", "id"),)) -> None:
+    def __init__(
+        self,
+        likelihood: nn.Module,
+        sets: Sequence[TestSet],
+        quality: Metrics,
+        spread: Metrics,
+        detects: bool = True,
+    ) -> None:
         super().__init__()
         self.__dict__["likelihood"] = likelihood
         self.sets = list(sets)
-        self.quality = nn.ModuleList(
-            nn.ModuleDict({} if kind == "ood" else self.quality_metrics()) for _, kind in sets
-        )
-        self.spread = nn.ModuleList(nn.ModuleDict(self.spread_metrics()) for _ in sets)
+        self.quality = list(quality)
+        self.metrics = nn.ModuleList()
+        for _, kind in sets:
+            of_set = spread if kind == "ood" else {**quality, **spread}
+            self.metrics.append(nn.ModuleDict({name: metric() for name, metric in of_set.items()}))
         ood = [name for name, kind in sets if kind == "ood"]
-        self.only_ood = ood[0] if ood else ""
-        self.detection = self.detection_metric(ood) if ood else None
+        self.detection = M.OODDetection(None, ood) if ood and detects else None
 
-    def quality_metrics(self) -> dict[str, Metric]:
-        """Metrics that compare predictions with targets."""
-        return {"nll": Mean()}
-
-    def spread_metrics(self) -> dict[str, Metric]:
-        """Metrics of the predictions alone."""
-        return {}
-
-    def detection_metric(self, ood: Sequence[str]) -> OODDetection | None:
-        """Tells in and out of distribution apart; None where there is no score."""
-        return None
-
-    def add_quality(self, metrics: Any, outputs: Tensor, targets: Tensor) -> None:
-        """Compare outputs ``(samples, batch, ...)`` of one batch with targets."""
-        log_probs = self.likelihood.log_prob(outputs, targets).double()
-        metrics["nll"].update(math.log(len(log_probs)) - log_probs.logsumexp(0))
-
-    def add_spread(self, metrics: Any, outputs: Tensor) -> Tensor | None:
-        """Add the outputs of one batch; returns what OOD examples are detected by."""
-        return None
+    @abstractmethod
+    def record(self, metrics: Any, outputs: Any, targets: Tensor | None) -> Tensor | None:
+        """Update the metrics of a set by one batch; returns the scores that detect OOD examples."""
 
     def needs_targets(self, index: int) -> bool:
         """Whether the predictions on a set are compared with targets."""
         return self.sets[index][1] != "ood"
 
-    def add(self, outputs: Tensor, targets: Tensor | None, index: int = 0) -> None:
-        """Add one batch of set number ``index``; OOD examples need no targets."""
+    def add(self, outputs: Any, targets: Tensor | None, index: int = 0) -> None:
+        """Add one batch of predictions.
+
+        Args:
+            outputs: of all networks, ``(samples, batch, ...)``; of classes also `Averages`.
+            targets: what is compared with them; OOD examples need none.
+            index: number of the set.
+        """
         name, kind = self.sets[index]
-        if targets is not None and kind != "ood":
-            self.add_quality(self.quality[index], outputs, targets)
-        seen = self.add_spread(self.spread[index], outputs)
-        if self.detection is not None and seen is not None:
-            if kind == "ood":
-                self.detection.update_ood(seen, name)
-            elif index == 0:
-                self.detection.update_id(seen)
+        scores = self.record(self.metrics[index], outputs, None if kind == "ood" else targets)
+        if self.detection is None or scores is None:
+            return
+        if kind == "ood":
+            self.detection.update_ood(scores, name)
+        elif index == 0:
+            self.detection.update_id(scores)
 
     def values(self) -> dict[str, Tensor]:
         """Every number under the name of its set; those of the first set have no prefix."""
-        found: dict[str, Tensor] = {}
-        for k, (name, _) in enumerate(self.sets):
-            both: list[Any] = [self.quality[k], self.spread[k]]
-            for metrics in both:
-                for key, metric in metrics.items():
-                    found[f"{name}/{key}" if k else key] = metric.compute()
+        values: dict[str, Tensor] = {}
+        for index, (name, _) in enumerate(self.sets):
+            metrics: Any = self.metrics[index]
+            prefix = f"{name}/" if index else ""
+            values |= {prefix + key: metric.compute() for key, metric in metrics.items()}
         if self.detection is not None:
             for key, value in self.detection.compute().items():
                 number, _, name = key.partition("/")
-                found[f"{name or self.only_ood}/{number}"] = value
-        return found
+                values[f"{name or 'ood'}/{number}"] = value
+        return values
 
 
-class ClassificationJudge(Judge):
-    """Accuracy, NLL, Brier score and ECE; mutual information; OOD detection by confidence."""
+class DensityJudge(Judge):
+    """The log-density of targets, for likelihoods of which nothing else is known."""
 
-    def quality_metrics(self) -> dict[str, Metric]:
-        """Metrics of probabilities."""
-        return {
-            "acc": Mean(),
-            "nll": NLL(),
-            "brier": BrierScore(),
-            "ece": ECE(),
-        }
+    def __init__(self, likelihood: nn.Module, sets: Sequence[TestSet] = _JUST_ID) -> None:
+        super().__init__(likelihood, sets, {"nll": Mean}, {}, detects=False)
 
-    def spread_metrics(self) -> dict[str, Metric]:
-        """What the networks disagree about, in nats."""
-        return {"mi": MutualInformation()}
-
-    def detection_metric(self, ood: Sequence[str]) -> OODDetection:
-        """By the probability of the likeliest class, as the papers' tables."""
-        return OODDetection("max_probability", ood)
-
-    def add_quality(self, metrics: Any, outputs: Tensor, targets: Tensor) -> None:
-        """Compare mean probabilities with labels."""
-        probs = outputs.softmax(-1).mean(0)
-        metrics["acc"].update(probs.argmax(-1) == targets)
-        for name in ("nll", "brier", "ece"):
-            metrics[name].update(probs, targets)
-
-    def add_spread(self, metrics: Any, outputs: Tensor) -> Tensor:
-        """Add the probabilities of all networks."""
-        probs = outputs.softmax(-1)
-        metrics["mi"].update(probs)
-        return probs.mean(0)
+    def record(self, metrics: Any, outputs: Tensor, targets: Tensor | None) -> None:
+        """Compare with targets; nothing detects OOD examples."""
+        if targets is not None:
+            metrics["nll"].update(_negative_log_density(self.likelihood, outputs, targets))
 
 
 class RegressionJudge(Judge):
@@ -151,36 +148,100 @@ class RegressionJudge(Judge):
 
     likelihood: Gaussian
 
-    def quality_metrics(self) -> dict[str, Metric]:
-        """Metrics of means and densities."""
-        return {"nll": Mean(), "rmse": RootMean(), "mae": Mean()}
+    def __init__(self, likelihood: Gaussian, sets: Sequence[TestSet] = _JUST_ID) -> None:
+        quality = {"nll": Mean, "rmse": RootMean, "mae": Mean}
+        super().__init__(likelihood, sets, quality, {"epistemic_var": Mean})
 
-    def spread_metrics(self) -> dict[str, Metric]:
-        """The part of the variance that comes from the weights."""
-        return {"epistemic_var": Mean()}
-
-    def detection_metric(self, ood: Sequence[str]) -> OODDetection:
-        """By the variance between networks."""
-        return OODDetection(None, ood)
-
-    def add_quality(self, metrics: Any, outputs: Tensor, targets: Tensor) -> None:
-        """Compare predictive mean and density with targets."""
-        super().add_quality(metrics, outputs, targets)
-        error = (self.likelihood.predictive(outputs).mean - targets).double()
-        metrics["rmse"].update(error.square().mean(-1))
-        metrics["mae"].update(error.abs().mean(-1))
-
-    def add_spread(self, metrics: Any, outputs: Tensor) -> Tensor:
-        """Add the variance between networks, summed over targets."""
-        spread = self.likelihood.predictive(outputs).epistemic.sum(-1)
-        metrics["epistemic_var"].update(spread)
-        return spread
+    def record(self, metrics: Any, outputs: Tensor, targets: Tensor | None) -> Tensor:
+        """Compare with targets; the variance between networks detects OOD examples."""
+        prediction = self.likelihood.predictive(outputs)
+        if targets is not None:
+            metrics["nll"].update(_negative_log_density(self.likelihood, outputs, targets))
+            error = (prediction.mean - targets).double()
+            metrics["rmse"].update(error.square().mean(-1))
+            metrics["mae"].update(error.abs().mean(-1))
+        variance = prediction.epistemic.sum(-1)
+        metrics["epistemic_var"].update(variance)
+        return variance
 
 
-def judge_of(likelihood: nn.Module, sets: Sequence[TestSet] = (("", "id"),)) -> Judge:
+class ClassificationJudge(Judge):
+    """Accuracy, NLL, Brier score and ECE of mean probabilities; information; OOD detection.
+
+    Args:
+        likelihood: of classes.
+        sets: name and kind of each.
+        score: what OOD examples are detected by.
+        **more: further metrics of probabilities and labels.
+    """
+
+    def __init__(
+        self,
+        likelihood: nn.Module,
+        sets: Sequence[TestSet] = _JUST_ID,
+        score: Score = "max_probability",
+        **more: Callable[[], Metric],
+    ) -> None:
+        quality: Metrics = {
+            "acc": Accuracy,
+            "nll": M.NLL,
+            "brier": M.BrierScore,
+            "ece": M.ECE,
+            **more,
+        }
+        super().__init__(likelihood, sets, quality, {"mi": Mean})
+        self.score = _SCORES[score]
+
+    def record(self, metrics: Any, outputs: Tensor | Averages, targets: Tensor | None) -> Tensor:
+        """Compare mean probabilities with labels; the chosen score detects OOD examples."""
+        if isinstance(outputs, Tensor):
+            outputs = Averages.of(self.likelihood, outputs)
+        if targets is not None:
+            labels = targets.long() if isinstance(self.likelihood, Bernoulli) else targets
+            for name in self.quality:
+                metrics[name].update(outputs.probs, labels)
+        metrics["mi"].update(outputs.information())
+        return self.score(outputs)
+
+
+def judge_of(likelihood: nn.Module, sets: Sequence[TestSet] = _JUST_ID) -> Judge:
     """The judge for a likelihood; one of the user's own is judged by its log-density."""
-    if isinstance(likelihood, Categorical):
+    if has_classes(likelihood):
         return ClassificationJudge(likelihood, sets)
     if isinstance(likelihood, Gaussian):
         return RegressionJudge(likelihood, sets)
-    return Judge(likelihood, sets)
+    return DensityJudge(likelihood, sets)
+
+
+_IN_TABLES = {
+    "acc": "acc", "ece": "ece", "ace": "ace", "brier": "brier", "nll": "nll", "idmi": "mi",
+    "aupr": "ood/AUPR_out", "fpr95": "ood/FPR95", "auroc": "ood/AUROC", "oodmi": "ood/mi",
+}  # fmt: skip
+
+
+def class_numbers(
+    likelihood: nn.Module,
+    sets: Sequence[Averages],
+    labels: Tensor,
+    score: Score = "max_probability",
+) -> dict[str, float]:
+    """Every number of the papers' tables, as fractions and nats.
+
+    Args:
+        likelihood: of classes.
+        sets: predictions in distribution, and out of distribution if there are any.
+        labels: classes of the former.
+        score: what OOD examples are detected by.
+    """
+    kinds: list[TestSet] = [("test", "id"), ("ood", "ood")]
+    judge = ClassificationJudge(likelihood, kinds[: len(sets)], score, ace=M.ACE)
+    for index, averages in enumerate(sets):
+        judge.add(averages, labels if index == 0 else None, index)
+    values = judge.values()
+    return {name: float(values[key]) for name, key in _IN_TABLES.items() if key in values}
+
+
+def _negative_log_density(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of the mixture of all networks, one number per example."""
+    log_probs = likelihood.log_prob(outputs, targets).double()
+    return math.log(len(log_probs)) - log_probs.logsumexp(0)

@@ -18,15 +18,11 @@ def results_table(values: Mapping[str, Any]) -> str:
     """
     rows: dict[str, dict[str, str]] = {}
     for name, value in values.items():
-        group, _, number = name.rpartition("/")
-        rows.setdefault(group.rpartition("/")[2] or "all", {})[number] = f"{float(value):.4f}"
+        *sets, number = name.split("/")
+        rows.setdefault(sets[-1] if sets else "all", {})[number] = f"{float(value):.4f}"
     columns = list(dict.fromkeys(key for row in rows.values() for key in row))
-    lines = [
-        ["set", *columns],
-        *([n, *(row.get(c, "") for c in columns)] for n, row in rows.items()),
-    ]
+    lines = [["set", *columns]]
+    lines += [[name, *(row.get(key, "") for key in columns)] for name, row in rows.items()]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "   ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    cells = ([cell.ljust(n) for cell, n in zip(line, widths, strict=True)] for line in lines)
+    return "\n".join("   ".join(line).rstrip() for line in cells)

@@ -1,22 +1,19 @@
-"""P1, figures 3, 7 and 8: how much pairs of networks of an ensemble know of each other."""
+"""P1, figures 3, 7 and 8: mutual information of all pairs of networks of an ensemble."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from lightning_bnn import params as P
-from lightning_bnn.params import Params
+from lightning_bnn.comparison.tables import Cell, Table, spread
 from lightning_bnn.plots import histograms_figure, scatter_figure
 from lightning_bnn.posteriors import stream_predictions
-from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.populations import ENSEMBLES, population
-from lightning_bnn.studies.surroundings import Batches, Surroundings
-from lightning_bnn.studies.tables import Cell, Table, spread
+from lightning_bnn.studies.findings import Findings, publish
+from lightning_bnn.studies.populations import ENSEMBLES, Population, population
 
 __all__ = ["collapse", "collapse_findings"]
 
@@ -45,75 +42,74 @@ def collapse(
         ood: name of the test set that is out of distribution, by default the first.
         out: folder of the results.
     """
-    folder = results_folder(out, "collapse")
-    recipe = settings_of(ENSEMBLES, scale, members=members, epochs=epochs)
-    found = population(folder, recipe, networks, like)
-    findings = collapse_findings(found.networks, found.around, ood, found.settings, found.note)
-    publish(findings, folder)
+    given = population(
+        "collapse", out, ENSEMBLES, scale, networks, like, members=members, epochs=epochs
+    )
+    publish(collapse_findings(given, ood), given.folder)
 
 
-def collapse_findings(
-    networks: Params,
-    around: Surroundings,
-    ood: str | None,
-    settings: Mapping[str, Any],
-    note: str = "",
-) -> Findings:
+def collapse_findings(population: Population, ood: str | None = None) -> Findings:
     """Table and figures.
 
     Args:
-        networks: a stack.
-        around: network and data.
+        population: networks and data.
         ood: name of the set that is out of distribution.
-        settings: where the networks are from.
-        note: what stands in for what.
     """
-    outside = around.outside(ood)
-    if outside is None:
-        raise ValueError("`ood`: the data have no set that is out of distribution.")
-    count = P.stack_size(networks)
+    from scipy.stats import skew
+
+    count = P.stack_size(population.networks)
     if count < 3:
         raise ValueError(f"`networks` must be at least 3 for pairs to differ, got {count}.")
-    name, batches = outside
-    upper = tuple(torch.triu_indices(count, count, 1))
-    inner, outer = (
-        _pairs(networks, around, one, label)[upper]
-        for one, label in ((around.inside(), "in distribution"), (batches, name))
-    )
+    pairs = _pairs(population, ood)
+    name = list(pairs)[-1]
+    inner, outer = pairs.values()
     r, p = pearson(inner, outer, count)
     rows: list[list[Cell]] = [
-        ["in distribution", spread(inner), float(inner.min()), float(inner.max()), _skew(inner)],
-        [name, spread(outer), float(outer.min()), float(outer.max()), _skew(outer)],
+        [
+            label,
+            spread(values),
+            float(values.min()),
+            float(values.max()),
+            float(skew(values.double().numpy())),
+        ]
+        for label, values in pairs.items()
     ]
-    about = (
+    note = (
         f"Pearson correlation {r:.3f}, p = {p:.1e} (permutations of the networks, which pairs "
         f"share); {len(inner)} pairs."
     )
     header = ["nats", "mean ± sd", "min", "max", "skewness"]
+    panels = {label: {"pairs": values} for label, values in pairs.items()}
+    points = {f"r = {r:.2f}": {"pairs": (inner, outer)}}
     return Findings(
         "collapse",
         f"Mutual information of pairs among {count} networks (P1, figures 3, 7, 8)",
-        {"pairs": Table("Mutual information of pairs", header, rows, 4, about)},
+        {"pairs": Table("Mutual information of pairs", header, rows, 4, note)},
         {
-            "pairs": histograms_figure(
-                {"in distribution": {"pairs": inner}, name: {"pairs": outer}},
-                "mutual information (nats)",
-            ),
-            "joint": scatter_figure(
-                {f"r = {r:.2f}": {"pairs": (inner, outer)}},
-                ("in distribution (nats)", f"{name} (nats)"),
-            ),
+            "pairs": histograms_figure(panels, "mutual information (nats)"),
+            "joint": scatter_figure(points, ("in distribution (nats)", f"{name} (nats)")),
         },
-        [note] if note else [],
-        {**settings, "ood": name},
+        population.notes,
+        {**population.settings, "ood": name},
     )
 
 
-def _pairs(networks: Params, around: Surroundings, batches: Batches, label: str) -> Tensor:
-    seen = iter(tqdm(batches, desc=label))
-    found = stream_predictions(around.template, networks, seen, pairs=True)
-    assert found.pairs is not None
-    return found.pairs
+def _pairs(population: Population, ood: str | None) -> dict[str, Tensor]:
+    """Mutual information of every pair of networks, in and out of distribution, by set."""
+    ood_set = population.problem.ood_set(ood)
+    if ood_set is None:
+        raise ValueError("`ood`: the data have no set that is out of distribution.")
+    count = P.stack_size(population.networks)
+    upper = tuple(torch.triu_indices(count, count, 1))
+    pairs = {}
+    for name, batches in (("in distribution", population.problem.test_set()), ood_set):
+        seen = iter(tqdm(batches, desc=name))
+        predictions = stream_predictions(
+            population.problem.network, population.networks, seen, pairs=True
+        )
+        assert predictions.pairs is not None
+        pairs[name] = predictions.pairs[upper]
+    return pairs
 
 
 def pearson(inner: Tensor, outer: Tensor, networks: int, repeats: int = 999) -> tuple[float, float]:
@@ -133,20 +129,13 @@ def pearson(inner: Tensor, outer: Tensor, networks: int, repeats: int = 999) -> 
     matrix[upper[0], upper[1]] = outer
     matrix = matrix + matrix.T
     generator = torch.Generator().manual_seed(0)
-    x = _standard(inner)
-    found = float((x * _standard(outer)).mean())
-    count = 0
+
+    def correlation(values: Tensor) -> float:
+        return float(torch.corrcoef(torch.stack([inner, values]).double())[0, 1])
+
+    as_paired, count = correlation(outer), 0
     for _ in range(repeats):
         order = torch.randperm(networks, generator=generator)
         moved = matrix[order][:, order][upper[0], upper[1]]
-        count += abs(float((x * _standard(moved)).mean())) >= abs(found)
-    return found, (count + 1) / (repeats + 1)
-
-
-def _standard(values: Tensor) -> Tensor:
-    centred = values.double() - values.double().mean()
-    return centred / centred.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
-
-
-def _skew(values: Tensor) -> float:
-    return float(_standard(values).pow(3).mean())
+        count += abs(correlation(moved)) >= abs(as_paired)
+    return as_paired, (count + 1) / (repeats + 1)

@@ -7,20 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
 
+from lightning_bnn.comparison.problem import Problem
+from lightning_bnn.comparison.stored_posteriors import posterior_of
+from lightning_bnn.comparison.tables import Cell, Table
+from lightning_bnn.judging import Averages, averages_of_stack, class_numbers
 from lightning_bnn.metrics import agreement, total_variation
 from lightning_bnn.params import Params
 from lightning_bnn.plots import Line, histograms_figure, lines_figure
 from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.studies.contenders import contender_of, stack_of
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.predictions import accuracy, mean_probabilities
 from lightning_bnn.studies.runs import Job, run_jobs
-from lightning_bnn.studies.surroundings import Surroundings
-from lightning_bnn.studies.tables import Cell, Table
-from lightning_bnn.symmetry import Symmetries, discover
 
 __all__ = ["compact"]
 
@@ -32,23 +30,16 @@ class Scale:
     """What is trained."""
 
     presets: Mapping[str, str]
-    data: str
     hidden: int
     batches: int
 
 
 SCALES = {
-    "small": Scale(
-        {"HMC": "digits_hmc", "Ensemble": "digits_prior_ensemble", "VI": "digits_mfvi"},
-        "digits (a substitute for MNIST, and 32 units for 512)",
-        32,
-        10,
+    "small": Scale(  # digits as a substitute for MNIST, and 32 units for 512
+        {"HMC": "digits_hmc", "Ensemble": "digits_prior_ensemble", "VI": "digits_mfvi"}, 32, 10
     ),
     "paper": Scale(
-        {"HMC": "mnist_p3_hmc", "Ensemble": "mnist_p3_ensemble", "VI": "mnist_p3_mfvi"},
-        "MNIST",
-        512,
-        600,
+        {"HMC": "mnist_p3_hmc", "Ensemble": "mnist_p3_ensemble", "VI": "mnist_p3_mfvi"}, 512, 600
     ),
 }
 
@@ -80,131 +71,123 @@ def compact(
     change = {"model.init_args.network.init_args.hidden": [settings.hidden]}
     jobs = [Job(name, preset, change) for name, preset in settings.presets.items()]
     runs = run_jobs(jobs, folder / "runs")
-    around = runs["HMC"].surroundings()
-    study = _Study(around, settings.batches, draws, seed)
+    study = _Study(runs["HMC"].problem(), settings.batches, draws, seed)
     networks = {
-        name: stack_of(contender_of(name, runs[name].module())) for name in ("HMC", "Ensemble")
+        name: posterior_of(name, runs[name].module()).networks() for name in ("HMC", "Ensemble")
     }
     vi = runs["VI"].module().posterior()
     assert isinstance(vi, DiagonalGaussian)
-    findings = study.findings(networks, vi, [job.command for job in jobs])
-    publish(findings, folder)
+    publish(study.findings(networks, vi, [job.command for job in jobs]), folder)
 
 
 class _Study:
     """Everything that needs the network, the data and the draws."""
 
-    def __init__(self, around: Surroundings, batches: int, draws: int, seed: int) -> None:
-        self.model: nn.Module = around.template.eval()
-        self.test, self.draws, self.seed = around.inside(), draws, seed
+    def __init__(self, problem: Problem, batches: int, draws: int, seed: int) -> None:
+        self.problem, self.draws, self.seed = problem, draws, seed
+        self.test = problem.test_set()
         self.labels = self.test.targets()
-        self.symmetries: Symmetries = discover(self.model, around.example())
-        self.inputs = [inputs for inputs, _ in around.training(batches)]
+        self.matching: dict[str, Any] = {
+            "symmetries": problem.symmetries(),
+            "model": problem.network.eval(),
+            "batches": [inputs for inputs, _ in problem.training_set(batches)],
+        }
+        """What matching by activations needs."""
 
     def findings(
         self, networks: Mapping[str, Params], vi: DiagonalGaussian, commands: Sequence[str]
     ) -> Findings:
         """Table and figures."""
-        hmc = self.probabilities(networks["HMC"])
         gaussians: dict[str, DiagonalGaussian] = {}
-        rows = []
         for name, stack in networks.items():
-            own = {
-                f"{name} q_d": DiagonalGaussian.fit(stack),
-                f"{name} q_r": DiagonalGaussian.fit(stack, align="activations", **self.matching),
-            }
-            gaussians |= own
-            rows.append(self.row(f"{name} networks", self.probabilities(stack), None, hmc))
-            rows += [self.gaussian_row(title, q, hmc) for title, q in own.items()]
+            gaussians[f"{name} q_d"] = DiagonalGaussian.fit(stack)
+            matched = DiagonalGaussian.fit(stack, align="activations", **self.matching)
+            gaussians[f"{name} q_r"] = matched
         gaussians["VI"] = vi
-        rows.append(self.gaussian_row("VI", vi, hmc))
         header = ["", "accuracy %", "of the mean %", "agreement", "total variation"]
         note = (
             "q_d: means and deviations of the weights as they are; q_r: of networks matched with "
             "the first by activations. Agreement and total variation with the HMC networks."
         )
-        pruned = self.pruning(gaussians, networks["Ensemble"])
-        deviations = {title: q.log_std.detach().exp() for title, q in gaussians.items()}
+        curves = self.pruning(gaussians, networks["Ensemble"])
+        kept = torch.tensor([float(k) for k in _KEPT])
+        lines = {title: Line(kept, torch.tensor(curve)) for title, curve in curves.items()}
+        pruned = ["accuracy % of the mean with ... of the weights", *(f"{k} %" for k in _KEPT)]
+        removed = "Figure 3: weights of the largest deviations removed"
+        by_curve: list[list[Cell]] = [[title, *curve] for title, curve in curves.items()]
+        rows = self.rows(networks, gaussians)
+        deviations = {
+            title: {"weights": q.log_std.detach().exp()} for title, q in gaussians.items()
+        }
+        axes = ("weights kept (%)", "accuracy of the mean (%)")
         return Findings(
             "compact",
             "Compact representations of posteriors (P3, table 1 and figure 3)",
             {
                 "table1": Table(f"Table 1, {self.draws} draws", header, rows, 4, note),
-                "pruning": _pruning_table(pruned),
+                "pruning": Table(removed, pruned, by_curve, 1),
             },
             {
-                "deviations": histograms_figure(
-                    {title: {"weights": values} for title, values in deviations.items()},
-                    "standard deviation",
-                ),
-                "pruning": _pruning_figure(pruned),
+                "deviations": histograms_figure(deviations, "standard deviation"),
+                "pruning": lines_figure({"": lines}, axes),
             },
             ["Trained by:", *commands],
             {"commands": list(commands), "draws": self.draws, "seed": self.seed},
         )
 
-    @property
-    def matching(self) -> dict[str, Any]:
-        """What activation matching needs."""
-        return {"symmetries": self.symmetries, "model": self.model, "batches": self.inputs}
+    # -------------------------------------------------------- table 1
+    def rows(
+        self, networks: Mapping[str, Params], gaussians: Mapping[str, DiagonalGaussian]
+    ) -> list[list[Cell]]:
+        """Networks, then draws and mean of their Gaussians, all beside the networks of HMC."""
+        hmc = self.averages(networks["HMC"])
+        rows = {f"{name} networks": self.row(stack, "", hmc) for name, stack in networks.items()}
+        for title, gaussian in gaussians.items():
+            with torch.no_grad():
+                drawn = gaussian.sample(self.draws, keyed_generator(self.seed, "compact", title))
+            rows[title] = self.row(drawn, self.accuracy(gaussian.centre), hmc)
+        order = [f"{name} {kind}" for name in networks for kind in ("networks", "q_d", "q_r")]
+        return [[title, *rows[title]] for title in (*order, "VI")]
 
-    def probabilities(self, networks: Params) -> Tensor:
-        """Of a stack, or of one network."""
-        return mean_probabilities(self.model, networks, self.test)
+    def row(self, networks: Params, of_mean: Cell, hmc: Averages) -> list[Cell]:
+        """One line of table 1, without its title."""
+        averages = self.averages(networks)
+        measures = (agreement, total_variation)
+        distances = (float(f(averages.probs, hmc.probs).double().mean()) for f in measures)
+        return [self._accuracy(averages), of_mean, *distances]
 
-    def gaussian_row(self, title: str, q: DiagonalGaussian, hmc: Tensor) -> list[Cell]:
-        """Predictions by draws, and by the mean alone."""
-        with torch.no_grad():
-            drawn = q.sample(self.draws, keyed_generator(self.seed, "compact", title))
-        mean = accuracy(self.probabilities(q.centre), self.labels)
-        return self.row(title, self.probabilities(drawn), mean, hmc)
+    def averages(self, networks: Params) -> Averages:
+        """Predictions of a stack, or of one network."""
+        likelihood = self.problem.likelihood
+        return averages_of_stack(self.problem.network, networks, likelihood, self.test)
 
-    def row(self, title: str, probs: Tensor, mean: float | None, hmc: Tensor) -> list[Cell]:
-        """One line of table 1."""
-        return [
-            title,
-            accuracy(probs, self.labels),
-            "" if mean is None else mean,
-            float(agreement(probs, hmc).double().mean()),
-            float(total_variation(probs, hmc).double().mean()),
-        ]
+    def accuracy(self, networks: Params) -> float:
+        """Per cent of the test examples that the mean prediction gets right."""
+        return self._accuracy(self.averages(networks))
+
+    def _accuracy(self, averages: Averages) -> float:
+        return 100 * class_numbers(self.problem.likelihood, [averages], self.labels)["acc"]
 
     # -------------------------------------------------------- pruning
     def pruning(
         self, gaussians: Mapping[str, DiagonalGaussian], ensemble: Params
     ) -> dict[str, list[float]]:
         """Accuracy of means by the part of the weights that is kept."""
-        single = {name: t[0] for name, t in ensemble.items()}
-        mean, hmc = gaussians["Ensemble q_r"], gaussians["HMC q_r"]
-        alone = DiagonalGaussian(single, mean.deviations)
+        mean, hmc, vi = (gaussians[name] for name in ("Ensemble q_r", "HMC q_r", "VI"))
+        alone = DiagonalGaussian({name: t[0] for name, t in ensemble.items()}, mean.deviations)
         curves = {
-            **{f"{name}, own deviations": gaussians[name] for name in _REBASED},
+            "HMC q_r, own deviations": hmc,
+            "Ensemble q_r, own deviations": mean,
+            "VI, own deviations": vi,
             "Ensemble q_r, deviations of HMC": self.mixed(mean, hmc),
-            "Ensemble q_r, deviations of VI": self.mixed(mean, gaussians["VI"]),
+            "Ensemble q_r, deviations of VI": self.mixed(mean, vi),
             "one network, deviations of HMC": self.mixed(alone, hmc),
         }
         return {
-            title: [
-                accuracy(self.probabilities(q.prune(1 - kept / 100)), self.labels) for kept in _KEPT
-            ]
+            title: [self.accuracy(q.prune(1 - kept / 100)) for kept in _KEPT]
             for title, q in curves.items()
         }
 
     def mixed(self, mean: DiagonalGaussian, std: DiagonalGaussian) -> DiagonalGaussian:
         """Means of one, deviations of another."""
         return mean.with_deviations_of(std, "activations", **self.matching)
-
-
-_REBASED = ("HMC q_r", "Ensemble q_r", "VI")
-
-
-def _pruning_table(curves: Mapping[str, Sequence[float]]) -> Table:
-    rows: list[list[Cell]] = [[title, *curve] for title, curve in curves.items()]
-    header = ["accuracy % of the mean with ... of the weights", *(f"{k} %" for k in _KEPT)]
-    return Table("Figure 3: weights of the largest deviations removed", header, rows, 1)
-
-
-def _pruning_figure(curves: Mapping[str, Sequence[float]]) -> Any:
-    kept = torch.tensor([float(k) for k in _KEPT])
-    lines = {title: Line(kept, torch.tensor(curve)) for title, curve in curves.items()}
-    return lines_figure({"": lines}, ("weights kept (%)", "accuracy of the mean (%)"))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
+from lightning_bnn.comparison.collect import FAILED, Comparison, Options, collect
+from lightning_bnn.comparison.protocols import PROTOCOLS
+from lightning_bnn.comparison.tables import Cell, Measured, Table
+from lightning_bnn.judging.judges import Score
 from lightning_bnn.plots import dots_figure
-from lightning_bnn.studies.arena import Row
-from lightning_bnn.studies.comparison import FAILED, Comparison, Options, collect
 from lightning_bnn.studies.findings import Findings, publish, results_folder
-from lightning_bnn.studies.protocols import PROTOCOLS
-from lightning_bnn.studies.tables import Cell, Measured, Table
 
 __all__ = ["COLUMNS", "compare", "findings_of"]
 
-Score = Literal["max_probability", "entropy", "mutual_information"]
 COLUMNS = {
     "mmd": "MMD²", "ns": "NS-MMD²", "acc": "Acc", "ece": "ECE", "ace": "ACE", "brier": "Brier",
     "nll": "NLL", "aupr": "AUPR", "fpr95": "FPR95", "idmi": "IDMI", "oodmi": "OODMI",
@@ -29,6 +28,11 @@ _OF_MAXIMA = (
     "are around zero for networks of the reference's own law; a maximum is not: it is the largest "
     "of twenty noisy numbers, so that its zero is where the noise floor is."
 )
+_UNITS = {
+    "mmd": "x 100 ↓", "ns": "x 100 ↓", "acc": "% ↑", "nll": "nats ↓", "aupr": "% ↑",
+    "idmi": "nats x 100", "oodmi": "nats x 100",
+}  # fmt: skip
+"""Of the axes of figures, and where it is better; elsewhere per cent, and below."""
 _DIGITS = {title: {"nll": 3, "mmd": 2, "ns": 2}.get(name, 1) for name, title in COLUMNS.items()}
 _MODES = {"one": "One mode", "multi": "Multi mode"}
 
@@ -79,24 +83,20 @@ def compare(
 # ------------------------------------------------------------ tables and figures
 def findings_of(comparison: Comparison) -> Findings:
     """Tables 1 and 2, what was compared, and their picture."""
-    floors, settings = comparison.floors, comparison.settings
+    settings = comparison.settings
     failed = [
         f"{name} failed: {origin['failed']}"
         for name, origin in settings["posteriors"].items()
         if "failed" in origin
     ]
-    return Findings(
-        "compare",
-        "Posteriors against a reference",
-        {
-            "table1": _table("Table 1", comparison, COLUMNS, _DIGITS, _note(settings)),
-            "table2": _table("Table 2: over kernels", comparison, _KERNELS, 2, _OF_MAXIMA),
-            "compared": _compared(settings),
-        },
-        {"metrics": _picture(comparison.rows, floors[max(floors)] if floors else {})},
-        failed,
-        settings,
-    )
+    tables = {
+        "table1": _table("Table 1", comparison, COLUMNS, _DIGITS, _note(settings)),
+        "table2": _table("Table 2: over kernels", comparison, _KERNELS, 2, _OF_MAXIMA),
+        "compared": _compared(settings),
+    }
+    figures = {"metrics": _figure(comparison)}
+    title = "Posteriors against a reference"
+    return Findings("compare", title, tables, figures, failed, settings)
 
 
 def _table(
@@ -104,21 +104,26 @@ def _table(
     comparison: Comparison,
     columns: Mapping[str, str],
     digits: int | Mapping[str, int],
-    note: str = "",
+    note: str,
 ) -> Table:
     """Rows of one mode, of all modes, of what has failed, and noise floors."""
     order = [*_MODES, FAILED]
     rows: list[list[Cell]] = [
-        [_MODES.get(row.mode, ""), row.method, *_numbers(row.numbers, columns)]
+        [_MODES.get(row.mode, ""), row.method, *(_cell(row.numbers, name) for name in columns)]
         for row in sorted(comparison.rows, key=lambda row: order.index(row.mode))
         if columns is COLUMNS or "mmd" in row.numbers
     ]
     for count, floor in comparison.floors.items():
-        cells = zip(columns, _numbers(floor, columns), strict=True)
-        rows.append(
-            ["Noise floor", f"{count} networks", *(c if n in floor else "" for n, c in cells)]
-        )
+        cells = (_cell(floor, name) if name in floor else "" for name in columns)
+        rows.append(["Noise floor", f"{count} networks", *cells])
     return Table(title, ["mode", "method", *columns.values()], rows, digits, note)
+
+
+def _cell(numbers: Mapping[str, Measured], name: str) -> Measured:
+    """A number as tables show it; NaN where there is none."""
+    value, error = numbers.get(name, Measured(math.nan))
+    scale = 1 if name == "nll" else 100
+    return Measured(value * scale, error * scale)
 
 
 def _note(settings: Mapping[str, Any]) -> str:
@@ -139,53 +144,33 @@ def _compared(settings: Mapping[str, Any]) -> Table:
         [name, *(str(origin.get(key, "")) for key in keys)]
         for name, origin in settings["posteriors"].items()
     ]
-    told = (
+    note = (
         f"Reference: {settings['reference_networks']} networks of {settings['reference']} "
         f"({settings['reference_sha256']}). Out of distribution: {settings['ood_set']}."
     )
-    return Table("What was compared", ["method", *keys], rows, note=told)
+    return Table("What was compared", ["method", *keys], rows, note=note)
 
 
-def _numbers(numbers: Mapping[str, Measured], columns: Mapping[str, str]) -> list[Cell]:
-    return [_scaled(name, numbers.get(name, Measured(math.nan))) for name in columns]
-
-
-def _scaled(name: str, number: Measured) -> Measured:
-    scale = 1 if name == "nll" else 100
-    return Measured(number.value * scale, number.error * scale)
-
-
-def _titled(name: str, title: str) -> str:
-    """With its unit, and an arrow to where it is better."""
-    unit = {
-        "mmd": "x 100 ",
-        "ns": "x 100 ",
-        "nll": "nats ",
-        "idmi": "nats x 100",
-        "oodmi": "nats x 100",
+def _figure(comparison: Comparison) -> Any:
+    """All numbers with their errors, and the noise floor of the most networks."""
+    rows = {(row.method, row.mode): row.numbers for row in comparison.rows}
+    methods = list(dict.fromkeys(method for method, mode in rows if mode != FAILED))
+    titles = {
+        name: f"{title}  ({_UNITS.get(name, '% ↓')})"
+        for name, title in COLUMNS.items()
+        if any(name in numbers for numbers in rows.values())
     }
-    arrow = "" if name in ("idmi", "oodmi") else "↑" if name in ("acc", "aupr") else "↓"
-    return f"{title}  ({unit.get(name, '% ')}{arrow})"
-
-
-def _picture(rows: Sequence[Row], floor: Mapping[str, Measured]) -> Any:
-    methods = list(dict.fromkeys(row.method for row in rows if row.mode != FAILED))
-    found = {(row.method, row.mode): row for row in rows}
-    panels = {}
-    for name, title in COLUMNS.items():
-        if not any(name in row.numbers for row in rows):
-            continue
-        panels[_titled(name, title)] = {
-            text: [
-                _scaled(name, found[m, mode].numbers.get(name, Measured(math.nan)))
-                if (m, mode) in found
-                else Measured(math.nan)
-                for m in methods
-            ]
+    panels = {
+        title: {
+            text: [_cell(rows.get((method, mode), {}), name) for method in methods]
             for mode, text in _MODES.items()
         }
+        for name, title in titles.items()
+    }
+    floors = comparison.floors
+    floor = floors[max(floors)] if floors else {}
     bands = {
-        _titled(name, COLUMNS[name]): (100 * floor[name].value, 200 * floor[name].error)
+        titles[name]: (100 * floor[name].value, 200 * floor[name].error)
         for name in ("mmd", "ns")
         if name in floor
     }

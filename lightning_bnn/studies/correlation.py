@@ -10,15 +10,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.commands.quiet_runs import one_thread
+from lightning_bnn.comparison.collect import Options, collect
+from lightning_bnn.comparison.tables import Cell, Measured, Table
 from lightning_bnn.plots import dots_figure, scatter_figure
+from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.compare import COLUMNS
-from lightning_bnn.studies.comparison import Options, collect
 from lightning_bnn.studies.demo import METHODS, REFERENCE, demo_jobs
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.runs import Job, run_jobs
-from lightning_bnn.studies.tables import Cell, Measured, Table
 
 __all__ = ["correlation", "rank_correlations"]
 
@@ -78,9 +78,9 @@ def _compared(title: str, jobs: Sequence[Job], folder: Path, samples: int) -> Gr
     runs = run_jobs(jobs, folder / "runs" / title)
     places = {text: str(runs[name].folder) for name, text in METHODS.items()}
     reference = str(runs[REFERENCE].folder)
-    found = collect(reference, places, folder / title, options=Options(samples=samples)).rows
+    comparison = collect(reference, places, folder / title, options=Options(samples=samples))
     groups: dict[str, dict[str, Numbers]] = {}
-    for row in found:
+    for row in comparison.rows:
         if "mmd" in row.numbers and "acc" in row.numbers:
             numbers = {name: number.value for name, number in row.numbers.items()}
             groups.setdefault(f"{title}, {row.mode} mode", {})[row.method] = numbers
@@ -101,13 +101,13 @@ def rank_correlations(
     from scipy.stats import spearmanr
 
     sign = -1.0 if quality in _HIGH_IS_GOOD else 1.0
-    found = []
+    correlations = []
     for rows in groups.values():
         kept = [rows[name] for name in (methods or list(rows)) if name in rows]
         x, y = [row[distance] for row in kept], [sign * row[quality] for row in kept]
         if len(set(x)) > 2 and len(set(y)) > 1:
-            found.append(float(spearmanr(x, y).statistic))
-    return torch.tensor(found)
+            correlations.append(float(spearmanr(x, y).statistic))
+    return torch.tensor(correlations)
 
 
 def _interval(groups: Groups, distance: str, quality: str) -> tuple[Measured, float, float]:
@@ -118,39 +118,40 @@ def _interval(groups: Groups, distance: str, quality: str) -> tuple[Measured, fl
     whole = float(rank_correlations(groups, distance, quality).mean())
     names = sorted({name for rows in groups.values() for name in rows})
     generator = keyed_generator("correlation", distance, quality)
-    drawn = []
+    means = []
     for _ in range(400):
         again = [names[k] for k in torch.randint(len(names), (len(names),), generator=generator)]
-        found = rank_correlations(groups, distance, quality, again)
-        if len(found):
-            drawn.append(float(found.mean()))
-    values = torch.tensor(drawn)
+        correlations = rank_correlations(groups, distance, quality, again)
+        if len(correlations):
+            means.append(float(correlations.mean()))
+    values = torch.tensor(means)
     low, high = values.quantile(torch.tensor([0.025, 0.975])).tolist()
     return Measured(whole, float(values.std())), low, high
 
 
 def _findings(groups: Groups) -> Findings:
-    rows: list[list[Cell]] = []
-    panels: dict[str, dict[str, list[tuple[float, float]]]] = {"rank correlation": {}}
-    for distance in _DISTANCES:
-        series = []
-        for quality in _QUALITIES:
-            number, low, high = _interval(groups, distance, quality)
-            rows.append([COLUMNS[distance], COLUMNS[quality], number.value, low, high])
-            series.append((number.value, number.error))
-        panels["rank correlation"][COLUMNS[distance]] = series
+    intervals = {
+        (distance, quality): _interval(groups, distance, quality)
+        for distance in _DISTANCES
+        for quality in _QUALITIES
+    }
+    rows: list[list[Cell]] = [
+        [COLUMNS[distance], COLUMNS[quality], number.value, low, high]
+        for (distance, quality), (number, low, high) in intervals.items()
+    ]
     header = ["distance", "metric", "rank correlation", "2.5 %", "97.5 %"]
     note = (
         f"Mean of Spearman's rho over {len(groups)} groups (architecture and kind of row). "
         "Positive: posteriors closer to the reference are better. Intervals: methods drawn again."
     )
+    series = {COLUMNS[d]: [intervals[d, q][0] for q in _QUALITIES] for d in _DISTANCES}
     points = {
         COLUMNS[distance]: {
             name: (
-                torch.tensor([100 * row[distance] for row in rows_.values()]),
-                torch.tensor([row["nll"] for row in rows_.values()]),
+                torch.tensor([100 * numbers[distance] for numbers in methods.values()]),
+                torch.tensor([numbers["nll"] for numbers in methods.values()]),
             )
-            for name, rows_ in groups.items()
+            for name, methods in groups.items()
         }
         for distance in _DISTANCES
     }
@@ -159,9 +160,11 @@ def _findings(groups: Groups) -> Findings:
         "Does a better posterior predict better?",
         {"correlation": Table("Rank correlations with quality", header, rows, 2, note)},
         {
-            "correlation": dots_figure(panels, [COLUMNS[q] for q in _QUALITIES]),
+            "correlation": dots_figure(
+                {"rank correlation": series}, [COLUMNS[quality] for quality in _QUALITIES]
+            ),
             "points": scatter_figure(points, ("x 100", "NLL")),
         },
         ["Perceptrons on scikit-learn's digits (a substitute for the papers' networks)."],
-        {"groups": {name: dict(rows_) for name, rows_ in groups.items()}},
+        {"groups": {name: dict(methods) for name, methods in groups.items()}},
     )

@@ -14,19 +14,18 @@ from torch import Tensor
 
 import lightning_bnn
 from lightning_bnn import params as P
-from lightning_bnn.commands.quiet_runs import one_thread
-from lightning_bnn.params import Params
+from lightning_bnn.comparison.collect import collect
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.posteriors import Empirical
+from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.studies.collapse import collapse_findings
 from lightning_bnn.studies.compare import findings_of
-from lightning_bnn.studies.comparison import collect
 from lightning_bnn.studies.findings import Findings, publish, results_folder
-from lightning_bnn.studies.marginals import units_figure
+from lightning_bnn.studies.marginals import forms_of, units_figure
 from lightning_bnn.studies.mass import mass_findings
+from lightning_bnn.studies.populations import Population
 from lightning_bnn.studies.report import Section, html_report
 from lightning_bnn.studies.runs import Job, Run, run_jobs
-from lightning_bnn.symmetry import Symmetries, canonicalise, discover
 
 __all__ = ["METHODS", "REFERENCE", "demo", "demo_jobs"]
 
@@ -41,8 +40,6 @@ METHODS = {
 }
 """The posteriors of the demo: the preset of each is ``demo_`` and its name."""
 REFERENCE = "reference"
-_SMALLEST = {"reference": 12, "ensemble": 3, "others": 2, "epochs": 2}
-"""Members and epochs that are enough to see that everything runs."""
 
 
 def demo(
@@ -92,132 +89,117 @@ def demo_jobs(size: str, hidden: Sequence[int] | None = None) -> list[Job]:
     """
     jobs = []
     for name in (REFERENCE, *METHODS):
-        overrides: dict[str, Any] = {}
-        if size == "smallest":
-            members = _SMALLEST.get(name, _SMALLEST["others"])
-            overrides = {"model.init_args.members": members, **_short(name)}
+        overrides = _smallest(name) if size == "smallest" else {}
         if hidden is not None:
             overrides["model.init_args.network.init_args.hidden"] = list(hidden)
         jobs.append(Job(name, f"demo_{name}", overrides))
     return jobs
 
 
-def _short(name: str) -> dict[str, Any]:
-    """A few epochs, and what is counted in epochs along with them."""
-    epochs = _SMALLEST["epochs"]
+def _smallest(name: str) -> dict[str, Any]:
+    """Members and epochs that are enough to see that everything runs."""
+    members, long = {REFERENCE: 12, "ensemble": 3}.get(name, 2), name in ("sghmc", "swag")
+    changes = {"model.init_args.members": members, "trainer.max_epochs": 6 if long else 2}
     if name == "sghmc":
-        return {
-            "trainer.max_epochs": 3 * epochs,
-            "model.init_args.burn_in": 0,
-            "model.init_args.every_n_epochs": 1,
-        }
-    if name == "swag":
-        return {"trainer.max_epochs": 3 * epochs, "model.init_args.start": epochs}
-    return {"trainer.max_epochs": epochs, "trainer.check_val_every_n_epoch": 1}
+        changes |= {"model.init_args.burn_in": 0, "model.init_args.every_n_epochs": 1}
+    elif name == "swag":
+        changes["model.init_args.start"] = 2
+    else:
+        changes["trainer.check_val_every_n_epoch"] = 1
+    return changes
 
 
 # ------------------------------------------------------------ the page
 def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Findings]:
-    reference = runs[REFERENCE]
-    around = reference.surroundings()
-    posterior = reference.module().posterior()
+    run = runs[REFERENCE]
+    posterior = run.module().posterior()
     assert isinstance(posterior, Empirical)
-    networks = posterior.networks
-    sym = discover(around.template, around.example())
+    reference = Population(posterior.networks, run.problem())
     places = {title: str(runs[name].folder) for name, title in METHODS.items()}
-    comparison = findings_of(collect(str(reference.folder), places, folder / "compare"))
-    return [
-        _what_was_done(runs, P.stack_size(networks)),
-        _symmetries(networks, sym),
+    comparison = findings_of(collect(str(run.folder), places, folder / "compare"))
+    closing = Section(
+        "Go on",
+        ["TensorBoard shows the curves and figures of every run:"],
+        f"tensorboard --logdir {folder / 'runs'}\nlightning-bnn presets\n"
+        f"lightning-bnn compare --reference {run.folder} --posteriors.MFVI {runs['mfvi'].folder}",
+    )
+    sections = [
+        *_opening(runs, reference),
         _comparison(comparison),
-        Section(
-            "Permutations while training",
-            [
-                "Kendall's tau between the orders of the units before and after each step, by "
-                "their largest weights: 1 means that no pair of units has changed places.",
-            ],
-            figures={"Tau, mean over units and members.": _taus(runs)},
-        ),
-        _mass(mass_findings(networks, sym, {})),
-        _pairs(collapse_findings(networks, around, None, {})),
-        Section(
-            "Go on",
-            ["TensorBoard shows the curves and figures of every run:"],
-            f"tensorboard --logdir {folder / 'runs'}\nlightning-bnn presets\n"
-            f"lightning-bnn compare --reference {reference.folder} --posteriors.MFVI "
-            f"{runs['mfvi'].folder}",
-        ),
-    ], comparison
+        _permutations(runs),
+        *_functions(reference),
+        closing,
+    ]
+    return sections, comparison
 
 
-def _what_was_done(runs: Mapping[str, Run], count: int) -> Section:
-    return Section(
-        "What was done",
-        [
-            f"{count} small networks (64-16-10) were trained on scikit-learn's digits from "
-            "different starts. They stand for the posterior: a reference. Seven methods "
-            "approximate it, each from several starts; the callbacks PermutationTau, MassGap "
-            "and PosteriorFigures watched all of them.",
-            "Every run is a preset; the same by hand:",
-        ],
-        "\n".join(run.job.command for run in runs.values()),
+def _opening(runs: Mapping[str, Run], reference: Population) -> list[Section]:
+    """What was done, and which symmetries the network has."""
+    networks, sym = reference.networks, reference.problem.symmetries()
+    done = [
+        f"{P.stack_size(networks)} small networks (64-16-10) were trained on scikit-learn's digits "
+        "from different starts. They stand for the posterior: a reference. Seven methods "
+        "approximate it, each from several starts; the callbacks PermutationTau, MassGap "
+        "and PosteriorFigures watched all of them.",
+        "Every run is a preset; the same by hand:",
+    ]
+    symmetries = (
+        "Hidden units can be reordered, and rescaled, without any change of the function. "
+        "What this package has found in the network:"
     )
-
-
-def _symmetries(networks: Params, sym: Symmetries) -> Section:
-    forms = {"as trained": networks, "symmetries removed": canonicalise(networks, sym)}
-    return Section(
-        "The same function many times",
-        [
-            "Hidden units can be reordered, and rescaled, without any change of the function. "
-            "What this package has found in the network:",
-        ],
-        str(sym),
-        figures={
-            "Largest weight of three of the units, over all reference networks. As trained, "
-            "all units are alike: any could take any place. Scaled to unit norm and sorted, "
-            "each has a place of its own, and the functions are the same.": units_figure(
-                forms, sym
-            ),
-        },
+    caption = (
+        "Largest weight of three of the units, over all reference networks. As trained, all units "
+        "are alike: any could take any place. Scaled to unit norm and sorted, each has a place of "
+        "its own, and the functions are the same."
     )
+    figures = {caption: units_figure(forms_of(networks, sym), sym)}
+    return [
+        Section("What was done", done, "\n".join(run.job.command for run in runs.values())),
+        Section("The same function many times", [symmetries], str(sym), figures=figures),
+    ]
 
 
-def _comparison(found: Findings) -> Section:
-    return Section(
-        "How good are the posteriors?",
-        [
-            "MMD compares weights with the reference, as they are and with symmetries removed "
-            "(NS). One mode is one start; multi mode mixes all starts. Other columns judge "
-            "predictions, in distribution and on scrambled digits.",
-        ],
-        tables=list(found.tables.values()),
-        figures={
-            "All numbers with their errors. Grey: the noise floor, MMD between random parts of the "
-            "reference, and two deviations around it.": found.figures["metrics"],
-        },
+def _comparison(findings: Findings) -> Section:
+    text = (
+        "MMD compares weights with the reference, as they are and with symmetries removed (NS). "
+        "One mode is one start; multi mode mixes all starts. Other columns judge predictions, in "
+        "distribution and on scrambled digits."
     )
-
-
-def _mass(found: Findings) -> Section:
-    return Section(
-        "Mass that changes nothing",
-        ["The L2 penalty of every network, and its minimum over all rescalings of its units."],
-        tables=list(found.tables.values()),
-        figures={
-            "Each point is a network of the reference.": found.figures["mass"],
-            "What rescaling would save.": found.figures["excess"],
-        },
+    caption = (
+        "All numbers with their errors. Grey: the noise floor, MMD between random parts of the "
+        "reference, and two deviations around it."
     )
+    figures = {caption: findings.figures["metrics"]}
+    return _section("How good are the posteriors?", text, findings, figures)
 
 
-def _pairs(found: Findings) -> Section:
-    return Section(
-        "Are the networks different functions?",
-        ["Mutual information of all pairs of reference networks."],
-        tables=list(found.tables.values()),
-        figures={"In distribution, and on scrambled digits.": found.figures["pairs"]},
+def _permutations(runs: Mapping[str, Run]) -> Section:
+    text = (
+        "Kendall's tau between the orders of the units before and after each step, by their "
+        "largest weights: 1 means that no pair of units has changed places."
     )
+    figures = {"Tau, mean over units and members.": _taus(runs)}
+    return Section("Permutations while training", [text], figures=figures)
+
+
+def _functions(reference: Population) -> list[Section]:
+    """How much mass the networks could save, and whether they are different functions."""
+    masses, pairs = mass_findings(reference), collapse_findings(reference)
+    saved = {
+        "Each point is a network of the reference.": masses.figures["mass"],
+        "What rescaling would save.": masses.figures["excess"],
+    }
+    shared = {"In distribution, and on scrambled digits.": pairs.figures["pairs"]}
+    penalty = "The L2 penalty of every network, and its minimum over all rescalings of its units."
+    information = "Mutual information of all pairs of reference networks."
+    return [
+        _section("Mass that changes nothing", penalty, masses, saved),
+        _section("Are the networks different functions?", information, pairs, shared),
+    ]
+
+
+def _section(title: str, text: str, findings: Findings, figures: Mapping[str, Any]) -> Section:
+    return Section(title, [text], tables=list(findings.tables.values()), figures=figures)
 
 
 def _taus(runs: Mapping[str, Run]) -> Any:
@@ -235,8 +217,8 @@ def _scalar(folder: Path, tag: str) -> tuple[Tensor, Tensor]:
     points: dict[int, float] = {}
     files = sorted(folder.rglob("events.out.tfevents.*"), key=lambda p: p.stat().st_mtime)
     for file in files:
-        held = EventAccumulator(str(file)).Reload()
-        if tag in held.Tags()["scalars"]:
-            points |= {event.step: event.value for event in held.Scalars(tag)}
+        events = EventAccumulator(str(file)).Reload()
+        if tag in events.Tags()["scalars"]:
+            points |= {event.step: event.value for event in events.Scalars(tag)}
     steps = sorted(points)
     return torch.tensor(steps), torch.tensor([points[step] for step in steps])

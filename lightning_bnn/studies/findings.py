@@ -1,4 +1,4 @@
-"""What a study has found: tables and figures, printed and written where the user looks."""
+"""The results of a study: tables and figures, printed and written where the user looks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 import lightning_bnn
-from lightning_bnn.studies.tables import Table
+from lightning_bnn.comparison.tables import Measured, Table
+from lightning_bnn.plots import Line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Findings", "publish", "results_folder", "settings_of"]
+__all__ = ["Findings", "measured_line", "publish", "results_folder", "settings_of"]
 
 T = TypeVar("T")
 _MARKER = ".lightning_bnn"
@@ -43,7 +46,7 @@ class Findings:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
-        """What is printed."""
+        """Title, tables and notes as they are printed."""
         return "\n\n".join([self.title, *(t.text() for t in self.tables.values()), *self.notes])
 
     def markdown(self) -> str:
@@ -51,6 +54,16 @@ class Findings:
         pictures = [f"![{name}]({name}.png)" for name in self.figures]
         tables = [table.markdown() for table in self.tables.values()]
         return "\n\n".join([f"# {self.title}", *tables, *pictures, *self.notes]) + "\n"
+
+    def json(self) -> dict[str, Any]:
+        """All numbers, and what decides them, as plain types."""
+        return {
+            "study": self.name,
+            "version": lightning_bnn.__version__,
+            "settings": dict(self.settings),
+            "tables": {name: table.json() for name, table in self.tables.items()},
+            "notes": list(self.notes),
+        }
 
 
 def publish(findings: Findings, folder: Path) -> None:
@@ -64,14 +77,7 @@ def publish(findings: Findings, folder: Path) -> None:
     for name, table in findings.tables.items():
         (folder / f"{name}.csv").write_text(table.csv(), encoding="utf-8")
     (folder / "README.md").write_text(findings.markdown(), encoding="utf-8")
-    everything = {
-        "study": findings.name,
-        "version": lightning_bnn.__version__,
-        "settings": dict(findings.settings),
-        "tables": {name: table.json() for name, table in findings.tables.items()},
-        "notes": list(findings.notes),
-    }
-    (folder / "results.json").write_text(json.dumps(everything, indent=1, default=str) + "\n")
+    (folder / "results.json").write_text(json.dumps(findings.json(), indent=1, default=str) + "\n")
     for name, figure in findings.figures.items():
         figure.savefig(folder / f"{name}.png", dpi=150)
         figure.savefig(folder / f"{name}.svg")
@@ -107,8 +113,8 @@ def results_folder(out: str, study: str) -> Path:
     marker = folder / _MARKER
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        mine = marker.is_file() and marker.read_text().strip() == study
-        if not mine and any(folder.iterdir()):
+        same_study = marker.is_file() and marker.read_text().strip() == study
+        if not same_study and any(folder.iterdir()):
             raise ValueError(
                 f"`out` {folder} holds other things than results of {study}: choose a new folder."
             )
@@ -134,3 +140,9 @@ def settings_of(scales: Mapping[str, T], scale: str, **given: Any) -> T:
         if any(isinstance(v, (int, float)) and not v > 0 for v in values):
             raise ValueError(f"`{name}` must be positive, got {value}.")
     return dataclasses.replace(scales[scale], **changed)  # type: ignore[type-var]  # scales are dataclasses
+
+
+def measured_line(x: Sequence[float], numbers: Sequence[Measured]) -> Line:
+    """A curve of numbers, with their errors as a band around it."""
+    value, error = torch.tensor(numbers).unbind(1)
+    return Line(torch.tensor([float(k) for k in x]), value, value - error, value + error)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from lightning_bnn.plots import Line, lines_figure
+from lightning_bnn.comparison.tables import Cell, Measured, Table
+from lightning_bnn.comparison.tables import spread as table_spread
+from lightning_bnn.plots import lines_figure
 from lightning_bnn.posteriors.mutual_information import Sampled, log_ratios
 from lightning_bnn.posteriors.permanents import (
     log_bethe,
@@ -20,9 +22,7 @@ from lightning_bnn.posteriors.permanents import (
 )
 from lightning_bnn.posteriors.unit_layers import UnitLayer
 from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.studies.findings import Findings, publish, results_folder
-from lightning_bnn.studies.tables import Cell, Measured, Table
-from lightning_bnn.studies.tables import spread as table_spread
+from lightning_bnn.studies.findings import Findings, measured_line, publish, results_folder
 
 __all__ = ["information", "near_draws", "uniform_draws"]
 
@@ -55,93 +55,72 @@ def information(
         samples: of the weights, for every number.
         out: folder of the results.
     """
-    for name, values, least in (
-        ("widths", widths, 2),
-        ("draws", draws, 1),
-        ("samples", [samples], 2),
-        ("weights", [weights], 1),
-    ):
+    limits = (("widths", widths, 2), ("draws", draws, 1), ("samples", [samples], 2))
+    for name, values, least in (*limits, ("weights", [weights], 1)):
         if not all(value >= least for value in values):
             raise ValueError(f"`{name}` must be at least {least}, got {values}.")
     folder = results_folder(out, "information")
-    header = [
-        "units", "log n!", "exact", *(f"uniform {k}" for k in draws),
-        *(f"near {k}" for k in draws), "capacity", "Bethe", "transpositions",
-    ]  # fmt: skip
     rows = [
-        _row(width, draws, _ratios(width, weights, spread, sigma, samples))
+        _row(width, draws, *_ratios(width, weights, spread, sigma, samples))
         for width in tqdm(widths, desc="widths")
     ]
+    header = list(rows[0])
     title = f"Information in nats: mean ± standard deviation of {samples} weight samples"
-    settings = {
-        "widths": widths, "draws": draws, "weights": weights, "spread": spread, "sigma": sigma,
-        "samples": samples,
-    }  # fmt: skip
+    table = Table(title, header, [list(row.values()) for row in rows], 2)
+    curves = {
+        name: measured_line(widths, [cast(Measured, row[name]) for row in rows])
+        for name in header[3:]
+    }
     findings = Findings(
         "information",
         "Estimates of the information between weights and the order of their units (P2, section 4)",
-        {"information": Table(title, header, rows, 2)},
-        {"information": _picture(header, rows, widths)},
-        [],
-        settings,
-    )
+        {"information": table},
+        {"information": lines_figure({"": curves}, ("units", "information (nats)"))},
+        settings={
+            "widths": widths, "draws": draws, "weights": weights, "spread": spread, "sigma": sigma,
+            "samples": samples,
+        },
+    )  # fmt: skip
     publish(findings, folder)
 
 
-def _ratios(width: int, weights: int, spread: float, sigma: float, samples: int) -> Tensor:
+def _ratios(
+    width: int, weights: int, spread: float, sigma: float, samples: int
+) -> tuple[Tensor, Tensor]:
     """Log-ratios of densities, ``(samples, units, units)``, and distances of means."""
     generator = keyed_generator("information", width)
     mean = spread * torch.randn(width, weights, generator=generator, dtype=torch.float64)
     noise = torch.randn(samples, width, weights, generator=generator, dtype=torch.float64)
     log_std = torch.full_like(noise, math.log(sigma))
-    sampled = Sampled(
-        {"w": mean + sigma * noise},
-        {"w": mean.expand_as(noise)},
-        {"w": log_std},
-        {"w": noise},
-    )
+    tensors = (mean + sigma * noise, mean.expand_as(noise), log_std, noise)
     layer = UnitLayer(0, width, (("w", 0, torch.arange(width)[:, None]),))
-    return torch.stack(
-        [log_ratios(layer, sampled), torch.cdist(mean, mean).expand(samples, -1, -1)]
-    )
+    ratios = log_ratios(layer, Sampled(*({"w": tensor} for tensor in tensors)))
+    return ratios, torch.cdist(mean, mean)
 
 
-def _row(width: int, draws: list[int], both: Tensor) -> list[Cell]:
-    ratios, distances = both
+def _row(width: int, draws: list[int], ratios: Tensor, distances: Tensor) -> dict[str, Cell]:
+    """Every estimate by its name, which is the header of its column."""
     order = math.lgamma(width + 1)
 
-    def information_by(bound: Callable[[Tensor], Tensor]) -> Measured:
+    def bounded(bound: Callable[[Tensor], Tensor]) -> Measured:
         return table_spread(order - torch.cat([bound(part) for part in ratios.split(10)]))
 
     def drawn(estimate: Callable[..., Tensor], count: int) -> Measured:
         generator = keyed_generator("information", width, count)
         return table_spread(
-            torch.stack(
-                [estimate(r, d, count, generator) for r, d in zip(ratios, distances, strict=False)]
-            )
+            torch.stack([estimate(one, distances, count, generator) for one in ratios])
         )
 
-    return [
-        str(width),
-        order,
-        information_by(log_permanent) if width <= _EXACT_UP_TO else "",
-        *(drawn(uniform_draws, count) for count in draws),
-        *(drawn(near_draws, count) for count in draws),
-        information_by(log_capacity),
-        information_by(log_bethe),
-        information_by(log_transpositions),
-    ]
-
-
-def _picture(header: list[str], rows: list[list[Cell]], widths: list[int]) -> Any:
-    """Every estimate by the number of units."""
-    x = torch.tensor([float(width) for width in widths])
-    curves = {}
-    for k, name in enumerate(header[3:], 3):
-        found = [cast(Measured, row[k]) for row in rows]
-        mean, error = (torch.tensor([float(cell[part]) for cell in found]) for part in (0, 1))
-        curves[name] = Line(x, mean, mean - error, mean + error)
-    return lines_figure({"": curves}, ("units", "information (nats)"))
+    return {
+        "units": str(width),
+        "log n!": order,
+        "exact": bounded(log_permanent) if width <= _EXACT_UP_TO else "",
+        **{f"uniform {count}": drawn(uniform_draws, count) for count in draws},
+        **{f"near {count}": drawn(near_draws, count) for count in draws},
+        "capacity": bounded(log_capacity),
+        "Bethe": bounded(log_bethe),
+        "transpositions": bounded(log_transpositions),
+    }
 
 
 def uniform_draws(

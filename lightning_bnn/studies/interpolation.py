@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from lightning_bnn.comparison.tables import Cell, Table
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.tables import Cell, Table
 
 __all__ = ["fitted_gaussians", "interpolation", "midpoint_kl"]
 
@@ -71,8 +71,8 @@ def interpolation(
     """
     folder = results_folder(out, "interpolation")
     settings = settings_of(SCALES, scale, dims=dims, sigmas=sigmas, steps=steps)
-    found = {dim: fitted_gaussians(dim, settings, seed) for dim in settings.dims}
-    publish(_findings(found, settings, seed), folder)
+    fits = {dim: fitted_gaussians(dim, settings, seed) for dim in settings.dims}
+    publish(_findings(fits, settings, seed), folder)
 
 
 def fitted_gaussians(dim: int, settings: Scale, seed: int) -> Fits:
@@ -158,11 +158,11 @@ def midpoint_kl(alpha: float) -> tuple[float, float]:
 
 
 # ------------------------------------------------------------ output
-def _findings(found: dict[int, Fits], settings: Scale, seed: int) -> Findings:
+def _findings(every: Mapping[int, Fits], settings: Scale, seed: int) -> Findings:
     rows: list[list[Cell]] = []
-    for dim, fits in found.items():
-        for k, sigma in enumerate(settings.sigmas):
-            last, first = _threshold(fits.alphas, fits.measure[k])
+    for dim, fits in every.items():
+        for sigma, measure in zip(settings.sigmas, fits.measure, strict=True):
+            last, first = _threshold(fits.alphas, measure)
             rows.append([str(dim), sigma, last, first, last / sigma, first / sigma])
     header = [
         "dimension", "sigma", "last alpha between", "first alpha on a mode",
@@ -173,41 +173,33 @@ def _findings(found: dict[int, Fits], settings: Scale, seed: int) -> Findings:
         "the grid limits how well this table shows it)."
     )
     exact: list[list[Cell]] = [[f"{a:g}", *midpoint_kl(a)] for a in (1.0, 2.0, 3.0, 4.0, 4.8)]
+    halfway = "Best Gaussian halfway, by quadrature (sigma = 1)"
+
+    def figure(name: str, label: str) -> Any:
+        """One panel for each dimension, one curve for each sigma."""
+        panels = {
+            f"{dim} dimensions": {
+                f"sigma {sigma:g}": Line(fits.alphas, values)
+                for sigma, values in zip(settings.sigmas, getattr(fits, name), strict=True)
+            }
+            for dim, fits in every.items()
+        }
+        return lines_figure(panels, ("alpha", label))
+
     return Findings(
         "interpolation",
         "One Gaussian for two modes (P2, section 3)",
         {
             "thresholds": Table("Where the Gaussian leaves the middle", header, rows, 2, note),
-            "exact": Table(
-                "Best Gaussian halfway, by quadrature (sigma = 1)",
-                ["alpha", "variance", "KL"],
-                exact,
-                4,
-            ),
+            "exact": Table(halfway, ["alpha", "variance", "KL"], exact, 4),
         },
         {
-            name: lines_figure(
-                {
-                    f"{dim} dimensions": {
-                        f"sigma {sigma:g}": Line(fits.alphas, of(fits, k))
-                        for k, sigma in enumerate(settings.sigmas)
-                    }
-                    for dim, fits in found.items()
-                },
-                ("alpha", label),
-            )
-            for name, label, of in _PICTURES
+            "measure": figure("measure", "interpolation measure"),
+            "deviation": figure("std", "standard deviation along u / sigma"),
+            "kl": figure("kl", "KL"),
         },
-        [],
-        {"scale": settings.__dict__, "seed": seed},
+        settings={"scale": settings.__dict__, "seed": seed},
     )
-
-
-_PICTURES: Sequence[tuple[str, str, Any]] = (
-    ("measure", "interpolation measure", lambda fits, k: fits.measure[k]),
-    ("deviation", "standard deviation along u / sigma", lambda fits, k: fits.std[k]),
-    ("kl", "KL", lambda fits, k: fits.kl[k]),
-)
 
 
 def _threshold(alphas: Tensor, measure: Tensor) -> tuple[float, float]:

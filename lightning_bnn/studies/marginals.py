@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from lightning_bnn.comparison.tables import Cell, Table
 from lightning_bnn.params import Params, ravel
 from lightning_bnn.plots import Line, histograms_figure, lines_figure
-from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.populations import Recipe, population
-from lightning_bnn.studies.tables import Cell, Table
+from lightning_bnn.studies.findings import Findings, publish
+from lightning_bnn.studies.populations import Population, Recipe, population
 from lightning_bnn.symmetry import Symmetries, canonicalise
 from lightning_bnn.symmetry.units import unit_rows, writer
 
-__all__ = ["marginals", "marginals_findings", "units_figure"]
+__all__ = ["forms_of", "marginals", "marginals_findings", "units_figure"]
 
-SCALES = {
+RECIPES = {
     "small": Recipe("demo_reference", "digits (a substitute for UCI's table of energy)", 400),
     "paper": Recipe("energy_ensemble", "UCI energy", 1000),
 }
@@ -50,96 +50,78 @@ def marginals(
         epochs: of training.
         out: folder of the results.
     """
-    folder = results_folder(out, "marginals")
-    recipe = settings_of(SCALES, scale, members=members, epochs=epochs)
-    found = population(folder, recipe, networks, like)
-    publish(
-        marginals_findings(found.networks, found.symmetries(), found.settings, found.note), folder
+    given = population(
+        "marginals", out, RECIPES, scale, networks, like, members=members, epochs=epochs
     )
+    publish(marginals_findings(given), given.folder)
 
 
-def marginals_findings(
-    networks: Params, sym: Symmetries, settings: Mapping[str, Any], note: str = ""
-) -> Findings:
+def marginals_findings(population: Population) -> Findings:
     """Tables and figures.
 
     Args:
-        networks: a stack.
-        sym: its symmetries.
-        settings: where it is from.
-        note: what stands in for what.
+        population: networks and their problem.
     """
-    forms = {
-        "as trained": networks,
-        "symmetries removed": canonicalise(networks, sym),
-    }
+    networks, sym = population.networks, population.problem.symmetries()
+    forms = forms_of(networks, sym)
     tests = [row for form, stack in forms.items() for row in _tests(form, stack, sym)]
     shares = {form: explained_variance(stack) for form, stack in forms.items()}
     spectrum: list[list[Cell]] = [
         [form, *(100 * float(share[:k].sum()) for k in (1, 2, 5, 10, 20)), *clusters(forms[form])]
         for form, share in shares.items()
     ]
-    weights = [name for name in networks if name in sym.weights]
-    about = (
+    note = (
         "KS: smallest of the p-values of the two-sample tests between the first unit and each of "
         "the others, for every incoming weight, times their number (Bonferroni). Chi-square: is "
         "each unit equally likely to hold the layer's largest weight?"
     )
     header = ["", "layer", "units", "KS p", "p < 0.05 %", "largest weight: chi-square p"]
+    explained = "Variance that the leading principal components explain, %; mean-shift clusters"
+    components = ["", "1", "2", "5", "10", "20", "clusters", "in the largest %"]
     ranks = torch.arange(1, _COMPONENTS + 1)
+    curves = {
+        form: Line(ranks[: len(share)], 100 * share.cumsum(0)[:_COMPONENTS])
+        for form, share in shares.items()
+    }
+    weights = [name for name in networks if name in sym.weights]
+    panels = {n: {form: stack[n].flatten() for form, stack in forms.items()} for n in weights}
     return Findings(
         "marginals",
         "Marginals of the weights (P1, figure 9 and corollary)",
         {
-            "equal": Table("Do all units have the same marginals?", header, tests, 3, about),
-            "pca": Table(
-                "Variance that the leading principal components explain, %; mean-shift clusters",
-                ["", "1", "2", "5", "10", "20", "clusters", "in the largest %"],
-                spectrum,
-                1,
-            ),
+            "equal": Table("Do all units have the same marginals?", header, tests, 3, note),
+            "pca": Table(explained, components, spectrum, 1),
         },
         {
-            "marginals": histograms_figure(
-                {n: {form: stack[n].flatten() for form, stack in forms.items()} for n in weights}
-            ),
+            "marginals": histograms_figure(panels),
             "units": units_figure(forms, sym),
-            "pca": lines_figure(
-                {
-                    "": {
-                        form: Line(ranks[: len(share)], 100 * share.cumsum(0)[:_COMPONENTS])
-                        for form, share in shares.items()
-                    }
-                },
-                ("principal components", "variance explained (%)"),
-            ),
+            "pca": lines_figure({"": curves}, ("principal components", "variance explained (%)")),
         },
-        [note] if note else [],
-        settings,
+        population.notes,
+        population.settings,
     )
 
 
-def _rows(stack: Params, sym: Symmetries, index: int) -> tuple[str, Tensor] | None:
-    """Incoming weights of a group, ``(networks, units, weights)``, and the tensor's name."""
-    group = sym.permutations[index]
-    place = writer(sym, group)
-    if place is None or group.kind == "block":
-        return None
-    return sym.axes[place.axis].tensor, unit_rows(stack, sym, place)
+def forms_of(networks: Params, sym: Symmetries) -> dict[str, Params]:
+    """Networks as trained, and without symmetries."""
+    return {"as trained": networks, "symmetries removed": canonicalise(networks, sym)}
+
+
+def _incoming(stack: Params, sym: Symmetries) -> Iterator[tuple[str, Tensor]]:
+    """For every group of units, the tensor's name and weights ``(networks, units, weights)``."""
+    for group in sym.permutations:
+        place = writer(sym, group)
+        if place is not None and group.kind != "block":
+            yield sym.axes[place.axis].tensor, unit_rows(stack, sym, place)
 
 
 def _tests(form: str, stack: Params, sym: Symmetries) -> list[list[Cell]]:
-    found: list[list[Cell]] = []
-    for index in range(len(sym.permutations)):
-        held = _rows(stack, sym, index)
-        if held is not None:
-            name, rows = held
-            p = exchange_p_values(rows)
-            found.append(
-                [form, name, rows.shape[1], min(1.0, float(p.min()) * p.numel()),
-                 100 * float((p < 0.05).double().mean()), argmax_p_value(rows)]
-            )  # fmt: skip
-    return found
+    table: list[list[Cell]] = []
+    for name, rows in _incoming(stack, sym):
+        p = exchange_p_values(rows)
+        least, often = min(1.0, float(p.min()) * p.numel()), float((p < 0.05).double().mean())
+        table.append([form, name, rows.shape[1], least, 100 * often, argmax_p_value(rows)])
+    return table
 
 
 def exchange_p_values(rows: Tensor) -> Tensor:
@@ -153,8 +135,11 @@ def exchange_p_values(rows: Tensor) -> Tensor:
     first, *others = rows.double().unbind(1)
     return torch.tensor(
         [
-            [ks_2samp(first[:, j].numpy(), o[:, j].numpy()).pvalue for j in range(o.shape[1])]
-            for o in others
+            [
+                ks_2samp(one.numpy(), two.numpy()).pvalue
+                for one, two in zip(first.T, other.T, strict=True)
+            ]
+            for other in others
         ]
     )
 
@@ -204,10 +189,8 @@ def units_figure(forms: Mapping[str, Params], sym: Symmetries) -> Any:
 
 def _of_units(stack: Params, sym: Symmetries) -> dict[str, Tensor]:
     """Largest weights of the first, a middle and the last unit of the first layer."""
-    for index in range(len(sym.permutations)):
-        held = _rows(stack, sym, index)
-        if held is not None:
-            largest = held[1].amax(-1)
-            units = sorted({0, math.ceil(largest.shape[1] / 2) - 1, largest.shape[1] - 1})
-            return {f"unit {k + 1}": largest[:, k] for k in units}
+    for _, rows in _incoming(stack, sym):
+        largest, count = rows.amax(-1), rows.shape[1]
+        units = sorted({0, math.ceil(count / 2) - 1, count - 1})
+        return {f"unit {k + 1}": largest[:, k] for k in units}
     return {}

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params
+from lightning_bnn.comparison.tables import Cell, Table, spread
 from lightning_bnn.plots import histograms_figure, scatter_figure
-from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.populations import ENSEMBLES, population
-from lightning_bnn.studies.tables import Cell, Table, spread
-from lightning_bnn.symmetry import MinMass, Symmetries, min_mass, rescale
+from lightning_bnn.studies.findings import Findings, publish
+from lightning_bnn.studies.populations import ENSEMBLES, Population, population
+from lightning_bnn.symmetry import min_mass, rescale
 
 __all__ = ["mass", "mass_findings"]
 
@@ -41,53 +38,39 @@ def mass(
         epochs: of training.
         out: folder of the results.
     """
-    folder = results_folder(out, "mass")
-    recipe = settings_of(ENSEMBLES, scale, members=members, epochs=epochs)
-    found = population(folder, recipe, networks, like)
-    findings = mass_findings(found.networks, found.symmetries(), found.settings, found.note)
-    publish(findings, folder)
+    given = population(
+        "mass", out, ENSEMBLES, scale, networks, like, members=members, epochs=epochs
+    )
+    publish(mass_findings(given), given.folder)
 
 
-@dataclass(frozen=True)
-class Masses:
-    """Masses of a stack, and its largest weights, before and after rescaling."""
-
-    optimum: MinMass
-    largest: dict[str, tuple[Tensor, Tensor]]
-    layers: dict[str, tuple[Tensor, Tensor]]
-
-
-def mass_findings(
-    networks: Params, sym: Symmetries, settings: Mapping[str, Any], note: str = ""
-) -> Findings:
+def mass_findings(population: Population) -> Findings:
     """Table and figures.
 
     Args:
-        networks: a stack.
-        sym: its symmetries.
-        settings: where it is from.
-        note: what stands in for what.
+        population: networks and their problem.
     """
-    found = _masses(networks, sym)
-    optimum = found.optimum
-    rows: list[list[Cell]] = [
-        ["mass", spread(optimum.mass), *_range(optimum.mass)],
-        ["minimum mass", spread(optimum.minimum), *_range(optimum.minimum)],
-        ["excess %", spread(optimum.excess), *_range(optimum.excess)],
-    ]
+    networks, sym = population.networks, population.problem.symmetries()
+    optimum = min_mass(networks, sym)
+    smallest = rescale(networks, sym, optimum.scales)
+    names = [name for name in networks if name in sym.weights]
+    weights = {n: [stack[n].flatten(1).cpu() for stack in (networks, smallest)] for n in names}
+    largest = {name: [w.abs().amax(1) for w in both] for name, both in weights.items()}
     layers: list[list[Cell]] = [
-        [name, *(spread(t) for t in (*found.layers[name], *found.largest[name]))]
-        for name in found.largest
+        [name, *(spread(w.square().sum(1)) for w in both), *map(spread, largest[name])]
+        for name, both in weights.items()
+    ]
+    totals = {"mass": optimum.mass, "minimum mass": optimum.minimum, "excess %": optimum.excess}
+    rows: list[list[Cell]] = [
+        [name, spread(values), *_quantiles(values)] for name, values in totals.items()
     ]
     header = ["", "mean ± sd", "5 %", "median", "95 %"]
     per_layer = ["layer", "mass", "at the minimum", "largest weight", "at the minimum "]
     worst = max(float(optimum.gap.max()), torch.finfo(torch.float64).eps)
     certified = f"Certified to {worst:.0e} (relative duality gap of the worst network)."
-    figure = scatter_figure(
-        {"": {"networks": (optimum.mass.cpu(), optimum.minimum.cpu())}},
-        ("mass", "minimum mass"),
-        diagonal=True,
-    )
+    points = {"": {"networks": (optimum.mass.cpu(), optimum.minimum.cpu())}}
+    excess = {"excess mass": {"networks": optimum.excess.cpu()}}
+    extremes = {n: {"trained": a, "minimum": b} for n, (a, b) in largest.items()}
     return Findings(
         "mass",
         f"Mass of {len(optimum.mass)} networks and its minimum over rescalings (P1, figure 2)",
@@ -96,32 +79,15 @@ def mass_findings(
             "layers": Table("By layer, mean ± sd over networks", per_layer, layers, 2),
         },
         {
-            "mass": figure,
-            "excess": histograms_figure(
-                {"excess mass": {"networks": optimum.excess.cpu()}}, "excess %", 40
-            ),
-            "largest": histograms_figure(
-                {n: {"trained": a, "minimum": b} for n, (a, b) in found.largest.items()},
-                "largest weight", 40,
-            ),
+            "mass": scatter_figure(points, ("mass", "minimum mass"), diagonal=True),
+            "excess": histograms_figure(excess, "excess %", 40),
+            "largest": histograms_figure(extremes, "largest weight", 40),
         },
-        [note] if note else [],
-        settings,
-    )  # fmt: skip
-
-
-def _masses(networks: Params, sym: Symmetries) -> Masses:
-    optimum = min_mass(networks, sym)
-    smallest = rescale(networks, sym, optimum.scales)
-    weights = [name for name in networks if name in sym.weights]
-    pairs = {n: (networks[n].flatten(1).cpu(), smallest[n].flatten(1).cpu()) for n in weights}
-    return Masses(
-        optimum,
-        {n: (a.abs().amax(1), b.abs().amax(1)) for n, (a, b) in pairs.items()},
-        {n: (a.square().sum(1), b.square().sum(1)) for n, (a, b) in pairs.items()},
+        population.notes,
+        population.settings,
     )
 
 
-def _range(values: Tensor) -> list[float]:
+def _quantiles(values: Tensor) -> list[float]:
     levels = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
     return values.double().cpu().quantile(levels).tolist()

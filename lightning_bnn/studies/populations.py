@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lightning_bnn.comparison.places import Place
+from lightning_bnn.comparison.problem import Problem, read_problem
+from lightning_bnn.comparison.stored_posteriors import read_posterior
 from lightning_bnn.params import Params
-from lightning_bnn.studies.contenders import (
-    Place,
-    find_config,
-    fingerprint,
-    read_contender,
-    stack_of,
-)
+from lightning_bnn.studies.findings import results_folder, settings_of
 from lightning_bnn.studies.runs import Job, run_jobs
-from lightning_bnn.studies.surroundings import Surroundings, read_surroundings
-from lightning_bnn.symmetry import Symmetries, discover
 
 __all__ = ["ENSEMBLES", "Population", "Recipe", "population"]
 
@@ -38,12 +33,19 @@ class Recipe:
     members: int
     epochs: int | None = None
 
+    def overrides(self) -> dict[str, Any]:
+        """What to change in the preset."""
+        changes: dict[str, Any] = {"model.init_args.members": self.members}
+        if self.epochs is not None:
+            changes["trainer.max_epochs"] = self.epochs
+        return changes
+
 
 ENSEMBLES = {
     "small": Recipe("demo_reference", "digits", 200),
     "paper": Recipe("mnist_p1_ensemble", "MNIST", 1000),
 }
-"""Of many networks, by scale."""
+"""Ensembles of many networks, by scale."""
 
 
 @dataclass(frozen=True)
@@ -52,48 +54,54 @@ class Population:
 
     Attributes:
         networks: a stack.
-        around: network and data.
+        problem: network and data.
         settings: where it is from.
-        note: what stands in for what, for people to read.
+        notes: what stands in for what, for people to read.
+        folder: where results about it go.
     """
 
     networks: Params
-    around: Surroundings
-    settings: Mapping[str, Any]
-    note: str
-
-    def symmetries(self) -> Symmetries:
-        """Of the network."""
-        return discover(self.around.template, self.around.example())
+    problem: Problem
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    folder: Path = Path()
 
 
 def population(
-    folder: Path, recipe: Recipe, given: str | None = None, like: str | None = None
+    study: str,
+    out: str,
+    recipes: Mapping[str, Recipe],
+    scale: str,
+    networks: str | None,
+    like: str | None,
+    **changes: int | None,
 ) -> Population:
     """Networks from disk, or trained now; those that were trained before are read.
 
     Args:
-        folder: for runs.
-        recipe: how they are trained.
-        given: a run, bank or folder of networks, in place of training.
+        study: name of the study that asks for them.
+        out: folder of its results, which holds the runs, too.
+        recipes: how they are trained, by scale.
+        scale: which of the recipes.
+        networks: a run, bank or folder of networks, in place of training.
         like: its configuration, if it has none with it.
+        **changes: fields of the recipe to replace.
     """
-    if given is None:
-        overrides: dict[str, Any] = {"model.init_args.members": recipe.members}
+    folder, recipe = results_folder(out, study), settings_of(recipes, scale, **changes)
+    if networks is None:
+        overrides = recipe.overrides()
         if recipe.epochs is not None:
-            overrides["trainer.max_epochs"] = recipe.epochs
             overrides["trainer.check_val_every_n_epoch"] = recipe.epochs
         job = Job("population", recipe.preset, overrides)
         place = run_jobs([job], folder / "runs")["population"].place
-        settings: dict[str, Any] = {"command": job.command}
+        settings = {"command": job.command}
         note = f"{recipe.members} networks on {recipe.data}: {job.command}"
     else:
-        place = Place.of(given)
-        settings, note = {"networks": given}, f"Networks: {given}"
-    config = find_config(place) if like is None else Path(like)
+        place = Place.of(networks)
+        settings, note = {"networks": networks}, f"Networks: {networks}"
+    config = place.config() if like is None else Path(like)
     if config is None:
         raise ValueError(f"{place.path} has no `config.yaml` with it: pass one as `--like`.")
-    around = read_surroundings(config)
-    networks = stack_of(read_contender("networks", place, around))
-    settings["sha256"] = fingerprint(place.file())
-    return Population(networks, around, settings, note)
+    problem = read_problem(config)
+    stack = read_posterior("networks", place, problem).networks()
+    return Population(stack, problem, {**settings, "sha256": place.digest()}, (note,), folder)

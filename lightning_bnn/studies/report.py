@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lightning_bnn.studies.tables import Table
+from lightning_bnn.comparison.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,11 +51,10 @@ class Section:
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
     def html(self) -> str:
-        """As HTML."""
-        parts = [f"<h2>{html.escape(self.title)}</h2>"]
-        parts += [f"<p>{html.escape(text)}</p>" for text in self.text]
+        """The section as HTML."""
+        parts = [_element("h2", self.title), *(_element("p", text) for text in self.text)]
         if self.code:
-            parts.append(f"<pre>{html.escape(self.code)}</pre>")
+            parts.append(_element("pre", self.code))
         parts += [_table(table) for table in self.tables]
         parts += [_figure(caption, figure) for caption, figure in self.figures.items()]
         return "\n".join(parts)
@@ -79,23 +78,22 @@ def html_report(title: str, about: str, sections: Sequence[Section]) -> str:
     )
 
 
+def _element(tag: str, text: str, options: str = "") -> str:
+    return f"<{tag}{options}>{html.escape(text)}</{tag}>"
+
+
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in table.header)
-    rows = "\n".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in table.cells()
-    )
-    note = f'<p class="about">{html.escape(table.note)}</p>' if table.note else ""
-    caption = f"<caption>{html.escape(table.title)}</caption>"
-    return f'<div class="wide"><table>{caption}\n<tr>{head}</tr>\n{rows}\n</table></div>{note}'
+    head = "".join(_element("th", name) for name in table.header)
+    rows = ["".join(_element("td", cell) for cell in row) for row in table.cells()]
+    body = "\n".join(f"<tr>{row}</tr>" for row in (head, *rows))
+    note = _element("p", table.note, ' class="about"') if table.note else ""
+    caption = _element("caption", table.title)
+    return f'<div class="wide"><table>{caption}\n{body}\n</table></div>{note}'
 
 
 def _figure(caption: str, figure: Figure) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
     data = base64.b64encode(buffer.getvalue()).decode()
-    text = html.escape(caption)
-    return (
-        f'<figure><img alt="{text}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{text}</figcaption></figure>"
-    )
+    image = f'<img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
+    return f"<figure>{image}{_element('figcaption', caption)}</figure>"

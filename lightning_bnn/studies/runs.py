@@ -1,11 +1,11 @@
-"""Train what a study needs: presets, each in a folder of its own, begun once and gone on with."""
+"""Train the presets that a study needs, each once, in a folder of its own."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from tqdm.auto import tqdm
 
 import lightning_bnn
 from lightning_bnn.commands.presets import preset_text
-from lightning_bnn.commands.quiet_runs import quiet
 from lightning_bnn.commands.training import training
-from lightning_bnn.modules import Bayesian
-from lightning_bnn.studies.contenders import Place, read_module
-from lightning_bnn.studies.surroundings import Surroundings, read_surroundings
+from lightning_bnn.comparison.places import Place
+from lightning_bnn.comparison.problem import Problem, read_problem
+from lightning_bnn.comparison.stored_posteriors import read_module
+from lightning_bnn.quiet_runs import quiet
 
-__all__ = ["Job", "Run", "run_jobs"]
+__all__ = ["Job", "Run", "fit_quietly", "run_jobs"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Job:
 
     @property
     def command(self) -> str:
-        """What a user would type for the same."""
+        """What a user would type to train the same."""
         changes = "".join(f" --{name} {value}" for name, value in self.overrides.items())
         preset = f"lightning-bnn presets {self.preset} > {self.preset}.yaml"
         return f"{preset}; lightning-bnn fit -c {self.preset}.yaml{changes}"
@@ -77,17 +77,16 @@ class Run:
 
     @property
     def place(self) -> Place:
-        """For `read_contender`."""
+        """Where its posterior can be read from."""
         return Place(self.folder)
 
-    def surroundings(self) -> Surroundings:
+    def problem(self) -> Problem:
         """Network and data."""
-        return read_surroundings(_newest(self.folder, "config.yaml"))
+        return read_problem(_newest(self.folder.rglob("config.yaml")))
 
-    def module(self) -> Bayesian:
+    def module(self) -> Any:
         """The trained module, with its data at hand."""
-        around = self.surroundings()
-        module = read_module(self.place.file(), around)
+        module = read_module(self.place.file(), self.problem())
         assert module is not None
         return module
 
@@ -95,8 +94,8 @@ class Run:
 def run_jobs(jobs: Sequence[Job], folder: Path) -> dict[str, Run]:
     """Train all jobs, one after the other, with one progress bar.
 
-    A job that is finished is not done again; one that was interrupted goes on from its last
-    checkpoint; one whose settings are others begins anew.
+    A job that is finished is not done again; one that was interrupted continues from its last
+    checkpoint; one whose settings have changed begins anew.
 
     Args:
         jobs: what to train.
@@ -128,39 +127,48 @@ def _prepared(run: Run) -> bool:
 def _train(run: Run, epochs: L.Callback) -> None:
     config = run.folder / f"{run.job.preset}.yaml"
     config.write_text(preset_text(run.job.preset), encoding="utf-8")
-    checkpoints = sorted(run.folder.rglob("*.ckpt"), key=lambda p: p.stat().st_mtime)
-    resumed = ["--ckpt_path", str(checkpoints[-1])] if checkpoints else []
-    changes = [part for name, value in run.job.overrides.items() for part in _argument(name, value)]
+    options: dict[str, Any] = {
+        **run.job.overrides,
+        "trainer.default_root_dir": str(run.folder),
+        "trainer.enable_progress_bar": False,
+        "trainer.enable_model_summary": False,
+    }
+    checkpoints = list(run.folder.rglob("*.ckpt"))
+    if checkpoints:
+        options["ckpt_path"] = str(_newest(checkpoints))
+    arguments = ["fit", "-c", str(config)]
+    for name, value in options.items():
+        arguments += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
+    callbacks = [epochs, *run.job.callbacks, ModelCheckpoint(save_on_train_epoch_end=True)]
     with quiet():
-        training(
-            [
-                "fit", "-c", str(config), *changes,
-                "--trainer.default_root_dir", str(run.folder),
-                "--trainer.enable_progress_bar", "false",
-                "--trainer.enable_model_summary", "false", *resumed,
-            ],
-            [epochs, *run.job.callbacks, ModelCheckpoint(save_on_train_epoch_end=True)],
-        )  # fmt: skip
+        training(arguments, callbacks)
 
 
-def _argument(name: str, value: Any) -> list[str]:
-    return [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
+def fit_quietly(
+    module: L.LightningModule, data: Any, epochs: int, callbacks: Sequence[L.Callback] = ()
+) -> None:
+    """Train a module that Python has made, for a study that keeps no run."""
+    with quiet():
+        L.Trainer(
+            max_epochs=epochs, accelerator="cpu", logger=False, callbacks=list(callbacks),
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        ).fit(module, data)  # fmt: skip
 
 
-def _newest(folder: Path, name: str) -> Path:
-    return max(folder.rglob(name), key=lambda p: p.stat().st_mtime)
+def _newest(paths: Iterable[Path]) -> Path:
+    return max(paths, key=lambda path: path.stat().st_mtime)
 
 
 class _Epochs(L.Callback):
-    """Moves the bar of all runs; epochs from before an interruption come at once."""
+    """Moves the bar of all runs; epochs from before an interruption count at once."""
 
     def __init__(self, bar: Any) -> None:
         self.bar = bar
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Where the run goes on."""
+        """Move to the epoch at which the run continues."""
         self.bar.update(trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Once an epoch."""
+        """Move by one epoch."""
         self.bar.update(1)

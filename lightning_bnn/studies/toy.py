@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from lightning_bnn.modules import DeepEnsemble
+from lightning_bnn.comparison.tables import Cell, Table
 from lightning_bnn.params import Params
 from lightning_bnn.plots import hexbin_figure, scatter_figure
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
+from lightning_bnn.studies.populations import Recipe
 from lightning_bnn.studies.runs import Job, run_jobs
-from lightning_bnn.studies.tables import Cell, Table
-from lightning_bnn.symmetry import Symmetries, canonicalise, discover
+from lightning_bnn.symmetry import Symmetries, canonicalise
 
 __all__ = ["forms_of", "toy"]
 
@@ -22,14 +23,8 @@ _NORM, _MOST_LOSS = 3.0, 0.01
 _LAST = "3.weight"
 
 
-@dataclass(frozen=True)
-class Scale:
-    """How many networks."""
-
-    members: int
-
-
-SCALES = {"small": Scale(10_000), "paper": Scale(10_000)}
+_RECIPE = Recipe("two_gaussians", "two Gaussians", 10_000)
+RECIPES = {"small": _RECIPE, "paper": _RECIPE}
 
 
 def toy(
@@ -50,27 +45,26 @@ def toy(
         out: folder of the results.
     """
     folder = results_folder(out, "toy")
-    settings = settings_of(SCALES, scale, members=members)
-    overrides = {
-        "model.init_args.members": settings.members,
-        "model.init_args.max_loss": _MOST_LOSS,
-    }
-    job = Job("runs", "two_gaussians", overrides)
+    recipe = settings_of(RECIPES, scale, members=members)
+    overrides = {**recipe.overrides(), "model.init_args.max_loss": _MOST_LOSS}
+    job = Job("runs", recipe.preset, overrides)
     run = run_jobs([job], folder)["runs"]
-    around, module = run.surroundings(), run.module()
-    assert isinstance(module, DeepEnsemble)
-    posterior = module.posterior()
+    problem, posterior = run.problem(), run.module().posterior()
     assert isinstance(posterior, Empirical)
-    sym = discover(around.template, around.example())
-    points, labels = next(iter(around.training(1)))
-    findings = _findings(posterior.networks, sym, module.members, job.command)
-    figure = scatter_figure(
-        {"training data": {f"class {k}": tuple(points[labels == k].T) for k in (0, 1)}},
-        ("x", "y"),
-    )
-    publish(
-        Findings(**{**findings.__dict__, "figures": {**findings.figures, "data": figure}}), folder
-    )
+    forms = {
+        name: stack[_LAST][:, 0]
+        for name, stack in forms_of(posterior.networks, problem.symmetries()).items()
+    }
+    points, labels = next(iter(problem.training_set(1)))
+    data = {"training data": {f"class {k}": tuple(points[labels == k].T) for k in (0, 1)}}
+    table = Table("Both weights of the last layer", ["", "", " "], _rows(forms, recipe.members), 3)
+    figures = {
+        "weights": hexbin_figure(forms, ("weight 1", "weight 2"), True, 0.96),
+        "data": scatter_figure(data, ("x", "y")),
+    }
+    settings = {"command": job.command, "norm": _NORM, "largest loss": _MOST_LOSS}
+    title = "Two hidden units (P1, figure 1)"
+    publish(Findings("toy", title, {"weights": table}, figures, [job.command], settings), folder)
 
 
 def forms_of(networks: Params, sym: Symmetries) -> dict[str, Params]:
@@ -85,30 +79,23 @@ def forms_of(networks: Params, sym: Symmetries) -> dict[str, Params]:
     return {"as trained": networks, "scaled": scaled, "scaled and ordered": ordered}
 
 
-def _findings(networks: Params, sym: Symmetries, trained: int, command: str) -> Findings:
+def _rows(forms: Mapping[str, Tensor], trained: int) -> list[list[Cell]]:
+    """Where the weights lie, and whether both have one distribution."""
     from scipy.stats import ks_2samp
 
-    forms = {name: stack[_LAST][:, 0] for name, stack in forms_of(networks, sym).items()}
     raw = forms["as trained"]
     quadrants = {
         "++": (raw > 0).all(1), "--": (raw < 0).all(1),
         "+-": (raw[:, 0] > 0) & (raw[:, 1] < 0), "-+": (raw[:, 0] < 0) & (raw[:, 1] > 0),
     }  # fmt: skip
-    levels = raw.norm(dim=1).quantile(torch.tensor([0.05, 0.5, 0.95])).tolist()
+    low, median, high = raw.norm(dim=1).quantile(torch.tensor([0.05, 0.5, 0.95])).tolist()
     rows: list[list[Cell]] = [
         ["networks", len(raw), f"of {trained} trained"],
-        ["norm of both weights, median", levels[1], f"5 % {levels[0]:.2f}, 95 % {levels[2]:.2f}"],
+        ["norm of both weights, median", median, f"5 % {low:.2f}, 95 % {high:.2f}"],
     ]
     rows += [[f"quadrant {n}", float(part.double().mean()), ""] for n, part in quadrants.items()]
     for name, points in forms.items():
-        test = ks_2samp(points[:, 0].numpy(), points[:, 1].numpy())
-        told = "same distribution" if test.pvalue > 0.01 else "different distributions"
-        rows.append([f"KS of the marginals, {name}: p", float(test.pvalue), told])
-    return Findings(
-        "toy",
-        "Two hidden units (P1, figure 1)",
-        {"weights": Table("Both weights of the last layer", ["", "", " "], rows, 3)},
-        {"weights": hexbin_figure(forms, ("weight 1", "weight 2"), True, 0.96)},
-        [command],
-        {"command": command, "norm": _NORM, "largest loss": _MOST_LOSS},
-    )
+        p = float(ks_2samp(points[:, 0].numpy(), points[:, 1].numpy()).pvalue)
+        verdict = "same distribution" if p > 0.01 else "different distributions"
+        rows.append([f"KS of the marginals, {name}: p", p, verdict])
+    return rows

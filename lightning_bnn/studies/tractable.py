@@ -2,20 +2,20 @@ r"""P2, section 5.1: two ReLU units on :math:`\alpha |x|`, a posterior with two 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from lightning_bnn import plots
-from lightning_bnn.commands.quiet_runs import quiet
+from lightning_bnn.comparison.tables import Cell, Table, spread
 from lightning_bnn.datamodules import TractableReLU
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.models import TwoReLUs, two_relus
+from lightning_bnn.models import two_relus
 from lightning_bnn.modules import MFVI, SymmetrizedVI
 from lightning_bnn.posteriors.mutual_information import (
     Sampled,
@@ -26,8 +26,8 @@ from lightning_bnn.posteriors.permanents import log_permanent
 from lightning_bnn.posteriors.unit_layers import unit_layers
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder
-from lightning_bnn.studies.tables import Cell, Table, spread
-from lightning_bnn.symmetry import Symmetries, discover
+from lightning_bnn.studies.runs import fit_quietly
+from lightning_bnn.symmetry import discover
 
 __all__ = ["Result", "findings_of", "posterior_density", "study", "tractable"]
 
@@ -91,10 +91,8 @@ def tractable(
 
 def study(alphas: list[float], seeds: int, epochs: int, noise: float) -> list[Result]:
     """Train every method at every slope, all seeds side by side."""
-    jobs = [(alpha, method) for alpha in alphas for method in METHODS]
-    return [
-        _run(alpha, method, seeds, epochs, noise) for alpha, method in tqdm(jobs, desc="training")
-    ]
+    jobs = tqdm(list(itertools.product(alphas, METHODS)), desc="training")
+    return [_run(alpha, method, seeds, epochs, noise) for alpha, method in jobs]
 
 
 # ------------------------------------------------------------ one run
@@ -113,67 +111,48 @@ def _run(alpha: float, method: str, seeds: int, epochs: int, noise: float) -> Re
     with torch.no_grad():
         start = torch.randn(module.mean.shape, generator=keyed_generator("tractable", "start"))
         module.mean.copy_(_START_SPREAD * start)
-    with quiet():
-        trainer = L.Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(module, data)
-    return _judged(module, data, alpha, method)
+    fit_quietly(module, data, epochs)
+    return _result(module, data, alpha, method)
 
 
 @torch.no_grad()
-def _judged(module: MFVI | SymmetrizedVI, data: TractableReLU, alpha: float, method: str) -> Result:
-    template, likelihood = module.template, module.likelihood
-    assert isinstance(template, TwoReLUs)
+def _result(module: MFVI | SymmetrizedVI, data: TractableReLU, alpha: float, method: str) -> Result:
     (x, y), (u, v) = data.load().train, data.load().test
-    sym = discover(template, x[:2])
-    columns: dict[str, list[Tensor]] = {k: [] for k in ("mse", "elbo", "drawn", "exact")}
+    sym = discover(module.template, x[:2])
+    (layer,) = unit_layers(sym, ["hidden.weight"])
+    numbers = []
     for k, mode in enumerate(module.modes()):
         noise = torch.randn(_SAMPLES, 2, generator=keyed_generator("tractable", k))
-        sampled = _sampled(mode.mean + mode.log_std.exp() * noise, mode, noise)
-        mean = mode_predictions(template, sampled, u).mean(0)
-        fit = likelihood.log_prob(mode_predictions(template, sampled, x), y).sum(-1).mean()
+        sampled = _sampled(mode, noise)
+        error = (_outputs(sampled, u).mean(0) - v).square().mean()
+        fit = module.likelihood.log_prob(_outputs(sampled, x), y).sum(-1).mean()
         elbo = fit - _divergence(mode)
         generator = keyed_generator("tractable", "draws", k)
         drawn = draw_information(sym, sampled, _DRAWS, generator).mean()
-        columns["mse"].append((mean - v).square().mean())
-        columns["elbo"].append(elbo / len(x))
-        columns["drawn"].append((elbo + drawn) / len(x))
-        columns["exact"].append((elbo + _exact(sym, sampled)) / len(x))
+        exact = permanent_information(layer, sampled, log_permanent).mean()
+        elbos = torch.stack([elbo, elbo + drawn, elbo + exact]) / len(x)
+        numbers.append(torch.cat([error[None], elbos]))
     mean, std = module.mean.detach().clone(), module.log_std.detach().exp()
     apart = (mean[:, 0] - mean[:, 1]).abs() / (2 * alpha)
-    numbers = {key: torch.stack(values) for key, values in columns.items()}
-    return Result(alpha=alpha, method=method, apart=apart, mean=mean, std=std, **numbers)
+    mse, elbo, drawn, exact = torch.stack(numbers, 1)
+    return Result(alpha, method, mse, elbo, drawn, exact, apart, mean, std)
 
 
-def _sampled(weights: Tensor, mode: Any, noise: Tensor) -> Sampled:
-    def stack(rows: Tensor) -> dict[str, Tensor]:
-        return {"hidden.weight": rows[:, :, None]}
-
+def _sampled(mode: Any, noise: Tensor) -> Sampled:
+    weights = mode.mean + mode.log_std.exp() * noise
     mean, log_std = (t.expand_as(weights) for t in (mode.mean, mode.log_std))
-    return Sampled(stack(weights), stack(mean), stack(log_std), stack(noise))
+    return Sampled(*({"hidden.weight": t[:, :, None]} for t in (weights, mean, log_std, noise)))
 
 
-def mode_predictions(template: TwoReLUs, sampled: Sampled, x: Tensor) -> Tensor:
+def _outputs(sampled: Sampled, x: Tensor) -> Tensor:
     """Outputs of all networks, ``(samples, batch, 1)``."""
-    hidden = x @ sampled.weights["hidden.weight"].mT
-    return torch.relu(hidden).sum(-1, keepdim=True)
+    return torch.relu(x @ sampled.weights["hidden.weight"].mT).sum(-1, keepdim=True)
 
 
 def _divergence(mode: Any) -> Tensor:
     q = torch.distributions.Normal(mode.mean, mode.log_std.exp())
     prior = torch.distributions.Normal(torch.zeros(()), torch.tensor(_PRIOR_STD))
     return torch.distributions.kl_divergence(q, prior).sum()
-
-
-def _exact(sym: Symmetries, sampled: Sampled) -> Tensor:
-    (layer,) = unit_layers(sym, ["hidden.weight"])
-    return permanent_information(layer, sampled, log_permanent).mean()
 
 
 # ------------------------------------------------------------ output
@@ -185,38 +164,26 @@ def findings_of(results: list[Result], settings: Mapping[str, Any]) -> Findings:
         settings: of the study.
     """
     alphas = settings["alphas"]
-    header = ["", *(f"alpha={alpha:g}" for alpha in alphas)]
 
     def row(name: str, field: str, method: str) -> list[Cell]:
-        found = {r.alpha: getattr(r, field) for r in results if r.method == method}
-        return [name, *(spread(found[alpha]) for alpha in alphas)]
+        values = {r.alpha: getattr(r, field) for r in results if r.method == method}
+        return [name, *(spread(values[alpha]) for alpha in alphas)]
 
-    elbos = (
-        ("elbo", "L_VI"),
-        ("drawn", f"L^G, K={_DRAWS}"),
-        ("exact", "L^G, exact"),
-    )
-    parts = {
-        "table2": (
-            "Table 2: test MSE of the mean of 1000 networks",
-            [row(m, "mse", m) for m in METHODS],
-            4,
-        ),
-        "table3": (
-            "Table 3: ELBO per example",
-            [row(f"{m}: {n}", f, m) for m in METHODS for f, n in elbos],
-            4,
-        ),
-        "apart": (
-            "Distance of the units, of that of the modes (1: on a mode, 0: between both)",
-            [row(m, "apart", m) for m in METHODS],
-            2,
-        ),
-    }
+    def table(title: str, rows: list[list[Cell]], digits: int) -> Table:
+        return Table(title, ["", *(f"alpha={alpha:g}" for alpha in alphas)], rows, digits)
+
+    elbos = {"elbo": "L_VI", "drawn": f"L^G, K={_DRAWS}", "exact": "L^G, exact"}
+    bounds = [row(f"{m}: {title}", field, m) for m in METHODS for field, title in elbos.items()]
+    errors, apart = ([row(m, field, m) for m in METHODS] for field in ("mse", "apart"))
+    where = "Distance of the units, of that of the modes (1: on a mode, 0: between both)"
     return Findings(
         "tractable",
         "Two ReLU units on alpha |x| (P2, section 5.1)",
-        {name: Table(title, header, rows, digits) for name, (title, rows, digits) in parts.items()},
+        {
+            "table2": table("Table 2: test MSE of the mean of 1000 networks", errors, 4),
+            "table3": table("Table 3: ELBO per example", bounds, 4),
+            "apart": table(where, apart, 2),
+        },
         {"modes": draw(results, settings["noise"])},
         [f"Mean and standard deviation of {settings['seeds']} seeds."],
         settings,
@@ -225,13 +192,11 @@ def findings_of(results: list[Result], settings: Mapping[str, Any]) -> Findings:
 
 def draw(results: list[Result], noise: float) -> Any:
     """The exact posterior of every slope, and the Gaussians of all seeds as ellipses."""
-    alphas = list(dict.fromkeys(r.alpha for r in results))
+    alphas = dict.fromkeys(r.alpha for r in results)
     panels = []
-    for method in METHODS:
-        for alpha in alphas:
-            found = next(r for r in results if (r.alpha, r.method) == (alpha, method))
-            axis, density = posterior_density(alpha, noise)
-            panels.append((f"{method}\nalpha = {alpha:g}", axis, density, found.mean, found.std))
+    for r in sorted(results, key=lambda r: list(METHODS).index(r.method)):
+        title = f"{r.method}\nalpha = {r.alpha:g}"
+        panels.append((title, *posterior_density(r.alpha, noise), r.mean, r.std))
     return plots.gaussians_figure(panels, columns=len(alphas), labels=("weight 1", "weight 2"))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.commands.quiet_runs import quiet
+from lightning_bnn.comparison.tables import Table
 from lightning_bnn.datamodules import MNIST, Digits
 from lightning_bnn.datamodules.base import DataModule, Splits
 from lightning_bnn.models import mlp
@@ -20,7 +21,7 @@ from lightning_bnn.params import Params
 from lightning_bnn.plots import Line, lines_figure, scatter_figure
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.tables import Cell, Table
+from lightning_bnn.studies.runs import fit_quietly
 from lightning_bnn.symmetry import (
     Symmetries,
     barrier,
@@ -34,6 +35,10 @@ from lightning_bnn.symmetry import (
 )
 
 __all__ = ["permutation_with", "transpositions"]
+
+
+Pairs = Mapping[int, Mapping[str, float]]
+"""What was measured about pairs of networks, by epoch or by the swaps that they started with."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,7 @@ def transpositions(
     """
     folder = results_folder(out, "transpositions")
     settings = settings_of(SCALES, scale, hidden=hidden, epochs=epochs, points=points)
-    study = _Study(settings, seed)
-    publish(study.findings(), folder)
+    publish(_Study(settings, seed).findings(), folder)
 
 
 def permutation_with(swaps: int, units: int, generator: torch.Generator) -> Tensor:
@@ -98,11 +102,10 @@ def permutation_with(swaps: int, units: int, generator: torch.Generator) -> Tens
         raise ValueError(f"`swaps` must be between 0 and {units - 1}, got {swaps}.")
     names = torch.randperm(units, generator=generator).tolist()
     result = torch.arange(units)
-    cycles = units - swaps
-    for place in range(cycles, units):
-        after = int(torch.randint(place, (), generator=generator))
-        result[names[place]] = result[names[after]]
-        result[names[after]] = names[place]
+    for place in range(units - swaps, units):
+        after = names[int(torch.randint(place, (), generator=generator))]
+        result[names[place]] = result[after]
+        result[after] = names[place]
     return result
 
 
@@ -111,20 +114,16 @@ class _Study:
 
     def __init__(self, settings: Scale, seed: int) -> None:
         self.settings, self.seed = settings, seed
+        source: DataModule = Digits()
+        self.data = "digits (a substitute for MNIST)"
         if settings.mnist:
-            source: DataModule = MNIST(val_size=0, augment=False, standardise=False)
-            pixels, self.data = 784, "MNIST"
-        else:
-            source = Digits()
-            pixels, self.data = 64, "digits (a substitute for MNIST)"
+            source, self.data = MNIST(val_size=0, augment=False, standardise=False), "MNIST"
         inputs, self.labels = source.load().train
         self.inputs = source.normalise(inputs).flatten(1)
-        self.model: nn.Module = mlp(pixels, [settings.hidden], 10).eval()
+        self.model: nn.Module = mlp(self.inputs.shape[1], [settings.hidden], 10).eval()
         self.symmetries: Symmetries = discover(self.model, self.inputs[:2])
-        chosen = range(0, len(self.inputs), 64)
-        self.batches = [(self.inputs[k : k + 64], self.labels[k : k + 64]) for k in chosen][
-            : settings.batches
-        ]
+        batches = zip(self.inputs.split(64), self.labels.split(64), strict=True)
+        self.batches = list(itertools.islice(batches, settings.batches))
 
     # -------------------------------------------------------- training and measuring
     def train(self, starts: Params, order: str) -> list[Params]:
@@ -139,38 +138,33 @@ class _Study:
         history = _Weights()
         key = int(torch.randint(2**31, (), generator=keyed_generator(self.seed, order)))
         source = _Ordered(self.inputs, self.labels, key)
-        with quiet():
-            L.Trainer(
-                max_epochs=self.settings.epochs, accelerator="cpu", logger=False,
-                enable_checkpointing=False, enable_model_summary=False, callbacks=[history],
-            ).fit(module, source)  # fmt: skip
+        fit_quietly(module, source, self.settings.epochs, [history])
         return [{n: t.clone() for n, t in starts.items()}, *history.stacks]
 
-    def match(self, network: Params, reference: Params) -> list[Tensor]:
-        """By activations."""
-        return match_activations(self.model, network, reference, self.symmetries, self.batches)
-
-    def swaps(self, network: Params, reference: Params) -> int:
-        """Of the matching permutations."""
-        return sum(int(count_swaps(p)) for p in self.match(network, reference))
+    def match(self, network: Params, reference: Params) -> tuple[list[Tensor], float]:
+        """Permutations that match two networks by activations, and how many swaps they take."""
+        permutations = match_activations(
+            self.model, network, reference, self.symmetries, self.batches
+        )
+        return permutations, float(sum(int(count_swaps(p)) for p in permutations))
 
     def barrier(self, a: Params, b: Params, points: int = 11) -> float:
-        """On the training data."""
+        """How far the loss rises on the line between two networks, on the training data."""
         return barrier(self.model, a, b, self.batches, points=points).height
 
     def pair(self, network: Params, reference: Params) -> dict[str, float]:
         """Everything about two networks, as they are and matched."""
-        found = self.match(network, reference)
-        matched = permute(network, self.symmetries, found)
+        permutations, swaps = self.match(network, reference)
+        matched = permute(network, self.symmetries, permutations)
         return {
-            "swaps": float(sum(int(count_swaps(p)) for p in found)),
+            "swaps": swaps,
             "distance": _distance(network, reference),
             "matched distance": _distance(matched, reference),
             "barrier": self.barrier(reference, network),
             "matched barrier": self.barrier(reference, matched),
         }
 
-    # -------------------------------------------------------- figures
+    # -------------------------------------------------------- tables and figures
     def findings(self) -> Findings:
         """Tables and figures."""
         generator = keyed_generator(self.seed, "starts")
@@ -179,67 +173,47 @@ class _Study:
         epochs = {k: self.pair(_member(both[k], 1), _member(both[k], 0)) for k in chosen}
         sweep = self.sweep(generator)
         names = list(epochs[chosen[0]])
-        one: list[list[Cell]] = [[str(k), *(pair[n] for n in names)] for k, pair in epochs.items()]
-        two: list[list[Cell]] = [[str(k), *(pair[n] for n in names)] for k, pair in sweep.items()]
-        last = {k: _member(both[-1], k) for k in (0, 1)}
-        path = torch.linspace(0, 1, 11)
-        along = [
-            float(self.swaps(interpolate(last[0], last[1], w), last[0])) for w in path.tolist()
-        ]
-        drift = [float(self.swaps(_member(both[k], 0), _member(both[0], 0))) for k in chosen]
+        at_start = ["swaps at the start", "swaps after", *names[1:]]
+        points = {"different starts": _points(epochs), "permuted copies": _points(sweep)}
         return Findings(
             "transpositions",
             f"Swaps, distances and barriers, {self.settings.hidden} units (P3, figures 1 and 2)",
             {
-                "training": Table(
-                    "Figure 1: two networks from different starts", ["epoch", *names], one, 3
+                "training": _table(
+                    "Figure 1: two networks from different starts", ["epoch", *names], epochs
                 ),
-                "sweep": Table(
+                "sweep": _table(
                     "Figure 2: a start and its permuted copies, trained on other orders",
-                    ["swaps at the start", "swaps after", *names[1:]],
-                    two,
-                    3,
+                    at_start,
+                    sweep,
                 ),
             },
             {
-                "training": lines_figure(
-                    {
-                        "barrier (nats)": _curves(epochs, ("barrier", "matched barrier")),
-                        "distance": _curves(epochs, ("distance", "matched distance")),
-                        "swaps": _curves(epochs, ("swaps",)),
-                    },
-                    ("epoch", ""),
+                "training": _curves(epochs, ("barrier (nats)", "distance", "swaps"), "epoch"),
+                "sweep": _curves(
+                    sweep, ("swaps after training", "barrier (nats)", "distance"), at_start[0]
                 ),
-                "sweep": lines_figure(
-                    {
-                        "swaps after training": _curves(sweep, ("swaps",)),
-                        "barrier (nats)": _curves(sweep, ("barrier", "matched barrier")),
-                        "distance": _curves(sweep, ("distance", "matched distance")),
-                    },
-                    ("swaps at the start", ""),
-                ),
-                "paths": lines_figure(
-                    {
-                        "to the first end of a line": {"": Line(path, torch.tensor(along))},
-                        "to the start, by epoch": {
-                            "": Line(torch.tensor(chosen).double(), torch.tensor(drift))
-                        },
-                    },
-                    ("position on the line (left), epoch (right)", "swaps"),
-                ),
-                "pairs": scatter_figure(
-                    {
-                        "": {
-                            "different starts": _points(epochs),
-                            "permuted copies": _points(sweep),
-                        }
-                    },
-                    ("distance after matching", "swaps"),
-                ),
+                "paths": self.paths(both, chosen),
+                "pairs": scatter_figure({"": points}, ("distance after matching", "swaps")),
             },
             [f"Data: {self.data}."],
             {"scale": self.settings.__dict__, "seed": self.seed},
         )
+
+    def paths(self, both: Sequence[Params], chosen: Sequence[int]) -> Any:
+        """Swaps on the way from one network to another, and from its start to a network."""
+        one, other = (_member(both[-1], k) for k in (0, 1))
+        weights = torch.linspace(0, 1, 11)
+        along = [self.match(interpolate(one, other, w), one)[1] for w in weights.tolist()]
+        start = _member(both[0], 0)
+        drift = [self.match(_member(both[k], 0), start)[1] for k in chosen]
+        panels = {
+            "to the first end of a line": {"": Line(weights, torch.tensor(along))},
+            "to the start, by epoch": {
+                "": Line(torch.tensor(chosen).double(), torch.tensor(drift))
+            },
+        }
+        return lines_figure(panels, ("position on the line (left), epoch (right)", "swaps"))
 
     def sweep(self, generator: torch.Generator) -> dict[int, dict[str, float]]:
         """Pairs of a network and one that started from a permuted copy, by the swaps between."""
@@ -262,7 +236,6 @@ class _Ordered(DataModule):
         self.examples = (inputs, labels)
 
     def load(self) -> Splits:
-        """All examples, to train on."""
         return Splits(self.examples, None, self.examples)
 
 
@@ -273,7 +246,6 @@ class _Weights(L.Callback):
         self.stacks: list[Params] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Keep a copy."""
         self.stacks.append({n: t.clone() for n, t in pl_module.member_stack().items()})
 
 
@@ -285,14 +257,24 @@ def _distance(a: Params, b: Params) -> float:
     return float((P.ravel(a)[0] - P.ravel(b)[0]).norm())
 
 
-def _curves(found: dict[int, dict[str, float]], names: Sequence[str]) -> dict[str, Line]:
-    x = torch.tensor([float(k) for k in found])
-    return {n: Line(x, torch.tensor([pair[n] for pair in found.values()])) for n in names}
+def _table(title: str, header: Sequence[str], pairs: Pairs) -> Table:
+    return Table(title, header, [[str(k), *pair.values()] for k, pair in pairs.items()], 3)
 
 
-def _points(found: dict[int, dict[str, float]]) -> tuple[Tensor, Tensor]:
-    pairs = list(found.values())
-    return (
-        torch.tensor([pair["matched distance"] for pair in pairs]),
-        torch.tensor([pair["swaps"] for pair in pairs]),
-    )
+def _column(pairs: Pairs, name: str) -> Tensor:
+    return torch.tensor([pair[name] for pair in pairs.values()])
+
+
+def _curves(pairs: Pairs, titles: Sequence[str], axis: str) -> Any:
+    """A panel for each title: what its first word says, as networks are and matched."""
+    x = torch.tensor([float(k) for k in pairs])
+    panels = {}
+    for title in titles:
+        word = title.split()[0]
+        names = ("swaps",) if word == "swaps" else (word, f"matched {word}")
+        panels[title] = {name: Line(x, _column(pairs, name)) for name in names}
+    return lines_figure(panels, (axis, ""))
+
+
+def _points(pairs: Pairs) -> tuple[Tensor, Tensor]:
+    return _column(pairs, "matched distance"), _column(pairs, "swaps")

@@ -9,15 +9,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.commands.quiet_runs import quiet
-from lightning_bnn.metrics import nll
-from lightning_bnn.modules import MFVI, SymmetrizedVI
-from lightning_bnn.plots import Line, lines_figure
+from lightning_bnn.comparison.problem import Problem
+from lightning_bnn.comparison.tables import Measured, Table, spread
+from lightning_bnn.judging import averages_of_stack, class_numbers
+from lightning_bnn.modules import SymmetrizedVI
+from lightning_bnn.plots import lines_figure
+from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.randomness import keyed_generator, keyed_randomness
-from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.predictions import accuracy, mean_probabilities
+from lightning_bnn.studies.findings import (
+    Findings,
+    measured_line,
+    publish,
+    results_folder,
+    settings_of,
+)
 from lightning_bnn.studies.runs import Job, Run, run_jobs
-from lightning_bnn.studies.tables import Cell, Measured, Table, spread
 
 __all__ = ["width"]
 
@@ -80,14 +86,12 @@ def width(
     settings = settings_of(
         SCALES, scale, widths=widths, draws=draws, members=members, epochs=epochs, init_std=init_std
     )
-    jobs = {(w, m): _job(settings, w, m) for w in settings.widths for m in _methods(settings)}
+    methods = ["MFVI", *(_DRAWN.format(k) for k in settings.draws), "ours"]
+    jobs = {(m, w): _job(settings, w, m) for w in settings.widths for m in methods}
     runs = run_jobs(list(jobs.values()), folder / "runs")
-    results = {key: _judged(runs[job.name], settings.networks) for key, job in jobs.items()}
-    publish(_findings(results, settings, next(iter(jobs.values())).command), folder)
-
-
-def _methods(settings: Scale) -> list[str]:
-    return ["MFVI", *(_DRAWN.format(k) for k in settings.draws), "ours"]
+    results = {key: _results(runs[job.name], settings.networks) for key, job in jobs.items()}
+    command = next(iter(jobs.values())).command
+    publish(_findings(results, methods, settings, command), folder)
 
 
 def _job(settings: Scale, units: int, method: str) -> Job:
@@ -100,70 +104,69 @@ def _job(settings: Scale, units: int, method: str) -> Job:
     name = f"{method}_{units}".replace(", K=", "_").lower()
     if method == "MFVI":
         return Job(name, settings.plain, overrides)
-    if method == "ours":
-        overrides["model.init_args.estimator"] = "bethe"
-    else:
-        overrides["model.init_args.estimator"] = "uniform"
+    overrides["model.init_args.estimator"] = "bethe" if method == "ours" else "uniform"
+    if method != "ours":
         overrides["model.init_args.draws"] = int(method.rpartition("=")[2])
     return Job(name, settings.symmetrized, overrides)
 
 
 @torch.no_grad()
-def _judged(run: Run, networks: int) -> dict[str, Tensor]:
-    """Accuracy and ELBOs per example of every member."""
-    module, around = run.module(), run.surroundings()
-    assert isinstance(module, MFVI)
-    test = around.inside()
+def _results(run: Run, networks: int) -> dict[str, Tensor]:
+    """Accuracy, NLL and both ELBOs per example of every member."""
+    module, problem = run.module(), run.problem()
+    test, likelihood = problem.test_set(), problem.likelihood
     labels = test.targets()
-    accuracies, losses = [], []
-    for k, mode in enumerate(module.modes()):
-        drawn = mode.sample(networks, keyed_generator("width", k))
-        probs = mean_probabilities(around.template, drawn, test)
-        accuracies.append(accuracy(probs, labels))
-        losses.append(float(nll(probs, labels)))
+    numbers = []
+    for k, mode in enumerate(module.posterior().modes()):
+        stack = mode.sample(networks, keyed_generator("width", k))
+        averages = averages_of_stack(problem.network, stack, likelihood, test)
+        numbers.append(class_numbers(likelihood, [averages], labels))
+    accuracies, losses = (torch.tensor([of[name] for of in numbers]) for name in ("acc", "nll"))
+    elbo, information = _elbos(module, problem)
+    return {"acc": 100 * accuracies, "nll": losses, "elbo": elbo, "sym": elbo + information}
+
+
+def _elbos(module: Any, problem: Problem) -> tuple[Tensor, Tensor]:
+    """ELBO per example, and the capacity bound of the information, whatever it was trained by."""
     judge = SymmetrizedVI(
-        around.template,
+        problem.network,
         estimator="capacity",
         members=module.members,
         prior_std=module.method.prior.std,
-        num_data=getattr(around.source, "num_data", None),
+        num_data=getattr(problem.source, "num_data", None),
         elbo_samples=20,
     )
     judge.load_state_dict(module.state_dict())
-    judge.example_input_array = around.example()
-    batches = list(around.training(50))
+    judge.example_input_array = problem.example()
+    batches = list(problem.training_set(50))
     with quiet(), keyed_randomness("width", "elbo"):
-        found = [judge.losses((inputs,), targets) for inputs, targets in batches]
+        terms = [judge.losses((inputs,), targets) for inputs, targets in batches]
     assert judge.num_data is not None
     elbo, information = (
-        torch.stack([terms[name] for terms in found]).mean(0) / judge.num_data
+        torch.stack([of_batch[name] for of_batch in terms]).mean(0) / judge.num_data
         for name in ("elbo", "permutation_info")
     )
-    return {
-        "acc": torch.tensor(accuracies),
-        "nll": torch.tensor(losses),
-        "elbo": elbo,
-        "sym": elbo + information,
-    }
+    return elbo, information
 
 
 def _findings(
-    results: Mapping[tuple[int, str], Mapping[str, Tensor]], settings: Scale, command: str
+    results: Mapping[tuple[str, int], Mapping[str, Tensor]],
+    methods: Sequence[str],
+    settings: Scale,
+    command: str,
 ) -> Findings:
-    methods = _methods(settings)
+    def numbers(key: str, method: str) -> list[Measured]:
+        return [spread(results[method, width][key]) for width in settings.widths]
 
     def table(title: str, key: str, digits: int) -> Table:
-        rows: list[list[Cell]] = [
-            [m, *(spread(results[w, m][key]) for w in settings.widths)] for m in methods
-        ]
-        return Table(title, ["", *(f"{w} units" for w in settings.widths)], rows, digits)
+        header = ["", *(f"{width} units" for width in settings.widths)]
+        return Table(title, header, [[m, *numbers(key, m)] for m in methods], digits)
 
-    x = torch.tensor([float(w) for w in settings.widths])
-
-    def line(key: str, method: str) -> Line:
-        found = [spread(results[w, method][key]) for w in settings.widths]
-        return _line(x, found)
-
+    titles = {"acc": "accuracy (%)", "nll": "negative log-likelihood", "sym": "L^G per example"}
+    panels = {
+        title: {m: measured_line(settings.widths, numbers(key, m)) for m in methods}
+        for key, title in titles.items()
+    }
     return Findings(
         "width",
         f"Symmetrized VI by width, {settings.members} seeds (P2, table 1)",
@@ -173,21 +176,7 @@ def _findings(
             "elbo": table("ELBO per example", "elbo", 4),
             "symmetrized": table("L^G per example, by its lower bound", "sym", 4),
         },
-        {
-            "width": lines_figure(
-                {
-                    "accuracy (%)": {m: line("acc", m) for m in methods},
-                    "negative log-likelihood": {m: line("nll", m) for m in methods},
-                    "L^G per example": {m: line("sym", m) for m in methods},
-                },
-                ("hidden units", ""),
-            )
-        },
+        {"width": lines_figure(panels, ("hidden units", ""))},
         [f"Data: {settings.data}. The first of the runs: {command}"],
         {"scale": settings.__dict__},
     )
-
-
-def _line(x: Tensor, found: Sequence[Measured]) -> Line:
-    mean, error = (torch.tensor([pair[k] for pair in found]) for k in (0, 1))
-    return Line(x, mean, mean - error, mean + error)

@@ -14,6 +14,7 @@ from small_runs import NET, bank, config, numbers, results
 from lightning_bnn import metrics as M
 from lightning_bnn import params as P
 from lightning_bnn.cli import STUDIES, main
+from lightning_bnn.comparison.problem import read_problem
 from lightning_bnn.datamodules import Digits
 from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.studies.collapse import pearson
@@ -32,8 +33,6 @@ from lightning_bnn.studies.marginals import (
     explained_variance,
 )
 from lightning_bnn.studies.permutations import _History as History
-from lightning_bnn.studies.predictions import accuracy
-from lightning_bnn.studies.surroundings import read_surroundings
 from lightning_bnn.studies.toy import forms_of
 from lightning_bnn.studies.transpositions import permutation_with
 from lightning_bnn.symmetry import canonicalise, discover, permute, transpositions
@@ -369,14 +368,14 @@ def test_intervals_know_that_methods_are_the_same_in_all_groups():
 
 def test_compact_representations_of_permuted_networks(here):
     """Copies of one network in other orders: matched they are it, as they are they are nothing."""
-    around = read_surroundings(here / "like.yaml")
-    study = CompactStudy(around, batches=3, draws=10, seed=0)
+    problem = read_problem(here / "like.yaml")
+    study = CompactStudy(problem, batches=3, draws=10, seed=0)
     g = torch.Generator().manual_seed(0)
     sharp = {name: 8 * t for name, t in P.of(NET).items()}
     noisy = DiagonalGaussian(sharp, 1e-3).sample(8, g)
     noisy = {name: t.detach() for name, t in noisy.items()}
     moves = [torch.stack([torch.randperm(4, generator=g) for _ in range(8)])]
-    stack = permute(noisy, study.symmetries, moves)
+    stack = permute(noisy, study.matching["symmetries"], moves)
     found = study.findings({"HMC": stack, "Ensemble": stack}, DiagonalGaussian(sharp), [])
     rows = {row[0]: row for row in found.tables["table1"].rows}
     for name in ("HMC", "Ensemble"):
@@ -385,5 +384,5 @@ def test_compact_representations_of_permuted_networks(here):
         assert rows[f"{name} q_r"][4] < 0.01 < rows[f"{name} q_d"][4]
     assert rows["HMC networks"][3:] == [1.0, pytest.approx(0.0, abs=1e-12)]
     pruned = {row[0]: row[1:] for row in found.tables["pruning"].rows}
-    whole = accuracy(study.probabilities(sharp), study.labels)
+    whole = study.accuracy(sharp)
     assert pruned["one network, deviations of HMC"][0] == pytest.approx(whole, abs=3)

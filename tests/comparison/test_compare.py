@@ -12,24 +12,25 @@ from torch import nn
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
+from lightning_bnn.comparison import collect as comparison
+from lightning_bnn.comparison.places import Place
+from lightning_bnn.comparison.problem import Problem, read_problem
+from lightning_bnn.comparison.protocols import PROTOCOLS
+from lightning_bnn.comparison.reference import Reference
+from lightning_bnn.comparison.rows import rows_of
+from lightning_bnn.comparison.stored_posteriors import (
+    StoredPosterior,
+    chains_of,
+    posterior_of,
+    read_posterior,
+)
 from lightning_bnn.datamodules import Digits
+from lightning_bnn.judging import draw
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics import mmd, mmd_table
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import MFVI, SWAG, Laplace, MCDropout
 from lightning_bnn.posteriors import Empirical
-from lightning_bnn.studies import comparison
-from lightning_bnn.studies.arena import Arena, rows_of
-from lightning_bnn.studies.contenders import (
-    Contender,
-    Place,
-    chains_of,
-    contender_of,
-    read_contender,
-)
-from lightning_bnn.studies.protocols import PROTOCOLS
-from lightning_bnn.studies.scoring import drawn
-from lightning_bnn.studies.surroundings import Surroundings, read_surroundings
 from lightning_bnn.symmetry import canonicalise, discover
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
@@ -86,8 +87,8 @@ def test_chains_of_members_are_modes(here):
     bank("chains", 12, seed=2, member=[k % 3 for k in range(12)], step=[k // 3 for k in range(12)])
     one, _ = compare(reference="ref", posteriors__C="chains")
     assert row(one, "One mode", "C")["MMD²"] is not None
-    around = read_surroundings(here / "like.yaml")
-    found = read_contender("C", Place.of("chains"), around)
+    problem = read_problem(here / "like.yaml")
+    found = read_posterior("C", Place.of("chains"), problem)
     assert [mode.size for mode in found.modes] == [4, 4, 4]
     compare(reference="ref", posteriors__C="chains", samples=6)
     held = json.loads((here / "out" / "rows" / "C.json").read_text())
@@ -175,19 +176,19 @@ def test_networks_in_both_sets_are_refused(here, capsys):
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    ("other", "problem"),
+    ("other", "sentence"),
     [
         (mlp(64, [5], 10), "`1.weight`, of shape .4, 64. there, has shape .5, 64."),
         (nn.Sequential(*NET[:-1], nn.Linear(4, 10, bias=False)), "`3.bias`.* is missing"),
     ],
 )
-def test_networks_of_another_kind_are_refused(other, problem):
-    around = Surroundings(NET, Digits())
-    arena = Arena(P.populate(NET, 5), NET, [around.example()], PROTOCOLS["full"], 4)
+def test_networks_of_another_kind_are_refused(other, sentence):
+    problem = Problem(NET, Digits())
+    beside = Reference(P.populate(NET, 5), NET, [problem.example()], PROTOCOLS["full"], 4)
     own = Empirical(P.populate(other, 4)).modes()
-    sets = [around.inside(), around.outside()[1]]
-    with pytest.raises(ValueError, match=f"E has other networks than the reference: {problem}"):
-        rows_of(Contender("E", own, own, other, Categorical()), arena, sets, "entropy")
+    sets = [problem.test_set(), problem.ood_set()[1]]
+    with pytest.raises(ValueError, match=f"E has other networks than the reference: {sentence}"):
+        rows_of(StoredPosterior("E", own, own, other, Categorical()), beside, sets, "entropy")
 
 
 def test_a_fresh_run_is_read_with_its_own_configuration(here):
@@ -208,9 +209,9 @@ def test_a_fresh_run_is_read_with_its_own_configuration(here):
 
 
 def test_rows_of_a_bank_are_networks_and_of_a_run_members(here):
-    around = read_surroundings(here / "like.yaml")
+    problem = read_problem(here / "like.yaml")
     bank("run", 20, seed=2, step=list(range(20)))
-    (mode,) = read_contender("R", Place.of("run[5:12]"), around).modes
+    (mode,) = read_posterior("R", Place.of("run[5:12]"), problem).modes
     assert mode.size == 7
     assert torch.equal(mode.networks["1.weight"][0], CheckpointBank("run", "r")[5]["1.weight"])
 
@@ -227,11 +228,11 @@ def test_a_loader_that_shuffles_changes_nothing():
     networks = P.populate(NET, 4, torch.Generator().manual_seed(3))
     found = []
     for data in (Digits(), Shuffled()):
-        around = Surroundings(NET, data)
-        arena = Arena(P.populate(NET, 5), NET, [around.example()], PROTOCOLS["full"], 4)
+        problem = Problem(NET, data)
+        beside = Reference(P.populate(NET, 5), NET, [problem.example()], PROTOCOLS["full"], 4)
         own = Empirical(networks).modes()
-        contender = Contender("E", own, own, NET, Categorical())
-        rows = rows_of(contender, arena, [around.inside(), around.outside()[1]], "entropy")
+        posterior = StoredPosterior("E", own, own, NET, Categorical())
+        rows = rows_of(posterior, beside, [problem.test_set(), problem.ood_set()[1]], "entropy")
         found.append({r.mode: {n: v.value for n, v in r.numbers.items()} for r in rows})
     for mode in ("one", "multi"):
         for name in ("acc", "nll", "ece", "aupr", "idmi"):
@@ -247,12 +248,12 @@ def test_checkpoints_of_modules_that_python_made_are_what_they_are(here, kind):
     run = L.Trainer(**{**QUIET, "enable_checkpointing": True}, max_epochs=3, default_root_dir=here)
     run.fit(module, data)
     (path,) = here.rglob("*.ckpt")
-    around = read_surroundings(here / "like.yaml")
-    found = read_contender("M", Place.of(str(path)), around)
+    problem = read_problem(here / "like.yaml")
+    found = read_posterior("M", Place.of(str(path)), problem)
     assert found.origin["kind"] == kind.__name__
     assert [type(m) for m in found.modes] == [type(m) for m in module.posterior().modes()]
     one, two = (
-        drawn(modes[0], 3, 0)["1.weight"] for modes in (found.modes, module.posterior().modes())
+        draw(modes[0], 3, 0)["1.weight"] for modes in (found.modes, module.posterior().modes())
     )
     torch.testing.assert_close(one, two)
 
@@ -264,7 +265,7 @@ def test_networks_of_a_gaussian_have_statistics_of_their_own():
     module, data = SWAG(net, members=2, start=0, eval_samples=3), Digits()
     L.Trainer(**QUIET, max_epochs=3).fit(module, data)
     module.use_training_data(data)
-    one, two = contender_of("S", module, samples=12).judged
+    one, two = posterior_of("S", module, samples=12).judged
     assert one.size == two.size == 12
     noise = [m.networks["1.weight"] - m.networks["1.weight"].mean(0) for m in (one, two)]
     assert abs(torch.corrcoef(torch.stack([t.flatten() for t in noise]))[0, 1]) < 0.3
@@ -276,11 +277,11 @@ def test_the_noise_floor_is_that_of_as_many_networks():
     """Against fresh samples of the same law."""
     g = torch.Generator().manual_seed(0)
     reference = P.populate(NET, 60, g)
-    arena = Arena(reference, NET, [torch.randn(2, 64)], PROTOCOLS["full"], 50)
-    floors = arena.noise_floor(50, repeats=150)
+    beside = Reference(reference, NET, [torch.randn(2, 64)], PROTOCOLS["full"], 50)
+    floors = beside.noise_floor(50, repeats=150)
     fresh = P.populate(NET, 50 * 50, g)
     found = [
-        arena.distances({n: t[k : k + 50] for n, t in fresh.items()}, [torch.arange(50)])[0]
+        beside.distances({n: t[k : k + 50] for n, t in fresh.items()}, [torch.arange(50)])[0]
         for k in range(0, 50 * 50, 50)
     ]
     values = {name: torch.tensor([one[name] for one in found]) for name in ("mmd", "mmd_max")}
@@ -303,9 +304,9 @@ def test_the_second_table_says_where_the_zero_of_a_maximum_is(here):
 
 def test_parts_are_compared_as_if_they_were_alone():
     reference, y = P.populate(NET, 9), P.populate(NET, 11)
-    arena = Arena(reference, NET, [torch.randn(2, 64)], PROTOCOLS["full"])
+    beside = Reference(reference, NET, [torch.randn(2, 64)], PROTOCOLS["full"])
     rows = torch.tensor([7, 2, 4, 10])
-    found, whole = arena.distances(y, [rows, torch.arange(11)])
+    found, whole = beside.distances(y, [rows, torch.arange(11)])
     alone = {n: t[rows] for n, t in y.items()}
     assert found["mmd"] == pytest.approx(float(mmd(reference, alone)), abs=1e-7)
     assert whole["mmd_max"] == pytest.approx(float(mmd(reference, y, "max")), abs=1e-7)
@@ -325,9 +326,9 @@ def test_more_modes_than_samples(here):
 def test_a_regression_is_compared_by_its_weights(here):
     net = mlp(8, [4], 1)
     reference, networks = P.populate(net, 6), P.populate(net, 4)
-    arena = Arena(reference, net, [torch.randn(2, 8)], PROTOCOLS["full"])
+    beside = Reference(reference, net, [torch.randn(2, 8)], PROTOCOLS["full"])
     own = Empirical(networks).modes()
-    rows = rows_of(Contender("G", own, own, net, Gaussian()), arena, [], "entropy")
+    rows = rows_of(StoredPosterior("G", own, own, net, Gaussian()), beside, [], "entropy")
     assert rows[1].numbers["mmd"].value == pytest.approx(float(mmd(reference, networks)))
     assert "acc" not in rows[1].numbers
 

@@ -54,7 +54,7 @@ class Table:
     note: str = ""
 
     def cells(self) -> list[list[str]]:
-        """Everything as it is shown."""
+        """Every cell as text."""
         digits = self.digits
         every = [digits.get(n, 3) if isinstance(digits, Mapping) else digits for n in self.header]
         return [[_shown(cell, k) for cell, k in zip(row, every, strict=True)] for row in self.rows]
@@ -72,32 +72,22 @@ class Table:
         |---|---|
         | SWAG | 1.0 ± 0.5 |
         """
-        lines = [list(self.header), ["---"] * len(self.header), *self.cells()]
-        body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        body = body.replace("| " + " | ".join(lines[1]) + " |", "|" + "---|" * len(self.header), 1)
-        parts = [f"**{self.title}**" if self.title else "", body, self.note]
+        header, *body = ("| " + " | ".join(row) + " |" for row in (self.header, *self.cells()))
+        lines = "\n".join([header, "|" + "---|" * len(self.header), *body])
+        parts = [f"**{self.title}**" if self.title else "", lines, self.note]
         return "\n\n".join(part for part in parts if part)
 
     def csv(self) -> str:
         """All digits, errors in columns of their own."""
-        errors = [any(isinstance(row[k], Measured) for row in self.rows) for k in self._columns]
-        header = [
-            part
-            for name, has in zip(self.header, errors, strict=True)
-            for part in ([name, f"{name} (error)"] if has else [name])
-        ]
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(header)
-        for row in self.rows:
-            writer.writerow(
-                [
-                    part
-                    for cell, has in zip(row, errors, strict=True)
-                    for part in (_pair(cell) if has else [cell])
-                ]
-            )
-        return out.getvalue()
+        columns: list[Sequence[Cell]] = []
+        for name, *cells in zip(self.header, *self.rows, strict=True):
+            pairs = [cell if isinstance(cell, Measured) else (cell, "") for cell in cells]
+            columns.append([name, *(value for value, _ in pairs)])
+            if any(isinstance(cell, Measured) for cell in cells):
+                columns.append([f"{name} (error)", *(error for _, error in pairs)])
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
+        return text.getvalue()
 
     def json(self) -> dict[str, Any]:
         """All digits, as plain types; what is not finite is null."""
@@ -108,10 +98,6 @@ class Table:
             "note": self.note,
         }
 
-    @property
-    def _columns(self) -> range:
-        return range(len(self.header))
-
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as they must be; the first is a name, the others are numbers.
@@ -120,12 +106,11 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     name    a
     x     1.0
     """
-    widths = [max(len(row[k]) for row in (header, *rows)) for k in range(len(header))]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = []
-    for row in (header, *rows):
-        first = row[0].ljust(widths[0])
-        rest = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([first, *rest]).rstrip())
+    for first, *numbers in (header, *rows):
+        cells = [cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
     return "\n".join(lines)
 
 
@@ -149,10 +134,6 @@ def _rounded(value: float, digits: int) -> str:
         return f"{value:.0e}"
     text = f"{value:.{digits}f}"
     return text.removeprefix("-") if float(text) == 0 else text
-
-
-def _pair(cell: Cell) -> list[Any]:
-    return list(cell) if isinstance(cell, Measured) else [cell, ""]
 
 
 def _plain(cell: Cell) -> Any:

@@ -26,14 +26,13 @@ class Protocol:
     Attributes:
         about: one sentence for tables.
         sort_by: what units are sorted by, in descending order, once their norm is one.
-        inner_only: leave residual streams and blocks of channels as they are.
-        free_before_norm: give unit norm to what enters a BatchNorm, too, whose scale is free.
+        as_released: leave residual streams, blocks of channels and signs as they are, and give
+            unit norm to what enters a BatchNorm, too, whose scale is free.
     """
 
     about: str
     sort_by: SortKey
-    inner_only: bool
-    free_before_norm: bool
+    as_released: bool = False
 
     def remover(self, model: nn.Module, *example: Any) -> Remover:
         """What removes them from networks of one kind.
@@ -42,10 +41,10 @@ class Protocol:
             model: one of them.
             *example: its inputs.
         """
-        found = discover(model, *example)
-        free = before_norm(found) if self.free_before_norm else frozenset()
-        kept = inner_symmetries(found) if self.inner_only else found
-        return Remover(kept, free, self.sort_by)
+        sym = discover(model, *example)
+        if not self.as_released:
+            return Remover(sym, frozenset(), self.sort_by)
+        return Remover(inner_symmetries(sym), before_norm(sym), self.sort_by)
 
 
 @dataclass(frozen=True)
@@ -73,15 +72,12 @@ PROTOCOLS = {
         "all symmetries that were found are removed: signs, unit norms, units sorted by their "
         "largest weight",
         "max",
-        False,
-        False,
     ),
     "p1": Protocol(
         "as in P1's code: unit norms (before BatchNorm, too), |gain| after BatchNorm, units sorted "
         "by their first weight; residual streams and blocks of channels stay in their order",
         "first",
-        True,
-        True,
+        as_released=True,
     ),
 }
 
@@ -94,11 +90,11 @@ class _UnitRows:
     names: frozenset[str]
 
     def __call__(self, name: str, values: Tensor, rows: slice) -> Tensor:
-        found = self.plan(name, values, rows)
+        values = self.plan(name, values, rows)
         if name not in self.names:
-            return found
-        norms = found.flatten(2).norm(dim=2).clamp_min(torch.finfo(found.dtype).tiny)
-        return found / norms.reshape(*norms.shape, *(1,) * (found.ndim - 2))
+            return values
+        norms = values.flatten(2).norm(dim=2).clamp_min(torch.finfo(values.dtype).tiny)
+        return values / norms.reshape(*norms.shape, *(1,) * (values.ndim - 2))
 
 
 def before_norm(sym: Symmetries) -> frozenset[str]:

@@ -7,18 +7,12 @@ import torch
 
 from lightning_bnn import metrics as M
 from lightning_bnn import params as P
+from lightning_bnn.comparison.errors import bootstrap, jackknife
+from lightning_bnn.judging import Averages, averages_of_mode, class_numbers, draw
+from lightning_bnn.judging.averages import has_classes
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import DiagonalGaussian, Dropout, Empirical, Mixture
-from lightning_bnn.studies.scoring import (
-    Averages,
-    bootstrap,
-    drawn,
-    jackknife,
-    predict_mode,
-    probabilities,
-    qualities,
-)
 
 NET = mlp(5, [6], 3).eval()
 NET.load_state_dict(P.unstack(P.populate(NET, 1, torch.Generator().manual_seed(77)))[0])
@@ -44,7 +38,7 @@ def networks():
 
 def test_every_number_is_that_of_the_metrics(networks):
     inside, outside = averages(networks, X), averages(networks, FAR)
-    found = qualities(inside, Y, outside)
+    found = class_numbers(Categorical(), [inside, outside], Y)
     p, q = probs(networks, X), probs(networks, FAR)
     scores = torch.cat([1 - p.mean(0).amax(-1), 1 - q.mean(0).amax(-1)])
     is_ood = torch.arange(70) >= 40
@@ -67,7 +61,10 @@ def test_every_number_is_that_of_the_metrics(networks):
 
 def test_information_can_detect_too_and_gives_other_numbers(networks):
     inside, outside = averages(networks, X), averages(networks, FAR)
-    by = [qualities(inside, Y, outside, s)["auroc"] for s in ("entropy", "mutual_information")]
+    by = [
+        class_numbers(Categorical(), [inside, outside], Y, s)["auroc"]
+        for s in ("entropy", "mutual_information")
+    ]
     p, q = (M.mutual_information(probs(networks, x)) for x in (X, FAR))
     is_ood = torch.arange(70) >= 40
     assert by[1] == pytest.approx(float(M.auroc(torch.cat([p, q]), is_ood)), abs=1e-6)
@@ -91,17 +88,17 @@ POSTERIORS = {
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_fewer_networks_are_the_first_of_more(name):
     posterior = POSTERIORS[name]()
-    ((many, few),) = predict_mode(posterior, NET, Categorical(), [BATCHES], (8, 3), 4)
-    ((alone,),) = predict_mode(posterior, NET, Categorical(), [BATCHES], (8,), 4)
+    ((many, few),) = averages_of_mode(posterior, NET, Categorical(), [BATCHES], (8, 3), 4)
+    ((alone,),) = averages_of_mode(posterior, NET, Categorical(), [BATCHES], (8,), 4)
     torch.testing.assert_close(many.probs, alone.probs)
     assert many.probs.shape == (40, 3)
     assert not torch.allclose(many.probs, few.probs)
-    ((other,),) = predict_mode(posterior, NET, Categorical(), [BATCHES], (8,), 5)
+    ((other,),) = averages_of_mode(posterior, NET, Categorical(), [BATCHES], (8,), 5)
     assert not torch.allclose(many.probs, other.probs)
 
 
 def test_networks_that_are_fewer_than_asked_for_all_predict(networks):
-    ((found,),) = predict_mode(Empirical(networks), NET, Categorical(), [BATCHES], (100,), 0)
+    ((found,),) = averages_of_mode(Empirical(networks), NET, Categorical(), [BATCHES], (100,), 0)
     torch.testing.assert_close(found.probs, averages(networks, X).probs)
 
 
@@ -109,7 +106,7 @@ def test_dropout_is_repeatable():
     net = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Dropout(0.5), torch.nn.Linear(6, 3))
     mode = Dropout(P.stack([P.of(net)]))
     runs = [
-        predict_mode(mode, net, Categorical(), [BATCHES], (4,), 1)[0][0].probs for _ in range(2)
+        averages_of_mode(mode, net, Categorical(), [BATCHES], (4,), 1)[0][0].probs for _ in range(2)
     ]
     assert torch.equal(*runs)
 
@@ -127,19 +124,20 @@ def test_jackknife_of_a_mean_is_its_standard_error():
 def test_predictions_are_of_the_networks_whose_weights_are_compared():
     networks = P.populate(NET, 30, torch.Generator().manual_seed(2))
     for mode in (Empirical(networks), DiagonalGaussian(P.of(NET), 0.3)):
-        ((many, few),) = predict_mode(mode, NET, Categorical(), [BATCHES], (20, 5), 7, 1)
-        own = drawn(mode, 20, 7, 1)
+        ((many, few),) = averages_of_mode(mode, NET, Categorical(), [BATCHES], (20, 5), 7, 1)
+        own = draw(mode, 20, 7, 1)
         torch.testing.assert_close(many.probs, averages(own, X).probs)
         torch.testing.assert_close(few.probs, averages({n: t[:5] for n, t in own.items()}, X).probs)
-    first = drawn(Empirical(networks), 5, 7, 1)["1.weight"]
+    first = draw(Empirical(networks), 5, 7, 1)["1.weight"]
     assert not torch.equal(first, networks["1.weight"][:5])
 
 
 def test_one_logit_gives_two_classes_and_a_regression_none():
     z = torch.randn(4, 5, 1)
-    found = probabilities(Bernoulli(), z)
-    torch.testing.assert_close(found[..., 1], z[..., 0].double().sigmoid())
-    assert probabilities(Gaussian(), z) is None
+    probs = Averages.of_each(Bernoulli(), z).probs
+    torch.testing.assert_close(probs[..., 1], z[..., 0].double().sigmoid())
+    assert has_classes(Bernoulli())
+    assert not has_classes(Gaussian())
 
 
 def test_bootstrap_of_a_mean_is_about_its_standard_error():

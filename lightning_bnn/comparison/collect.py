@@ -1,0 +1,212 @@
+"""Rows of numbers for any posteriors on disk; what was computed before is read."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+import lightning_bnn
+from lightning_bnn.comparison.errors import Numbers
+from lightning_bnn.comparison.places import Place, digest_of_file
+from lightning_bnn.comparison.problem import Problem, read_problem
+from lightning_bnn.comparison.protocols import PROTOCOLS
+from lightning_bnn.comparison.reference import Reference
+from lightning_bnn.comparison.rows import Row, rows_of
+from lightning_bnn.comparison.stored_posteriors import read_posterior
+from lightning_bnn.comparison.tables import Measured
+from lightning_bnn.judging.judges import Score
+from lightning_bnn.quiet_runs import quiet
+
+__all__ = ["FAILED", "Comparison", "Options", "collect"]
+
+FAILED = "failed"
+"""The mode of a row of a posterior that could not be judged."""
+RowsAndOrigin = tuple[list[Row], Mapping[str, Any]]
+"""Rows of a posterior, and where it is from."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How posteriors are compared, see `lightning_bnn.studies.compare.compare`."""
+
+    protocol: str = "full"
+    samples: int = 100
+    ood: str | None = None
+    score: Score = "max_probability"
+    seed: int = 0
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows.
+
+    Attributes:
+        rows: of all posteriors.
+        floors: MMD^2 between parts of the reference, by the networks of the smaller one.
+        settings: everything that decides the numbers.
+    """
+
+    rows: Sequence[Row]
+    floors: Mapping[int, Numbers]
+    settings: Mapping[str, Any]
+
+
+def collect(
+    reference: str,
+    posteriors: Mapping[str, str],
+    folder: Path,
+    like: str | None = None,
+    options: Options | None = None,
+) -> Comparison:
+    """Compare posteriors with a reference.
+
+    Args:
+        reference: networks that stand for the posterior.
+        posteriors: places by name.
+        folder: rows are kept in ``folder/rows``.
+        like: a configuration with network and data, by default that of the first run.
+        options: how they are compared.
+    """
+    options = options or Options()
+    first, places = Place.of(reference), _places(posteriors, options)
+    config = _config([first, *places.values()]) if like is None else Path(like)
+    problem = read_problem(config)
+    settings = {
+        "reference": reference,
+        "reference_sha256": first.digest(),
+        "config": str(config),
+        "config_sha256": digest_of_file(config),
+        "version": lightning_bnn.__version__,
+        **{name: value for name, value in asdict(options).items() if name != "device"},
+    }
+    _check_disjoint(first, places)
+    networks = _reference(first, problem, options)
+    ood = problem.ood_set(options.ood)
+    settings |= {"reference_networks": networks.size, "ood_set": "none" if ood is None else ood[0]}
+    sets = [problem.test_set(), *([] if ood is None else [ood[1]])]
+
+    def compute(name: str, place: Place) -> RowsAndOrigin:
+        posterior = read_posterior(name, place, problem, samples=options.samples)
+        rows = rows_of(posterior, networks, sets, options.score)
+        return rows, {**posterior.origin, "modes": len(posterior.modes)}
+
+    rows, origins = _all_rows(places, settings, folder / "rows", compute)
+    counts = sorted({row.networks for row in rows if "mmd" in row.numbers})
+    counts = counts if networks.size >= 4 else []  # fewer cannot be split
+    floors = {count: networks.noise_floor(count) for count in counts}
+    return Comparison(rows, floors, {**settings, "posteriors": origins})
+
+
+def _all_rows(
+    places: Mapping[str, Place],
+    settings: Mapping[str, Any],
+    folder: Path,
+    compute: Callable[[str, Place], RowsAndOrigin],
+) -> tuple[list[Row], dict[str, Mapping[str, Any]]]:
+    """The rows of all posteriors, one after the other, and where each is from."""
+    rows: list[Row] = []
+    origins: dict[str, Mapping[str, Any]] = {}
+    for name, place in (bar := tqdm(list(places.items()), desc="posteriors")):
+        bar.set_postfix_str(name)
+        identity = {"name": name, "sha256": place.digest(), "rows": str(place.rows)}
+        key = {**settings, "posterior": identity}
+        new, origins[name] = _stored_or_computed(
+            folder / f"{name}.json", key, functools.partial(compute, name, place)
+        )
+        rows += new
+    if all(row.mode == FAILED for row in rows):
+        raise ValueError(f"Every posterior failed: {origins[rows[0].method]['failed']}")
+    return rows, origins
+
+
+def _places(posteriors: Mapping[str, str], options: Options) -> dict[str, Place]:
+    if options.samples < 2:
+        raise ValueError(f"`samples` must be at least 2, got {options.samples}.")
+    for name in posteriors:
+        if not re.fullmatch(r"[^/\\\x00]+", name):
+            raise ValueError(f"`posteriors`: names go into file names, {name!r} cannot.")
+    return {name: Place.of(text) for name, text in posteriors.items()}
+
+
+def _config(places: Sequence[Place]) -> Path:
+    for place in places:
+        config = place.config()
+        if config is not None:
+            return config
+    raise ValueError(
+        "None of the posteriors has a `config.yaml`: pass a configuration with network and data as "
+        "`--like`."
+    )
+
+
+def _check_disjoint(reference: Place, places: Mapping[str, Place]) -> None:
+    """Refuse networks that are in both sets: they bias the MMD."""
+    for name, place in places.items():
+        if place.file().resolve() != reference.file().resolve():
+            continue
+        one, other = (set(range(10**6)[p.rows or slice(None)]) for p in (place, reference))
+        if one & other:
+            raise ValueError(
+                f"{name} shares networks with the reference: choose rows that are disjoint, such "
+                f"as {place.path}[0:10] and {place.path}[10:]."
+            )
+
+
+def _reference(place: Place, problem: Problem, options: Options) -> Reference:
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"`device` {device!r} cannot be used here: {error}") from None
+    networks = read_posterior("reference", place, problem).networks()
+    protocol = PROTOCOLS[options.protocol]
+    example = [problem.example()]
+    return Reference(
+        networks, problem.network, example, protocol, options.samples, options.seed, device
+    )
+
+
+# ------------------------------------------------------------ rows that are there already
+def _stored_or_computed(
+    path: Path, key: Mapping[str, Any], compute: Callable[[], RowsAndOrigin]
+) -> RowsAndOrigin:
+    """Rows of an earlier call with the same key; a posterior that fails has a row that says so."""
+    stored = _stored(path)
+    if stored.get("key") == json.loads(json.dumps(key)):
+        return [_row(**row) for row in stored["rows"]], stored["origin"]
+    name = key["posterior"]["name"]
+    try:
+        with quiet():
+            rows, origin = compute()
+    except (ValueError, RuntimeError, OSError) as error:
+        message = " ".join(str(error).split())
+        tqdm.write(f"{name} failed: {message}")
+        return [Row(name, FAILED, {}, 0)], {"failed": message}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"key": key, "origin": origin, "rows": [asdict(row) for row in rows]}
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
+    return rows, origin
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    """What an earlier call has written; nothing if it was interrupted."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def _row(numbers: Mapping[str, Sequence[float]], **fields: Any) -> Row:
+    return Row(numbers={name: Measured(*pair) for name, pair in numbers.items()}, **fields)

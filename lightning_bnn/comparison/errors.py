@@ -1,0 +1,94 @@
+"""Standard errors: over modes by the jackknife, over examples by the bootstrap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.comparison.tables import Measured, spread
+from lightning_bnn.randomness import keyed_generator
+
+__all__ = ["Numbers", "bootstrap", "jackknife", "left_out", "over_modes"]
+
+Numbers = dict[str, Measured]
+_GROUPS = 20
+"""The jackknife leaves out at most so many groups in turn."""
+
+
+def over_modes(numbers: Sequence[Mapping[str, float]]) -> Numbers:
+    """Mean and standard deviation of every number over modes."""
+    return {
+        name: spread(torch.tensor([of_mode[name] for of_mode in numbers], dtype=torch.float64))
+        for name in numbers[0]
+    }
+
+
+def left_out(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Rows of all parts but one, for every part; nothing where too little would be left.
+
+    Many parts are joined to some groups of neighbours, which are left out in turn.
+    """
+    edges = torch.linspace(0, len(parts), min(len(parts), _GROUPS) + 1).round().long().tolist()
+    groups = list(zip(edges, edges[1:], strict=False))
+    if len(groups) < 3:
+        return []
+    return [torch.cat([*parts[:first], *parts[last:]]) for first, last in groups]
+
+
+def jackknife(whole: Mapping[str, float], left: Sequence[Mapping[str, float]]) -> Numbers:
+    r"""Numbers of all parts, with standard errors from leaving out one at a time.
+
+    .. math:: s^2 = \frac{K - 1}{K} \sum_k (\theta_{-k} - \bar\theta)^2
+
+    Args:
+        whole: numbers of all parts.
+        left: the numbers that are left without each of them; without any there are no errors.
+
+    >>> numbers = jackknife({"mean": 3.0}, [{"mean": 4.0}, {"mean": 3.5}, {"mean": 1.5}])
+    >>> round(numbers["mean"].error, 6)
+    1.527525
+    """
+    return _with_errors(whole, left, _jackknife_error)
+
+
+def _jackknife_error(values: Tensor) -> Tensor:
+    return ((len(values) - 1) / len(values) * (values - values.mean()).square().sum()).sqrt()
+
+
+def _with_errors(
+    whole: Mapping[str, float],
+    others: Sequence[Mapping[str, float]],
+    error: Callable[[Tensor], Tensor],
+) -> Numbers:
+    """Numbers, with errors from what they are in other parts or samples; NaN without any."""
+    columns = {name: torch.tensor([o[name] for o in others], dtype=torch.float64) for name in whole}
+    return {
+        name: Measured(number, float(error(columns[name])) if others else math.nan)
+        for name, number in whole.items()
+    }
+
+
+def bootstrap(
+    sizes: Sequence[int],
+    numbers_of: Callable[..., Mapping[str, float]],
+    repeats: int = 50,
+    seed: int = 0,
+) -> Numbers:
+    """Numbers of all examples, with standard deviations over examples drawn again.
+
+    Args:
+        sizes: of the data sets.
+        numbers_of: the numbers, given indices of examples of every data set.
+        repeats: how often examples are drawn.
+        seed: of the draws.
+    """
+    generator = keyed_generator(seed, "bootstrap")
+    whole = numbers_of(*(torch.arange(n) for n in sizes))
+    again = [
+        numbers_of(*(torch.randint(n, (n,), generator=generator) for n in sizes))
+        for _ in range(repeats)
+    ]
+    return _with_errors(whole, again, torch.std)

@@ -1,0 +1,129 @@
+"""What posteriors are compared on: a network, its data, and what its outputs mean."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.judging import named_sets
+from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.settings_files import read_settings
+from lightning_bnn.symmetry import Symmetries, discover
+
+__all__ = ["Problem", "StoredBatches", "read_problem"]
+
+
+class StoredBatches:
+    """One set of a datamodule, as networks take it, read once: its loader may shuffle.
+
+    Args:
+        source: the datamodule.
+        loader: of the set.
+        most: how many batches are read at most.
+    """
+
+    def __init__(self, source: L.LightningDataModule, loader: Any, most: int | None = None) -> None:
+        self._source, self._loader, self._most = source, loader, most
+        self._batches: list[tuple[Any, Tensor]] | None = None
+
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        if self._batches is None:
+            batches = itertools.islice(iter(self._loader), self._most)
+            self._batches = [self._source.on_after_batch_transfer(b, 0)[:2] for b in batches]
+        return iter(self._batches)
+
+    def targets(self) -> Tensor:
+        """The targets of all batches."""
+        return torch.cat([targets for _, targets in self])
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network and the data that it is judged on.
+
+    Attributes:
+        network: gives the computation.
+        source: the data.
+        likelihood: what outputs say about targets.
+    """
+
+    network: nn.Module
+    source: L.LightningDataModule
+    likelihood: nn.Module = field(default_factory=Categorical)
+
+    def training_set(self, most: int) -> StoredBatches:
+        """The first batches of the training data."""
+        self.source.prepare_data()
+        self.source.setup("fit")
+        return StoredBatches(self.source, self.source.train_dataloader(), most)
+
+    def test_set(self) -> StoredBatches:
+        """The test set in distribution."""
+        return next(iter(self._test_sets("id").values()))
+
+    def ood_set(self, name: str | None = None) -> tuple[str, StoredBatches] | None:
+        """One set that is out of distribution, by default the first; None if there is none."""
+        sets = self._test_sets("ood")
+        if name is not None and name not in sets:
+            raise ValueError(f"`ood` must be one of {', '.join(sets) or 'none'}, got {name!r}.")
+        name = name or next(iter(sets), None)
+        return None if name is None else (name, sets[name])
+
+    def example(self) -> Any:
+        """Two inputs."""
+        inputs, _ = next(iter(self.test_set()))
+        return inputs[:2]
+
+    def symmetries(self) -> Symmetries:
+        """The symmetries of the network."""
+        return discover(self.network, self.example())
+
+    def _test_sets(self, kind: str) -> dict[str, StoredBatches]:
+        self.source.prepare_data()
+        self.source.setup("test")
+        loaders = self.source.test_dataloader()
+        names = getattr(self.source, "test_sets", None) or named_sets(None, loaders)
+        if isinstance(loaders, dict):
+            loaders = list(loaders.values())
+        elif not isinstance(loaders, (list, tuple)):
+            loaders = [loaders]
+        sets = zip(names, loaders, strict=False)  # what is not there is not compared on
+        return {name: StoredBatches(self.source, one) for (name, k), one in sets if k == kind}
+
+
+def read_problem(config: Path) -> Problem:
+    """Network and data of a configuration as `lightning-bnn fit` takes it.
+
+    Args:
+        config: a YAML file.
+    """
+    from jsonargparse import ArgumentParser
+
+    import lightning_bnn.datamodules  # noqa: F401  so that YAML can name its classes
+
+    try:
+        settings = read_settings(config)
+        arguments = settings["model"]["init_args"]
+        parts = {"network": arguments["network"], "data": settings["data"]}
+    except (OSError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{config} must be a configuration with `model.init_args.network` and `data`, as "
+            f"`lightning-bnn fit` takes it ({type(error).__name__}: {error})."
+        ) from None
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(nn.Module, "network")
+    parser.add_subclass_arguments(L.LightningDataModule, "data")
+    if arguments.get("likelihood") is not None:
+        parser.add_subclass_arguments(nn.Module, "likelihood")
+        parts["likelihood"] = arguments["likelihood"]
+    instantiate = getattr(parser, "instantiate", parser.instantiate_classes)  # its newer name
+    objects = instantiate(parser.parse_object(parts))
+    likelihood = objects.get("likelihood") or Categorical()
+    return Problem(objects.network.eval(), objects.data, likelihood)

@@ -1,0 +1,134 @@
+"""A reference, with and without symmetries, and the MMD of other networks to it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn import params as P
+from lightning_bnn.comparison.errors import Numbers
+from lightning_bnn.comparison.protocols import Protocol
+from lightning_bnn.comparison.tables import spread
+from lightning_bnn.metrics import MMDReference, Transformed
+from lightning_bnn.metrics.mmd import MMDTable
+from lightning_bnn.params import Params
+from lightning_bnn.randomness import keyed_generator
+
+__all__ = ["Reference"]
+
+
+class Reference:
+    """Networks that stand for the posterior, to compare any number of others with.
+
+    Args:
+        networks: the reference, a stack.
+        network: one of their kind; it is left as it is.
+        example: its inputs.
+        protocol: which symmetries are removed, and how.
+        samples: networks that are drawn from every posterior.
+        seed: of the draws.
+        device: where it is computed.
+    """
+
+    def __init__(
+        self,
+        networks: Params,
+        network: nn.Module,
+        example: Sequence[Any],
+        protocol: Protocol,
+        samples: int = 100,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        self.samples, self.seed = samples, seed
+        self.device, self.size = device, P.stack_size(networks)
+        self._remover = protocol.remover(network.eval(), *example)
+        self._as_they_are = MMDReference(networks, device=device)
+        self._freed = MMDReference(self._free(networks), device=device)
+        self._digests = set(_digests(networks, self._as_they_are.layers))
+
+    def _free(self, networks: Params) -> Transformed:
+        return Transformed(networks, self._remover(networks))
+
+    def check(self, networks: Params, name: str) -> None:
+        """Refuse networks of other layers, and those that are in the reference: they bias the MMD.
+
+        Args:
+            networks: a stack.
+            name: of the posterior that they are from.
+        """
+        for layer in self._as_they_are.layers:
+            shape, other = tuple(self._as_they_are.source.shapes[layer]), networks.get(layer)
+            if other is None or tuple(other.shape[1:]) != shape:
+                problem = "is missing" if other is None else f"has shape {tuple(other.shape[1:])}"
+                raise ValueError(
+                    f"{name} has other networks than the reference: `{layer}`, of shape {shape} "
+                    f"there, {problem}."
+                )
+        same = sum(d in self._digests for d in _digests(networks, self._as_they_are.layers))
+        if same:
+            raise ValueError(
+                f"{same} networks of {name} are also in the reference: train them from another "
+                "seed (`seed_everything` and the seed of the module), or choose other rows."
+            )
+
+    def distances(self, networks: Params, parts: Sequence[Tensor]) -> list[dict[str, float]]:
+        """MMD^2 of parts of a stack to the reference, with and without symmetries.
+
+        Args:
+            networks: a stack.
+            parts: rows of each part, perhaps none.
+        """
+        if not parts:
+            return []
+        plain = self._as_they_are.compare_parts(networks, parts)
+        freed = self._freed.compare_parts(self._free(networks), parts)
+        return [self._reduced(*values) for values in zip(plain, freed, strict=True)]
+
+    def noise_floor(self, samples: int, repeats: int = 20) -> Numbers:
+        """The same between random parts of the reference itself: mean and standard deviation.
+
+        Two samples of m and n networks of one law scatter by a deviation that falls as 1/m + 1/n.
+        The parts of a reference are smaller than what they stand for, a posterior's samples and
+        the whole reference: the numbers are scaled accordingly.
+
+        Args:
+            samples: networks that were drawn from a posterior.
+            repeats: how often the reference is split.
+        """
+        count = min(samples, self.size // 2)
+        parts = 1 / count + 1 / (self.size - count)
+        scale = (1 / samples + 1 / self.size) / parts
+        plain, freed = (
+            scale * reference.noise_floor(count, repeats, keyed_generator(self.seed, "floor"))
+            for reference in (self._as_they_are, self._freed)
+        )
+        splits = [self._reduced(*values) for values in zip(plain, freed, strict=True)]
+        return {key: spread(torch.tensor([split[key] for split in splits])) for key in splits[0]}
+
+    def _reduced(self, plain: Tensor, freed: Tensor) -> dict[str, float]:
+        """One number for every reduction over kernels, of MMD^2 by layer and kernel."""
+        layers = self._as_they_are.layers
+        shapes = self._as_they_are.source.shapes
+        sizes = torch.tensor([math.prod(shapes[layer]) for layer in layers])
+        numbers: dict[str, float] = {}
+        for name, values in (("mmd", plain), ("ns", freed)):
+            table = MMDTable(layers, sizes, values)
+            numbers[name] = float(table.reduce("median"))
+            numbers[f"{name}_mean"] = float(table.reduce("mean"))
+            numbers[f"{name}_max"] = float(table.reduce("max"))
+        return numbers
+
+
+def _digests(networks: Params, layers: Iterable[str]) -> list[bytes]:
+    """One hash for every network."""
+    hashes = [hashlib.blake2b(digest_size=16) for _ in range(P.stack_size(networks))]
+    for layer in layers:
+        for digest, row in zip(hashes, networks[layer], strict=True):
+            digest.update(row.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return [digest.digest() for digest in hashes]

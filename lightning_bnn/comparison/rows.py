@@ -1,0 +1,137 @@
+"""The numbers of one posterior beside a reference: of a single mode, and of all together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_bnn import params as P
+from lightning_bnn.comparison.errors import Numbers, bootstrap, jackknife, left_out, over_modes
+from lightning_bnn.comparison.problem import StoredBatches
+from lightning_bnn.comparison.reference import Reference
+from lightning_bnn.comparison.stored_posteriors import StoredPosterior
+from lightning_bnn.judging.averages import Averages, averages_of_mode, draw, has_classes
+from lightning_bnn.judging.judges import Score, class_numbers
+from lightning_bnn.params import is_weight
+from lightning_bnn.randomness import keyed_generator
+
+__all__ = ["Row", "rows_of"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The numbers of one posterior, of one of its modes or of all.
+
+    Attributes:
+        method: name of the posterior.
+        mode: "one" or "multi".
+        numbers: by name, as fractions and nats.
+        seeds: how many modes stand behind the errors.
+        networks: how many were compared with the reference.
+    """
+
+    method: str
+    mode: str
+    numbers: Numbers
+    seeds: int
+    networks: int = 0
+
+
+def rows_of(
+    posterior: StoredPosterior, reference: Reference, sets: Sequence[StoredBatches], score: Score
+) -> list[Row]:
+    """One row for a mode (mean and deviation over modes), one for all together (jackknife).
+
+    Args:
+        posterior: what is compared.
+        reference: what it is compared with.
+        sets: data, the first in distribution.
+        score: that detects out-of-distribution examples.
+    """
+    posterior = _at_most(posterior, reference)
+    count = len(posterior.modes)
+    share = max(1, reference.samples // count)
+    distances, networks = _distances(posterior, reference, share)
+    quality: dict[str, Numbers] = {}
+    if has_classes(posterior.likelihood):
+        quality = _quality(posterior, reference, sets, score, share)
+    return [
+        Row(posterior.name, mode, {**distances.get(mode, {}), **quality.get(mode, {})}, count, n)
+        for mode, n in networks.items()
+    ]
+
+
+def _at_most(posterior: StoredPosterior, reference: Reference) -> StoredPosterior:
+    """Not more modes than networks are asked for."""
+    count = len(posterior.modes)
+    if count <= reference.samples:
+        return posterior
+    order = torch.randperm(count, generator=keyed_generator(reference.seed, "modes"))
+    return posterior.only(order[: reference.samples].sort().values.tolist())
+
+
+@torch.no_grad()
+def _distances(
+    posterior: StoredPosterior, reference: Reference, share: int
+) -> tuple[dict[str, Numbers], dict[str, int]]:
+    """MMD of one mode and of all modes to the reference, and how many networks that took."""
+    draws = (draw(m, reference.samples, reference.seed, k) for k, m in enumerate(posterior.modes))
+    stacks = [{name: t for name, t in stack.items() if is_weight(name, t)} for stack in draws]
+    sizes = [P.stack_size(stack) for stack in stacks]
+    every = {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
+    del stacks
+    reference.check(every, posterior.name)
+    alone = torch.arange(sum(sizes)).split(sizes)
+    shared = [rows[:share] for rows in alone]
+    single = alone if min(sizes) >= 2 else ()
+    together = [torch.cat(shared), *left_out(shared)] if len(alone) > 1 else []
+    distances = reference.distances(every, [*single, *together])
+    numbers: dict[str, Numbers] = {}
+    networks = {"one": min(sizes)}
+    if single:
+        numbers["one"] = over_modes(distances[: len(single)])
+    if together:
+        whole, *left = distances[len(single) :]
+        numbers["multi"], networks["multi"] = jackknife(whole, left), sum(map(len, shared))
+    return numbers, networks
+
+
+def _quality(
+    posterior: StoredPosterior,
+    reference: Reference,
+    sets: Sequence[StoredBatches],
+    score: Score,
+    share: int,
+) -> dict[str, Numbers]:
+    """Every metric of the predictions of one mode and of all modes."""
+    averages = [
+        averages_of_mode(
+            mode, posterior.network, posterior.likelihood, sets, (reference.samples, share),
+            reference.seed, k, device=reference.device,
+        )
+        for k, mode in enumerate(posterior.judged)
+    ]  # fmt: skip
+    labels = sets[0].targets()
+    alone, shared = (
+        [Averages.stacked([of_mode[s][c] for of_mode in averages]) for s in range(len(sets))]
+        for c in (0, 1)
+    )
+
+    def numbers(of_sets: Sequence[Averages], labels: Tensor = labels) -> dict[str, float]:
+        return class_numbers(posterior.likelihood, of_sets, labels, score)
+
+    def of_examples(*rows: Tensor) -> dict[str, float]:
+        parts = [part[0][chosen] for part, chosen in zip(alone, rows, strict=True)]
+        return numbers(parts, labels[rows[0]])
+
+    if len(averages) == 1:
+        sizes = [part.entropy.shape[-1] for part in alone]
+        return {"one": bootstrap(sizes, of_examples, seed=reference.seed)}
+    modes = torch.arange(len(averages))
+    single = [numbers([part[k] for part in alone]) for k in modes]
+    subsets = [modes, *left_out(modes.split(1))]
+    whole, *left = (numbers([part[kept].mean() for part in shared]) for kept in subsets)
+    return {"one": over_modes(single), "multi": jackknife(whole, left)}

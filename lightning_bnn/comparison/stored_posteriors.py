@@ -1,0 +1,180 @@
+"""Posteriors from wherever they are: checkpoints of modules, runs, banks, folders of networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import nn
+
+from lightning_bnn import modules
+from lightning_bnn.bank import read_networks
+from lightning_bnn.comparison.places import Place
+from lightning_bnn.comparison.problem import Problem
+from lightning_bnn.loading import load
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import Empirical, Posterior
+
+__all__ = ["StoredPosterior", "chains_of", "posterior_of", "read_module", "read_posterior"]
+
+
+@dataclass(frozen=True)
+class StoredPosterior:
+    """A posterior, mode by mode.
+
+    Attributes:
+        name: in tables.
+        modes: to draw weights from.
+        judged: for each mode, what predicts as it does.
+        network: gives the computation.
+        likelihood: what outputs say about targets.
+        origin: where it is from, so that its numbers can be traced.
+    """
+
+    name: str
+    modes: Sequence[Posterior]
+    judged: Sequence[Posterior]
+    network: nn.Module
+    likelihood: nn.Module
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+    def only(self, rows: slice | Sequence[int]) -> StoredPosterior:
+        """Some of its modes."""
+        kept = range(len(self.modes))[rows] if isinstance(rows, slice) else rows
+        return replace(
+            self, modes=[self.modes[k] for k in kept], judged=[self.judged[k] for k in kept]
+        )
+
+    def networks(self) -> Params:
+        """All networks as one stack, of a posterior that is made of networks."""
+        stacks = [mode.networks for mode in self.modes if isinstance(mode, Empirical)]
+        if len(stacks) < len(self.modes):
+            raise ValueError(
+                f"{self.name} must be networks (a bank, a folder of checkpoints, an ensemble or "
+                "chains), not a distribution."
+            )
+        return {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
+
+
+def posterior_of(name: str, module: Any, samples: int = 100, **origin: Any) -> StoredPosterior:
+    """The posterior of a module that was trained.
+
+    Args:
+        name: in tables.
+        module: of this package.
+        samples: networks of each mode that will predict.
+        **origin: where it is from.
+    """
+    with torch.no_grad():
+        modes, judged = module.posterior().modes(), module.judged_modes(samples)
+    return StoredPosterior(name, modes, judged, module.template, module.likelihood, origin)
+
+
+def read_posterior(
+    name: str, place: Place, problem: Problem, samples: int = 100
+) -> StoredPosterior:
+    """A posterior from disk.
+
+    Args:
+        name: in tables.
+        place: where it is.
+        problem: a network of its kind, and data for what needs them to predict.
+        samples: networks of each mode that will predict.
+    """
+    file, rows = place.file(), place.rows or slice(None)
+    origin: dict[str, Any] = {"path": str(file), "sha256": place.digest()}
+    if place.rows is not None:
+        origin["rows"] = f"{rows.start or 0}:{rows.stop or ''}"
+    module = read_module(file, problem) if file.is_file() else None
+    if module is not None:
+        posterior = posterior_of(name, module, samples, **origin, kind=type(module).__name__)
+        kept = posterior.only(rows)
+        if not kept.modes:
+            raise _no_rows(place, f"{len(posterior.modes)} members")
+        return kept
+    stack, records = read_networks(file, problem.network)
+    stack, records = {n: t[rows] for n, t in stack.items()}, records[rows]
+    if not records:
+        raise _no_rows(place, "networks")
+    modes = Empirical(stack, chains_of(records)).modes()
+    origin["kind"] = "networks"
+    return StoredPosterior(name, modes, modes, problem.network, problem.likelihood, origin)
+
+
+def _no_rows(place: Place, content: str) -> ValueError:
+    return ValueError(f"{place.path} has {content}, none of them in the rows that are asked for.")
+
+
+def chains_of(records: Sequence[Mapping[str, Any]]) -> list[int] | None:
+    """Which networks belong together: those of one member, or all that one run went through.
+
+    Networks of different folders are of different runs; those of one folder, or of a bank, are of
+    one run if each is of another step.
+
+    >>> chains_of([{"step": 1}, {"step": 2}]), chains_of([{"step": 2}, {"step": 2}])
+    ([0, 0], None)
+    """
+    members = [record.get("member", 0) for record in records]
+    if len(set(members)) > 1:
+        return members
+    folders = [str(Path(record.get("file", "")).parent) for record in records]
+    steps: dict[str, list[Any]] = {}
+    for folder, record in zip(folders, records, strict=True):
+        steps.setdefault(folder, []).append(record.get("step"))
+    one_run = all(None not in s and len(set(s)) == len(s) for s in steps.values())
+    if len(records) == 1 or not one_run or len(steps) == len(records):
+        return None
+    return [list(steps).index(folder) for folder in folders]
+
+
+def read_module(file: Path, problem: Problem) -> Any:
+    """The module that made a checkpoint; None if it is not one of this package.
+
+    Args:
+        file: a checkpoint.
+        problem: its network, and data for what needs them to predict.
+    """
+    if file.suffix != ".ckpt":
+        return None
+    options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
+    content = load(file, mmap=True)
+    content = content if isinstance(content, dict) else {}
+    arguments = content.get("hyper_parameters") or {}
+    kind: Any = _class_of(content)
+    del content
+    if "_class_path" in arguments:
+        _check_maker(arguments.get("_instantiator"), file)
+        kind = L.LightningModule
+    elif kind is not None:
+        options |= {"network": problem.network, "likelihood": problem.likelihood}
+    else:
+        return None
+    module = kind.load_from_checkpoint(file, **options)
+    if not _is_ours(module):
+        return None
+    module.use_training_data(problem.source)
+    module.example_input_array = problem.example()
+    return module.eval()
+
+
+def _class_of(content: Mapping[str, Any]) -> type | None:
+    """The class of this package that has written a checkpoint."""
+    note = content.get("lightning_bnn")
+    name = note.get("class") if isinstance(note, dict) else None
+    kind = getattr(modules, name) if name in modules.__all__ else None
+    return kind if _is_ours(kind) else None
+
+
+def _is_ours(module: Any) -> bool:
+    """Whether a module, or a class of modules, has a posterior that can be judged."""
+    return hasattr(module, "judged_modes")
+
+
+def _check_maker(name: Any, file: Path) -> None:
+    """Checkpoints name the function that makes their module: only that of Lightning is called."""
+    if name not in (None, "lightning.pytorch.cli.instantiate_module"):
+        raise ValueError(f"{file} asks for {name} to be called, which is not done.")
