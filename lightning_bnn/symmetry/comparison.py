@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.export import skeleton
+from lightning_bnn.symmetry.discovery.export import skeleton
 from lightning_bnn.symmetry.inputs import Inputs, tensors_of
 
 __all__ = ["Yardstick", "outputs", "perturbed", "tolerance_of"]

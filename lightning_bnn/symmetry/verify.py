@@ -13,8 +13,8 @@ from lightning_bnn import params as P
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import Kind, multiply, permute, shift_logits
 from lightning_bnn.symmetry.comparison import Yardstick, outputs, perturbed, tolerance_of
+from lightning_bnn.symmetry.discovery.export import check_forward, skeleton
 from lightning_bnn.symmetry.elements import random_permutations, random_scales, random_signs
-from lightning_bnn.symmetry.export import check_forward, skeleton
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.inputs import Inputs, on_network
 from lightning_bnn.symmetry.validation import check_params

@@ -14,8 +14,8 @@ from lightning_bnn import params as P
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import Kind, multiply, permute
 from lightning_bnn.symmetry.comparison import Yardstick, outputs, perturbed, tolerance_of
+from lightning_bnn.symmetry.discovery.export import UnsupportedModel
 from lightning_bnn.symmetry.elements import random_scales, random_signs
-from lightning_bnn.symmetry.export import UnsupportedModel
 from lightning_bnn.symmetry.groups import Frozen, Symmetries
 from lightning_bnn.symmetry.inputs import Inputs
 from lightning_bnn.symmetry.verify import in_runnable_precision, log_probabilities, random_shift

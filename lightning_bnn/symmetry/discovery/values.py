@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_map
 
-from lightning_bnn.symmetry.labels import Constant, Noise, Value, Weight, core, is_operand, noise_of
+from lightning_bnn.symmetry.rules.labels import (
+    Constant,
+    Noise,
+    Value,
+    Weight,
+    core,
+    is_operand,
+    noise_of,
+)
 
 __all__ = ["drawn", "fold", "full_size", "has_channels", "is_random", "is_uniform", "unknown"]
 

@@ -15,9 +15,15 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from lightning_bnn.symmetry.constraints import Constraints, Record, Rule
-from lightning_bnn.symmetry.gains import gained
-from lightning_bnn.symmetry.labels import (
+from lightning_bnn.symmetry.rules.broadcasting import (
+    meet_noise,
+    multiply_labels,
+    tie_permutations,
+    unify,
+)
+from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
+from lightning_bnn.symmetry.rules.gains import gained
+from lightning_bnn.symmetry.rules.labels import (
     Noise,
     Unsupported,
     Value,
@@ -27,14 +33,8 @@ from lightning_bnn.symmetry.labels import (
     noise_of,
     solid,
 )
-from lightning_bnn.symmetry.meeting import (
-    meet_noise,
-    multiply_labels,
-    tie_permutations,
-    unify,
-)
-from lightning_bnn.symmetry.reduction_rules import REDUCTION_RULES
-from lightning_bnn.symmetry.shape_rules import SHAPE_RULES
+from lightning_bnn.symmetry.rules.reduction import REDUCTION_RULES
+from lightning_bnn.symmetry.rules.shape import SHAPE_RULES
 
 __all__ = ["RULES", "Rule", "even", "homogeneous", "nonlinear", "odd", "passthrough", "softmax"]
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_bnn.symmetry.constraints import Constraints, Labels, Product
-from lightning_bnn.symmetry.labels import (
+from lightning_bnn.symmetry.rules.constraints import Constraints, Labels, Product
+from lightning_bnn.symmetry.rules.labels import (
     STRUCTURAL_ZERO,
     Noise,
     Unsupported,

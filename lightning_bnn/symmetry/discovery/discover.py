@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from lightning_bnn.symmetry.export import (
+from lightning_bnn.symmetry.discovery.export import (
     UnsupportedModel,
     buffers_behind,
     export,
     results_of,
     written_buffers,
 )
+from lightning_bnn.symmetry.discovery.interpreter import Tracer
+from lightning_bnn.symmetry.discovery.refutation import refute
 from lightning_bnn.symmetry.groups import Frozen, Symmetries
 from lightning_bnn.symmetry.inputs import Inputs, check_filled, doubled, on_network
-from lightning_bnn.symmetry.interpreter import Tracer
-from lightning_bnn.symmetry.layer_rules import layer_rules
-from lightning_bnn.symmetry.refutation import refute
-from lightning_bnn.symmetry.rules import RULES, Rule
-from lightning_bnn.symmetry.ties import named_tensors
+from lightning_bnn.symmetry.rules.elementwise import RULES, Rule
+from lightning_bnn.symmetry.rules.layer import layer_rules
+from lightning_bnn.symmetry.shared_tensors import named_tensors
 
 __all__ = ["discover"]
 

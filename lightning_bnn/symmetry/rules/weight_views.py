@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_bnn.symmetry.labels import Unsupported, Weight, core, varies
+from lightning_bnn.symmetry.rules.labels import Unsupported, Weight, core, varies
 
 __all__ = ["parameter_dims", "positions"]
 

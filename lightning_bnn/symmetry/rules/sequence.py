@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from lightning_bnn.symmetry.constraints import Constraints, Record, Rule
-from lightning_bnn.symmetry.labels import (
+from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
+from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
+from lightning_bnn.symmetry.rules.elementwise import nonlinear, softmax
+from lightning_bnn.symmetry.rules.labels import (
     Constant,
     Unsupported,
     Value,
@@ -19,9 +21,7 @@ from lightning_bnn.symmetry.labels import (
     compress,
     varies,
 )
-from lightning_bnn.symmetry.meeting import multiply_labels, unify
-from lightning_bnn.symmetry.reduction_rules import reduce_channels
-from lightning_bnn.symmetry.rules import nonlinear, softmax
+from lightning_bnn.symmetry.rules.reduction import reduce_channels
 
 __all__ = ["SEQUENCE_RULES", "contract"]
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_bnn.symmetry.labels import (
+from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
     Constant,
     Unsupported,
@@ -22,7 +22,7 @@ from lightning_bnn.symmetry.labels import (
     narrow_except,
     varies,
 )
-from lightning_bnn.symmetry.views import parameter_dims, positions
+from lightning_bnn.symmetry.rules.weight_views import parameter_dims, positions
 
 __all__ = ["Constraints", "Entry", "Kind", "Product", "Record", "Rule"]
 

@@ -16,15 +16,27 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from lightning_bnn.symmetry.constraints import Constraints, Rule
-from lightning_bnn.symmetry.export import (
+from lightning_bnn.symmetry.discovery.export import (
     ancestors,
     operation_name,
     results_of,
     written_buffers,
 )
+from lightning_bnn.symmetry.discovery.logits import find_shift
+from lightning_bnn.symmetry.discovery.solve import solve
+from lightning_bnn.symmetry.discovery.values import (
+    drawn,
+    fold,
+    full_size,
+    has_channels,
+    is_random,
+    is_uniform,
+    unknown,
+)
 from lightning_bnn.symmetry.groups import Frozen, SoftmaxShift, Symmetries
-from lightning_bnn.symmetry.labels import (
+from lightning_bnn.symmetry.rules.broadcasting import unify
+from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
+from lightning_bnn.symmetry.rules.labels import (
     Constant,
     Noise,
     Unsupported,
@@ -34,19 +46,7 @@ from lightning_bnn.symmetry.labels import (
     is_operand,
     noise_of,
 )
-from lightning_bnn.symmetry.logits import find_shift
-from lightning_bnn.symmetry.meeting import unify
-from lightning_bnn.symmetry.solve import solve
-from lightning_bnn.symmetry.ties import named_tensors, overlapping, owners
-from lightning_bnn.symmetry.values import (
-    drawn,
-    fold,
-    full_size,
-    has_channels,
-    is_random,
-    is_uniform,
-    unknown,
-)
+from lightning_bnn.symmetry.shared_tensors import named_tensors, overlapping, owners
 
 __all__ = ["Tracer"]
 

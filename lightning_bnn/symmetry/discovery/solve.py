@@ -13,8 +13,13 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from lightning_bnn.symmetry.classes import Channels, Ints, mix, name_of, permutation_groups
-from lightning_bnn.symmetry.constraints import Constraints, Entry, Labels, Product
+from lightning_bnn.symmetry.discovery.classes import (
+    Channels,
+    Ints,
+    mix,
+    name_of,
+    permutation_groups,
+)
 from lightning_bnn.symmetry.groups import (
     Axis,
     Group,
@@ -23,7 +28,8 @@ from lightning_bnn.symmetry.groups import (
     SignGroup,
     Symmetries,
 )
-from lightning_bnn.symmetry.labels import FROZEN
+from lightning_bnn.symmetry.rules.constraints import Constraints, Entry, Labels, Product
+from lightning_bnn.symmetry.rules.labels import FROZEN
 
 __all__ = ["solve"]
 

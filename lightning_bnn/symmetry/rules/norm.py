@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from lightning_bnn.symmetry.constraints import Constraints, Record, Rule
-from lightning_bnn.symmetry.labels import Constant, Value, Weight, along, solid
+from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
+from lightning_bnn.symmetry.rules.labels import Constant, Value, Weight, along, solid
 
 __all__ = ["norm_rules"]
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from lightning_bnn.symmetry.constraints import Constraints, Rule
-from lightning_bnn.symmetry.export import operation_name
-from lightning_bnn.symmetry.labels import Unsupported, Value, core, varies
+from lightning_bnn.symmetry.discovery.export import operation_name
+from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
+from lightning_bnn.symmetry.rules.labels import Unsupported, Value, core, varies
 
 __all__ = ["REDUCTION_RULES", "reduce_channels"]
 

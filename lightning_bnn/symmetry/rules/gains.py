@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from lightning_bnn.symmetry.constraints import Constraints, Record
-from lightning_bnn.symmetry.labels import Unsupported, Value, Weight, core, varies
-from lightning_bnn.symmetry.meeting import align
+from lightning_bnn.symmetry.rules.broadcasting import align
+from lightning_bnn.symmetry.rules.constraints import Constraints, Record
+from lightning_bnn.symmetry.rules.labels import Unsupported, Value, Weight, core, varies
 
 __all__ = ["gained"]
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lightning_bnn.symmetry.constraints import Constraints, Rule
-from lightning_bnn.symmetry.export import operation_name
-from lightning_bnn.symmetry.labels import (
+from lightning_bnn.symmetry.discovery.export import operation_name
+from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
+from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
     STRUCTURAL_ZERO,
     Constant,

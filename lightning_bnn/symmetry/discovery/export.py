@@ -20,7 +20,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.symmetry.inputs import Inputs, described, tensors_of
-from lightning_bnn.symmetry.ties import named_tensors, place_of
+from lightning_bnn.symmetry.shared_tensors import named_tensors, place_of
 
 __all__ = [
     "UnsupportedModel",

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from lightning_bnn.symmetry.constraints import Constraints
 from lightning_bnn.symmetry.groups import Axis, PermutationGroup, Placement
-from lightning_bnn.symmetry.labels import FROZEN
+from lightning_bnn.symmetry.rules.constraints import Constraints
+from lightning_bnn.symmetry.rules.labels import FROZEN
 
 __all__ = ["Channels", "mix", "name_of", "permutation_groups"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.fx import Node
 
-from lightning_bnn.symmetry.export import operation_name
+from lightning_bnn.symmetry.discovery.export import operation_name
 from lightning_bnn.symmetry.groups import SoftmaxShift
-from lightning_bnn.symmetry.labels import Weight
+from lightning_bnn.symmetry.rules.labels import Weight
 
 __all__ = ["find_shift"]
 

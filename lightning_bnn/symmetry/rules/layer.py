@@ -9,11 +9,11 @@ import numpy as np
 from torch import Tensor
 from torch.fx import Node
 
-from lightning_bnn.symmetry.constraints import Constraints, Record, Rule
-from lightning_bnn.symmetry.labels import Unsupported, Value, Weight, along, core
-from lightning_bnn.symmetry.meeting import unify
-from lightning_bnn.symmetry.norm_rules import norm_rules
-from lightning_bnn.symmetry.sequence_rules import SEQUENCE_RULES, contract
+from lightning_bnn.symmetry.rules.broadcasting import unify
+from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
+from lightning_bnn.symmetry.rules.labels import Unsupported, Value, Weight, along, core
+from lightning_bnn.symmetry.rules.norm import norm_rules
+from lightning_bnn.symmetry.rules.sequence import SEQUENCE_RULES, contract
 
 __all__ = ["layer_rules"]
 

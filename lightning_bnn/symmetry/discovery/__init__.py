@@ -1,0 +1,1 @@
+"""From a module to its symmetries: read its graph, follow its channels, solve, check."""
