@@ -26,14 +26,14 @@ from lightning_bnn.symmetry.counting import (
     ranks,
     transpositions,
 )
-from lightning_bnn.symmetry.discovery.discover import discover
-from lightning_bnn.symmetry.discovery.export import UnsupportedModel
+from lightning_bnn.symmetry.discovery import discover
 from lightning_bnn.symmetry.elements import (
     identity,
     random_permutations,
     random_scales,
     random_signs,
 )
+from lightning_bnn.symmetry.forward import UnsupportedModel
 from lightning_bnn.symmetry.groups import (
     Frozen,
     PermutationGroup,

@@ -13,8 +13,8 @@ from torch.func import functional_call
 
 from lightning_bnn.params import Params, of, unstack
 from lightning_bnn.symmetry.assignment import assign, assign_blocks, families
-from lightning_bnn.symmetry.discovery.export import skeleton
 from lightning_bnn.symmetry.elements import identity
+from lightning_bnn.symmetry.forward import skeleton
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.units import writer
 from lightning_bnn.symmetry.validation import check_params

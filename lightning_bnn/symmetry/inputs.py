@@ -58,19 +58,19 @@ def doubled(inputs: Inputs) -> Inputs | None:
     def twice(t: Any) -> Any:
         return torch.cat([t, t]) if isinstance(t, Tensor) and t.ndim else t
 
-    found: Inputs = tree_map(twice, inputs)
-    return found
+    pair: Inputs = tree_map(twice, inputs)
+    return pair
 
 
 def tensors_of(outputs: Any) -> list[Tensor]:
     """All tensors in what a forward returns; a cache, or another object of its own, is none."""
-    found = []
+    tensors = []
     for leaf in tree_leaves(outputs):
         if isinstance(leaf, Tensor):
-            found.append(leaf)
+            tensors.append(leaf)
         elif is_dataclass(leaf):
-            found += tensors_of([getattr(leaf, f.name) for f in fields(leaf)])
-    return found
+            tensors += tensors_of([getattr(leaf, f.name) for f in fields(leaf)])
+    return tensors
 
 
 def described(inputs: Inputs) -> str:

@@ -1,30 +1,25 @@
-"""`discover`: read the graph of a module, follow its channels, return the symmetries."""
+"""`discover`: trace a module, follow its channels, solve for the groups, check them."""
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.export import ExportedProgram
+from torch import nn
 
-from lightning_bnn.symmetry.discovery.export import (
-    UnsupportedModel,
-    buffers_behind,
-    export,
-    results_of,
-    written_buffers,
-)
-from lightning_bnn.symmetry.discovery.interpreter import Tracer
+from lightning_bnn.symmetry.discovery.channels import follow_channels
+from lightning_bnn.symmetry.discovery.graphs import trace_graphs
 from lightning_bnn.symmetry.discovery.refutation import refute
-from lightning_bnn.symmetry.groups import Frozen, Symmetries
-from lightning_bnn.symmetry.inputs import Inputs, check_filled, doubled, on_network
-from lightning_bnn.symmetry.rules.elementwise import RULES, Rule
-from lightning_bnn.symmetry.rules.layer import layer_rules
+from lightning_bnn.symmetry.discovery.result import symmetries_of
+from lightning_bnn.symmetry.forward import UnsupportedModel
+from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.inputs import Inputs, check_filled, on_network
+from lightning_bnn.symmetry.rules.constraints import Rule
+from lightning_bnn.symmetry.rules.table import rules_of
 from lightning_bnn.symmetry.shared_tensors import named_tensors
 
 __all__ = ["discover"]
@@ -68,30 +63,33 @@ def discover(
     _check_model(model)
     inputs = on_network(model, Inputs(example, named))
     check_filled(inputs)
-    own = {_bare(name): rule for name, rule in (rules or {}).items()}
-    was_training, drawn = [m for m in model.modules() if m.training], random.getstate()
-    try:
-        model.eval()
-        graphs = _graphs(model, inputs, batch_norm)
-        tracer = Tracer(
-            model, {**RULES, **layer_rules(batch_norm), **own}, graphs.mutable, graphs.read
-        )
-        symmetries = replace(
-            _read(tracer, graphs, batch_norm),
-            batch_norm=batch_norm,
-            evaluation_only=graphs.evaluation_only,
-        )
-        for name in own.keys() - tracer.operations:
+    custom = {_bare(name): rule for name, rule in (rules or {}).items()}
+    with _in_evaluation(model):
+        graphs = trace_graphs(model, inputs, batch_norm)
+        channels = follow_channels(model, graphs, {**rules_of(batch_norm), **custom})
+        for name in custom.keys() - channels.interpreter.operations:
             _log.warning("discover: the network has no operation %r; its rule is not used.", name)
+        symmetries = replace(
+            symmetries_of(channels), batch_norm=batch_norm, evaluation_only=graphs.evaluation_only
+        )
         trains = None if graphs.evaluation_only else graphs.training_inputs
-        symmetries = refute(model, symmetries, inputs, bool(rules), trains)
-    finally:
-        random.setstate(drawn)  # a forward may drop layers by it
-        for module in was_training:
-            module.training = True
+        symmetries = refute(model, symmetries, inputs, bool(custom), trains)
     if symmetries.unchecked:
         _log.warning("discover: nothing was checked: %s.", symmetries.unchecked)
     return symmetries
+
+
+@contextmanager
+def _in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; afterwards modes and random numbers are as they were."""
+    was_training, state = [m for m in model.modules() if m.training], random.getstate()
+    try:
+        model.eval()
+        yield
+    finally:
+        random.setstate(state)  # a forward may drop layers by it
+        for module in was_training:
+            module.training = True
 
 
 def _check_model(model: nn.Module) -> None:
@@ -111,82 +109,3 @@ def _bare(name: str) -> str:
     """``aten.relu.default`` is ``relu``, ``mylib.op.default`` is ``mylib.op``."""
     parts = name.replace("::", ".").split(".")
     return parts[1] if parts[0] == "aten" else ".".join(parts[:2])
-
-
-# ------------------------------------------------------------ graphs
-class _Graphs(NamedTuple):
-    """What a network computes in evaluation, and in training where that can be traced."""
-
-    evaluation: ExportedProgram
-    training: ExportedProgram | None
-    training_inputs: Inputs
-    mutable: frozenset[str]
-    read: frozenset[str]
-    evaluation_only: str
-
-
-def _graphs(model: nn.Module, inputs: Inputs, batch_norm: str) -> _Graphs:
-    evaluation = export(model, inputs)
-    training, used, reason = _training_graph(model, inputs)
-    graphs = [graph for graph in (evaluation, training) if graph is not None]
-    mutable = frozenset(name for graph in graphs for name, _ in written_buffers(graph))
-    if training is None:  # then a training step may change any of them
-        mutable |= {name for name, b in model.named_buffers() if b.is_floating_point()}
-    if batch_norm == "eval" and any(map(_is_batch_norm, model.modules())):
-        reason = reason or "batch norm counts as a fixed map"
-    return _Graphs(evaluation, training, used, mutable, _read_buffers(graphs), reason)
-
-
-def _read_buffers(graphs: Sequence[ExportedProgram]) -> frozenset[str]:
-    """Those that results depend on, now or once another call has written what is read there."""
-    read: set[str] = set().union(*(buffers_behind(g, results_of(g)) for g in graphs))
-    while True:
-        written = [(g, node) for g in graphs for name, node in written_buffers(g) if name in read]
-        more = set().union(*(buffers_behind(g, [node]) for g, node in written)) - read
-        if not more:
-            return frozenset(read)
-        read |= more
-
-
-def _training_graph(model: nn.Module, inputs: Inputs) -> tuple[ExportedProgram | None, Inputs, str]:
-    """The graph, the inputs that it was traced with, and why there is none."""
-    reason = ""
-    try:
-        model.train()
-        for tried in (inputs, doubled(inputs)):
-            if tried is not None:
-                try:
-                    return export(model, tried), tried, ""
-                except (UnsupportedModel, ValueError) as error:
-                    reason = reason or f"training could not be traced: {error}"
-    finally:
-        model.eval()
-    return None, inputs, reason
-
-
-def _is_batch_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm)
-
-
-def _read(tracer: Tracer, graphs: _Graphs, batch_norm: str) -> Symmetries:
-    """Follow the channels; heads that only exist in training constrain what they read, too."""
-    tracer.read(graphs.evaluation)
-    unread = tracer.unread_parameters()
-    if graphs.training is not None and (unread or not graphs.evaluation_only):
-        if not _alike(graphs.evaluation, graphs.training):
-            tracer.read(graphs.training)
-    elif graphs.training is None:
-        reason = "not used in evaluation; training could not be traced"
-        tracer.frozen += [Frozen("parameter", name, "", reason) for name in unread]
-    return tracer.result()
-
-
-def _alike(a: ExportedProgram, b: ExportedProgram) -> bool:
-    """Whether two graphs say the same, with the same literals."""
-    if a.graph_module.code != b.graph_module.code or a.constants.keys() != b.constants.keys():
-        return False
-    return all(_same(x, b.constants[name]) for name, x in a.constants.items())
-
-
-def _same(x: Any, y: Any) -> bool:
-    return torch.equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else x is y

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import Kind, multiply, permute
-from lightning_bnn.symmetry.comparison import Yardstick, outputs, perturbed, tolerance_of
-from lightning_bnn.symmetry.discovery.export import UnsupportedModel
+from lightning_bnn.symmetry.comparison import Comparison, perturbed, tolerance_of
 from lightning_bnn.symmetry.elements import random_scales, random_signs
+from lightning_bnn.symmetry.forward import UnsupportedModel, in_runnable_precision, outputs
 from lightning_bnn.symmetry.groups import Frozen, Symmetries
 from lightning_bnn.symmetry.inputs import Inputs
-from lightning_bnn.symmetry.verify import in_runnable_precision, log_probabilities, random_shift
+from lightning_bnn.symmetry.verify import log_probabilities, random_shift
 
 __all__ = ["refute"]
 
@@ -61,7 +61,7 @@ class _Unrepeatable(UnsupportedModel):
 
 def _refuted(model: nn.Module, sym: Symmetries, inputs: Inputs, custom_rules: bool) -> Symmetries:
     check = in_runnable_precision(model, inputs, lambda *run: _Check(run[0], sym, run[1]))
-    if not check.sees and sym.touched:
+    if not check.sensitive and sym.touched:
         return replace(sym, unchecked=_NOTHING_MOVES)
     if check.error(sym) <= check.tolerance:
         return replace(sym, error=check.error_seen)
@@ -99,13 +99,13 @@ class _Check:
         self.tolerance = tolerance_of(self.params)
         self.outputs = self._run(self.params)
         self.wrong = self._run(perturbed(self.params, sym.touched))
-        self.measure = Yardstick.between(self.outputs, self.wrong, self.tolerance)
-        self.sees = self.measure.sees
+        self.measure = Comparison.between(self.outputs, self.wrong, self.tolerance)
+        self.sensitive = self.measure.sensitive
         self.error_seen = 0.0
 
     def error(self, sym: Symmetries) -> float:
         """Two elements that together move every unit and flip every sign."""
-        if not self.sees:
+        if not self.sensitive:
             return 0.0
         one, two = _covering_elements(self.params, sym, torch.Generator().manual_seed(2))
         self.error_seen = self.measure.error(self._run(one))
@@ -123,7 +123,7 @@ class _Check:
     def _error_of_probabilities(self, params: Params, sym: Symmetries) -> float:
         runs = (self.outputs, self.wrong, self._run(params))
         old, wrong, new = (log_probabilities(out, sym) for out in runs)
-        return Yardstick.between(old, wrong, self.tolerance).error(new)
+        return Comparison.between(old, wrong, self.tolerance).error(new)
 
     def repeatable(self) -> bool:
         """Whether the same weights give the same outputs."""

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
+from lightning_bnn.symmetry.rules.arithmetic import softmax
+from lightning_bnn.symmetry.rules.broadcasting import unify
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
-from lightning_bnn.symmetry.rules.elementwise import nonlinear, softmax
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
     Unsupported,
@@ -19,34 +19,23 @@ from lightning_bnn.symmetry.rules.labels import (
     Weight,
     along,
     compress,
-    varies,
+    shape_of,
 )
-from lightning_bnn.symmetry.rules.reduction import reduce_channels
+from lightning_bnn.symmetry.rules.layer import contract, write
 
-__all__ = ["SEQUENCE_RULES", "contract"]
-
-
-def contract(
-    system: Constraints, a: Tensor, b: Tensor, dims: Sequence[int], shape: Sequence[int]
-) -> Tensor:
-    """Element-wise product, then a sum: the blocks are what both operands share."""
-    product = compress(multiply_labels(system, a, b))
-    dims = [d % product.ndim for d in dims]
-    moving = [d for d in dims if varies(product)[d]]
-    if moving:
-        product = reduce_channels(system, product, moving, "passes")
-    for d in sorted(dims, reverse=True):
-        product = product.select(d, 0)
-    return product.expand(tuple(shape))
+__all__ = ["attention", "recurrent"]
 
 
 # ------------------------------------------------------------ recurrence
 def recurrent(
-    gates: int, new_gates: tuple[int, ...], cell: bool, homogeneous: bool = False
+    gates_keep_sign: Sequence[bool], has_cell: bool = False, homogeneous: bool = False
 ) -> Rule:
-    """LSTM (4 gates), GRU (3) and plain RNN (1): the hidden units of every layer and direction.
+    """LSTM, GRU and plain RNN: the hidden units of every layer and direction.
 
-    ``new_gates`` are those whose sign is the sign of the hidden state (the tanh gate).
+    Args:
+        gates_keep_sign: for every gate, whether its sign is that of the hidden state (tanh gates).
+        has_cell: whether there is a cell state beside the hidden one.
+        homogeneous: whether scales pass instead of signs (ReLU).
     """
 
     def rule(
@@ -54,78 +43,63 @@ def recurrent(
     ) -> Any:
         if not isinstance(args[0], bool) or not isinstance(x, Value):
             raise Unsupported("packed sequences")
-        has_bias, layers, _, _, bidirectional, batch_first = args
-        del batch_first
-        states = state if cell else [state]
-        if not all(isinstance(s, Constant) and not s.tensor.any() for s in states):
+        has_bias, layers, _, _, bidirectional, _ = args
+        if not all(_is_zero(s) for s in (state if has_cell else [state])):
             raise Unsupported("an initial state that is not zero")
         directions = 2 if bidirectional else 1
-        per_cell = len(weights) // (layers * directions)
-        if per_cell != (4 if has_bias else 2):
+        per_cell = 4 if has_bias else 2
+        if len(weights) != per_cell * layers * directions:
             raise Unsupported("projected hidden states")
         incoming = system.collapse(x.labels, [x.labels.ndim - 1])
         hidden: list[Tensor] = []
         for layer in range(layers):
-            found = []
-            for direction in range(directions):
-                start = (layer * directions + direction) * per_cell
-                found.append(
-                    _cell(
-                        system,
-                        incoming,
-                        weights[start : start + per_cell],
-                        gates,
-                        new_gates,
-                        homogeneous,
-                    )
-                )
-            hidden += found
-            incoming = torch.cat(found)
-        return _recurrent_outputs(node, incoming, hidden, cell)
+            for cell in range(layer * directions, (layer + 1) * directions):
+                parts = weights[cell * per_cell : (cell + 1) * per_cell]
+                hidden.append(_cell(system, incoming, parts, gates_keep_sign, homogeneous))
+            incoming = torch.cat(hidden[-directions:])
+        return _recurrent_outputs(node, incoming, hidden, 2 if has_cell else 1)
 
     return rule
+
+
+def _is_zero(state: Any) -> bool:
+    return isinstance(state, Constant) and not state.tensor.any()
 
 
 def _cell(
     system: Constraints,
     incoming: Tensor,
     weights: Sequence[Weight],
-    gates: int,
-    new_gates: tuple[int, ...],
-    scale: bool,
+    gates_keep_sign: Sequence[bool],
+    homogeneous: bool,
 ) -> Tensor:
-    units = weights[0].shape[0] // gates
-    hidden = system.fresh(units)
-    if not scale:
-        system.freeze(hidden, ("scale",))
-    else:
-        system.freeze(hidden, ("sign",))
-    rows = []
-    for gate in range(gates):
-        channels = system.fresh(units)
-        system.tie(channels, hidden, ("permutation", "scale"))
-        if gate in new_gates:
-            system.tie(channels, hidden, ("sign",))
-        else:
-            system.freeze(channels, ("sign",))
-        rows.append(channels)
-    out = torch.cat(rows).numpy()
+    """New hidden units, which a cell writes through its gates and reads at the next step."""
+    hidden = system.fresh(weights[0].shape[0] // len(gates_keep_sign))
+    system.freeze(hidden, ("sign",) if homogeneous else ("scale",))
+    gates = [
+        system.follow(hidden, ("scale", "sign") if keeps_sign else ("scale",))
+        for keeps_sign in gates_keep_sign
+    ]
+    out = torch.cat(gates)
     for weight, columns in zip(weights[:2], (incoming, hidden), strict=True):
-        system.consume(weight, Record(0, out, "out", 1, 1), Record(1, columns.numpy(), "in", -1, 1))
+        write(system, out, columns, weight, None)
     for bias in weights[2:]:
-        system.consume(bias, Record(0, out, "bias", 1, 1))
+        system.consume(bias, Record(0, out, "bias"))
     return hidden
 
 
-def _recurrent_outputs(node: Node, last: Tensor, hidden: Sequence[Tensor], cell: bool) -> Any:
-    values = node.meta["val"]
-    sequence = Value(along(last, values[0].ndim - 1, values[0].shape))
-    states = torch.stack(list(hidden))
-    shaped = [
-        Value(states.reshape(len(hidden), *[1] * (v.ndim - 2), -1).expand(v.shape))
-        for v in values[1 : 3 if cell else 2]
-    ]
-    return (sequence, *shaped)
+def _recurrent_outputs(
+    node: Node, last: Tensor, hidden: Sequence[Tensor], number_of_states: int
+) -> Any:
+    sequence, *states = node.meta["val"]
+    units = torch.stack(list(hidden))
+    return (
+        Value(along(last, sequence.ndim - 1, sequence.shape)),
+        *(
+            Value(units.reshape(len(hidden), *[1] * (v.ndim - 2), -1).expand(v.shape))
+            for v in states[:number_of_states]
+        ),
+    )
 
 
 # ------------------------------------------------------------ attention
@@ -148,17 +122,7 @@ def attention(
     tokens = (*batch, q.shape[-2], k.shape[-2])
     scores = Value(contract(system, q[..., :, None, :], k[..., None, :, :], [-1], tokens))
     if attn_mask is not None:
-        scores = Value(unify(system, [scores.labels, system.labels(attn_mask)]))
-    nonlinear(system, node, scores)
+        scores = Value(unify(system, scores.labels, system.labels(attn_mask)))
     softmax(system, node, scores, -1)
-    shape = node.meta["val"].shape
-    return Value(contract(system, scores.labels[..., :, :, None], v[..., None, :, :], [-2], shape))
-
-
-SEQUENCE_RULES: dict[str, Rule] = {
-    "lstm": recurrent(4, (2,), cell=True),
-    "gru": recurrent(3, (2,), cell=False),
-    "rnn_tanh": recurrent(1, (0,), cell=False),
-    "rnn_relu": recurrent(1, (0,), cell=False, homogeneous=True),
-    "scaled_dot_product_attention": attention,
-}
+    weighted = scores.labels[..., :, :, None], v[..., None, :, :]
+    return Value(contract(system, *weighted, [-2], shape_of(node)))
