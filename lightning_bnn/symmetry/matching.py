@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, unstack
-from lightning_bnn.symmetry.actions import axes_by_tensor, permute_axis, permuted_tensor
+from lightning_bnn.symmetry.actions import permuted_tensor
 from lightning_bnn.symmetry.assignment import Family, assign, assign_blocks, families
+from lightning_bnn.symmetry.axis_actions import axes_by_tensor, permute_axis
 from lightning_bnn.symmetry.elements import identity, random_permutations
 from lightning_bnn.symmetry.groups import Placement, Symmetries
 from lightning_bnn.symmetry.units import other_axis, unit_rows
@@ -62,11 +63,11 @@ def match(
     stacked = check_params(params, sym)
     check_finite(params, sym)
     if stacked:
-        found = [
+        matched = [
             match(p, reference, sym, restarts=restarts, seed=seed, max_sweeps=max_sweeps)
             for p in unstack(params)
         ]
-        return [torch.stack(rows) for rows in zip(*found, strict=True)]
+        return [torch.stack(rows) for rows in zip(*matched, strict=True)]
     generator = torch.Generator().manual_seed(seed)
     ascent = _Ascent(params, reference, sym)
     best = ascent.run(identity(sym), generator, max_sweeps, forward_pass=True)
@@ -229,12 +230,12 @@ class _Ascent:
         return True
 
     def _place_blocks(self, family: Family, order: Tensor, orders: Sequence[Tensor]) -> None:
-        held, before = self.permutations[family.group], list(self.permutations)
+        at_slots, before = self.permutations[family.group], list(self.permutations)
         for row, new in zip(family.inner, orders, strict=True):
             for slot in range(len(order)):
-                g = row[int(held[order[slot]])]
+                g = row[int(at_slots[order[slot]])]
                 self.permutations[g] = before[g][new[slot]]
-        self.permutations[family.group] = held[order]
+        self.permutations[family.group] = at_slots[order]
 
     def _joined(self, row: Sequence[int], inside: set[int]) -> list[Placement]:
         """The places of one class of channels in all blocks that are seen from outside."""

@@ -34,8 +34,8 @@ def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
         )
     missing = [n for n in sym.shapes if n not in params and not n.endswith(_STATISTICS)]
     if missing:
-        held = next(iter(params), None)
-        hint = f" (it holds {held!r})" if held is not None else " (it is empty)"
+        first = next(iter(params), None)
+        hint = f" (it holds {first!r})" if first is not None else " (it is empty)"
         raise ValueError(
             f"`{name}` lacks {missing[0]!r}{hint}: were the symmetries found on this very module?"
         )

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.actions import Kind, multiply, permute, shift_logits
+from lightning_bnn.symmetry.actions import multiply, permute, shift_logits
+from lightning_bnn.symmetry.axis_actions import Kind
 from lightning_bnn.symmetry.comparison import Comparison, perturbed, tolerance_of
 from lightning_bnn.symmetry.elements import random_permutations, random_scales, random_signs
 from lightning_bnn.symmetry.forward import in_runnable_precision, outputs
