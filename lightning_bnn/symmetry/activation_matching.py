@@ -14,7 +14,7 @@ from torch.func import functional_call
 from lightning_bnn.params import Params, of, unstack
 from lightning_bnn.symmetry.assignment import assign, assign_blocks, families
 from lightning_bnn.symmetry.elements import identity
-from lightning_bnn.symmetry.forward import skeleton
+from lightning_bnn.symmetry.forward import structural_copy
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.units import writer
 from lightning_bnn.symmetry.validation import check_params
@@ -56,7 +56,7 @@ def match_activations(
         One permutation per group, for `permute`; with a leading dimension for a stack that is not
         averaged.
     """
-    network = skeleton(model).eval()
+    network = structural_copy(model).eval()
     stacked = check_params(params, sym)
     members = unstack(params) if stacked else [params]
     targets = unstack(reference) if check_params(reference, sym, "reference") else [reference]

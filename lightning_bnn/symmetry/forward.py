@@ -21,7 +21,7 @@ __all__ = [
     "first_line",
     "in_runnable_precision",
     "outputs",
-    "skeleton",
+    "structural_copy",
 ]
 
 _T = TypeVar("_T")
@@ -31,7 +31,7 @@ class UnsupportedModel(ValueError):
     """The network cannot be traced at all, or a symmetry found in it does not hold."""
 
 
-def skeleton(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+def structural_copy(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """A copy of the module structure that shares the parameters: tracing leaves no mark.
 
     With ``dtype`` the copy has parameters and buffers of its own, in that precision.
@@ -66,7 +66,7 @@ def _tensors_in_precision(model: nn.Module, dtype: torch.dtype) -> dict[int, Any
 
 def check_forward(model: nn.Module, inputs: Inputs) -> None:
     """Tell a network that cannot be traced from an example input that does not fit."""
-    network = skeleton(model)
+    network = structural_copy(model)
     try:
         with torch.no_grad():
             network(*inputs.args, **inputs.named)
@@ -96,10 +96,10 @@ def in_runnable_precision(
         return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
 
     try:
-        return use(skeleton(model, torch.float64), tree_map(cast, inputs))
+        return use(structural_copy(model, torch.float64), tree_map(cast, inputs))
     except (RuntimeError, TypeError, NotImplementedError):
         check_forward(model, inputs)
-        return use(skeleton(model), inputs)
+        return use(structural_copy(model), inputs)
 
 
 def outputs(network: nn.Module, params: Params, inputs: Inputs) -> list[Tensor]:
@@ -112,7 +112,7 @@ def outputs(network: nn.Module, params: Params, inputs: Inputs) -> list[Tensor]:
     on_gpu = {t.device.index or 0 for t in params.values() if t.device.type == "cuda"}
     with torch.random.fork_rng(devices=sorted(on_gpu)):
         torch.manual_seed(0)
-        returned = functional_call(skeleton(network), separate, inputs.args, inputs.named)
+        returned = functional_call(structural_copy(network), separate, inputs.args, inputs.named)
     return [_real(t) for t in tensors_of(returned)]
 
 

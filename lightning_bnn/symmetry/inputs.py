@@ -74,7 +74,7 @@ def tensors_of(outputs: Any) -> list[Tensor]:
 
 
 def described(inputs: Inputs) -> str:
-    """In words, for an error."""
+    """The inputs in the words of an error message."""
     parts = [_describe(x) for x in inputs.args]
     parts += [f"`{name}` = {_describe(x)}" for name, x in inputs.named.items()]
     return ", ".join(parts) or "a call without inputs"

@@ -51,7 +51,7 @@ class MassProblem:
 
     @property
     def variables(self) -> int:
-        """Number of scales."""
+        """The number of scales that the mass depends on."""
         return self.plus.shape[-1]
 
     def factors(
@@ -175,7 +175,7 @@ class _Builder:
         self.axes = axes_by_tensor(sym, "scalings")
 
     def add(self, name: str) -> None:
-        """One tensor."""
+        """Add the squares of one tensor."""
         w = self.params[name]
         w = w if self.offset else w[None]
         axes = self.axes.get(name, [])

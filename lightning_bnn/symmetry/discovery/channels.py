@@ -83,7 +83,7 @@ class Channels:
             self._write(graph, name, node, values[node])
         for node in graph.results:
             for leaf in tree_leaves(values[node], is_leaf=is_operand):
-                self.interpreter.hold(leaf)
+                self.interpreter.freeze(leaf)
         shared = {first for name, first in self.owners.items() if name != first}
         shift = find_shift(graph.results, values)
         if shift is not None and not shared & {shift.weight, shift.bias}:
@@ -99,8 +99,8 @@ class Channels:
         try:
             unify(self.system, *(self.system.labels(x) for x in (before, value)))
         except (Unsupported, RuntimeError):
-            self.interpreter.hold(before)
-            self.interpreter.hold(value)
+            self.interpreter.freeze(before)
+            self.interpreter.freeze(value)
 
     def _operand(self, node: Node, source: Source) -> Any:
         """What stands for an input of the graph."""

@@ -19,7 +19,12 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lightning_bnn.symmetry.discovery.graph import Graph, writes
-from lightning_bnn.symmetry.forward import UnsupportedModel, check_forward, first_line, skeleton
+from lightning_bnn.symmetry.forward import (
+    UnsupportedModel,
+    check_forward,
+    first_line,
+    structural_copy,
+)
 from lightning_bnn.symmetry.inputs import Inputs, tensors_of
 
 __all__ = ["export"]
@@ -31,7 +36,7 @@ def export(model: nn.Module, inputs: Inputs) -> Graph:
     """Trace a module into a graph in which no operation writes into a tensor that is read again."""
     failure: Exception | None = None
     for strict in (False, True):
-        network = _returning_tensors(skeleton(model))
+        network = _returning_tensors(structural_copy(model))
         try:
             with _quiet(), torch.no_grad():
                 program = torch.export.export(network, inputs.args, inputs.named, strict=strict)

@@ -37,10 +37,10 @@ from lightning_bnn.symmetry.rules.labels import (
     operation_name,
 )
 from lightning_bnn.symmetry.rules.table import (
+    ACCEPT_NOISE,
     ALLOCATIONS,
     BROADCASTING,
     KEEP_NOISE,
-    MEET_NOISE,
     UNIFORM,
     WITHOUT_VALUE,
 )
@@ -75,7 +75,7 @@ class Interpreter:
                 values[node] = self._call(node, values)
         return values
 
-    def hold(self, operand: Any) -> None:
+    def freeze(self, operand: Any) -> None:
         """Freeze whatever an operand stands for."""
         if isinstance(operand, Value):
             self._see_draws([operand])
@@ -99,7 +99,7 @@ class Interpreter:
         except Exception as error:  # an operation used in a way nobody foresaw is held fixed too
             reason = f"its rule does not cover this use ({type(error).__name__}: {error})"
         for operand in operands:
-            self.hold(operand)
+            self.freeze(operand)
         self.frozen.append(_report(node, reason))
         return unknown(node.meta["val"])
 
@@ -142,7 +142,7 @@ class Interpreter:
         self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]
     ) -> Any:
         self._see_channels(operands)
-        if name not in MEET_NOISE:
+        if name not in ACCEPT_NOISE:
             self._see_draws(operands)
         if name not in self.rules:
             raise Unsupported("this operation has no rule")

@@ -31,7 +31,7 @@ def has_channels(x: Any) -> bool:
 
 
 def is_random(node: Node) -> bool:
-    """Whether an operation draws numbers."""
+    """Whether an operation draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 

@@ -55,7 +55,7 @@ def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Value:
 
 
 def divide(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Value:
-    """Scales and signs subtract."""
+    """Log scales and signs of the second operand are taken from those of the first."""
     if kwargs.get("rounding_mode"):
         raise Unsupported("a rounded division")
     return Value(multiply_labels(system, system.labels(x), system.labels(y), inverse=True))

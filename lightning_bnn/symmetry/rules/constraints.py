@@ -108,7 +108,7 @@ class Constraints:
 
     # ------------------------------------------------------------------ channels and ties
     def fresh(self, *shape: int) -> Tensor:
-        """New channels."""
+        """Make channels that are tied to nothing yet."""
         count = int(np.prod(shape, dtype=np.int64))
         self.nodes += count
         return torch.arange(self.nodes - count, self.nodes).reshape(shape)
@@ -124,7 +124,7 @@ class Constraints:
                 self.ties[kind].append(pairs)
 
     def freeze(self, labels: Tensor | Labels, kinds: Iterable[str] = ALL) -> None:
-        """Hold channels fixed."""
+        """Forbid channels to move, scale and flip, or some of that."""
         self.tie(core(labels) if isinstance(labels, Tensor) else labels, FROZEN, kinds)
 
     def block(self, rows: Tensor | Labels) -> None:
@@ -148,7 +148,7 @@ class Constraints:
         return first
 
     def labels(self, x: Value | Weight | Constant | float | int) -> Tensor:
-        """Labels of any operand."""
+        """Labels of any operand; a weight is taken element by element."""
         if isinstance(x, Value):
             return x.labels
         if isinstance(x, Weight):

@@ -94,7 +94,7 @@ def clamp(
 
 
 def clamp_max(system: Constraints, node: Node, x: Value | Weight, high: Any) -> Value:
-    """Bounded from above only."""
+    """A bound from above only, see `clamp`."""
     return clamp(system, node, x, None, high)
 
 

@@ -88,7 +88,7 @@ class Weight:
 
     @classmethod
     def whole(cls, name: str, shape: torch.Size, is_buffer: bool) -> Weight:
-        """The tensor itself."""
+        """The tensor itself: the view of all of its elements."""
         coords = tuple(along(torch.arange(n), d, shape) for d, n in enumerate(shape))
         return cls(name, coords, shape, is_buffer)
 

@@ -67,7 +67,7 @@ def write(
 def addmm(
     system: Constraints, node: Node, bias: Any, x: Any, weight: Any, *args: Any, **kwargs: Any
 ) -> Value:
-    """``bias + x @ weight``."""
+    """A linear map whose weight stands on the right: ``bias + x @ weight``."""
     if args or kwargs or not isinstance(weight, Weight):
         raise Unsupported("a scaled addmm")
     return linear(system, node, x, _transpose(weight), bias)

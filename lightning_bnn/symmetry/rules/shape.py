@@ -110,7 +110,7 @@ def _execute(node: Node, args: Any, kwargs: Any, pick: Callable[[Any], Tensor]) 
 
 
 def concatenate(system: Constraints, node: Node, parts: Sequence[Any], dim: int = 0) -> Value:
-    """Concatenation of the labels."""
+    """The channels of the parts side by side."""
     full = [
         _full_labels(system, p)
         for p in parts
@@ -140,7 +140,7 @@ def scatter_slice(
 
 
 def copy(system: Constraints, node: Node, x: Any, source: Any, *args: Any) -> Value:
-    """A full overwrite."""
+    """An overwrite of the whole tensor by the channels of another."""
     return Value(_full_labels(system, source).expand(shape_of(node)))
 
 

@@ -24,7 +24,7 @@ __all__ = [
     "BROADCASTING",
     "KEEP_LOGITS",
     "KEEP_NOISE",
-    "MEET_NOISE",
+    "ACCEPT_NOISE",
     "RULES",
     "UNIFORM",
     "WITHOUT_VALUE",
@@ -146,7 +146,7 @@ BROADCASTING = frozenset(
     "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow".split()
 )
 """Their rules take operands of size 1 along broadcast dimensions; others get the full size."""
-MEET_NOISE = frozenset("add sub subtract rsub mul multiply where masked_fill".split())
+ACCEPT_NOISE = frozenset("add sub subtract rsub mul multiply where masked_fill".split())
 """Their rules know what to do with independent draws."""
 KEEP_NOISE = frozenset(
     "add sub rsub mul div neg lt le gt ge eq ne clamp clamp_min clamp_max floor logical_not "
