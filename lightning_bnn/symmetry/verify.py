@@ -14,9 +14,8 @@ from lightning_bnn.symmetry.actions import multiply, permute, shift_logits
 from lightning_bnn.symmetry.axis_actions import Kind
 from lightning_bnn.symmetry.comparison import Comparison, perturbed, tolerance_of
 from lightning_bnn.symmetry.elements import random_permutations, random_scales, random_signs
-from lightning_bnn.symmetry.forward import in_runnable_precision, outputs
+from lightning_bnn.symmetry.forward import Inputs, in_runnable_precision, on_network, outputs
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.inputs import Inputs, on_network
 from lightning_bnn.symmetry.validation import check_params
 
 __all__ = [

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
+from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.graph import Graph, Source, ancestors
-from lightning_bnn.symmetry.discovery.graphs import Graphs
 from lightning_bnn.symmetry.discovery.interpreter import Interpreter
 from lightning_bnn.symmetry.discovery.logits import find_shift
 from lightning_bnn.symmetry.discovery.values import unknown

@@ -12,12 +12,11 @@ from typing import Any, Literal
 from torch import nn
 
 from lightning_bnn.symmetry.discovery.channels import follow_channels
-from lightning_bnn.symmetry.discovery.graphs import trace_graphs
+from lightning_bnn.symmetry.discovery.export import trace_graphs
 from lightning_bnn.symmetry.discovery.refutation import refute
 from lightning_bnn.symmetry.discovery.result import symmetries_of
-from lightning_bnn.symmetry.forward import UnsupportedModel
+from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, check_filled, on_network
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.inputs import Inputs, check_filled, on_network
 from lightning_bnn.symmetry.rules.constraints import Rule
 from lightning_bnn.symmetry.rules.table import rules_of
 from lightning_bnn.symmetry.shared_tensors import named_tensors

@@ -16,9 +16,8 @@ from lightning_bnn.symmetry.actions import multiply, permute
 from lightning_bnn.symmetry.axis_actions import KINDS, Kind
 from lightning_bnn.symmetry.comparison import Comparison, perturbed, tolerance_of
 from lightning_bnn.symmetry.elements import random_scales, random_signs
-from lightning_bnn.symmetry.forward import UnsupportedModel, in_runnable_precision, outputs
+from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, in_runnable_precision, outputs
 from lightning_bnn.symmetry.groups import Frozen, PermutationGroup, Symmetries
-from lightning_bnn.symmetry.inputs import Inputs
 from lightning_bnn.symmetry.verify import log_probabilities, random_shift
 
 __all__ = ["refute"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,20 +11,21 @@ from torch import Tensor
 from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.broadcasting import (
+    align,
     multiply_labels,
     tie_permutations,
     tie_to_noise,
     unify,
 )
-from lightning_bnn.symmetry.rules.constraints import Constraints
+from lightning_bnn.symmetry.rules.constraints import Constraints, Record
 from lightning_bnn.symmetry.rules.elementwise import homogeneous, nonlinear
-from lightning_bnn.symmetry.rules.gains import multiply_by_gain
 from lightning_bnn.symmetry.rules.labels import (
     Noise,
     Unsupported,
     Value,
     Weight,
     core,
+    moving_dims,
     shape_of,
 )
 
@@ -48,10 +50,42 @@ def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Value:
     if isinstance(x, Weight) and not isinstance(y, Weight):
         x, y = y, x
     if isinstance(y, Weight) and isinstance(x, Value) and not y.is_buffer:
-        product = multiply_by_gain(system, x, y)
+        product = _multiply_by_gain(system, x, y)
         if product is not None:
             return product
     return Value(multiply_labels(system, system.labels(x), system.labels(y)))
+
+
+def _multiply_by_gain(system: Constraints, x: Value, weight: Weight) -> Value | None:
+    """The product with a parameter that has one number for every channel; None where it has not."""
+    labels, gain = align(x.labels, torch.zeros(()).expand(weight.shape))
+    moving, small = moving_dims(labels), core(labels)
+    if (
+        not moving
+        or any((n == 1) == (d in moving) for d, n in enumerate(gain.shape))
+        or bool((small <= 0).any())
+    ):
+        return None
+    dim = None
+    if len(weight.full_shape) == 1:
+        dim, weight = 0, replace(weight, coords=(core(weight.coords[0]).reshape(-1),))
+    elif len(moving) == 1:
+        dim = moving[0] - (labels.ndim - len(weight.shape))
+    elif not _is_whole(weight):
+        raise Unsupported("a view of a gain over several dimensions")
+    out = system.fresh(*small.shape)
+    system.tie(out, small, ("permutation",))
+    system.consume(
+        weight,
+        Record(dim, out.reshape(-1), "gain"),
+        Record(dim, small.reshape(-1), "gain in", -1),
+    )
+    return Value(out.expand(labels.shape))
+
+
+def _is_whole(weight: Weight) -> bool:
+    in_order = all(set(moving_dims(c)) <= {k} for k, c in enumerate(weight.coords))
+    return weight.shape == weight.full_shape and in_order
 
 
 def divide(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Value:
