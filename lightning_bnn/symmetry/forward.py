@@ -111,7 +111,7 @@ def in_runnable_precision(
 def outputs(network: nn.Module, params: Params, inputs: Inputs) -> list[Tensor]:
     """All tensors that a network returns, as real numbers; every call draws the same noise.
 
-    A copy runs, so that nothing a forward keeps (a cache of computed biases) meets other weights.
+    A copy runs, so that nothing a forward keeps (a cache of computed biases) sees other weights.
     """
     trained = {name for name, _ in network.named_parameters()}
     separate = {n: t if n in trained and t.ndim > 1 else t.clone() for n, t in params.items()}

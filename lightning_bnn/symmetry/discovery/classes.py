@@ -39,7 +39,7 @@ def mix(values: Any, salt: int) -> NDArray[np.uint64] | np.uint64:
 
 @dataclass
 class ChannelClasses:
-    """Classes of channels: where each lives, which operations it met, in which blocks it lies."""
+    """Classes of channels: where each lives, which operations use it, in which blocks it lies."""
 
     system: Constraints
     roots: Ints

@@ -46,19 +46,19 @@ def factor_groups(
     groups = []
     for members in _split_by(present[np.lexsort((first[present], signature[present]))], signature):
         rows = span[members][:, None] + np.arange(span[members[0] + 1] - span[members[0]])
-        places = _placements(axis_ids[rows[0]], powers[rows[0]], positions[rows])
+        places = _placements(axis_ids, powers, positions, rows)
         group = kind(len(members), name_of(axes, places), places)
         groups.append((int(first[members].min()), group))
     return tuple(group for _, group in sorted(groups, key=lambda pair: pair[0]))
 
 
-def _placements(axis_ids: Ints, powers: Ints, positions: Ints) -> tuple[Placement, ...]:
-    """Where units act that all act on the same axes: one row of positions for each of them."""
-    actions = np.stack([axis_ids, powers], 1)
+def _placements(axis_ids: Ints, powers: Ints, positions: Ints, rows: Ints) -> tuple[Placement, ...]:
+    """Where units act that all act on the same axes: one row of the table for each of them."""
+    actions = np.stack([axis_ids[rows[0]], powers[rows[0]]], 1)
     places = []
     for axis, power in dict.fromkeys(map(tuple, actions.tolist())):
         columns = (actions == (axis, power)).all(1)
-        places.append(Placement(axis, torch.from_numpy(positions[:, columns]), power))
+        places.append(Placement(axis, torch.from_numpy(positions[rows[:, columns]]), power))
     return tuple(sorted(places, key=lambda p: p.axis))
 
 

@@ -114,7 +114,7 @@ def attention(
     enable_gqa: bool = False,
     **kwargs: Any,
 ) -> Value:
-    """Dot-product attention: query and key meet per head, their scales cancel; values pass."""
+    """Dot-product attention: the scales of query and key cancel in each head; values pass."""
     q, k, v = (system.labels(t) for t in (query, key, value))
     if enable_gqa:
         k, v = (compress(t.repeat_interleave(q.shape[-3] // t.shape[-3], -3)) for t in (k, v))
