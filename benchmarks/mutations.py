@@ -46,7 +46,7 @@ def draw(folders: list[str], number: int, seed: int) -> list[Fault]:
     dice, drawn = random.Random(seed), []
     pools: dict[str, dict[str, list[Fault]]] = {folder: {} for folder in folders}
     for folder, pool in pools.items():
-        for path in sorted((ROOT / "lightning_bnn" / folder).glob("*.py")):
+        for path in sorted((ROOT / "lightning_bnn" / folder).rglob("*.py")):
             for fault in faults_of(path.read_text(), str(path.relative_to(ROOT))):
                 pool.setdefault(fault.kind, []).append(fault)
     while len(drawn) < number and any(pools.values()):
@@ -68,7 +68,8 @@ def tests_of(file: str, more: list[str]) -> list[str]:
     def relevance(test: Path) -> tuple[bool, int]:
         return path.stem in test.stem, len(count.findall(test.read_text()))
 
-    mirrored = sorted((ROOT / "tests" / path.parent.name).glob("test_*.py"), key=relevance)[::-1]
+    folder = ROOT / "tests" / path.relative_to(ROOT / "lightning_bnn").parts[0]
+    mirrored = sorted(folder.glob("test_*.py"), key=relevance)[::-1]
     return [file, *(str(test.relative_to(ROOT)) for test in mirrored), *more]
 
 

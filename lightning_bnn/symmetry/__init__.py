@@ -26,13 +26,14 @@ from lightning_bnn.symmetry.counting import (
     ranks,
     transpositions,
 )
+from lightning_bnn.symmetry.discovery import discover
 from lightning_bnn.symmetry.elements import (
     identity,
     random_permutations,
     random_scales,
     random_signs,
 )
-from lightning_bnn.symmetry.export import UnsupportedModel
+from lightning_bnn.symmetry.forward import UnsupportedModel
 from lightning_bnn.symmetry.groups import (
     Frozen,
     PermutationGroup,
@@ -52,7 +53,6 @@ from lightning_bnn.symmetry.orders import (
 )
 from lightning_bnn.symmetry.removal import Removal, plan_removal
 from lightning_bnn.symmetry.sorting import sort_permutations
-from lightning_bnn.symmetry.trace import discover
 from lightning_bnn.symmetry.verify import verify
 
 __all__ = [

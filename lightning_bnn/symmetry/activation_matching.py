@@ -14,7 +14,7 @@ from torch.func import functional_call
 from lightning_bnn.params import Params, of, unstack
 from lightning_bnn.symmetry.assignment import assign, assign_blocks, families
 from lightning_bnn.symmetry.elements import identity
-from lightning_bnn.symmetry.export import skeleton
+from lightning_bnn.symmetry.forward import structural_copy
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.units import writer
 from lightning_bnn.symmetry.validation import check_params
@@ -56,7 +56,7 @@ def match_activations(
         One permutation per group, for `permute`; with a leading dimension for a stack that is not
         averaged.
     """
-    network = skeleton(model).eval()
+    network = structural_copy(model).eval()
     stacked = check_params(params, sym)
     members = unstack(params) if stacked else [params]
     targets = unstack(reference) if check_params(reference, sym, "reference") else [reference]
@@ -72,18 +72,13 @@ def match_activations(
         seen = [probes.run(p, x) for p in members]
         seen = [_mean(seen)] if average else seen
         new = [[a @ b.T for a, b in zip(goal, s, strict=True)] for s in seen]
-        sums = (
-            new
-            if not sums
-            else [
-                [a + b for a, b in zip(o, n, strict=True)] for o, n in zip(sums, new, strict=True)
-            ]
-        )
+        old = sums or [[torch.zeros_like(product) for product in row] for row in new]
+        sums = [[a + b for a, b in zip(o, n, strict=True)] for o, n in zip(old, new, strict=True)]
     if not sums:
         raise ValueError("`batches` is empty.")
-    found = [_assign_all(sym, probes, products) for products in sums]
+    matched = [_assign_all(sym, probes, products) for products in sums]
     single = average or not stacked
-    return found[0] if single else [torch.stack(rows) for rows in zip(*found, strict=True)]
+    return matched[0] if single else [torch.stack(rows) for rows in zip(*matched, strict=True)]
 
 
 def _mean(runs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -131,16 +126,8 @@ class _Probes:
         with ExitStack() as stack:
             for k, (path, before, dim, positions) in enumerate(self.watched):
                 module = self.network.get_submodule(path)
-                keep = _keep(seen, k, dim, positions)
-                if before:
-                    handle = module.register_forward_pre_hook(
-                        lambda _m, args, keep=keep: keep(args[0])
-                    )
-                else:
-                    handle = module.register_forward_hook(
-                        lambda _m, _args, out, keep=keep: keep(out)
-                    )
-                stack.callback(handle.remove)
+                hook = _keep(seen, k, before, dim, positions)
+                stack.callback(module.register_forward_hook(hook).remove)
             stack.callback(
                 torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
             )
@@ -163,9 +150,13 @@ class _Probes:
         )
 
 
-def _keep(seen: list[Tensor], k: int, dim: int, positions: Tensor) -> Callable[[Tensor], None]:
-    def keep(activation: Tensor) -> None:
-        rows = activation.movedim(dim, 0).flatten(1)
+def _keep(
+    seen: list[Tensor], k: int, before: bool, dim: int, positions: Tensor
+) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    """A hook that keeps the activations of some units, at the input or the output of a module."""
+
+    def keep(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        rows = (args[0] if before else output).movedim(dim, 0).flatten(1)
         seen[k] = rows[positions.to(rows.device)].flatten(1).float().clone()
 
     return keep

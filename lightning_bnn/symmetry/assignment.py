@@ -35,7 +35,7 @@ class Family:
 
 def families(sym: Symmetries) -> list[Family]:
     """All groups in graph order, the inner ones also with their blocks."""
-    found = []
+    all_families = []
     for k, group in enumerate(sym.permutations):
         inside = [sym.permutations[g] for row in group.inner for g in row]
         taken: dict[int, list[Tensor]] = {}
@@ -49,8 +49,8 @@ def families(sym: Symmetries) -> list[Family]:
                 columns = ~torch.isin(place.positions[0], torch.cat(taken[place.axis]))
             if bool(columns.any()):
                 rest.append(Placement(place.axis, place.positions[:, columns]))
-        found.append(Family(k, group.inner, tuple(rest)))
-    return sorted(found, key=lambda f: sym.permutations[f.group].placements[0].axis)
+        all_families.append(Family(k, group.inner, tuple(rest)))
+    return sorted(all_families, key=lambda f: sym.permutations[f.group].placements[0].axis)
 
 
 def assign(similarity: Float[Tensor, "units units"]) -> Int[Tensor, " units"]:

@@ -68,12 +68,12 @@ def without_vanishing_terms(problem: MassProblem) -> tuple[MassProblem, Tensor, 
     levels = torch.zeros_like(nodes)
     for k in (~linked).nonzero()[:, 0].tolist():
         edges = _edges(problem, k)
-        found = _components(edges, n)
-        nodes[k] = torch.from_numpy(found).to(nodes.device)
-        levels[k] = torch.from_numpy(_levels(edges, found)).to(nodes.device)
-    own, negated = nodes[:, :n], nodes[:, n + 1 :]
-    component = torch.where(own == negated, 0, torch.minimum(own, negated))
-    sign = torch.where(own <= negated, 1.0, -1.0).to(problem.plus)
+        components = _components(edges, n)
+        nodes[k] = torch.from_numpy(components).to(nodes.device)
+        levels[k] = torch.from_numpy(_levels(edges, components)).to(nodes.device)
+    plus, minus = nodes[:, :n], nodes[:, n + 1 :]
+    component = torch.where(plus == minus, 0, torch.minimum(plus, minus))
+    sign = torch.where(plus <= minus, 1.0, -1.0).to(problem.plus)
     fall = (levels[:, :n] - levels[:, n + 1 :]).to(problem.plus) / 2
     floating = Floating(component, sign, fall)
     if bool(linked.all()):
@@ -103,13 +103,13 @@ def _reached_from_ground(problem: MassProblem) -> Tensor:
         if before == reached.numel():
             return reached > 0
         for m in (*problem.matrices, *reversed(problem.matrices)):
-            for own, other, squares in (
+            for start, stop, squares in (
                 (m.rows, m.columns, m.squares.mT),
                 (m.columns, m.rows, m.squares),
             ):
-                found = torch.matmul(squares, reached[:, own][..., None])[..., 0] > 0
-                target = _negated(other, n).reshape(-1).expand(len(reached), -1)
-                reached = reached.scatter_reduce(1, target, found.flatten(1).to(reached), "amax")
+                arrives = torch.matmul(squares, reached[:, start][..., None])[..., 0] > 0
+                target = _negated(stop, n).reshape(-1).expand(len(reached), -1)
+                reached = reached.scatter_reduce(1, target, arrives.flatten(1).to(reached), "amax")
         if bool(reached.sum() == before):
             return reached > 0
 
@@ -120,11 +120,9 @@ def _edges(problem: MassProblem, member: int) -> Ints:
     nodes = torch.arange(n)
     edges = []
     for mass, literal in ((problem.plus, nodes), (problem.minus, nodes + n + 1)):
-        own = literal[mass[member].cpu() > 0]
-        edges += [
-            _edge(own, torch.full_like(own, n)),
-            _edge(torch.full_like(own, n), _negated(own, n)),
-        ]
+        start = literal[mass[member].cpu() > 0]
+        ground = torch.full_like(start, n)
+        edges += [_edge(start, ground), _edge(ground, _negated(start, n))]
     for m in problem.matrices:
         block, row, column = (m.squares[member].cpu() > 0).nonzero(as_tuple=True)
         r, c = m.rows.cpu()[block, row], m.columns.cpu()[block, column]
@@ -136,8 +134,8 @@ def _components(edges: Ints, ground: int) -> Ints:
     """Strongly connected components; that of the ground is 0."""
     size = 2 * ground + 1
     graph = coo_matrix((np.ones(edges.shape[1], np.bool_), tuple(edges)), (size, size))
-    found = connected_components(graph, connection="strong")[1].astype(np.int64)
-    return np.where(found == found[ground], 0, found + 1)
+    components = connected_components(graph, connection="strong")[1].astype(np.int64)
+    return np.where(components == components[ground], 0, components + 1)
 
 
 def _levels(edges: Ints, components: Ints) -> Ints:
@@ -162,8 +160,8 @@ def _only_within(problem: MassProblem, components: Tensor) -> MassProblem:
     n = problem.variables
 
     def within(m: Matrix) -> Tensor:
-        own, other = components[:, m.rows], components[:, _negated(m.columns, n)]
-        return m.squares * (own[..., :, None] == other[..., None, :])
+        start, stop = components[:, m.rows], components[:, _negated(m.columns, n)]
+        return m.squares * (start[..., :, None] == stop[..., None, :])
 
     return replace(
         problem,

@@ -77,14 +77,14 @@ class _Sweep:
     def _owners(self, index: Tensor) -> list[int]:
         return [g for g in self.owner[index.reshape(-1).cpu()].unique().tolist() if g >= 0]
 
-    def _use(self, own: Tensor, other: Tensor, squares: Tensor, group: int) -> _Use:
-        flat, n = own.reshape(-1), self.problem.variables
+    def _use(self, ends: Tensor, other_ends: Tensor, squares: Tensor, group: int) -> _Use:
+        flat, n = ends.reshape(-1), self.problem.variables
         start, stop = self.spans[group]
         at = torch.nonzero(self.owner.to(flat.device)[flat] == group)[:, 0]
         slot = flat[at]
         slot = torch.where(slot < n, slot - start, slot - n - 1 - start + (stop - start))
         everything = len(at) == len(flat)
-        return _Use(own, other, squares, None if everything else at, slot)
+        return _Use(ends, other_ends, squares, None if everything else at, slot)
 
     def __call__(self, f: Tensor) -> float:
         """Update the factors of every group once, in place; returns the largest step."""
@@ -107,15 +107,17 @@ class _Sweep:
 class _Use(NamedTuple):
     """One end of a matrix as a group sees it: ``slot`` says where its mass flows in or out."""
 
-    own: Tensor
-    other: Tensor
+    ends: Tensor
+    other_ends: Tensor
     squares: Tensor
     at: Tensor | None
     slot: Tensor
 
     def mass(self, f: Tensor) -> Tensor:
         """Mass at the positions of the group, ``(members, positions)``."""
-        mass = f[:, self.own] * torch.matmul(self.squares, f[:, self.other][..., None])[..., 0]
+        mass = (
+            f[:, self.ends] * torch.matmul(self.squares, f[:, self.other_ends][..., None])[..., 0]
+        )
         mass = mass.flatten(1)
         return mass if self.at is None else mass[:, self.at]
 

@@ -16,14 +16,8 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
-from lightning_bnn.symmetry.actions import (
-    Kind,
-    axis_factors,
-    broadcastable,
-    multiply,
-    permute,
-    shift_logits,
-)
+from lightning_bnn.symmetry.actions import multiply, permute, shift_logits
+from lightning_bnn.symmetry.axis_actions import Kind, axis_factors, broadcastable
 from lightning_bnn.symmetry.groups import Group, Placement, Symmetries
 from lightning_bnn.symmetry.min_mass import min_mass
 from lightning_bnn.symmetry.sorting import SortKey, sort_permutations
@@ -184,9 +178,9 @@ def _signs(values: Tensor, largest: Tensor) -> Tensor:
 
 
 def _inputs_have_an_order(sym: Symmetries, place: Placement) -> bool:
-    own = sym.axes[place.axis]
+    tensor = sym.axes[place.axis].tensor
     moved = sym.placements_by_axis("permutations")
-    return not any(sym.axes[a].tensor == own.tensor and a != place.axis for a in moved)
+    return not any(sym.axes[a].tensor == tensor and a != place.axis for a in moved)
 
 
 def _with_factors(
@@ -198,11 +192,11 @@ def _with_factors(
     offset = 1 if is_stacked({tensor: w}, sym.shapes) else 0
     for kind, values in factors.items():
         for axis, places in sym.placements_by_axis(kind).items():
-            own = sym.axes[axis]
-            if own.tensor == tensor and any(bool((values[g] != 1).any()) for g, _ in places):
-                w = w * broadcastable(
-                    axis_factors(sym, axis, kind, values, w.dtype, w.device), own, w, offset
-                )
+            if sym.axes[axis].tensor == tensor and any(
+                bool((values[g] != 1).any()) for g, _ in places
+            ):
+                factor = axis_factors(sym, axis, kind, values, w.dtype, w.device)
+                w = w * broadcastable(factor, sym.axes[axis], w, offset)
     return w
 
 

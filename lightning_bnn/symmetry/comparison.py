@@ -7,14 +7,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.export import skeleton
-from lightning_bnn.symmetry.inputs import Inputs, tensors_of
 
-__all__ = ["Yardstick", "outputs", "perturbed", "tolerance_of"]
+__all__ = ["Comparison", "perturbed", "tolerance_of"]
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 _OUT_OF_SIGHT = 1e6  # times as large as what moves: its rounding would pass for an error
@@ -24,26 +21,6 @@ def tolerance_of(params: Params) -> float:
     """The relative error of outputs that rounding explains."""
     floating = (t.dtype for t in params.values() if t.is_floating_point())
     return _TOLERANCE.get(next(floating, torch.float32), 1e-2)
-
-
-def outputs(network: nn.Module, params: Params, inputs: Inputs) -> list[Tensor]:
-    """All tensors that a network returns, as real numbers; every call draws the same noise.
-
-    A copy runs, so that nothing a forward keeps (a cache of computed biases) meets other weights.
-    """
-    trained = {name for name, _ in network.named_parameters()}
-    own = {n: t if n in trained and t.ndim > 1 else t.clone() for n, t in params.items()}
-    on_gpu = {t.device.index or 0 for t in params.values() if t.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(on_gpu)):
-        torch.manual_seed(0)
-        found = functional_call(skeleton(network), own, inputs.args, inputs.named)
-    return [_real(t) for t in tensors_of(found)]
-
-
-def _real(tensor: Tensor) -> Tensor:
-    if tensor.is_complex():
-        return torch.view_as_real(tensor.resolve_conj())
-    return tensor if tensor.is_floating_point() else tensor.double()
 
 
 def perturbed(params: Params, names: Collection[str] = (), size: float = 0.3) -> Params:
@@ -59,8 +36,8 @@ def perturbed(params: Params, names: Collection[str] = (), size: float = 0.3) ->
 
 
 @dataclass(frozen=True)
-class Yardstick:
-    """Outputs, the elements of them that are compared, and the size of an error of 100 %.
+class Comparison:
+    """Right outputs, the elements of them that are compared, and the size of an error of 100 %.
 
     Elements that wrong weights move give the size. Elements that they leave alone are compared if
     they are not so large that their rounding would count (a logit masked with ``-1e12``).
@@ -71,22 +48,24 @@ class Yardstick:
     sizes: list[float]
 
     @classmethod
-    def between(cls, old: Sequence[Tensor], wrong: Sequence[Tensor], tolerance: float) -> Yardstick:
+    def between(
+        cls, old: Sequence[Tensor], wrong: Sequence[Tensor], tolerance: float
+    ) -> Comparison:
         """From the outputs themselves and those of wrong weights."""
         parts = [_visible(a, b, tolerance) for a, b in zip(old, wrong, strict=True)]
         return cls(list(old), [mask for mask, _ in parts], [size for _, size in parts])
 
     @property
-    def sees(self) -> bool:
+    def sensitive(self) -> bool:
         """Whether any output moves with the weights."""
         return any(size > 0 for size in self.sizes)
 
     def error(self, new: Sequence[Tensor]) -> float:
         """Largest difference relative to the outputs that move; NaN where nothing does."""
-        if not self.sees:
+        if not self.sensitive:
             return math.nan
-        found = zip(self.old, new, self.compared, self.sizes, strict=True)
-        return max(_error(a, b, mask, size) for a, b, mask, size in found if size > 0)
+        pairs = zip(self.old, new, self.compared, self.sizes, strict=True)
+        return max(_error(a, b, mask, size) for a, b, mask, size in pairs if size > 0)
 
 
 def _visible(old: Tensor, wrong: Tensor, tolerance: float) -> tuple[Tensor, float]:

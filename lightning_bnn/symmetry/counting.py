@@ -16,6 +16,8 @@ from lightning_bnn.symmetry.validation import check_one_network
 
 __all__ = [
     "NearestTransposition",
+    "count_ranks",
+    "dense_ranks",
     "inversions",
     "kendall_tau",
     "log10_modes",
@@ -74,35 +76,43 @@ def kendall_tau(
             f"`a` and `b` must order the same two or more units, got {a.shape[-1]} and "
             f"{b.shape[-1]}."
         )
-    a, b = torch.broadcast_tensors(a, b)
-    a, b = _dense_ranks(a), _dense_ranks(b)
+    a, b = (dense_ranks(x) for x in torch.broadcast_tensors(a, b))
     n = a.shape[-1]
     pairs = n * (n - 1) // 2
-    joint = a * n + b
-    order = joint.argsort(-1)
+    joint = dense_ranks(a * n + b)
     tied_a, tied_b, tied_both = (_tied_pairs(x) for x in (a, b, joint))
-    by_a = b.gather(-1, order)
+    by_a = b.gather(-1, joint.argsort(-1))
     discordant = inversions(by_a.argsort(dim=-1, stable=True).argsort(-1))
     concordant_minus = pairs - tied_a - tied_b + tied_both - 2 * discordant
     scale = ((pairs - tied_a).double() * (pairs - tied_b).double()).sqrt()
     return concordant_minus.double() / scale
 
 
-def _dense_ranks(x: Tensor) -> Tensor:
-    values, order = x.sort(-1)
-    new = torch.zeros_like(order)
-    new[..., 1:] = (values[..., 1:] != values[..., :-1]).cumsum(-1)
-    return torch.empty_like(order).scatter_(-1, order, new)
+def dense_ranks(key: Tensor, rounding: float = 0) -> Tensor:
+    """The place of every number among the different ones.
+
+    Numbers that differ by ``rounding`` units in the last place of the largest are one.
+
+    >>> dense_ranks(torch.tensor([0.5, 2.0, 0.5, 1.0]))
+    tensor([0, 2, 0, 1])
+    """
+    values, order = key.sort(dim=-1, stable=True)
+    new = values[..., 1:] != values[..., :-1]
+    if rounding and key.is_floating_point():
+        size = rounding * torch.finfo(key.dtype).eps * key.abs().amax(-1, keepdim=True)
+        new = values.diff(dim=-1) > size
+    places = torch.cat([torch.zeros_like(order[..., :1]), new.cumsum(-1)], -1)
+    return torch.empty_like(order).scatter_(-1, order, places)
 
 
-def _tied_pairs(x: Tensor) -> Tensor:
-    values = x.sort(-1).values
-    n = values.shape[-1]
-    index = torch.arange(n, device=x.device).expand_as(values)
-    is_first = torch.ones_like(values, dtype=torch.bool)
-    is_first[..., 1:] = values[..., 1:] != values[..., :-1]
-    start = torch.where(is_first, index, 0).cummax(-1).values
-    return (index - start).sum(-1)
+def count_ranks(ranks: Tensor) -> Tensor:
+    """How many units have each rank."""
+    return torch.zeros_like(ranks).scatter_add_(-1, ranks, torch.ones_like(ranks))
+
+
+def _tied_pairs(ranks: Tensor) -> Tensor:
+    counts = count_ranks(ranks)
+    return (counts * (counts - 1) // 2).sum(-1)
 
 
 def inversions(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*batch"]:

@@ -11,7 +11,7 @@ __all__ = ["identity", "random_permutations", "random_scales", "random_signs"]
 
 
 def identity(sym: Symmetries, device: torch.device | str | None = None) -> list[Tensor]:
-    """The permutations that move nothing."""
+    """The permutations that leave every unit where it is."""
     return [torch.arange(g.units, device=device) for g in sym.permutations]
 
 
@@ -40,6 +40,6 @@ def random_scales(
 def random_signs(
     sym: Symmetries, generator: torch.Generator | None = None, members: int | None = None
 ) -> list[Tensor]:
-    """Fair coin flips."""
+    """Fair coin flips: plus or minus one for every unit."""
     shape = () if members is None else (members,)
     return [torch.randint(0, 2, (*shape, g.units), generator=generator) * 2 - 1 for g in sym.signs]

@@ -72,11 +72,11 @@ class PermutationGroup(Group):
 
 
 class ScalingGroup(Group):
-    """One positive factor per unit."""
+    """Units that can each be multiplied by a positive factor."""
 
 
 class SignGroup(Group):
-    """One sign per unit."""
+    """Units that can each be flipped."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Frozen:
     reason: str
 
     def __str__(self) -> str:
-        """One line for a table."""
+        """One line of a table: what it is, where it stands and why it is fixed."""
         where = f" in `{self.module}`" if self.module else ""
         return f"{self.operation}{where}{' at ' + self.line if self.line else ''}: {self.reason}"
 

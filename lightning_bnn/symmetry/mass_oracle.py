@@ -47,8 +47,8 @@ def _terms(params: Params, sym: Symmetries) -> tuple[Any, csr_matrix]:
         w = params[name].detach().double().cpu().square()
         places = [
             (a, starts[g], place)
-            for a, found in sym.placements_by_axis("scalings").items()
-            for g, place in found
+            for a, on_axis in sym.placements_by_axis("scalings").items()
+            for g, place in on_axis
             if sym.axes[a].tensor == name
         ]
         if not places:
@@ -68,15 +68,14 @@ def _terms(params: Params, sym: Symmetries) -> tuple[Any, csr_matrix]:
 
 def _exponents(sym: Symmetries, axis: int, start: Any, place: Any, shape: torch.Size) -> csr_matrix:
     """For each entry of a matrix of squares, the scale that one placement puts on it."""
-    own = sym.axes[axis]
-    variable = np.full(own.blocks * own.size, -1)
+    blocks, size, dim = sym.axes[axis].blocks, sym.axes[axis].size, sym.axes[axis].dim or 0
+    variable = np.full(blocks * size, -1)
     units = start + np.arange(place.positions.shape[0])
     variable[place.positions.numpy()] = units[:, None]
-    if own.blocks > 1:
-        entry = np.repeat(variable.reshape(own.blocks, own.size), shape[0] // own.blocks, 0)
+    if blocks > 1:
+        entry = np.repeat(variable.reshape(blocks, size), shape[0] // blocks, 0)
     else:
-        view = [1] * len(shape)
-        view[own.dim or 0] = own.size
+        view = [size if d == dim else 1 for d in range(len(shape))]
         entry = np.broadcast_to(variable.reshape(view), shape)
     at = np.flatnonzero(entry.reshape(-1) >= 0)
     columns = entry.reshape(-1)[at]

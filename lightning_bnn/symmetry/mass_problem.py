@@ -19,6 +19,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
+from lightning_bnn.symmetry.axis_actions import axes_by_tensor
 from lightning_bnn.symmetry.groups import Axis, Symmetries
 from lightning_bnn.symmetry.validation import check_params
 
@@ -50,7 +51,7 @@ class MassProblem:
 
     @property
     def variables(self) -> int:
-        """Number of scales."""
+        """The number of scales that the mass depends on."""
         return self.plus.shape[-1]
 
     def factors(
@@ -142,8 +143,8 @@ def mass_problem(params: Params, sym: Symmetries) -> MassProblem:
         if name in params:
             builder.add(name)
     parts = (builder.constant, builder.plus, builder.minus)
-    found = torch.stack([t.sum() for t in (*parts, *(m.squares for m in builder.matrices))])
-    if not bool(found.isfinite().all()):
+    sums = torch.stack([t.sum() for t in (*parts, *(m.squares for m in builder.matrices))])
+    if not bool(sums.isfinite().all()):
         _refuse_overflow(params, sym)
     return MassProblem(*parts, tuple(builder.matrices), tuple(g.units for g in sym.scalings))
 
@@ -168,19 +169,13 @@ class _Builder:
         members = first.shape[0] if self.offset else 1
         self.n = sym.scaling_dof
         self.starts = [0, *torch.tensor([g.units for g in sym.scalings]).cumsum(0).tolist()]
-        zeros = torch.zeros(members, self.n + 1, dtype=torch.float64, device=first.device)
-        self.constant, self.plus, self.minus = (
-            zeros[:, 0].clone(),
-            zeros[:, :-1].clone(),
-            zeros[:, :-1].clone(),
-        )
+        self.constant = torch.zeros(members, dtype=torch.float64, device=first.device)
+        self.plus, self.minus = (self.constant.new_zeros(members, self.n) for _ in range(2))
         self.matrices: list[Matrix] = []
-        self.axes: dict[str, list[int]] = {}
-        for axis in sym.placements_by_axis("scalings"):
-            self.axes.setdefault(sym.axes[axis].tensor, []).append(axis)
+        self.axes = axes_by_tensor(sym, "scalings")
 
     def add(self, name: str) -> None:
-        """One tensor."""
+        """Add the squares of one tensor."""
         w = self.params[name]
         w = w if self.offset else w[None]
         axes = self.axes.get(name, [])
@@ -208,7 +203,8 @@ class _Builder:
         """Squares along one axis; a gain has two factors there: a row of one-by-one matrices."""
         tables = [self._table(a) for a in axes]
         if len(tables) == 2:
-            self._matrix(squares[..., None, None], tables[0][:, None], tables[1][:, None])
+            rows, columns = (table[:, None] for table in tables)
+            self.matrices.append(Matrix(squares[..., None, None], rows, columns))
             return
         total = torch.zeros(
             squares.shape[0], 2 * self.n + 1, dtype=torch.float64, device=squares.device
@@ -223,21 +219,13 @@ class _Builder:
         if first.blocks > 1:
             axes, (first, second) = axes[::-1], (second, first)
         rows, columns = self._table(axes[0]), self._table(axes[1])
-        squares = _matrix_squares(w, first, second)
-        if second.blocks > 1:
-            rows = rows.reshape(second.blocks, -1)
-            columns = columns.reshape(second.blocks, -1)
-        else:
-            rows, columns = rows[None], columns[None]
-        self._matrix(squares, rows, columns)
-
-    def _matrix(self, squares: Tensor, rows: Tensor, columns: Tensor) -> None:
-        self.matrices.append(Matrix(squares, rows, columns))
+        rows, columns = (t.reshape(second.blocks, -1) for t in (rows, columns))
+        self.matrices.append(Matrix(_matrix_squares(w, first, second), rows, columns))
 
     def _table(self, axis: int) -> Tensor:
         """Index of the factor of every position."""
-        own = self.sym.axes[axis]
-        table = torch.full((own.blocks * own.size,), self.n)
+        blocks, size = self.sym.axes[axis].blocks, self.sym.axes[axis].size
+        table = torch.full((blocks * size,), self.n)
         for g, place in self.sym.placements_by_axis("scalings")[axis]:
             unit = self.starts[g] + torch.arange(self.sym.scalings[g].units)
             index = unit if place.exponent > 0 else unit + self.n + 1

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, unstack
-from lightning_bnn.symmetry.actions import axes_by_tensor, permute_axis, permuted_tensor
+from lightning_bnn.symmetry.actions import permuted_tensor
 from lightning_bnn.symmetry.assignment import Family, assign, assign_blocks, families
+from lightning_bnn.symmetry.axis_actions import axes_by_tensor, permute_axis
 from lightning_bnn.symmetry.elements import identity, random_permutations
 from lightning_bnn.symmetry.groups import Placement, Symmetries
 from lightning_bnn.symmetry.units import other_axis, unit_rows
@@ -62,19 +63,18 @@ def match(
     stacked = check_params(params, sym)
     check_finite(params, sym)
     if stacked:
-        found = [
+        matched = [
             match(p, reference, sym, restarts=restarts, seed=seed, max_sweeps=max_sweeps)
             for p in unstack(params)
         ]
-        return [torch.stack(rows) for rows in zip(*found, strict=True)]
+        return [torch.stack(rows) for rows in zip(*matched, strict=True)]
     generator = torch.Generator().manual_seed(seed)
     ascent = _Ascent(params, reference, sym)
     best = ascent.run(identity(sym), generator, max_sweeps, forward_pass=True)
     score = ascent.score() if restarts else 0.0
     for _ in range(restarts):
-        other = ascent.run(
-            random_permutations(sym, generator), generator, max_sweeps, forward_pass=False
-        )
+        start = random_permutations(sym, generator)
+        other = ascent.run(start, generator, max_sweeps, forward_pass=False)
         if ascent.score() > score:
             best, score = other, ascent.score()
     return best
@@ -88,14 +88,11 @@ class _Ascent:
         self.families = families(sym)
         self.tensors = axes_by_tensor(sym, "permutations")
         self.statistics = {a.tensor for a in sym.axes if a.role in ("mean", "variance")}
-        groups_on = {
-            a: {g for g, _ in places}
-            for a, places in sym.placements_by_axis("permutations").items()
+        places_by_axis = sym.placements_by_axis("permutations")
+        groups_on: dict[int | None, set[int]] = {
+            axis: {g for g, _ in places} for axis, places in places_by_axis.items()
         }
-        partners = {a: other_axis(sym, a) for a in groups_on}
-        self.across = {
-            a: groups_on.get(b, set()) if b is not None else set() for a, b in partners.items()
-        }
+        self.across = {a: groups_on.get(other_axis(sym, a), set()) for a in places_by_axis}
         self.homes = {
             member: (g, slot, row)
             for g, group in enumerate(sym.permutations)
@@ -113,13 +110,14 @@ class _Ascent:
                 family_of.setdefault(g, set()).add(k)
         result: list[set[int]] = [set() for _ in self.families]
         for k, family in enumerate(self.families):
-            for axis in {
-                p.axis for g in family.members for p in self.sym.permutations[g].placements
-            }:
+            for axis in self._axes_of(family):
                 for g in self.across[axis]:
                     for other in family_of[g] - {k}:
                         result[other].add(k)
         return result
+
+    def _axes_of(self, family: Family) -> set[int]:
+        return {p.axis for g in family.members for p in self.sym.permutations[g].placements}
 
     def run(
         self,
@@ -128,7 +126,7 @@ class _Ascent:
         max_sweeps: int,
         forward_pass: bool,
     ) -> list[Tensor]:
-        """One try."""
+        """Ascend from some permutations until no family changes any more."""
         self.permutations = list(start)
         self.version = [0] * len(self.permutations)
         self.cache: dict[tuple[int, bytes], tuple[list[int], Tensor]] = {}
@@ -141,11 +139,8 @@ class _Ascent:
             known |= set(family.members)
         pending = set(range(len(self.families)))
         for _ in range(max_sweeps):
-            order = [
-                k
-                for k in torch.randperm(len(self.families), generator=generator).tolist()
-                if k in pending
-            ]
+            shuffled = torch.randperm(len(self.families), generator=generator).tolist()
+            order = [k for k in shuffled if k in pending]
             if not order:
                 return self.permutations
             for k in order:
@@ -162,7 +157,7 @@ class _Ascent:
         return sum(float((a * b).sum(dtype=torch.float64)) for a, b in pairs)
 
     def _improve(self, family: Family, known: set[int] | None) -> bool:
-        """Reassign one family by what is known already; returns whether it changed."""
+        """Reassign one family by what is known already; return whether it changed."""
         group = self.sym.permutations[family.group]
         if group.inner:
             return self._improve_blocks(family, known)
@@ -208,13 +203,7 @@ class _Ascent:
             tables.append(table.reshape(blocks, units, blocks, units))
         order, orders = assign_blocks(torch.zeros(blocks, blocks) if rest is None else rest, tables)
         before = list(self.permutations)
-        names = sorted(
-            {
-                self.sym.axes[p.axis].tensor
-                for g in inside
-                for p in self.sym.permutations[g].placements
-            }
-        )
+        names = sorted({self.sym.axes[a].tensor for a in self._axes_of(family)})
         score = self.score(names)
         self._place_blocks(family, order, orders)
         if all(torch.equal(a, b) for a, b in zip(before, self.permutations, strict=True)):
@@ -229,12 +218,12 @@ class _Ascent:
         return True
 
     def _place_blocks(self, family: Family, order: Tensor, orders: Sequence[Tensor]) -> None:
-        held, before = self.permutations[family.group], list(self.permutations)
+        at_slots, before = self.permutations[family.group], list(self.permutations)
         for row, new in zip(family.inner, orders, strict=True):
             for slot in range(len(order)):
-                g = row[int(held[order[slot]])]
+                g = row[int(at_slots[order[slot]])]
                 self.permutations[g] = before[g][new[slot]]
-        self.permutations[family.group] = held[order]
+        self.permutations[family.group] = at_slots[order]
 
     def _joined(self, row: Sequence[int], inside: set[int]) -> list[Placement]:
         """The places of one class of channels in all blocks that are seen from outside."""
@@ -250,11 +239,9 @@ class _Ascent:
         parts = []
         for place in places:
             across = self.across[place.axis]
-            if self.sym.axes[place.axis].tensor in self.statistics or (
-                known is not None and not across <= known
-            ):
-                continue
-            parts.append(self._part(place, [self.version[g] for g in sorted(across)]))
+            counts = self.sym.axes[place.axis].tensor not in self.statistics
+            if counts and (known is None or across <= known):
+                parts.append(self._part(place, [self.version[g] for g in sorted(across)]))
         return torch.stack(parts).sum(0) if parts else None
 
     def _part(self, place: Placement, versions: list[int]) -> Tensor:
@@ -264,10 +251,8 @@ class _Ascent:
         if key not in self.reference_rows:
             self.reference_rows[key] = unit_rows(self.reference, self.sym, place).float()
         part = (self.reference_rows[key] @ unit_rows(self.current, self.sym, place).float().T).cpu()
-        if (
-            self.sym.axes[place.axis].blocks * self.sym.axes[place.axis].size
-            == place.positions.numel()
-        ):
+        axis = self.sym.axes[place.axis]
+        if axis.blocks * axis.size == place.positions.numel():
             self.cache[key] = versions, part
         return part
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.actions import Element, multiply, permute_some
+from lightning_bnn.symmetry.actions import multiply, permute_some
+from lightning_bnn.symmetry.axis_actions import Element
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.validation import check_permutations, check_scales, check_signs
 
@@ -37,14 +37,16 @@ def transform_optimizer_state(
         permutations: as in `permute`.
         signs: as in `flip`.
     """
-    _check_names(optimizer, names, sym)
-    for key in _buffer_names(optimizer, names):
-        buffers = _buffers(optimizer, names, key)
+
+    def move(key: str, buffers: Params) -> Params:
         if permutations is not None:
             buffers = permute_some(buffers, sym, check_permutations(permutations, sym))
         if signs is not None and key not in _SECOND_MOMENTS:
             buffers = multiply(buffers, sym, {"signs": check_signs(signs, sym)})
-        _write_back(optimizer, names, key, buffers)
+        return buffers
+
+    _check_names(optimizer, names, sym)
+    _change_buffers(optimizer, names, move)
 
 
 def scale_optimizer_state(
@@ -57,12 +59,12 @@ def scale_optimizer_state(
     """
     _check_names(optimizer, names, sym)
     scales = check_scales(scales, sym)
-    for key in _buffer_names(optimizer, names):
+
+    def rescale(key: str, buffers: Params) -> Params:
         power = -2 if key in _SECOND_MOMENTS else -1
-        buffers = _buffers(optimizer, names, key)
-        _write_back(
-            optimizer, names, key, multiply(buffers, sym, {"scalings": [s**power for s in scales]})
-        )
+        return multiply(buffers, sym, {"scalings": [s**power for s in scales]})
+
+    _change_buffers(optimizer, names, rescale)
 
 
 _SECOND_MOMENTS = frozenset(("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta"))
@@ -74,9 +76,9 @@ def _check_names(
     """Names that do not fit would silently leave the momenta where they are."""
     missing = [n for n in sym.weights if n not in names]
     if missing:
-        held = next(iter(names), None)
+        first = next(iter(names), None)
         raise ValueError(
-            f"`names` lacks {missing[0]!r} (it holds {held!r}): give the `named_parameters()` "
+            f"`names` lacks {missing[0]!r} (it holds {first!r}): give the `named_parameters()` "
             "of the module that the symmetries were found on."
         )
     held_by_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -85,26 +87,17 @@ def _check_names(
         raise ValueError(f"`names[{strangers[0]!r}]` is not a parameter of the optimizer.")
 
 
-def _buffer_names(optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor]) -> list[str]:
-    return sorted(
-        {k for p in names.values() for k, v in optimizer.state.get(p, {}).items() if _follows(v, p)}
-    )
-
-
-def _follows(value: Any, parameter: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim > 0
-
-
-def _buffers(optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor], key: str) -> Params:
-    return {
-        n: optimizer.state[p][key]
-        for n, p in names.items()
-        if _follows(optimizer.state.get(p, {}).get(key), p)
-    }
-
-
-def _write_back(
-    optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor], key: str, new: Params
+def _change_buffers(
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[str, Tensor],
+    change: Callable[[str, Params], Params],
 ) -> None:
-    for name, value in new.items():
-        optimizer.state[names[name]][key] = value
+    """Replace, kind by kind, the buffers that have the shape of their parameter."""
+    kinds: dict[str, Params] = {}
+    for name, parameter in names.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim > 0:
+                kinds.setdefault(key, {})[name] = value
+    for key, buffers in kinds.items():
+        for name, value in change(key, buffers).items():
+            optimizer.state[names[name]][key] = value

@@ -48,9 +48,9 @@ class UnitOrders:
     def __init__(self, sym: Symmetries, by: SortKey = "max") -> None:
         self.check(by)
         self._sym, self._by = sym, by
-        found = [(k, writer(sym, group)) for k, group in enumerate(sym.permutations)]
-        self._kept = [k for k, place in found if place is not None]
-        self._places = [place for _, place in found if place is not None]
+        places = {k: writer(sym, group) for k, group in enumerate(sym.permutations)}
+        self._kept = [k for k, place in places.items() if place is not None]
+        self._places = [place for place in places.values() if place is not None]
         self.groups: list[PermutationGroup] = [sym.permutations[k] for k in self._kept]
         self.names = tuple(group.name for group in self.groups)
         self.sizes = torch.tensor([group.units for group in self.groups], dtype=torch.int64)
@@ -78,8 +78,8 @@ class UnitOrders:
         by = self._by
         if by in _STATISTICS:
             return self._keys(params, by).argsort(dim=-1, descending=True, stable=True)
-        found = sort_permutations(params, self._sym, by)
-        return self._padded([found[k] for k in self._kept])
+        permutations = sort_permutations(params, self._sym, by)
+        return self._padded([permutations[k] for k in self._kept])
 
     def _keys(self, params: Params, by: Statistic) -> Tensor:
         keys = [statistic(params, self._sym, place, by) for place in self._places]

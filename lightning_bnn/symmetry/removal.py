@@ -48,8 +48,8 @@ class Removal:
             rows: which networks these are.
         """
         if name not in self.sym.shapes:
-            held = ", ".join(list(self.sym.shapes)[:3])
-            raise ValueError(f"The network has no tensor {name!r}; it has {held}, ...")
+            known = ", ".join(list(self.sym.shapes)[:3])
+            raise ValueError(f"The network has no tensor {name!r}; it has {known}, ...")
         permutations, scales, signs = (
             [element[rows] for element in kind]
             for kind in (self.permutations, self.scales, self.signs)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.groups import PermutationGroup, Placement, Symmetries
-from lightning_bnn.symmetry.tie_breaking import ranks, told_apart
+from lightning_bnn.symmetry.tie_breaking import break_ties, ranks
 from lightning_bnn.symmetry.units import corner, reader, statistic, writer
 from lightning_bnn.symmetry.validation import check_finite, check_params
 
@@ -52,7 +52,7 @@ def sort_permutations(
         key = _key(params, sym, sym.permutations[index], by, result)
         if key is not None:
             places = ranks(-key if descending else key)
-            places = told_apart(params, sym, index, places, result, done, descending)
+            places = break_ties(params, sym, index, places, result, done, descending)
             result[index] = places.argsort(dim=-1, stable=True)
         done.add(index)
     return result
@@ -89,11 +89,15 @@ def _order(sym: Symmetries, backwards: bool) -> list[int]:
 
 
 def _key(
-    params: Params, sym: Symmetries, group: PermutationGroup, by: SortKey, found: Sequence[Tensor]
+    params: Params,
+    sym: Symmetries,
+    group: PermutationGroup,
+    by: SortKey,
+    permutations: Sequence[Tensor],
 ) -> Tensor | None:
     place = (reader(sym, group) if by == "outgoing" else None) or writer(sym, group)
     if place is None:
         return None
     if by == "first" or (by == "outgoing" and reader(sym, group) is not None):
-        return corner(params, sym, place, found)
+        return corner(params, sym, place, permutations)
     return statistic(params, sym, place, "max" if by == "outgoing" else by)

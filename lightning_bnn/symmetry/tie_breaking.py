@@ -1,4 +1,4 @@
-"""Units that agree in the number they are sorted by, told apart by all of their numbers."""
+"""Break ties between units by all of their numbers, not only the one they are sorted by."""
 
 from __future__ import annotations
 
@@ -10,33 +10,26 @@ from torch import Tensor
 
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import permuted_tensor
+from lightning_bnn.symmetry.counting import count_ranks, dense_ranks
 from lightning_bnn.symmetry.groups import Placement, Symmetries
 from lightning_bnn.symmetry.units import sorted_rows, unit_rows
 
-__all__ = ["ranks", "told_apart"]
+__all__ = ["ranks", "break_ties"]
 
 _ROUNDING = 16  # units in the last place
 
 
 def ranks(key: Tensor) -> Tensor:
-    """The place of every unit among the different keys, those that rounding separates being one.
-
-    >>> ranks(torch.tensor([0.5, 2.0, 0.5, 1.0]))
-    tensor([0, 2, 0, 1])
-    """
-    order = key.argsort(dim=-1, stable=True)
-    size = _ROUNDING * torch.finfo(key.dtype).eps if key.is_floating_point() else 0
-    steps = key.gather(-1, order).diff(dim=-1) > size * key.abs().amax(-1, keepdim=True)
-    places = torch.cat([torch.zeros_like(order[..., :1]), steps.cumsum(-1)], -1)
-    return torch.empty_like(order).scatter_(-1, order, places)
+    """The place of every unit among the different keys, those that rounding separates being one."""
+    return dense_ranks(key, _ROUNDING)
 
 
-def told_apart(
+def break_ties(
     params: Params,
     sym: Symmetries,
     index: int,
     places: Tensor,
-    found: Sequence[Tensor],
+    permutations: Sequence[Tensor],
     done: set[int],
     descending: bool,
 ) -> Tensor:
@@ -47,7 +40,7 @@ def told_apart(
         sym: what `discover` returned.
         index: of the group.
         places: `ranks` of its units.
-        found: permutations of all groups so far.
+        permutations: those of all groups so far.
         done: the groups that are sorted.
         descending: whether units with larger numbers come first.
     """
@@ -56,7 +49,7 @@ def told_apart(
             tied = _tied(places)
             if not len(tied):
                 return places
-            rows = _rows(params, sym, place, tied, (index, found, done), in_order)
+            rows = _rows(params, sym, place, tied, (index, permutations, done), in_order)
             if rows is not None:
                 finer = torch.zeros_like(places)
                 new = _ranks_of_rows(rows)
@@ -67,8 +60,7 @@ def told_apart(
 
 def _tied(places: Tensor) -> Tensor:
     """Units that agree with another one, in some member of a stack."""
-    counts = torch.zeros_like(places).scatter_add_(-1, places, torch.ones_like(places))
-    several = counts.gather(-1, places) > 1
+    several = count_ranks(places).gather(-1, places) > 1
     return several.reshape(-1, several.shape[-1]).any(0).nonzero()[:, 0]
 
 
@@ -96,7 +88,7 @@ def _beside(
     sym: Symmetries,
     place: Placement,
     index: int,
-    found: Sequence[Tensor],
+    permutations: Sequence[Tensor],
     done: set[int],
 ) -> Tensor | None:
     """The tensor at a place with its other dimension in order, where that has one already."""
@@ -107,7 +99,7 @@ def _beside(
     blocks = any(sym.axes[a].blocks > 1 for a in (*others, place.axis))
     if blocks or index in groups or not groups <= done:
         return None
-    return permuted_tensor(params, sym, axis.tensor, others, found)
+    return permuted_tensor(params, sym, axis.tensor, others, permutations)
 
 
 def _ranks_of_rows(rows: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
-from lightning_bnn.symmetry.actions import axis_permutation
+from lightning_bnn.symmetry.axis_actions import axis_permutation, take_along_last
 from lightning_bnn.symmetry.groups import Axis, Group, Placement, Symmetries
 
 __all__ = [
@@ -41,15 +41,9 @@ def reader(sym: Symmetries, group: Group) -> Placement | None:
 
 def other_axis(sym: Symmetries, axis: int) -> int | None:
     """The axis of the other dimension of the same tensor."""
-    own = sym.axes[axis]
-    for k, candidate in enumerate(sym.axes):
-        if (
-            candidate.tensor == own.tensor
-            and candidate.dim != own.dim
-            and candidate.dim is not None
-        ):
-            return k
-    return None
+    tensor, dim = sym.axes[axis].tensor, sym.axes[axis].dim
+    others = (k for k, a in enumerate(sym.axes) if a.tensor == tensor and a.dim not in (dim, None))
+    return next(others, None)
 
 
 def unit_rows(
@@ -164,13 +158,15 @@ def corner(
         for g, p in zip(sym.permutations, permutations, strict=True)
     ]
     index = axis_permutation(sym, place.axis, unmoved, w.device)
-    own = index[..., place.positions[:, 0].to(w.device)]
+    at = index[..., place.positions[:, 0].to(w.device)]
     if axis.dim is None:
-        return _pick(w.reshape(*w.shape[:offset], -1), offset, {0: own})
-    where = {axis.dim: own % axis.size}
+        return _pick(w.reshape(*w.shape[:offset], -1), offset, {0: at})
+    where = {axis.dim: at % axis.size}
     other = other_axis(sym, place.axis)
-    if other is not None and sym.axes[other].dim is not None:
-        where[sym.axes[other].dim or 0] = _first_partner(sym, place, other, own, permutations, w)
+    if other is not None:
+        partner_dim = sym.axes[other].dim
+        assert partner_dim is not None
+        where[partner_dim] = _first_partner(sym, place, other, at, permutations)
     return _pick(w, offset, where)
 
 
@@ -178,33 +174,28 @@ def _first_partner(
     sym: Symmetries,
     place: Placement,
     other: int,
-    own: Tensor,
+    at: Tensor,
     permutations: Sequence[Tensor],
-    w: Tensor,
 ) -> Tensor:
     """Old index, on the other axis, of the first partner that each unit has in the new order.
 
     With groups that is the first of its own block, wherever the block is now.
     """
     axis, partner = sym.axes[place.axis], sym.axes[other]
-    index = axis_permutation(sym, other, permutations, w.device)
-    first = torch.zeros_like(own)
+    index = axis_permutation(sym, other, permutations, at.device)
+    first = torch.zeros_like(at)
     if axis.blocks > 1:  # the unit is a column of a row block, its partners are the rows there
         step = partner.size // axis.blocks
-        first = _new_start(index, step, own // axis.size)
+        first = _new_start(index, step, at // axis.size)
     elif partner.blocks > 1:  # the unit is a row, its partners are the columns of its block
-        first = _new_start(index, partner.size, own // (axis.size // partner.blocks))
-    lead = torch.broadcast_shapes(index.shape[:-1], first.shape[:-1])
-    found = torch.take_along_dim(index.expand(*lead, -1), first.expand(*lead, first.shape[-1]), -1)
-    return found % partner.size
+        first = _new_start(index, partner.size, at // (axis.size // partner.blocks))
+    return take_along_last(index, first) % partner.size
 
 
 def _new_start(index: Tensor, step: int, block: Tensor) -> Tensor:
     """Where old blocks of so and so many positions begin in the new order."""
     slots = (index[..., ::step] // step).argsort(-1)
-    lead = torch.broadcast_shapes(slots.shape[:-1], block.shape[:-1])
-    slots, block = slots.expand(*lead, -1), block.expand(*lead, block.shape[-1])
-    return torch.take_along_dim(slots, block, -1) * step
+    return take_along_last(slots, block) * step
 
 
 def _pick(w: Tensor, offset: int, where: dict[int, Tensor]) -> Tensor:

@@ -34,8 +34,8 @@ def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
         )
     missing = [n for n in sym.shapes if n not in params and not n.endswith(_STATISTICS)]
     if missing:
-        held = next(iter(params), None)
-        hint = f" (it holds {held!r})" if held is not None else " (it is empty)"
+        first = next(iter(params), None)
+        hint = f" (it holds {first!r})" if first is not None else " (it is empty)"
         raise ValueError(
             f"`{name}` lacks {missing[0]!r}{hint}: were the symmetries found on this very module?"
         )
@@ -87,7 +87,7 @@ def _equal_up_to_rounding(new: Tensor, old: Tensor) -> Tensor:
 
 
 def check_finite(params: Params, sym: Symmetries, name: str = "params") -> None:
-    """What is sorted or scaled must have a size."""
+    """Refuse weights that cannot be sorted or scaled, because some are not finite."""
     for tensor in sym.weights:
         w = params.get(tensor)
         if w is None or bool(torch.isfinite(w.detach().sum(dtype=torch.float64))):
@@ -101,13 +101,13 @@ def check_finite(params: Params, sym: Symmetries, name: str = "params") -> None:
 
 
 def check_one_network(params: Params, sym: Symmetries, name: str) -> None:
-    """Complete parameters of one network."""
+    """Refuse a stack, and parameters that are not complete."""
     if check_params(params, sym, name):
         raise ValueError(f"`{name}` must be one network, not a stack.")
 
 
 def check_permutations(values: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
-    """Every index once."""
+    """Refuse permutations that do not hold every index of their units once."""
     values = _check_shapes(values, sym.permutations, "permutations")
     for k, value in enumerate(values):
         units = torch.arange(value.shape[-1], device=value.device)
@@ -117,7 +117,7 @@ def check_permutations(values: Sequence[Tensor], sym: Symmetries) -> list[Tensor
 
 
 def check_scales(values: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
-    """Positive and finite."""
+    """Refuse scales that are not positive and finite."""
     values = _check_shapes(values, sym.scalings, "scales")
     for k, value in enumerate(values):
         if not bool(((value > 0) & value.isfinite()).all()):
@@ -126,7 +126,7 @@ def check_scales(values: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
 
 
 def check_signs(values: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
-    """Plus or minus one."""
+    """Refuse signs other than plus and minus one."""
     values = _check_shapes(values, sym.signs, "signs")
     for k, value in enumerate(values):
         if value.dtype == torch.bool or not bool((value.abs() == 1).all()):

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.actions import Kind, multiply, permute, shift_logits
-from lightning_bnn.symmetry.comparison import Yardstick, outputs, perturbed, tolerance_of
+from lightning_bnn.symmetry.actions import multiply, permute, shift_logits
+from lightning_bnn.symmetry.axis_actions import Kind
+from lightning_bnn.symmetry.comparison import Comparison, perturbed, tolerance_of
 from lightning_bnn.symmetry.elements import random_permutations, random_scales, random_signs
-from lightning_bnn.symmetry.export import check_forward, skeleton
+from lightning_bnn.symmetry.forward import Inputs, in_runnable_precision, on_network, outputs
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.inputs import Inputs, on_network
 from lightning_bnn.symmetry.validation import check_params
 
 __all__ = [
-    "in_runnable_precision",
     "log_probabilities",
     "random_element",
     "random_shift",
     "verify",
 ]
-
-_T = TypeVar("_T")
 
 
 @torch.no_grad()
@@ -65,7 +61,7 @@ def verify(
         if softmax_shift:
             runs = [log_probabilities(out, sym) for out in runs]
         old, other, new = runs
-        return Yardstick.between(old, other, tolerance_of(before)).error(new)
+        return Comparison.between(old, other, tolerance_of(before)).error(new)
 
     return in_runnable_precision(model, inputs, measure)
 
@@ -74,17 +70,6 @@ def log_probabilities(logits: Sequence[Tensor], sym: Symmetries) -> list[Tensor]
     """What a softmax shift leaves unchanged."""
     assert sym.softmax_shift is not None
     return [t.log_softmax(sym.softmax_shift.dim) for t in logits]
-
-
-def in_runnable_precision(
-    model: nn.Module, inputs: Inputs, use: Callable[[nn.Module, Inputs], _T]
-) -> _T:
-    """Use a network in float64, or as it is where an operation or a plain tensor forbids that."""
-    try:
-        return use(*_in_precision(model, inputs, torch.float64))
-    except (RuntimeError, TypeError, NotImplementedError):
-        check_forward(model, inputs)
-        return use(*_in_precision(model, inputs, None))
 
 
 def random_element(params: Params, sym: Symmetries, generator: torch.Generator) -> Params:
@@ -105,16 +90,3 @@ def random_shift(params: Params, sym: Symmetries, generator: torch.Generator) ->
     return shift_logits(
         params, sym, torch.randn(shape, generator=generator), torch.randn((), generator=generator)
     )
-
-
-# ------------------------------------------------------------ precision
-def _in_precision(
-    model: nn.Module, inputs: Inputs, dtype: torch.dtype | None
-) -> tuple[nn.Module, Inputs]:
-    if dtype is None:
-        return skeleton(model), inputs
-
-    def cast(x: Any) -> Any:
-        return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
-
-    return skeleton(model, dtype), tree_map(cast, inputs)

@@ -151,7 +151,7 @@ def test_unknown_operation_is_frozen_and_reported():
 
 def _sorted_rule(system, node, x, *args, **kwargs):
     """Sorting couples all channels of a row; what comes out is fixed."""
-    from lightning_bnn.symmetry.labels import Value
+    from lightning_bnn.symmetry.rules.labels import Value
 
     system.freeze(x.labels, ("scale", "sign"))
     fixed = torch.zeros(1, 1, dtype=torch.long).expand(x.labels.shape)

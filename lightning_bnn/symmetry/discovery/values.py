@@ -1,4 +1,4 @@
-"""What stands for a tensor while a graph runs on labels: unknown, folded, drawn at random."""
+"""What a node computes where no rule is needed: something unknown, a constant, a random draw."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_map
 
-from lightning_bnn.symmetry.labels import Constant, Noise, Value, Weight, core, is_operand, noise_of
+from lightning_bnn.symmetry.rules.labels import (
+    Constant,
+    Noise,
+    Value,
+    Weight,
+    core,
+    fixed,
+    is_operand,
+    noise_of,
+)
 
-__all__ = ["drawn", "fold", "full_size", "has_channels", "is_random", "is_uniform", "unknown"]
+__all__ = ["draw", "fold", "full_size", "has_channels", "is_random", "one_law", "unknown"]
 
 
 def has_channels(x: Any) -> bool:
@@ -22,28 +31,29 @@ def has_channels(x: Any) -> bool:
 
 
 def is_random(node: Node) -> bool:
-    """Whether an operation draws numbers."""
+    """Whether an operation draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def drawn(node: Node, operands: Iterable[Any]) -> Any:
-    """A draw, unless the law of what it depends on differs between elements."""
-    value = node.meta.get("val")
-    alike = all(isinstance(x, Noise) or is_uniform(x) for x in operands)
-    if not alike or not isinstance(value, Tensor):
-        return unknown(value)
-    return noise_of(node)
+def one_law(operands: Iterable[Any]) -> bool:
+    """Whether every operand has, in all of its elements, one value or draws of one law."""
+    return all(isinstance(x, Noise) or _is_uniform(x) for x in operands)
 
 
-def is_uniform(x: Any) -> bool:
-    """Whether it is a constant with one value everywhere."""
+def _is_uniform(x: Any) -> bool:
     if not isinstance(x, Constant):
         return False
     return not x.tensor.numel() or bool((x.tensor == x.tensor.reshape(-1)[0]).all())
 
 
+def draw(node: Node, operands: Iterable[Any]) -> Any:
+    """A draw, unless the law of what it depends on differs between elements."""
+    value = node.meta.get("val")
+    return noise_of(node) if one_law(operands) and isinstance(value, Tensor) else unknown(value)
+
+
 def full_size(values: Mapping[Node, Any]) -> Callable[[Node], Any]:
-    """Values by node; what was broadcast gets the size that other rules expect."""
+    """Values by node; what was broadcast gets the size that most rules expect."""
 
     def get(node: Node) -> Any:
         value, meta = values[node], node.meta.get("val")
@@ -56,15 +66,7 @@ def full_size(values: Mapping[Node, Any]) -> Callable[[Node], Any]:
 
 def unknown(value: Any) -> Any:
     """Something that depends on the input alone: fixed under every symmetry."""
-
-    def fixed(v: Any) -> Any:
-        return (
-            Value(torch.zeros((1,) * v.ndim, dtype=torch.long).expand(v.shape))
-            if isinstance(v, Tensor)
-            else v
-        )
-
-    return tree_map(fixed, value)
+    return tree_map(lambda v: fixed(v.shape) if isinstance(v, Tensor) else v, value)
 
 
 def fold(node: Node, args: Any, kwargs: Any) -> Any:

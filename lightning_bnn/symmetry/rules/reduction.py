@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
-from lightning_bnn.symmetry.constraints import Constraints, Rule
-from lightning_bnn.symmetry.export import operation_name
-from lightning_bnn.symmetry.labels import Unsupported, Value, core, varies
+from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
+from lightning_bnn.symmetry.rules.labels import (
+    Unsupported,
+    Value,
+    core,
+    moving_dims,
+    operation_name,
+)
 
-__all__ = ["REDUCTION_RULES", "reduce_channels"]
+__all__ = ["extreme_with_index", "norm", "pool", "reduce_channels", "reduction", "variance"]
+
+Sign = Literal["passes", "stops", "is forgotten"]
 
 
-# ------------------------------------------------------------ reductions and pooling
-def reduction(scale: bool, sign: str) -> Rule:
+# ------------------------------------------------------------ reductions
+def reduction(scale: Literal["passes", "stops"], sign: Sign) -> Rule:
     """A reduction, and whether a common scale and sign pass, stop, or are forgotten."""
 
     def rule(
@@ -30,26 +37,26 @@ def reduction(scale: bool, sign: str) -> Rule:
     ) -> Any:
         labels = system.labels(x)
         dims = _dims(dim, labels.ndim)
-        if not scale:
+        if scale == "stops":
             system.freeze(labels, ("scale",))
         if sign == "stops":
             system.freeze(labels, ("sign",))
-        moving = [d for d in dims if varies(labels)[d]]
+        moving = [d for d in moving_dims(labels) if d in dims]
         out = labels
         if moving or sign == "is forgotten":
             out = reduce_channels(system, labels, moving, sign)
         for d in reversed(dims):
             out = out.narrow(d, 0, 1) if keepdim else out.select(d, 0)
-        return _like(node, out)
+        return _broadcast_results(node, out)
 
     return rule
 
 
 def reduce_channels(
-    system: Constraints, labels: Tensor, moving: Sequence[int], sign: str
+    system: Constraints, labels: Tensor, moving: Sequence[int], sign: Sign = "passes"
 ) -> Tensor:
     """New channels for reduced rows; each row is a block together with its result."""
-    kept = [d for d in range(labels.ndim) if varies(labels)[d] and d not in moving]
+    kept = [d for d in moving_dims(labels) if d not in moving]
     small = core(labels)
     rows = small.permute(*kept, *[d for d in range(labels.ndim) if d not in kept])
     rows = rows.reshape(*[small.shape[d] for d in kept], -1)
@@ -60,7 +67,7 @@ def reduce_channels(
     if not moving:
         system.tie(rows, out[..., None], ("permutation",))
     elif kept:
-        system.block(torch.cat([rows, out[..., None]], -1).reshape(-1, rows.shape[-1] + 1).numpy())
+        system.block(torch.cat([rows, out[..., None]], -1).reshape(-1, rows.shape[-1] + 1))
     shape = [small.shape[d] if d in kept else 1 for d in range(labels.ndim)]
     return out.reshape(shape).expand(labels.shape)
 
@@ -71,6 +78,14 @@ def _dims(dim: Any, ndim: int) -> list[int]:
     return sorted({d % ndim for d in (dim if isinstance(dim, Sequence) else [dim])})
 
 
+def _broadcast_results(node: Node, labels: Tensor) -> Any:
+    """All results of a node with the same labels, each in its own shape."""
+    value = node.meta["val"]
+    if isinstance(value, tuple | list):
+        return tuple(Value(torch.broadcast_to(labels, v.shape)) for v in value)
+    return Value(torch.broadcast_to(labels, value.shape))
+
+
 def norm(
     system: Constraints,
     node: Node,
@@ -78,13 +93,13 @@ def norm(
     p: Any = 2,
     dim: Any = None,
     keepdim: bool = False,
-    **kw: Any,
+    **kwargs: Any,
 ) -> Any:
     """A vector norm: a common scale passes, signs are forgotten; a count of non-zeros has none."""
-    if p == 0:
-        labels = reduction(False, "is forgotten")(system, node, x, dim, keepdim).labels
-        return Value(system.follow(labels, ()))
-    return reduction(True, "is forgotten")(system, node, x, dim, keepdim)
+    if p != 0:
+        return reduction("passes", "is forgotten")(system, node, x, dim, keepdim)
+    count = reduction("stops", "is forgotten")(system, node, x, dim, keepdim)
+    return Value(system.follow(count.labels, ()))
 
 
 def variance(
@@ -92,9 +107,8 @@ def variance(
 ) -> Any:
     """Variance and deviation: scales stop, one sign is shared; the mean beside them keeps it."""
     keepdim = kwargs.get("keepdim", args[-1] if args and isinstance(args[-1], bool) else False)
-    mean = reduction(False, "passes")(
-        system, node, x, None if isinstance(dim, bool) else dim, keepdim
-    )
+    dim = None if isinstance(dim, bool) else dim
+    mean = reduction("stops", "passes")(system, node, x, dim, keepdim)
     if isinstance(mean, tuple):
         return Value(system.follow(mean[0].labels, ())), mean[1]
     return Value(system.follow(mean.labels, ()))
@@ -104,64 +118,33 @@ def extreme_with_index(
     system: Constraints, node: Node, x: Any, dim: Any = None, keepdim: bool = False
 ) -> Any:
     """``max(dim)``: the values, and where they stand, which must not be asked of channels."""
+    rule = reduction("passes", "stops")
     if dim is None:
-        return reduction(True, "stops")(system, node, x)
+        return rule(system, node, x)
     asked = any(user.args[1] == 1 and user.users for user in node.users if len(user.args) > 1)
-    if asked and varies(system.labels(x))[dim]:
+    labels = system.labels(x)
+    if asked and dim % labels.ndim in moving_dims(labels):
         raise Unsupported("the index of a channel")
-    values, _ = reduction(True, "stops")(system, node, x, dim, keepdim)
+    values, _ = rule(system, node, x, dim, keepdim)
     return values, Value(system.follow(values.labels, ()))
 
 
-def _like(node: Node, labels: Tensor) -> Any:
-    value = node.meta["val"]
-    if isinstance(value, tuple | list):
-        return tuple(Value(torch.broadcast_to(labels, v.shape)) for v in value)
-    return Value(torch.broadcast_to(labels, value.shape))
-
-
+# ------------------------------------------------------------ pooling
 def pool(dims: int) -> Rule:
     """Pooling and resampling over the last ``dims`` dimensions."""
 
     def rule(system: Constraints, node: Node, x: Value, *args: Any, **kwargs: Any) -> Any:
         if "max" in operation_name(node):
             system.freeze(x.labels, ("sign",))
-        if any(varies(x.labels)[-dims:]):
-            channels = system.collapse(x.labels, range(x.labels.ndim - dims))
-        else:
+        kept = range(x.labels.ndim - dims)
+        if set(moving_dims(x.labels)) <= set(kept):
             channels = x.labels[(...,) + (0,) * dims]
-        found = _like(node, channels[(...,) + (None,) * dims])
-        if not isinstance(found, tuple):
-            return found
-        values, where = found  # places have no size
-        return values, Value(system.follow(where.labels, ()))
+        else:
+            channels = system.collapse(x.labels, kept)
+        pooled = _broadcast_results(node, channels[(...,) + (None,) * dims])
+        if not isinstance(pooled, tuple):
+            return pooled
+        values, places = pooled  # places have no size
+        return values, Value(system.follow(places.labels, ()))
 
     return rule
-
-
-REDUCTION_RULES: dict[str, Rule] = {
-    **dict.fromkeys(("mean", "sum", "nanmean", "nansum"), reduction(True, "passes")),
-    **dict.fromkeys(("amax", "amin"), reduction(True, "stops")),
-    **dict.fromkeys(("max", "min"), extreme_with_index),
-    "logsumexp": reduction(False, "stops"),
-    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), variance),
-    **dict.fromkeys(("linalg_vector_norm", "norm"), norm),
-    **{
-        f"{kind}_pool{d}d{suffix}": pool(d)
-        for kind in ("max", "avg", "adaptive_avg", "adaptive_max", "_adaptive_avg")
-        for suffix in ("", "_with_indices")
-        for d in (1, 2, 3)
-    },
-    **{
-        f"{kind}{d}d": pool(d)
-        for kind in ("upsample_nearest", "_upsample_nearest_exact")
-        for d in (1, 2, 3)
-    },
-    "upsample_linear1d": pool(1),
-    **{
-        f"{aa}upsample_{kind}2d{'_aa' if aa else ''}": pool(2)
-        for aa in ("", "_")
-        for kind in ("bilinear", "bicubic")
-    },
-    "upsample_trilinear3d": pool(3),
-}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,10 +11,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lightning_bnn.symmetry.constraints import Constraints, Rule
-from lightning_bnn.symmetry.export import operation_name
-from lightning_bnn.symmetry.labels import (
-    FROZEN,
+from lightning_bnn.symmetry.rules.constraints import Constraints
+from lightning_bnn.symmetry.rules.labels import (
     STRUCTURAL_ZERO,
     Constant,
     Unsupported,
@@ -21,14 +20,22 @@ from lightning_bnn.symmetry.labels import (
     Weight,
     compress,
     is_operand,
-    varies,
+    moving_dims,
+    narrow_except,
+    operation_name,
+    shape_of,
 )
 
-__all__ = ["SHAPE_RULES"]
-
-
-_UNIFORM = "zeros_like ones_like full_like empty_like new_zeros new_ones new_full zero"
-_PADDING = "pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad2d"
+__all__ = [
+    "concatenate",
+    "copy",
+    "expand",
+    "pad",
+    "rearrange",
+    "scatter_slice",
+    "stack",
+    "uniform_like",
+]
 
 
 def pad(
@@ -37,44 +44,26 @@ def pad(
     """Zeros added at the border are free; any other padding must not touch the channels."""
     padded = [x.labels.ndim - 1 - k // 2 for k, w in enumerate(widths) if w]
     mode = args[0] if args and isinstance(args[0], str) else "constant"
+    by_value = mode == "constant" and operation_name(node) in ("pad", "constant_pad_nd")
     fill = next((a for a in (*args, kwargs.get("value")) if isinstance(a, int | float)), 0)
-    if mode == "constant" and any(varies(x.labels)[d] for d in padded):
+    if set(padded) & set(moving_dims(x.labels)):
+        if not by_value:
+            raise Unsupported("channels padded by reflection")
         if fill != 0:
             raise Unsupported("channels padded with a constant")
-        return Value(
-            compress(torch.nn.functional.pad(x.labels, list(widths), value=STRUCTURAL_ZERO))
-        )
-    if any(varies(x.labels)[d] for d in padded):
-        raise Unsupported("channels padded by reflection")
+        zeros = torch.nn.functional.pad(x.labels, list(widths), value=STRUCTURAL_ZERO)
+        return Value(compress(zeros))
     if fill != 0:
         system.freeze(x.labels, ("scale", "sign"))
-    shape = node.meta["val"].shape
-    small = x.labels
-    for d in padded:
-        small = small.narrow(d, 0, 1)
-    return Value(small.expand(shape))
-
-
-# ------------------------------------------------------------ shape operations
-_REARRANGE = frozenset(
-    (
-        "view reshape permute transpose flatten unsqueeze squeeze select slice expand "
-        "contiguous clone chunk split split_with_sizes unbind unflatten repeat "
-        "repeat_interleave roll flip pixel_shuffle pixel_unshuffle t numpy_T movedim "
-        "moveaxis narrow channel_shuffle tile swapaxes swapdims alias detach view_as "
-        "expand_as mT mH adjoint _unsafe_view view_copy index index_select unfold "
-        "diagonal tensor_split hsplit vsplit rot90 _reshape_alias lift_fresh_copy "
-        "broadcast_to atleast_1d atleast_2d atleast_3d ravel squeeze_ unsqueeze_ "
-        "transpose_"
-    ).split()
-)
+    unpadded = [d for d in range(x.labels.ndim) if d not in padded]
+    return Value(narrow_except(x.labels, unpadded).expand(shape_of(node)))
 
 
 def expand(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Any:
     """Broadcasting stays visible: dimensions of size 1 keep it, and need no tie later."""
     if not isinstance(x, Value):
         return rearrange(system, node, x, *args, **kwargs)
-    return Value(x.labels[(None,) * (node.meta["val"].ndim - x.labels.ndim)])
+    return Value(x.labels[(None,) * (len(shape_of(node)) - x.labels.ndim)])
 
 
 def rearrange(system: Constraints, node: Node, *args: Any, **kwargs: Any) -> Any:
@@ -95,9 +84,7 @@ def rearrange(system: Constraints, node: Node, *args: Any, **kwargs: Any) -> Any
 
 
 def _view(weight: Weight, coords: Sequence[Tensor]) -> Weight:
-    return Weight(
-        weight.name, tuple(compress(c) for c in coords), weight.full_shape, weight.is_buffer
-    )
+    return replace(weight, coords=tuple(compress(c) for c in coords))
 
 
 def _coordinate(k: int) -> Callable[[Any], Tensor]:
@@ -123,23 +110,15 @@ def _execute(node: Node, args: Any, kwargs: Any, pick: Callable[[Any], Tensor]) 
 
 
 def concatenate(system: Constraints, node: Node, parts: Sequence[Any], dim: int = 0) -> Value:
-    """Concatenation of the labels."""
+    """The channels of the parts side by side."""
     full = [
         _full_labels(system, p)
         for p in parts
         if not (isinstance(p, Value) and p.labels.numel() == 0)
     ]
-    dim %= full[0].ndim
-    moving = [any(varies(t)[d] for t in full) or d == dim for d in range(full[0].ndim)]
-    small = [t if all(moving) else _narrow(t, moving) for t in full]
-    return Value(compress(torch.cat(small, dim)).expand(node.meta["val"].shape))
-
-
-def _narrow(labels: Tensor, moving: Sequence[bool]) -> Tensor:
-    for d, moves in enumerate(moving):
-        if not moves and labels.shape[d] > 1:
-            labels = labels.narrow(d, 0, 1)
-    return labels
+    moving = {*moving_dims(*full), dim % full[0].ndim}
+    joined = torch.cat([narrow_except(t, moving) for t in full], dim)
+    return Value(compress(joined).expand(shape_of(node)))
 
 
 def _full_labels(system: Constraints, x: Any) -> Tensor:
@@ -161,29 +140,14 @@ def scatter_slice(
 
 
 def copy(system: Constraints, node: Node, x: Any, source: Any, *args: Any) -> Value:
-    """A full overwrite."""
-    return Value(_full_labels(system, source).expand(node.meta["val"].shape))
+    """An overwrite of the whole tensor by the channels of another."""
+    return Value(_full_labels(system, source).expand(shape_of(node)))
 
 
 def uniform_like(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Any:
     """``zeros_like`` and its kin: a constant of the same shape."""
-    assert callable(node.target)
     fill = kwargs.get("fill_value", next((a for a in args if isinstance(a, int | float)), 1))
-    zero = "zero" in operation_name(node) or fill == 0
-    shape = node.meta["val"].shape
-    if "empty" in operation_name(node):
-        return Value(torch.full((1,) * len(shape), FROZEN).expand(shape))
-    value = torch.full((1,) * len(shape), 0.0 if zero else float(fill))
-    return Constant(value.to(node.meta["val"].dtype).expand(shape))
-
-
-SHAPE_RULES: dict[str, Rule] = {
-    **dict.fromkeys(_REARRANGE, rearrange),
-    **dict.fromkeys(("slice_scatter", "select_scatter"), scatter_slice),
-    **dict.fromkeys(_UNIFORM.split(), uniform_like),
-    **dict.fromkeys(("cat", "concat", "concatenate"), concatenate),
-    **dict.fromkeys(_PADDING.split(), pad),
-    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), expand),
-    "stack": stack,
-    "copy": copy,
-}
+    value = 0.0 if "zero" in operation_name(node) else float(fill)
+    shape = shape_of(node)
+    number = torch.full((1,) * len(shape), value, dtype=node.meta["val"].dtype)
+    return Constant(number.expand(shape))

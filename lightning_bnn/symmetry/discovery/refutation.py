@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.actions import Kind, multiply, permute
-from lightning_bnn.symmetry.comparison import Yardstick, outputs, perturbed, tolerance_of
+from lightning_bnn.symmetry.actions import multiply, permute
+from lightning_bnn.symmetry.axis_actions import KINDS, Kind
+from lightning_bnn.symmetry.comparison import Comparison, perturbed, tolerance_of
 from lightning_bnn.symmetry.elements import random_scales, random_signs
-from lightning_bnn.symmetry.export import UnsupportedModel
-from lightning_bnn.symmetry.groups import Frozen, Symmetries
-from lightning_bnn.symmetry.inputs import Inputs
-from lightning_bnn.symmetry.verify import in_runnable_precision, log_probabilities, random_shift
+from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, in_runnable_precision, outputs
+from lightning_bnn.symmetry.groups import Frozen, PermutationGroup, Symmetries
+from lightning_bnn.symmetry.verify import log_probabilities, random_shift
 
 __all__ = ["refute"]
 
@@ -40,7 +40,7 @@ def refute(
             permutations meet other random numbers there.
     """
     sym = _refuted(model, sym, inputs, custom_rules)
-    factors = _only(sym, [(kind, k) for kind, k, _ in _every(sym) if kind != "permutations"])
+    factors = _only(sym, [group for group in _every(sym) if group[0] != "permutations"])
     if training is None or not (factors.scalings or factors.signs):
         return sym
     factors = replace(factors, softmax_shift=None, frozen=())
@@ -61,7 +61,7 @@ class _Unrepeatable(UnsupportedModel):
 
 def _refuted(model: nn.Module, sym: Symmetries, inputs: Inputs, custom_rules: bool) -> Symmetries:
     check = in_runnable_precision(model, inputs, lambda *run: _Check(run[0], sym, run[1]))
-    if not check.sees and sym.touched:
+    if not check.sensitive and sym.touched:
         return replace(sym, unchecked=_NOTHING_MOVES)
     if check.error(sym) <= check.tolerance:
         return replace(sym, error=check.error_seen)
@@ -99,13 +99,13 @@ class _Check:
         self.tolerance = tolerance_of(self.params)
         self.outputs = self._run(self.params)
         self.wrong = self._run(perturbed(self.params, sym.touched))
-        self.measure = Yardstick.between(self.outputs, self.wrong, self.tolerance)
-        self.sees = self.measure.sees
+        self.measure = Comparison.between(self.outputs, self.wrong, self.tolerance)
+        self.sensitive = self.measure.sensitive
         self.error_seen = 0.0
 
     def error(self, sym: Symmetries) -> float:
         """Two elements that together move every unit and flip every sign."""
-        if not self.sees:
+        if not self.sensitive:
             return 0.0
         one, two = _covering_elements(self.params, sym, torch.Generator().manual_seed(2))
         self.error_seen = self.measure.error(self._run(one))
@@ -123,7 +123,7 @@ class _Check:
     def _error_of_probabilities(self, params: Params, sym: Symmetries) -> float:
         runs = (self.outputs, self.wrong, self._run(params))
         old, wrong, new = (log_probabilities(out, sym) for out in runs)
-        return Yardstick.between(old, wrong, self.tolerance).error(new)
+        return Comparison.between(old, wrong, self.tolerance).error(new)
 
     def repeatable(self) -> bool:
         """Whether the same weights give the same outputs."""
@@ -144,7 +144,7 @@ class _Check:
         right = self._error_of_probabilities(shifted, sym) <= max(self.tolerance, 1e-6)
         return sym if right else replace(sym, softmax_shift=None)
 
-    def offenders(self, sym: Symmetries) -> list[tuple[str, int, str]]:
+    def offenders(self, sym: Symmetries) -> list[tuple[Kind, int, str]]:
         """Halve the set of groups until single wrong ones remain."""
         pending, wrong = [_every(sym)], []
         while pending:
@@ -158,12 +158,8 @@ class _Check:
         return wrong
 
 
-def _every(sym: Symmetries) -> list[tuple[str, int, str]]:
-    return [
-        (kind, k, group.name)
-        for kind in ("permutations", "scalings", "signs")
-        for k, group in enumerate(getattr(sym, kind))
-    ]
+def _every(sym: Symmetries) -> list[tuple[Kind, int, str]]:
+    return [(kind, k, group.name) for kind in KINDS for k, group in enumerate(getattr(sym, kind))]
 
 
 def _covering_elements(
@@ -183,43 +179,29 @@ def _covering_elements(
         yield permute(multiply(params, sym, factors), sym, cycles)
 
 
-def _only(sym: Symmetries, kept: Sequence[tuple[Any, ...]]) -> Symmetries:
-    def groups(kind: Kind) -> tuple[Any, ...]:
-        return tuple(getattr(sym, kind)[k] for name, k, *_ in kept if name == kind)
-
-    return replace(
-        sym,
-        permutations=groups("permutations"),
-        scalings=groups("scalings"),
-        signs=groups("signs"),
-    )
-
-
-def _without(sym: Symmetries, wrong: Sequence[tuple[str, int, str]]) -> Symmetries:
-    bad = {(kind, k) for kind, k, _ in wrong}
-    kept = {
-        kind: [k for k in range(len(getattr(sym, kind))) if (kind, k) not in bad]
-        for kind in ("permutations", "scalings", "signs")
+def _only(sym: Symmetries, kept: Sequence[tuple[Kind, int, str]]) -> Symmetries:
+    groups: dict[str, Any] = {
+        kind: tuple(getattr(sym, kind)[k] for name, k, _ in kept if name == kind) for kind in KINDS
     }
-    new_index = {old: new for new, old in enumerate(kept["permutations"])}
-    permutations = []
-    for k in kept["permutations"]:
-        group = sym.permutations[k]
-        inner = tuple(
-            tuple(new_index[i] for i in row)
-            for row in group.inner
-            if all(i in new_index for i in row)
-        )
-        permutations.append(replace(group, inner=inner))
+    return replace(sym, **groups)
+
+
+def _without(sym: Symmetries, wrong: Sequence[tuple[Kind, int, str]]) -> Symmetries:
+    kept = [group for group in _every(sym) if group not in wrong]
+    left = _only(sym, kept)
+    new_index = {k: n for n, k in enumerate(k for kind, k, _ in kept if kind == "permutations")}
+
+    def inner(group: PermutationGroup) -> tuple[tuple[int, ...], ...]:
+        rows = (row for row in group.inner if all(k in new_index for k in row))
+        return tuple(tuple(new_index[k] for k in row) for row in rows)
+
     reports = [
         Frozen(kind.removesuffix("s"), name, "", "the numerical check refuted this group")
         for kind, _, name in wrong
     ]
     return replace(
-        sym,
-        permutations=tuple(permutations),
-        scalings=tuple(sym.scalings[k] for k in kept["scalings"]),
-        signs=tuple(sym.signs[k] for k in kept["signs"]),
+        left,
+        permutations=tuple(replace(group, inner=inner(group)) for group in left.permutations),
         frozen=(*sym.frozen, *reports),
     )
 

@@ -39,14 +39,14 @@ def overlapping(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
             last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
             start = t.data_ptr()
             spans.append((start, start + (last + 1) * t.element_size(), name, place_of(t)))
-    found: dict[str, str] = {}
+    others: dict[str, str] = {}
     reach: tuple[int, str, Hashable] | None = None
     for start, stop, name, place in sorted(spans, key=lambda s: s[:3]):
         if reach is not None and start < reach[0] and place != reach[2]:
-            found[name], found[reach[1]] = reach[1], name
+            others[name], others[reach[1]] = reach[1], name
         if reach is None or stop > reach[0]:
             reach = (stop, name, place)
-    return found
+    return others
 
 
 def _has_memory(tensor: Tensor) -> bool:

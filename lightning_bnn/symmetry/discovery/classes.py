@@ -13,16 +13,22 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from lightning_bnn.symmetry.constraints import Constraints
 from lightning_bnn.symmetry.groups import Axis, PermutationGroup, Placement
-from lightning_bnn.symmetry.labels import FROZEN
+from lightning_bnn.symmetry.rules.constraints import Constraints
+from lightning_bnn.symmetry.rules.labels import FROZEN
 
-__all__ = ["Channels", "mix", "name_of", "permutation_groups"]
+__all__ = ["ChannelClasses", "Ints", "connected", "mix", "name_of", "permutation_groups"]
 
 Ints = NDArray[np.integer]
 
 
-# ------------------------------------------------------------ permutations
+def connected(ties: Sequence[Ints], nodes: int) -> Ints:
+    """The component of every node of a graph, whose edges are the columns of the ties."""
+    pairs = np.concatenate([np.zeros((2, 0), np.int64), *ties], 1)
+    graph = coo_matrix((np.ones(pairs.shape[1], bool), tuple(pairs)), (nodes, nodes))
+    return connected_components(graph, directed=False)[1].astype(np.int64)
+
+
 def mix(values: Any, salt: int) -> NDArray[np.uint64] | np.uint64:
     """Mix integers into 64 bits, so that sets can be compared by their sums."""
     x = np.asarray(values).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(salt + 1)
@@ -32,8 +38,8 @@ def mix(values: Any, salt: int) -> NDArray[np.uint64] | np.uint64:
 
 
 @dataclass
-class Channels:
-    """Classes of channels: where each lives, which operations it met, in which blocks it lies."""
+class ChannelClasses:
+    """Classes of channels: where each lives, which operations use it, in which blocks it lies."""
 
     system: Constraints
     roots: Ints
@@ -50,26 +56,25 @@ class Channels:
                 node[seen] += mix(op, 1)
             for axis, labels in enumerate(self.labels):
                 np.add.at(node, labels, mix(axis, 2))
-            self.node_hash = node
             self.where = np.zeros(count, np.uint64)
             np.add.at(self.where, self.roots, mix(node, 3))
         self.first = np.full(count, np.iinfo(np.int64).max)
-        self._place()
+        self._place(node)
         self._tag(count)
 
-    def _place(self) -> None:
+    def _place(self, node_hash: NDArray[np.uint64]) -> None:
         """Per axis: the positions of every class, those of equal rank side by side."""
-        self.order, self.start, self.found = [], [], []
+        self.order, self.start, self.present = [], [], []
         offset = 0
         for labels in self.labels:
             roots = self.roots[labels]
-            order = np.lexsort((np.arange(labels.size), self.node_hash[labels], roots))
-            found, start = np.unique(roots[order], return_index=True)
+            order = np.lexsort((np.arange(labels.size), node_hash[labels], roots))
+            present, start = np.unique(roots[order], return_index=True)
             self.order.append(order)
-            self.found.append(found)
+            self.present.append(present)
             self.start.append(np.append(start, labels.size))
             lowest = np.minimum.reduceat(order, start) if labels.size else start
-            np.minimum.at(self.first, found, lowest + offset)
+            np.minimum.at(self.first, present, lowest + offset)
             offset += labels.size
 
     def _tag(self, count: int) -> None:
@@ -92,7 +97,7 @@ class Channels:
 
     def classes(self) -> list[Ints]:
         """Channels with equal signature, in the order of their first place."""
-        placed = np.unique(np.concatenate([*self.found, np.array(list(self.tags), np.int64)]))
+        placed = np.unique(np.concatenate([*self.present, np.array(list(self.tags), np.int64)]))
         placed = placed[placed != self.frozen]
         if not placed.size:
             return []
@@ -106,13 +111,9 @@ class Channels:
         """Where units, given as rows of classes, live."""
         result = []
         for axis in range(len(self.axes)):
-            found, start, order = self.found[axis], self.start[axis], self.order[axis]
-            at = np.searchsorted(found, units)
-            here = (
-                (at < len(found)) & (found[np.minimum(at, len(found) - 1)] == units)
-                if len(found)
-                else at < 0
-            )
+            present, start, order = self.present[axis], self.start[axis], self.order[axis]
+            at = np.searchsorted(present, units)
+            here = np.append(present, -1)[at] == units
             columns = []
             for column in np.flatnonzero(here.any(0)):
                 index = at[:, column]
@@ -123,13 +124,12 @@ class Channels:
         return tuple(result)
 
 
-def permutation_groups(channels: Channels) -> tuple[PermutationGroup, ...]:
+def permutation_groups(channels: ChannelClasses) -> tuple[PermutationGroup, ...]:
     """Groups of channels in graph order, then those of the blocks that contain them."""
     classes = channels.classes()
     groups: list[PermutationGroup] = []
     group_of: dict[int, int] = {}
-    used = [np.zeros(0)] if not channels.found else channels.found
-    placed = set(np.concatenate(used).tolist())
+    placed = set(np.concatenate([np.zeros(0, np.int64), *channels.present]).tolist())
     for index, members in enumerate(classes):
         if len(members) > 1 and int(members[0]) in placed:
             places = _once_per_dimension(channels.axes, channels.placements(members[:, None]))
@@ -139,7 +139,7 @@ def permutation_groups(channels: Channels) -> tuple[PermutationGroup, ...]:
 
 
 def _block_groups(
-    channels: Channels, classes: Sequence[Ints], group_of: Mapping[int, int]
+    channels: ChannelClasses, classes: Sequence[Ints], group_of: Mapping[int, int]
 ) -> list[PermutationGroup]:
     """Blocks with the same inside are exchangeable as wholes."""
     tagged = [i for i, members in enumerate(classes) if int(members[0]) in channels.tags]
@@ -174,12 +174,12 @@ def _block_groups(
     )
 
 
-def _block_key(channels: Channels, members: Ints) -> tuple[int, tuple[int, ...], int]:
+def _block_key(channels: ChannelClasses, members: Ints) -> tuple[int, tuple[int, ...], int]:
     root = int(members[0])
     return int(channels.where[root]), tuple(sorted(t for t, _ in channels.tags[root])), len(members)
 
 
-def _walk(channels: Channels, classes: Sequence[Ints], component: Sequence[int]) -> list[int]:
+def _walk(channels: ChannelClasses, classes: Sequence[Ints], component: Sequence[int]) -> list[int]:
     """The classes of a block, each reached from one before it: blocks pair up link by link."""
     sharing: dict[tuple[int, int], list[int]] = defaultdict(list)
     rank = {i: (_block_key(channels, classes[i]), channels.first[classes[i][0]]) for i in component}
@@ -196,16 +196,17 @@ def _walk(channels: Channels, classes: Sequence[Ints], component: Sequence[int])
     return walk
 
 
-def _linked(channels: Channels, classes: Sequence[Ints], tagged: Sequence[int]) -> list[list[int]]:
+def _linked(
+    channels: ChannelClasses, classes: Sequence[Ints], tagged: Sequence[int]
+) -> list[list[int]]:
+    """Classes that lie in the same blocks, directly or by others."""
     ids: dict[tuple[int, int], int] = {}
-    rows, columns = [], []
-    for k, i in enumerate(tagged):
-        for tag in channels.tags[int(classes[i][0])]:
-            rows.append(k)
-            columns.append(len(tagged) + ids.setdefault(tag, len(ids)))
-    size = len(tagged) + len(ids)
-    graph = coo_matrix((np.ones(len(rows), bool), (rows, columns)), (size, size))
-    component = connected_components(graph, directed=False)[1][: len(tagged)]
+    links = [
+        (k, len(tagged) + ids.setdefault(tag, len(ids)))
+        for k, i in enumerate(tagged)
+        for tag in channels.tags[int(classes[i][0])]
+    ]
+    component = connected([np.array(links).T], len(tagged) + len(ids))[: len(tagged)]
     members: dict[int, list[int]] = defaultdict(list)
     for k, c in enumerate(component):
         members[int(c)].append(tagged[k])

@@ -1,17 +1,17 @@
-"""What tracing collects: channels, ties between them, and the tensor axes that they drive."""
+"""What the rules state: channels, ties between them, and the tensor axes that they drive."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_bnn.symmetry.labels import (
+from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
     Constant,
     Unsupported,
@@ -19,16 +19,16 @@ from lightning_bnn.symmetry.labels import (
     Weight,
     constant_labels,
     core,
+    moving_dims,
     narrow_except,
-    varies,
 )
-from lightning_bnn.symmetry.views import parameter_dims, positions
+from lightning_bnn.symmetry.rules.weight_views import RowRange, parameter_dims, positions
 
 __all__ = ["Constraints", "Entry", "Kind", "Product", "Record", "Rule"]
 
 Kind = Literal["permutation", "scale", "sign"]
 Rule = Callable[..., Any]
-Labels = NDArray[np.int64]
+Labels: TypeAlias = NDArray[np.int64]
 ALL: tuple[Kind, ...] = ("permutation", "scale", "sign")
 UNSET = -2
 LARGEST_RAW_TENSOR = 4_000_000
@@ -38,10 +38,10 @@ class Record(NamedTuple):
     """How one dimension of a weight follows channels: by ``scale`` times their log factor."""
 
     dim: int | None
-    labels: Labels
+    labels: Tensor
     role: str
-    scale: int
-    sign: int
+    scale: int = 1
+    sign: int = 1
 
 
 class Product(NamedTuple):
@@ -51,6 +51,15 @@ class Product(NamedTuple):
     a: Labels
     b: Labels
     inverse: bool
+
+
+class Key(NamedTuple):
+    """One axis of a tensor. A gain has two on its dimension: ``slot`` 0 leaves, 1 enters."""
+
+    name: str
+    dim: int | None
+    slot: int = 0
+    rows: RowRange = None
 
 
 @dataclass
@@ -64,9 +73,9 @@ class Entry:
     dim: int | None
     labels: Labels
     role: str
-    scale: int
-    sign: int
-    rows: tuple[int, int] | None = None
+    scale: int = 1
+    sign: int = 1
+    rows: RowRange = None
     last_read: int = -1
     read: NDArray[np.bool_] | None = None
 
@@ -77,7 +86,11 @@ def to_numpy(labels: Tensor | Labels | int) -> Labels:
 
 @dataclass
 class Constraints:
-    """A system over channels (node 0 is fixed): ties of identity, of log scale and of sign."""
+    """A system over channels (node 0 is fixed): ties of identity, of log scale and of sign.
+
+    ``noise`` holds, by draw, the channels that it was combined with; draws in ``seen_noise`` are
+    also used by themselves, which gives every element a place of its own.
+    """
 
     nodes: int = 1
     uses: int = 0
@@ -87,19 +100,15 @@ class Constraints:
     products: list[Product] = field(default_factory=list)
     blocks: list[Labels] = field(default_factory=list)
     seen: list[Labels] = field(default_factory=list)
-    entries: dict[tuple[str, int | None, int, tuple[int, int] | None], Entry] = field(
-        default_factory=dict
-    )
-    consumed: dict[tuple[str, tuple[int, int] | None], set[tuple[int | None, int]]] = field(
-        default_factory=dict
-    )
+    entries: dict[Key, Entry] = field(default_factory=dict)
+    consumed: dict[tuple[str, RowRange], set[tuple[int | None, int]]] = field(default_factory=dict)
     conflicts: dict[str, str] = field(default_factory=dict)
-    noise: dict[int, Tensor] = field(default_factory=dict)  # channels of draws that met others
-    seen_noise: set[int] = field(default_factory=set)  # draws that something else looks at
+    noise: dict[int, Tensor] = field(default_factory=dict)
+    seen_noise: set[int] = field(default_factory=set)
 
     # ------------------------------------------------------------------ channels and ties
     def fresh(self, *shape: int) -> Tensor:
-        """New channels."""
+        """Make channels that are tied to nothing yet."""
         count = int(np.prod(shape, dtype=np.int64))
         self.nodes += count
         return torch.arange(self.nodes - count, self.nodes).reshape(shape)
@@ -115,12 +124,12 @@ class Constraints:
                 self.ties[kind].append(pairs)
 
     def freeze(self, labels: Tensor | Labels, kinds: Iterable[str] = ALL) -> None:
-        """Hold channels fixed."""
+        """Forbid channels to move, scale and flip, or some of that."""
         self.tie(core(labels) if isinstance(labels, Tensor) else labels, FROZEN, kinds)
 
-    def block(self, rows: Labels) -> None:
+    def block(self, rows: Tensor | Labels) -> None:
         """Channels may be exchanged within a row, and rows as wholes, but nothing between."""
-        self.blocks.append(rows)
+        self.blocks.append(to_numpy(rows))
 
     def collapse(self, labels: Tensor, keep: Sequence[int]) -> Tensor:
         """Tie the labels over all dimensions but ``keep``; return a representative along these."""
@@ -139,7 +148,7 @@ class Constraints:
         return first
 
     def labels(self, x: Value | Weight | Constant | float | int) -> Tensor:
-        """Labels of any operand."""
+        """Labels of any operand; a weight is taken element by element."""
         if isinstance(x, Value):
             return x.labels
         if isinstance(x, Weight):
@@ -159,24 +168,20 @@ class Constraints:
         """A weight used as an activation: every element is a channel of its own."""
         if not weight.full_shape.numel() or weight.full_shape.numel() > LARGEST_RAW_TENSOR:
             raise Unsupported("a very large tensor used element by element")
-        if len(weight.full_shape) == 0:
-            weight = Weight(
-                weight.name,
-                (torch.zeros(weight.shape, dtype=torch.long),),
-                torch.Size([1]),
-                weight.is_buffer,
-            )
-        key = (weight.name, 0 if len(weight.full_shape) == 1 else None, 0, None)
+        if not weight.full_shape:
+            first = torch.zeros(weight.shape, dtype=torch.long)
+            weight = replace(weight, coords=(first,), full_shape=torch.Size([1]))
+        key = Key(weight.name, 0 if len(weight.full_shape) == 1 else None)
         if key not in self.entries:
-            fresh = self.fresh(weight.full_shape.numel()).numpy()
-            self._add(key, Entry(weight.name, key[1], fresh, "raw", 1, 1))
+            fresh = self.fresh(weight.full_shape.numel())
+            self._add(key, Entry(weight.name, key.dim, fresh.numpy(), "raw"))
             if weight.is_buffer:
                 self.freeze(fresh, ("scale", "sign"))
         entry = self.entries[key]
         self._raw_beside_layers(key, entry)
         labels = torch.from_numpy(entry.labels.reshape(-1))
         stride = np.cumprod([1, *reversed(weight.full_shape[1:])])[::-1].tolist()
-        moving = [d for d in range(len(weight.shape)) if any(varies(c)[d] for c in weight.coords)]
+        moving = moving_dims(*weight.coords)
         index = sum(
             narrow_except(c, moving) * s for c, s in zip(weight.coords, stride, strict=True)
         )
@@ -185,27 +190,23 @@ class Constraints:
         entry.read[np.ravel(index)] = True
         return Value(labels[index].expand(weight.shape))
 
-    def _raw_beside_layers(
-        self, key: tuple[str, int | None, int, tuple[int, int] | None], entry: Entry
-    ) -> None:
+    def _raw_beside_layers(self, key: Key, entry: Entry) -> None:
         """A gain that is also read as it stands has no scale of its own on its incoming side."""
-        name, dim, slot, rows = key
-        before = self.consumed.setdefault((name, rows), {(dim, slot)})
-        for other_dim, other_slot in before - {(dim, slot)}:
-            self.freeze(self.entries[name, other_dim, other_slot, rows].labels, ("scale", "sign"))
+        axis = (key.dim, key.slot)
+        for dim, slot in self.consumed.setdefault((key.name, None), {axis}) - {axis}:
+            self.freeze(self.entries[Key(key.name, dim, slot)].labels, ("scale", "sign"))
         if entry.scale != 1:
             self.freeze(entry.labels, ("scale",))
 
-    def _add(self, key: tuple[str, int | None, int, tuple[int, int] | None], entry: Entry) -> None:
-        name, dim, _, rows = key
+    def _add(self, key: Key, entry: Entry) -> None:
         for other in self.entries:
-            if other[0] == name and other != key:
-                if (other[1] is None) != (dim is None):
+            if other.name == key.name and other != key:
+                if (other.dim is None) != (key.dim is None):
                     self.conflicts.setdefault(
-                        name, "used both as a layer's weight and element by element"
+                        key.name, "used both as a layer's weight and element by element"
                     )
-                elif other[1] == dim and other[3] != rows and _overlap(other[3], rows):
-                    self.conflicts.setdefault(name, "used through overlapping slices")
+                elif other.dim == key.dim and other.rows != key.rows and _overlap(other, key):
+                    self.conflicts.setdefault(key.name, "used through overlapping slices")
         self.entries[key] = entry
 
     def consume(self, weight: Weight, *records: Record) -> None:
@@ -215,39 +216,34 @@ class Constraints:
         for record in records:
             dim = None if record.dim is None else mapping[record.dim]
             slots[dim, sum(d == dim for d, _ in slots)] = record
-        before = self.consumed.setdefault((weight.name, rows), set(slots))
-        for dim, slot in before ^ set(slots):
-            self._freeze_unmatched(weight, dim, slot, rows, slots)
-        for (dim, slot), record in slots.items():
-            self._consume_record(weight, dim, slot, rows if dim != 0 else None, record)
 
-    def _consume_record(
-        self,
-        weight: Weight,
-        dim: int | None,
-        slot: int,
-        rows: tuple[int, int] | None,
-        record: Record,
-    ) -> None:
-        key = (weight.name, dim, slot, rows)
-        labels = np.atleast_2d(record.labels) if dim is not None else record.labels.reshape(1, -1)
-        size = int(weight.full_shape.numel()) if dim is None else weight.full_shape[dim]
-        at = positions(weight, dim, record.dim, labels.shape[1])
+        def key(dim: int | None, slot: int) -> Key:
+            return Key(weight.name, dim, slot, rows if dim != 0 else None)
+
+        before = self.consumed.setdefault((weight.name, rows), set(slots))
+        for axis in before ^ set(slots):
+            self._freeze_unmatched(key(*axis), slots.get(axis))
+        for axis, record in slots.items():
+            self._consume_record(weight, key(*axis), record)
+
+    def _consume_record(self, weight: Weight, key: Key, record: Record) -> None:
+        labels = to_numpy(record.labels)
+        labels = np.atleast_2d(labels) if key.dim is not None else labels.reshape(1, -1)
+        size = weight.full_shape.numel() if key.dim is None else weight.full_shape[key.dim]
+        at = positions(weight, key.dim, record.dim, labels.shape[1])
         if key not in self.entries:
             empty = np.full((labels.shape[0], size), UNSET)
-            self._add(
-                key, Entry(weight.name, dim, empty, record.role, record.scale, record.sign, rows)
-            )
+            role, scale, sign = record.role, record.scale, record.sign
+            self._add(key, Entry(key.name, key.dim, empty, role, scale, sign, key.rows))
         entry = self.entries[key]
         self.uses += 1
         if record.role == "in":
             entry.last_read = self.uses
         if weight.is_buffer and record.role not in ("mean", "variance"):
             self.freeze(labels, ("scale", "sign"))
-        if entry.labels.ndim == 1:
-            entry.labels = entry.labels[None]
+        entry.labels = np.atleast_2d(entry.labels)
         if entry.labels.shape[0] != labels.shape[0]:
-            self.conflicts.setdefault(weight.name, "used with different groupings")
+            self.conflicts.setdefault(key.name, "used with different groupings")
             self.freeze(labels)
             return
         old = entry.labels[:, at]
@@ -257,33 +253,25 @@ class Constraints:
 
     def _agree(self, entry: Entry, record: Record, old: Labels, new: Labels) -> None:
         self.tie(old, new, ("permutation", "sign"))
+        both = np.concatenate([old, new])
         if entry.scale * record.scale == 0:
-            self.freeze(old, ("scale",))
-            self.freeze(new, ("scale",))
+            self.freeze(both, ("scale",))
         elif entry.scale == record.scale:
             self.tie(old, new, ("scale",))
         else:
             self.tie(old, new, ("inverse scale",))
             self.freeze(old[old == new], ("scale",))
         if entry.sign != record.sign:
-            self.freeze(old, ("sign",))
-            self.freeze(new, ("sign",))
+            self.freeze(both, ("sign",))
 
-    def _freeze_unmatched(
-        self,
-        weight: Weight,
-        dim: int | None,
-        slot: int,
-        rows: tuple[int, int] | None,
-        slots: dict[tuple[int | None, int], Record],
-    ) -> None:
-        kinds = ALL if slot == 0 else ("scale", "sign")
-        if (dim, slot) in slots:
-            self.freeze(slots[dim, slot].labels, kinds)
-        entry = self.entries.get((weight.name, dim, slot, rows if dim != 0 else None))
-        if entry is not None:
-            self.freeze(entry.labels, kinds)
+    def _freeze_unmatched(self, key: Key, record: Record | None) -> None:
+        """An axis that one use of a weight has and another has not, where both must agree."""
+        kinds = ALL if key.slot == 0 else ("scale", "sign")
+        if record is not None:
+            self.freeze(record.labels, kinds)
+        if key in self.entries:
+            self.freeze(self.entries[key].labels, kinds)
 
 
-def _overlap(a: tuple[int, int] | None, b: tuple[int, int] | None) -> bool:
-    return a is None or b is None or (a[0] < b[1] and b[0] < a[1])
+def _overlap(a: Key, b: Key) -> bool:
+    return a.rows is None or b.rows is None or (a.rows[0] < b.rows[1] and b.rows[0] < a.rows[1])

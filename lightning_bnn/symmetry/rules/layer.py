@@ -3,109 +3,109 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
+import torch
 from torch import Tensor
 from torch.fx import Node
 
-from lightning_bnn.symmetry.constraints import Constraints, Record, Rule
-from lightning_bnn.symmetry.labels import Unsupported, Value, Weight, along, core
-from lightning_bnn.symmetry.meeting import unify
-from lightning_bnn.symmetry.norm_rules import norm_rules
-from lightning_bnn.symmetry.sequence_rules import SEQUENCE_RULES, contract
+from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
+from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
+from lightning_bnn.symmetry.rules.labels import (
+    Unsupported,
+    Value,
+    Weight,
+    along,
+    compress,
+    core,
+    moving_dims,
+    shape_of,
+)
+from lightning_bnn.symmetry.rules.reduction import reduce_channels
 
-__all__ = ["layer_rules"]
+__all__ = [
+    "addmm",
+    "baddbmm",
+    "contract",
+    "convolution",
+    "einsum",
+    "embedding",
+    "linear",
+    "matmul",
+    "write",
+]
 
 
 # ------------------------------------------------------------ linear maps
 def linear(system: Constraints, node: Node, x: Any, weight: Any, bias: Any = None) -> Value:
     """Consumes the channels of the last dimension and makes new ones."""
-    if (
-        not isinstance(weight, Weight)
-        or len(weight.shape) != 2
-        or not isinstance(bias, Weight | None)
-    ):
+    is_matrix = isinstance(weight, Weight) and len(weight.shape) == 2
+    if not is_matrix or not isinstance(bias, Weight | None):
         raise Unsupported("a weight that is computed")
     labels = system.labels(x)
     channels = system.collapse(labels, [labels.ndim - 1])
-    out = _write(system, weight, channels.numpy(), bias)
-    shape = node.meta["val"].shape
-    return Value(along(out, len(shape) - 1, shape))
-
-
-def _write(
-    system: Constraints, weight: Weight, incoming: Any, bias: Weight | None, groups: int = 1
-) -> Tensor:
-    """Tie the rows of a weight and bias to new channels, the columns to the incoming ones."""
     out = system.fresh(weight.shape[0])
-    columns = incoming.reshape(groups, -1) if groups > 1 else incoming
-    system.consume(weight, Record(0, out.numpy(), "out", 1, 1), Record(1, columns, "in", -1, 1))
-    _write_bias(system, bias, out)
-    return out
+    write(system, out, channels, weight, bias)
+    return Value(along(out, labels.ndim - 1, shape_of(node)))
 
 
-def _write_bias(system: Constraints, bias: Weight | None, out: Tensor) -> None:
+def write(
+    system: Constraints,
+    out: Tensor,
+    incoming: Tensor,
+    weight: Weight,
+    bias: Weight | None,
+    out_dim: int = 0,
+) -> None:
+    """A weight and a bias write channels; the other dimension of the weight reads the incoming."""
+    system.consume(weight, Record(out_dim, out, "out"), Record(1 - out_dim, incoming, "in", -1))
     if bias is not None:
-        system.consume(bias, Record(0, out.numpy(), "bias", 1, 1))
+        system.consume(bias, Record(0, out.reshape(-1), "bias"))
 
 
 def addmm(
     system: Constraints, node: Node, bias: Any, x: Any, weight: Any, *args: Any, **kwargs: Any
 ) -> Value:
-    """``bias + x @ weight``."""
+    """A linear map whose weight stands on the right: ``bias + x @ weight``."""
     if args or kwargs or not isinstance(weight, Weight):
         raise Unsupported("a scaled addmm")
     return linear(system, node, x, _transpose(weight), bias)
 
 
 def _transpose(weight: Weight) -> Weight:
-    return Weight(
-        weight.name, tuple(c.t() for c in weight.coords), weight.full_shape, weight.is_buffer
-    )
+    return replace(weight, coords=tuple(c.t() for c in weight.coords))
 
 
-def convolution(
-    system: Constraints, node: Node, x: Any, weight: Any, bias: Any = None, *args: Any, **kw: Any
-) -> Value:
-    """A linear map of channels, within groups."""
-    labels = _channels_first(system, x, weight)
-    groups = kw.get("groups", args[3] if len(args) > 3 else 1)
-    incoming = system.collapse(labels, [1]).numpy()
-    out = _write(system, weight, incoming, bias, groups)
-    _block_groups(system, groups, incoming, out)
-    shape = node.meta["val"].shape
-    return Value(along(out, 1, shape))
+def convolution(transposed: bool = False) -> Rule:
+    """A linear map of channels, within groups; the rows of a transposed one read its input."""
 
+    def rule(
+        system: Constraints,
+        node: Node,
+        x: Any,
+        weight: Any,
+        bias: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Value:
+        labels = system.labels(x)
+        if not isinstance(weight, Weight) or labels.ndim != len(weight.shape):
+            raise Unsupported(
+                "a convolution without a batch dimension, or with a weight that is computed"
+            )
+        groups = kwargs.get("groups", args[3] if len(args) > 3 else 1)
+        incoming, out = system.collapse(labels, [1]), system.fresh(shape_of(node)[1])
+        inside = [t.reshape(groups, -1) for t in (incoming, out)]
+        if transposed:
+            write(system, inside[1], incoming, weight, bias, out_dim=1)
+        else:
+            write(system, out, inside[0], weight, bias)
+        if groups > 1:
+            system.block(torch.cat(inside, 1))
+        return Value(along(out, 1, shape_of(node)))
 
-def transposed(
-    system: Constraints, node: Node, x: Any, weight: Any, bias: Any = None, *args: Any, **kw: Any
-) -> Value:
-    """A transposed convolution: its rows are the incoming channels."""
-    labels = _channels_first(system, x, weight)
-    groups = kw.get("groups", args[3] if len(args) > 3 else 1)
-    incoming = system.collapse(labels, [1]).numpy()
-    out = system.fresh(weight.shape[1] * groups)
-    columns = out.numpy().reshape(groups, -1) if groups > 1 else out.numpy()
-    system.consume(weight, Record(1, columns, "out", 1, 1), Record(0, incoming, "in", -1, 1))
-    _write_bias(system, bias, out)
-    _block_groups(system, groups, incoming, out)
-    return Value(along(out, 1, node.meta["val"].shape))
-
-
-def _block_groups(system: Constraints, groups: int, incoming: Any, out: Tensor) -> None:
-    if groups > 1:
-        rows = [incoming.reshape(groups, -1), out.numpy().reshape(groups, -1)]
-        system.block(np.concatenate(rows, 1))
-
-
-def _channels_first(system: Constraints, x: Any, weight: Any) -> Tensor:
-    labels = system.labels(x)
-    if not isinstance(weight, Weight) or labels.ndim != len(weight.shape):
-        raise Unsupported(
-            "a convolution without a batch dimension, or with a weight that is computed"
-        )
-    return labels
+    return rule
 
 
 def embedding(system: Constraints, node: Node, weight: Any, *args: Any, **kwargs: Any) -> Value:
@@ -115,8 +115,8 @@ def embedding(system: Constraints, node: Node, weight: Any, *args: Any, **kwargs
     if args and isinstance(args[0], Value) and bool((core(args[0].labels) != 0).any()):
         raise Unsupported("indices that are computed from channels")
     out = system.fresh(weight.shape[1])
-    system.consume(weight, Record(1, out.numpy(), "out", 1, 1))
-    shape = node.meta["val"].shape
+    system.consume(weight, Record(1, out, "out"))
+    shape = shape_of(node)
     return Value(along(out, len(shape) - 1, shape))
 
 
@@ -129,15 +129,13 @@ def matmul(system: Constraints, node: Node, x: Any, y: Any) -> Value:
     a, b = system.labels(x), system.labels(y)
     if min(a.ndim, b.ndim) < 2:
         raise Unsupported("a product with a vector")
-    return Value(
-        contract(system, a[..., :, :, None], b[..., None, :, :], [-2], node.meta["val"].shape)
-    )
+    return Value(contract(system, a[..., :, :, None], b[..., None, :, :], [-2], shape_of(node)))
 
 
 def baddbmm(system: Constraints, node: Node, bias: Any, x: Any, y: Any, **kwargs: Any) -> Value:
     """``bias + x @ y``, both possibly scaled."""
     product = matmul(system, node, x, y)
-    return Value(unify(system, [system.labels(bias), product.labels]))
+    return Value(unify(system, system.labels(bias), product.labels))
 
 
 def einsum(
@@ -160,7 +158,7 @@ def einsum(
     names = [*result, *sorted({c for t in letters for c in t} - set(result))]
     a, b = (_spread(system.labels(o), t, names) for o, t in zip(operands, letters, strict=True))
     summed = list(range(len(result), len(names)))
-    return Value(contract(system, a, b, summed, node.meta["val"].shape))
+    return Value(contract(system, a, b, summed, shape_of(node)))
 
 
 def _spread(labels: Tensor, letters: str, names: Sequence[str]) -> Tensor:
@@ -192,17 +190,15 @@ def _einsum_linear(
     return linear(system, node, Value(labels), weight)
 
 
-def layer_rules(batch_norm_mode: str) -> dict[str, Rule]:
-    """Rules of all layers, for one of the two conventions about batch norm."""
-    return {
-        **norm_rules(batch_norm_mode),
-        "linear": linear,
-        "addmm": addmm,
-        **dict.fromkeys(("matmul", "mm", "bmm"), matmul),
-        "einsum": einsum,
-        **{f"conv{d}d": convolution for d in (1, 2, 3)},
-        **{f"conv_transpose{d}d": transposed for d in (1, 2, 3)},
-        "baddbmm": baddbmm,
-        "embedding": embedding,
-        **SEQUENCE_RULES,
-    }
+def contract(
+    system: Constraints, a: Tensor, b: Tensor, dims: Sequence[int], shape: Sequence[int]
+) -> Tensor:
+    """Element-wise product, then a sum: the blocks are what both operands share."""
+    product = compress(multiply_labels(system, a, b))
+    dims = [d % product.ndim for d in dims]
+    moving = [d for d in moving_dims(product) if d in dims]
+    if moving:
+        product = reduce_channels(system, product, moving)
+    for d in sorted(dims, reverse=True):
+        product = product.select(d, 0)
+    return product.expand(tuple(shape))

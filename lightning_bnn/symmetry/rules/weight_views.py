@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_bnn.symmetry.labels import Unsupported, Weight, core, varies
+from lightning_bnn.symmetry.rules.labels import Unsupported, Weight, core, moving_dims
 
-__all__ = ["parameter_dims", "positions"]
+__all__ = ["RowRange", "parameter_dims", "positions"]
+
+RowRange: TypeAlias = tuple[int, int] | None
+"""First row and the one after the last; None for all of them."""
 
 
 def positions(
@@ -24,12 +29,12 @@ def positions(
     return row.numpy()
 
 
-def parameter_dims(weight: Weight) -> tuple[dict[int, int], tuple[int, int] | None]:
+def parameter_dims(weight: Weight) -> tuple[dict[int, int], RowRange]:
     """The parameter's dimension that each dimension of a view walks, and the rows it covers."""
-    moving = [varies(c) for c in weight.coords]
+    moving = [moving_dims(c) for c in weight.coords]
     mapping: dict[int, int] = {}
     for view_dim, size in enumerate(weight.shape):
-        owners = [p for p, m in enumerate(moving) if m[view_dim]]
+        owners = [p for p, dims in enumerate(moving) if view_dim in dims]
         if len(owners) != (size > 1) or set(owners) & set(mapping.values()):
             raise Unsupported("a weight reshaped across its dimensions")
         if owners:
@@ -40,7 +45,7 @@ def parameter_dims(weight: Weight) -> tuple[dict[int, int], tuple[int, int] | No
     return mapping, _covered_rows(weight)
 
 
-def _covered_rows(weight: Weight) -> tuple[int, int] | None:
+def _covered_rows(weight: Weight) -> RowRange:
     rows = None
     for p, full in enumerate(weight.full_shape):
         seen = torch.unique(core(weight.coords[p]))

@@ -7,15 +7,11 @@ from typing import Any
 
 from torch.fx import Node
 
-from lightning_bnn.symmetry.export import operation_name
 from lightning_bnn.symmetry.groups import SoftmaxShift
-from lightning_bnn.symmetry.labels import Weight
+from lightning_bnn.symmetry.rules.labels import Weight, operation_name
+from lightning_bnn.symmetry.rules.table import KEEP_LOGITS
 
 __all__ = ["find_shift"]
-
-_KEEP_LOGITS = frozenset(
-    ("view reshape flatten squeeze dropout softmax log_softmax contiguous clone alias").split()
-)
 
 
 def find_shift(results: list[Node], values: Mapping[Node, Any]) -> SoftmaxShift | None:
@@ -24,7 +20,7 @@ def find_shift(results: list[Node], values: Mapping[Node, Any]) -> SoftmaxShift 
     Its tensors must be used nowhere else, and all its outputs must see the same inputs.
     """
     node: Any = results[0] if len(results) == 1 else None
-    while node is not None and node.op == "call_function" and operation_name(node) in _KEEP_LOGITS:
+    while node is not None and node.op == "call_function" and operation_name(node) in KEEP_LOGITS:
         node = node.args[0] if isinstance(node.args[0], Node) else None
     if node is None or node.op != "call_function":
         return None

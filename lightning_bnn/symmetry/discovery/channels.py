@@ -1,0 +1,127 @@
+"""Follow the channels of a network through its graphs, from inputs and weights to outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves
+
+from lightning_bnn.symmetry.discovery.export import Graphs
+from lightning_bnn.symmetry.discovery.graph import Graph, Source, ancestors
+from lightning_bnn.symmetry.discovery.interpreter import Interpreter
+from lightning_bnn.symmetry.discovery.logits import find_shift
+from lightning_bnn.symmetry.discovery.values import unknown
+from lightning_bnn.symmetry.groups import Frozen, SoftmaxShift
+from lightning_bnn.symmetry.rules.broadcasting import unify
+from lightning_bnn.symmetry.rules.constraints import Rule
+from lightning_bnn.symmetry.rules.labels import (
+    Constant,
+    Unsupported,
+    Weight,
+    is_operand,
+    operation_name,
+)
+from lightning_bnn.symmetry.shared_tensors import named_tensors, overlapping, owners
+
+__all__ = ["Channels", "follow_channels"]
+
+
+def follow_channels(model: nn.Module, graphs: Graphs, rules: Mapping[str, Rule]) -> Channels:
+    """What the graphs say; heads that only exist in training constrain what they read, too."""
+    channels = Channels(model, graphs, rules)
+    channels.follow(graphs.evaluation)
+    unread = channels.unread_parameters()
+    if graphs.training is None:
+        reason = "not used in evaluation; training could not be traced"
+        channels.frozen.extend(Frozen("parameter", name, "", reason) for name in unread)
+    elif (unread or not graphs.evaluation_only) and not graphs.evaluation.says_the_same(
+        graphs.training
+    ):
+        channels.follow(graphs.training)
+    return channels
+
+
+class Channels:
+    """The channels of a network, as its graphs connect them.
+
+    Attributes:
+        system: the ties between channels, as the rules of the operations state them.
+        frozen: what was not understood.
+        owners: the first name of every tensor, by each of its names.
+        constants: buffers of which only the values count.
+        shift: the layer that writes the logits.
+    """
+
+    def __init__(self, model: nn.Module, graphs: Graphs, rules: Mapping[str, Rule]) -> None:
+        self.model, self.interpreter = model, Interpreter(rules)
+        self.system, self.frozen = self.interpreter.system, self.interpreter.frozen
+        self.owners = owners(model)
+        self.mutable = {self.owners.get(n, n) for n in graphs.mutable}
+        self.buffers_that_matter = graphs.read
+        self.constants: dict[str, Tensor] = {}
+        self.shift: SoftmaxShift | None = None
+        self._names_read: set[str] = set()
+        for name, other in overlapping(named_tensors(model)).items():
+            reason = f"shares its memory with {other!r} in another layout: held fixed"
+            self.system.conflicts[self.owners[name]] = reason
+
+    def unread_parameters(self) -> list[str]:
+        """Parameters that no graph has used so far."""
+        return [name for name, _ in self.model.named_parameters() if name not in self._names_read]
+
+    def follow(self, graph: Graph) -> None:
+        """Follow the channels through one graph; what it returns must stay as it is."""
+        written = [w for w in graph.written if w[0] in self.buffers_that_matter]
+        ends = [*graph.results, *(node for _, node in written)]
+        live = ancestors(ends)
+        inputs = {n: self._operand(n, s) for n, s in graph.sources.items() if n in live}
+        values = self.interpreter.run(graph.module, inputs, ends)
+        for name, node in written:
+            self._write(graph, name, node, values[node])
+        for node in graph.results:
+            for leaf in tree_leaves(values[node], is_leaf=is_operand):
+                self.interpreter.freeze(leaf)
+        shared = {first for name, first in self.owners.items() if name != first}
+        shift = find_shift(graph.results, values)
+        if shift is not None and not shared & {shift.weight, shift.bias}:
+            self.shift = self.shift or shift
+
+    def _write(self, graph: Graph, name: str, node: Node, value: Any) -> None:
+        """What a forward leaves in a buffer must move as the buffer does."""
+        source = node.args[0] if node.args else None
+        if isinstance(source, Node) and "batch_norm" in operation_name(source):
+            return  # its rule ties the statistics
+        placeholder = graph.placeholder_of(name)
+        before = self._operand(placeholder, graph.sources[placeholder])
+        try:
+            unify(self.system, *(self.system.labels(x) for x in (before, value)))
+        except (Unsupported, RuntimeError):
+            self.interpreter.freeze(before)
+            self.interpreter.freeze(value)
+
+    def _operand(self, node: Node, source: Source) -> Any:
+        """What stands for an input of the graph."""
+        value: Any = node.meta.get("val")
+        if source.kind == "constant":
+            return Constant(source.tensor)
+        if source.kind == "input":
+            return unknown(value)
+        name = self.owners.get(source.name, source.name)
+        if source.kind == "buffer":
+            return self._buffer(name, source, value)
+        self._names_read.add(name)
+        return Weight.whole(name, value.shape, is_buffer=False)
+
+    def _buffer(self, name: str, source: Source, value: Tensor) -> Any:
+        """State that moves with its channels, a constant, or what no action could reach."""
+        tensor, changes = source.tensor, name in self.mutable
+        if source.persistent and tensor.is_floating_point() and (changes or tensor.ndim == 1):
+            return Weight.whole(name, value.shape, is_buffer=True)
+        if changes:
+            return unknown(value)
+        if source.persistent:
+            self.constants[name] = tensor.detach().clone()
+        return Constant(tensor)

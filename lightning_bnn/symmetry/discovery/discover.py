@@ -1,0 +1,110 @@
+"""`discover`: trace a module, follow its channels, solve for the groups, check them."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch import nn
+
+from lightning_bnn.symmetry.discovery.channels import follow_channels
+from lightning_bnn.symmetry.discovery.export import trace_graphs
+from lightning_bnn.symmetry.discovery.refutation import refute
+from lightning_bnn.symmetry.discovery.result import symmetries_of
+from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, check_filled, on_network
+from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.rules.constraints import Rule
+from lightning_bnn.symmetry.rules.table import rules_of
+from lightning_bnn.symmetry.shared_tensors import named_tensors
+
+__all__ = ["discover"]
+
+_log = logging.getLogger(__name__)
+
+
+def discover(
+    model: nn.Module,
+    *example: Any,
+    batch_norm: Literal["carrier", "eval"] = "carrier",
+    rules: Mapping[str, Rule] | None = None,
+    **named: Any,
+) -> Symmetries:
+    """Find the permutations, positive scalings and sign flips of a network that keep its function.
+
+    The graphs of the network, in evaluation and in training, are read from `torch.export`; every
+    activation carries the labels of its channels, shape operations are executed on the labels, all
+    others tie them, and connected channels form the groups. What is not understood is held fixed
+    and listed in ``.frozen``. The result is checked numerically, at random weights, before it is
+    returned; ``.unchecked`` says where that was not possible, ``.evaluation_only`` where the
+    network could not be read in training.
+
+    Args:
+        model: any module; it is left untouched.
+        *example: example inputs, as the module takes them; they are moved to its device and type.
+        batch_norm: ``"carrier"`` keeps the weights before a batch norm and lets its gain carry the
+            scale (exact in training and evaluation); ``"eval"`` treats batch norm as a fixed affine
+            map (exact in evaluation only).
+        rules: how to treat further operations, by name (``"mylib.op"``, ``"cumsum"``); see
+            `lightning_bnn.symmetry.rules`.
+        **named: example inputs by name, such as ``mask=mask``.
+
+    Raises:
+        UnsupportedModel: the network cannot be traced, or a rule given by ``rules`` breaks its
+            function.
+        ValueError: the example does not fit the network.
+    """
+    if batch_norm not in ("carrier", "eval"):
+        raise ValueError(f"`batch_norm` must be 'carrier' or 'eval', got {batch_norm!r}.")
+    _check_model(model)
+    inputs = on_network(model, Inputs(example, named))
+    check_filled(inputs)
+    custom = {_bare(name): rule for name, rule in (rules or {}).items()}
+    with _in_evaluation(model):
+        graphs = trace_graphs(model, inputs, batch_norm)
+        channels = follow_channels(model, graphs, {**rules_of(batch_norm), **custom})
+        for name in custom.keys() - channels.interpreter.operations:
+            _log.warning("discover: the network has no operation %r; its rule is not used.", name)
+        symmetries = replace(
+            symmetries_of(channels), batch_norm=batch_norm, evaluation_only=graphs.evaluation_only
+        )
+        trains = None if graphs.evaluation_only else graphs.training_inputs
+        symmetries = refute(model, symmetries, inputs, bool(custom), trains)
+    if symmetries.unchecked:
+        _log.warning("discover: nothing was checked: %s.", symmetries.unchecked)
+    return symmetries
+
+
+@contextmanager
+def _in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; afterwards modes and random numbers are as they were."""
+    was_training, state = [m for m in model.modules() if m.training], random.getstate()
+    try:
+        model.eval()
+        yield
+    finally:
+        random.setstate(state)  # a forward may drop layers by it
+        for module in was_training:
+            module.training = True
+
+
+def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UnsupportedModel(f"{type(model).__name__} only wraps a network: pass `model.module`.")
+    empty = [n for n, t in named_tensors(model) if t.device.type == "meta"]
+    if empty:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has no numbers in {empty[0]!r} (it is on the meta device), so "
+            "that nothing can be checked: give it memory with `to_empty` and load its weights."
+        )
+
+
+def _bare(name: str) -> str:
+    """``aten.relu.default`` is ``relu``, ``mylib.op.default`` is ``mylib.op``."""
+    parts = name.replace("::", ".").split(".")
+    return parts[1] if parts[0] == "aten" else ".".join(parts[:2])

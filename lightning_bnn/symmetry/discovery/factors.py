@@ -1,0 +1,81 @@
+"""Groups of positive factors and of signs, from the variables that channels follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lightning_bnn.symmetry.discovery.classes import Ints, mix, name_of
+from lightning_bnn.symmetry.groups import Axis, Group, Placement
+
+__all__ = ["factor_groups"]
+
+
+def factor_groups(
+    kind: type[Group],
+    axes: Sequence[Axis],
+    labels: Sequence[Ints],
+    variable: Ints,
+    exponents: Sequence[Ints],
+) -> tuple[Any, ...]:
+    """Variables that act on the same axes in the same way form one group."""
+    variables, positions, axis_ids, powers = _actions(labels, variable, exponents)
+    if not variables.size:
+        return ()
+    count = int(variables.max()) + 1
+    signature, first = np.zeros(count, np.uint64), np.full(count, np.iinfo(np.int64).max)
+    offsets = np.cumsum([0, *(x.size for x in labels)])
+    place = positions + offsets[axis_ids]
+    np.minimum.at(first, variables, place)
+    orientation = np.ones(count, np.int64)
+    leading = place == first[variables]
+    orientation[variables[leading]] = powers[leading]
+    powers = powers * orientation[variables]
+    with np.errstate(over="ignore"):
+        np.add.at(signature, variables, mix(axis_ids * 4 + powers + 1, 5))
+    present = np.flatnonzero(first < np.iinfo(np.int64).max)
+    order = np.lexsort((positions, axis_ids, -powers, variables))
+    variables, positions, axis_ids, powers = (
+        x[order] for x in (variables, positions, axis_ids, powers)
+    )
+    span = np.searchsorted(variables, np.arange(count + 1))
+    groups = []
+    for members in _split_by(present[np.lexsort((first[present], signature[present]))], signature):
+        rows = span[members][:, None] + np.arange(span[members[0] + 1] - span[members[0]])
+        places = _placements(axis_ids, powers, positions, rows)
+        group = kind(len(members), name_of(axes, places), places)
+        groups.append((int(first[members].min()), group))
+    return tuple(group for _, group in sorted(groups, key=lambda pair: pair[0]))
+
+
+def _placements(axis_ids: Ints, powers: Ints, positions: Ints, rows: Ints) -> tuple[Placement, ...]:
+    """Where units act that all act on the same axes: one row of the table for each of them."""
+    actions = np.stack([axis_ids[rows[0]], powers[rows[0]]], 1)
+    places = []
+    for axis, power in dict.fromkeys(map(tuple, actions.tolist())):
+        columns = (actions == (axis, power)).all(1)
+        places.append(Placement(axis, torch.from_numpy(positions[rows[:, columns]]), power))
+    return tuple(sorted(places, key=lambda p: p.axis))
+
+
+def _actions(
+    labels: Sequence[Ints], variable: Ints, exponents: Sequence[Ints]
+) -> tuple[Ints, Ints, Ints, Ints]:
+    parts = []
+    for axis, (nodes, exponent) in enumerate(zip(labels, exponents, strict=True)):
+        at = np.flatnonzero((variable[nodes] >= 0) & (exponent[nodes] != 0))
+        parts.append(
+            np.stack([variable[nodes[at]], at, np.full_like(at, axis), exponent[nodes[at]]])
+        )
+    table = np.concatenate(parts, 1) if parts else np.zeros((4, 0), np.int64)
+    return table[0], table[1], table[2], table[3]
+
+
+def _split_by(members: Ints, signature: NDArray[np.uint64]) -> list[Ints]:
+    return (
+        np.split(members, np.flatnonzero(np.diff(signature[members])) + 1) if members.size else []
+    )

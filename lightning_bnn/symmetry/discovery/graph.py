@@ -1,0 +1,109 @@
+"""A traced forward: what stands behind its inputs, what it returns and what it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["Graph", "Source", "ancestors", "writes"]
+
+
+class Source(NamedTuple):
+    """What a placeholder stands for: its name and numbers, where it is a part of the network."""
+
+    kind: Literal["parameter", "buffer", "constant", "input"]
+    name: str = ""
+    tensor: Any = None
+    persistent: bool = True
+
+
+class Graph:
+    """What a network computes, in one mode.
+
+    Attributes:
+        module: the operations.
+        sources: what every placeholder stands for.
+        results: the nodes that the network returns, without the buffers it updates.
+        written: the buffers that it changes, and what it writes into them.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.module, self._program = program.graph_module, program
+        nodes = list(program.graph.nodes)
+        self.sources = {n: self._source(n) for n in nodes if n.op == "placeholder"}
+        names = set(program.graph_signature.user_outputs)
+        output = next(n for n in nodes if n.op == "output")
+        returned = dict.fromkeys(n for n in tree_leaves(output.args) if isinstance(n, Node))
+        self.results = [n for n in returned if n.name in names]
+        self.written = [(name, node) for node in nodes for name in self._buffers_written_by(node)]
+
+    def _source(self, node: Node) -> Source:
+        program, signature = self._program, self._program.graph_signature
+        name = signature.inputs_to_parameters.get(node.name)
+        if name is not None:
+            return Source("parameter", name)
+        name = signature.inputs_to_buffers.get(node.name)
+        if name is not None:
+            persistent = name not in signature.non_persistent_buffers
+            tensors = program.state_dict if persistent else program.constants
+            return Source("buffer", name, tensors[name], persistent)
+        name = signature.inputs_to_lifted_tensor_constants.get(node.name)
+        return Source("constant", name, program.constants[name]) if name else Source("input")
+
+    def _buffers_written_by(self, node: Node) -> list[str]:
+        signature = self._program.graph_signature
+        name = signature.buffers_to_mutate.get(node.name)
+        if writes(node):
+            name = signature.inputs_to_buffers.get(_written_tensor(node).name, name)
+        return [name] if name is not None else []
+
+    def placeholder_of(self, buffer: str) -> Node:
+        """The placeholder that stands for a buffer."""
+        return next(n for n, s in self.sources.items() if s[:2] == ("buffer", buffer))
+
+    def buffers_behind(self, nodes: Iterable[Node]) -> set[str]:
+        """Names of the buffers that some nodes depend on."""
+        sources = (self.sources[n] for n in ancestors(nodes) if n in self.sources)
+        return {source.name for source in sources if source.kind == "buffer"}
+
+    def says_the_same(self, other: Graph) -> bool:
+        """Whether two graphs have the same operations, with the same literals."""
+        ours, theirs = self._program.constants, other._program.constants
+        if self.module.code != other.module.code or ours.keys() != theirs.keys():
+            return False
+        return all(_equal(x, theirs[name]) for name, x in ours.items())
+
+
+def _equal(x: Any, y: Any) -> bool:
+    return torch.equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else x is y
+
+
+def writes(node: Node) -> bool:
+    """Whether a node writes into its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and schema is not None and schema.is_mutable
+
+
+def _written_tensor(node: Node) -> Node:
+    """The tensor that a chain of in-place operations writes."""
+    while writes(node) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
+def ancestors(nodes: Iterable[Node]) -> set[Node]:
+    """Everything that nodes depend on: dead code must not constrain a channel."""
+    reached: set[Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in reached:
+            reached.add(node)
+            pending += node.all_input_nodes
+    return reached

@@ -1,0 +1,168 @@
+"""Run a graph on labels instead of numbers: every operation is asked what it does to channels."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from lightning_bnn.symmetry.discovery.graph import ancestors
+from lightning_bnn.symmetry.discovery.values import (
+    draw,
+    fold,
+    full_size,
+    has_channels,
+    is_random,
+    one_law,
+    unknown,
+)
+from lightning_bnn.symmetry.groups import Frozen
+from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
+from lightning_bnn.symmetry.rules.labels import (
+    Constant,
+    Noise,
+    Unsupported,
+    Value,
+    Weight,
+    core,
+    is_operand,
+    noise_of,
+    operation_name,
+)
+from lightning_bnn.symmetry.rules.table import (
+    ACCEPT_NOISE,
+    ALLOCATIONS,
+    BROADCASTING,
+    KEEP_NOISE,
+    UNIFORM,
+    WITHOUT_VALUE,
+)
+
+__all__ = ["Interpreter"]
+
+
+class Interpreter:
+    """Walks through graphs, one operation after the other.
+
+    Attributes:
+        system: what the rules of the operations have stated.
+        frozen: the operations that were not understood.
+        operations: the names of all operations.
+    """
+
+    def __init__(self, rules: Mapping[str, Rule]) -> None:
+        self.rules = rules
+        self.system = Constraints()
+        self.frozen: list[Frozen] = []
+        self.operations: set[str] = set()
+
+    def run(
+        self, module: GraphModule, inputs: Mapping[Node, Any], results: Iterable[Node]
+    ) -> dict[Node, Any]:
+        """Values of all nodes that the results depend on, from those of the placeholders."""
+        values, live = dict(inputs), ancestors(results)
+        for node in module.graph.nodes:
+            if node.op == "get_attr":
+                values[node] = getattr(module, str(node.target), None)
+            elif node.op == "call_function" and node in live:
+                values[node] = self._call(node, values)
+        return values
+
+    def freeze(self, operand: Any) -> None:
+        """Freeze whatever an operand stands for."""
+        if isinstance(operand, Value):
+            self._see_draws([operand])
+            self.system.freeze(operand.labels)
+        elif isinstance(operand, Weight):
+            self.system.conflicts.setdefault(
+                operand.name, "used by an operation that is not understood"
+            )
+
+    def _call(self, node: Node, values: Mapping[Node, Any]) -> Any:
+        name = operation_name(node).removesuffix("_")
+        self.operations.add(name)
+        value_of = values.__getitem__ if name in BROADCASTING else full_size(values)
+        arguments: Any = (node.args, node.kwargs)
+        args, kwargs = torch.fx.map_arg(arguments, value_of)
+        operands = [x for x in tree_leaves((args, kwargs), is_leaf=is_operand) if is_operand(x)]
+        try:
+            return self._value(name, node, args, kwargs, operands)
+        except Unsupported as error:
+            reason = str(error)
+        except Exception as error:  # an operation used in a way nobody foresaw is held fixed too
+            reason = f"its rule does not cover this use ({type(error).__name__}: {error})"
+        for operand in operands:
+            self.freeze(operand)
+        self.frozen.append(_report(node, reason))
+        return unknown(node.meta["val"])
+
+    def _value(self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]) -> Any:
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        if name.startswith("wrap_with_"):
+            return self._run_inside(args)
+        if name in WITHOUT_VALUE:
+            return unknown(node.meta.get("val"))
+        if name in ALLOCATIONS:
+            return draw(node, ())
+        if is_random(node) and not any(map(has_channels, operands)):
+            return draw(node, operands)
+        if all(isinstance(x, Constant) for x in operands):
+            return fold(node, args, kwargs)
+        if name not in UNIFORM and not any(map(has_channels, operands)):
+            return self._of_noise(name, node, operands)
+        return self._apply_rule(name, node, args, kwargs, operands)
+
+    def _run_inside(self, args: tuple[Any, ...]) -> Any:
+        """A part of the forward under `autocast` or `enable_grad`, which changes no channel."""
+        at = next(k for k, a in enumerate(args) if isinstance(a, GraphModule))
+        module = args[at]
+        inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+        output = next(n for n in module.graph.nodes if n.op == "output").args[0]
+        results = [n for n in tree_leaves(output) if isinstance(n, Node)]
+        values = self.run(module, dict(zip(inputs, args[at + 1 :], strict=True)), results)
+        return torch.fx.map_arg(output, values.__getitem__)
+
+    def _of_noise(self, name: str, node: Node, operands: list[Any]) -> Any:
+        """What is computed from noise and from nothing that has channels."""
+        draws = [x for x in operands if isinstance(x, Noise)]
+        if len(draws) == 1 and one_law(operands) and name in KEEP_NOISE:
+            return noise_of(node, draws[0].source)
+        self._see_draws(draws)
+        return unknown(node.meta["val"])
+
+    def _apply_rule(
+        self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]
+    ) -> Any:
+        self._see_channels(operands)
+        if name not in ACCEPT_NOISE:
+            self._see_draws(operands)
+        if name not in self.rules:
+            raise Unsupported("this operation has no rule")
+        return self.rules[name](self.system, node, *args, **kwargs)
+
+    def _see_channels(self, operands: list[Any]) -> None:
+        """Channels that different operations are applied to are not exchangeable."""
+        labels = [np.unique(core(x.labels).numpy()) for x in operands if isinstance(x, Value)]
+        self.system.seen.append(np.unique(np.concatenate([np.zeros(0, np.int64), *labels])))
+
+    def _see_draws(self, operands: Iterable[Any]) -> None:
+        """Draws that are used by themselves, too, have a place."""
+        self.system.seen_noise.update(x.source for x in operands if isinstance(x, Noise))
+
+
+def _report(node: Node, reason: str) -> Frozen:
+    """Where an operation stands in the network and in the user's code."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    module = re.sub(r"@\d+$", "", stack[-1][0]) if stack else ""
+    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    lines = [x for x in lines if "/torch/" not in x[0]] or lines
+    line = f"{Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else ""
+    return Frozen(operation_name(node), module, line, reason)

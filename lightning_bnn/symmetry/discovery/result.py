@@ -1,0 +1,64 @@
+"""From the channels of a network to its `Symmetries`: solve, and say what was held fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.symmetry.discovery.channels import Channels
+from lightning_bnn.symmetry.discovery.solve import solve
+from lightning_bnn.symmetry.groups import Frozen, Symmetries
+
+__all__ = ["symmetries_of"]
+
+
+def symmetries_of(channels: Channels) -> Symmetries:
+    """Solve for the groups, and describe the network that they belong to."""
+    _freeze_what_is_not_exchangeable(channels)
+    first_name = channels.owners
+    state = channels.model.state_dict()
+    shapes = {first_name.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
+    symmetries = solve(channels.system, shapes)
+    return replace(
+        symmetries,
+        frozen=tuple(dict.fromkeys(channels.frozen)),
+        softmax_shift=channels.shift,
+        weights=_weights(channels, symmetries, shapes),
+        shapes=shapes,
+        aliases={n: first for n, first in first_name.items() if n != first},
+        constants={n: t for n, t in channels.constants.items() if n in shapes},
+    )
+
+
+def _freeze_what_is_not_exchangeable(channels: Channels) -> None:
+    """Draws that are used by themselves, and tensors that are used in ways that disagree."""
+    system = channels.system
+    for source in system.seen_noise & system.noise.keys():
+        system.freeze(system.noise[source])
+    for name, reason in system.conflicts.items():
+        for entry in system.entries.values():
+            if entry.name == name:
+                system.freeze(entry.labels)
+        if not any(name in f.module or "operation" in reason for f in channels.frozen):
+            channels.frozen.append(Frozen("parameter", name, "", reason))
+
+
+def _weights(
+    channels: Channels, symmetries: Symmetries, shapes: Mapping[str, torch.Size]
+) -> tuple[str, ...]:
+    """Parameters that count for the mass: all but biases, read or not."""
+    biases = {e.name for e in channels.system.entries.values() if e.role == "bias"}
+    biases |= {
+        a.tensor  # a vector that is used as it stands was added to an output
+        for a in symmetries.axes
+        if a.role == "raw" and a.size == shapes[a.tensor].numel() and a.dim is not None
+    }
+    biases |= {n for n in channels.unread_parameters() if n.endswith("bias")}
+    return tuple(
+        n
+        for n, p in channels.model.named_parameters()
+        if p.is_floating_point() and channels.owners[n] == n and n not in biases
+    )

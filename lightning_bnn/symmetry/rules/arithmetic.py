@@ -1,0 +1,139 @@
+"""How element-wise operations of several operands treat channels: sums, products, choices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from lightning_bnn.symmetry.rules.broadcasting import (
+    align,
+    multiply_labels,
+    tie_permutations,
+    tie_to_noise,
+    unify,
+)
+from lightning_bnn.symmetry.rules.constraints import Constraints, Record
+from lightning_bnn.symmetry.rules.elementwise import homogeneous, nonlinear
+from lightning_bnn.symmetry.rules.labels import (
+    Noise,
+    Unsupported,
+    Value,
+    Weight,
+    core,
+    moving_dims,
+    shape_of,
+)
+
+__all__ = ["add", "compare", "divide", "extreme", "masked_fill", "multiply", "softmax", "where"]
+
+
+def add(
+    system: Constraints, node: Node, x: Any, y: Any, *args: Any, alpha: float = 1, **kwargs: Any
+) -> Value:
+    """Channels of the two operands become one; independent noise is like itself in any order."""
+    if isinstance(x, Noise) or isinstance(y, Noise):
+        labels = _beside_noise(system, node, x, y)
+        system.freeze(labels, ("scale", "sign"))
+        return Value(labels)
+    return Value(unify(system, system.labels(x), system.labels(y)))
+
+
+def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Value:
+    """Scales and signs add up; a parameter over all channels is a gain, free on either side."""
+    if isinstance(x, Noise) or isinstance(y, Noise):
+        return Value(_beside_noise(system, node, x, y))
+    if isinstance(x, Weight) and not isinstance(y, Weight):
+        x, y = y, x
+    if isinstance(y, Weight) and isinstance(x, Value) and not y.is_buffer:
+        product = _multiply_by_gain(system, x, y)
+        if product is not None:
+            return product
+    return Value(multiply_labels(system, system.labels(x), system.labels(y)))
+
+
+def _multiply_by_gain(system: Constraints, x: Value, weight: Weight) -> Value | None:
+    """The product with a parameter that has one number for every channel; None where it has not."""
+    labels, gain = align(x.labels, torch.zeros(()).expand(weight.shape))
+    moving, small = moving_dims(labels), core(labels)
+    if (
+        not moving
+        or any((n == 1) == (d in moving) for d, n in enumerate(gain.shape))
+        or bool((small <= 0).any())
+    ):
+        return None
+    dim = None
+    if len(weight.full_shape) == 1:
+        dim, weight = 0, replace(weight, coords=(core(weight.coords[0]).reshape(-1),))
+    elif len(moving) == 1:
+        dim = moving[0] - (labels.ndim - len(weight.shape))
+    elif not _is_whole(weight):
+        raise Unsupported("a view of a gain over several dimensions")
+    out = system.fresh(*small.shape)
+    system.tie(out, small, ("permutation",))
+    system.consume(
+        weight,
+        Record(dim, out.reshape(-1), "gain"),
+        Record(dim, small.reshape(-1), "gain in", -1),
+    )
+    return Value(out.expand(labels.shape))
+
+
+def _is_whole(weight: Weight) -> bool:
+    in_order = all(set(moving_dims(c)) <= {k} for k, c in enumerate(weight.coords))
+    return weight.shape == weight.full_shape and in_order
+
+
+def divide(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Value:
+    """Log scales and signs of the second operand are taken from those of the first."""
+    if kwargs.get("rounding_mode"):
+        raise Unsupported("a rounded division")
+    return Value(multiply_labels(system, system.labels(x), system.labels(y), inverse=True))
+
+
+def extreme(system: Constraints, node: Node, x: Any, y: Any) -> Value:
+    """Element-wise maximum and minimum: one common scale passes, signs do not."""
+    return homogeneous(system, node, Value(unify(system, system.labels(x), system.labels(y))))
+
+
+def compare(system: Constraints, node: Node, x: Any, y: Any = 0) -> Value:
+    """A comparison does not change when both sides are scaled."""
+    return Value(system.follow(extreme(system, node, x, y).labels, ()))
+
+
+def where(system: Constraints, node: Node, condition: Any, x: Any, y: Any) -> Value:
+    """A choice between two operands that share their channels."""
+    chosen = add(system, node, x, y).labels
+    if isinstance(condition, Noise):
+        tie_to_noise(system, condition, chosen)
+    else:
+        tie_permutations(system, system.labels(condition), chosen)
+    return Value(torch.broadcast_to(chosen, shape_of(node)))
+
+
+def masked_fill(system: Constraints, node: Node, x: Any, mask: Any, value: Any) -> Value:
+    """A choice between the operand and a constant."""
+    return where(system, node, mask, value, x)
+
+
+def softmax(system: Constraints, node: Node, x: Value, dim: int, *args: Any) -> Value:
+    """Couples the channels of a row: rows stay together."""
+    coupled = nonlinear(system, node, x)
+    small = core(coupled.labels)
+    dim %= small.ndim
+    if small.shape[dim] > 1:
+        rows = small.movedim(dim, -1).reshape(-1, small.shape[dim])
+        system.block(np.unique(rows.numpy(), axis=0))
+    return coupled
+
+
+def _beside_noise(system: Constraints, node: Node, x: Any, y: Any) -> Tensor:
+    """Labels of what is combined with noise, in the shape of the result."""
+    noise, other = (x, y) if isinstance(x, Noise) else (y, x)
+    labels = torch.broadcast_to(system.labels(other), shape_of(node))
+    tie_to_noise(system, noise, labels)
+    return labels

@@ -1,0 +1,125 @@
+"""Element by element: which channels of two operands must move together, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_bnn.symmetry.rules.constraints import Constraints, Labels, Product
+from lightning_bnn.symmetry.rules.labels import (
+    STRUCTURAL_ZERO,
+    Noise,
+    Unsupported,
+    core,
+    moving_dims,
+    narrow_except,
+)
+
+__all__ = ["align", "multiply_labels", "tie_permutations", "tie_to_noise", "unify"]
+
+
+def align(*operands: Tensor) -> list[Tensor]:
+    """Give the operands the same number of dimensions, as broadcasting does."""
+    ndim = max(t.ndim for t in operands)
+    return [t[(None,) * (ndim - t.ndim)] for t in operands]
+
+
+def tie_permutations(system: Constraints, x: Tensor, y: Tensor) -> None:
+    """Channels that are combined element by element move together.
+
+    A dimension that one operand broadcasts (size 1) needs no tie: then only the blocks over the
+    dimensions that both have must stay together.
+    """
+    x, y = align(x, y)
+    if bool((core(x) < 0).all()) or bool((core(y) < 0).all()):
+        return
+    moving = moving_dims(x, y)
+    broadcast = [d for d in moving if x.shape[d] == 1 or y.shape[d] == 1]
+    shared = [d for d in moving if d not in broadcast]
+    x, y = narrow_except(x, moving), narrow_except(y, moving)
+    if not broadcast:
+        system.tie(x, y, ("permutation",))
+    elif shared:
+        _block_over(system, shared, x, y)
+
+
+def tie_to_noise(system: Constraints, noise: Noise, labels: Tensor) -> None:
+    """Channels that are combined with the same draws move together."""
+    if noise.source < 0:
+        system.freeze(labels, ("permutation",))
+        return
+    x, y = align(labels, noise.labels)
+    if noise.source not in system.noise:
+        moving = moving_dims(x)
+        fresh = system.fresh(*[n if d in moving else 1 for d, n in enumerate(y.shape)])
+        system.noise[noise.source] = fresh.expand(y.shape)
+    tie_permutations(system, system.noise[noise.source], labels)
+
+
+def unify(system: Constraints, *operands: Tensor) -> Tensor:
+    """Labels of a sum: all three kinds are tied; returned in broadcast shape."""
+    operands = tuple(align(*operands))
+    for i, x in enumerate(operands):
+        for y in operands[:i]:
+            tie_permutations(system, x, y)
+    full = torch.broadcast_tensors(*operands)
+    moving = moving_dims(*full)
+    first, *others = (narrow_except(t, moving) for t in full)
+    for other in others:
+        system.tie(first, other, ("scale", "sign"))
+    out = torch.broadcast_to(_covering(operands, moving), full[0].shape)
+    if bool((core(out) < 0).any()):
+        for labels in full:
+            out = torch.where(out < 0, labels, out)
+    return out
+
+
+def _covering(operands: Sequence[Tensor], moving: Sequence[int]) -> Tensor:
+    """Of the operands that reach along every moving dimension, the one with fewest channels."""
+    shape = torch.broadcast_shapes(*(t.shape for t in operands))
+    candidates = [t for t in operands if all(t.shape[d] == shape[d] for d in moving)]
+    if not candidates:
+        raise Unsupported("an outer product of channels")
+    return min(candidates, key=lambda t: (not bool((core(t) > 0).any()), len(moving_dims(t))))
+
+
+def multiply_labels(system: Constraints, x: Tensor, y: Tensor, inverse: bool = False) -> Tensor:
+    """Labels of a product (or quotient): permutations tied, log scales and signs added."""
+    x, y = align(x, y)
+    tie_permutations(system, x, y)
+    full_x, full_y = torch.broadcast_tensors(x, y)
+    if bool((core(y) <= 0).all()):
+        return full_x
+    if bool((core(x) <= 0).all()) and not inverse:
+        return full_y
+    moving = moving_dims(full_x, full_y)
+    a, b = (narrow_except(t, moving) for t in (full_x, full_y))
+    out = system.fresh(*a.shape)
+    try:
+        base = torch.broadcast_to(_covering([x, y], moving), full_x.shape)
+        system.tie(out, narrow_except(base, moving), ("permutation",))
+    except Unsupported:  # channels in all pairs: each row and each column is a block
+        for operand in (a, b):
+            _block_over(system, moving_dims(operand), out, operand)
+    if len(moving_dims(full_x)) < len(moving_dims(full_y)) and not inverse:
+        a, b = b, a
+    zero = (a < 0) | (b < 0)
+    product, first, second = (t[~zero].numpy() for t in (out, a, b))
+    system.products.append(Product(product, first, second, inverse))
+    return torch.where(zero, STRUCTURAL_ZERO, out).expand(full_x.shape)
+
+
+def _block_over(system: Constraints, shared: Sequence[int], x: Tensor, y: Tensor) -> None:
+    """Whatever two operands have at one index of the shared dimensions stays together."""
+    system.block(np.concatenate([_rows(x, shared, y), _rows(y, shared, x)], 1))
+
+
+def _rows(x: Tensor, shared: Sequence[int], other: Tensor) -> Labels:
+    sizes = zip(x.shape, other.shape, strict=True)
+    shape = [max(a, b) if d in shared else a for d, (a, b) in enumerate(sizes)]
+    rest = [d for d in range(x.ndim) if d not in shared]
+    count = int(np.prod([shape[d] for d in shared]))
+    return x.expand(shape).permute(*shared, *rest).reshape(count, -1).numpy()

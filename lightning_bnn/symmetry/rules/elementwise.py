@@ -1,0 +1,152 @@
+"""How element-wise operations of one operand treat scales and signs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.fx import Node
+
+from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
+from lightning_bnn.symmetry.rules.constraints import Constraints, Kind, Record, Rule
+from lightning_bnn.symmetry.rules.labels import (
+    Unsupported,
+    Value,
+    Weight,
+    compress,
+    noise_of,
+    shape_of,
+    solid,
+    with_fixed_rest,
+)
+
+__all__ = [
+    "absolute",
+    "alpha_dropout",
+    "bernoulli",
+    "cast",
+    "clamp",
+    "clamp_max",
+    "even",
+    "glu",
+    "hardtanh",
+    "homogeneous",
+    "native_dropout",
+    "nonlinear",
+    "odd",
+    "passthrough",
+    "power",
+    "prelu",
+    "threshold",
+]
+
+
+def pointwise(
+    stops: Sequence[Kind] = (), forgets: Sequence[Kind] = (), keeps_zero: bool = True
+) -> Rule:
+    """A function of every element by itself: permutations pass, and scales and signs if they may.
+
+    Args:
+        stops: what the function does not commute with, so that it is held fixed.
+        forgets: what does not change the result.
+        keeps_zero: whether the function of zero is zero.
+    """
+    passing = [kind for kind in ("scale", "sign") if kind not in (*stops, *forgets)]
+
+    def rule(
+        system: Constraints, node: Node, x: Value | Weight, *args: Any, **kwargs: Any
+    ) -> Value:
+        labels = system.labels(x) if keeps_zero else solid(system.labels(x))
+        system.freeze(labels, stops)
+        return Value(system.follow(labels, passing) if forgets else labels)
+
+    return rule
+
+
+passthrough = pointwise()  # dropout, casts, negation
+homogeneous = pointwise(stops=["sign"])  # ReLU and its kin
+odd = pointwise(stops=["scale"])  # tanh and its kin
+nonlinear = pointwise(stops=["scale", "sign"], keeps_zero=False)  # GELU and its kin
+even = pointwise(stops=["scale"], forgets=["sign"], keeps_zero=False)  # cosine, square
+absolute = pointwise(forgets=["sign"])
+
+
+def power(system: Constraints, node: Node, x: Any, exponent: Any, *args: Any) -> Value:
+    """Even powers forget the sign, odd ones keep it."""
+    if not isinstance(exponent, int | float):
+        both = [nonlinear(system, node, v).labels for v in (x, exponent)]
+        return Value(unify(system, *both))
+    if exponent % 1 or exponent <= 0:
+        return nonlinear(system, node, x)
+    return even(system, node, x) if exponent % 2 == 0 else odd(system, node, x)
+
+
+def clamp(
+    system: Constraints, node: Node, x: Value | Weight, low: Any = None, high: Any = None
+) -> Value:
+    """At zero it is a ReLU, symmetric it is a hard tanh, else only permutations pass."""
+    if isinstance(low, Value | Weight) or isinstance(high, Value | Weight):
+        raise Unsupported("bounds that are tensors")
+    if (low, high) in ((0, None), (None, 0)):
+        return homogeneous(system, node, x)
+    symmetric = low is not None and low == -(high or 0)
+    return odd(system, node, x) if symmetric else nonlinear(system, node, x)
+
+
+def clamp_max(system: Constraints, node: Node, x: Value | Weight, high: Any) -> Value:
+    """A bound from above only, see `clamp`."""
+    return clamp(system, node, x, None, high)
+
+
+def hardtanh(
+    system: Constraints, node: Node, x: Value, low: float = -1.0, high: float = 1.0
+) -> Value:
+    """ReLU6 and the symmetric hard tanh."""
+    return clamp(system, node, x, low, high)
+
+
+def threshold(system: Constraints, node: Node, x: Value, at: float, value: float) -> Value:
+    """A ReLU when both numbers are zero."""
+    return homogeneous(system, node, x) if at == 0 == value else nonlinear(system, node, x)
+
+
+def prelu(system: Constraints, node: Node, x: Value, weight: Weight) -> Value:
+    """A leaky ReLU with a learned slope per channel."""
+    system.freeze(x.labels, ("sign",))
+    if weight.full_shape.numel() > 1:
+        channels = system.collapse(x.labels, [1])
+        system.consume(weight, Record(0, channels, "slope", 0, 0))
+    return Value(x.labels)
+
+
+def cast(system: Constraints, node: Node, x: Value | Weight, *args: Any, **kwargs: Any) -> Value:
+    """To another floating type everything passes, to integers permutations only."""
+    passes = node.meta["val"].dtype.is_floating_point
+    return passthrough(system, node, x) if passes else nonlinear(system, node, x)
+
+
+def native_dropout(system: Constraints, node: Node, x: Value, *args: Any) -> Any:
+    """Dropout with its mask, which belongs to no channel."""
+    return with_fixed_rest(node, x.labels)
+
+
+def alpha_dropout(
+    system: Constraints, node: Node, x: Value, p: float = 0.5, train: bool = False
+) -> Value:
+    """In training the value of dropped units is fixed, and with it the size of all."""
+    return nonlinear(system, node, x) if train and p > 0 else passthrough(system, node, x)
+
+
+def bernoulli(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Value:
+    """Coins with one probability for all units, or each with that of its unit."""
+    if any(isinstance(p, float | int) for p in args):
+        return noise_of(node)
+    return Value(system.follow(nonlinear(system, node, x).labels, ()))
+
+
+def glu(system: Constraints, node: Node, x: Value, dim: int = -1) -> Value:
+    """One half gates the other: the scale and sign of the other half pass."""
+    half = shape_of(node)[dim]
+    gate = x.labels.narrow(dim, half, half)
+    system.freeze(gate, ("scale", "sign"))
+    return Value(multiply_labels(system, compress(x.labels.narrow(dim, 0, half)), compress(gate)))

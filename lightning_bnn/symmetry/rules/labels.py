@@ -1,0 +1,188 @@
+"""Label tensors: activations that carry, in their own shape, the channel of each element.
+
+A label tensor has stride 0 along every dimension in which the channel does not change (batch,
+space, tokens), so that it costs only as much memory as there are channels. Shape operations are
+executed on the labels themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+__all__ = [
+    "FROZEN",
+    "STRUCTURAL_ZERO",
+    "Constant",
+    "Noise",
+    "Unsupported",
+    "Value",
+    "Weight",
+    "along",
+    "compress",
+    "constant_labels",
+    "core",
+    "fixed",
+    "is_operand",
+    "moving_dims",
+    "narrow_except",
+    "noise_of",
+    "operation_name",
+    "shape_of",
+    "solid",
+    "with_fixed_rest",
+]
+
+FROZEN = 0
+STRUCTURAL_ZERO = -1  # zero padding: equal to itself under every symmetry
+
+
+class Unsupported(Exception):
+    """A rule does not cover this use of its operation; what the operation touches is held fixed."""
+
+
+# ------------------------------------------------------------ what stands for a tensor
+@dataclass(frozen=True, eq=False)
+class Value:
+    """An activation, known by its labels."""
+
+    labels: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Noise(Value):
+    """Independent draws: channels of the same law, which may change places, but have a size.
+
+    Its labels are fixed, so that a rule that does not know noise freezes whatever it is combined
+    with. ``source`` is the draw that it was computed from; -1 where there are several.
+    """
+
+    source: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A tensor that depends neither on the input nor on the parameters, known exactly."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A view of a tensor of the state: the coordinates in it of every element of the view."""
+
+    name: str
+    coords: tuple[Tensor, ...]
+    full_shape: torch.Size
+    is_buffer: bool = False
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the view."""
+        return self.coords[0].shape if self.coords else torch.Size(())
+
+    @classmethod
+    def whole(cls, name: str, shape: torch.Size, is_buffer: bool) -> Weight:
+        """The tensor itself: the view of all of its elements."""
+        coords = tuple(along(torch.arange(n), d, shape) for d, n in enumerate(shape))
+        return cls(name, coords, shape, is_buffer)
+
+
+def is_operand(x: object) -> bool:
+    """Whether something stands for a tensor."""
+    return isinstance(x, Value | Weight | Constant)
+
+
+def fixed(shape: Sequence[int]) -> Value:
+    """A value that depends on the input alone: no symmetry moves it."""
+    return Value(torch.full((1,) * len(shape), FROZEN).expand(tuple(shape)))
+
+
+# ------------------------------------------------------------ what a node says
+def operation_name(node: Node) -> str:
+    """The bare name of the operation a node calls; operations outside aten keep their namespace."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return getattr(node.target, "__name__", str(node.target))
+    namespace, name = schema.name.split("::")
+    return str(name if namespace == "aten" else f"{namespace}.{name}")
+
+
+def shape_of(node: Node) -> torch.Size:
+    """Shape of the one tensor that a node computes."""
+    shape: torch.Size = node.meta["val"].shape
+    return shape
+
+
+def noise_of(node: Node, source: int | None = None) -> Noise:
+    """Noise in the shape of a node: a draw of its own, or computed from an earlier one."""
+    return Noise(fixed(shape_of(node)).labels, id(node) if source is None else source)
+
+
+def with_fixed_rest(node: Node, labels: Tensor) -> Any:
+    """The first result of a node has these labels; statistics and masks beside it are fixed."""
+    value = node.meta["val"]
+    if not isinstance(value, tuple | list):
+        return Value(labels)
+    return (Value(labels), *(fixed(v.shape) for v in value[1:]))
+
+
+# ------------------------------------------------------------ labels
+def moving_dims(*labels: Tensor) -> list[int]:
+    """The dimensions along which any of these tensors, of equally many dimensions, changes."""
+    return [
+        d for d in range(labels[0].ndim) if any(t.shape[d] > 1 and t.stride(d) != 0 for t in labels)
+    ]
+
+
+def narrow_except(labels: Tensor, moving: Iterable[int]) -> Tensor:
+    """The labels with all dimensions narrowed to one element but those that move."""
+    moving = set(moving)
+    for d in range(labels.ndim):
+        if d not in moving and labels.shape[d] > 1:
+            labels = labels.narrow(d, 0, 1)
+    return labels
+
+
+def core(labels: Tensor) -> Tensor:
+    """The labels with every constant dimension narrowed to one element."""
+    return narrow_except(labels, moving_dims(labels))
+
+
+def compress(labels: Tensor) -> Tensor:
+    """Give stride 0 to every dimension along which the labels are constant."""
+    small = core(labels)
+    for d in range(small.ndim):
+        if small.shape[d] > 1:
+            first = small.narrow(d, 0, 1)
+            if bool((small == first).all()):
+                small = first
+    return small.expand(labels.shape)
+
+
+def solid(labels: Tensor) -> Tensor:
+    """Structural zeros become fixed channels: what is done to them does not leave them at zero."""
+    return labels.clamp_min(FROZEN) if bool((core(labels) < 0).any()) else labels
+
+
+def along(row: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
+    """Labels of the given shape that change along one dimension only."""
+    view = [1] * len(shape)
+    view[dim] = -1
+    return row.reshape(view).expand(tuple(shape))
+
+
+def constant_labels(tensor: Tensor) -> Tensor:
+    """Labels of a known tensor: fixed channels, zeros free, size 1 where values do not change."""
+    if tensor.numel() and bool((tensor == 0).all()):
+        return torch.full((1,) * tensor.ndim, STRUCTURAL_ZERO)
+    changing = [
+        n > 1 and not bool((tensor == tensor.narrow(d, 0, 1)).all())
+        for d, n in enumerate(tensor.shape)
+    ]
+    return fixed([n if c else 1 for n, c in zip(tensor.shape, changing, strict=True)]).labels

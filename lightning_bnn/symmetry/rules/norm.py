@@ -1,0 +1,113 @@
+"""How normalisations treat channels: scales stop, and start anew at the gain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
+from lightning_bnn.symmetry.rules.labels import Constant, Weight, along, solid, with_fixed_rest
+
+__all__ = ["batch_norm", "group_norm", "layer_norm", "rms_norm"]
+
+
+def batch_norm(mode: str) -> Rule:
+    """Batch norm, and instance norm: every channel by itself."""
+
+    def rule(
+        system: Constraints, node: Node, x: Any, weight: Any, bias: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        labels = solid(system.labels(x))
+        incoming = system.collapse(labels, [1])
+        statistics = [a for a in args[:2] if isinstance(a, Weight)]
+        fixed_map = mode == "eval" and len(statistics) == 2
+        if not fixed_map or weight is None:
+            system.freeze(incoming, ("scale",))
+        if statistics:
+            system.consume(statistics[0], Record(0, incoming, "mean"))
+            system.consume(statistics[1], Record(0, incoming, "variance", 0, 0))
+        out = _affine(system, incoming, weight, bias, inward=-1 if fixed_map else 0)
+        return with_fixed_rest(node, along(out, 1, labels.shape))
+
+    return rule
+
+
+def layer_norm(
+    system: Constraints,
+    node: Node,
+    x: Any,
+    shape: Sequence[int],
+    weight: Any = None,
+    bias: Any = None,
+    *args: Any,
+) -> Any:
+    """Layer norm: all channels of a row share one sign, no scale passes."""
+    return _row_norm(system, node, x, shape, weight, bias, shares_sign=True)
+
+
+def rms_norm(
+    system: Constraints, node: Node, x: Any, shape: Sequence[int], weight: Any = None, *args: Any
+) -> Any:
+    """RMS norm: every channel keeps its own sign."""
+    return _row_norm(system, node, x, shape, weight, None, shares_sign=False)
+
+
+def _row_norm(
+    system: Constraints,
+    node: Node,
+    x: Any,
+    shape: Sequence[int],
+    weight: Any,
+    bias: Any,
+    shares_sign: bool,
+) -> Any:
+    labels = solid(system.labels(x))
+    incoming = system.collapse(labels, range(labels.ndim - len(shape), labels.ndim))
+    system.freeze(incoming, ("scale",))
+    if shares_sign:
+        system.tie(incoming, incoming.reshape(-1)[:1], ("sign",))
+    return with_fixed_rest(node, _affine(system, incoming, weight, bias).expand(labels.shape))
+
+
+def group_norm(
+    system: Constraints,
+    node: Node,
+    x: Any,
+    groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    *args: Any,
+) -> Any:
+    """Group norm: groups are blocks with one sign each."""
+    labels = solid(system.labels(x))
+    incoming = system.collapse(labels, [1])
+    rows = incoming.reshape(groups, -1)
+    system.block(rows)
+    system.freeze(incoming, ("scale",))
+    system.tie(rows, rows[:, :1], ("sign",))
+    return with_fixed_rest(node, along(_affine(system, incoming, weight, bias), 1, labels.shape))
+
+
+def _affine(
+    system: Constraints, incoming: Tensor, weight: Any, bias: Any, inward: int = 0
+) -> Tensor:
+    """Learned gain and bias: channels leave with a scale and sign of their own."""
+    dim = 0 if incoming.ndim == 1 else None
+    if isinstance(weight, Weight):
+        out = system.fresh(*incoming.shape)
+        system.tie(out, incoming, ("permutation",))
+        system.consume(
+            weight,
+            Record(dim, out.reshape(-1), "gain"),
+            Record(dim, incoming.reshape(-1), "gain in", inward),
+        )
+    else:
+        out = system.follow(incoming, ("sign",))
+    if isinstance(bias, Weight):
+        system.consume(bias, Record(dim, out.reshape(-1), "bias"))
+    if isinstance(weight, Constant) or isinstance(bias, Constant):
+        system.freeze(out)
+    return out

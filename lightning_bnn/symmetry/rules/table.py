@@ -1,0 +1,159 @@
+"""The table of operations: by name, without the in-place underscore, the rule of each.
+
+A rule is called as ``rule(system, node, *args, **kwargs)`` with `Value`, `Weight` and `Constant` in
+place of tensors. It states on ``system`` which channels are tied, which scales and signs pass, and
+returns the labels of the result. What a rule does not cover it leaves by raising `Unsupported`:
+everything that the operation touches is then held fixed.
+"""
+
+from __future__ import annotations
+
+from lightning_bnn.symmetry.rules import (
+    arithmetic,
+    elementwise,
+    layer,
+    norm,
+    reduction,
+    sequence,
+    shape,
+)
+from lightning_bnn.symmetry.rules.constraints import Rule
+
+__all__ = [
+    "ALLOCATIONS",
+    "BROADCASTING",
+    "KEEP_LOGITS",
+    "KEEP_NOISE",
+    "ACCEPT_NOISE",
+    "RULES",
+    "UNIFORM",
+    "WITHOUT_VALUE",
+    "rules_of",
+]
+
+_ROWS: tuple[tuple[str, Rule], ...] = (
+    # ------------------------------------------------------------ element-wise, one operand
+    ("dropout feature_dropout neg real positive lift_fresh", elementwise.passthrough),
+    ("relu leaky_relu rrelu", elementwise.homogeneous),
+    ("tanh sin asin atan sinh asinh atanh erf tan", elementwise.odd),
+    ("hardshrink softshrink tanhshrink softsign sign round trunc", elementwise.odd),
+    ("cos cosh square", elementwise.even),
+    ("abs", elementwise.absolute),
+    ("gelu silu sigmoid hardswish hardsigmoid elu selu celu", elementwise.nonlinear),
+    ("softplus mish relu6 log_sigmoid logit", elementwise.nonlinear),
+    ("exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal", elementwise.nonlinear),
+    ("erfc lgamma digamma acos floor ceil frac nan_to_num", elementwise.nonlinear),
+    ("bitwise_not logical_not isnan isinf isfinite", elementwise.nonlinear),
+    ("pow", elementwise.power),
+    ("clamp clamp_min", elementwise.clamp),
+    ("clamp_max", elementwise.clamp_max),
+    ("hardtanh", elementwise.hardtanh),
+    ("threshold", elementwise.threshold),
+    ("prelu", elementwise.prelu),
+    ("glu", elementwise.glu),
+    ("to _to_copy type_as", elementwise.cast),
+    ("native_dropout", elementwise.native_dropout),
+    ("alpha_dropout feature_alpha_dropout", elementwise.alpha_dropout),
+    ("bernoulli", elementwise.bernoulli),
+    # ------------------------------------------------------------ element-wise, several operands
+    ("add sub subtract rsub", arithmetic.add),
+    ("mul multiply", arithmetic.multiply),
+    ("div divide true_divide", arithmetic.divide),
+    ("maximum minimum fmax fmin", arithmetic.extreme),
+    ("gt lt ge le eq ne", arithmetic.compare),
+    ("where", arithmetic.where),
+    ("masked_fill", arithmetic.masked_fill),
+    ("softmax _softmax log_softmax _log_softmax", arithmetic.softmax),
+    # ------------------------------------------------------------ shape
+    ("view reshape flatten ravel unflatten _unsafe_view view_copy _reshape_alias", shape.rearrange),
+    ("view_as atleast_1d atleast_2d atleast_3d squeeze unsqueeze", shape.rearrange),
+    ("permute transpose t numpy_T mT mH adjoint movedim moveaxis", shape.rearrange),
+    ("swapaxes swapdims rot90 flip roll", shape.rearrange),
+    ("select slice narrow index index_select diagonal unfold", shape.rearrange),
+    ("chunk split split_with_sizes unbind tensor_split hsplit vsplit", shape.rearrange),
+    ("repeat repeat_interleave tile", shape.rearrange),
+    ("pixel_shuffle pixel_unshuffle channel_shuffle", shape.rearrange),
+    ("contiguous clone alias detach lift_fresh_copy", shape.rearrange),
+    ("expand expand_as broadcast_to", shape.expand),
+    ("cat concat concatenate", shape.concatenate),
+    ("stack", shape.stack),
+    ("slice_scatter select_scatter", shape.scatter_slice),
+    ("copy", shape.copy),
+    ("pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad2d", shape.pad),
+    ("zeros_like ones_like full_like new_zeros new_ones new_full zero", shape.uniform_like),
+    # ------------------------------------------------------------ reductions, pooling, resampling
+    ("mean sum nanmean nansum", reduction.reduction(scale="passes", sign="passes")),
+    ("amax amin", reduction.reduction(scale="passes", sign="stops")),
+    ("logsumexp", reduction.reduction(scale="stops", sign="stops")),
+    ("max min", reduction.extreme_with_index),
+    ("var std var_mean std_mean", reduction.variance),
+    ("linalg_vector_norm norm", reduction.norm),
+    *((f"max_pool{d}d max_pool{d}d_with_indices", reduction.pool(d)) for d in (1, 2, 3)),
+    *((f"avg_pool{d}d adaptive_max_pool{d}d", reduction.pool(d)) for d in (1, 2, 3)),
+    *((f"adaptive_avg_pool{d}d _adaptive_avg_pool{d}d", reduction.pool(d)) for d in (1, 2, 3)),
+    *((f"upsample_nearest{d}d", reduction.pool(d)) for d in (1, 2, 3)),
+    *((f"_upsample_nearest_exact{d}d", reduction.pool(d)) for d in (1, 2, 3)),
+    ("upsample_linear1d", reduction.pool(1)),
+    ("upsample_bilinear2d upsample_bicubic2d", reduction.pool(2)),
+    ("_upsample_bilinear2d_aa _upsample_bicubic2d_aa", reduction.pool(2)),
+    ("upsample_trilinear3d", reduction.pool(3)),
+    # ------------------------------------------------------------ normalisations
+    ("instance_norm", norm.batch_norm("carrier")),
+    ("layer_norm", norm.layer_norm),
+    ("rms_norm", norm.rms_norm),
+    ("group_norm", norm.group_norm),
+    # ------------------------------------------------------------ layers
+    ("linear", layer.linear),
+    ("addmm", layer.addmm),
+    ("matmul mm bmm", layer.matmul),
+    ("baddbmm", layer.baddbmm),
+    ("einsum", layer.einsum),
+    ("embedding", layer.embedding),
+    ("conv1d conv2d conv3d", layer.convolution()),
+    ("conv_transpose1d conv_transpose2d conv_transpose3d", layer.convolution(transposed=True)),
+    # ------------------------------------------------------------ sequences
+    ("lstm", sequence.recurrent([False, False, True, False], has_cell=True)),
+    ("gru", sequence.recurrent([False, False, True])),
+    ("rnn_tanh", sequence.recurrent([True])),
+    ("rnn_relu", sequence.recurrent([True], homogeneous=True)),
+    ("scaled_dot_product_attention", sequence.attention),
+)
+_BATCH_NORMS = (
+    "batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit_functional "
+    "_native_batch_norm_legit"
+)
+
+
+def rules_of(batch_norm_mode: str) -> dict[str, Rule]:
+    """The rule of every operation, for one of the two conventions about batch norm."""
+    rows = (*_ROWS, (_BATCH_NORMS, norm.batch_norm(batch_norm_mode)))
+    return {name: rule for names, rule in rows for name in names.split()}
+
+
+RULES = rules_of("carrier")
+
+# ------------------------------------------------------------ what needs no rule, or more than one
+WITHOUT_VALUE = frozenset(
+    "_assert_tensor_metadata _assert_scalar sym_size sym_constrain_range_for_size".split()
+)
+"""Checks and sizes: they compute no tensor."""
+ALLOCATIONS = frozenset("empty new_empty empty_like rand_like randn_like randint_like".split())
+"""Tensors of which only the shape counts: what is in an empty one is written over."""
+UNIFORM = frozenset(name for name, rule in RULES.items() if rule is shape.uniform_like)
+"""One value everywhere, whatever the operand holds."""
+BROADCASTING = frozenset(
+    "add sub mul div maximum minimum where masked_fill gt lt ge le eq ne clamp_min clamp_max clamp "
+    "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow".split()
+)
+"""Their rules take operands of size 1 along broadcast dimensions; others get the full size."""
+ACCEPT_NOISE = frozenset("add sub subtract rsub mul multiply where masked_fill".split())
+"""Their rules know what to do with independent draws."""
+KEEP_NOISE = frozenset(
+    "add sub rsub mul div neg lt le gt ge eq ne clamp clamp_min clamp_max floor logical_not "
+    "bitwise_not to _to_copy type_as exp log sqrt pow abs sign".split()
+)
+"""Of draws and of one number they compute independent draws of one law."""
+KEEP_LOGITS = frozenset(
+    "view reshape flatten squeeze dropout softmax log_softmax contiguous clone alias".split()
+)
+"""What may follow the layer that writes the logits without a change of its symmetry."""
