@@ -154,7 +154,7 @@ class CheckpointBank(StoredNetworks):
             check_hash(self.path, shard)
 
     def close(self) -> None:
-        """Let another process append."""
+        """End appending, so that another process may append; reading goes on."""
         self._open.close()
         lock, self._lock, self.mode = self._lock, None, "r"
         if lock is not None:

@@ -42,7 +42,7 @@ class WriterLock:
         _LOCKS.add(self)
 
     def release(self) -> None:
-        """Let another process write."""
+        """Let another process take the lock."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -51,7 +51,7 @@ class OpenShards:
         return tensor[: shard.rows]
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all files; they are opened again when needed."""
         self._open.clear()
 
     def _check(self, shard: Shard, name: str, tensor: Tensor, layout: Layout) -> None:

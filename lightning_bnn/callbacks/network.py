@@ -124,7 +124,7 @@ class Capture:
         return listen
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop recording calls."""
         for handle in self._handles:
             handle.remove()
 

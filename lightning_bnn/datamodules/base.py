@@ -78,10 +78,10 @@ class DataModule(L.LightningDataModule, ABC):
 
     @abstractmethod
     def load(self) -> Splits:
-        """Read the data."""
+        """Read or draw the data, split into named sets."""
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the data once."""
+        """Read the data, unless they have been read."""
         if self.splits is None:
             self.splits = self.load()
 
@@ -93,7 +93,7 @@ class DataModule(L.LightningDataModule, ABC):
 
     @property
     def num_data(self) -> int:
-        """Number of training examples."""
+        """The number of training examples, all processes together."""
         return len(self._loaded.train[0])
 
     @property
@@ -122,7 +122,7 @@ class DataModule(L.LightningDataModule, ABC):
         ]
 
     def predict_dataloader(self) -> TensorLoader:
-        """The in-distribution test set."""
+        """Batches of the in-distribution test set."""
         return self._loader(self._loaded.test)
 
     def _loader(self, examples: Examples, training: bool = False, draw: Any = None) -> TensorLoader:

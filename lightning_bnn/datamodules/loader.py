@@ -122,7 +122,7 @@ class TensorLoader:
         return start
 
     def _share(self) -> int:
-        """Examples of this process."""
+        """How many examples this process goes through in an epoch."""
         if self.training:
             return -(-len(self.inputs) // self.world_size)
         return len(range(self.rank, len(self.inputs), self.world_size))

@@ -34,7 +34,7 @@ class TinyImageNet(ImageData):
 
     @property
     def folder(self) -> Path:
-        """Where TinyImageNet lies."""
+        """The folder with the files of TinyImageNet."""
         return self.root / "tiny-imagenet-200"
 
     def prepare_data(self) -> None:

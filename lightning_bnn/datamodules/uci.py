@@ -66,7 +66,7 @@ class UCIRegression(DataModule):
 
     @property
     def folder(self) -> Path:
-        """Where the table lies."""
+        """The folder with the files of the table."""
         inner = self.root / "UCI_Datasets"
         return (inner if inner.is_dir() else self.root) / self.table / "data"
 

@@ -140,16 +140,10 @@ class _Pool(torch.autograd.Function):
         return _StackedPool.apply(x, size, stride).permute(0, 4, 1, 2, 3), 0
 
 
-def _by_autograd(run: Callable[..., Tensor], ctx: Any, g: Tensor) -> list[Tensor | None]:
+def _by_autograd(run: Callable[..., Tensor], ctx: Any, g: Tensor) -> tuple[Tensor, ...]:
     """Gradients of a layer that no member dimension has reached."""
-    with torch.enable_grad():
-        inputs = [
-            t.detach().requires_grad_(needed)
-            for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-        ]
-        wanted = [t for t in inputs if t.requires_grad]
-        gradients = iter(torch.autograd.grad(run(*inputs), wanted, g))
-    return [next(gradients) if t.requires_grad else None for t in inputs]
+    gradients: tuple[Tensor, ...] = torch.func.vjp(run, *ctx.saved_tensors)[1](g)
+    return gradients
 
 
 def _members_first(tensor: Tensor, place: int | None, members: int) -> Tensor:
