@@ -17,7 +17,7 @@ __all__ = ["count", "floating_type", "integer", "is_number", "not_negative", "po
 
 
 def is_number(value: Any) -> bool:
-    """Whether this is one finite number; of whatever library, but neither true nor false.
+    """Whether a value is one finite number, of whatever library; true and false are not numbers.
 
     >>> is_number(1e-3), is_number(2), is_number(True), is_number("3"), is_number(math.nan)
     (True, True, False, False, False)
@@ -28,7 +28,7 @@ def is_number(value: Any) -> bool:
 
 
 def positive(name: str, value: Any) -> None:
-    """A number above zero.
+    """Refuse anything but positive numbers.
 
     >>> positive("temperature", math.nan)
     Traceback (most recent call last):
@@ -39,19 +39,19 @@ def positive(name: str, value: Any) -> None:
 
 
 def not_negative(name: str, value: Any) -> None:
-    """Zero, or a number above."""
+    """Refuse anything but zero and positive numbers."""
     if not (is_number(value) and value >= 0):
         raise ValueError(f"`{name}` must not be negative{_finite(value)}, got {value!r}.")
 
 
 def share(name: str, value: Any) -> None:
-    """A part of a whole: zero, or a number above and below one."""
+    """Refuse anything but a part of a whole: at least zero and below one."""
     if not (is_number(value) and 0 <= value < 1):
         raise ValueError(f"`{name}` must be at least 0 and below 1, got {value!r}.")
 
 
 def integer(name: str, value: Any) -> None:
-    """A whole number.
+    """Refuse anything but whole numbers.
 
     >>> integer("seed", 1.5)
     Traceback (most recent call last):
@@ -62,7 +62,7 @@ def integer(name: str, value: Any) -> None:
 
 
 def count(name: str, value: Any, least: int = 1) -> None:
-    """A whole number that is large enough.
+    """Refuse anything but whole numbers that are large enough.
 
     Args:
         name: of the argument.
@@ -76,7 +76,7 @@ def count(name: str, value: Any, least: int = 1) -> None:
 
 
 def floating_type(name: str, value: Any) -> None:
-    """A floating type of torch, which weights can be stored in."""
+    """Refuse anything but floating types of torch, in which weights can be stored."""
     if not (isinstance(value, torch.dtype) and value.is_floating_point):
         raise ValueError(
             f"`{name}` must be a floating type such as torch.bfloat16, got {value!r}: weights in "
@@ -85,7 +85,7 @@ def floating_type(name: str, value: Any) -> None:
 
 
 def _finite(value: Any) -> str:
-    """What more is asked for, where the sign is not what is wrong."""
+    """What a value lacks besides the right sign, to be put behind the demand for that."""
     if isinstance(value, float) and not math.isnan(value) and value > 0:
         return " and finite"
     return "" if isinstance(value, float) or is_number(value) else ", a number"

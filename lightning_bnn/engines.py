@@ -21,7 +21,7 @@ from typing import Any
 __all__ = ["ENGINES", "Work", "run_here", "run_on_ray", "run_on_slurm"]
 
 Task = Callable[[Any, Callable[[], None]], None]
-"""Does a job, and calls now and then what it is given."""
+"""Does a job, and calls the function that it is given now and then."""
 
 _RETRIES = 3
 _POLL = 0.5
@@ -35,11 +35,11 @@ class Work:
 
     Attributes:
         task: does a job.
-        jobs: what it is given, one after the other.
-        watch: called now and then.
+        jobs: what the task is given, one after the other.
+        watch: is called now and then.
         workers: how many jobs run side by side.
-        folder: for files of an engine.
-        options: of an engine.
+        folder: where an engine puts its files.
+        options: of the engine.
     """
 
     task: Task
@@ -66,14 +66,14 @@ def run_on_ray(work: Work) -> None:
     started here), and those of a Ray task, such as ``num_cpus`` and ``num_gpus``.
     """
     ray = _imported("ray", "ray")
-    told = dict(work.options)
-    address = told.pop("address", None)
-    started = not ray.is_initialized()
-    with _told("Ray", work.options):
-        remote = ray.remote(**{**_RAY, **told})(_alone)
-        cpus = math.ceil(work.workers * told.get("num_cpus", 1))
+    options = dict(work.options)
+    address = options.pop("address", None)
+    is_ours = not ray.is_initialized()
+    with _checking_options("Ray", work.options):
+        remote = ray.remote(**{**_RAY, **options})(_alone)
+        cpus = math.ceil(work.workers * options.get("num_cpus", 1))
         size = {} if address else {"num_cpus": max(1, cpus), "include_dashboard": False}
-        if started:
+        if is_ours:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **size)
     try:
         waiting = [remote.remote(work.task, job, os.getcwd()) for job in work.jobs]
@@ -83,7 +83,7 @@ def run_on_ray(work: Work) -> None:
             for finished in done:
                 _result(functools.partial(ray.get, finished))
     finally:
-        if started:
+        if is_ours:
             ray.shutdown()
 
 
@@ -94,12 +94,13 @@ def run_on_slurm(work: Work) -> None:
     ``slurm_partition``; ``cluster: local`` runs processes on this machine.
     """
     submitit = _imported("submitit", "slurm")
-    told = dict(work.options)
-    with _told("submitit", work.options):
-        executor = submitit.AutoExecutor(work.folder / "slurm", cluster=told.pop("cluster", None))
+    options = dict(work.options)
+    with _checking_options("submitit", work.options):
+        cluster = options.pop("cluster", None)
+        executor = submitit.AutoExecutor(work.folder / "slurm", cluster=cluster)
         if executor.cluster == "slurm":
-            told = {"slurm_array_parallelism": work.workers, **told}
-        executor.update_parameters(**told)
+            options = {"slurm_array_parallelism": work.workers, **options}
+        executor.update_parameters(**options)
     jobs = list(work.jobs)
     here = [os.getcwd()] * len(jobs)
     tried = dict.fromkeys(range(len(jobs)), 1)
@@ -129,8 +130,8 @@ ENGINES: dict[str, Callable[[Work], None]] = {
 
 
 @contextmanager
-def _told(whom: str, options: Mapping[str, Any]) -> Iterator[None]:
-    """While an engine looks at its options; it has its own errors for what it does not know."""
+def _checking_options(whom: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Turn the errors of an engine, which checks its options itself, into one sentence."""
     try:
         yield
     except Exception as error:
@@ -139,7 +140,7 @@ def _told(whom: str, options: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _alone(task: Task, job: Any, folder: str) -> None:
-    """In another process: relative paths, and classes of the user, are found as in this one."""
+    """Do a job in another process, which finds relative paths and classes as this one does."""
     if os.path.isdir(folder):
         os.chdir(folder)
     if folder not in sys.path:
@@ -148,7 +149,7 @@ def _alone(task: Task, job: Any, folder: str) -> None:
 
 
 def _result(get: Callable[[], Any]) -> None:
-    """Errors of a job end in one sentence with its last words."""
+    """Wait for a job, and turn its error into one sentence with the last line of its message."""
     try:
         get()
     except Exception as error:

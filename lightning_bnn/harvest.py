@@ -1,4 +1,4 @@
-"""When to collect weights: at steps, at epochs, or at chosen steps."""
+"""When to collect weights: periodically in steps or epochs, or at chosen steps."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Schedule:
         return n is not None and epochs >= self.start and epochs % n == 0
 
     def count(self, steps: int | float, epochs: int | float) -> int | float:
-        """How often a run of some length will collect, about; infinite if that has no end."""
+        """About how often a run of some length will collect; infinite if the run has no end."""
         if self.at is not None:
             return sum(self.start <= s <= steps for s in self.at)
         total, period = (
@@ -89,7 +89,7 @@ def epochs_of(trainer: Any) -> int | float:
 
 
 def expected(schedule: Schedule, trainer: Any) -> int | float:
-    """How often a run will collect, about; infinite if it has no end."""
+    """About how often a run will collect; infinite if it has no end."""
     steps = trainer.estimated_stepping_batches
     return schedule.count(math.inf if steps in (None, -1) else steps, epochs_of(trainer))
 

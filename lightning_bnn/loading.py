@@ -13,11 +13,11 @@ __all__ = ["is_whole", "load", "what_it_holds"]
 
 
 def load(path: str | Path, mmap: bool = False) -> Any:
-    """What a file of torch holds, on the CPU; nothing in it is executed.
+    """Load a file of torch to the CPU, without executing anything in it.
 
     Args:
         path: a file that `torch.save` or a Trainer has written.
-        mmap: leave tensors on the disk until they are looked at.
+        mmap: leave tensors on the disk until they are used.
 
     Raises:
         ValueError: it is damaged, no such file, or holds other objects than tensors and plain data.
@@ -44,5 +44,5 @@ def is_whole(path: str | Path) -> bool:
 def what_it_holds(error: Exception) -> str:
     """Why torch has not loaded a file, in half a sentence."""
     foreign = re.search(r"GLOBAL (\S+)", str(error))
-    held = f"an object of {foreign[1]}" if foreign else "no plain tensors that torch can read"
-    return f"holds {held}, and is not loaded: only tensors and plain data are"
+    content = f"an object of {foreign[1]}" if foreign else "no plain tensors that torch can read"
+    return f"holds {content}, and is not loaded: only tensors and plain data are"

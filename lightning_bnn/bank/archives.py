@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
-import math
+import itertools
 import os
 import re
 import tarfile
@@ -30,7 +30,7 @@ from lightning_bnn.params import Params
 __all__ = ["export_archives", "import_archives"]
 
 _DAMAGE = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, SafetensorError, ValueError)
-"""What reading a damaged archive raises."""
+"""What may be raised by reading a damaged archive."""
 
 
 def import_archives(
@@ -41,7 +41,7 @@ def import_archives(
     Args:
         bank: open for appending.
         path: a ``.tgz`` file, or a folder with such files.
-        limit: at most so many networks.
+        limit: how many networks to add at most; by default all.
 
     Returns:
         How many networks were added; each record holds archive, file and number.
@@ -49,22 +49,18 @@ def import_archives(
     if limit is not None and limit < 1:
         raise ValueError(f"`limit` must be at least 1, got {limit}.")
     path = Path(path)
-    archives = [path] if path.is_file() else sorted(path.glob("**/*.tgz"), key=_order)
+    archives = [path] if path.is_file() else sorted(path.glob("**/*.tgz"), key=natural_order)
     if not archives:
         raise ValueError(f"`path`: there is no .tgz archive at {path}.")
     before = len(bank)
-    for stack, records in batched(_networks(archives, math.inf if limit is None else limit)):
+    for stack, records in batched(itertools.islice(_networks(archives), limit)):
         bank.extend(stack, records)
     return len(bank) - before
 
 
-def _networks(archives: list[Path], limit: int | float) -> Iterator[tuple[Params, dict[str, Any]]]:
-    count = 0
+def _networks(archives: list[Path]) -> Iterator[tuple[Params, dict[str, Any]]]:
     for archive in archives:
         for name, network in _members(archive):
-            if count >= limit:
-                return
-            count += 1
             record: dict[str, Any] = {"archive": archive.name, "file": name}
             numbers = re.findall(r"\d+", Path(name).stem)
             if numbers:
@@ -73,7 +69,7 @@ def _networks(archives: list[Path], limit: int | float) -> Iterator[tuple[Params
 
 
 def _members(archive: Path) -> Iterator[tuple[str, Params]]:
-    """Networks in the order of their names; a gzipped file can only be read from front to back."""
+    """Networks in the order of the archive, which can only be read from front to back."""
     try:
         _check_crc(archive)
         with tarfile.open(archive, "r:gz") as tar:
@@ -87,14 +83,10 @@ def _members(archive: Path) -> Iterator[tuple[str, Params]]:
 
 
 def _check_crc(archive: Path) -> None:
-    """Read all of it once: its CRC stands at its end, which nobody reaches who reads networks."""
+    """Read the whole archive once: its CRC is at its end, which reading networks does not reach."""
     with gzip.open(archive) as file:
         while file.read(2**22):
             continue
-
-
-def _order(path: Path) -> list[tuple[int, str]]:
-    return natural_order(path.as_posix())
 
 
 # ------------------------------------------------------------ export

@@ -12,7 +12,7 @@ import torch
 
 from lightning_bnn.arguments import floating_type
 from lightning_bnn.bank.contents import check_records, header
-from lightning_bnn.bank.entries import Added, Entry, Merged, Truncated
+from lightning_bnn.bank.entries import Added, Entry, Merged, Truncated, line_of
 from lightning_bnn.bank.lock import WriterLock
 from lightning_bnn.bank.room import is_full, require_room
 from lightning_bnn.bank.shard_folder import mergeable
@@ -29,13 +29,13 @@ class CheckpointBank(StoredNetworks):
     """Networks of one architecture, appended one by one or by stacks.
 
     A folder of safetensors files, in which every tensor has a leading dimension for networks, and a
-    manifest of JSON lines. What `append` has returned from survives a crash at any moment. Small
-    files are merged as the bank grows. Reading maps files into memory: a layer of all networks, or
-    one network, is read without touching the rest.
+    manifest of JSON lines. Once `append` has returned, its network survives a crash at any moment.
+    Small files are merged as the bank grows. Reading maps files into memory: a layer of all
+    networks, or one network, is read without touching the rest.
 
-    Files are checked before they are believed: a manifest that does not fit its hashes or its files
+    Files are checked before they are trusted: a manifest that does not fit its hashes or its files
     is refused, and every tensor is compared with its hash when it is read for the first time.
-    Opening a bank removes nothing but what a crash of its own has left.
+    Opening a bank removes nothing but what a crash of its own has left behind.
 
     Args:
         path: the folder.
@@ -72,35 +72,28 @@ class CheckpointBank(StoredNetworks):
         self._merge_from = 0
         self._lock = WriterLock(self.path) if mode == "a" else None
         try:
-            self._begin(dtype)
+            self._begin()
         except BaseException:  # or nobody could append until this one is collected
             self.close()
             raise
 
-    def _begin(self, dtype: torch.dtype | None) -> None:
-        self._check_manifest()
-        self.reload()
-        if dtype not in (None, self._contents.dtype) and self._contents.layout:
-            raise ValueError(f"`dtype`: {self!r} is there already, asked for {dtype}.")
-        if self.mode == "a":
-            self._tidy()
-
-    def _check_manifest(self) -> None:
-        """Files without a manifest are somebody's networks, not leftovers."""
-        if os.path.lexists(self.path / "manifest.jsonl"):
-            return
-        if self.mode == "r" or any(self.path.glob("shard-*.safetensors")):
+    def _begin(self) -> None:
+        if not os.path.lexists(self.path / "manifest.jsonl") and (
+            self.mode == "r" or any(self.path.glob("shard-*.safetensors"))
+        ):  # files without a manifest are somebody's networks, not leftovers
             raise ValueError(f"There is no manifest.jsonl among the files at {self.path}.")
-
-    def _tidy(self) -> None:
-        self._folder.tidy(self._contents.named, self._contents.replaced)
-        if self._strangers:
-            aside = self._folder.set_aside(self._strangers)
-            _log.warning("The networks of the entry that is dropped are kept in %s.", aside)
+        self.reload()
+        if self._dtype not in (None, self._contents.dtype) and self._contents.layout:
+            raise ValueError(f"`dtype`: {self!r} is there already, asked for {self._dtype}.")
+        if self.mode == "a":
+            self._folder.tidy(self._contents.named, self._contents.replaced)
+            if self._unnamed:
+                aside = self._folder.set_aside(self._unnamed)
+                _log.warning("The networks of the entry that is dropped are kept in %s.", aside)
 
     # -------------------------------------------------------- writing
     def append(self, network: Params, **record: Any) -> None:
-        """Add one network; on disk when this returns.
+        """Add one network; it is on disk when this returns.
 
         Args:
             network: its tensors.
@@ -147,21 +140,21 @@ class CheckpointBank(StoredNetworks):
         start = 0
         for shard in list(other._contents.shards):
             records = other.records[start : start + shard.rows]
-            mine, theirs = self._contents, other._contents
-            if (mine.dtype, mine.layout) == (theirs.dtype, theirs.layout):
-                with self._folder.copying(other.path, shard) as copy:
-                    self._write(Added(copy, records))
+            ours, theirs = self._contents, other._contents
+            if (ours.dtype, ours.layout) == (theirs.dtype, theirs.layout):
+                with self._folder.copying(other.path, shard) as duplicate:
+                    self._write(Added(duplicate, records))
             else:
                 self.extend(other[start : start + shard.rows], records)
             start += shard.rows
 
     def verify(self) -> None:
-        """Read everything and compare it with the hashes that were written; names what is bad."""
+        """Read every file and compare it with its hash; the first that differs is named."""
         for shard in self._contents.shards:
             check_hash(self.path, shard)
 
     def close(self) -> None:
-        """Let another process append."""
+        """End appending, so that another process may append; reading goes on."""
         self._open.close()
         lock, self._lock, self.mode = self._lock, None, "r"
         if lock is not None:
@@ -182,20 +175,20 @@ class CheckpointBank(StoredNetworks):
 
     # -------------------------------------------------------- pieces
     def _write(self, entry: Entry) -> None:
-        self._journal.append(entry.line())
+        self._journal.append(line_of(entry))
         self._contents.apply(entry)
 
     def _merge(self) -> None:
         """Join small files, so that there never are many; what cannot be joined now stays as it is.
 
-        The networks are on disk already: nothing that goes wrong here loses any.
+        Their networks are on disk already, and none is lost whatever goes wrong here.
         """
         shards = self._contents.shards
         while len(shards) >= self._merge_from and (last := mergeable(shards)):
             try:
                 self._join(last)
             except (OSError, ValueError) as error:
-                self._merge_from = len(shards) + len(last)  # not at once, and not the same files
+                self._merge_from = len(shards) + len(last)  # later, and other files
                 level = logging.INFO if is_full(error) else logging.WARNING
                 _log.log(level, "Some files of %s are not merged: %s", self.path, error)
 
@@ -203,7 +196,7 @@ class CheckpointBank(StoredNetworks):
         require_room(self.path, sum(shard.size for shard in last))
         tensors = {
             name: torch.cat(
-                [self._open.tensor(shard, name, self._contents.kept_as(name)) for shard in last]
+                [self._open.tensor(s, name, self._contents.stored_layout(name)) for s in last]
             )
             for name in self.names
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,12 +22,12 @@ class Contents:
     """The state of a bank.
 
     Attributes:
-        dtype: in which floating tensors are stored, if not in their own.
+        dtype: the type in which floating tensors are stored, if not their own.
         layout: the tensors of a network.
         shards: the files, in the order of their rows.
         records: what is known of each network.
-        named: every file that there ever was: those that are no shard any more have been merged
-            or forgotten.
+        named: every file that there ever was; those that are no longer among the shards have been
+            merged or truncated away.
     """
 
     dtype: torch.dtype | None = None
@@ -38,14 +38,14 @@ class Contents:
 
     @property
     def replaced(self) -> set[str]:
-        """Files whose networks are in others now, or forgotten."""
+        """Files whose networks are in other files now, or were truncated away."""
         return self.named - {shard.name for shard in self.shards}
 
     def apply(self, entry: Entry) -> None:
-        """What one line means.
+        """Change the state as one line says.
 
         Raises:
-            ValueError: it does not follow from the lines before it; the message is half a sentence.
+            ValueError: the entry contradicts those before it; the message is half a sentence.
         """
         if isinstance(entry, Header) == bool(self.layout):
             raise ValueError("there is a second header" if self.layout else "there is no header")
@@ -57,15 +57,15 @@ class Contents:
                 self.shards.append(entry.shard)
                 self.records += entry.records
             case Merged():
-                first, last = self._run(entry)
+                places = self._places(entry)
                 self._name(entry.shard)
-                self.shards[first:last] = [entry.shard]
+                self.shards[places] = [entry.shard]
             case Truncated():
                 if entry.rows > len(self.records):
                     raise ValueError(f"there are {len(self.records)} networks, not {entry.rows}")
                 del self.records[entry.rows :]
-                kept = overlapping(self.shards, slice(entry.rows))
-                self.shards = [shard.first(part.stop) for shard, part in kept]
+                remaining = overlapping(self.shards, slice(entry.rows))
+                self.shards = [replace(shard, rows=part.stop) for shard, part in remaining]
 
     def _name(self, shard: Shard) -> None:
         if shard.name in self.named:
@@ -74,46 +74,45 @@ class Contents:
             raise ValueError(f"{shard.name} holds other tensors than the header tells")
         self.named.add(shard.name)
 
-    def _run(self, entry: Merged) -> tuple[int, int]:
-        """Where the files that are merged stand, one after the other."""
+    def _places(self, entry: Merged) -> slice:
+        """Where the files that are merged stand: one after the other."""
         names = [shard.name for shard in self.shards]
         first = names.index(entry.names[0]) if entry.names[0] in names else 0
-        last = first + len(entry.names)
-        rows = sum(shard.rows for shard in self.shards[first:last])
-        if names[first:last] != entry.names or rows != entry.shard.rows:
+        places = slice(first, first + len(entry.names))
+        rows = sum(shard.rows for shard in self.shards[places])
+        if names[places] != entry.names or rows != entry.shard.rows:
             raise ValueError("the files that are merged are not those of the bank")
-        return first, last
+        return places
 
-    def kept_as(self, name: str) -> Layout:
+    def stored_layout(self, name: str) -> Layout:
         """One tensor as it is in the files."""
-        own = self.layout[name]
-        return own._replace(dtype=self.dtype) if self.dtype and own.is_weight else own
+        layout = self.layout[name]
+        return layout._replace(dtype=self.dtype) if self.dtype and layout.is_weight else layout
 
-    def check(self, networks: Params, where: str) -> None:
+    def check(self, networks: Params, bank: str) -> None:
         """Refuse networks of another kind than the first ones."""
         if networks.keys() != self.layout.keys():
             odd = sorted(networks.keys() ^ self.layout.keys())[0]
-            raise ValueError(f"{where} holds other networks: {odd!r} is in only one.")
+            raise ValueError(f"{bank} holds other networks: {odd!r} is in only one.")
         for name, tensor in networks.items():
-            shape = self.layout[name].shape
+            dtype, shape, _ = self.layout[name]
             if tensor.shape[1:] != shape:
                 raise ValueError(
                     f"`{name}` has shape {tuple(tensor.shape[1:])}, in the bank {tuple(shape)}."
                 )
-            own = self.layout[name].dtype
-            if torch.promote_types(own, tensor.dtype) != own:
-                raise ValueError(f"`{name}` is {tensor.dtype}, the bank keeps {own}.")
+            if torch.promote_types(dtype, tensor.dtype) != dtype:
+                raise ValueError(f"`{name}` is {tensor.dtype}, the bank keeps {dtype}.")
 
     def stored(self, name: str, tensor: Tensor) -> Tensor:
         """A tensor in the type in which it is stored; buffers keep their own."""
-        result = tensor.to(self.kept_as(name).dtype)
+        result = tensor.to(self.stored_layout(name).dtype)
         if self.dtype == torch.float16 and bool((result.isinf() & ~tensor.isinf()).any()):
             raise ValueError(f"`{name}` is too large for torch.float16: use torch.bfloat16.")
         return result
 
 
 def header(networks: Params, dtype: torch.dtype | None, weights: Sequence[str] | None) -> Header:
-    """The first line of a manifest: the first networks decide what all of them look like."""
+    """The first line of a manifest: the first networks decide what all others look like."""
     layout = {
         name: Layout(
             t.dtype, t.shape[1:], is_weight(name, t) if weights is None else name in weights
@@ -124,9 +123,8 @@ def header(networks: Params, dtype: torch.dtype | None, weights: Sequence[str] |
 
 
 def check_records(records: Sequence[Mapping[str, Any]]) -> None:
-    """Before anything is written: records are plain JSON."""
-    for record in records:
-        try:
-            json.dumps(dict(record))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"`records` must be plain JSON: {error}.") from None
+    """Refuse records that are not plain JSON, before anything is written."""
+    try:
+        json.dumps([dict(record) for record in records])
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"`records` must be plain JSON: {error}.") from None

@@ -1,4 +1,4 @@
-"""The lines of a manifest: what each may say, checked before anything believes it."""
+"""The lines of a manifest: what each may say, checked before anything relies on it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,20 @@ import torch
 
 from lightning_bnn.bank.shards import Shard, is_shard_name
 
-__all__ = ["FORMAT", "Added", "Entry", "Header", "Layout", "Merged", "Truncated", "parsed"]
+__all__ = [
+    "FORMAT",
+    "Added",
+    "Entry",
+    "Header",
+    "Layout",
+    "Merged",
+    "Truncated",
+    "line_of",
+    "parsed",
+]
 
 FORMAT = 1
-"""Of the manifests that are written and read."""
+"""The format of the manifests that this version writes and reads."""
 
 
 class Layout(NamedTuple):
@@ -27,16 +37,10 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """The first line: the type in which weights are stored, if not their own, and all tensors."""
+    """The first line: all tensors of a network, and the type of stored weights if not their own."""
 
     dtype: torch.dtype | None
     layout: dict[str, Layout]
-
-    def line(self) -> dict[str, Any]:
-        """As it is written."""
-        tensors = {n: [_name(t.dtype), list(t.shape), t.is_weight] for n, t in self.layout.items()}
-        kind = None if self.dtype is None else _name(self.dtype)
-        return {"bank": FORMAT, "dtype": kind, "tensors": tensors}
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,6 @@ class Added:
     shard: Shard
     records: list[dict[str, Any]]
 
-    def line(self) -> dict[str, Any]:
-        """As it is written."""
-        return {**_line(self.shard), "records": self.records}
-
 
 @dataclass(frozen=True)
 class Merged:
@@ -58,10 +58,6 @@ class Merged:
     shard: Shard
     names: list[str]
 
-    def line(self) -> dict[str, Any]:
-        """As it is written."""
-        return {**_line(self.shard), "merge": self.names}
-
 
 @dataclass(frozen=True)
 class Truncated:
@@ -69,19 +65,29 @@ class Truncated:
 
     rows: int
 
-    def line(self) -> dict[str, Any]:
-        """As it is written."""
-        return {"truncate": self.rows}
-
 
 Entry = Header | Added | Merged | Truncated
 
 
+def line_of(entry: Entry) -> dict[str, Any]:
+    """An entry as it is written; `parsed` is the inverse."""
+    match entry:
+        case Header(dtype, layout):
+            tensors = {n: [_name(t.dtype), list(t.shape), t.is_weight] for n, t in layout.items()}
+            return {"bank": FORMAT, "dtype": dtype and _name(dtype), "tensors": tensors}
+        case Added(shard, records):
+            return {**_shard_line(shard), "records": records}
+        case Merged(shard, names):
+            return {**_shard_line(shard), "merge": names}
+        case Truncated(rows):
+            return {"truncate": rows}
+
+
 def parsed(line: Mapping[str, Any]) -> Entry:
-    """What a line means.
+    """The entry that a line stands for.
 
     Raises:
-        ValueError: it means nothing; the message is a half sentence.
+        ValueError: it stands for none; the message is half a sentence.
     """
     if "bank" in line:
         return _header(line)
@@ -97,28 +103,25 @@ def parsed(line: Mapping[str, Any]) -> Entry:
 
 
 def _header(line: Mapping[str, Any]) -> Header:
-    _expect(line, bank=_is_format, dtype=_is_kind, tensors=_are_tensors)
-    kind = None if line["dtype"] is None else getattr(torch, line["dtype"])
+    _expect(line, bank=_is_count, dtype=_is_floating_type_or_none, tensors=_are_tensors)
+    dtype = None if line["dtype"] is None else getattr(torch, line["dtype"])
     layout = {
         name: Layout(getattr(torch, dtype), torch.Size(shape), is_weight)
         for name, (dtype, shape, is_weight) in line["tensors"].items()
     }
-    return Header(kind, layout)
+    return Header(dtype, layout)
 
 
 def _shard(line: Mapping[str, Any], **more: Callable[[Any], bool]) -> Shard:
-    checks = {"checks": _are_checks} if "checks" in line else {}  # banks of before have none
-    _expect(
-        line, shard=_is_file, rows=_is_count, bytes=_is_count, sha256=_is_hash, **checks, **more
-    )
-    own = line["shard"], line["rows"], line["bytes"], line["sha256"]
-    return Shard(*own, line.get("checks"))
+    if "checks" in line:  # early versions wrote none
+        more["checks"] = _are_checks
+    _expect(line, shard=_is_file, rows=_is_count, bytes=_is_count, sha256=_is_hash, **more)
+    return Shard(line["shard"], line["rows"], line["bytes"], line["sha256"], line.get("checks"))
 
 
-def _line(shard: Shard) -> dict[str, Any]:
-    checks = {} if shard.checks is None else {"checks": dict(shard.checks)}
-    named = {"shard": shard.name, "rows": shard.rows, "bytes": shard.size, "sha256": shard.sha256}
-    return {**named, **checks}
+def _shard_line(shard: Shard) -> dict[str, Any]:
+    line = {"shard": shard.name, "rows": shard.rows, "bytes": shard.size, "sha256": shard.sha256}
+    return line if shard.checks is None else {**line, "checks": dict(shard.checks)}
 
 
 # ------------------------------------------------------------ what a value must be
@@ -135,16 +138,12 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _is_format(value: Any) -> bool:
-    return _is_count(value) and value == FORMAT
-
-
 def _is_hash(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
 
 
 def _is_file(value: Any) -> bool:
-    """A bare name of a bank's own: no path leads out of the folder."""
+    """Only a bare name that a bank gives: no path leads out of the folder."""
     return isinstance(value, str) and is_shard_name(value)
 
 
@@ -160,19 +159,19 @@ def _are_checks(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_count, value.values()))
 
 
-def _is_dtype(value: Any) -> bool:
+def _is_type(value: Any) -> bool:
     return isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype)
 
 
-def _is_kind(value: Any) -> bool:
-    return value is None or (_is_dtype(value) and getattr(torch, value).is_floating_point)
+def _is_floating_type_or_none(value: Any) -> bool:
+    return value is None or (_is_type(value) and getattr(torch, value).is_floating_point)
 
 
 def _are_tensors(value: Any) -> bool:
     return isinstance(value, dict) and all(
         isinstance(each, list)
         and len(each) == 3
-        and _is_dtype(each[0])
+        and _is_type(each[0])
         and isinstance(each[1], list)
         and all(map(_is_count, each[1]))
         and isinstance(each[2], bool)

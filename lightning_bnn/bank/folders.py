@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +24,11 @@ from lightning_bnn.params import Params
 
 __all__ = ["checkpoint_files", "export_files", "import_files", "read_networks_of"]
 
-_BATCH_BYTES = 2**26
+Networks = Iterator[tuple[Params, dict[str, Any]]]
+"""Networks one by one, and what is known of each."""
+_BATCH_BYTES, _BATCH_NETWORKS = 2**26, 1024
 _MEMBERS = "networks."
-"""Where modules of this package keep their members."""
+"""The prefix behind which modules of this package keep their members."""
 
 
 def import_files(
@@ -59,11 +62,10 @@ def import_files(
     root = Path(folder)
     paths = checkpoint_files(root, pattern)
     networks = (network for path in paths for network in read_networks_of(path, root, like, prefix))
-    count = 0
+    before = len(bank)
     for stack, records in batched(networks):
         bank.extend(stack, records)
-        count += len(records)
-    return count
+    return len(bank) - before
 
 
 def checkpoint_files(folder: Path, pattern: str = "**/*") -> list[Path]:
@@ -71,35 +73,22 @@ def checkpoint_files(folder: Path, pattern: str = "**/*") -> list[Path]:
     paths = [p for p in folder.glob(pattern) if p.suffix in FORMATS and p.is_file()]
     if not paths:
         raise ValueError(f"There is no {', '.join(FORMATS)} file in {folder}.")
-    return sorted(paths, key=lambda p: natural_order(p.relative_to(folder).as_posix()))
+    return sorted(paths, key=lambda p: natural_order(p.relative_to(folder)))
 
 
-def batched(
-    networks: Iterator[tuple[Params, dict[str, Any]]],
-) -> Iterator[tuple[Params, list[dict[str, Any]]]]:
-    """Networks in stacks of some size, so that files of a bank are not tiny."""
-    waiting: list[tuple[Params, dict[str, Any]]] = []
-    for network, record in networks:
-        waiting.append((network, record))
-        size = sum(t.nbytes for t in network.values())
-        if len(waiting) * size >= _BATCH_BYTES or len(waiting) >= 1024:
-            yield _stacked(waiting)
-            waiting = []
-    if waiting:
-        yield _stacked(waiting)
-
-
-def _stacked(
-    waiting: list[tuple[Params, dict[str, Any]]],
-) -> tuple[Params, list[dict[str, Any]]]:
-    networks, records = zip(*waiting, strict=True)
-    return P.stack(networks), list(records)
+def batched(networks: Networks) -> Iterator[tuple[Params, list[dict[str, Any]]]]:
+    """Networks in stacks of some size, so that the files of a bank are not tiny."""
+    for first, record in networks:
+        size = max(1, sum(t.nbytes for t in first.values()))
+        more = min(_BATCH_NETWORKS, -(-_BATCH_BYTES // size)) - 1
+        batch = [(first, record), *itertools.islice(networks, more)]
+        yield P.stack([network for network, _ in batch]), [record for _, record in batch]
 
 
 def read_networks_of(
     path: Path, root: Path, like: nn.Module | None, prefix: str | None
 ) -> list[tuple[Params, dict[str, Any]]]:
-    """The network of a file, and what is known of it; of modules of this package all members."""
+    """The network of a file, or all members of a module of this package, with their records."""
     state, record = read_state(path)
     record["file"] = path.relative_to(root).as_posix()
     if like is not None:
@@ -118,7 +107,7 @@ def read_networks_of(
 
 
 def _are_members(members: Params, wanted: Params) -> bool:
-    """Whether these are several networks of a kind, stacked."""
+    """Whether these tensors are several networks of the wanted kind, stacked."""
     return wanted.keys() <= members.keys() and all(
         members[name].shape[1:] == t.shape and members[name].ndim == t.ndim + 1
         for name, t in wanted.items()

@@ -1,8 +1,8 @@
-"""An append-only file of JSON lines: what was written is on disk, and no byte of it changes unseen.
+"""An append-only file of JSON lines: entries survive a crash, and no byte changes unnoticed.
 
-Every line ends with the CRC of all bytes before it and of its own, so that a line that was changed,
-lost or put elsewhere is known from the ones that follow. Lines of before that have none are vouched
-for by the first that has one.
+Every line ends with the CRC of all bytes before it and of its own, so that the lines after it
+reveal whether it has been changed, lost or moved. Early versions wrote lines without a CRC; the
+first line that has one vouches for them.
 """
 
 from __future__ import annotations
@@ -27,65 +27,64 @@ class Journal:
 
     Args:
         path: the file; it is made when the first entry is written.
-
-    Attributes:
-        is_torn: whether a crash has cut off the last entry; it is taken off the file when the next
-            one is written.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.is_torn = path, False
+        self.path = path
         self._length = self._size = self._crc = 0
+        """Bytes of all whole entries, bytes of the file, and the CRC of the former."""
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether a crash has cut off the last entry; the next one that is written replaces it."""
+        return self._length < self._size
 
     def read(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """All entries with the numbers of their lines; a torn end is left out, with one warning."""
+        """All entries with their line numbers; a torn one is left out, with one warning."""
         content = self._content()
-        intact = _intact(content)
-        lines = content[:intact].splitlines(keepends=True)
-        self._size, self._length, self._crc = len(content), intact, 0
-        self.is_torn, checked = intact < len(content), False
+        self._size, self._length, self._crc = len(content), _intact(content), 0
         if self.is_torn:
             _log.warning("%s ends in the middle of an entry, which is dropped.", self.path)
-        for number, line in enumerate(lines, 1):
-            body, found = _split(line)
+        is_vouched_for = False
+        for number, line in enumerate(content[: self._length].splitlines(keepends=True), 1):
+            body, check = _split(line)
             entry = _parsed(body)
-            fits = (found is None and not checked) or found == zlib.crc32(body, self._crc)
+            fits = not is_vouched_for if check is None else check == zlib.crc32(body, self._crc)
             if entry is None or not fits:
                 raise self.damaged(number, "it is not as it was written")
-            checked = checked or found is not None
+            is_vouched_for = is_vouched_for or check is not None
             self._crc = zlib.crc32(line, self._crc)
             yield number, entry
 
     def damaged(self, line: int, why: str) -> ValueError:
-        """What to say of a line that cannot be believed."""
+        """The error for a line that cannot be trusted."""
         return ValueError(
             f"Line {line} of {self.path} is damaged ({why}): put back a copy of the file; nothing "
             "has been changed."
         )
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Write one entry; on disk when this returns, and not there when this raises."""
+        """Write one entry: it is on disk when this returns, and not in the file if this raises."""
         body = json.dumps(entry, separators=(",", ":"), allow_nan=True).encode()
         check = zlib.crc32(body, self._crc)
         line = body[:-1] + f',"check":"{check:08x}"}}\n'.encode()
-        new = not self.path.exists()
         with self.path.open("ab", buffering=0) as file:
             self._cut(file)
             try:
                 if file.write(line) != len(line):
                     raise OSError(f"Only a part of an entry could be written to {self.path}.")
                 os.fsync(file.fileno())
-                if new:
+                if not self._length:
                     sync_folder(self.path.parent)
             except OSError:
                 self._size = os.fstat(file.fileno()).st_size
                 self._cut(file)  # or the next entry would be written behind half of this one
                 raise
         self._length = self._size = self._length + len(line)
-        self._crc, self.is_torn = zlib.crc32(line, self._crc), False
+        self._crc = zlib.crc32(line, self._crc)
 
     def _cut(self, file: BinaryIO) -> None:
-        """Take off what is behind the last whole entry."""
+        """Remove what follows the last whole entry."""
         size = os.fstat(file.fileno()).st_size
         if size not in (self._length, self._size):
             raise ValueError(f"{self.path} has been changed by another process: open it anew.")
@@ -109,8 +108,8 @@ def _intact(content: bytes) -> int:
 
 def _split(line: bytes) -> tuple[bytes, int | None]:
     """A line as it was before its CRC was put in, and the CRC if it has one."""
-    found = _CHECK.search(line)
-    return (line, None) if found is None else (line[: found.start()] + b"}", int(found[1], 16))
+    match = _CHECK.search(line)
+    return (line, None) if match is None else (line[: match.start()] + b"}", int(match[1], 16))
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -122,7 +121,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable; a system without that (Windows) does it by itself."""
+    """Make the names in a folder durable; Windows, where this is impossible, does so by itself."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

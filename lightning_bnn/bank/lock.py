@@ -9,18 +9,18 @@ from typing import IO
 
 __all__ = ["Locked", "WriterLock"]
 
-_HELD: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+_LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()
 
 
 class Locked(ValueError):
-    """Another process has the lock."""
+    """Another process has the lock of a bank."""
 
 
 class WriterLock:
-    """Held from construction to `release`.
+    """A lock on a folder, from its construction to `release`.
 
     Args:
-        path: the folder to lock; it is made.
+        path: the folder; it is made if it is not there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,10 +39,10 @@ class WriterLock:
             ) from None
         except (ImportError, OSError):  # no such locks on Windows, and on some shared disks
             return
-        _HELD.add(self)
+        _LOCKS.add(self)
 
     def release(self) -> None:
-        """Let another process write."""
+        """Let another process take the lock."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -50,7 +50,7 @@ class WriterLock:
 
 def _release_in_child() -> None:
     """A forked child (a data loader's worker) must not keep the lock when its parent is killed."""
-    for lock in list(_HELD):
+    for lock in list(_LOCKS):
         lock.release()
 
 

@@ -1,4 +1,4 @@
-"""A full disk: known before it is full to the last byte, and told from other errors."""
+"""Full disks: noticed before the last byte is used, and told apart from other errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 def require_room(folder: Path, size: int) -> None:
-    """Refuse to write some bytes where little more would be left for others, as checkpoints are.
+    """Refuse to write so many bytes where hardly as many would be left, say for checkpoints.
 
     Raises:
         OSError: the same as when the disk is full.
@@ -25,13 +25,13 @@ def require_room(folder: Path, size: int) -> None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether the disk, or what a user may have of it, is used up."""
+    """Whether the disk, or the user's quota on it, is used up."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
 @contextlib.contextmanager
 def told_if_full(folder: Path) -> Iterator[None]:
-    """One sentence for the user of a command that can be given again."""
+    """Turn a full disk into one sentence for the user of a command that can be given again."""
     try:
         yield
     except Exception as error:

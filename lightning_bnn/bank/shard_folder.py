@@ -1,9 +1,12 @@
 """The files of a bank: written whole, merged when there are many, removed when nobody looks.
 
-While a file is written, and until the manifest names it, a folder ``.<name>.writing`` is there. So
-what a crash has left is known: it is removed, since nobody was told that it had been kept. A file
-that the manifest does not name and that has no such folder is one that the manifest has lost: it is
-never removed.
+Thousands of networks that are appended one by one would make as many files: ten thousand take ten
+times the disk and hundreds of times as long to read as the fifty that merging leaves.
+
+While a file is written, and until the manifest names it, a folder ``.<name>.writing`` exists. It
+identifies what a crash has left behind: such files are removed, since nobody was told that their
+networks had been kept. A file without this folder that the manifest does not name is one that the
+manifest has lost: it is never removed.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import os
 import shutil
 import time
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lightning_bnn.bank.shards import (
@@ -34,7 +38,7 @@ _UNCLAIMED = "unclaimed"
 
 
 class ShardFolder:
-    """Adds and removes the files of one folder; which of them count is the manifest's business.
+    """Adds and removes the files of one folder; the manifest decides which of them count.
 
     Args:
         path: the folder.
@@ -42,7 +46,8 @@ class ShardFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._retired: list[tuple[float, Path]] = []
+        self._retired: list[tuple[float, str]] = []
+        """Merged files, and when they were merged."""
 
     @contextlib.contextmanager
     def adding(self, tensors: Params) -> Iterator[Shard]:
@@ -60,9 +65,9 @@ class ShardFolder:
                 os.link(folder / shard.name, self.path / name)
             except OSError:  # another disk
                 shutil.copyfile(folder / shard.name, self.path / name)
-            copy = Shard(name, shard.rows, shard.size, shard.sha256, shard.checks)
-            check_hash(self.path, copy)
-            yield copy
+            duplicate = replace(shard, name=name)
+            check_hash(self.path, duplicate)
+            yield duplicate
 
     @contextlib.contextmanager
     def _unfinished(self) -> Iterator[str]:
@@ -71,39 +76,41 @@ class ShardFolder:
         try:
             self._sign(name).mkdir()
             yield name
-        except Exception:  # an interrupt may come when the manifest names it already: later
-            (self.path / name).unlink(missing_ok=True)
-            shutil.rmtree(self._sign(name), ignore_errors=True)
+        except Exception:  # after an interrupt the manifest may name it already: see `tidy`
+            self.remove([name])
+            self._erase_sign(name)
             raise
-        shutil.rmtree(
-            self._sign(name), ignore_errors=True
-        )  # of a file that is named it says nothing
+        self._erase_sign(name)
 
     def _sign(self, name: str) -> Path:
         return self.path / f".{name}.writing"
 
-    # -------------------------------------------------------- what is not in the manifest
-    def strangers(self) -> set[str]:
-        """Files of a bank, now, that are not just being written; to be held against the manifest.
+    def _erase_sign(self, name: str) -> None:
+        """If this fails no harm is done: beside a file that the manifest names it means nothing."""
+        shutil.rmtree(self._sign(name), ignore_errors=True)
 
-        Ask before the manifest is read: all that was finished then is named in it.
+    # -------------------------------------------------------- what is not in the manifest
+    def finished(self) -> set[str]:
+        """Files of a bank that are not being written just now.
+
+        The manifest names all of them, provided that it is read after this.
         """
         names = {path.name for path in self.path.glob("shard-*")}
         return {n for n in names if is_shard_name(n) and not self._sign(n).exists()}
 
     def tidy(self, named: Collection[str], replaced: Collection[str]) -> None:
-        """Remove what a crash has left: files being written, and those that are replaced."""
+        """Remove what a crash has left: unfinished files, and files that have been replaced."""
         for sign in self.path.glob(".shard-*.writing"):
             name = sign.name[1 : -len(".writing")]
             if is_shard_name(name) and name not in named:
-                (self.path / name).unlink(missing_ok=True)
-            shutil.rmtree(sign, ignore_errors=True)
-        for left in self.path.glob(".shard-*.safetensors.tmp"):  # of versions before
-            left.unlink()
+                self.remove([name])
+            self._erase_sign(name)
+        for draft in self.path.glob(".shard-*.safetensors.tmp"):  # of early versions
+            draft.unlink()
         self.remove(replaced)
 
     def set_aside(self, names: Collection[str]) -> Path:
-        """Move files where they are in nobody's way; where that is."""
+        """Move files to a folder where they are in nobody's way, and return it."""
         aside = self.path / _UNCLAIMED
         aside.mkdir(exist_ok=True)
         for name in names:
@@ -112,30 +119,34 @@ class ShardFolder:
 
     # -------------------------------------------------------- removal
     def remove(self, names: Collection[str]) -> None:
-        """Remove files that the manifest has replaced."""
+        """Remove files that do not count any more."""
         for name in names:
             (self.path / name).unlink(missing_ok=True)
 
     def retire(self, shards: Sequence[Shard]) -> None:
-        """Files that have been merged: readers may look for them a little longer."""
-        self._retired += [(time.monotonic(), self.path / shard.name) for shard in shards]
+        """Remove files that have been merged, but only after a while.
+
+        A reader that has just read the manifest looks for them; were they gone at once, it would
+        have to start again, at every merge of a fast writer.
+        """
+        self._retired += [(time.monotonic(), shard.name) for shard in shards]
         self.sweep(_GRACE)
 
     def sweep(self, grace: float = 0.0) -> None:
-        """Remove what was retired more than some seconds ago."""
+        """Remove the files that were retired more than some seconds ago."""
         due = time.monotonic() - grace
-        for _, path in (old for old in self._retired if old[0] <= due):
-            path.unlink(missing_ok=True)
-        self._retired = [old for old in self._retired if old[0] > due]
+        self.remove([name for since, name in self._retired if since <= due])
+        self._retired = [(since, name) for since, name in self._retired if since > due]
 
 
 def mergeable(shards: Sequence[Shard]) -> Sequence[Shard]:
     """The last small files of about equal size, once there are enough of them."""
     last = shards[-_MERGE_SHARDS:]
-    alike = len({_tier(shard) for shard in last}) == 1
-    small = sum(shard.size for shard in last) <= _MERGE_BYTES
-    return last if len(last) == _MERGE_SHARDS and alike and small else ()
+    are_alike = len({_tier(shard) for shard in last}) == 1
+    are_small = sum(shard.size for shard in last) <= _MERGE_BYTES
+    return last if len(last) == _MERGE_SHARDS and are_alike and are_small else ()
 
 
 def _tier(shard: Shard) -> int:
+    """How many times its networks have been merged, about."""
     return int(math.log(max(1, shard.rows), _MERGE_SHARDS) + 1e-9)

@@ -8,7 +8,7 @@ import re
 import uuid
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,15 +27,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a bank, and how many of its rows count.
+    """One file of a bank.
 
     Attributes:
         name: of the file, without a folder.
-        rows: how many count, from the first on.
-        size: bytes.
-        sha256: of all of it.
-        checks: CRC of every tensor, so that one is checked without reading the others; files of
-            before have none.
+        rows: how many of its networks count, from the first on.
+        size: in bytes.
+        sha256: of the whole file.
+        checks: the CRC of every tensor, so that one can be checked without reading the others;
+            files of early versions have none.
     """
 
     name: str
@@ -44,10 +44,6 @@ class Shard:
     sha256: str
     checks: Mapping[str, int] | None = None
 
-    def first(self, rows: int) -> Shard:
-        """Only its first rows."""
-        return replace(self, rows=rows)
-
 
 def new_shard_name() -> str:
     """A name that no other shard has."""
@@ -55,23 +51,23 @@ def new_shard_name() -> str:
 
 
 def is_shard_name(name: str) -> bool:
-    """Whether a bank has given this name; files of other names are somebody else's."""
+    """Whether a bank has given this name; files with other names belong to somebody else."""
     return re.fullmatch(r"shard-[0-9a-f]{12}\.safetensors", name) is not None
 
 
 def write_shard(draft: Path, target: Path, tensors: Params) -> Shard:
-    """Write a stack to a new file; complete and on disk when this returns.
+    """Write a stack to a new file, which is complete and on disk when this returns.
 
     Args:
-        draft: where to write; the folder may be left with the rests of a write that has failed.
-        target: where the file goes when it is whole.
+        draft: where to write; if that fails, partial files may be left beside it.
+        target: where the file goes once it is complete.
         tensors: the stack.
     """
     tensors = _separate(tensors)
     try:
         save_file(tensors, draft)
     except SafetensorError as error:
-        raise _of_system(error) or error from error
+        raise _system_error(error) or error from error
     with draft.open("rb") as file:
         os.fsync(file.fileno())
     digest, size = sha256(draft), draft.stat().st_size
@@ -81,31 +77,31 @@ def write_shard(draft: Path, target: Path, tensors: Params) -> Shard:
     return Shard(target.name, len(next(iter(tensors.values()))), size, digest, checks)
 
 
-def _of_system(error: SafetensorError) -> OSError | None:
-    """What the system has told safetensors, which keeps only its number in a text."""
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return None if found is None else OSError(int(found[1]), os.strerror(int(found[1])))
+def _system_error(error: SafetensorError) -> OSError | None:
+    """The error of the operating system, of which safetensors keeps only the number, as text."""
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return None if match is None else OSError(int(match[1]), os.strerror(int(match[1])))
 
 
 def _separate(tensors: Params) -> Params:
-    """Contiguous tensors on the CPU, none of which shares memory with another."""
-    seen: set[int] = set()
+    """Contiguous tensors on the CPU, no two of which share memory."""
+    storages: set[int] = set()
     result = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
         storage = tensor.untyped_storage().data_ptr()
-        result[name] = tensor.clone() if storage in seen else tensor
-        seen.add(storage)
+        result[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
     return result
 
 
 def checksum(tensor: Tensor) -> int:
-    """CRC of the bytes of a tensor as they are in a file."""
+    """The CRC of a tensor's bytes as they are in a file."""
     return zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def sha256(path: Path) -> str:
-    """Hash of a file."""
+    """The hash of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(2**22):
@@ -114,7 +110,7 @@ def sha256(path: Path) -> str:
 
 
 def check_shard(folder: Path, shard: Shard) -> None:
-    """Refuse a shard that is missing, a link, or of another size than when it was written."""
+    """Refuse a shard that is missing, is a link, or no longer has the size it was written with."""
     path = folder / shard.name
     if path.is_symlink():
         raise ValueError(f"Shard {path} must be a file of its own, and is a link.")
@@ -126,14 +122,14 @@ def check_shard(folder: Path, shard: Shard) -> None:
 
 
 def check_hash(folder: Path, shard: Shard) -> None:
-    """Refuse a shard of which any byte is another than when it was written."""
+    """Refuse a shard of which any byte has changed since it was written."""
     check_shard(folder, shard)
     if sha256(folder / shard.name) != shard.sha256:
         raise ValueError(f"Shard {folder / shard.name} is corrupt: its hash is another.")
 
 
 def overlapping(shards: Sequence[Shard], rows: slice) -> list[tuple[Shard, slice]]:
-    """The shards that hold some rows, and where in them these are."""
+    """The shards that hold some rows, and where in each of them these rows are."""
     if rows.step not in (None, 1):
         raise ValueError(f"`rows` must be a slice without a step, got {rows}.")
     start, stop, _ = rows.indices(sum(shard.rows for shard in shards))

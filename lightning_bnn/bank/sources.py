@@ -22,13 +22,13 @@ def read_networks(
     last: int | None = None,
     prefix: str | None = None,
 ) -> tuple[Params, list[dict[str, Any]]]:
-    """A stack of networks, and what is known of each.
+    """A stack of networks, and a record of what is known of each.
 
     Args:
         source: folder of a `CheckpointBank`, folder of checkpoints (in natural order of their
             names), or one checkpoint; a checkpoint of a module of this package has several.
         like: a network of their kind.
-        last: only the last so many, by default all.
+        last: how many networks to read, counted from the end; by default all.
         prefix: what stands before the names of the network in checkpoints.
 
     >>> import tempfile
@@ -47,28 +47,24 @@ def read_networks(
     if (path / "manifest.jsonl").is_file():
         return _of_bank(CheckpointBank(path, "r"), like, last)
     root, files = (path.parent, [path]) if path.is_file() else (path, checkpoint_files(path))
-    every = [found for file in files for found in read_networks_of(file, root, like, prefix)]
-    found = _without_copies(every)
-    kept = found if last is None else found[-last:]
-    return P.stack([network for network, _ in kept]), [record for _, record in kept]
+    networks = [pair for file in files for pair in read_networks_of(file, root, like, prefix)]
+    chosen = _without_copies(networks)[0 if last is None else -last :]
+    return P.stack([network for network, _ in chosen]), [record for _, record in chosen]
 
 
 def _without_copies(
-    found: list[tuple[Params, dict[str, Any]]],
+    networks: list[tuple[Params, dict[str, Any]]],
 ) -> list[tuple[Params, dict[str, Any]]]:
-    """Lightning's ``last.ckpt`` often is another file of its folder again: of the same step."""
+    """Leave out each ``last.ckpt`` that is of the same step as another file of its folder."""
 
-    def place(record: dict[str, Any]) -> Any:
+    def moment(record: dict[str, Any]) -> Any:
         return Path(record["file"]).parent, record.get("step"), record.get("epoch")
 
-    named = {place(record) for _, record in found if Path(record["file"]).name != "last.ckpt"}
-    return [
-        (network, record)
-        for network, record in found
-        if Path(record["file"]).name != "last.ckpt"
-        or "step" not in record
-        or place(record) not in named
-    ]
+    def is_last(record: dict[str, Any]) -> bool:
+        return Path(record["file"]).name == "last.ckpt" and "step" in record
+
+    others = {moment(record) for _, record in networks if not is_last(record)}
+    return [(n, r) for n, r in networks if not is_last(r) or moment(r) not in others]
 
 
 def _of_bank(
@@ -78,10 +74,10 @@ def _of_bank(
         raise ValueError(f"The bank {bank.path} is empty.")
     start = 0 if last is None else max(0, len(bank) - last)
     rows = slice(start, len(bank))
-    held = bank[rows]
+    networks = bank[rows]
     for name, tensor in P.of(like).items():
-        found = held[name].shape[1:] if name in held else None
-        if found != tensor.shape:
-            told = "is not in it" if found is None else f"has shape {tuple(found)}"
-            raise ValueError(f"The bank {bank.path} does not fit: {name!r} {told}.")
-    return {name: held[name] for name in P.of(like)}, bank.records[rows]
+        shape = networks[name].shape[1:] if name in networks else None
+        if shape != tensor.shape:
+            misfit = "is not in it" if shape is None else f"has shape {tuple(shape)}"
+            raise ValueError(f"The bank {bank.path} does not fit: {name!r} {misfit}.")
+    return {name: networks[name] for name in P.of(like)}, bank.records[rows]

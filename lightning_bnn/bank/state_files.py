@@ -19,7 +19,7 @@ _NESTED = ("state_dict", "model_state_dict", "model")
 
 
 def read_state(path: Path) -> tuple[Params, dict[str, Any]]:
-    """The tensors of a file under their names, and the step and epoch if it tells them."""
+    """The tensors of a file by name, and the step and epoch if the file has them."""
     if path.suffix == ".safetensors":
         return _read_safetensors(path), {}
     content = load(path)
@@ -45,15 +45,15 @@ def _read_safetensors(path: Path) -> Params:
 
 def strip_prefix(state: Params, prefix: str, wanted: Sequence[str] | None = None) -> Params:
     """The tensors whose names start with a prefix, without it; only those wanted."""
-    found = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
-    return found if wanted is None else {name: found[name] for name in wanted}
+    inner = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+    return inner if wanted is None else {name: inner[name] for name in wanted}
 
 
 def find_prefix(path: Path, state: Params, wanted: Mapping[str, Tensor], given: str | None) -> str:
-    """The one prefix behind which all names and shapes of a network fit."""
+    """The one prefix with which all names and shapes of a network are in a file."""
     first = next(iter(wanted))
-    every = sorted({n[: -len(first)] for n in state if n == first or n.endswith(f".{first}")})
-    candidates = every if given is None else [given]
+    candidates = sorted({n[: -len(first)] for n in state if n == first or n.endswith(f".{first}")})
+    candidates = candidates if given is None else [given]
     fitting = [p for p in candidates if _misfit(state, wanted, p) is None]
     if len(fitting) == 1:
         return fitting[0]
@@ -78,7 +78,7 @@ def _misfit(state: Params, wanted: Mapping[str, Tensor], prefix: str) -> str | N
     return None
 
 
-def natural_order(name: str) -> list[tuple[int, str]]:
-    """Sorts epoch=9 before epoch=10."""
-    pieces = re.split(r"(\d+)", name)
+def natural_order(path: Path) -> list[tuple[int, str]]:
+    """A sort key that puts epoch=9 before epoch=10."""
+    pieces = re.split(r"(\d+)", path.as_posix())
     return [(int(p), "") if p.isdigit() else (-1, p) for p in pieces if p]

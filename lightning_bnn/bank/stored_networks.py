@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_bnn.bank.contents import Contents
 from lightning_bnn.bank.entries import FORMAT, parsed
 from lightning_bnn.bank.journal import Journal
-from lightning_bnn.bank.open_shards import OpenShards, joined
+from lightning_bnn.bank.open_shards import OpenShards
 from lightning_bnn.bank.shard_folder import ShardFolder
 from lightning_bnn.bank.shards import check_shard, overlapping
 from lightning_bnn.params import Params, stack
@@ -25,7 +25,7 @@ _ATTEMPTS = 10
 
 
 class StoredNetworks:
-    """What the manifest of a folder names, checked as it is read.
+    """The networks that the manifest of a folder names, checked as they are read.
 
     Args:
         path: the folder.
@@ -38,17 +38,17 @@ class StoredNetworks:
         self._folder = ShardFolder(path)
 
     def reload(self) -> None:
-        """Read the manifest anew, to see what another process has appended."""
+        """Read the manifest again, to see what another process has appended."""
         for attempt in range(_ATTEMPTS):
             try:
                 self._reload()
                 return
-            except FileNotFoundError:  # the writer has merged files in between
+            except FileNotFoundError:  # the writer has merged files meanwhile
                 if self.mode == "a" or attempt == _ATTEMPTS - 1:
                     raise
 
     def _reload(self) -> None:
-        found = self._folder.strangers()
+        files = self._folder.finished()
         journal, contents = Journal(self.path / "manifest.jsonl"), Contents()
         for number, line in journal.read():
             if number == 1 and isinstance(line.get("bank"), int) and line["bank"] != FORMAT:
@@ -62,19 +62,15 @@ class StoredNetworks:
                 raise journal.damaged(number, str(error)) from None
         for shard in contents.shards:
             check_shard(self.path, shard)
-        self._strangers = self._refuse_lost(found - contents.named, journal.is_torn)
-        self._journal, self._contents = journal, contents
-
-    def _refuse_lost(self, strangers: set[str], is_torn: bool) -> set[str]:
-        """A torn entry has named one file; any other file is one that the manifest has lost."""
-        if len(strangers) > is_torn:
+        self._unnamed = files - contents.named
+        if len(self._unnamed) > journal.is_torn:  # a torn entry has named one file
             raise ValueError(
-                f"The manifest of the bank {self.path} has lost {len(strangers)} of its files, "
-                f"{sorted(strangers)[0]} among them: put back a copy of manifest.jsonl, or move "
+                f"The manifest of the bank {self.path} has lost {len(self._unnamed)} of its files, "
+                f"{min(self._unnamed)} among them: put back a copy of manifest.jsonl, or move "
                 "these files to another folder to go on without their networks; nothing has been "
                 "changed."
             )
-        return strangers
+        self._journal, self._contents = journal, contents
 
     # -------------------------------------------------------- what there is
     @property
@@ -89,7 +85,7 @@ class StoredNetworks:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all tensors, buffers too."""
+        """Names of all tensors, including buffers."""
         return tuple(self._contents.layout)
 
     @property
@@ -99,7 +95,7 @@ class StoredNetworks:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on disk."""
+        """The size of all files that count."""
         return sum(shard.size for shard in self._contents.shards)
 
     def __len__(self) -> int:
@@ -119,9 +115,10 @@ class StoredNetworks:
             row = rows % self.rows
             return {n: self.layer(n, slice(row, row + 1))[0].clone() for n in self.names}
         if isinstance(rows, slice) and rows.step in (None, 1):
+            rows = slice(*rows.indices(self.rows))  # the same ones if the bank grows meanwhile
             return {name: self.layer(name, rows).clone() for name in self.names}
-        wanted = range(self.rows)[rows] if isinstance(rows, slice) else _indices(rows, self.rows)
-        return stack([self[row] for row in wanted]) if wanted else self[0:0]
+        chosen = range(self.rows)[rows] if isinstance(rows, slice) else _indices(rows, self.rows)
+        return stack([self[row] for row in chosen]) if chosen else self[0:0]
 
     def __iter__(self) -> Iterator[Params]:
         return (self[row] for row in range(self.rows))
@@ -131,18 +128,14 @@ class StoredNetworks:
 
         It may share memory with the bank's view of the file: clone what you change in place.
         """
-        self._check_name(name)
-        dtype, shape, _ = self._contents.layout[name]
         parts = self._parts(name, rows)
-        if not parts:
-            return torch.empty(0, *shape, dtype=dtype)
-        return joined(parts).to(dtype)
+        dtype, shape, _ = self._contents.layout[name]
+        return _joined(parts).to(dtype) if parts else torch.empty(0, *shape, dtype=dtype)
 
     def read(self, name: str, rows: slice, columns: slice) -> Tensor:
         """Some features of one flattened layer of some networks, as stored."""
-        self._check_name(name)
         parts = [p.reshape(len(p), -1)[:, columns] for p in self._parts(name, rows)]
-        return joined(parts) if parts else torch.empty(0, 0)
+        return _joined(parts) if parts else torch.empty(0, 0)
 
     def blocks(self, memory: int = 2**28) -> Iterator[Params]:
         """Stack after stack, each of at most so many bytes (and at least one network)."""
@@ -153,21 +146,25 @@ class StoredNetworks:
             yield self[start : start + step]
 
     def _parts(self, name: str, rows: slice) -> list[Tensor]:
+        """What each file has of a tensor of some networks."""
+        if name not in self._contents.layout:
+            names = ", ".join(self.names[:5]) or "nothing"
+            raise ValueError(f"The bank has no tensor {name!r}; it holds {names}, ...")
         for _ in range(_ATTEMPTS):
+            layout = self._contents.stored_layout(name)
+            parts = overlapping(self._contents.shards, rows)
             try:
-                found = overlapping(self._contents.shards, rows)
-                expected = self._contents.kept_as(name)
-                return [self._open.tensor(shard, name, expected)[part] for shard, part in found]
+                return [self._open.tensor(shard, name, layout)[part] for shard, part in parts]
             except FileNotFoundError:
                 if self.mode == "a":
                     raise
                 self.reload()  # another process has merged some files
         raise FileNotFoundError(f"The files of {self.path} change faster than they can be read.")
 
-    def _check_name(self, name: str) -> None:
-        if name not in self._contents.layout:
-            held = ", ".join(self.names[:5]) or "nothing"
-            raise ValueError(f"The bank has no tensor {name!r}; it holds {held}, ...")
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Parts of a stack as one; a single part is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _indices(rows: Sequence[int], count: int) -> list[int]:
@@ -176,5 +173,5 @@ def _indices(rows: Sequence[int], count: int) -> list[int]:
     if values and isinstance(values[0], bool):
         if len(values) != count:
             raise IndexError(f"The bank has {count} networks, the mask {len(values)} values.")
-        return [row for row, chosen in enumerate(values) if chosen]
+        return [row for row, is_chosen in enumerate(values) if is_chosen]
     return [operator.index(row) for row in values]

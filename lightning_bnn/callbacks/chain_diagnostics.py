@@ -25,7 +25,7 @@ from lightning_bnn.symmetry.sorting import SortKey
 __all__ = ["ChainDiagnostics"]
 
 _LEAST = 8
-"""Networks of a chain without which nothing can be said."""
+"""How many networks a chain must have before anything can be said about it."""
 
 
 class ChainDiagnostics(Callback):
@@ -60,7 +60,7 @@ class ChainDiagnostics(Callback):
         self.every_n_epochs, self.inputs, self.weights = every_n_epochs, inputs, weights
         self.scaling, self.permutation = scaling, permutation
         self.values: dict[str, Tensor] = {}
-        """What is followed of every space, ``(chains, times, numbers)``."""
+        """The values that are followed in every space, ``(chains, times, numbers)``."""
         self._probe: tuple[Any, ...] = ()
         self._symmetries: Symmetries | None = None
 
@@ -93,16 +93,16 @@ class ChainDiagnostics(Callback):
         self._collect(pl_module)
         if not self.values or next(iter(self.values.values())).shape[1] < _LEAST:
             return
-        found = {space: _healthy(values) for space, values in self.values.items()}
-        for name, value in diagnoses(found).items():
+        healthy = {space: _healthy(values) for space, values in self.values.items()}
+        for name, value in diagnoses(healthy).items():
             pl_module.log(f"posterior/{name}", value, rank_zero_only=True)
-        figure = chains_figure(found, {space: rhat(values) for space, values in found.items()})
+        figure = chains_figure(healthy, {space: rhat(values) for space, values in healthy.items()})
         log_figure(trainer, self._folder, "posterior/chains", figure, figure_step(trainer))
 
     # -------------------------------------------------------- what is followed
     @torch.no_grad()
     def _collect(self, pl_module: Any) -> None:
-        """Look at the networks that are new."""
+        """Follow the chains on: evaluate the networks they have reached since the last time."""
         seen = next(iter(self.values.values())).shape[1] if self.values else 0
         chains = pl_module.chains(seen)
         if not chains:
@@ -111,9 +111,9 @@ class ChainDiagnostics(Callback):
         new = {name: t.flatten(0, 1) for name, t in chains.items()}
         rows = {"function": self._predictions(pl_module, new), **self._weights(pl_module, new)}
         for space, values in rows.items():
-            found = values.flatten(1).double().cpu().unflatten(0, shape)
+            latest = values.flatten(1).double().cpu().unflatten(0, shape)
             before = self.values.get(space)
-            self.values[space] = found if before is None else torch.cat([before, found], 1)
+            self.values[space] = latest if before is None else torch.cat([before, latest], 1)
 
     def _predictions(self, pl_module: Any, networks: Params) -> Tensor:
         template = pl_module.template
@@ -127,25 +127,26 @@ class ChainDiagnostics(Callback):
 
     def _weights(self, pl_module: Any, networks: Params) -> dict[str, Tensor]:
         """Some weights as they are, and in canonical form if the symmetries can be found."""
-        found = {"weights": networks}
+        spaces = {"weights": networks}
         if self._symmetries is None:
             self._find(pl_module)
         if self._symmetries is not None:
-            found["canonical"] = self._canonical(networks, self._symmetries)
+            spaces["canonical"] = self._canonical(networks, self._symmetries)
         names = P.weight_names(pl_module.template)
-        return {space: self._some(P.ravel(p, names, stacked=True)[0]) for space, p in found.items()}
+        rows = {space: P.ravel(stack, names, stacked=True)[0] for space, stack in spaces.items()}
+        return {space: self._some(weights) for space, weights in rows.items()}
 
     def _canonical(self, networks: Params, sym: Symmetries) -> Params:
-        """Those that have diverged have no canonical form: they stay as they are."""
+        """Canonical forms; networks that have diverged have none and stay as they are."""
         finite = torch.stack([networks[n].flatten(1).isfinite().all(1) for n in sym.weights]).all(0)
         if not bool(finite.any()):
             return networks
         healthy = {n: t[finite] for n, t in networks.items()}
         form = canonicalise(healthy, sym, self.scaling, self.permutation)
-        found = {n: t.clone() for n, t in networks.items()}
+        result = {n: t.clone() for n, t in networks.items()}
         for name, tensor in form.items():
-            found[name][finite] = tensor
-        return found
+            result[name][finite] = tensor
+        return result
 
     def _find(self, pl_module: Any) -> None:
         template, _, example = pl_module.weights()
@@ -161,7 +162,7 @@ class ChainDiagnostics(Callback):
 
 
 def diagnoses(spaces: dict[str, Tensor]) -> dict[str, float]:
-    """Numbers of every space, from what is followed ``(chains, times, numbers)``.
+    """R-hat and effective sample sizes of every space, from values ``(chains, times, numbers)``.
 
     >>> sorted(diagnoses({"function": torch.randn(2, 50, 3)}))
     ['ess_min/function', 'ess_tail_min/function', 'rhat_max/function', 'rhat_median/function']
@@ -177,6 +178,6 @@ def diagnoses(spaces: dict[str, Tensor]) -> dict[str, float]:
 
 
 def _healthy(values: Tensor) -> Tensor:
-    """Without chains that have diverged."""
+    """The chains that have not diverged; zeros if there are none."""
     finite = values.isfinite().flatten(1).all(1)
     return values[finite] if bool(finite.any()) else torch.zeros_like(values)

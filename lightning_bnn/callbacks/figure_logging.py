@@ -1,4 +1,4 @@
-"""Put a figure where the user looks: TensorBoard, W&B, MLflow, Comet, Neptune, else PNG files."""
+"""Gives figures to the loggers that take them (TensorBoard, W&B, MLflow, Comet), else to files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["log_figure", "log_folder", "log_layout"]
 
 
 def log_folder(trainer: Any) -> Path:
-    """Where files of a run go; all processes must ask, since they agree on it."""
+    """Where files of a run go; all processes must call this, since they agree on the folder."""
     return Path(trainer.log_dir or trainer.default_root_dir)
 
 
@@ -23,7 +23,7 @@ def log_figure(trainer: Any, folder: Path, tag: str, figure: Any, step: int) -> 
 
 
 def log_layout(trainer: Any, layout: dict[str, Any]) -> None:
-    """Tell TensorBoard which scalars belong into one chart."""
+    """Tell TensorBoard which scalars belong together in one chart."""
     for logger in trainer.loggers:
         experiment: Any = getattr(logger, "experiment", None)
         if hasattr(experiment, "add_custom_scalars"):

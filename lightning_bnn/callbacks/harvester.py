@@ -42,7 +42,7 @@ class CheckpointHarvester(Callback):
     Each record has ``step``, ``epoch``, ``lr``, ``metrics`` (what has been logged) and, for modules
     that train several networks, ``member``.
 
-    Override `should_harvest` to decide otherwise.
+    Override `should_harvest` to harvest at other steps.
 
     Args:
         bank: folder of the bank, or None for ``bank`` (``bank-<module>`` if that is named) in the
@@ -86,7 +86,7 @@ class CheckpointHarvester(Callback):
         self._restored = self._started = False
 
     def should_harvest(self, before: int, step: int) -> bool:
-        """Whether to harvest after the count of optimizer steps went from one number to another."""
+        """Whether to harvest once the count of optimizer steps went from one number to another."""
         return self.schedule.after_step(before, step)
 
     # -------------------------------------------------------- state
@@ -115,11 +115,10 @@ class CheckpointHarvester(Callback):
             self._start(trainer, pl_module)
 
     def _start(self, trainer: Any, pl_module: Any) -> None:
-        """Open the bank; once there are weights, so not before the first batch of lazy modules."""
+        """Open the bank, as soon as there are weights: lazy modules have none before a batch."""
         self._started = True
-        weights = kept_weights(
-            trainer, pl_module, self.module, self.members
-        )  # all processes take part in these two
+        # all processes take part in these two
+        weights = kept_weights(trainer, pl_module, self.module, self.members)
         folder = log_folder(trainer)
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
@@ -151,9 +150,8 @@ class CheckpointHarvester(Callback):
 
     # -------------------------------------------------------- harvest
     def _harvest(self, trainer: Any, pl_module: Any) -> None:
-        weights = kept_weights(
-            trainer, pl_module, self.module, self.members
-        )  # all processes, however full the bank is
+        # all processes take part, however full the bank is
+        weights = kept_weights(trainer, pl_module, self.module, self.members)
         if self._writer is None:
             return
         self._count_lost()
@@ -162,9 +160,9 @@ class CheckpointHarvester(Callback):
         stacked = stack_of(pl_module) is not None
         networks = weights if stacked else {name: t[None] for name, t in weights.items()}
         records = self._records(trainer, len(next(iter(networks.values()))), stacked)
-        if self.limit is not None and self._rows + len(records) > self.limit:
-            kept = self.limit - self._rows
-            records, networks = records[:kept], {n: t[:kept] for n, t in networks.items()}
+        if self.limit is not None:
+            room = self.limit - self._rows
+            records, networks = records[:room], {n: t[:room] for n, t in networks.items()}
         self._writer.put(*host_copy(networks), records)
         self._rows += len(records)
 
@@ -182,7 +180,7 @@ class CheckpointHarvester(Callback):
 
     # -------------------------------------------------------- bank
     def _continue(self, bank: CheckpointBank) -> None:
-        """Start where the checkpoint was made: what came after it will come again."""
+        """Start where the checkpoint was made: networks from after it will come again."""
         if not self._restored:
             if len(bank):
                 rank_zero_warn(
@@ -205,7 +203,7 @@ class CheckpointHarvester(Callback):
         self._restored = False
 
     def _check_space(self, trainer: Any, bank: CheckpointBank, weights: Params) -> None:
-        """Refuse before training what the disk cannot hold."""
+        """Refuse to train where the disk cannot hold what will be harvested."""
         count = expected(self.schedule, trainer)
         if self.limit is not None:
             count = min(count, self.limit - len(bank))
@@ -224,7 +222,7 @@ class CheckpointHarvester(Callback):
             self._count_lost()
 
     def _count_lost(self) -> None:
-        """What the writer has left out since the last time is not in the bank."""
+        """Take note of the networks that the writer has left out since the last time."""
         assert self._writer is not None
         new = self._writer.lost - self._lost
         if new:

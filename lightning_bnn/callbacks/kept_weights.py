@@ -18,7 +18,7 @@ __all__ = ["bytes_of", "kept_weights", "names_of_weights", "refuse_parts"]
 def kept_weights(
     trainer: Any, pl_module: Any, module: str | None, members: Sequence[int] | None
 ) -> Params:
-    """The tensors to keep; on processes other than the first it may be nothing.
+    """The tensors to keep; processes other than the first may get none.
 
     Args:
         trainer: all of its processes must take part.
@@ -29,7 +29,7 @@ def kept_weights(
     stack = stack_of(pl_module)
     if stack is not None:
         weights = _of_all(trainer, stack.weights)
-        return weights if members is None else _rows(weights, list(members))
+        return weights if members is None else _chosen(weights, list(members))
     if members is not None:
         raise ValueError(
             f"`members` is for modules that train several networks; {type(pl_module).__name__} "
@@ -44,7 +44,7 @@ def kept_weights(
 
 
 def refuse_parts(weights: Params) -> None:
-    """Refuse networks without tensors, and tensors of which every process has a part."""
+    """Refuse networks without tensors, and tensors of which each process has only a part."""
     sharded = [n for n, t in weights.items() if type(t) not in (Tensor, torch.nn.Parameter)]
     if not weights:
         raise ValueError("CheckpointHarvester: the network has no tensors to keep.")
@@ -65,21 +65,20 @@ def names_of_weights(pl_module: Any, weights: Params) -> list[str]:
 
 
 def bytes_of(tensors: Params, dtype: torch.dtype | None) -> int:
-    """Their size if floating ones are stored in some type."""
-    sizes = (
+    """The size of tensors if floating ones are stored in some type."""
+    return sum(
         t.numel() * (dtype if dtype and t.is_floating_point() else t.dtype).itemsize
         for t in tensors.values()
     )
-    return sum(sizes)
 
 
 def _of_all(trainer: Any, weights: Params) -> Params:
-    """Also the members of other processes, where they are shared out."""
+    """Weights of all members, also of those that other processes train."""
     gather = getattr(trainer.strategy, "gather_members", None)
     return weights if gather is None else {name: gather(t) for name, t in weights.items()}
 
 
-def _rows(stack: Params, members: list[int]) -> Params:
+def _chosen(stack: Params, members: list[int]) -> Params:
     count = len(next(iter(stack.values())))
     if not all(0 <= m < count for m in members):
         raise ValueError(f"`members` must be in 0..{count - 1}, got {members}.")

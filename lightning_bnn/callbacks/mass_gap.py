@@ -12,16 +12,16 @@ from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.network import Network
 from lightning_bnn.callbacks.watching import SymmetryCallback
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry import mass, min_mass, rescale, scale_optimizer_state
+from lightning_bnn.symmetry import MinMass, mass, min_mass, rescale, scale_optimizer_state
 
 __all__ = ["MassGap"]
 
 
 class MassGap(SymmetryCallback):
-    """The mass of a network (its squared weights) against the least mass over all rescalings.
+    """The mass of a network (its squared weights) against the least mass of all its rescalings.
 
-    Multiplying what enters a unit and dividing what leaves it changes the penalty but not the
-    function. Logged every n steps:
+    Multiplying the weights that enter a unit and dividing those that leave it by the same number
+    changes the penalty but not the function. Logged every n steps:
 
     - ``mass``, ``mass_minimum`` and ``mass_excess``, which is above the minimum in percent,
     - ``largest_weight/<layer>``, and ``largest_weight_at_minimum/<layer>`` once rescaled.
@@ -80,23 +80,23 @@ class MassGap(SymmetryCallback):
         if not bool(mass(weights, self.network.symmetries).isfinite().all()):
             rank_zero_warn("MassGap does not look at weights that are not finite.")
             return
-        found = min_mass(weights, self.network.symmetries, start=self._scales)
-        balanced = rescale(weights, self.network.symmetries, found.scales)
-        self._scales = found.scales
-        self._log(trainer, pl_module, weights, balanced, found)
+        result = min_mass(weights, self.network.symmetries, start=self._scales)
+        balanced = rescale(weights, self.network.symmetries, result.scales)
+        self._scales = result.scales
+        self._log(trainer, pl_module, weights, balanced, result)
         if self.apply:
-            self._replace(trainer, weights, balanced, found.scales)
+            self._replace(trainer, weights, balanced, result.scales)
 
     def _check(self, network: Network) -> None:
         if not network.symmetries.scalings:
             raise ValueError("the network has no units that could be rescaled.")
 
     def _log(
-        self, trainer: Any, pl_module: Any, weights: Params, balanced: Params, found: Any
+        self, trainer: Any, pl_module: Any, weights: Params, balanced: Params, result: MinMass
     ) -> None:
         assert self.network is not None
         names = self.network.symmetries.weights
-        numbers = torch.stack([found.mass, found.minimum, found.excess]).double()
+        numbers = torch.stack([result.mass, result.minimum, result.excess]).double()
         largest = torch.stack([_largest(w, names) for w in (weights, balanced)])
         row = numbers.flatten(1).mean(1).tolist() if numbers.ndim > 1 else numbers.tolist()
         values = dict(zip(("mass", "mass_minimum", "mass_excess"), row, strict=True))
@@ -109,12 +109,12 @@ class MassGap(SymmetryCallback):
     def _replace(
         self, trainer: Any, weights: Params, balanced: Params, scales: tuple[Tensor, ...]
     ) -> None:
-        """Write the balanced weights over the live ones, and carry the optimizers along."""
+        """Write the balanced weights over the live ones, and rescale the state of optimizers."""
         assert self.network is not None
         names = dict(self.network.module.named_parameters())
         for optimizer in trainer.optimizers:
-            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            if any(id(p) in held for p in names.values()):
+            trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if any(id(p) in trained for p in names.values()):
                 scale_optimizer_state(optimizer, names, self.network.symmetries, scales)
         for name, tensor in balanced.items():
             weights[name].copy_(tensor)

@@ -1,4 +1,4 @@
-"""Which network a run trains, and what it is fed, without the user saying so."""
+"""Finds the network that a run trains, and its inputs, without being told by the user."""
 
 from __future__ import annotations
 
@@ -43,47 +43,46 @@ class Stack(NamedTuple):
 
 
 def stack_of(root: Any) -> Stack | None:
-    """What ``weights()`` of a module that trains several networks returns; else None.
+    """The networks of a module that trains several and returns them from ``weights()``; else None.
 
-    Other modules may have something of that name too.
+    Other modules may have an attribute of that name, too.
     """
     method = getattr(root, "weights", None)
     if not inspect.ismethod(method) or len(inspect.signature(method).parameters) > 0:
         return None
-    found = method()
-    if not isinstance(found, tuple) or len(found) != 3 or not isinstance(found[0], nn.Module):
+    result = method()
+    if not isinstance(result, tuple) or len(result) != 3 or not isinstance(result[0], nn.Module):
         return None
-    return Stack(*found)
+    return Stack(*result)
 
 
 def plain(module: nn.Module) -> nn.Module:
-    """What `torch.compile` has wrapped."""
+    """The module that `torch.compile` has wrapped, or the module itself."""
     return getattr(module, "_orig_mod", module)
 
 
 def candidates(root: nn.Module, name: str | None) -> list[tuple[str, nn.Module]]:
-    """Modules that may be the network, the likeliest first.
+    """Modules that may be the network, the likeliest first, with their names.
 
     That is the named one; else the only child with weights; else the LightningModule itself, then
     its children by size.
     """
     if name is not None:
         return [(name, _named(root, name))]
-    children = [(n, m, _size(m)) for n, m in root.named_children() if _size(m)]
-    by_size = [(n, m) for n, m, _ in sorted(children, key=lambda c: -c[2])]
-    own = any(True for _ in root.parameters(recurse=False))
-    if len(by_size) == 1 and not own:
-        return by_size
-    return [("", root), *by_size]
+    children = [(n, m) for n, m in root.named_children() if _size(m)]
+    children.sort(key=lambda child: -_size(child[1]))
+    if len(children) == 1 and not list(root.parameters(recurse=False)):
+        return children
+    return [("", root), *children]
 
 
 def _named(root: nn.Module, name: str) -> nn.Module:
     try:
         return root.get_submodule(name)
     except AttributeError:
-        held = ", ".join(n for n, _ in root.named_children()) or "none"
+        names = ", ".join(n for n, _ in root.named_children()) or "none"
         raise ValueError(
-            f"`module`: {type(root).__name__} has no submodule {name!r}; it has {held}."
+            f"`module`: {type(root).__name__} has no submodule {name!r}; it has {names}."
         ) from None
 
 
@@ -92,15 +91,15 @@ def _size(module: nn.Module) -> int:
 
 
 def whole_network(root: nn.Module, name: str | None) -> tuple[str, nn.Module]:
-    """The network to keep when its forward does not matter."""
-    found, module = candidates(root, name)[0]
-    return found, plain(module)
+    """The likeliest network, whether or not it is ever called, with its name."""
+    chosen, module = candidates(root, name)[0]
+    return chosen, plain(module)
 
 
 # ------------------------------------------------------------ input
 @dataclass
 class Capture:
-    """Listens to the calls of all candidates during one batch, then finds the network.
+    """Records the calls of all candidates during one batch, then finds the network among them.
 
     Args:
         root: the LightningModule.
@@ -125,7 +124,7 @@ class Capture:
         return listen
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop recording calls."""
         for handle in self._handles:
             handle.remove()
 
@@ -140,12 +139,12 @@ class Capture:
             inner = plain(module)
             for args, kwargs in _examples(*self.calls[name]):
                 try:
-                    found = _symmetries(inner, args, kwargs, batch_norm)
+                    symmetries = _symmetries(inner, args, kwargs, batch_norm)
                 except Exception as error:  # whatever the user's forward raises on two rows
                     reasons.append(f"{name or type(self.root).__name__}: {_first_line(error)}")
                     continue
-                if found.permutations or found.scalings or len(self._modules) == 1:
-                    return _announced(Network(name, inner, partial(P.of, inner), found))
+                if symmetries.permutations or symmetries.scalings or len(self._modules) == 1:
+                    return _announced(Network(name, inner, partial(P.of, inner), symmetries))
         raise UnsupportedModel("; ".join(dict.fromkeys(reasons)))
 
 
@@ -155,7 +154,10 @@ def _symmetries(
     kwargs: dict[str, Any],
     batch_norm: Literal["carrier", "eval"],
 ) -> Symmetries:
-    """Those of a module that was called so; its own names may be those of our options."""
+    """The symmetries of a module that was called with these arguments.
+
+    Arguments by name are passed by position where `discover` has an option of the same name.
+    """
     if kwargs.keys() & inspect.signature(discover).parameters.keys():
         args = inspect.signature(module.forward).bind(*args, **kwargs).args
         kwargs = {}
@@ -165,7 +167,7 @@ def _symmetries(
 def _examples(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The inputs: two rows of the batch, then all of it."""
+    """The inputs to try: two rows of the batch, then all of it."""
     call = (args, kwargs)
     sizes = {t.shape[:1] for t in tree_leaves(call) if isinstance(t, Tensor) and t.ndim > 1}
     if len(sizes) == 1 and next(iter(sizes))[0] > _EXAMPLE_ROWS:

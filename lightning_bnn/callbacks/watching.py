@@ -1,9 +1,10 @@
-"""What the callbacks that look at symmetries share: find the network, then look at every step."""
+"""What callbacks that look at symmetries share: they find the network, then look after steps."""
 
 from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -49,7 +50,7 @@ class SymmetryCallback(Callback):
 
     @abstractmethod
     def forget(self) -> None:
-        """Drop what was seen: another run begins."""
+        """Drop what was seen, since another run begins."""
 
     @abstractmethod
     def begin(self, weights: Params) -> None:
@@ -60,7 +61,7 @@ class SymmetryCallback(Callback):
         """See the weights after every n-th step."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """For processes that are spawned: they find the network themselves."""
+        """The state for a spawned process, which finds the network itself."""
         return {**self.__dict__, "network": None, "_capture": None, "_seen": None}
 
     # -------------------------------------------------------- hooks
@@ -90,13 +91,12 @@ class SymmetryCallback(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         if self._active and self.network is None:
-            stack = stack_of(pl_module)
             if self._capture is not None:
-                self._find()
-            elif stack is not None:
+                self._watch_called(self._capture)
+            elif (stack := stack_of(pl_module)) is not None:
                 self._watch_stack(pl_module, stack._replace(weights=self._before))
-        step, before = trainer.global_step, self._step
-        self._step = step
+        before, self._step = self._step, trainer.global_step
+        step = self._step
         if self._active and step // self.every_n_steps > before // self.every_n_steps:
             assert self.network is not None
             try:
@@ -112,39 +112,40 @@ class SymmetryCallback(Callback):
         self._close()
 
     # -------------------------------------------------------- network
-    def _find(self) -> None:
-        assert self._capture is not None
+    def _watch(self, find: Callable[[], Network], before: Callable[[Network], Params]) -> None:
+        """Find the network, and begin with its weights before the first step."""
         try:
-            self.network = self._capture.network(self.batch_norm)
+            self.network = find()
             self._check(self.network)
         except ValueError as error:
             self._switch_off(str(error))
         else:
-            self.begin(self._weights_before(self.network))
+            self.begin(before(self.network))
         self._capture, self._before = None, {}
 
-    def _weights_before(self, network: Network) -> Params:
-        """The weights before the first step, as far as they were there."""
-        prefix = f"{network.name}." if network.name else ""
-        now = network.weights()
-        kept = {name: self._before.get(_plain_name(prefix + name)) for name in now}
-        return {name: now[name] if tensor is None else tensor for name, tensor in kept.items()}
+    def _watch_called(self, capture: Capture) -> None:
+        """The network is one that the first batch has called."""
+        self._watch(partial(capture.network, self.batch_norm), self._weights_before)
 
     def _watch_stack(self, pl_module: Any, stack: Stack) -> None:
         """Our own modules know their networks."""
-        try:
-            found = discover(stack.template, *stack.example, batch_norm=self.batch_norm)
-            live = partial(_live_weights, pl_module)
-            self.network = Network("", stack.template, live, found)
-            self._check(self.network)
-        except ValueError as error:
-            self._switch_off(str(error))
-        else:
-            self.begin(stack.weights)
-        self._before = {}
+
+        def find() -> Network:
+            symmetries = discover(stack.template, *stack.example, batch_norm=self.batch_norm)
+            return Network("", stack.template, partial(_live_weights, pl_module), symmetries)
+
+        self._watch(find, lambda _: stack.weights)
+
+    def _weights_before(self, network: Network) -> Params:
+        """The weights before the first step; lazy ones, which were not there yet, as they are."""
+        prefix = f"{network.name}." if network.name else ""
+        return {
+            name: self._before.get(_plain_name(prefix + name), tensor)
+            for name, tensor in network.weights().items()
+        }
 
     def _log_all(self, trainer: Any, pl_module: Any, values: dict[str, float]) -> None:
-        """Log by the first process; two callbacks of a kind put their networks' names in front."""
+        """Log from the first process; names of networks come first if two callbacks are alike."""
         same = [c for c in trainer.callbacks if type(c) is type(self)]
         name = self.network.name if self.network else ""
         prefix = f"{name}/" if len(same) > 1 and name else ""
@@ -152,7 +153,7 @@ class SymmetryCallback(Callback):
             pl_module.log(prefix + key, value, on_step=True, on_epoch=False, rank_zero_only=True)
 
     def _check(self, network: Network) -> None:
-        """Refuse a network in which there is nothing to see, by a `ValueError`."""
+        """Raise a `ValueError` for a network in which there is nothing to see."""
 
     def _switch_off(self, reason: str) -> None:
         self._active = False

@@ -19,8 +19,8 @@ __all__ = ["BankWriter", "host_copy"]
 class BankWriter:
     """Appends stacks in the order they are given; a full queue makes the giver wait.
 
-    Stacks for which the disk has no room are left out and counted. Whether that is seen before or
-    while they are written makes no difference. Any other error is for good.
+    Stacks for which the disk has no room are left out and counted, whether that is noticed before
+    or while they are written. After any other error nothing more is written.
 
     Args:
         bank: open for appending.
@@ -34,7 +34,7 @@ class BankWriter:
         self.bank, self.lost = bank, 0
         self._queue: queue.Queue[tuple[Any, ...] | None] = queue.Queue(waiting)
         self._error: BaseException | None = None
-        self._told = False
+        self._is_raised = False
         self._thread = threading.Thread(target=self._work, name="bank writer", daemon=True)
         self._thread.start()
 
@@ -49,11 +49,11 @@ class BankWriter:
         self._raise()
 
     def close(self) -> None:
-        """Write what waits, then stop."""
+        """Write the stacks that wait, then stop."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
-        if not self._told:
+        if not self._is_raised:
             self._raise()
 
     def _work(self) -> None:
@@ -79,14 +79,14 @@ class BankWriter:
             self.lost += len(records)
 
     def _raise(self) -> None:
-        if self._error is not None:  # for good: what came after must not be written either
-            self._told = True
+        if self._error is not None:  # again and again: what came after is not written either
+            self._is_raised = True
             message = f"Writing to {self.bank.path} failed: {self._error}"
             raise RuntimeError(message) from self._error
 
 
 def host_copy(tensors: Params) -> tuple[Params, Any]:
-    """Copies on the CPU, and an event that tells when those from a GPU are complete."""
+    """Copies on the CPU, and an event after which those from a GPU are complete."""
     copies = {name: _copied(t.detach()) for name, t in tensors.items()}
     device = next((t.device for t in tensors.values() if t.is_cuda), None)
     if device is None:

@@ -13,23 +13,24 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lightning_bnn.arguments import count
 from lightning_bnn.datamodules.augmentation import CropFlip
 from lightning_bnn.datamodules.loader import RawBatch, TensorLoader
 from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.randomness import keyed_generator
 
-__all__ = ["DataModule", "MissingData", "Splits", "data_root", "found", "hold_out"]
+__all__ = ["DataModule", "MissingData", "Splits", "data_root", "hold_out", "missing", "read_files"]
 
 Examples = tuple[Tensor, Tensor]
 
 
 class MissingData(FileNotFoundError):
-    """Files of a data set are not there; the text says where they belong and how to get them."""
+    """Files of a data set are missing; the text says where they belong and how to get them."""
 
 
 @dataclass
 class Splits:
-    """Examples to learn from, and named sets to be judged on."""
+    """Examples to learn from, and named sets to be tested on."""
 
     train: Examples
     val: Examples | None
@@ -41,9 +42,9 @@ class Splits:
 class DataModule(L.LightningDataModule, ABC):
     """In-distribution data with any number of out-of-distribution and shifted test sets.
 
-    Subclasses write `load`, and set ``mean`` and ``std`` (of inputs that lie between 0 and 1) and
-    ``augmentation`` where images are meant. The data live in memory as they are on the disk
-    (bytes); augmentation and normalisation run on the device.
+    Subclasses write `load`; those of images also set ``mean`` and ``std`` (of inputs that lie
+    between 0 and 1) and ``augmentation``. The data stay in memory as they are on the disk (bytes);
+    augmentation and normalisation run on the device.
 
     Args:
         batch_size: examples in a training batch of one process.
@@ -65,9 +66,8 @@ class DataModule(L.LightningDataModule, ABC):
         orders: int | Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
-            if value < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {value}.")
+        count("batch_size", batch_size)
+        count("eval_batch_size", eval_batch_size)
         self.batch_size, self.eval_batch_size, self.seed = batch_size, eval_batch_size, seed
         self.orders = list(range(orders)) if isinstance(orders, int) else orders
         if self.orders is not None and not _are_numbers(self.orders):
@@ -78,10 +78,10 @@ class DataModule(L.LightningDataModule, ABC):
 
     @abstractmethod
     def load(self) -> Splits:
-        """Read the data."""
+        """Read or draw the data, split into named sets."""
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the data once."""
+        """Read the data, unless they have been read."""
         if self.splits is None:
             self.splits = self.load()
 
@@ -93,7 +93,7 @@ class DataModule(L.LightningDataModule, ABC):
 
     @property
     def num_data(self) -> int:
-        """Number of training examples."""
+        """The number of training examples, all processes together."""
         return len(self._loaded.train[0])
 
     @property
@@ -111,8 +111,7 @@ class DataModule(L.LightningDataModule, ABC):
 
     def val_dataloader(self) -> TensorLoader | list[Any]:
         """The held-out part of the training data, if there is one."""
-        val = self._loaded.val
-        return [] if val is None else self._loader(val)
+        return [] if self._loaded.val is None else self._loader(self._loaded.val)
 
     def test_dataloader(self) -> list[TensorLoader]:
         """One loader for each of `test_sets`."""
@@ -123,7 +122,7 @@ class DataModule(L.LightningDataModule, ABC):
         ]
 
     def predict_dataloader(self) -> TensorLoader:
-        """The in-distribution test set."""
+        """Batches of the in-distribution test set."""
         return self._loader(self._loaded.test)
 
     def _loader(self, examples: Examples, training: bool = False, draw: Any = None) -> TensorLoader:
@@ -140,11 +139,11 @@ class DataModule(L.LightningDataModule, ABC):
             draw=None if overfit else draw,
             rank=rank,
             world_size=world_size,
-            orders=self._own_orders() if training and not overfit else None,
+            orders=self._orders_here() if training and not overfit else None,
         )
 
-    def _own_orders(self) -> Sequence[int] | None:
-        """Of the members of this process."""
+    def _orders_here(self) -> Sequence[int] | None:
+        """The orders of the members that this process trains."""
         share = getattr(getattr(self.trainer, "strategy", None), "share", None)
         if self.orders is None or share is None:
             return self.orders
@@ -152,7 +151,7 @@ class DataModule(L.LightningDataModule, ABC):
         return self.orders[first:last]
 
     def _placed(self, examples: Examples) -> Examples:
-        """On the GPU that trains, if they fill no more than a quarter of what is free there."""
+        """Examples moved to the GPU that trains, if a quarter of its free memory holds them."""
         device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
         if device.type != "cuda":
             return examples
@@ -169,12 +168,12 @@ class DataModule(L.LightningDataModule, ABC):
             return batch
         inputs = batch.inputs
         if batch.draws is not None and self.augmentation is not None:
-            lead = batch.targets.shape[: 2 if batch.own else 1]
+            lead = batch.targets.shape[: 2 if batch.per_member else 1]
             flat = inputs.reshape(-1, *inputs.shape[len(lead) :])
             flat = self.augmentation(flat, batch.draws.reshape(len(flat), -1))
             inputs = flat.reshape(*lead, *flat.shape[1:])
         inputs = self.normalise(inputs)
-        return MemberBatch(inputs, batch.targets) if batch.own else (inputs, batch.targets)
+        return MemberBatch(inputs, batch.targets) if batch.per_member else (inputs, batch.targets)
 
     def prepared(self, loader: TensorLoader) -> Iterator[tuple[Any, Any]]:
         """Batches of a loader as networks take them, without a trainer."""
@@ -196,9 +195,9 @@ def _are_numbers(orders: Sequence[int]) -> bool:
 
 
 def _share_of(trainer: Any) -> tuple[int, int]:
-    """Number of this process, of how many that see a part of the examples each.
+    """The number of this process, and how many processes share the examples.
 
-    Where processes share out members, every one sees all examples.
+    Where processes share the members instead, each of them sees all examples.
     """
     kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
     return kwargs.get("rank", 0), kwargs.get("num_replicas", 1)
@@ -217,16 +216,22 @@ def hold_out(examples: Examples, size: int, seed: int) -> tuple[Examples, Exampl
     if size == 0:
         return examples, None
     order = torch.randperm(len(inputs), generator=keyed_generator(seed, "hold out"))
-    held, kept = order[:size].sort().values, order[size:].sort().values
-    return (inputs[kept], targets[kept]), (inputs[held], targets[held])
+    val, train = order[:size].sort().values, order[size:].sort().values
+    return (inputs[train], targets[train]), (inputs[val], targets[val])
 
 
-def found(read: Callable[[], Any], name: str, root: Path, how: str) -> Any:
-    """What a reader returns, or an error that says where the files belong and how to get them."""
+def read_files(read: Callable[[], Any], name: str, root: Path, how: str) -> Any:
+    """The result of a reader, or an error that says where the files belong and how to get them."""
     try:
         return read()
     except (RuntimeError, FileNotFoundError) as error:
-        raise MissingData(
-            f"{name} was not found in {root.resolve()} ({str(error).strip().splitlines()[0]}). "
-            f"{how} Another folder: `root`, or the environment variable LIGHTNING_BNN_DATA."
-        ) from None
+        reason = f" ({str(error).strip().splitlines()[0]})"
+    raise missing(name, root, how, reason)
+
+
+def missing(name: str, folder: Path, how: str, reason: str = "") -> MissingData:
+    """The error for a data set that is not in its folder."""
+    return MissingData(
+        f"{name} was not found in {folder.resolve()}{reason}. {how} Another folder: `root`, or the "
+        "environment variable LIGHTNING_BNN_DATA."
+    )

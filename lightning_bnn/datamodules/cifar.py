@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torchvision import datasets
 
-from lightning_bnn.datamodules.base import Examples, Splits, found, hold_out
+from lightning_bnn.datamodules.base import Examples, Splits, hold_out, read_files
 from lightning_bnn.datamodules.images import ImageData
 
 __all__ = ["CIFAR10", "CIFAR100"]
@@ -37,7 +37,7 @@ class CIFAR10(ImageData):
 
     def _read(self, train: bool) -> Examples:
         name, folder = self.source.__name__, self.source.base_folder
-        data = found(
+        data = read_files(
             lambda: self.source(str(self.root), train=train),
             name,
             self.root,
@@ -46,7 +46,7 @@ class CIFAR10(ImageData):
         return torch.from_numpy(data.data).movedim(-1, 1).contiguous(), torch.tensor(data.targets)
 
     def _svhn(self) -> Examples:
-        data = found(
+        data = read_files(
             lambda: datasets.SVHN(str(self.root), split="test"),
             "SVHN",
             self.root,

@@ -1,4 +1,4 @@
-"""What data sets of images on the disk share."""
+"""What all data sets of images that are read from a folder share."""
 
 from __future__ import annotations
 

@@ -20,14 +20,18 @@ Draw = Callable[[int, torch.Generator], Tensor]
 class RawBatch(NamedTuple):
     """A batch before it is normalised.
 
-    ``draws`` are the random numbers of the augmentation; with ``own`` the leading dimension of all
-    counts members, each of which has examples of its own.
+    Attributes:
+        inputs: of the networks.
+        targets: of the networks.
+        draws: the random numbers of the augmentation.
+        per_member: whether every member has its own examples; the leading dimension then counts
+            members.
     """
 
     inputs: Tensor
     targets: Tensor
     draws: Tensor | None = None
-    own: bool = False
+    per_member: bool = False
 
 
 class TensorLoader:
@@ -69,16 +73,16 @@ class TensorLoader:
 
     @property
     def dataset(self) -> Tensor:
-        """What ``len`` of is the number of examples."""
+        """Something whose length is the number of examples, for Lightning."""
         return self.inputs
 
     @property
     def batch_sampler(self) -> SimpleNamespace:
-        """Where Lightning looks for ``set_epoch``."""
+        """The place where Lightning looks for ``set_epoch``."""
         return SimpleNamespace(sampler=self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Epochs have orders of their own."""
+        """Begin an epoch, which has an order of its own."""
         if epoch != self.epoch:
             self.position = 0
         self.epoch = epoch
@@ -118,7 +122,7 @@ class TensorLoader:
         return start
 
     def _share(self) -> int:
-        """Examples of this process."""
+        """How many examples this process goes through in an epoch."""
         if self.training:
             return -(-len(self.inputs) // self.world_size)
         return len(range(self.rank, len(self.inputs), self.world_size))
@@ -129,35 +133,28 @@ class TensorLoader:
         if not self.training:
             return torch.arange(self.rank, n, self.world_size)
         if self.orders is None:
-            return self._shared(torch.randperm(n, generator=self._generator(-1)))
-        lines = [
-            self._shared(torch.randperm(n, generator=self._generator(-1, order)))
-            for order in self.orders
-        ]
-        return torch.stack(lines)
+            return self._rows_here(torch.randperm(n, generator=self._generator(-1)))
+        orders = [torch.randperm(n, generator=self._generator(-1, order)) for order in self.orders]
+        return torch.stack([self._rows_here(order).int() for order in orders])  # half the memory
 
-    def _shared(self, order: Tensor) -> Tensor:
-        """The rows of this process."""
+    def _rows_here(self, order: Tensor) -> Tensor:
+        """The rows of this process, out of those of all processes."""
         padded = order[torch.arange(self._share() * self.world_size) % len(order)]
-        kept = padded[self.rank :: self.world_size]
-        return kept if self.orders is None else kept.int()  # many of them: half the memory
+        return padded[self.rank :: self.world_size]
 
     def _batch(self, order: Tensor, position: int) -> RawBatch:
         rows = order[..., position * self.batch_size : (position + 1) * self.batch_size]
-        own = self.training and self.orders is not None
-        where = rows.to(self.inputs.device)
-        return RawBatch(
-            self.inputs[where], self.targets[where], self._draws(rows.shape[-1], position), own
-        )
+        draws = self._draws(rows.shape[-1], position)
+        rows = rows.to(self.inputs.device)
+        return RawBatch(self.inputs[rows], self.targets[rows], draws, rows.ndim > 1)
 
     def _draws(self, examples: int, position: int) -> Tensor | None:
         if self.draw is None:
             return None
         if self.orders is None or not self.training:
             return self.draw(examples, self._generator(position))
-        return torch.stack(
-            [self.draw(examples, self._generator(position, order)) for order in self.orders]
-        )
+        draws = [self.draw(examples, self._generator(position, order)) for order in self.orders]
+        return torch.stack(draws)
 
     def _generator(self, position: int, *order: int) -> torch.Generator:
         """Another stream for every epoch and position, and for the augmentation of every rank."""

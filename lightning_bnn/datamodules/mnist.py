@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchvision import datasets
 
-from lightning_bnn.datamodules.base import Examples, Splits, found, hold_out
+from lightning_bnn.datamodules.base import Examples, Splits, hold_out, read_files
 from lightning_bnn.datamodules.images import ImageData
 
 __all__ = ["MNIST"]
@@ -32,7 +32,7 @@ class MNIST(ImageData):
         return Splits(train, val, self._read(datasets.MNIST, False), ood)
 
     def _read(self, kind: type[datasets.MNIST], train: bool) -> Examples:
-        data = found(
+        data = read_files(
             lambda: kind(str(self.root), train=train),
             kind.__name__,
             self.root,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision import datasets
 from tqdm.auto import tqdm
 
-from lightning_bnn.datamodules.base import Examples, MissingData, Splits, found, hold_out
+from lightning_bnn.datamodules.base import Examples, Splits, hold_out, missing, read_files
 from lightning_bnn.datamodules.images import ImageData
 
 __all__ = ["TinyImageNet"]
@@ -34,7 +34,7 @@ class TinyImageNet(ImageData):
 
     @property
     def folder(self) -> Path:
-        """Where TinyImageNet lies."""
+        """The folder with the files of TinyImageNet."""
         return self.root / "tiny-imagenet-200"
 
     def prepare_data(self) -> None:
@@ -45,11 +45,8 @@ class TinyImageNet(ImageData):
     def load(self) -> Splits:
         """Decode the images of both sets."""
         if not (self.folder / "wnids.txt").is_file():
-            raise MissingData(
-                f"TinyImageNet was not found in {self.folder.resolve()}. Unpack "
-                "tiny-imagenet-200.zip (Stanford CS231n) there. Another folder: `root`, or the "
-                "environment variable LIGHTNING_BNN_DATA."
-            )
+            how = "Unpack tiny-imagenet-200.zip (Stanford CS231n) there."
+            raise missing("TinyImageNet", self.folder, how)
         names = sorted((self.folder / "wnids.txt").read_text().split())
         classes = {name: k for k, name in enumerate(names)}
         train, val = hold_out(self._train(classes), self.val_size, self.seed)
@@ -71,7 +68,7 @@ class TinyImageNet(ImageData):
 
     def _textures(self) -> Examples:
         parts = [
-            found(
+            read_files(
                 functools.partial(datasets.DTD, str(self.root), split=split),
                 "DTD",
                 self.root,

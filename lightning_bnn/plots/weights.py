@@ -60,7 +60,7 @@ def trajectories_figure(
 
 
 def chains_figure(chains: Mapping[str, Tensor], rhat: Mapping[str, Tensor]) -> Figure:
-    """One number of every space along all chains, the worst one, and the R-hat of all of them.
+    """For every space, the number with the largest R-hat along all chains, and all values of R-hat.
 
     Args:
         chains: ``(chains, times, numbers)`` by space.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, RavelSpec
+from lightning_bnn.stacks import keep_freed_memory
 
 __all__ = ["Draw", "Scratch", "draw"]
 
@@ -56,7 +57,8 @@ class Scratch:
         shape = (samples, *mean.shape)
         if not self._fits(shape, mean):
             like = mean.detach()
-            _keep_pages(mean.device)
+            if mean.device.type == "cpu":
+                keep_freed_memory()
             self._held = (like.new_empty(mean.shape), like.new_empty(shape), like.new_empty(shape))
         std, noise, weights = self._held
         return std, noise, weights
@@ -68,16 +70,6 @@ class Scratch:
         if noise.is_inference() and not torch.is_inference_mode_enabled():
             return False
         return (noise.shape, noise.dtype, noise.device) == (shape, mean.dtype, mean.device)
-
-
-def _keep_pages(device: torch.device) -> None:
-    """Let the C library keep memory that is given back and asked for again in every step.
-
-    It hands pages back to the system above twice the largest block that it has seen freed; fresh
-    ones cost an optimizer step on a CPU more than its arithmetic (see ``benchmarks/vi.py``).
-    """
-    if device.type == "cpu":
-        torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
 def draw(

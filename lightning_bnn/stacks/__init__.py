@@ -1,4 +1,4 @@
-"""Members of a stack at once, or one by one; and ``vmap`` over weights made fast."""
+"""How the members of a stack run: at once or one by one, in chunks and threads, and fast."""
 
 from lightning_bnn.stacks.choices import fitting_chunk, remember_loop, runs_at_once
 from lightning_bnn.stacks.fast_layers import FastLayers

@@ -42,17 +42,11 @@ def runs_at_once(model: nn.Module, chunk_size: int | None = None) -> bool:
 
 
 def _work(model: nn.Module) -> int:
-    if model in _WORK:
-        return _WORK[model]
-    modules = list(model.modules())
-    everywhere = [
-        p
-        for m in modules
-        if isinstance(m, nn.modules.conv._ConvNd)
-        for p in m.parameters(recurse=False)
-    ]
-    work = sum(p.numel() for p in model.parameters()) + 11 * sum(p.numel() for p in everywhere)
-    return _WORK.setdefault(model, work)
+    if model not in _WORK:
+        convolutions = [m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)]
+        used_often = sum(p.numel() for m in convolutions for p in m.parameters(recurse=False))
+        _WORK[model] = sum(p.numel() for p in model.parameters()) + 11 * used_often
+    return _WORK[model]
 
 
 def remember_loop(model: nn.Module, error: Exception) -> None:
@@ -68,31 +62,29 @@ def _announce(model: nn.Module, text: str) -> None:
         _log.info("%s %s.", type(model).__name__, text)
 
 
-def fitting_chunk(
-    model: nn.Module, run: Callable[[], Any], inputs: Any, members: int
-) -> int | None:
-    """How many networks should run at once; None for all of them.
+def fitting_chunk(model: nn.Module, run: Callable[[], Any], inputs: Any, members: int) -> int:
+    """How many networks should run at once.
 
     Args:
         model: whose activations count.
         run: runs one network.
-        inputs: what it runs on; the sizes of activations are kept for their shapes.
-        members: how many there are.
+        inputs: what it runs on; the size of the activations is remembered for their shapes.
+        members: how many networks there are.
     """
     tensors = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
     if not tensors:
-        return None
+        return members
     key = tuple((x.shape, x.dtype, x.device) for x in tensors)
-    known = _SIZES.setdefault(model, {})
-    if key not in known:
+    sizes = _SIZES.setdefault(model, {})
+    if key not in sizes:
         cuda = [t.device for t in tensors if t.device.type == "cuda"][:1]
         with _Bytes() as count, torch.no_grad(), torch.random.fork_rng(cuda):
             run()
-        known[key] = count.total
+        sizes[key] = count.total
     budgets = TRAINING_BUDGET if torch.is_grad_enabled() else BUDGET
     budget = budgets.get(tensors[0].device.type, budgets["cuda"])
-    chunk = max(1, budget // max(1, known[key]))
-    return None if chunk >= members else math.ceil(members / math.ceil(members / chunk))
+    chunk = max(1, budget // max(1, sizes[key]))
+    return members if chunk >= members else math.ceil(members / math.ceil(members / chunk))
 
 
 class _Bytes(TorchDispatchMode):
@@ -109,8 +101,7 @@ class _Bytes(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Count new tensors; views have the memory of others."""
-        out = func(*args, **(kwargs or {}))
-        if not func.is_view:
-            self.total += sum(t.nbytes for t in tree_leaves(out) if isinstance(t, Tensor))
-        return out
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:  # views have the memory of others
+            self.total += sum(t.nbytes for t in tree_leaves(result) if isinstance(t, Tensor))
+        return result

@@ -1,4 +1,4 @@
-"""Convolutions and pooling of a stack of networks, with a place in ``vmap`` and in autograd."""
+"""Convolutions and pooling of a stack of networks, for ``vmap`` and autograd."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("lightning_bnn.params")
 
 @functools.lru_cache(maxsize=1)
 def has_kernels() -> bool:
-    """Whether numba is there and works; said once if not."""
+    """Whether numba is installed and works; a warning says once if not."""
     try:
         importlib.import_module("lightning_bnn.stacks.kernels")
     except (ImportError, RuntimeError, OSError) as error:
@@ -86,7 +86,7 @@ def _pair(value: Any) -> Pair:
 
 # ------------------------------------------------------------ under vmap
 class _Convolution(torch.autograd.Function):
-    """Ordinary without ``vmap``; with it, all members in one call."""
+    """An ordinary convolution without ``vmap``; with it, all members in one call."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, stride: Pair, dilation: Pair) -> Tensor:
@@ -100,11 +100,8 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return (
-            *_by_autograd(lambda x, w: _Convolution.forward(x, w, *ctx.steps), ctx, g),
-            None,
-            None,
-        )
+        gradients = _by_autograd(lambda x, w: _Convolution.forward(x, w, *ctx.steps), ctx, g)
+        return *gradients, None, None
 
     @staticmethod
     def vmap(
@@ -122,7 +119,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Pool(torch.autograd.Function):
-    """Ordinary without ``vmap``; with it, all members in one call."""
+    """Ordinary pooling without ``vmap``; with it, all members in one call."""
 
     @staticmethod
     def forward(x: Tensor, size: Pair, stride: Pair) -> Tensor:
@@ -143,16 +140,10 @@ class _Pool(torch.autograd.Function):
         return _StackedPool.apply(x, size, stride).permute(0, 4, 1, 2, 3), 0
 
 
-def _by_autograd(run: Callable[..., Tensor], ctx: Any, g: Tensor) -> list[Tensor | None]:
+def _by_autograd(run: Callable[..., Tensor], ctx: Any, g: Tensor) -> tuple[Tensor, ...]:
     """Gradients of a layer that no member dimension has reached."""
-    with torch.enable_grad():
-        inputs = [
-            t.detach().requires_grad_(needed)
-            for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-        ]
-        wanted = [t for t in inputs if t.requires_grad]
-        found = iter(torch.autograd.grad(run(*inputs), wanted, g))
-    return [next(found) if t.requires_grad else None for t in inputs]
+    gradients: tuple[Tensor, ...] = torch.func.vjp(run, *ctx.saved_tensors)[1](g)
+    return gradients
 
 
 def _members_first(tensor: Tensor, place: int | None, members: int) -> Tensor:

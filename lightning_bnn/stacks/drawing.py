@@ -17,15 +17,12 @@ _NUMBERS, _MOST = 2**16, 256
 
 def _resettable(module: nn.Module) -> Iterator[nn.Module]:
     """Submodules that can draw their parameters anew."""
-    for child in module.modules():
-        if callable(getattr(child, "reset_parameters", None)) or callable(
-            getattr(child, "_reset_parameters", None)
-        ):
-            yield child
+    names = ("reset_parameters", "_reset_parameters")
+    return (m for m in module.modules() if any(callable(getattr(m, n, None)) for n in names))
 
 
 def block_of(model: nn.Module, state: Mapping[str, Tensor]) -> int:
-    """How many copies are drawn at once; small networks only, and those that ``vmap`` can draw.
+    """How many copies are drawn at once: one of large networks, or where ``vmap`` draws wrongly.
 
     It depends on nothing but the network, so that a copy is the same whatever else is drawn.
     """
@@ -46,7 +43,7 @@ def block_of(model: nn.Module, state: Mapping[str, Tensor]) -> int:
 def draw_blocks(
     model: nn.Module, state: Mapping[str, Tensor], seeds: list[int], block: int
 ) -> dict[str, Tensor]:
-    """Copies of the state with new weights, so many for each seed, as a stack."""
+    """Copies of the state with new weights, one block for each seed, as a stack."""
     blocks = []
     with torch.random.fork_rng(devices=_devices(model)):
         network = copy.deepcopy(model)
@@ -63,7 +60,7 @@ def draw_blocks(
 def undrawn(
     model: nn.Module, state: Mapping[str, Tensor], drawn: Mapping[str, Tensor]
 ) -> list[str]:
-    """Weights that nobody draws: without an owner, or left as they are by it.
+    """Names of the weights that no ``reset_parameters`` owns, or that theirs leaves as they are.
 
     Args:
         model: the network.
@@ -83,6 +80,7 @@ def undrawn(
 
 
 def _devices(model: nn.Module) -> list[int]:
+    """Numbers of the GPUs that hold its parameters."""
     return sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
 
 
@@ -90,8 +88,8 @@ def _reset(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for child in _resettable(module):
         reset: Any = getattr(child, "reset_parameters", None) or child._reset_parameters
         reset()
-    found = module.state_dict()
-    return {name: found[name].detach() for name in state}
+    after = module.state_dict()
+    return {name: after[name].detach() for name in state}
 
 
 class _Anew(nn.Module):
@@ -102,7 +100,6 @@ class _Anew(nn.Module):
         self.network = network
 
     def forward(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state after it."""
         return _reset(self.network, state)
 
 
@@ -110,8 +107,8 @@ def _vmapped(model: nn.Module, state: Mapping[str, Tensor], count: int) -> dict[
     anew = _Anew(model)
 
     def one(zero: Tensor) -> dict[str, Tensor]:
-        own = {f"network.{name}": t.detach() + zero.to(t.dtype) for name, t in state.items()}
-        return functional_call(anew, own, (state,))
+        member = {f"network.{name}": t.detach() + zero.to(t.dtype) for name, t in state.items()}
+        return functional_call(anew, member, (state,))
 
     with torch.no_grad():
         device = next(iter(state.values())).device

@@ -1,4 +1,4 @@
-"""Layers that ``vmap`` over weights runs slowly, done in another way."""
+"""Faster ways to run the layers that are slow under ``vmap`` over weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class FastLayers(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Replace what can be replaced."""
         kwargs = kwargs or {}
         if len(args) < (1 if func is F.max_pool2d else 2) or not isinstance(args[0], Tensor):
             return func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Freed memory that stays with the process, so that it is not fetched anew in every step."""
+"""Freed memory stays with the process, so that no step has to fetch it from the system again."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ _log = logging.getLogger(__name__)
 
 @functools.lru_cache(maxsize=1)
 def keep_freed_memory() -> bool:
-    """Ask the C library to hold back up to half a gigabyte of freed memory; once for a process.
+    """Ask the C library to keep up to half a gigabyte of freed memory; once for a process.
 
-    A stack that trains in chunks frees and takes the same few megabytes in every chunk. By default
-    glibc gives them back to the system each time, which then has to clear them: a third of a step
-    of a population of small convolutional networks. Other C libraries are left as they are.
+    A step of training frees and takes the same memory again and again: the chunks of a stack, the
+    weights that variational inference draws. By default glibc gives it back to the system each
+    time, which then has to clear it: a third of a step of a population of small convolutional
+    networks. Other C libraries are left as they are.
 
     Returns:
-        Whether it was done.
+        Whether glibc has agreed.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return False
-    done = bool(mallopt(_MMAP, _LARGEST)) and bool(mallopt(_TRIM, _KEPT))
-    _log.debug("Freed memory stays with the process: %s.", done)
-    return done
+    is_kept = bool(mallopt(_MMAP, _LARGEST)) and bool(mallopt(_TRIM, _KEPT))
+    _log.debug("Freed memory stays with the process: %s.", is_kept)
+    return is_kept

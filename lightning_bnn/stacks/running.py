@@ -1,4 +1,4 @@
-"""One network with weights that are not its own, and what a failed attempt has changed."""
+"""One network with given weights; and undoing what a failed attempt to run several has changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VMAPPED: weakref.WeakKeyDictionary[nn.Module, set[bool]] = weakref.WeakKeyDicti
 
 
 def run_network(model: nn.Module, params: Mapping[str, Tensor], x: tuple[Any, ...]) -> Any:
-    """`torch.func.functional_call`, which says what it cannot do.
+    """As `torch.func.functional_call`, but networks that it would run wrongly are refused.
 
     Args:
         model: gives the computation.
@@ -50,14 +50,11 @@ def run_network(model: nn.Module, params: Mapping[str, Tensor], x: tuple[Any, ..
 
 
 def _refuse_reentrant_checkpoints(outputs: Any) -> None:
-    """Those that hide parts of a network from autograd, and so from its hooks."""
-    waiting: list[Node | None] = [
-        t.grad_fn for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.grad_fn is not None
-    ]
-    seen = set(waiting)
+    """Refuse checkpoints that hide parts of a network from autograd, and so from its hooks."""
+    waiting: list[Node | None] = [t.grad_fn for t in tree_leaves(outputs) if isinstance(t, Tensor)]
+    seen: set[Node | None] = {None, *waiting}
     while waiting:
-        node = waiting.pop()
-        if node is None:
+        if (node := waiting.pop()) is None:
             continue
         if node.name() == "CheckpointFunctionBackward":
             raise ValueError(_RECOMPUTES)
@@ -67,12 +64,12 @@ def _refuse_reentrant_checkpoints(outputs: Any) -> None:
 
 
 def remember_vmap(model: nn.Module) -> None:
-    """It works in this mode: there will be nothing to undo."""
+    """Remember that ``vmap`` runs a network in its present mode: nothing will have to be undone."""
     _VMAPPED.setdefault(model, set()).add(model.training)
 
 
 def undoing(model: nn.Module, params: Mapping[str, Tensor]) -> Callable[[], None]:
-    """Before ``vmap`` is tried: remembers what it may change; what is returned puts it back.
+    """Remember what trying ``vmap`` may change; the function that is returned restores it.
 
     Args:
         model: whose buffers count, in training mode.
@@ -81,14 +78,14 @@ def undoing(model: nn.Module, params: Mapping[str, Tensor]) -> Callable[[], None
     if model.training in _VMAPPED.get(model, ()):
         return lambda: None
     trained = {name for name, _ in model.named_parameters()}
-    held = [t for n, t in params.items() if model.training and n not in trained]
-    copies = [t.clone() for t in held]
+    buffers = [t for n, t in params.items() if model.training and n not in trained]
+    copies = [t.clone() for t in buffers]
     on_gpu = sorted({t.device.index or 0 for t in params.values() if t.device.type == "cuda"})
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(k) for k in on_gpu)]
 
     @torch.no_grad()
     def undo() -> None:
-        for tensor, copy in zip(held, copies, strict=True):
+        for tensor, copy in zip(buffers, copies, strict=True):
             tensor.copy_(copy)
         torch.set_rng_state(states[0])
         for k, state in zip(on_gpu, states[1:], strict=True):

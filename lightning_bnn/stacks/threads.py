@@ -19,10 +19,10 @@ _KNOWN: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def threads_for(model: nn.Module, device: torch.device) -> int:
-    """How many threads should run chunks: one where the network draws random numbers.
+    """How many threads should run chunks of members.
 
-    With several the order in which they draw would be another in every run. One, too, for networks
-    that cannot be copied.
+    Only one for networks that draw random numbers, since several threads would draw them in another
+    order in every run, and for networks that cannot be copied.
     """
     if device.type != "cpu" or model in _ALONE or model not in _KNOWN:
         return 1
@@ -34,13 +34,13 @@ def in_threads(
 ) -> list[Any]:
     """``[work(model, item) for item in items]``, on several threads.
 
-    Torch's own threads rest meanwhile. Gradients and mixed precision are on in the threads as they
-    are here; the network is copied for each of them, since running it with other weights changes
-    it. Whether it draws random numbers is seen by what happens to the generator.
+    Torch's own threads rest meanwhile. Gradients and mixed precision are on in the threads if they
+    are on here; each thread has a copy of the network, since running it with other weights changes
+    it. The state of the generator shows whether the network draws random numbers.
 
     Args:
         work: what to do with a network and an item.
-        items: they are shared out in turn.
+        items: the threads take them in turn.
         model: the network.
         threads: how many.
     """
@@ -60,13 +60,12 @@ def _shared_out(
 ) -> list[Any]:
     results: list[Any] = [None] * len(items)
     grad = torch.is_grad_enabled()
-    mixed = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    is_mixed, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
-    def run(first: int, own: nn.Module) -> None:
-        enabled, dtype = mixed
-        with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype, enabled=enabled):
+    def run(first: int, network: nn.Module) -> None:
+        with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype, enabled=is_mixed):
             for k in range(first, len(items), threads):
-                results[k] = work(own, items[k])
+                results[k] = work(network, items[k])
 
     try:
         copies = [copy.deepcopy(model) for _ in range(1, threads)]
@@ -76,7 +75,7 @@ def _shared_out(
     every = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        others = [pool(threads - 1).submit(run, first, own) for first, own in enumerate(copies, 1)]
+        others = [pool(threads - 1).submit(run, first, net) for first, net in enumerate(copies, 1)]
         try:
             run(0, model)
         finally:
@@ -89,5 +88,5 @@ def _shared_out(
 
 @functools.lru_cache(maxsize=1)
 def pool(threads: int) -> ThreadPoolExecutor:
-    """Threads on which torch runs alone; those of the last number that was asked for."""
+    """Threads in each of which torch uses one thread; kept until another number is asked for."""
     return ThreadPoolExecutor(threads, "members", initializer=torch.set_num_threads, initargs=(1,))

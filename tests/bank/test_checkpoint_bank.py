@@ -199,6 +199,20 @@ def test_a_reader_sees_what_is_appended(tmp_path):
     same(reader[:], stack)
 
 
+def test_a_reader_gets_the_rows_it_knows_of(tmp_path, monkeypatch):
+    """Also where their files have been merged with later ones meanwhile."""
+    monkeypatch.setattr(shard_folder, "_MERGE_SHARDS", 4)
+    stack = networks(5)
+    with CheckpointBank(tmp_path) as bank:
+        for row in range(3):
+            bank.append(rows(stack, row))
+        reader = CheckpointBank(tmp_path, "r")
+        for row in range(3, 5):
+            bank.append(rows(stack, row))
+    same(reader[:], rows(stack, slice(0, 3)))
+    same(reader[:], stack)  # it has had to read the manifest anew
+
+
 def test_a_source_for_mmd(tmp_path):
     net = models.mlp(4, [6, 5], 3)
     x, y = P.populate(net, 30), P.populate(net, 12)

@@ -27,7 +27,7 @@ def gradients(model, x, members=5):
 
 @pytest.fixture
 def two_threads(monkeypatch):
-    monkeypatch.setattr(P, "fitting_chunk", lambda *_: 2)
+    monkeypatch.setattr(P.prediction, "fitting_chunk", lambda *_: 2)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

@@ -1,0 +1,43 @@
+"""Functions on `Params`, the one currency of this package: a dict from state-dict names to tensors.
+
+One network is a dict with the shapes of its module. A *stack* of N networks is the same dict with
+one leading dimension N. Weights are the floating parameters; buffers (BatchNorm statistics) travel
+with them.
+"""
+
+from lightning_bnn.params.networks import (
+    Params,
+    RavelSpec,
+    is_stacked,
+    is_weight,
+    of,
+    ravel,
+    stack,
+    stack_size,
+    unravel,
+    unstack,
+    weight_names,
+)
+from lightning_bnn.params.populations import populate, stacked_copy
+from lightning_bnn.params.prediction import apply, apply_each, chunk_of
+from lightning_bnn.stacks import runs_at_once
+
+__all__ = [
+    "Params",
+    "RavelSpec",
+    "apply",
+    "apply_each",
+    "chunk_of",
+    "is_stacked",
+    "is_weight",
+    "of",
+    "populate",
+    "ravel",
+    "runs_at_once",
+    "stack",
+    "stack_size",
+    "stacked_copy",
+    "unravel",
+    "unstack",
+    "weight_names",
+]

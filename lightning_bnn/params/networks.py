@@ -1,0 +1,148 @@
+"""Networks as dicts of tensors: one, or a stack of several; and all of their weights as vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    "Params",
+    "RavelSpec",
+    "is_stacked",
+    "is_weight",
+    "of",
+    "ravel",
+    "stack",
+    "stack_size",
+    "unravel",
+    "unstack",
+    "weight_names",
+]
+
+Params = dict[str, Tensor]
+
+
+def of(module: nn.Module) -> Params:
+    """The state of a module: parameters and persistent buffers, each once, without copies.
+
+    >>> list(of(torch.nn.Linear(2, 1)))
+    ['weight', 'bias']
+    """
+    owners: set[int] = set()
+    result: Params = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor) and id(tensor) not in owners:
+            owners.add(id(tensor))
+            result[name] = tensor.detach()
+    return result
+
+
+def weight_names(module: nn.Module) -> list[str]:
+    """Names of the weights: floating parameters, shared ones once."""
+    return [name for name, p in module.named_parameters() if p.is_floating_point()]
+
+
+def stack(networks: Sequence[Params]) -> Params:
+    """Join networks into a stack.
+
+    >>> stack([{"w": torch.zeros(3)}, {"w": torch.ones(3)}])["w"].shape
+    torch.Size([2, 3])
+    """
+    if not networks:
+        raise ValueError("`networks` must hold at least one network.")
+    names = networks[0].keys()
+    for k, network in enumerate(networks):
+        if network.keys() != names:
+            odd = sorted(names ^ network.keys())[0]
+            raise ValueError(
+                f"`networks[{k}]` has other names than the first: {odd!r} is only in one of them."
+            )
+    return {name: torch.stack([network[name] for network in networks]) for name in names}
+
+
+def unstack(params: Params) -> list[Params]:
+    """The networks of a stack, as views."""
+    stack_size(params)
+    return [
+        dict(zip(params, row, strict=True))
+        for row in zip(*(t.unbind(0) for t in params.values()), strict=True)
+    ]
+
+
+def stack_size(params: Params) -> int:
+    """Number of networks in a stack."""
+    sizes = {tuple(t.shape[:1]) for t in params.values()}
+    if len(sizes) != 1 or sizes == {()}:
+        raise ValueError(f"`params` is not a stack: its leading dimensions are {sorted(sizes)}.")
+    return next(iter(sizes))[0]
+
+
+def is_stacked(params: Mapping[str, Tensor], template: Mapping[str, Any]) -> bool:
+    """Whether parameters carry a member dimension, read off a template of tensors or shapes."""
+    extra_dimensions = set()
+    for name, tensor in params.items():
+        if name in template:
+            shape = torch.Size(getattr(template[name], "shape", template[name]))
+            if tensor.shape != shape and tensor.shape[1:] != shape:
+                raise ValueError(
+                    f"`{name}` has shape {tuple(tensor.shape)}, the network has {tuple(shape)}."
+                )
+            extra_dimensions.add(tensor.ndim - len(shape))
+    if len(extra_dimensions) > 1:
+        raise ValueError("Some tensors of `params` are stacked and some are not.")
+    return extra_dimensions == {1}
+
+
+@dataclass(frozen=True)
+class RavelSpec:
+    """How a vector of weights is cut back into tensors."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+
+
+def ravel(
+    params: Params, names: Sequence[str] | None = None, stacked: bool = False
+) -> tuple[Tensor, RavelSpec]:
+    """All weights as one vector, or as one row per member of a stack.
+
+    Args:
+        params: one network or a stack.
+        names: the tensors to take; by default all floating ones that are not BatchNorm statistics.
+        stacked: whether the first dimension counts members.
+    """
+    if names is None:
+        names = [name for name, tensor in params.items() if is_weight(name, tensor)]
+    leading = (stack_size(params),) if stacked else ()
+    spec = RavelSpec(tuple(names), tuple(params[n].shape[len(leading) :] for n in names))
+    return torch.cat([params[n].reshape(*leading, -1) for n in names], -1), spec
+
+
+def is_weight(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor of `Params` counts as weights: floating, and no BatchNorm statistic.
+
+    >>> is_weight("bn.weight", torch.ones(2)), is_weight("bn.running_var", torch.ones(2))
+    (True, False)
+    """
+    return tensor.is_floating_point() and name.rpartition(".")[2] not in (
+        "running_mean",
+        "running_var",
+    )
+
+
+def unravel(vector: Tensor, spec: RavelSpec) -> Params:
+    """The inverse of `ravel`; leading dimensions are kept.
+
+    >>> w = {"a": torch.eye(2), "b": torch.ones(3)}
+    >>> all(torch.equal(v, w[k]) for k, v in unravel(*ravel(w)).items())
+    True
+    """
+    parts = vector.split([s.numel() for s in spec.shapes], -1)
+    return {
+        n: p.reshape(*vector.shape[:-1], *s)
+        for n, s, p in zip(spec.names, spec.shapes, parts, strict=True)
+    }
