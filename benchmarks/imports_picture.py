@@ -23,7 +23,8 @@ def layers() -> list[list[str]]:
     import tomllib
 
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (contract,) = settings["tool"]["importlinter"]["contracts"]
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    (contract,) = (c for c in contracts if c.get("containers") == ["lightning_bnn"])
     return [layer.split(" | ") for layer in contract["layers"]]
 
 

@@ -9,7 +9,6 @@ from source_code import Source, identifiers
 
 PACKAGE = ROOT / "lightning_bnn"
 TEXT = page("docs/architecture.md")
-BEING_BUILT = pytest.mark.xfail(reason="the page is ahead of the code")
 MOST_STEPS = 8
 WALK = re.compile(r"^### (.+)\n\n((?:\d+\. .+\n)+)", re.MULTILINE)
 STEP = re.compile(r"^\d+\. `([\w/]+\.py): ([\w.]+)` [a-z].*\.$")
@@ -42,11 +41,7 @@ def problems(steps, folder=PACKAGE):
         named |= set(identifiers(source.tree))
 
 
-@pytest.mark.parametrize(
-    "title",
-    [pytest.param(t, marks=[] if "MFVI" in t else BEING_BUILT) for t in WALKS],
-    ids=list(WALKS),
-)
+@pytest.mark.parametrize("title", list(WALKS))
 def test_functions_of_a_walk_exist_and_are_called(title):
     assert list(problems(WALKS[title])) == []
 
