@@ -46,7 +46,6 @@ class TwoReLUs(nn.Module):
         self.hidden = nn.Linear(1, 2, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs ``(batch, 1)``."""
         return torch.relu(self.hidden(x)).sum(-1, keepdim=True)
 
 

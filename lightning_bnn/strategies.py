@@ -100,7 +100,6 @@ class MembersStrategy(DDPStrategy):
 
     # -------------------------------------------------------- checkpoints
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """With all members."""
         module: Any = self.lightning_module
         names = set() if module.share is None else module.member_names()
         return {

@@ -16,23 +16,8 @@ COMPLETE = {
     "Monte Carlo dropout.",
     "Number of training examples.",
     "Pictures of predictions.",
-    "Rebasin by hidden activations.",
 }
 """Docstrings of few words to which nothing can be added."""
-SHORT = {
-    "bank": 10,
-    "callbacks": 2,
-    "commands": 8,
-    "datamodules": 6,
-    "likelihoods models named_tensors strategies": 5,
-    "metrics": 19,
-    "modules methods judging": 41,
-    "posteriors samplers": 16,
-    "stacks": 1,
-    "studies comparison": 27,
-    "symmetry": 18,
-}
-"""How many other docstrings of few words are left, by folder; the numbers may only fall."""
 
 
 @functools.cache
@@ -76,16 +61,13 @@ def test_what_is_public_and_new_has_a_docstring():
     assert missing == []
 
 
-@pytest.mark.parametrize("rooms", [*SHORT, ""])
-def test_docstrings_have_enough_words_to_say_something(rooms):
-    """Of some folders; the last case is all folders that have no allowance."""
-    allowed = set(rooms.split()) or set(package().rooms) - set(" ".join(SHORT).split())
+def test_docstrings_have_enough_words_to_say_something():
     short = [
         f"{definition.place}: {definition.docstring}"
         for definition in package().definitions()
-        if package().room(definition.source.module) in allowed and is_short(definition.docstring)
+        if is_short(definition.docstring)
     ]
-    assert len(short) <= SHORT.get(rooms, 0), "\n".join(short)
+    assert short == []
 
 
 EXAMPLE = '''"""A file with everything in it."""

@@ -124,7 +124,7 @@ class Capture:
         return listen
 
     def close(self) -> None:
-        """Stop recording calls."""
+        """Stop recording what the network is called with."""
         for handle in self._handles:
             handle.remove()
 

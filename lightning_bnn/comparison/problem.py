@@ -77,7 +77,7 @@ class Problem:
         return None if name is None else (name, sets[name])
 
     def example(self) -> Any:
-        """Two inputs."""
+        """Two rows of input, as the network takes them."""
         inputs, _ = next(iter(self.test_set()))
         return inputs[:2]
 

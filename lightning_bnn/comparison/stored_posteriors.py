@@ -43,7 +43,7 @@ class StoredPosterior:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     def only(self, rows: slice | Sequence[int]) -> StoredPosterior:
-        """Some of its modes."""
+        """The same posterior with some of its modes only."""
         kept = range(len(self.modes))[rows] if isinstance(rows, slice) else rows
         return replace(
             self, modes=[self.modes[k] for k in kept], judged=[self.judged[k] for k in kept]

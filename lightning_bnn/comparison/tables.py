@@ -54,13 +54,13 @@ class Table:
     note: str = ""
 
     def cells(self) -> list[list[str]]:
-        """Every cell as text."""
+        """Every cell as text, row by row."""
         digits = self.digits
         every = [digits.get(n, 3) if isinstance(digits, Mapping) else digits for n in self.header]
         return [[_shown(cell, k) for cell, k in zip(row, every, strict=True)] for row in self.rows]
 
     def text(self) -> str:
-        """For a terminal."""
+        """The table as a terminal shows it, with columns aligned."""
         parts = [self.title, text_table(self.header, self.cells()), self.note]
         return "\n".join(part for part in parts if part)
 

@@ -34,11 +34,10 @@ class LinearAfterDropout(nn.Linear):
         self.p = p
 
     def forward(self, input: Tensor) -> Tensor:
-        """Drop, then multiply."""
+        """Drop some of the inputs in training, then multiply."""
         return super().forward(F.dropout(input, self.p, self.training))
 
     def extra_repr(self) -> str:
-        """Shown by ``print``."""
         return f"{super().extra_repr()}, p={self.p:g}"
 
 

@@ -24,7 +24,7 @@ class KeptNetworks(nn.Module, ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of times."""
+        """At how many times members were kept."""
 
     @abstractmethod
     def append(self, members: Params, **record: Any) -> None:
@@ -42,11 +42,11 @@ class KeptNetworks(nn.Module, ABC):
         """Get ready for a run; only one process writes."""
 
     def close(self) -> None:
-        """The run is over."""
+        """A run is over: let others write."""
 
     @abstractmethod
     def forget(self) -> None:
-        """Start anew."""
+        """Let go of all networks, as another run begins."""
 
 
 class InMemory(NamedTensors, KeptNetworks):
@@ -61,11 +61,10 @@ class InMemory(NamedTensors, KeptNetworks):
         super().__init__()
 
     def __len__(self) -> int:
-        """Number of times."""
         return self._times
 
     def tensors(self) -> Params:
-        """Everything: ``(times, members, ...)``."""
+        """All kept networks, as ``(times, members, ...)``; nothing if there are none."""
         return {n: t[: self._times] for n, t in super().tensors().items()} if self._times else {}
 
     def append(self, members: Params, **record: Any) -> None:
@@ -92,14 +91,12 @@ class InMemory(NamedTensors, KeptNetworks):
         return finite_networks(flat).view(self._times, -1)
 
     def hold(self, tensors: Params) -> None:
-        """Keep these instead."""
         last = slice(0 if self.limit is None else -self.limit, None)
         kept = {name: t[last] for name, t in tensors.items()}
         super().hold(kept)
         self._times = len(next(iter(kept.values()), ()))
 
     def forget(self) -> None:
-        """Start anew."""
         self.hold({})
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

@@ -37,11 +37,10 @@ class Networks(State):
         self.divergence = Divergence(P.stack_size(stack), max_loss, restarts)
 
     def stack(self) -> Params:
-        """The members, without gradients."""
         return P.of(self.networks)
 
     def trained_stack(self) -> Params:
-        """The members, with gradients."""
+        """The members as a stack through which gradients flow to the parameters."""
         return {**P.of(self.networks), **dict(self.networks.named_parameters())}
 
 

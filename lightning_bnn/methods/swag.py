@@ -76,7 +76,7 @@ class Moments(Networks):
         self.last.append({n: stack[n] for n in self.weights})
 
     def forget(self) -> None:
-        """Collect anew."""
+        """Let go of the moments, as another run begins."""
         self.collected.zero_()
         for moment in (self.mean, self.squares):
             torch._foreach_zero_(list(moment.tensors().values()))
@@ -160,7 +160,7 @@ class SWAG(Method):
         return HighRate(optimizer, self.swa_lr, state.start, self.ramp, scheduler)
 
     def schedule(self, state: Moments) -> Schedule:
-        """When weights are collected."""
+        """At the ends of which epochs weights are collected."""
         return Schedule(every_n_epochs=self.every_n_epochs, start=(state.start or 0) + 1)
 
     def begin(self, state: Moments, fit: Fit, run: Run) -> None:

@@ -66,9 +66,9 @@ def left_over(batch: Any, network: nn.Module | None) -> list[str]:
     if not isinstance(batch, Mapping):
         return []
     parameters = _parameters(network)
-    own = _own(batch, parameters, _target_beside_inputs(batch, parameters))
-    main = [n for n in _INPUTS if n in batch] if _lacks_the_first(batch, own, parameters) else []
-    return [n for n in batch if n not in {*own, *main, *_TARGETS}]
+    named = _by_name(batch, parameters, _target_beside_inputs(batch, parameters))
+    main = [n for n in _INPUTS if n in batch] if _lacks_the_first(batch, named, parameters) else []
+    return [n for n in batch if n not in {*named, *main, *_TARGETS}]
 
 
 def positional(
@@ -101,40 +101,44 @@ def _parameters(network: nn.Module | None) -> Parameters:
     if network is None:
         return {}
     try:
-        found = inspect.signature(getattr(network, "_orig_mod", network).forward).parameters
+        parameters = inspect.signature(getattr(network, "_orig_mod", network).forward).parameters
     except (TypeError, ValueError):  # scripted networks have no signature
         return {}
     return {
-        n: p for n, p in found.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        n: p
+        for n, p in parameters.items()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     }
 
 
 def _target_name(batch: Mapping[str, Any], parameters: Parameters) -> str:
     """The name of the targets; of several, the one that the network does not ask for."""
-    found = [n for n in _TARGETS if n in batch]
-    free = [n for n in found if n not in parameters] or found
+    candidates = [n for n in _TARGETS if n in batch]
+    free = [n for n in candidates if n not in parameters] or candidates
     return _only(batch, free, _TARGETS, "targets")
 
 
 def _target_beside_inputs(batch: Mapping[str, Any], parameters: Parameters) -> str | None:
     """The same where there need be none, and the network can do without it."""
-    found = [n for n in _TARGETS if n in batch]
-    free = [n for n in found if n not in parameters]
-    if free or len(found) != 1:
+    candidates = [n for n in _TARGETS if n in batch]
+    free = [n for n in candidates if n not in parameters]
+    if free or len(candidates) != 1:
         return free[0] if free else None
-    without = _own(batch, parameters, found[0])
+    without = _by_name(batch, parameters, candidates[0])
     filled = {*without, *(list(parameters)[:1] if any(n in batch for n in _INPUTS) else ())}
-    return found[0] if not _unfilled(filled, parameters) else None
+    return candidates[0] if not _unfilled(filled, parameters) else None
 
 
-def _only(batch: Mapping[str, Any], found: Sequence[str], names: Sequence[str], what: str) -> str:
-    if len(found) != 1:
-        held = ", ".join(map(repr, batch)) or "nothing"
+def _only(
+    batch: Mapping[str, Any], candidates: Sequence[str], names: Sequence[str], what: str
+) -> str:
+    if len(candidates) != 1:
+        present = ", ".join(map(repr, batch)) or "nothing"
         raise ValueError(
             f"The {what} of a dict batch must have one of the names {', '.join(names)}; it has "
-            f"{held}. {_ELSEWHERE}"
+            f"{present}. {_ELSEWHERE}"
         )
-    return found[0]
+    return candidates[0]
 
 
 # ------------------------------------------------------------ inputs
@@ -142,52 +146,54 @@ def _inputs(
     batch: Mapping[str, Any], network: nn.Module | None, target: str | None
 ) -> tuple[Any, ...]:
     parameters = _parameters(network)
-    own = _own(batch, parameters, target)
-    if _lacks_the_first(batch, own, parameters):
-        main = batch[_only(batch, _usual(batch, own), _INPUTS, "inputs")]
+    named = _by_name(batch, parameters, target)
+    if _lacks_the_first(batch, named, parameters):
+        main = batch[_only(batch, _usual(batch, named), _INPUTS, "inputs")]
         if not parameters:
             return (main,)
-        own = {next(iter(parameters)): main, **own}
-    unfilled = _unfilled(own, parameters)
+        named = {next(iter(parameters)): main, **named}
+    unfilled = _unfilled(named, parameters)
     if unfilled:
         assert network is not None
-        held = ", ".join(map(repr, batch))
+        present = ", ".join(map(repr, batch))
         raise ValueError(
             f"The inputs of a dict batch must have the names that {type(network).__name__} gives "
-            f"them: it needs {', '.join(map(repr, unfilled))} and the batch has {held}"
+            f"them: it needs {', '.join(map(repr, unfilled))} and the batch has {present}"
             + (f", of which {target!r} is the target. " if target else ". ")
             + _ELSEWHERE
         )
-    return _in_order(own, parameters, network)
+    return _in_order(named, parameters, network)
 
 
-def _own(batch: Mapping[str, Any], parameters: Parameters, target: str | None) -> dict[str, Any]:
+def _by_name(
+    batch: Mapping[str, Any], parameters: Parameters, target: str | None
+) -> dict[str, Any]:
     return {n: batch[n] for n in parameters if n in batch and n != target}
 
 
 def _lacks_the_first(
-    batch: Mapping[str, Any], own: Collection[str], parameters: Parameters
+    batch: Mapping[str, Any], named: Collection[str], parameters: Parameters
 ) -> bool:
     """Whether the main input has another name in the batch than in the network."""
     first = next(iter(parameters.values()), None)
-    if first is None or not own:
+    if first is None or not named:
         return True
-    wanted = first.default is first.empty or _usual(batch, own)
-    return first.name not in own and bool(wanted)
+    wanted = first.default is first.empty or _usual(batch, named)
+    return first.name not in named and bool(wanted)
 
 
-def _usual(batch: Mapping[str, Any], own: Collection[str]) -> list[str]:
-    return [n for n in _INPUTS if n in batch and n not in own]
+def _usual(batch: Mapping[str, Any], named: Collection[str]) -> list[str]:
+    return [n for n in _INPUTS if n in batch and n not in named]
 
 
-def _unfilled(own: Collection[str], parameters: Parameters) -> list[str]:
-    return [n for n, p in parameters.items() if p.default is p.empty and n not in own]
+def _unfilled(named: Collection[str], parameters: Parameters) -> list[str]:
+    return [n for n, p in parameters.items() if p.default is p.empty and n not in named]
 
 
 def _in_order(
-    own: Mapping[str, Any], parameters: Parameters, network: nn.Module | None
+    named: Mapping[str, Any], parameters: Parameters, network: nn.Module | None
 ) -> tuple[Any, ...]:
     """Up to the last one that is there; others before it have their defaults."""
-    last = max(k for k, name in enumerate(parameters) if name in own)
+    last = max(k for k, name in enumerate(parameters) if name in named)
     chosen = list(parameters.values())[: last + 1]
-    return tuple(own.get(p.name, p.default) for p in chosen)
+    return tuple(named.get(p.name, p.default) for p in chosen)

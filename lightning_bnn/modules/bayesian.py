@@ -449,7 +449,7 @@ class Bayesian(L.LightningModule):
 
     @property
     def judged_samples(self) -> int:
-        """How many networks predict."""
+        """How many networks predict in validation, test and prediction."""
         return self.method.count(self.judging.unrefreshed(), self.eval_samples)
 
     def judged_posterior(self) -> Posterior:

@@ -42,7 +42,6 @@ class Fitting:
         self._known_to_be_broken: set[int] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without data."""
         return {**self.__dict__, "last_source": None}
 
     # ------------------------------------------------------------ data

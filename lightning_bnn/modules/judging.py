@@ -63,7 +63,7 @@ class Judging:
         return [numbers[k] for k in order.sort().values.tolist()]
 
     def posterior(self) -> Posterior:
-        """What predicts."""
+        """What predicts in validation, test and prediction."""
         return self.refreshed(self.unrefreshed(), self.module.eval_samples)
 
     def refreshed(self, posterior: Posterior, samples: int, *key: int) -> Posterior:

@@ -35,7 +35,6 @@ class KeptInBank(KeptNetworks):
         self._bank: CheckpointBank | None = None
 
     def __len__(self) -> int:
-        """Number of times."""
         return int(self.rows) // self.members
 
     def open(self, writer: bool) -> None:
@@ -44,20 +43,19 @@ class KeptInBank(KeptNetworks):
         if not writer:
             return
         self._bank = CheckpointBank(self.path)
-        held, known = len(self._bank), int(self.rows)
-        if held < known:
+        stored, known = len(self._bank), int(self.rows)
+        if stored < known:
             self.close()
             raise ValueError(
-                f"The bank {self.path} has {held} networks, the checkpoint knew of {known}."
+                f"The bank {self.path} has {stored} networks, the checkpoint knew of {known}."
             )
         self._bank.truncate(known)
 
     def append(self, members: Params, **record: Any) -> None:
-        """Write all members."""
         if self._bank is not None:
             finite = finite_networks(members).tolist()
-            told = [{} if well else {"finite": False} for well in finite]
-            records = [{**record, "member": m, **told[m]} for m in range(self.members)]
+            health = [{} if well else {"finite": False} for well in finite]
+            records = [{**record, "member": m, **health[m]} for m in range(self.members)]
             self._bank.extend(members, records)
         self.rows += self.members
 
@@ -66,8 +64,8 @@ class KeptInBank(KeptNetworks):
         if not len(self):
             return torch.ones(0, self.members).bool()
         records = CheckpointBank(self.path, "r").records[: int(self.rows)]
-        found = torch.tensor([record.get("finite", True) for record in records])
-        return found.view(len(self), self.members)
+        finite = torch.tensor([record.get("finite", True) for record in records])
+        return finite.view(len(self), self.members)
 
     def networks(self, rows: Sequence[int]) -> Params:
         """The networks of these numbers, as a stack."""
@@ -86,13 +84,11 @@ class KeptInBank(KeptNetworks):
         self.rows.zero_()
 
     def close(self) -> None:
-        """Let others write."""
         if self._bank is not None:
             self._bank.close()
             self._bank = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the open files."""
         return {**self.__dict__, "_bank": None}
 
 

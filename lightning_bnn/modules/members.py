@@ -59,7 +59,7 @@ class Members:
             self.rates = self.rates[first:last]
 
     def take_whole(self) -> None:
-        """Have all members again."""
+        """Have the members of all processes again."""
         assert self.share is not None
         self.count, self.first = self.share.everyone, self.first - self.share.first
         self.rates, self.share = self._all_rates, None

@@ -97,8 +97,8 @@ def rescale_steps(stacks: Sequence[Tensor], before: Sequence[Tensor], rates: Ten
         rates: for every member, what its step is multiplied by.
     """
     for after, start in zip(stacks, before, strict=True):
-        own = rates.to(after).reshape(-1, *(1,) * (after.ndim - 1))
-        after.copy_(start + own * (after - start))
+        factors = rates.to(after).reshape(-1, *(1,) * (after.ndim - 1))
+        after.copy_(start + factors * (after - start))
 
 
 @torch.no_grad()
@@ -118,10 +118,9 @@ def restart_members(
     """
     for name, stack in stacks.items():
         stack[list(members)] = fresh[name].to(stack)
-    held = {id(tensor) for tensor in stacks.values()}
-    for optimizer in optimizers:
-        own = [(p, state) for p, state in optimizer.state.items() if id(p) in held]
-        for parameter, state in own:
-            for value in state.values():
-                if isinstance(value, Tensor) and value.shape == parameter.shape:
-                    value[list(members)] = 0
+    stacked = {id(tensor) for tensor in stacks.values()}
+    states = [pair for o in optimizers for pair in o.state.items() if id(pair[0]) in stacked]
+    for parameter, state in states:
+        for value in state.values():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                value[list(members)] = 0

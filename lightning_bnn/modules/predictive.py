@@ -43,7 +43,6 @@ class Predictive(nn.Module):
         return super()._apply(fn, recurse)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The mean prediction."""
         members = P.unstack({name: t.detach() for name, t in P.of(self.networks).items()})
         outputs = [functional_call(self.template, member, inputs, named) for member in members]
         return self.likelihood.predictive(

@@ -1,4 +1,4 @@
-"""SWAG under a trainer."""
+"""SWAG, a Gaussian through the last networks of a run, under a trainer."""
 
 from __future__ import annotations
 

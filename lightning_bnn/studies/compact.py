@@ -27,7 +27,7 @@ _KEPT = (100, 90, 80, 70, 60, 50, 40, 30, 20, 10, 5, 1)
 
 @dataclass(frozen=True)
 class Scale:
-    """What is trained."""
+    """How many networks are trained, on what, and for how long."""
 
     presets: Mapping[str, str]
     hidden: int
@@ -97,7 +97,7 @@ class _Study:
     def findings(
         self, networks: Mapping[str, Params], vi: DiagonalGaussian, commands: Sequence[str]
     ) -> Findings:
-        """Table and figures."""
+        """The table and figures that the study publishes."""
         gaussians: dict[str, DiagonalGaussian] = {}
         for name, stack in networks.items():
             gaussians[f"{name} q_d"] = DiagonalGaussian.fit(stack)

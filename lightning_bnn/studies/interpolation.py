@@ -21,7 +21,7 @@ __all__ = ["fitted_gaussians", "interpolation", "midpoint_kl"]
 
 @dataclass(frozen=True)
 class Scale:
-    """How fine."""
+    """How finely the study computes."""
 
     dims: Sequence[int]
     sigmas: Sequence[float]

@@ -51,7 +51,7 @@ class Section:
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
     def html(self) -> str:
-        """The section as HTML."""
+        """The section of the page, as HTML."""
         parts = [_element("h2", self.title), *(_element("p", text) for text in self.text)]
         if self.code:
             parts.append(_element("pre", self.code))

@@ -51,7 +51,7 @@ class Job:
 
     @property
     def epochs(self) -> int:
-        """How long it trains."""
+        """For how many epochs it trains."""
         stated = yaml.safe_load(preset_text(self.preset))["trainer"]["max_epochs"]
         return int(self.overrides.get("trainer.max_epochs", stated))
 
@@ -81,7 +81,7 @@ class Run:
         return Place(self.folder)
 
     def problem(self) -> Problem:
-        """Network and data."""
+        """The network and the data of its configuration."""
         return read_problem(_newest(self.folder.rglob("config.yaml")))
 
     def module(self) -> Any:
@@ -170,5 +170,5 @@ class _Epochs(L.Callback):
         self.bar.update(trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Move by one epoch."""
+        """Move the bar by one epoch."""
         self.bar.update(1)

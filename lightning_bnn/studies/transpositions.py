@@ -43,7 +43,7 @@ Pairs = Mapping[int, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Scale:
-    """What is trained."""
+    """How many networks are trained, on what, and for how long."""
 
     mnist: bool
     hidden: int
@@ -166,7 +166,7 @@ class _Study:
 
     # -------------------------------------------------------- tables and figures
     def findings(self) -> Findings:
-        """Tables and figures."""
+        """The tables and figures that the study publishes."""
         generator = keyed_generator(self.seed, "starts")
         both = self.train(P.populate(self.model, 2, generator), "first")
         chosen = sorted({round(k) for k in torch.linspace(0, len(both) - 1, 11).tolist()})

@@ -32,7 +32,7 @@ _DRAWN = "SGM, K={}"
 
 @dataclass(frozen=True)
 class Scale:
-    """What is trained."""
+    """How many networks are trained, on what, and for how long."""
 
     plain: str
     symmetrized: str

@@ -1,4 +1,4 @@
-"""Rebasin by hidden activations."""
+"""Rebasin: match the units of two networks by their hidden activations."""
 
 from __future__ import annotations
 

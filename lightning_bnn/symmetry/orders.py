@@ -60,7 +60,7 @@ class UnitOrders:
 
     @staticmethod
     def check(by: str) -> None:
-        """Refuse an unknown statistic."""
+        """Refuse a statistic that there is not."""
         if by not in get_args(SortKey):
             raise ValueError(f"`by` must be one of {', '.join(get_args(SortKey))}, got {by!r}.")
 

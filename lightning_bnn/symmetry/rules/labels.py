@@ -83,7 +83,7 @@ class Weight:
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of the view."""
+        """The shape of the view, not of the tensor behind it."""
         return self.coords[0].shape if self.coords else torch.Size(())
 
     @classmethod
