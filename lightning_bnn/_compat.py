@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["figure_step", "made_by_cli", "should_log", "tests_datamodule", "trainer_of"]
+__all__ = [
+    "figure_step",
+    "made_by_cli",
+    "runners_of",
+    "should_log",
+    "tests_datamodule",
+    "trainer_of",
+]
 
 
 def should_log(trainer: Any) -> bool:
@@ -33,3 +40,8 @@ def tests_datamodule(trainer: Any) -> bool:
 def trainer_of(module: Any) -> Any:
     """The trainer that a LightningModule is with; None if it is with none."""
     return module._trainer
+
+
+def runners_of(module: Any) -> tuple[Any, Any]:
+    """The trainer and the Fabric that a module refers to, if it does, which are no part of it."""
+    return vars(module).get("_trainer"), vars(module).get("_fabric")

@@ -41,3 +41,13 @@ def test_what_a_checkpoint_says_would_be_put_above_the_command_line():
     from lightning.pytorch.cli import LightningCLI
 
     assert callable(LightningCLI._parse_ckpt_path)
+
+
+def test_the_trainer_of_a_module():
+    module, run = Plain(), L.Trainer(**QUIET)
+    assert _compat.trainer_of(module) is None
+    assert _compat.runners_of(module) == (None, None)
+    assert _compat.runners_of(torch.nn.Linear(1, 1)) == (None, None)
+    run.fit(module, DataLoader(Points(), 6))
+    assert _compat.trainer_of(module) is run
+    assert _compat.runners_of(module) == (run, None)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lightning_bnn._compat import runners_of
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.shared_tensors import named_tensors, place_of
 
@@ -46,7 +47,7 @@ def structural_copy(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Mo
     if dtype is not None:
         shared = _tensors_in_precision(model, dtype)
     for module in model.modules():  # a LightningModule in a run holds its Trainer, data included
-        shared |= {id(x): x for x in (vars(module).get("_trainer"), vars(module).get("_fabric"))}
+        shared |= {id(x): x for x in runners_of(module)}
     try:
         return copy.deepcopy(model, shared)
     except Exception as error:
