@@ -46,7 +46,6 @@ class DeepEnsemble(Method):
 
     def __post_init__(self) -> None:
         self.prior = gaussian_prior(self.prior_std)
-        self.needs_num_data = self.prior is not None
 
     def init(self, network: nn.Module, stack: Params) -> Networks:
         return Networks(network, stack, self.max_loss, self.restarts)

@@ -66,7 +66,6 @@ class FromCheckpoints(Method):
     scale: float = 1.0
 
     trains = False
-    needs_num_data = False
     refreshes_statistics = True
 
     def __post_init__(self) -> None:

@@ -115,7 +115,6 @@ class Laplace(Method):
             positive("prior_precision", self.prior_precision)
         not_negative("temperature", self.temperature)
         self.prior = gaussian_prior(self.prior_std)
-        self.needs_num_data = self.prior is not None
 
     def init(self, network: nn.Module, stack: Params) -> CurvedNetworks:
         layers = self.layers or ("last" if self.lacking_factors(network) else "all")

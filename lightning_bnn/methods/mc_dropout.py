@@ -49,7 +49,6 @@ class MCDropout(Method):
     def __post_init__(self) -> None:
         option("layers", self.layers, get_args(Layers))
         self.prior = gaussian_prior(self.prior_std)
-        self.needs_num_data = self.prior is not None
 
     def init(self, network: nn.Module, stack: Params) -> DroppedNetworks:
         return DroppedNetworks(network, stack, self.max_loss, self.restarts)

@@ -119,8 +119,6 @@ class Method(ABC):
 
     prior: Any = None
     """The prior over weights, a module, where the method has one."""
-    needs_num_data = True
-    """Whether the objective weighs the data against a prior."""
     takes_samplers = False
     """Whether the optimizer may be a sampler."""
     takes_all_data = False
@@ -137,6 +135,11 @@ class Method(ABC):
     """What is judged, even of a single member, if nothing has been trained or loaded."""
     refreshes_statistics = False
     """Whether networks that were drawn need statistics of BatchNorm of their own."""
+
+    @property
+    def needs_num_data(self) -> bool:
+        """Whether the objective weighs the data against a prior."""
+        return self.prior is not None
 
     # ------------------------------------------------------------ training
     @abstractmethod

@@ -50,6 +50,11 @@ class SGMCMC(Method):
     def __post_init__(self) -> None:
         self.prior = gaussian_prior(self.prior_std)
 
+    @property
+    def needs_num_data(self) -> bool:
+        """The sampler does, also if the prior is its own."""
+        return True
+
     def init(self, network: nn.Module, stack: Params) -> Chains:
         return Chains(network, stack, self.keeping, self.max_loss, self.restarts)
 

@@ -138,7 +138,6 @@ class SWAG(Method):
             positive("swa_lr", self.swa_lr)
         Schedule(every_n_epochs=self.every_n_epochs)
         self.prior = gaussian_prior(self.prior_std)
-        self.needs_num_data = self.prior is not None
 
     def init(self, network: nn.Module, stack: Params) -> Moments:
         return Moments(network, stack, self)
