@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, cast, get_args
 
 import lightning as L
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lightning_bnn import _compat
 from lightning_bnn.arguments import count, integer
-from lightning_bnn.harvest import ends, epochs_of
+from lightning_bnn.harvest import ends
 from lightning_bnn.judging import judge_of, named_sets
 from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.methods import Batch, Method, Run, State
@@ -28,13 +28,13 @@ from lightning_bnn.modules import batches, checkpoints, network_inputs
 from lightning_bnn.modules.fitting import Fitting, ReleasesFiles
 from lightning_bnn.modules.judging import Judging, Prediction
 from lightning_bnn.modules.members import Members, Share
-from lightning_bnn.modules.optimization import check_elementwise, clip_members, rescale_steps
+from lightning_bnn.modules.optimization import clip_members, configured_optimizers, rescale_steps
 from lightning_bnn.modules.predictive import Predictive
-from lightning_bnn.modules.templates import explaining_misfits, template_of
+from lightning_bnn.modules.sharing import take_share, take_whole
+from lightning_bnn.modules.templates import TemplateMode, explaining_misfits, template_of
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.randomness import keyed_randomness
-from lightning_bnn.samplers import HMC, Langevin
 
 __all__ = ["Bayesian"]
 
@@ -76,7 +76,6 @@ class Bayesian(L.LightningModule):
     likelihood: Likelihood
     method: Any
     state: Any
-    _frozen_modules: list[nn.Module]
 
     def __init__(
         self,
@@ -105,8 +104,7 @@ class Bayesian(L.LightningModule):
         ignored = () if _compat.made_by_cli() else _NOT_SAVED
         self.save_hyperparameters(ignore=("method", *ignored), frame=inspect.currentframe())
         self.__dict__["template"] = template_of(network)
-        frozen = [m for m in self.template.modules() if network.training and not m.training]
-        self.__dict__["_frozen_modules"] = frozen
+        self.template_mode = TemplateMode(self.template, network)
         self.likelihood = Categorical() if likelihood is None else cast(Likelihood, likelihood)
         self.method, self.prior = method, method.prior
         method.check(self.likelihood)
@@ -265,16 +263,7 @@ class Bayesian(L.LightningModule):
             first: the first of them.
             last: the one after the last.
         """
-        if not self.method.can_be_shared:
-            raise ValueError(
-                f"`strategy` members: the members of {type(self).__name__} cannot be shared out; "
-                "train it in parts, by `lightning-bnn population`."
-            )
-        for tensor in self.state.state_dict(keep_vars=True).values():
-            tensor.data = tensor.data[first:last].clone()
-        self.population.take_share(first, last)
-        if self.divergence is not None:
-            self.divergence.take_share(first, last)
+        take_share(self, first, last)
 
     def take_whole(self, gather: Callable[[Tensor], Tensor]) -> None:
         """The opposite of `take_share`: have the members of all processes.
@@ -282,48 +271,11 @@ class Bayesian(L.LightningModule):
         Args:
             gather: from the members that are here to all.
         """
-        for tensor in self.state.state_dict(keep_vars=True).values():
-            tensor.data, tensor.grad = gather(tensor.data), None
-        if self.divergence is not None:
-            self.divergence.load_state_dict(self.divergence_state(gather))
-        self.population.take_whole()
-
-    def divergence_state(self, gather: Callable[[Tensor], Tensor] | None) -> dict[str, Any]:
-        """Who has diverged, also among the members of other processes.
-
-        Args:
-            gather: from the members that are here to all; None if these are all.
-        """
-        trainer, divergence = _compat.trainer_of(self), self.divergence
-        assert divergence is not None
-        state = divergence.state_dict(last=trainer is not None and ends(trainer))
-        if gather is None:
-            return state
-        return {
-            name: gather(value.to(self.device)).cpu() if isinstance(value, Tensor) else value
-            for name, value in state.items()
-        }
+        take_whole(self, gather)
 
     # ------------------------------------------------------------ training
     def configure_optimizers(self) -> Any:
-        if self.members > 1:
-            check_elementwise(self.make_optimizer)
-        optimizer = None
-        if self.method.trains:
-            optimizer = self.make_optimizer([p for p in self.parameters() if p.requires_grad])
-        self.method.adopt(optimizer)
-        if isinstance(optimizer, Langevin | HMC) and self.member_rates is not None:
-            raise ValueError("`member_rates` are for optimizers, not for samplers.")
-        scheduler = None if self.make_scheduler is None else self.make_scheduler(optimizer)  # type: ignore[arg-type]  # there is one
-        trainer = _compat.trainer_of(self)
-        epochs = 0 if trainer is None else epochs_of(trainer)
-        resumed = trainer is not None and trainer.ckpt_path is not None
-        scheduler = self.method.schedule_rates(self.state, optimizer, scheduler, epochs, resumed)
-        if scheduler is None:
-            return optimizer
-        watched = getattr(scheduler, "monitor", "val/nll")
-        config = {"scheduler": scheduler, "interval": self.lr_interval, "monitor": watched}
-        return {"optimizer": optimizer, "lr_scheduler": config}
+        return configured_optimizers(self)
 
     def configure_callbacks(self) -> list[Callback]:
         trainer: Any = self.trainer  # is asked again for every run
@@ -358,7 +310,7 @@ class Bayesian(L.LightningModule):
         return self._losses(Batch(inputs, targets))
 
     def _losses(self, batch: Batch) -> dict[str, Tensor]:
-        self._same_mode()
+        self.template_mode.follow(self.training)
         with explaining_misfits(self.template, batch.inputs):
             return self.method.losses(self.state, batch, self.run)
 
@@ -474,7 +426,7 @@ class Bayesian(L.LightningModule):
         """
         predict, inputs = self.judging.predictor(), self.cast(inputs)
         with (
-            self._evaluating(),
+            self.template_mode.evaluation(self.training),
             self._randomness("predict", *batch),
             explaining_misfits(self.template, inputs),
         ):
@@ -507,28 +459,6 @@ class Bayesian(L.LightningModule):
 
     def _randomness(self, *key: int | str) -> AbstractContextManager[None]:
         return keyed_randomness(self.seed, *key, self.global_rank, device=self.device)
-
-    def _same_mode(self) -> None:
-        """Training or not; what the given network had frozen in evaluation mode stays there."""
-        if self.template.training != self.training:
-            self.template.train(self.training)
-            for module in self._frozen_modules if self.training else ():
-                module.eval()
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode for predictions, whatever the module's: it is left in training by a fit.
-
-        Statistics of the examples at hand would be used, and learnt, otherwise.
-        """
-        self._same_mode()
-        training = [module for module in self.template.modules() if module.training]
-        self.template.eval()
-        try:
-            yield
-        finally:
-            for module in training:
-                module.training = True
 
     # ------------------------------------------------------------ validation, test, prediction
     def on_validation_epoch_start(self) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
+from lightning_bnn.modules.sharing import divergence_state
+
 if TYPE_CHECKING:
     from lightning_bnn.modules.bayesian import Bayesian
 
@@ -27,7 +29,7 @@ def notes_of(module: Bayesian) -> dict[str, Any]:
     if module.divergence is not None:
         strategy: Any = None if module.share is None else module.trainer.strategy
         gather = None if strategy is None else strategy.gather_members
-        notes["divergence"] = module.divergence_state(gather)
+        notes["divergence"] = divergence_state(module, gather)
     return {**notes, **module.state.notes}
 
 

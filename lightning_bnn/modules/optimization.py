@@ -3,20 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from lightning_bnn._compat import trainer_of
+from lightning_bnn.harvest import epochs_of
+from lightning_bnn.samplers import HMC, Langevin
+
+if TYPE_CHECKING:
+    from lightning_bnn.modules.bayesian import Bayesian
+
 __all__ = [
     "check_elementwise",
     "clip_members",
+    "configured_optimizers",
     "rescale_steps",
     "restart_members",
 ]
 
 _PROBES = ((3, 4, 5), (3, 4))
 _SCALES = (1e-3, 1.0, 1e3)
+
+
+def configured_optimizers(module: Bayesian) -> Any:
+    """One optimizer for all members, if it does not mix them, and its schedule.
+
+    Args:
+        module: says how both are made.
+    """
+    if module.members > 1:
+        check_elementwise(module.make_optimizer)
+    optimizer: Any = None
+    if module.method.trains:
+        optimizer = module.make_optimizer([p for p in module.parameters() if p.requires_grad])
+    module.method.adopt(optimizer)
+    if isinstance(optimizer, Langevin | HMC) and module.member_rates is not None:
+        raise ValueError("`member_rates` are for optimizers, not for samplers.")
+    scheduler = None if module.make_scheduler is None else module.make_scheduler(optimizer)
+    trainer = trainer_of(module)
+    epochs = 0 if trainer is None else epochs_of(trainer)
+    resumed = trainer is not None and trainer.ckpt_path is not None
+    scheduler = module.method.schedule_rates(module.state, optimizer, scheduler, epochs, resumed)
+    if scheduler is None:
+        return optimizer
+    watched = getattr(scheduler, "monitor", "val/nll")
+    config = {"scheduler": scheduler, "interval": module.lr_interval, "monitor": watched}
+    return {"optimizer": optimizer, "lr_scheduler": config}
 
 
 def check_elementwise(optimizer: Callable[[Iterable[Tensor]], Any]) -> None:

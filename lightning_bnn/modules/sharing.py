@@ -1,15 +1,17 @@
-"""Predictions of members that processes share: each counts as often as it would in one process."""
+"""Members that processes share: who has which, and what all of them predict together."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from lightning_bnn._compat import trainer_of
+from lightning_bnn.harvest import ends
 from lightning_bnn.methods.health import Diverged
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Dropout, Empirical, Posterior, Predictor
@@ -18,7 +20,59 @@ from lightning_bnn.posteriors.empirical import spread
 if TYPE_CHECKING:
     from lightning_bnn.modules.bayesian import Bayesian
 
-__all__ = ["shared_predictor"]
+__all__ = ["divergence_state", "shared_predictor", "take_share", "take_whole"]
+
+
+def take_share(module: Bayesian, first: int, last: int) -> None:
+    """Let a module go of all members but some.
+
+    Args:
+        module: has all of them.
+        first: the first that it keeps.
+        last: the one after the last.
+    """
+    if not module.method.can_be_shared:
+        raise ValueError(
+            f"`strategy` members: the members of {type(module).__name__} cannot be shared out; "
+            "train it in parts, by `lightning-bnn population`."
+        )
+    for tensor in module.state.state_dict(keep_vars=True).values():
+        tensor.data = tensor.data[first:last].clone()
+    module.population.take_share(first, last)
+    if module.divergence is not None:
+        module.divergence.take_share(first, last)
+
+
+def take_whole(module: Bayesian, gather: Callable[[Tensor], Tensor]) -> None:
+    """Let a module have the members of all processes again.
+
+    Args:
+        module: has a share of them.
+        gather: from the members that are here to all.
+    """
+    for tensor in module.state.state_dict(keep_vars=True).values():
+        tensor.data, tensor.grad = gather(tensor.data), None
+    if module.divergence is not None:
+        module.divergence.load_state_dict(divergence_state(module, gather))
+    module.population.take_whole()
+
+
+def divergence_state(module: Bayesian, gather: Callable[[Tensor], Tensor] | None) -> dict[str, Any]:
+    """Who has diverged, also among the members of other processes.
+
+    Args:
+        module: whose members are judged by their losses.
+        gather: from the members that are here to all; None if these are all.
+    """
+    trainer, divergence = trainer_of(module), module.divergence
+    assert divergence is not None
+    state = divergence.state_dict(last=trainer is not None and ends(trainer))
+    if gather is None:
+        return state
+    return {
+        name: gather(value.to(module.device)).cpu() if isinstance(value, Tensor) else value
+        for name, value in state.items()
+    }
 
 
 class _Part(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-__all__ = ["explaining_misfits", "fixed_names", "template_of"]
+__all__ = ["TemplateMode", "explaining_misfits", "fixed_names", "template_of"]
 
 
 def template_of(network: nn.Module) -> nn.Module:
@@ -42,6 +42,41 @@ def fixed_names(template: nn.Module) -> set[str]:
             prefix = f"{path}." if path else ""
             fixed |= {prefix + name for name, _ in module.named_buffers(recurse=False)}
     return fixed
+
+
+class TemplateMode:
+    """Training or evaluation of a template, which is no registered part of the module that runs it.
+
+    Args:
+        template: whose mode is set.
+        network: what it is a copy of; what is frozen there in evaluation mode stays so.
+    """
+
+    def __init__(self, template: nn.Module, network: nn.Module) -> None:
+        self.template = template
+        self.frozen = [m for m in template.modules() if network.training and not m.training]
+
+    def follow(self, training: bool) -> None:
+        """Take the mode of the module that runs the template."""
+        if self.template.training != training:
+            self.template.train(training)
+            for module in self.frozen if training else ():
+                module.eval()
+
+    @contextmanager
+    def evaluation(self, training: bool) -> Iterator[None]:
+        """Evaluation mode for predictions, whatever the mode: a fit leaves that of training behind.
+
+        Statistics of the examples at hand would be used, and learnt, otherwise.
+        """
+        self.follow(training)
+        modules = [module for module in self.template.modules() if module.training]
+        self.template.eval()
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.training = True
 
 
 @contextmanager

@@ -177,7 +177,7 @@ def test_a_plain_call_predicts_as_a_test_does(run):
     module, x = run.module, run.data.load().test[0]
     before, wanted = state(module), module.eval()(x)
     module.train()
-    module._same_mode()
+    module.template_mode.follow(module.training)
     modes = [m.training for m in module.template.modules()]
     assert module.training
     assert all(modes)
