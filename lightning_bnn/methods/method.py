@@ -79,8 +79,8 @@ class Fit:
     """
 
     anew: bool = True
-    steps: float = float("inf")
-    epochs: float = float("inf")
+    steps: int | float = float("inf")
+    epochs: int | float = float("inf")
     optimizer: Any = None
     schedulers: tuple[Any, ...] = ()
     rates_change_every: str = "epoch"
@@ -198,7 +198,7 @@ class Method(ABC):
             )
 
     def schedule_rates(
-        self, state: Any, optimizer: Any, scheduler: Any, epochs: float, resumed: bool
+        self, state: Any, optimizer: Any, scheduler: Any, epochs: int | float, resumed: bool
     ) -> Any:
         """The schedule of the learning rate, given the user's, which may be None."""
         return scheduler

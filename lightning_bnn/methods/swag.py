@@ -147,7 +147,7 @@ class SWAG(Method):
 
     # ------------------------------------------------------------ the run
     def schedule_rates(
-        self, state: Moments, optimizer: Any, scheduler: Any, epochs: float, resumed: bool
+        self, state: Moments, optimizer: Any, scheduler: Any, epochs: int | float, resumed: bool
     ) -> Any:
         if self.start is None and not (resumed and state.start is not None):
             if math.isinf(epochs):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
+from lightning_bnn.modules.owner import Bayesian
 from lightning_bnn.modules.sharing import divergence_state
-
-if TYPE_CHECKING:
-    from lightning_bnn.modules.bayesian import Bayesian
 
 __all__ = ["KEY", "notes_of", "recall"]
 

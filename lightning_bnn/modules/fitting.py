@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -16,13 +16,11 @@ from lightning_bnn.methods import Fit, Progress
 from lightning_bnn.methods.health import finite_members
 from lightning_bnn.modules.data_size import data_size
 from lightning_bnn.modules.optimization import restart_members
+from lightning_bnn.modules.owner import Bayesian
 from lightning_bnn.modules.templates import fixed_names
 from lightning_bnn.modules.training_data import TrainingData
 from lightning_bnn.params import Params
 from lightning_bnn.randomness import key_of
-
-if TYPE_CHECKING:
-    from lightning_bnn.modules.bayesian import Bayesian
 
 __all__ = ["Fitting", "ReleasesFiles"]
 

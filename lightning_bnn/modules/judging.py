@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -12,13 +12,11 @@ from torch import Tensor
 
 from lightning_bnn.judging import Judge
 from lightning_bnn.methods.batch_statistics import has_statistics, refreshed
+from lightning_bnn.modules.owner import Bayesian
 from lightning_bnn.modules.sharing import shared_predictor
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
 from lightning_bnn.randomness import keyed_generator
-
-if TYPE_CHECKING:
-    from lightning_bnn.modules.bayesian import Bayesian
 
 __all__ = ["Judging", "Prediction"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
@@ -14,10 +14,8 @@ from lightning_bnn.methods import Batch
 from lightning_bnn.methods.batch import EXAMPLE_ROWS
 from lightning_bnn.modules.batches import left_over
 from lightning_bnn.modules.data_size import first_rows
+from lightning_bnn.modules.owner import Bayesian
 from lightning_bnn.randomness import keyed_randomness
-
-if TYPE_CHECKING:
-    from lightning_bnn.modules.bayesian import Bayesian
 
 __all__ = ["batch_for", "cast", "example_of", "warn_of_left_over"]
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_bnn._compat import trainer_of
 from lightning_bnn.harvest import epochs_of
+from lightning_bnn.modules.owner import Bayesian
 from lightning_bnn.samplers import HMC, Langevin
-
-if TYPE_CHECKING:
-    from lightning_bnn.modules.bayesian import Bayesian
 
 __all__ = [
     "check_elementwise",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,10 @@ from torch.utils._pytree import tree_map
 from lightning_bnn._compat import trainer_of
 from lightning_bnn.harvest import ends
 from lightning_bnn.methods.health import Diverged
+from lightning_bnn.modules.owner import Bayesian
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Dropout, Empirical, Posterior, Predictor
 from lightning_bnn.posteriors.empirical import spread
-
-if TYPE_CHECKING:
-    from lightning_bnn.modules.bayesian import Bayesian
 
 __all__ = ["divergence_state", "shared_predictor", "take_share", "take_whole"]
 

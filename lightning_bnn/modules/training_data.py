@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
@@ -15,10 +15,8 @@ from lightning_bnn._compat import trainer_of
 from lightning_bnn.methods import Batch
 from lightning_bnn.modules.data_size import in_order
 from lightning_bnn.modules.network_inputs import batch_for
+from lightning_bnn.modules.owner import Bayesian
 from lightning_bnn.randomness import keyed_randomness
-
-if TYPE_CHECKING:
-    from lightning_bnn.modules.bayesian import Bayesian
 
 __all__ = ["TrainingData"]
 
