@@ -241,7 +241,7 @@ def class_numbers(
     return {name: float(values[key]) for name, key in _IN_TABLES.items() if key in values}
 
 
-def _negative_log_density(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
+def _negative_log_density(likelihood: Any, outputs: Tensor, targets: Tensor) -> Tensor:
     """Of the mixture of all networks, one number per example."""
     log_probs = likelihood.log_prob(outputs, targets).double()
     return math.log(len(log_probs)) - log_probs.logsumexp(0)

@@ -88,7 +88,7 @@ def kendall_tau(
     return concordant_minus.double() / scale
 
 
-def dense_ranks(key: Tensor, rounding: float = 0) -> Tensor:
+def dense_ranks(key: Tensor, rounding: int | float = 0) -> Tensor:
     """The place of every number among the different ones.
 
     Numbers that differ by ``rounding`` units in the last place of the largest are one.
