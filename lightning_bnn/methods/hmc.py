@@ -46,12 +46,12 @@ class HamiltonianChains(Chains):
     def __init__(self, network: nn.Module, stack: Params, keeping: Keeping) -> None:
         super().__init__(network, stack, keeping)
         self.data: list[Batch] = []
-        self.stuck: set[int] = set()
         self.start_counting()
 
     def start_counting(self) -> None:
-        """Forget how often the chains have moved."""
+        """Forget how often the chains have moved, and who was stuck."""
         self.acceptance, self.transitions = torch.zeros(self.count), 0
+        self.stuck: set[int] = set()
 
 
 @dataclass(eq=False)
