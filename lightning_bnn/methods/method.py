@@ -135,6 +135,8 @@ class Method(ABC):
     """What `at_end` computes, as a word for messages."""
     unfitted = ""
     """What is judged, even of a single member, if nothing has been trained or loaded."""
+    needs_example = False
+    """Whether a fit begins with an example of the inputs, and a validation asks for it."""
     refreshes_statistics = False
     """Whether networks that were drawn need statistics of BatchNorm of their own."""
 

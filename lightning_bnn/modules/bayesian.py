@@ -116,6 +116,7 @@ class Bayesian(L.LightningModule):
         self.has_weights = start_from is not None or not method.trains
         self.known_example: tuple[Any, ...] = ()
         self._names_left_over: set[str] = set()
+        self._kind_of_batch = False, 0  # whether it is per member, and its number
         self.population = Members(members, first_member, member_rates, seed)
         self.fitting, self.judging = Fitting(self, num_data), Judging(self)
         self.run = Run(
@@ -159,7 +160,7 @@ class Bayesian(L.LightningModule):
             return super().__getattr__(name)
         except AttributeError:
             state = self.__dict__.get("state")
-            if state is None or name.startswith("_"):
+            if state is None or name.startswith("_") or not hasattr(state, name):
                 raise
             return getattr(state, name)
 
@@ -171,6 +172,15 @@ class Bayesian(L.LightningModule):
     @num_data.setter
     def num_data(self, value: int | None) -> None:
         self.run.num_data = value
+
+    @property
+    def chunk_size(self) -> int | None:
+        """Networks that run at once; None if that is chosen by their size."""
+        return self.run.chunk_size
+
+    @chunk_size.setter
+    def chunk_size(self, value: int | None) -> None:
+        self.run.chunk_size = value
 
     @property
     def may_recover(self) -> bool:
@@ -199,6 +209,10 @@ class Bayesian(L.LightningModule):
         """Two rows of input: from a batch that was seen, or from the train loader's data set."""
         self.known_example = self.known_example or network_inputs.example_of(self)
         return self.known_example
+
+    def asked_example(self) -> tuple[Any, ...]:
+        """The same, if the method needs it: nobody else reads the data for it."""
+        return self.example() if self.method.needs_example else ()
 
     def use_training_data(self, source: Any) -> None:
         """Name the training data, where no trainer knows them.
@@ -338,12 +352,13 @@ class Bayesian(L.LightningModule):
         """One step for all members."""
         number = self.trainer.fit_loop.total_batch_idx
         examples = network_inputs.batch_for(self, batch, number)
+        self._kind_of_batch = examples.per_member, number
         self.known_example = self.known_example or examples.example()
         if self.method.takes_all_data:
             self._transition()
             return None
         with self._randomness("train", number, *self.population.key):
-            terms = self._losses(examples)
+            terms = self.losses(examples.inputs, examples.targets)
         for name, values in terms.items():
             self.log(
                 f"train/{name}", self.fitting.mean_of_members(values.detach()),
@@ -355,11 +370,9 @@ class Bayesian(L.LightningModule):
 
     def losses(self, inputs: tuple[Any, ...], targets: Tensor) -> dict[str, Tensor]:
         """Terms of the objective per member; the sum of ``loss`` is what is minimised."""
-        return self._losses(Batch(inputs, targets))
-
-    def _losses(self, batch: Batch) -> dict[str, Tensor]:
         self._same_mode()
-        with explaining_misfits(self.template, batch.inputs):
+        batch = Batch(inputs, targets, *self._kind_of_batch)
+        with explaining_misfits(self.template, inputs):
             return self.method.losses(self.state, batch, self.run)
 
     def nll(self, outputs: Any, targets: Tensor) -> Tensor:
@@ -443,9 +456,9 @@ class Bayesian(L.LightningModule):
         return self.method.posterior(self.state)
 
     def _look_at_example(self) -> None:
-        example = self.example()
-        if example:
-            self.method.look_at(self.state, example, self.run)
+        looks = type(self.method).look_at is not Method.look_at
+        if looks and self.example():
+            self.method.look_at(self.state, self.example(), self.run)
 
     @property
     def judged_samples(self) -> int:
@@ -563,7 +576,7 @@ class Bayesian(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self.judging.log("val", ("acc", "nll", "rmse"))
         with self._randomness("bracket"):
-            terms = self.method.validated(self.state, self.example(), self.run)
+            terms = self.method.validated(self.state, self.asked_example(), self.run)
         for name, value in terms.items():
             if self.share is not None:  # the mean of all, from the means of processes
                 strategy: Any = self.trainer.strategy
