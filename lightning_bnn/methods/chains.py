@@ -118,7 +118,7 @@ class Keeping:
         """Get ready for a run; another run begins other chains."""
         if fit.anew:
             state.samples.forget()
-        state.samples.open(fit.writes)
+        state.samples.open(fit.rank == 0)
         if self.schedule.count(fit.steps, fit.epochs) < 1:
             run.warn(
                 f"{name} will keep nothing: `burn_in` is as long as the run, or the networks are "

@@ -38,6 +38,7 @@ class HamiltonianChains(Chains):
 
     Attributes:
         data: the share of this process of all batches.
+        processes: how many processes share the data.
         acceptance: sum of the acceptance probabilities of every chain.
         transitions: how many they are of.
         stuck: chains whose energy was no number, as far as the user was warned of them.
@@ -46,12 +47,13 @@ class HamiltonianChains(Chains):
     def __init__(self, network: nn.Module, stack: Params, keeping: Keeping) -> None:
         super().__init__(network, stack, keeping)
         self.data: list[Batch] = []
-        self.stuck: set[int] = set()
+        self.processes = 1
         self.start_counting()
 
     def start_counting(self) -> None:
-        """Forget how often the chains have moved."""
+        """Forget how often the chains have moved, and who was stuck."""
         self.acceptance, self.transitions = torch.zeros(self.count), 0
+        self.stuck: set[int] = set()
 
 
 @dataclass(eq=False)
@@ -111,7 +113,8 @@ class HMC(Method):
                 f"The train loader gives {examples} of {run.num_data} examples (`drop_last`?): "
                 "these are the data of the posterior."
             )
-        state.data = [_share(batch) for batch in batches]
+        state.data = [_share(batch, fit) for batch in batches]
+        state.processes = fit.processes
         state.start_counting()
         run.inform(
             f"HMC: every gradient takes {examples} examples, {batches[0].examples} at a time."
@@ -140,7 +143,7 @@ class HMC(Method):
                     nll = batch.examples * run.losses(state.trained_stack(), batch)
                     torch._foreach_add_(grads, torch.autograd.grad(nll.sum(), params))
                     total += nll.detach().double()
-        if _processes() > 1:
+        if state.processes > 1:
             for tensor in (total, *grads):
                 dist.all_reduce(tensor)
         torch._foreach_add_(grads, [p.detach() for p in params], alpha=self.prior.std**-2)
@@ -191,13 +194,8 @@ class HMC(Method):
         return state.kept(choose)
 
 
-def _processes() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _share(batch: Batch) -> Batch:
+def _share(batch: Batch, fit: Fit) -> Batch:
     """The examples of this process."""
-    rank = dist.get_rank() if _processes() > 1 else 0
-    rows = slice(rank, None, _processes())
+    rows = slice(fit.rank, None, fit.processes)
     inputs = tuple(x[rows] if isinstance(x, Tensor) else x for x in batch.inputs)
     return Batch(inputs, batch.targets[rows])

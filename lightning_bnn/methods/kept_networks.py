@@ -101,7 +101,8 @@ class InMemory(NamedTensors, KeptNetworks):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         for name, tensor in self.tensors().items():
-            destination[prefix + name] = tensor
+            whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+            destination[prefix + name] = tensor if whole else tensor.clone()  # a file has no room
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
         if f"{prefix}rows" in state_dict:

@@ -103,6 +103,7 @@ class Laplace(Method):
     max_loss: float | None = None
     restarts: int = 0
 
+    needs_example = True
     completion = "curvature"
     unfitted = "it is the curvature around the networks as they were given that counts"
 
@@ -138,7 +139,6 @@ class Laplace(Method):
     def begin(self, state: CurvedNetworks, fit: Fit, run: Run) -> None:
         """What was fitted belongs to other weights."""
         state.fitted.hold({})
-
         if fit.example:
             self._rehearse(state, fit.example, run)
 

@@ -72,7 +72,8 @@ class Fit:
         schedulers: of the learning rate.
         rates_change_every: ``"epoch"`` or ``"step"``.
         clips_gradients: whether gradients are clipped.
-        writes: whether this process writes what all of them share.
+        rank: number of this process; the first one writes what all of them share.
+        processes: how many train the same members.
         trial: whether it is but a trial of a step or two.
         example: first rows of the inputs; nothing if none could be had.
         batches: reads all training data.
@@ -85,7 +86,8 @@ class Fit:
     schedulers: tuple[Any, ...] = ()
     rates_change_every: str = "epoch"
     clips_gradients: bool = False
-    writes: bool = True
+    rank: int = 0
+    processes: int = 1
     trial: bool = False
     example: tuple[Any, ...] = ()
     batches: Callable[[], Iterable[Batch]] = tuple
@@ -133,6 +135,8 @@ class Method(ABC):
     """What `at_end` computes, as a word for messages."""
     unfitted = ""
     """What is judged, even of a single member, if nothing has been trained or loaded."""
+    needs_example = False
+    """Whether a fit begins with an example of the inputs, and a validation asks for it."""
     refreshes_statistics = False
     """Whether networks that were drawn need statistics of BatchNorm of their own."""
 

@@ -87,6 +87,7 @@ class SymmetrizedVI(Method):
 
     is_mixture = True
     can_be_shared = True
+    needs_example = True
     unfitted = MFVI.unfitted
 
     def __post_init__(self) -> None:

@@ -106,7 +106,7 @@ class Bayesian(L.LightningModule):
         self.__dict__["template"] = template_of(network)
         self.template_mode = TemplateMode(self.template, network)
         self.likelihood = Categorical() if likelihood is None else cast(Likelihood, likelihood)
-        self.method, self.prior = method, method.prior
+        self.prior, self.method = method.prior, method
         method.check(self.likelihood)
         self.eval_samples, self.seed, self.start_from = eval_samples, seed, start_from
         self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
@@ -152,14 +152,30 @@ class Bayesian(L.LightningModule):
         return self
 
     def __getattr__(self, name: str) -> Any:
-        """What the state can tell is asked of this module: `module.chains()`, `module.modes()`."""
+        """What the state can tell, and settings of the method, as `modes()` and `kl_weight`."""
         try:
             return super().__getattr__(name)
         except AttributeError:
-            state = self.__dict__.get("state")
-            if state is None or name.startswith("_"):
+            state, setting = self.__dict__.get("state"), self._with_setting(name)
+            if setting is not None:
+                return getattr(setting, name)
+            if state is None or name.startswith("_") or not hasattr(state, name):
                 raise
             return getattr(state, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Settings of the method are changed there, as by a schedule of `kl_weight`."""
+        setting = self._with_setting(name)
+        if setting is not None:
+            setattr(setting, name, value)
+        if setting is None or name in self._modules:
+            super().__setattr__(name, value)
+
+    def _with_setting(self, name: str) -> Any:
+        """What has a setting of that name: the method, or a method that it builds on."""
+        method = self.__dict__.get("method")
+        parts = () if method is None else (method, getattr(method, "gaussian", None))
+        return next((p for p in parts if name in getattr(p, "__dataclass_fields__", ())), None)
 
     @property
     def num_data(self) -> int | None:
@@ -169,6 +185,15 @@ class Bayesian(L.LightningModule):
     @num_data.setter
     def num_data(self, value: int | None) -> None:
         self.run.num_data = value
+
+    @property
+    def chunk_size(self) -> int | None:
+        """Networks that run at once; None if that is chosen by their size."""
+        return self.run.chunk_size
+
+    @chunk_size.setter
+    def chunk_size(self, value: int | None) -> None:
+        self.run.chunk_size = value
 
     @property
     def may_recover(self) -> bool:
@@ -197,6 +222,10 @@ class Bayesian(L.LightningModule):
         """Two rows of input: from a batch that was seen, or from the train loader's data set."""
         self.known_example = self.known_example or network_inputs.example_of(self)
         return self.known_example
+
+    def asked_example(self) -> tuple[Any, ...]:
+        """The same, if the method needs it: nobody else reads the data for it."""
+        return self.example() if self.method.needs_example else ()
 
     def use_training_data(self, source: Any) -> None:
         """Name the training data, where no trainer knows them.
@@ -295,7 +324,7 @@ class Bayesian(L.LightningModule):
             self._transition()
             return None
         with self._randomness("train", number, *self.population.key):
-            terms = self._losses(examples)
+            terms = self.losses(examples.inputs, examples.targets, examples.per_member, number)
         for name, values in terms.items():
             self.log(
                 f"train/{name}", self.fitting.mean_of_members(values.detach()),
@@ -305,13 +334,20 @@ class Bayesian(L.LightningModule):
             self.divergence.add(terms.get("nll", terms["loss"]))
         return terms["loss"].sum()
 
-    def losses(self, inputs: tuple[Any, ...], targets: Tensor) -> dict[str, Tensor]:
-        """Terms of the objective per member; the sum of ``loss`` is what is minimised."""
-        return self._losses(Batch(inputs, targets))
+    def losses(
+        self, inputs: tuple[Any, ...], targets: Tensor, per_member: bool = False, number: int = 0
+    ) -> dict[str, Tensor]:
+        """Terms of the objective per member; the sum of ``loss`` is what is minimised.
 
-    def _losses(self, batch: Batch) -> dict[str, Tensor]:
+        Args:
+            inputs: of the network.
+            targets: of the examples.
+            per_member: whether the leading dimension of both counts members.
+            number: how many batches of the run came before.
+        """
         self.template_mode.follow(self.training)
-        with explaining_misfits(self.template, batch.inputs):
+        with explaining_misfits(self.template, inputs):
+            batch = Batch(inputs, targets, per_member, number)
             return self.method.losses(self.state, batch, self.run)
 
     def nll(self, outputs: Any, targets: Tensor) -> Tensor:
@@ -395,9 +431,9 @@ class Bayesian(L.LightningModule):
         return self.method.posterior(self.state)
 
     def _look_at_example(self) -> None:
-        example = self.example()
-        if example:
-            self.method.look_at(self.state, example, self.run)
+        looks = type(self.method).look_at is not Method.look_at
+        if looks and self.example():
+            self.method.look_at(self.state, self.example(), self.run)
 
     @property
     def judged_samples(self) -> int:
@@ -493,7 +529,7 @@ class Bayesian(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self.judging.log("val", ("acc", "nll", "rmse"))
         with self._randomness("bracket"):
-            terms = self.method.validated(self.state, self.example(), self.run)
+            terms = self.method.validated(self.state, self.asked_example(), self.run)
         for name, value in terms.items():
             if self.share is not None:  # the mean of all, from the means of processes
                 strategy: Any = self.trainer.strategy

@@ -17,6 +17,7 @@ from lightning_bnn.methods.health import finite_members
 from lightning_bnn.modules.data_size import data_size
 from lightning_bnn.modules.optimization import restart_members
 from lightning_bnn.modules.owner import Bayesian
+from lightning_bnn.modules.part import Part
 from lightning_bnn.modules.templates import fixed_names
 from lightning_bnn.modules.training_data import TrainingData
 from lightning_bnn.params import Params
@@ -25,7 +26,7 @@ from lightning_bnn.randomness import key_of
 __all__ = ["Fitting", "ReleasesFiles"]
 
 
-class Fitting:
+class Fitting(Part):
     """The part of a module that goes with its trainer through a fit.
 
     Args:
@@ -34,13 +35,14 @@ class Fitting:
     """
 
     def __init__(self, module: Bayesian, num_data: int | None) -> None:
-        self.module, self.given_num_data = module, num_data
+        super().__init__(module)
+        self.given_num_data = num_data
         self.last_source: Any = None
         self._fits = 0
         self._known_to_be_broken: set[int] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "last_source": None}
+        return {**super().__getstate__(), "last_source": None}
 
     # ------------------------------------------------------------ data
     def training_data(self) -> TrainingData | None:
@@ -87,7 +89,8 @@ class Fitting:
         """What is known of the fit that begins."""
         module, trainer = self.module, cast(Any, self.module.trainer)
         steps = trainer.estimated_stepping_batches
-        example = (x.to(module.device) if isinstance(x, Tensor) else x for x in module.example())
+        example = module.asked_example()
+        example = tuple(x.to(module.device) if isinstance(x, Tensor) else x for x in example)
         return Fit(
             anew=trainer.ckpt_path is None and trainer.global_step == 0,
             steps=math.inf if steps in (None, -1) else steps,
@@ -96,9 +99,10 @@ class Fitting:
             schedulers=self._schedulers(),
             rates_change_every=module.lr_interval,
             clips_gradients=bool(trainer.gradient_clip_val),
-            writes=trainer.is_global_zero,
+            rank=trainer.global_rank,
+            processes=trainer.world_size,
             trial=bool(trainer.fast_dev_run),
-            example=module.cast(tuple(example)),
+            example=module.cast(example),
             batches=lambda: self.training_data() or (),
         )
 

@@ -11,8 +11,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_bnn.judging import Judge
+from lightning_bnn.methods import Method
 from lightning_bnn.methods.batch_statistics import has_statistics, refreshed
 from lightning_bnn.modules.owner import Bayesian
+from lightning_bnn.modules.part import Part
 from lightning_bnn.modules.sharing import shared_predictor
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
@@ -32,7 +34,7 @@ class Prediction(NamedTuple):
     samples: Tensor
 
 
-class Judging:
+class Judging(Part):
     """The part of a module that predicts; every stage draws its networks once, for all batches.
 
     Args:
@@ -40,18 +42,20 @@ class Judging:
     """
 
     def __init__(self, module: Bayesian) -> None:
-        self.module = module
+        super().__init__(module)
         self.judge: Judge | None = None
         self._drawn: Predictor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without networks that were drawn."""
-        return {**self.__dict__, "judge": None, "_drawn": None}
+        return {**super().__getstate__(), "judge": None, "_drawn": None}
 
     # ------------------------------------------------------------ what predicts
     def unrefreshed(self) -> Posterior:
         """What predicts, before networks that are drawn get statistics of their own."""
         module = self.module
+        if type(module.method).judged is Method.judged:  # a subclass may have its own posterior
+            return module.posterior()
         return module.method.judged(module.state, self._choose, module.fits_now)
 
     def _choose(self, numbers: Sequence[int]) -> list[int]:
@@ -108,7 +112,7 @@ class Judging:
         with torch.no_grad():
             if module.share is not None:
                 return shared_predictor(module, generator)
-            posterior = self.posterior()
+            posterior = module.judged_posterior()
             count = module.method.count(posterior, module.eval_samples)
             return posterior.predictor(count, generator, module.run.chunk_size)
 

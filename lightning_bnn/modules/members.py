@@ -31,17 +31,17 @@ class Members:
     """Consecutive members of a population.
 
     Args:
-        count: how many there are here.
+        members: how many there are here.
         first: number of the first.
         rates: learning rates, as multiples of the optimizer's.
         seed: of the weights of members that are drawn.
     """
 
-    def __init__(self, count_: int, first: int, rates: Sequence[float] | None, seed: int) -> None:
-        count("members", count_)
+    def __init__(self, members: int, first: int, rates: Sequence[float] | None, seed: int) -> None:
+        count("members", members)
         count("first_member", first, 0)
-        self.count, self.first, self.seed = count_, first, seed
-        self.rates = _checked_rates(rates, count_)
+        self.count, self.first, self.seed = members, first, seed
+        self.rates = _checked_rates(rates, members)
         self.share: Share | None = None
         self._all_rates = self.rates
 

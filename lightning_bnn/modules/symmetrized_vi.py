@@ -31,9 +31,15 @@ class SymmetrizedVI(Bayesian):
             ``"capacity"``, a lower bound, so that the objective
             stays a bound of the evidence; ``"uniform"``, the paper's, at most ``log(draws)``.
         draws: permutations of ``"uniform"``, the identity included.
-        prior_std, prior, init_std, initialisation, elbo_samples: of the Gaussian, as `MFVI` takes
-            them.
-        temperature, kl_weight, kl, reparameterisation: of its objective, as `MFVI` takes them.
+        prior_std: standard deviation of the Gaussian prior.
+        prior: another prior: a module with ``log_prob(params, names, stacked)``.
+        init_std: standard deviation of all weights at the start.
+        initialisation: where means start, see `MFVI`.
+        elbo_samples: weight samples of every step.
+        temperature: T, of the tempered posterior.
+        kl_weight: multiplies all complexity terms, a departure from Bayes.
+        kl: ``"closed"`` form, or ``"sampled"`` with the weights of the step.
+        reparameterisation: noise in ``"weight"`` space, or for every example, see `MFVI`.
         **kwargs: what every module takes, see `Bayesian`.
 
     References:
@@ -73,8 +79,8 @@ class SymmetrizedVI(Bayesian):
         self._look_at_example()
         return self.method.units(self.state).symmetries
 
-    def bracket(self) -> dict[str, Tensor]:
+    def bracket(self, samples: int = 8) -> dict[str, Tensor]:
         """Lower and upper bound of the information, and interpolation; means over members."""
         self._look_at_example()
         with self._randomness("bracket"):
-            return self.method.bracket(self.state)
+            return self.method.bracket(self.state, samples)

@@ -142,7 +142,7 @@ def settings_of(scales: Mapping[str, T], scale: str, **given: Any) -> T:
     return dataclasses.replace(scales[scale], **changed)  # type: ignore[type-var]  # scales are dataclasses
 
 
-def measured_line(x: Sequence[float], numbers: Sequence[Measured]) -> Line:
+def measured_line(x: Sequence[int | float], numbers: Sequence[Measured]) -> Line:
     """A curve of numbers, with their errors as a band around it."""
     value, error = torch.tensor(numbers).unbind(1)
     return Line(torch.tensor([float(k) for k in x]), value, value - error, value + error)
