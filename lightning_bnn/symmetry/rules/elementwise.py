@@ -53,9 +53,7 @@ def pointwise(
     """
     passing = [kind for kind in ("scale", "sign") if kind not in (*stops, *forgets)]
 
-    def rule(
-        system: Constraints, node: Node, x: Value | Weight, *args: Any, **kwargs: Any
-    ) -> Value:
+    def rule(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Value:
         labels = system.labels(x) if keeps_zero else solid(system.labels(x))
         system.freeze(labels, stops)
         return Value(system.follow(labels, passing) if forgets else labels)
@@ -119,7 +117,7 @@ def prelu(system: Constraints, node: Node, x: Value, weight: Weight) -> Value:
     return Value(x.labels)
 
 
-def cast(system: Constraints, node: Node, x: Value | Weight, *args: Any, **kwargs: Any) -> Value:
+def cast(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Value:
     """To another floating type everything passes, to integers permutations only."""
     passes = node.meta["val"].dtype.is_floating_point
     return passthrough(system, node, x) if passes else nonlinear(system, node, x)
