@@ -44,7 +44,7 @@ def test_what_a_checkpoint_says_would_be_put_above_the_command_line():
 
 
 def test_the_trainer_of_a_module():
-    module, run = Plain(), L.Trainer(**QUIET)
+    module, run = Plain(), L.Trainer(**{**QUIET, "max_epochs": 1})
     assert _compat.trainer_of(module) is None
     assert _compat.runners_of(module) == (None, None)
     assert _compat.runners_of(torch.nn.Linear(1, 1)) == (None, None)

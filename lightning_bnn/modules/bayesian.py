@@ -156,12 +156,12 @@ class Bayesian(L.LightningModule):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            state, setting = self.__dict__.get("state"), self._with_setting(name)
-            if setting is not None:
-                return getattr(setting, name)
-            if state is None or name.startswith("_") or not hasattr(state, name):
+            state = self.__dict__.get("state")
+            knows = state is not None and not name.startswith("_") and hasattr(state, name)
+            owner = state if knows else self._with_setting(name)
+            if owner is None:
                 raise
-            return getattr(state, name)
+            return getattr(owner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Settings of the method are changed there, as by a schedule of `kl_weight`."""
