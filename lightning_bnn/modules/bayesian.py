@@ -95,7 +95,7 @@ class Bayesian(L.LightningModule):
         member_rates: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        _check(likelihood, optimizer, lr_interval)
+        _check(method, likelihood, optimizer, lr_interval)
         count("eval_samples", eval_samples)
         for name, value in (("num_data", num_data), ("chunk_size", chunk_size)):
             if value is not None:
@@ -559,8 +559,12 @@ def _after_loading(module: Bayesian, incompatible: Any) -> None:
     module.relink()
 
 
-def _check(likelihood: Any, optimizer: Any, lr_interval: Any) -> None:
+def _check(method: Any, likelihood: Any, optimizer: Any, lr_interval: Any) -> None:
     """Refuse what is not of the kind that an argument asks for."""
+    if not isinstance(method, Method):
+        raise ValueError(
+            f"`method` must be one of lightning_bnn.methods, such as MFVI(), got {method!r}."
+        )
     if likelihood is not None and not isinstance(likelihood, nn.Module):
         raise ValueError(
             "`likelihood` must be a module such as Categorical() or Gaussian(), got "

@@ -8,8 +8,9 @@ import torch
 from module_cases import Blobs, made, network, trainer
 from torch.utils.data import DataLoader, Dataset
 
+from lightning_bnn.methods import MFVI
 from lightning_bnn.methods.kept_networks import InMemory
-from lightning_bnn.modules import DeepEnsemble
+from lightning_bnn.modules import Bayesian, DeepEnsemble
 
 
 def test_a_module_that_nobody_uses_is_freed_at_once():
@@ -90,3 +91,10 @@ def test_settings_of_a_method_can_be_changed_while_it_trains(name):
     assert module.prior_std == 1.0
     with pytest.raises(AttributeError, match="no attribute 'kl_wait'"):
         _ = module.kl_wait
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("method", ["MFVI", MFVI, None])
+def test_what_is_no_method_is_refused(method):
+    with pytest.raises(ValueError, match="`method` must be one of lightning_bnn.methods"):
+        Bayesian(network(), method)
