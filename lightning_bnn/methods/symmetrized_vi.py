@@ -95,6 +95,9 @@ class SymmetrizedVI(Method):
         count("draws", self.draws)
         self.prior = self.gaussian.prior
 
+    def with_setting(self, name: str) -> Method | None:
+        return super().with_setting(name) or self.gaussian.with_setting(name)
+
     def init(self, network: nn.Module, stack: Params) -> SymmetrizedGaussians:
         return self.gaussian.init(network, stack, SymmetrizedGaussians)
 

@@ -172,10 +172,8 @@ class Bayesian(L.LightningModule):
             super().__setattr__(name, value)
 
     def _with_setting(self, name: str) -> Any:
-        """What has a setting of that name: the method, or a method that it builds on."""
         method = self.__dict__.get("method")
-        parts = () if method is None else (method, getattr(method, "gaussian", None))
-        return next((p for p in parts if name in getattr(p, "__dataclass_fields__", ())), None)
+        return None if method is None else method.with_setting(name)
 
     @property
     def num_data(self) -> int | None:
