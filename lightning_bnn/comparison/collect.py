@@ -15,6 +15,7 @@ import torch
 from tqdm.auto import tqdm
 
 import lightning_bnn
+from lightning_bnn.comparison.convergence import rhat_of_predictions
 from lightning_bnn.comparison.errors import Numbers
 from lightning_bnn.comparison.places import Place, digest_of_file
 from lightning_bnn.comparison.problem import Problem, read_problem
@@ -102,6 +103,7 @@ def collect(
     settings |= {
         "reference_networks": networks.size,
         "reference_chains": len(stored.modes) if networks.has_chains else None,
+        "reference_rhat": rhat_of_predictions(stored, problem),
         "reference_made": options.reference_is or stored.origin.get("made"),
         "ood_set": "none" if ood is None else ood[0],
     }

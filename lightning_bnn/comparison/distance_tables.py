@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_bnn.comparison.collect import FAILED, Comparison
+from lightning_bnn.comparison.convergence import LARGEST, MEDIAN
 from lightning_bnn.comparison.protocols import PROTOCOLS
 from lightning_bnn.comparison.rows import Row
 from lightning_bnn.comparison.tables import Cell, Measured, Table
@@ -79,7 +80,17 @@ def reference_text(settings: Mapping[str, Any]) -> str:
         "trained": "trained: the law of training runs, close to whatever is trained likewise",
         "sampled": "sampled: draws of the posterior itself",
     }
-    return f"Reference: {count}, {about.get(made, 'trained or sampled, which was not said')}."
+    made_how = about.get(made, "trained or sampled, which was not said")
+    return f"Reference: {count}, {made_how}.{_agreement(settings['reference_rhat'])}"
+
+
+def _agreement(rhat: Sequence[float] | None) -> str:
+    """Whether the chains of the reference agree, if it is made of chains."""
+    if rhat is None:
+        return ""
+    median, largest = rhat
+    verdict = "" if median <= MEDIAN and largest <= LARGEST else ": NOT CONVERGED"
+    return f" R-hat of its predictions: median {median:.3f}, largest {largest:.3f}{verdict}."
 
 
 def percent(numbers: Mapping[str, Measured], name: str) -> Measured:

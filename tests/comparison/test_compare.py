@@ -483,3 +483,24 @@ def test_a_configuration_must_be_there_and_say_what_is_needed(here, capsys):
         with pytest.raises(SystemExit):
             main([*args, *more])
         assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_chains_that_do_not_agree_are_said_to(here, capsys):
+    """Around one network each, or around the same one: only then have they converged."""
+    g = torch.Generator().manual_seed(0)
+    centres = P.populate(NET, 4, g)
+    for name, spread in (("apart", 1.0), ("same", 0.0)):
+        stack = {
+            n: (t[:1] + spread * (t - t[:1])).repeat(30, *(1,) * (t.ndim - 1))
+            for n, t in centres.items()
+        }
+        stack = {n: t + 0.05 * torch.randn(t.shape, generator=g) for n, t in stack.items()}
+        with CheckpointBank(name) as held:
+            held.extend(stack, [{"member": k % 4, "step": k // 4} for k in range(120)])
+    bank("n", 4, seed=2)
+    compare(reference="apart", posteriors__N="n")
+    assert "NOT CONVERGED" in capsys.readouterr().out
+    compare(reference="same", posteriors__N="n")
+    out = capsys.readouterr().out
+    assert "R-hat of its predictions: median 1.0" in out
+    assert "NOT CONVERGED" not in out
