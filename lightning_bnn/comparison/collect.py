@@ -96,6 +96,7 @@ def collect(
     ood = problem.ood_set(options.ood)
     settings |= {"reference_networks": networks.size, "ood_set": "none" if ood is None else ood[0]}
     sets = [problem.test_set(), *([] if ood is None else [ood[1]])]
+    settings["test_examples"] = len(sets[0].targets())
 
     @functools.cache
     def predicted() -> Any:
