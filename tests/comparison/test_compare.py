@@ -162,7 +162,7 @@ def test_one_posterior_that_fails_does_not_stop_the_others(here, capsys):
     out = capsys.readouterr().out
     assert "bad failed:" in out
     shown = [line.split() for line in out.splitlines() if line.split()[:2] == ["bad", "/"]]
-    assert shown == [["bad", *["/"] * 11]]
+    assert shown == [["bad", *["/"] * 13]]
 
 
 def test_networks_in_both_sets_are_refused(here, capsys):
