@@ -197,7 +197,7 @@ def test_one_posterior_that_fails_does_not_stop_the_others(here, capsys):
     out = capsys.readouterr().out
     assert "bad failed:" in out
     shown = [line.split() for line in out.splitlines() if line.split()[:2] == ["bad", "/"]]
-    assert shown == [["bad", *["/"] * 9]]
+    assert shown == [["bad", *["/"] * 11]]
     assert any(line.split() == ["bad", "0", "0", *["/"] * 8] for line in out.splitlines())
 
 
