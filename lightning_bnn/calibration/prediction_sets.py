@@ -68,7 +68,7 @@ class SetScore:
         check_predictions(probs)
         if self.score == "thr":
             return 1 - probs
-        sorted_probs, order = probs.sort(-1, descending=True, stable=True)
+        sorted_probs, order = probs.sort(stable=True, dim=-1, descending=True)
         u = self._uniform(len(probs), *key).to(probs)[:, None]
         scores = sorted_probs.cumsum(-1) - (1 - u) * sorted_probs
         if self.score == "raps":

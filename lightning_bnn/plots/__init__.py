@@ -8,7 +8,11 @@ from lightning_bnn.plots.panels import (
     lines_figure,
     scatter_figure,
 )
-from lightning_bnn.plots.predictions import matrix_figure, reliability_figure
+from lightning_bnn.plots.predictions import (
+    matrix_figure,
+    reliability_figure,
+    reliability_figures,
+)
 from lightning_bnn.plots.weights import (
     chains_figure,
     curves_figure,
@@ -27,6 +31,7 @@ __all__ = [
     "lines_figure",
     "matrix_figure",
     "reliability_figure",
+    "reliability_figures",
     "scatter_figure",
     "trajectories_figure",
 ]

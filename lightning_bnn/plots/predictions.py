@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lightning_bnn.plots.axes import axes_of
+from lightning_bnn.plots.axes import axes_of, panels_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["matrix_figure", "reliability_figure"]
+__all__ = ["matrix_figure", "reliability_figure", "reliability_figures"]
 
 
 def reliability_figure(
@@ -37,6 +38,20 @@ def reliability_figure(
     ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
     ax.legend(loc="upper left", frameon=False)
     return figure, ax
+
+
+def reliability_figures(diagrams: Mapping[str, Sequence[Tensor]]) -> Figure:
+    """Reliability diagrams side by side, one for each title.
+
+    Args:
+        diagrams: examples, mean confidence and accuracy per bin, by title.
+    """
+    figure, axes = panels_of(len(diagrams), (4.2 * len(diagrams), 4.4))
+    for ax, (title, diagram) in zip(axes, diagrams.items(), strict=True):
+        count, confidence, accuracy = diagram
+        reliability_figure(count, confidence, accuracy, ax)
+        ax.set_title(title)
+    return figure
 
 
 def matrix_figure(
