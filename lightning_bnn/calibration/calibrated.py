@@ -226,10 +226,22 @@ class CalibratedGaussian(Calibrated):
             outputs: ``(samples, batch, ...)``.
             alpha: the share of targets that may lie outside.
         """
+        return self.intervals_of_mixture(*self.mixture_of(outputs), alpha)
+
+    def intervals_of_mixture(
+        self, means: Tensor, stds: Tensor, alpha: float | None = None
+    ) -> Intervals:
+        """Intervals, given a calibrated mixture.
+
+        Args:
+            means: of all networks, ``(samples, batch, targets)``.
+            stds: in the same shape.
+            alpha: the share of targets that may lie outside.
+        """
         alpha = self.alpha if alpha is None else alpha
         known = self._band(self.means, self.stds, alpha)
         rule = conformal_intervals(known, self.targets, alpha)
-        return rule(self._band(*self.mixture_of(outputs), alpha))
+        return rule(self._band(means, stds, alpha))
 
     def _band(self, means: Tensor, stds: Tensor, alpha: float) -> Band:
         return mean_band(means, stds) if self.kind == "split" else quantile_band(means, stds, alpha)

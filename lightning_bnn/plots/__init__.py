@@ -12,6 +12,7 @@ from lightning_bnn.plots.predictions import (
     matrix_figure,
     reliability_figure,
     reliability_figures,
+    sizes_figure,
 )
 from lightning_bnn.plots.weights import (
     chains_figure,
@@ -33,5 +34,6 @@ __all__ = [
     "reliability_figure",
     "reliability_figures",
     "scatter_figure",
+    "sizes_figure",
     "trajectories_figure",
 ]

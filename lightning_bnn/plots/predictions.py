@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["matrix_figure", "reliability_figure", "reliability_figures"]
+__all__ = ["matrix_figure", "reliability_figure", "reliability_figures", "sizes_figure"]
 
 
 def reliability_figure(
@@ -51,6 +51,26 @@ def reliability_figures(diagrams: Mapping[str, Sequence[Tensor]]) -> Figure:
         count, confidence, accuracy = diagram
         reliability_figure(count, confidence, accuracy, ax)
         ax.set_title(title)
+    return figure
+
+
+def sizes_figure(sizes: Mapping[str, Tensor], label: str, ax: Axes | None = None) -> Figure:
+    """How often each whole number occurs, beside each other for every name.
+
+    Args:
+        sizes: whole numbers by name.
+        label: of the horizontal axis.
+        ax: where to draw; by default a figure of its own.
+    """
+    figure, ax = axes_of(ax, (5.5, 3.6))
+    most = max((int(values.max()) for values in sizes.values() if values.numel()), default=0)
+    width = 0.8 / max(1, len(sizes))
+    for k, (name, values) in enumerate(sizes.items()):
+        counts = values.long().cpu().bincount(minlength=most + 1).double()
+        x = [j + (k - (len(sizes) - 1) / 2) * width for j in range(most + 1)]
+        ax.bar(x, (counts / max(1, len(values))).numpy(), width=width, label=name)
+    ax.set(xlabel=label, ylabel="share of examples", xticks=range(most + 1))
+    ax.legend(frameon=False)
     return figure
 
 
