@@ -37,6 +37,9 @@ SAMPLES = torch.randn(3, N, 4, generator=_generator()).softmax(-1)
 SCORES = torch.randn(N, generator=_generator())
 IS_OOD = torch.arange(N) % 3 == 0
 DRAWS = torch.randn(N, 9, 2, generator=_generator()).cumsum(1)
+MEANS = torch.randn(3, N, 2, generator=_generator())
+STDS = torch.rand(3, N, 2, generator=_generator()) + 0.2
+TARGETS = torch.randn(N, 2, generator=_generator())
 WEIGHTS = (
     {f"layer{k}": torch.randn(8, k + 2, generator=_generator()) for k in range(5)},
     {f"layer{k}": torch.randn(5, k + 2, generator=_generator()) + 0.5 for k in range(5)},
@@ -82,6 +85,12 @@ def _of_chains(cls, function):
     return MetricCase(cls.__name__, cls, batches, lambda: function(DRAWS), False)
 
 
+def _gaussians(cls, function, *more, constant=True):
+    parts = [_cut(t, t.ndim - 2) for t in (MEANS, STDS, *more)]
+    batches = tuple(zip(*parts, strict=True))
+    return MetricCase(cls.__name__, cls, batches, lambda: function(MEANS, STDS, *more), constant)
+
+
 def _pairs(p):
     return M.pairwise_mutual_information(p)[None]
 
@@ -100,6 +109,12 @@ METRICS = [
     _several(M.MutualInformation, lambda p: M.decompose_uncertainty(p).total, "total"),
     _several(M.Disagreement, M.disagreement),
     _several(M.PairwiseMutualInformation, _pairs, 3),
+    _gaussians(M.CRPS, M.crps, TARGETS),
+    _gaussians(M.Sharpness, M.sharpness),
+    _gaussians(M.EnergyDistance, M.energy_distance, MEANS[:2].flip(1), STDS[:2]),
+    _gaussians(M.IntervalCoverage, M.interval_coverage, TARGETS),
+    _gaussians(M.IntervalWidth, M.interval_width),
+    _gaussians(M.QuantileCalibration, M.quantile_calibration, TARGETS, constant=False),
     _ranking(M.AUROC, M.auroc),
     _ranking(M.AUPR, M.aupr),
     _ranking(M.AUPR, M.aupr, positive="id"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_bnn.arguments import is_number
 
-__all__ = ["check_alpha", "conformal_quantiles"]
+__all__ = ["check_alpha", "conformal_quantiles", "conformal_rank"]
 
 
 def check_alpha(alpha: int | float) -> None:
@@ -22,6 +22,20 @@ def check_alpha(alpha: int | float) -> None:
     """
     if not (is_number(alpha) and 0 < alpha < 1):
         raise ValueError(f"`alpha` must be between 0 and 1, such as 0.1, got {alpha!r}.")
+
+
+def conformal_rank(n: int, alpha: int | float) -> int:
+    r"""The rank of the score that is the threshold, :math:`\lceil (n + 1)(1 - \alpha) \rceil`.
+
+    Args:
+        n: how many scores there are; a larger rank says that these are too few.
+        alpha: the share of examples whose truth may be missed, taken as the decimal that it is.
+
+    >>> conformal_rank(9, 0.7), math.ceil(10 * (1 - 0.7))  # floating-point numbers are off by one
+    (3, 4)
+    """
+    share = 1 - Fraction(str(float(alpha)))
+    return -(-(n + 1) * share.numerator // share.denominator)
 
 
 def conformal_quantiles(
@@ -60,7 +74,7 @@ def conformal_quantiles(
     _check_groups(groups, n, count)
     groups = groups.to(scores.device).long()
     sizes = torch.bincount(groups, minlength=count)
-    ranks = _ranks(sizes, alpha)
+    ranks = torch.tensor([conformal_rank(size, alpha) for size in sizes.tolist()]).to(sizes)
     if bool((ranks > sizes).any()):
         _warn(ranks, sizes, alpha)
     by_group = _sorted_by_group(scores.reshape(n, math.prod(scores.shape[1:])), groups)
@@ -68,13 +82,6 @@ def conformal_quantiles(
     padded = torch.cat([by_group, by_group.new_full((1, by_group.shape[1]), torch.inf)])
     index = torch.where(ranks <= sizes, starts + ranks - 1, n)
     return padded[index].reshape(count, *scores.shape[1:])
-
-
-def _ranks(sizes: Tensor, alpha: int | float) -> Tensor:
-    """The smallest whole numbers that are at least (n + 1)(1 - alpha), in exact arithmetic."""
-    share = 1 - Fraction(str(float(alpha)))
-    ranks = [-(-(size + 1) * share.numerator // share.denominator) for size in sizes.tolist()]
-    return torch.tensor(ranks, device=sizes.device)
 
 
 def _sorted_by_group(scores: Tensor, groups: Tensor) -> Tensor:

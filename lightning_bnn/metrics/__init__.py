@@ -1,4 +1,4 @@
-"""Metrics of posteriors: MMD, calibration, OOD detection, diversity, likelihood.
+"""Metrics of posteriors: MMD, calibration, OOD detection, diversity, scores of predictions.
 
 Every metric is a function and a `torchmetrics.Metric` of the same words. Metrics that torchmetrics
 has right (accuracy, regression errors) are not repeated here.
@@ -30,6 +30,14 @@ from lightning_bnn.metrics.convergence import (
     RHat,
     TailEffectiveSampleSize,
 )
+from lightning_bnn.metrics.density_scores import (
+    CRPS,
+    EnergyDistance,
+    Sharpness,
+    crps,
+    energy_distance,
+    sharpness,
+)
 from lightning_bnn.metrics.detection import OODDetection
 from lightning_bnn.metrics.diversity import (
     Disagreement,
@@ -42,6 +50,22 @@ from lightning_bnn.metrics.diversity import (
     pairwise_mutual_information,
 )
 from lightning_bnn.metrics.function_space import FunctionSpaceMMD, function_space_mmd
+from lightning_bnn.metrics.gaussian_mixture import (
+    mixture_cdf,
+    mixture_moments,
+    mixture_nll,
+    mixture_quantiles,
+)
+from lightning_bnn.metrics.intervals import (
+    IntervalCoverage,
+    IntervalWidth,
+    QuantileCalibration,
+    interval_coverage,
+    interval_width,
+    pit,
+    quantile_calibration,
+    quantile_calibration_floor,
+)
 from lightning_bnn.metrics.kernels import KernelGrid
 from lightning_bnn.metrics.likelihood import NLL, BrierScore, brier_score, nll
 from lightning_bnn.metrics.mmd import MMD, MMDTable, mmd, mmd_table, share_layers
@@ -86,13 +110,17 @@ __all__ = [
     "BrierScore",
     "ClassCoverage",
     "CoverageGap",
+    "CRPS",
     "Disagreement",
     "EAURC",
     "ECE",
     "EffectiveSampleSize",
+    "EnergyDistance",
     "FPR95",
     "FPRAtTPR",
     "FunctionSpaceMMD",
+    "IntervalCoverage",
+    "IntervalWidth",
     "KernelGrid",
     "LayerMMD",
     "MCE",
@@ -106,11 +134,13 @@ __all__ = [
     "NLL",
     "OODDetection",
     "PairwiseMutualInformation",
+    "QuantileCalibration",
     "RHat",
     "Reliability",
     "SelectiveAccuracy",
     "SetCoverage",
     "SetSize",
+    "Sharpness",
     "StackSource",
     "TailEffectiveSampleSize",
     "TotalVariation",
@@ -127,21 +157,29 @@ __all__ = [
     "brier_score",
     "class_coverage",
     "coverage_gap",
+    "crps",
     "decompose_uncertainty",
     "disagreement",
     "eaurc",
     "ece",
     "effective_sample_size",
+    "energy_distance",
     "energy_score",
     "entropy_score",
     "fpr95",
     "fpr_at_tpr",
     "function_space_mmd",
+    "interval_coverage",
+    "interval_width",
     "max_probability_score",
     "mce",
     "mcse_mean",
     "mcse_quantile",
     "mcse_sd",
+    "mixture_cdf",
+    "mixture_moments",
+    "mixture_nll",
+    "mixture_quantiles",
     "mmd",
     "mmd_table",
     "mutual_information",
@@ -149,6 +187,9 @@ __all__ = [
     "nll",
     "pairwise_mutual_information",
     "permutation_test",
+    "pit",
+    "quantile_calibration",
+    "quantile_calibration_floor",
     "reliability",
     "rhat",
     "risk_coverage",
@@ -156,6 +197,7 @@ __all__ = [
     "set_coverage",
     "set_size",
     "share_layers",
+    "sharpness",
     "tail_effective_sample_size",
     "total_variation",
 ]

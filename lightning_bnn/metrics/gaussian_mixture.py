@@ -14,14 +14,15 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 __all__ = [
-    "mean_distance", "mixture_cdf", "mixture_moments", "mixture_nll", "mixture_quantiles",
+    "mean_difference", "mean_distance", "mixture_cdf", "mixture_moments", "mixture_nll",
+    "mixture_quantiles", "thinned",
 ]  # fmt: skip
 
 _LOG_2PI = math.log(2 * math.pi)
 _AT_ONCE = 2**20
 """Numbers that are held at the same time."""
-_HALVINGS = 200
-"""More than any bracket of float64 numbers of one magnitude needs."""
+_STEPS, _PRECISION = 200, 4 * torch.finfo(torch.float64).eps
+"""More steps than halving any bracket of float64 numbers of one magnitude takes."""
 
 Components = Float[Tensor, "samples *shape"]
 Values = Float[Tensor, "*shape"]
@@ -50,8 +51,8 @@ def mixture_quantiles(
 ) -> Quantiles:
     """Quantiles of the mixture, to the precision of float64.
 
-    A quantile of a mixture lies between the least and the largest of those of its components; that
-    bracket is halved until no number is left in it.
+    A quantile of a mixture lies between the least and the largest of those of its components. From
+    that bracket on it is found by Newton's steps, and by halving the bracket where these fail.
 
     Args:
         means: ``(samples, ...)``.
@@ -66,7 +67,7 @@ def mixture_quantiles(
     levels = levels_between_0_and_1(levels).to(means.device)
     flat = [t.reshape(len(t), math.prod(t.shape[1:])) for t in (means, stds)]
     width = max(1, _AT_ONCE // (max(1, len(levels)) * len(means)))
-    parts = (_bisect(m, s, levels) for m, s in zip(*(t.split(width, 1) for t in flat), strict=True))
+    parts = (_roots(m, s, levels) for m, s in zip(*(t.split(width, 1) for t in flat), strict=True))
     return torch.cat(list(parts), 1).reshape(len(levels), *means.shape[1:])
 
 
@@ -134,6 +135,46 @@ def mean_distance(
     return torch.stack(sums).sum(0) / (len(x[0]) * len(y[0]))
 
 
+def mean_difference(means: Components, stds: Components) -> Float64Values:
+    r"""Gini's mean difference :math:`E|X - X'|` of two independent draws from one mixture.
+
+    The components are the whole mixture, not a sample of it: every pair counts, also of a component
+    with itself.
+
+    Args:
+        means: ``(samples, ...)``.
+        stds: standard deviations of the same shape, not negative.
+
+    >>> mean_difference(torch.tensor([0.0, 1.0]), torch.zeros(2))
+    tensor(0.5000, dtype=torch.float64)
+    """
+    means, stds = components(means, stds, least="zero")
+    rows = max(1, _AT_ONCE // max(1, means.numel()))
+    total = means.new_zeros(means.shape[1:])
+    for first in range(0, len(means), rows):
+        here, after = slice(first, first + rows), slice(first + rows, None)
+        total += _distances(means[here], stds[here], means[here], stds[here])
+        total += 2 * _distances(means[here], stds[here], means[after], stds[after])
+    return total / len(means) ** 2
+
+
+def thinned(means: Tensor, stds: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """At most so many components, evenly spaced from the first to the last: always the same ones.
+
+    Args:
+        means: ``(samples, ...)``.
+        stds: standard deviations of the same shape.
+        most: how many are kept.
+
+    >>> thinned(torch.arange(9.0), torch.ones(9), 3)[0]
+    tensor([0., 4., 8.])
+    """
+    if len(means) <= most:
+        return means, stds
+    kept = torch.linspace(0, len(means) - 1, most, dtype=torch.float64).round().long()
+    return means[kept.to(means.device)], stds[kept.to(stds.device)]
+
+
 # ------------------------------------------------------------ what is refused
 def components(means: Any, stds: Any, least: str = "positive") -> tuple[Tensor, Tensor]:
     """Means and standard deviations in float64, refused unless they are those of Gaussians.
@@ -189,18 +230,33 @@ def _cdf(means: Tensor, stds: Tensor, values: Tensor) -> Tensor:
     return torch.special.erfc((means - values) / (math.sqrt(2) * stds)).mean(0) / 2
 
 
-def _bisect(means: Tensor, stds: Tensor, levels: Tensor) -> Tensor:
-    """Quantiles ``(levels, numbers)`` of mixtures ``(samples, numbers)``."""
+def _roots(means: Tensor, stds: Tensor, levels: Tensor) -> Tensor:
+    """Quantiles ``(levels, numbers)`` of mixtures ``(samples, numbers)``.
+
+    A step of Newton where it stays in the bracket and halves what the last one moved, else the
+    middle of the bracket.
+    """
+    means, stds, levels = means[:, None], stds[:, None], levels[:, None]
     largest = torch.finfo(torch.float64).max
-    ends = means[:, None] + stds[:, None] * torch.special.ndtri(levels)[:, None]
+    ends = means + stds * torch.special.ndtri(levels)
     low, high = (t.clamp(-largest, largest) for t in (ends.amin(0), ends.amax(0)))
-    for _ in range(_HALVINGS):
-        middle = low / 2 + high / 2
-        if not bool(((low < middle) & (middle < high)).any()):
+    x, moved = low / 2 + high / 2, high - low
+    for _ in range(_STEPS):
+        excess, density = _cdf(means, stds, x) - levels, _density(means, stds, x)
+        done = (excess.abs() <= _PRECISION * levels) | (moved <= _PRECISION * x.abs())
+        if bool(done.all()):
             break
-        below = _cdf(means[:, None], stds[:, None], middle) < levels[:, None]
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return low / 2 + high / 2
+        low, high = torch.where(excess < 0, x, low), torch.where(excess < 0, high, x)
+        newton, middle = x - excess / density, low / 2 + high / 2
+        good = (newton >= low) & (newton <= high) & (2 * excess.abs() <= density * moved)
+        following = torch.where(done, x, torch.where(good, newton, middle))
+        x, moved = following, torch.where(done, moved, (following - x).abs())
+    return x
+
+
+def _density(means: Tensor, stds: Tensor, values: Tensor) -> Tensor:
+    z = (values - means) / stds
+    return ((-z.square() / 2 - _LOG_2PI / 2).exp() / stds).mean(0)
 
 
 def _distances(means: Tensor, stds: Tensor, others: Tensor, other_stds: Tensor) -> Tensor:
