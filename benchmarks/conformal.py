@@ -167,15 +167,15 @@ def main() -> None:
     args = parser.parse_args()
     header = ["", "coverage", "exact", "± (1 s.e.)", "z", "|z| < 3", "mean size"]
 
+    torch.manual_seed(0)
     digits = Digits(val_share=0.35, test_share=0.35)
     adam = lambda p: torch.optim.Adam(p, 5e-3)  # noqa: E731
     ensemble = DeepEnsemble(mlp(64, [32, 32], 10), members=5, optimizer=adam)
     trained(ensemble, digits, 10)
     logits, labels = pooled(ensemble, digits)
     probs = logits.softmax(-1).mean(0)
-    print(
-        f"digits: {len(labels)} predictions, accuracy {(probs.argmax(-1) == labels).float().mean():.3f}"
-    )
+    accuracy = (probs.argmax(-1) == labels).double().mean()
+    print(f"digits: {len(labels)} predictions, accuracy {accuracy:.3f}")
     print(text_table(header, classes(probs, labels, args.splits, args.alpha)))
 
     diabetes = Diabetes(batch_size=32)

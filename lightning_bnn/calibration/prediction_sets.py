@@ -72,7 +72,7 @@ class SetScore:
         u = self._uniform(len(probs), *key).to(probs)[:, None]
         scores = sorted_probs.cumsum(-1) - (1 - u) * sorted_probs
         if self.score == "raps":
-            place = torch.arange(1, probs.shape[-1] + 1, device=probs.device)
+            place = torch.arange(1, probs.shape[-1] + 1).to(scores)
             scores = scores + self.penalty * (place - self.free).clamp_min(0)
         return torch.empty_like(scores).scatter(-1, order, scores)
 

@@ -68,7 +68,7 @@ def fit_vector(logits: Tensor, labels: Tensor, penalty: float = 1.0) -> VectorSc
             fit = cross_entropy(logs * scale + shift, labels, reduction="sum")
             total = fit + penalty / 2 * ((scale - 1).square().sum() + shift.square().sum())
             (gradient,) = torch.autograd.grad(total, given)
-        return float(total), gradient.cpu().numpy()
+        return float(total.detach()), gradient.cpu().numpy()
 
     start = np.repeat([1.0, 0.0], classes)
     options = {"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-8}
