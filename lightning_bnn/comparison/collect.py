@@ -20,8 +20,9 @@ from lightning_bnn.comparison.places import Place, digest_of_file
 from lightning_bnn.comparison.problem import Problem, read_problem
 from lightning_bnn.comparison.protocols import PROTOCOLS
 from lightning_bnn.comparison.reference import Reference
+from lightning_bnn.comparison.reference_predictions import predictions_of_reference
 from lightning_bnn.comparison.rows import Row, rows_of
-from lightning_bnn.comparison.stored_posteriors import read_posterior
+from lightning_bnn.comparison.stored_posteriors import StoredPosterior, read_posterior
 from lightning_bnn.comparison.tables import Measured
 from lightning_bnn.judging.judges import Score
 from lightning_bnn.quiet_runs import quiet
@@ -90,14 +91,20 @@ def collect(
         **{name: value for name, value in asdict(options).items() if name != "device"},
     }
     _check_disjoint(first, places)
-    networks = _reference(first, problem, options)
+    stored = read_posterior("reference", first, problem)
+    networks = _reference(stored, problem, options)
     ood = problem.ood_set(options.ood)
     settings |= {"reference_networks": networks.size, "ood_set": "none" if ood is None else ood[0]}
     sets = [problem.test_set(), *([] if ood is None else [ood[1]])]
+    settings["test_examples"] = len(sets[0].targets())
+
+    @functools.cache
+    def predicted() -> Any:
+        return predictions_of_reference(stored, sets[0], networks, problem.likelihood)
 
     def compute(name: str, place: Place) -> RowsAndOrigin:
         posterior = read_posterior(name, place, problem, samples=options.samples)
-        rows = rows_of(posterior, networks, sets, options.score)
+        rows = rows_of(posterior, networks, sets, options.score, predicted())
         return rows, {**posterior.origin, "modes": len(posterior.modes)}
 
     rows, origins = _all_rows(places, settings, folder / "rows", compute)
@@ -162,13 +169,13 @@ def _check_disjoint(reference: Place, places: Mapping[str, Place]) -> None:
             )
 
 
-def _reference(place: Place, problem: Problem, options: Options) -> Reference:
+def _reference(stored: StoredPosterior, problem: Problem, options: Options) -> Reference:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"`device` {device!r} cannot be used here: {error}") from None
-    networks = read_posterior("reference", place, problem).networks()
+    networks = stored.networks()
     protocol = PROTOCOLS[options.protocol]
     example = [problem.example()]
     return Reference(

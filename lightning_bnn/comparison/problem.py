@@ -44,6 +44,10 @@ class StoredBatches:
         """The targets of all batches."""
         return torch.cat([targets for _, targets in self])
 
+    def target_std(self) -> Tensor | None:
+        """What gives standardised targets their own unit, if the datamodule knows it."""
+        return getattr(self._source, "target_std", None)
+
 
 @dataclass(frozen=True)
 class Problem:

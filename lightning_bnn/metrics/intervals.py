@@ -24,9 +24,9 @@ from lightning_bnn.metrics.gaussian_mixture import (
 from lightning_bnn.metrics.shapes import Number
 
 __all__ = [
-    "IntervalCoverage", "IntervalWidth", "QuantileCalibration", "calibration_of_pit", "inside",
-    "interval_coverage", "interval_width", "pit", "quantile_calibration",
-    "quantile_calibration_floor", "width_of_each",
+    "IntervalCoverage", "IntervalWidth", "PITCalibration", "QuantileCalibration",
+    "calibration_of_pit", "inside", "interval_coverage", "interval_width", "pit",
+    "quantile_calibration",    "quantile_calibration_floor", "width_of_each",
 ]  # fmt: skip
 
 _LEVELS = torch.arange(1, 20, dtype=torch.float64) / 20
@@ -215,15 +215,8 @@ class IntervalWidth(ExampleMean):
         self.add(over_targets(width_of_each(means, stds, self.level)))
 
 
-class QuantileCalibration(ExactMetric):
-    """Error of the shares of targets below quantiles, see `quantile_calibration`.
-
-    It keeps one number per example and target.
-
-    >>> zeros = torch.zeros(1, 2)
-    >>> QuantileCalibration()(zeros, zeros + 1, torch.tensor([-0.5, 0.5]))
-    tensor(0.1421, dtype=torch.float64)
-    """
+class _Calibration(ExactMetric):
+    """Keeps the transform of every target of every example."""
 
     higher_is_better = False
     plot_lower_bound = 0.0
@@ -235,13 +228,9 @@ class QuantileCalibration(ExactMetric):
         self.add_list("pit_values")
         self.add_state("pit_targets", torch.zeros((), dtype=torch.int64), dist_reduce_fx="max")
 
-    def update(self, means: Tensor, stds: Tensor, targets: Tensor) -> None:
-        """Add a batch of what every network predicts, and the targets."""
-        self.add(pit(means, stds, targets))
-
     def add(self, u: Tensor) -> None:
         """Add the `pit` of a batch, ``(batch, targets)`` or ``(batch,)``."""
-        targets = max(1, u[0].numel()) if len(u) else max(1, u.shape[1:].numel())
+        targets = max(1, u.shape[1:].numel())
         if self.pit_targets > 0 and int(self.pit_targets) != targets:
             raise ValueError(
                 f"`targets` must have {int(self.pit_targets)} columns as before, got {targets}."
@@ -255,3 +244,30 @@ class QuantileCalibration(ExactMetric):
         if not len(values):
             return self._nan("it has seen no example")
         return calibration_of_pit(values.reshape(-1, int(self.pit_targets)))
+
+
+class QuantileCalibration(_Calibration):
+    """Error of the shares of targets below quantiles, see `quantile_calibration`.
+
+    It keeps one number per example and target.
+
+    >>> zeros = torch.zeros(1, 2)
+    >>> QuantileCalibration()(zeros, zeros + 1, torch.tensor([-0.5, 0.5]))
+    tensor(0.1421, dtype=torch.float64)
+    """
+
+    def update(self, means: Tensor, stds: Tensor, targets: Tensor) -> None:
+        """Add a batch of what every network predicts, and the targets."""
+        self.add(pit(means, stds, targets))
+
+
+class PITCalibration(_Calibration):
+    """The same of transforms that are computed elsewhere.
+
+    >>> PITCalibration()(torch.tensor([0.3085, 0.6915]))
+    tensor(0.1421, dtype=torch.float64)
+    """
+
+    def update(self, u: Tensor) -> None:
+        """Add the `pit` of a batch, ``(batch, targets)`` or ``(batch,)``."""
+        self.add(u)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from lightning_bnn.comparison.collect import FAILED, Comparison, Options, collect
+from lightning_bnn.comparison.columns import CLASSES, PREDICTIONS, columns_of, note_of
 from lightning_bnn.comparison.protocols import PROTOCOLS
 from lightning_bnn.comparison.tables import Cell, Measured, Table
 from lightning_bnn.judging.judges import Score
@@ -15,10 +16,9 @@ from lightning_bnn.studies.findings import Findings, publish, results_folder
 
 __all__ = ["COLUMNS", "compare", "findings_of"]
 
-COLUMNS = {
-    "mmd": "MMD²", "ns": "NS-MMD²", "acc": "Acc", "ece": "ECE", "ace": "ACE", "brier": "Brier",
-    "nll": "NLL", "aupr": "AUPR", "fpr95": "FPR95", "idmi": "IDMI", "oodmi": "OODMI",
-}  # fmt: skip
+_WEIGHTS = {"mmd": "MMD²", "ns": "NS-MMD²"}
+COLUMNS = {**_WEIGHTS, **{name: column.title for name, column in CLASSES.items()}}
+"""Of classification; `columns_of` has those of other predictions."""
 _KERNELS = {
     "mmd": "MMD² median", "mmd_mean": "mean", "mmd_max": "max",
     "ns": "NS median", "ns_mean": "NS mean", "ns_max": "NS max",
@@ -28,12 +28,9 @@ _OF_MAXIMA = (
     "are around zero for networks of the reference's own law; a maximum is not: it is the largest "
     "of twenty noisy numbers, so that its zero is where the noise floor is."
 )
-_UNITS = {
-    "mmd": "x 100 ↓", "ns": "x 100 ↓", "acc": "% ↑", "nll": "nats ↓", "aupr": "% ↑",
-    "idmi": "nats x 100", "oodmi": "nats x 100",
-}  # fmt: skip
-"""Of the axes of figures, and where it is better; elsewhere per cent, and below."""
-_DIGITS = {title: {"nll": 3, "mmd": 2, "ns": 2}.get(name, 1) for name, title in COLUMNS.items()}
+_UNITS = {"mmd": "x 100 ↓", "ns": "x 100 ↓"}
+"""Of the axes of figures, and where it is better."""
+_DIGITS = dict.fromkeys(_WEIGHTS.values(), 2)
 _MODES = {"one": "One mode", "multi": "Multi mode"}
 
 
@@ -89,8 +86,13 @@ def findings_of(comparison: Comparison) -> Findings:
         for name, origin in settings["posteriors"].items()
         if "failed" in origin
     ]
+    names = {name for row in comparison.rows for name in row.numbers}
+    predicted = columns_of(names)
+    columns = {**_WEIGHTS, **{name: column.title for name, column in predicted.items()}}
+    digits = {**_DIGITS, **{column.title: column.digits for column in predicted.values()}}
+    note = _note(settings, note_of(names, settings))
     tables = {
-        "table1": _table("Table 1", comparison, COLUMNS, _DIGITS, _note(settings)),
+        "table1": _table("Table 1", comparison, columns, digits, note),
         "table2": _table("Table 2: over kernels", comparison, _KERNELS, 2, _OF_MAXIMA),
         "compared": _compared(settings),
     }
@@ -111,7 +113,7 @@ def _table(
     rows: list[list[Cell]] = [
         [_MODES.get(row.mode, ""), row.method, *(_cell(row.numbers, name) for name in columns)]
         for row in sorted(comparison.rows, key=lambda row: order.index(row.mode))
-        if columns is COLUMNS or "mmd" in row.numbers
+        if columns is not _KERNELS or "mmd" in row.numbers
     ]
     for count, floor in comparison.floors.items():
         cells = (_cell(floor, name) if name in floor else "" for name in columns)
@@ -122,15 +124,15 @@ def _table(
 def _cell(numbers: Mapping[str, Measured], name: str) -> Measured:
     """A number as tables show it; NaN where there is none."""
     value, error = numbers.get(name, Measured(math.nan))
-    scale = 1 if name == "nll" else 100
-    return Measured(value * scale, error * scale)
+    if name in PREDICTIONS:
+        return PREDICTIONS[name].shown(Measured(value, error))
+    return Measured(value * 100, error * 100)
 
 
-def _note(settings: Mapping[str, Any]) -> str:
+def _note(settings: Mapping[str, Any], of_predictions: str) -> str:
     about = PROTOCOLS[settings["protocol"]].about
     return (
-        "MMD² and mutual information (nats) x 100, the others in per cent but NLL (nats). NS: "
-        f"{about}. OOD examples are the positive class, found by {settings['score']}. ±: over "
+        f"MMD² x 100. NS: {about}. {of_predictions} ±: over "
         "modes (One mode), by the jackknife over modes (Multi mode), over test examples (a "
         "posterior of one mode), over splits of the reference, scaled to so many networks against "
         "all of it (noise floor). /: not defined, or failed."
@@ -155,11 +157,9 @@ def _figure(comparison: Comparison) -> Any:
     """All numbers with their errors, and the noise floor of the most networks."""
     rows = {(row.method, row.mode): row.numbers for row in comparison.rows}
     methods = list(dict.fromkeys(method for method, mode in rows if mode != FAILED))
-    titles = {
-        name: f"{title}  ({_UNITS.get(name, '% ↓')})"
-        for name, title in COLUMNS.items()
-        if any(name in numbers for numbers in rows.values())
-    }
+    names = {name for numbers in rows.values() for name in numbers}
+    titles = {name: f"{_WEIGHTS[name]}  ({_UNITS[name]})" for name in _WEIGHTS if name in names}
+    titles |= {name: f"{c.title}  ({c.unit})" for name, c in columns_of(names).items()}
     panels = {
         title: {
             text: [_cell(rows.get((method, mode), {}), name) for method in methods]
