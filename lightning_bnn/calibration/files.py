@@ -65,7 +65,7 @@ def _plain(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _object(plain: Any, tensors: Mapping[str, Tensor], kinds: Sequence[Any]) -> Any:
-    """The opposite of `_plain`."""
+    """The value that `_plain` has made JSON of."""
     if not isinstance(plain, dict):
         return plain
     if "tensor" in plain:

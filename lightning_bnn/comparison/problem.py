@@ -73,6 +73,14 @@ class Problem:
         """The validation data; refused if there are none."""
         return [StoredBatches(self.source, loader) for loader in validation_loaders(self.source)]
 
+    def validation_set(self) -> StoredBatches | None:
+        """The first validation data; None if there are less than two examples."""
+        try:
+            first = self.validation_sets()[0]
+            return first if len(first.targets()) > 1 else None
+        except ValueError:
+            return None
+
     def test_set(self) -> StoredBatches:
         """The test set in distribution."""
         return next(iter(self._test_sets("id").values()))
