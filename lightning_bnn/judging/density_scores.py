@@ -65,7 +65,7 @@ class DensityScores:
 
 
 def _spread(means: Tensor, stds: Tensor) -> dict[str, Tensor]:
-    """Of the predictions alone."""
+    """What the predictions alone say, without targets."""
     return {
         "epistemic_var": means.var(0, correction=0).sum(-1),
         "sharpness": mixture_moments(means, stds)[1].mean(-1),

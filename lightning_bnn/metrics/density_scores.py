@@ -31,6 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 Gaussians = Float[Tensor, "samples batch *targets"]
+References = Float[Tensor, "others batch *targets"]
 Targets = Float[Tensor, "batch *targets"]
 _SAMPLES = 200
 """Networks that are compared pair by pair."""
@@ -94,8 +95,8 @@ def sharpness(means: Gaussians, stds: Gaussians) -> Number:
 def energy_distance(
     means: Gaussians,
     stds: Gaussians,
-    reference_means: Gaussians,
-    reference_stds: Gaussians,
+    reference_means: References,
+    reference_stds: References,
     samples: int = _SAMPLES,
 ) -> Number:
     r"""Energy distance of two predictive mixtures, a mean over examples, in the target's unit.

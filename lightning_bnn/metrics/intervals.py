@@ -26,7 +26,7 @@ from lightning_bnn.metrics.shapes import Number
 __all__ = [
     "IntervalCoverage", "IntervalWidth", "PITCalibration", "QuantileCalibration",
     "calibration_of_pit", "inside", "interval_coverage", "interval_width", "pit",
-    "quantile_calibration",    "quantile_calibration_floor", "width_of_each",
+    "quantile_calibration", "quantile_calibration_floor", "width_of_each",
 ]  # fmt: skip
 
 _LEVELS = torch.arange(1, 20, dtype=torch.float64) / 20
