@@ -62,6 +62,17 @@ def _predictive(cls, function, *args):
     )
 
 
+def _selective(cls, function):
+    batches = tuple(zip(_cut(PROBS), _cut(LABELS), strict=True))
+    return MetricCase(cls.__name__, cls, batches, lambda: function(PROBS, LABELS), False)
+
+
+def _of_sets(cls, function, *args):
+    batches = tuple(zip(_cut(PROBS > 0.2), _cut(LABELS), strict=True))
+    name = cls.__name__ + "".join(map(str, args))
+    return MetricCase(name, lambda: cls(*args), batches, lambda: function(PROBS > 0.2))
+
+
 def _compared(cls, function):
     batches = tuple(zip(_cut(PROBS), _cut(REFERENCE), strict=True))
     return MetricCase(cls.__name__, cls, batches, lambda: function(PROBS, REFERENCE))
@@ -111,6 +122,13 @@ METRICS = [
     _predictive(M.NLL, M.nll),
     _predictive(M.BrierScore, M.brier_score),
     _predictive(M.BrierScore, M.brier_score, "mean"),
+    _selective(M.AURC, M.aurc),
+    _selective(M.EAURC, M.eaurc),
+    _selective(M.SelectiveAccuracy, M.selective_accuracy),
+    _of_sets(M.SetCoverage, lambda sets: M.set_coverage(sets, LABELS)),
+    _of_sets(M.SetSize, M.set_size),
+    _of_sets(M.ClassCoverage, lambda sets: M.class_coverage(sets, LABELS), 4),
+    _of_sets(M.CoverageGap, lambda sets: M.coverage_gap(sets, LABELS), 4),
     _compared(M.Agreement, M.agreement),
     _compared(M.TotalVariation, M.total_variation),
     _several(M.MutualInformation, M.mutual_information),

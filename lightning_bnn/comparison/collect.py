@@ -110,6 +110,8 @@ def collect(
     }
     sets = [problem.test_set(), *([] if ood is None else [ood[1]])]
     settings["test_examples"] = len(sets[0].targets())
+    validation = problem.validation_set()
+    settings["validation_examples"] = 0 if validation is None else len(validation.targets())
 
     @functools.cache
     def predicted() -> Any:
@@ -117,7 +119,7 @@ def collect(
 
     def compute(name: str, place: Place) -> RowsAndOrigin:
         posterior = read_posterior(name, place, problem, samples=options.samples)
-        rows = rows_of(posterior, networks, sets, options.score, predicted())
+        rows = rows_of(posterior, networks, sets, options.score, predicted(), validation)
         return rows, {**posterior.origin, "modes": len(posterior.modes)}
 
     rows, origins = _all_rows(places, settings, folder / "rows", compute)

@@ -43,6 +43,11 @@ CLASSES = {
     "ace": _percent("ACE", "% ↓"),
     "brier": _percent("Brier", "% ↓"),
     "nll": Column("NLL", "nats ↓"),
+    "nll_t": Column("NLL (T)", "nats ↓"),
+    "ece_t": _percent("ECE (T)", "% ↓"),
+    "aurc": Column("AURC", "% ↓", 100, 2),
+    "set90": Column("Set90", "classes ↓", digits=2),
+    "held90": _percent("Held90", "%, 90 is right"),
     "agree": _percent("Agree", "% ↑"),
     "tv": _percent("TV", "% ↓"),
     "aupr": _percent("AUPR", "% ↑"),
@@ -58,6 +63,8 @@ _GAUSSIANS = {
     "crps": Column("CRPS", "↓"),
     "cover90": _percent("Cover90", "%, 90 is right"),
     "width90": Column("Width90", "at equal coverage ↓"),
+    "interval90": Column("Conf90", "at equal coverage ↓"),
+    "held90": CLASSES["held90"],
     "calib": _percent("Calib", "% ↓"),
     "sharpness": Column("Sharpness", "mean sd"),
     "energy_f": Column("Energy (f)", "↓", digits=4),
@@ -98,6 +105,11 @@ def note_of(names: Iterable[str], settings: Mapping[str, Any]) -> str:
     beside = "the mean prediction of networks of the reference"
     if not is_regression(names):
         compared = f" Agree and TV: with {beside}." if "agree" in names else ""
+        if "nll_t" in names:
+            compared += (
+                " NLL (T), ECE (T): after temperature scaling; Set90, Held90: size and coverage of "
+                "conformal sets of 90 %; all calibrated on the validation data."
+            )
         return (
             "Mutual information (nats) x 100, the others in per cent but NLL (nats). OOD examples "
             f"are the positive class, found by {settings['score']}.{compared}"
@@ -118,6 +130,8 @@ def _about(beside: str, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("nll", "NLL: of the mixture of the networks' Gaussians;"),
         ("nll_moments", "(moments): of the one Gaussian with its mean and variance."),
         ("cover90", "Cover90, Width90: of central intervals of 90 %."),
+        ("interval90", "Conf90, Held90: width and coverage of conformal intervals of 90 %, "
+                       "calibrated on the validation data."),
         ("calib", f"Calib: mean error of the share of targets below quantiles, %{floor}."),
         ("sharpness", "Sharpness: mean standard deviation of predictions, noise included."),
         ("energy_f", "Energy: energy distance to predictions of networks of the reference, of what "

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lightning_bnn import params as P
+from lightning_bnn.comparison.calibrated_numbers import calibrated_numbers
 from lightning_bnn.comparison.errors import Numbers, bootstrap, jackknife, left_out, over_modes
 from lightning_bnn.comparison.problem import StoredBatches
 from lightning_bnn.comparison.reference import Reference
@@ -50,6 +51,7 @@ def rows_of(
     sets: Sequence[StoredBatches],
     score: Score,
     predicted: Any = None,
+    validation: StoredBatches | None = None,
 ) -> list[Row]:
     """One row for a mode (mean and deviation over modes), one for all together (jackknife).
 
@@ -59,6 +61,7 @@ def rows_of(
         sets: data, the first in distribution.
         score: that detects out-of-distribution examples.
         predicted: of `reference_of`: what the reference predicts in distribution.
+        validation: data that predictions are calibrated on, if there are any.
     """
     posterior = _at_most(posterior, reference)
     count = len(posterior.modes)
@@ -66,7 +69,7 @@ def rows_of(
     every, sizes = _drawn(posterior, reference)
     distances = _distances(every, sizes, reference)
     pooled = _pooled(every, sizes, reference, share) if reference.pools else {}
-    quality = _quality(posterior, reference, sets, score, share, predicted)
+    quality = _quality(posterior, reference, sets, score, share, predicted, validation)
     all_modes = sum(sizes), _sum_of_shares(sizes, share)
     compared = {"one": (min(sizes), min(sizes)), "multi": all_modes}
     return [
@@ -136,14 +139,17 @@ def _quality(
     score: Score,
     share: int,
     predicted: Any,
+    validation: StoredBatches | None,
 ) -> dict[str, Numbers]:
     """Every metric of the predictions of one mode and of all modes; none without data."""
     if not sets:
         return {}
-    sets = sets if _predicts(posterior.likelihood) else sets[:1]
+    likelihood = posterior.likelihood
+    sets = sets if _predicts(likelihood) else sets[:1]
+    held_out = [] if validation is None or not _predicts(likelihood) else [validation]
     of_modes = [
         averages_of_mode(
-            mode, posterior.network, posterior.likelihood, sets, (reference.samples, share),
+            mode, posterior.network, likelihood, [*sets, *held_out], (reference.samples, share),
             reference.seed, k, device=reference.device,
         )
         for k, mode in enumerate(posterior.judged)
@@ -151,15 +157,23 @@ def _quality(
     targets, unit = sets[0].targets(), sets[0].target_std()
 
     def numbers(of_sets: Sequence[Any]) -> NumbersOf:
-        return numbers_of(posterior.likelihood, of_sets, targets, score, predicted, unit)
+        tested, known = of_sets[: len(sets)], of_sets[len(sets) :]
+        plain = numbers_of(likelihood, tested, targets, score, predicted, unit)
+        if not held_out:
+            return plain
+        known_targets = held_out[0].targets()
+        more = calibrated_numbers(
+            likelihood, known[0], tested[0], known_targets, targets, reference.seed
+        )
+        return lambda *rows: {**plain(*rows), **more(*rows[:1])}
 
     alone = [numbers([counts[0] for counts in mode]) for mode in of_modes]
     if len(alone) == 1:
-        sizes = [counts[0].examples for counts in of_modes[0]]
+        sizes = [counts[0].examples for counts in of_modes[0][: len(sets)]]
         return {"one": bootstrap(sizes, alone[0], seed=reference.seed)}
     shared = [
         type(parts[0]).stacked(parts)
-        for parts in ([mode[s][1] for mode in of_modes] for s in range(len(sets)))
+        for parts in ([mode[s][1] for mode in of_modes] for s in range(len(of_modes[0])))
     ]
     modes = torch.arange(len(alone))
     subsets = [modes, *left_out(modes.split(1))]

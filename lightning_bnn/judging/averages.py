@@ -23,7 +23,7 @@ from lightning_bnn.randomness import keyed_generator, keyed_randomness
 
 __all__ = [
     "Averages", "Batches", "averages_of_mode", "averages_of_stack", "draw", "has_classes",
-    "predictions_of_each",
+    "predictions_of_each", "predictor_of",
 ]  # fmt: skip
 
 Batches = Iterable[tuple[Any, Tensor]]
@@ -158,7 +158,7 @@ def averages_of_mode(
         device: where it is computed.
     """
     model, mode = copy.deepcopy(model).to(device).eval(), mode.to(device)
-    predict = _predictor(mode, max(counts), *key)
+    predict = predictor_of(mode, max(counts), *key)
     averages = []
     for number, batches in enumerate(sets):
         parts: list[list[Any]] = []
@@ -173,8 +173,14 @@ def averages_of_mode(
     return averages
 
 
-def _predictor(mode: Posterior, count: int, *key: int | str) -> Predictor:
-    """Networks predict in the random order of `draw`, so that the first few are like all."""
+def predictor_of(mode: Posterior, count: int, *key: int | str) -> Predictor:
+    """Networks predict in the random order of `draw`, so that the first few are like all.
+
+    Args:
+        mode: draws networks, or predicts in a way of its own.
+        count: how many networks.
+        *key: decides the draw.
+    """
     if isinstance(mode, Empirical):
         networks = draw(mode, count, *key)
         return lambda model, *x: P.apply(model, networks, *x)

@@ -66,7 +66,10 @@ def test_numbers_of_an_ensemble_are_those_computed_by_hand(tmp_path, monkeypatch
     for name, value in wanted.items():
         assert row[name] == pytest.approx(float(value), rel=1e-5), name
     assert "Acc" not in row
-    assert "a perfect forecaster has 3.1" in results("studies/compare")["tables"]["predictions"]["note"]
+    assert (
+        "a perfect forecaster has 3.1"
+        in results("studies/compare")["tables"]["predictions"]["note"]
+    )
     main(["collapse", "--like", "like.yaml", "--networks", "ens"])
     (inner, _) = numbers("studies/collapse", "pairs")
     pairs = torch.stack([(a - b).square().mean() / 4 for a in m for b in m]).sum() / 12

@@ -83,6 +83,9 @@ FAR = {k: v + 100 for k, v in WEIGHTS[0].items()}
 EXTREMES = [
     *((cls, (RIGHT, LABELS), (WRONG, LABELS)) for cls in (M.ECE, M.MCE, M.ACE, M.NLL)),
     (M.BrierScore, (RIGHT, LABELS), (WRONG, LABELS)),
+    *((cls, (RIGHT, LABELS), (WRONG, LABELS)) for cls in (M.AURC, M.SelectiveAccuracy)),
+    (M.SetCoverage, (RIGHT > 0, LABELS), (WRONG > 0, LABELS)),
+    (M.SetSize, (RIGHT > 1,), (RIGHT >= 0,)),
     *((cls, (RIGHT, RIGHT), (RIGHT, WRONG)) for cls in (M.Agreement, M.TotalVariation)),
     *((cls, (SCORES, SCORES > 0), (SCORES, SCORES < 0)) for cls in (M.AUROC, M.AUPR, M.FPR95)),
     (M.MMD, (WEIGHTS[0], WEIGHTS[0]), (WEIGHTS[0], FAR)),
