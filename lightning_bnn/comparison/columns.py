@@ -9,7 +9,15 @@ from typing import Any
 from lightning_bnn.comparison.tables import Measured
 from lightning_bnn.metrics import quantile_calibration_floor
 
-__all__ = ["CLASSES", "PREDICTIONS", "Column", "columns_of", "is_regression", "note_of"]
+__all__ = [
+    "CLASSES",
+    "PREDICTIONS",
+    "Column",
+    "columns_of",
+    "is_regression",
+    "note_of",
+    "predicted_and_calibrated",
+]
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,12 @@ _GAUSSIANS = {
 }
 PREDICTIONS = {**CLASSES, **_GAUSSIANS}
 """All columns, by the name of the number."""
+_CALIBRATED = ("nll_t", "ece_t", "aurc", "set90", "interval90", "held90")
+_ON_TOP = (
+    "NLL (T), ECE (T): after temperature scaling; Set90, Held90: size and coverage of conformal "
+    "sets of 90 %; both calibrated on the validation data. AURC: error of the surest predictions, "
+    "mean over all shares of them, x 100."
+)
 
 
 def is_regression(names: Iterable[str]) -> bool:
@@ -94,22 +108,30 @@ def columns_of(names: Iterable[str]) -> dict[str, Column]:
     return {name: column for name, column in kind.items() if name in names}
 
 
+def predicted_and_calibrated(names: Iterable[str]) -> tuple[dict[str, Column], dict[str, Column]]:
+    """The columns of predictions as they are, and of what validation data add to them.
+
+    Args:
+        names: of the numbers of all rows.
+    """
+    columns = columns_of(names)
+    on_top = {name: column for name, column in columns.items() if name in _CALIBRATED}
+    return {name: c for name, c in columns.items() if name not in on_top}, on_top
+
+
 def note_of(names: Iterable[str], settings: Mapping[str, Any]) -> str:
     """What a reader must know about the columns of predictions.
 
     Args:
-        names: of the numbers of all rows.
+        names: of the columns.
         settings: of the comparison.
     """
     names = set(names)
     beside = "the mean prediction of networks of the reference"
-    if not is_regression(names):
+    if "nll_t" in names:
+        return _ON_TOP
+    if "acc" in names:
         compared = f" Agree and TV: with {beside}." if "agree" in names else ""
-        if "nll_t" in names:
-            compared += (
-                " NLL (T), ECE (T): after temperature scaling; Set90, Held90: size and coverage of "
-                "conformal sets of 90 %; all calibrated on the validation data."
-            )
         return (
             "Mutual information (nats) x 100, the others in per cent but NLL (nats). OOD examples "
             f"are the positive class, found by {settings['score']}.{compared}"

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from lightning_bnn.comparison.collect import FAILED, Comparison, Made, Options, collect
-from lightning_bnn.comparison.columns import CLASSES, PREDICTIONS, columns_of, note_of
+from lightning_bnn.comparison.columns import (
+    CLASSES,
+    PREDICTIONS,
+    Column,
+    columns_of,
+    note_of,
+    predicted_and_calibrated,
+)
 from lightning_bnn.comparison.distance_tables import (
     distances_by_kernel,
     distances_table,
@@ -111,20 +118,34 @@ def findings_of(comparison: Comparison) -> Findings:
 
 
 def _predictions(comparison: Comparison) -> dict[str, Table]:
-    """What predictions are worth; under P1's protocol its two tables."""
+    """What predictions are worth, also once calibrated; under P1's protocol its two tables."""
     settings = comparison.settings
     names = {name for row in comparison.rows for name in row.numbers}
-    columns = {name: column.title for name, column in columns_of(names).items()}
-    digits = {column.title: column.digits for column in columns_of(names).values()}
-    note = _note(note_of(names, settings))
+    predicted, calibrated = predicted_and_calibrated(names)
+    on_top = {"calibrated": _of_columns("Calibrated", comparison, calibrated)} if calibrated else {}
     if not PROTOCOLS[settings["protocol"]].pools:
-        return {"predictions": _table("Predictions", comparison, columns, digits, note)}
-    digits |= dict.fromkeys(POOLED.values(), 2)
-    note = f"{reference_text(settings)} {_POOLED_NOTE} {note}"
+        return {"predictions": _of_columns("Predictions", comparison, predicted), **on_top}
+    pooled = f"{reference_text(settings)} {_POOLED_NOTE}"
     return {
-        "table1": _table("P1, table 1", comparison, {**POOLED, **columns}, digits, note),
+        "table1": _of_columns("P1, table 1", comparison, predicted, POOLED, pooled),
         "table2": _table("P1, table 2: over kernels", comparison, _KERNELS, 2, _POOLED_NOTE),
+        **on_top,
     }
+
+
+def _of_columns(
+    title: str,
+    comparison: Comparison,
+    columns: Mapping[str, Column],
+    distances: Mapping[str, str] | None = None,
+    about: str = "",
+) -> Table:
+    """A table of numbers of predictions, perhaps with distances before them."""
+    digits = {column.title: column.digits for column in columns.values()}
+    titles = {**(distances or {}), **{name: column.title for name, column in columns.items()}}
+    digits |= dict.fromkeys((distances or {}).values(), 2)
+    note = f"{about} {_note(note_of(columns, comparison.settings))}".strip()
+    return _table(title, comparison, titles, digits, note)
 
 
 def _table(
