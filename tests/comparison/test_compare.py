@@ -13,6 +13,7 @@ from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
 from lightning_bnn.comparison import collect as comparison
+from lightning_bnn.comparison.columns import predicted_and_calibrated
 from lightning_bnn.comparison.places import Place
 from lightning_bnn.comparison.problem import Problem, read_problem
 from lightning_bnn.comparison.protocols import PROTOCOLS
@@ -31,7 +32,7 @@ from lightning_bnn.metrics import law_mmd, mixture_mmd, mmd, mmd_table
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import MFVI, SWAG, Laplace, MCDropout
 from lightning_bnn.posteriors import Empirical
-from lightning_bnn.studies.compare import COLUMNS, POOLED
+from lightning_bnn.studies.compare import COLUMNS
 from lightning_bnn.symmetry import canonicalise, discover
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
@@ -198,8 +199,8 @@ def test_one_posterior_that_fails_does_not_stop_the_others(here, capsys):
     out = capsys.readouterr().out
     assert "bad failed:" in out
     shown = [line.split() for line in out.splitlines() if line.split()[:2] == ["bad", "/"]]
-    of_predictions = len(COLUMNS) - len(POOLED)
-    assert shown == [["bad", *["/"] * of_predictions]]
+    predicted, calibrated = predicted_and_calibrated(COLUMNS)
+    assert shown == [["bad", *["/"] * len(columns)] for columns in (predicted, calibrated)]
     assert any(line.split() == ["bad", "0", "0", *["/"] * 8] for line in out.splitlines())
 
 
