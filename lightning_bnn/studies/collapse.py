@@ -25,6 +25,7 @@ def collapse(
     members: int | None = None,
     epochs: int | None = None,
     ood: str | None = None,
+    seed: int = 0,
     out: str = "studies/collapse",
 ) -> None:
     """Mutual information of all pairs of networks, in and out of distribution.
@@ -40,10 +41,11 @@ def collapse(
         members: networks to train.
         epochs: of training.
         ood: name of the test set that is out of distribution, by default the first.
+        seed: of the starts; other seeds repeat the study on the same data.
         out: folder of the results.
     """
     given = population(
-        "collapse", out, ENSEMBLES, scale, networks, like, members=members, epochs=epochs
+        "collapse", out, ENSEMBLES, scale, networks, like, seed, members=members, epochs=epochs
     )
     publish(collapse_findings(given, ood), given.folder)
 
@@ -84,7 +86,10 @@ def collapse_findings(population: Population, ood: str | None = None) -> Finding
     return Findings(
         "collapse",
         f"Mutual information of pairs among {count} networks (P1, figures 3, 7, 8)",
-        {"pairs": Table("Mutual information of pairs", header, rows, 4, note)},
+        {
+            "pairs": Table("Mutual information of pairs", header, rows, 4, note),
+            "correlation": Table("Of both", ["Pearson's r", "p"], [[r, p]], 3),
+        },
         {
             "pairs": histograms_figure(panels, "mutual information (nats)"),
             "joint": scatter_figure(points, ("in distribution (nats)", f"{name} (nats)")),

@@ -18,7 +18,7 @@ from lightning_bnn.plots import Line, histograms_figure, lines_figure
 from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.runs import Job, run_jobs
+from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 
 __all__ = ["compact"]
 
@@ -61,7 +61,7 @@ def compact(
         scale: small, or that of the paper.
         hidden: units of the hidden layer.
         draws: networks drawn from every Gaussian.
-        seed: of the draws.
+        seed: of the starts and the draws.
         out: folder of the results.
     """
     if draws < 1:
@@ -69,7 +69,7 @@ def compact(
     folder = results_folder(out, "compact")
     settings = settings_of(SCALES, scale, hidden=hidden)
     change = {"model.init_args.network.init_args.hidden": [settings.hidden]}
-    jobs = [Job(name, preset, change) for name, preset in settings.presets.items()]
+    jobs = [reseeded(Job(n, preset, change), seed) for n, preset in settings.presets.items()]
     runs = run_jobs(jobs, folder / "runs")
     study = _Study(runs["HMC"].problem(), settings.batches, draws, seed)
     networks = {
