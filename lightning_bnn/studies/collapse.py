@@ -88,7 +88,9 @@ def collapse_findings(population: Population, ood: str | None = None) -> Finding
         f"Mutual information of pairs among {count} networks (P1, figures 3, 7, 8)",
         {
             "pairs": Table("Mutual information of pairs", header, rows, 4, note),
-            "correlation": Table("Of both", ["Pearson's r", "p"], [[r, p]], 3),
+            "correlation": Table(
+                "Are both correlated?", ["", "Pearson's r", "p"], [["all pairs", r, p]], 3
+            ),
         },
         {
             "pairs": histograms_figure(panels, "mutual information (nats)"),
