@@ -9,27 +9,32 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tqdm.auto import tqdm
 
 import lightning_bnn
+from lightning_bnn.comparison.convergence import rhat_of_predictions
 from lightning_bnn.comparison.errors import Numbers
 from lightning_bnn.comparison.places import Place, digest_of_file
 from lightning_bnn.comparison.problem import Problem, read_problem
 from lightning_bnn.comparison.protocols import PROTOCOLS
 from lightning_bnn.comparison.reference import Reference
 from lightning_bnn.comparison.rows import Row, rows_of
-from lightning_bnn.comparison.stored_posteriors import read_posterior
+from lightning_bnn.comparison.stored_posteriors import StoredPosterior, read_posterior
 from lightning_bnn.comparison.tables import Measured
 from lightning_bnn.judging.judges import Score
 from lightning_bnn.quiet_runs import quiet
 
-__all__ = ["FAILED", "Comparison", "Options", "collect"]
+__all__ = ["FAILED", "Comparison", "Made", "Options", "collect"]
 
 FAILED = "failed"
 """The mode of a row of a posterior that could not be judged."""
+Made = Literal["trained", "sampled"]
+"""How networks came about: by training runs, or as draws of the posterior."""
+_FORMAT = 2
+"""Of stored rows: what other versions have computed is not read."""
 RowsAndOrigin = tuple[list[Row], Mapping[str, Any]]
 """Rows of a posterior, and where it is from."""
 
@@ -44,6 +49,7 @@ class Options:
     score: Score = "max_probability"
     seed: int = 0
     device: str | None = None
+    reference_is: Made | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Comparison:
 
     Attributes:
         rows: of all posteriors.
-        floors: MMD^2 between parts of the reference, by the networks of the smaller one.
+        floors: MMD^2 between parts of a reference of single networks, by those of the smaller one.
         settings: everything that decides the numbers.
     """
 
@@ -87,12 +93,20 @@ def collect(
         "config": str(config),
         "config_sha256": digest_of_file(config),
         "version": lightning_bnn.__version__,
-        **{name: value for name, value in asdict(options).items() if name != "device"},
+        "format": _FORMAT,
+        **{k: v for k, v in asdict(options).items() if k not in ("device", "reference_is")},
     }
     _check_disjoint(first, places)
-    networks = _reference(first, problem, options)
+    stored = read_posterior("reference", first, problem)
+    networks = _reference(stored, problem, options)
     ood = problem.ood_set(options.ood)
-    settings |= {"reference_networks": networks.size, "ood_set": "none" if ood is None else ood[0]}
+    settings |= {
+        "reference_networks": networks.size,
+        "reference_chains": len(stored.modes) if networks.has_chains else None,
+        "reference_rhat": rhat_of_predictions(stored, problem),
+        "reference_made": options.reference_is or stored.origin.get("made"),
+        "ood_set": "none" if ood is None else ood[0],
+    }
     sets = [problem.test_set(), *([] if ood is None else [ood[1]])]
 
     def compute(name: str, place: Place) -> RowsAndOrigin:
@@ -101,9 +115,11 @@ def collect(
         return rows, {**posterior.origin, "modes": len(posterior.modes)}
 
     rows, origins = _all_rows(places, settings, folder / "rows", compute)
-    counts = sorted({row.networks for row in rows if "mmd" in row.numbers})
-    counts = counts if networks.size >= 4 else []  # fewer cannot be split
-    floors = {count: networks.noise_floor(count) for count in counts}
+    counts = {row.seeds for row in rows if "law" in row.numbers}
+    counts |= {row.pooled for row in rows if "mmd" in row.numbers}
+    if networks.size < 4 or networks.has_chains:  # cannot be split into parts of one law
+        counts = set()
+    floors = {count: networks.noise_floor(count) for count in sorted(counts)}
     return Comparison(rows, floors, {**settings, "posteriors": origins})
 
 
@@ -162,17 +178,21 @@ def _check_disjoint(reference: Place, places: Mapping[str, Place]) -> None:
             )
 
 
-def _reference(place: Place, problem: Problem, options: Options) -> Reference:
+def _reference(stored: StoredPosterior, problem: Problem, options: Options) -> Reference:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"`device` {device!r} cannot be used here: {error}") from None
-    networks = read_posterior("reference", place, problem).networks()
-    protocol = PROTOCOLS[options.protocol]
-    example = [problem.example()]
     return Reference(
-        networks, problem.network, example, protocol, options.samples, options.seed, device
+        stored.networks(),
+        problem.network,
+        [problem.example()],
+        PROTOCOLS[options.protocol],
+        options.samples,
+        options.seed,
+        device,
+        stored.chains(),
     )
 
 

@@ -28,11 +28,13 @@ class Protocol:
         sort_by: what units are sorted by, in descending order, once their norm is one.
         as_released: leave residual streams, blocks of channels and signs as they are, and give
             unit norm to what enters a BatchNorm, too, whose scale is free.
+        pools: measure also all networks alike, whatever mode they are of, as P1 does.
     """
 
     about: str
     sort_by: SortKey
     as_released: bool = False
+    pools: bool = False
 
     def remover(self, model: nn.Module, *example: Any) -> Remover:
         """What removes them from networks of one kind.
@@ -78,6 +80,7 @@ PROTOCOLS = {
         "by their first weight; residual streams and blocks of channels stay in their order",
         "first",
         as_released=True,
+        pools=True,
     ),
 }
 

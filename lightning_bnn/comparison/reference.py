@@ -1,4 +1,4 @@
-"""A reference, with and without symmetries, and the MMD of other networks to it."""
+"""A reference, with and without symmetries, and the distances of other networks to it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from torch import Tensor, nn
 from lightning_bnn import params as P
 from lightning_bnn.comparison.errors import Numbers
 from lightning_bnn.comparison.protocols import Protocol
-from lightning_bnn.comparison.tables import spread
+from lightning_bnn.comparison.tables import Measured, spread
 from lightning_bnn.metrics import MMDReference, Transformed
-from lightning_bnn.metrics.mmd import MMDTable
+from lightning_bnn.metrics.laws import ModesTable, Which, modes_table_of
+from lightning_bnn.metrics.mmd import MMDTable, Reduction
 from lightning_bnn.params import Params
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["Reference"]
+
+_SUFFIXES: dict[Reduction, str] = {"median": "", "mean": "_mean", "max": "_max"}
+"""Of the names of numbers, by their reduction over kernels."""
 
 
 class Reference:
@@ -33,6 +37,7 @@ class Reference:
         samples: networks that are drawn from every posterior.
         seed: of the draws.
         device: where it is computed.
+        chains: the chain of every network, if they are draws of chains.
     """
 
     def __init__(
@@ -44,12 +49,14 @@ class Reference:
         samples: int = 100,
         seed: int = 0,
         device: str = "cpu",
+        chains: Sequence[int] | None = None,
     ) -> None:
         self.samples, self.seed = samples, seed
+        self.pools, self.has_chains = protocol.pools, chains is not None
         self.device, self.size = device, P.stack_size(networks)
         self._remover = protocol.remover(network.eval(), *example)
-        self._as_they_are = MMDReference(networks, device=device)
-        self._freed = MMDReference(self._free(networks), device=device)
+        self._as_they_are = MMDReference(networks, device=device, chains=chains)
+        self._freed = MMDReference(self._free(networks), device=device, chains=chains)
         self._digests = set(_digests(networks, self._as_they_are.layers))
 
     def _free(self, networks: Params) -> Transformed:
@@ -77,8 +84,30 @@ class Reference:
                 "seed (`seed_everything` and the seed of the module), or choose other rows."
             )
 
-    def distances(self, networks: Params, parts: Sequence[Tensor]) -> list[dict[str, float]]:
-        """MMD^2 of parts of a stack to the reference, with and without symmetries.
+    def of_modes(self, networks: Params, modes: Sequence[int]) -> dict[str, Numbers]:
+        """MMD^2 of the modes of a stack: alone ("one"), and all of them ("multi").
+
+        Those of single modes have deviations over modes; law, mixture and floor of all modes have
+        errors of the jackknife over modes and over chains of the reference.
+
+        Args:
+            networks: a stack.
+            modes: which of its networks belong together.
+        """
+        one: Numbers = {}
+        multi: Numbers = {}
+        for prefix, stack, reference in (
+            ("", networks, self._as_they_are),
+            ("ns_", self._free(networks), self._freed),
+        ):
+            table = modes_table_of(reference, stack, modes)
+            for reduction, suffix in _SUFFIXES.items():
+                one[f"{prefix}mixture{suffix}"] = spread(table.of_each_mode(reduction))
+                multi |= _of_all_modes(table, reduction, prefix, suffix)
+        return {"one": one, "multi": multi} if len(set(modes)) > 1 else {"one": one}
+
+    def pooled(self, networks: Params, parts: Sequence[Tensor]) -> list[dict[str, float]]:
+        """MMD^2 of parts of a stack to the reference, all networks alike, as P1 measures it.
 
         Args:
             networks: a stack.
@@ -123,6 +152,15 @@ class Reference:
             numbers[f"{name}_mean"] = float(table.reduce("mean"))
             numbers[f"{name}_max"] = float(table.reduce("max"))
         return numbers
+
+
+def _of_all_modes(table: ModesTable, reduction: Reduction, prefix: str, suffix: str) -> Numbers:
+    which: Sequence[Which] = ("law", "mixture", "floor")
+    estimates = {name: table.estimate(name, reduction) for name in which}
+    return {
+        f"{prefix}{name}{suffix}": Measured(float(number.value), float(number.error))
+        for name, number in estimates.items()
+    }
 
 
 def _digests(networks: Params, layers: Iterable[str]) -> list[bytes]:

@@ -15,7 +15,7 @@ from lightning_bnn.comparison.reference import Reference
 from lightning_bnn.comparison.stored_posteriors import StoredPosterior
 from lightning_bnn.judging.averages import Averages, averages_of_mode, draw, has_classes
 from lightning_bnn.judging.judges import Score, class_numbers
-from lightning_bnn.params import is_weight
+from lightning_bnn.params import Params, is_weight
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["Row", "rows_of"]
@@ -31,6 +31,7 @@ class Row:
         numbers: by name, as fractions and nats.
         seeds: how many modes stand behind the errors.
         networks: how many were compared with the reference.
+        pooled: how many of them count where all networks are alike, as P1 measures it.
     """
 
     method: str
@@ -38,6 +39,7 @@ class Row:
     numbers: Numbers
     seeds: int
     networks: int = 0
+    pooled: int = 0
 
 
 def rows_of(
@@ -54,13 +56,23 @@ def rows_of(
     posterior = _at_most(posterior, reference)
     count = len(posterior.modes)
     share = max(1, reference.samples // count)
-    distances, networks = _distances(posterior, reference, share)
+    every, sizes = _drawn(posterior, reference)
+    distances = _distances(every, sizes, reference)
+    pooled = _pooled(every, sizes, reference, share) if reference.pools else {}
     quality: dict[str, Numbers] = {}
     if has_classes(posterior.likelihood):
         quality = _quality(posterior, reference, sets, score, share)
+    all_modes = sum(sizes), _sum_of_shares(sizes, share)
+    compared = {"one": (min(sizes), min(sizes)), "multi": all_modes}
     return [
-        Row(posterior.name, mode, {**distances.get(mode, {}), **quality.get(mode, {})}, count, n)
-        for mode, n in networks.items()
+        Row(
+            posterior.name,
+            mode,
+            {**pooled.get(mode, {}), **numbers, **quality.get(mode, {})},
+            count,
+            *compared[mode],
+        )
+        for mode, numbers in distances.items()
     ]
 
 
@@ -74,29 +86,42 @@ def _at_most(posterior: StoredPosterior, reference: Reference) -> StoredPosterio
 
 
 @torch.no_grad()
-def _distances(
-    posterior: StoredPosterior, reference: Reference, share: int
-) -> tuple[dict[str, Numbers], dict[str, int]]:
-    """MMD of one mode and of all modes to the reference, and how many networks that took."""
+def _drawn(posterior: StoredPosterior, reference: Reference) -> tuple[Params, list[int]]:
+    """Networks of all modes as one stack, and how many each mode has."""
     draws = (draw(m, reference.samples, reference.seed, k) for k, m in enumerate(posterior.modes))
     stacks = [{name: t for name, t in stack.items() if is_weight(name, t)} for stack in draws]
-    sizes = [P.stack_size(stack) for stack in stacks]
     every = {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
-    del stacks
     reference.check(every, posterior.name)
-    alone = torch.arange(sum(sizes)).split(sizes)
+    return every, [P.stack_size(stack) for stack in stacks]
+
+
+@torch.no_grad()
+def _distances(every: Params, sizes: Sequence[int], reference: Reference) -> dict[str, Numbers]:
+    """Distances of one mode, and of all modes as a law and as a mixture."""
+    return reference.of_modes(every, [k for k, size in enumerate(sizes) for _ in range(size)])
+
+
+@torch.no_grad()
+def _pooled(
+    every: Params, sizes: Sequence[int], reference: Reference, share: int
+) -> dict[str, Numbers]:
+    """As P1 measures it: all networks alike, of all modes as many as of one."""
+    alone = torch.arange(sum(sizes)).split(list(sizes))
     shared = [rows[:share] for rows in alone]
     single = alone if min(sizes) >= 2 else ()
     together = [torch.cat(shared), *left_out(shared)] if len(alone) > 1 else []
-    distances = reference.distances(every, [*single, *together])
+    distances = reference.pooled(every, [*single, *together])
     numbers: dict[str, Numbers] = {}
-    networks = {"one": min(sizes)}
     if single:
         numbers["one"] = over_modes(distances[: len(single)])
     if together:
         whole, *left = distances[len(single) :]
-        numbers["multi"], networks["multi"] = jackknife(whole, left), sum(map(len, shared))
-    return numbers, networks
+        numbers["multi"] = jackknife(whole, left)
+    return numbers
+
+
+def _sum_of_shares(sizes: Sequence[int], share: int) -> int:
+    return sum(min(size, share) for size in sizes)
 
 
 def _quality(

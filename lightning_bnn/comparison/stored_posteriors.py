@@ -59,6 +59,13 @@ class StoredPosterior:
             )
         return {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
 
+    def chains(self) -> list[int] | None:
+        """The chain of every network of `networks`; None if each is of a run of its own."""
+        sizes = [mode.size for mode in self.modes if isinstance(mode, Empirical)]
+        if len(sizes) < 2 or max(sizes) == 1:
+            return None
+        return [chain for chain, size in enumerate(sizes) for _ in range(size)]
+
 
 def posterior_of(name: str, module: Any, samples: int = 100, **origin: Any) -> StoredPosterior:
     """The posterior of a module that was trained.
@@ -71,6 +78,7 @@ def posterior_of(name: str, module: Any, samples: int = 100, **origin: Any) -> S
     """
     with torch.no_grad():
         modes, judged = module.posterior().modes(), module.judged_modes(samples)
+    origin["made"] = "sampled" if module.method.is_sampler else "trained"
     return StoredPosterior(name, modes, judged, module.template, module.likelihood, origin)
 
 

@@ -72,6 +72,7 @@ class HMC(Method):
     keeping: Keeping = field(default_factory=Keeping)
 
     takes_samplers = True
+    is_sampler = True
     takes_all_data = True
     unfitted = "its chains are judged where they start"
 

@@ -127,6 +127,8 @@ class Method(ABC):
     """Whether a step is a transition that sees all data, instead of a gradient of one batch."""
     trains = True
     """Whether there is anything to train."""
+    is_sampler = False
+    """Whether its networks are draws of chains that sample the posterior, not ends of trainings."""
     is_mixture = False
     """Whether the members are components of a mixture, which the draws are spread over."""
     can_be_shared = False

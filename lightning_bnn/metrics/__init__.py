@@ -43,8 +43,10 @@ from lightning_bnn.metrics.diversity import (
 )
 from lightning_bnn.metrics.function_space import FunctionSpaceMMD, function_space_mmd
 from lightning_bnn.metrics.kernels import KernelGrid
+from lightning_bnn.metrics.laws import Estimate, ModesTable, law_mmd, mixture_mmd, modes_table
 from lightning_bnn.metrics.likelihood import NLL, BrierScore, brier_score, nll
-from lightning_bnn.metrics.mmd import MMD, MMDTable, mmd, mmd_table, share_layers
+from lightning_bnn.metrics.mmd import MMDTable, mmd, mmd_table, share_layers
+from lightning_bnn.metrics.mmd_metric import MMD
 from lightning_bnn.metrics.ood import AUPR, AUROC, FPR95, FPRAtTPR
 from lightning_bnn.metrics.ranking import aupr, auroc, fpr95, fpr_at_tpr
 from lightning_bnn.metrics.reference import LayerMMD, MMDReference
@@ -67,6 +69,7 @@ __all__ = [
     "Disagreement",
     "ECE",
     "EffectiveSampleSize",
+    "Estimate",
     "FPR95",
     "FPRAtTPR",
     "FunctionSpaceMMD",
@@ -79,6 +82,7 @@ __all__ = [
     "MMD",
     "MMDReference",
     "MMDTable",
+    "ModesTable",
     "MutualInformation",
     "NLL",
     "OODDetection",
@@ -107,13 +111,16 @@ __all__ = [
     "fpr95",
     "fpr_at_tpr",
     "function_space_mmd",
+    "law_mmd",
     "max_probability_score",
     "mce",
     "mcse_mean",
     "mcse_quantile",
     "mcse_sd",
+    "mixture_mmd",
     "mmd",
     "mmd_table",
+    "modes_table",
     "mutual_information",
     "mutual_information_score",
     "nll",

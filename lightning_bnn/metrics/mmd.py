@@ -13,19 +13,25 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_bnn.metrics.base import ExactMetric, collected, digest
 from lightning_bnn.metrics.kernels import KernelGrid
 from lightning_bnn.metrics.reference import MMDReference, as_reference
 from lightning_bnn.metrics.sources import WeightSource
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.params import Params
 
-__all__ = ["MMD", "MMDTable", "mmd", "mmd_table", "share_layers"]
+__all__ = [
+    "MMDTable",
+    "Order",
+    "Reduction",
+    "mmd",
+    "mmd_table",
+    "reduced",
+    "share_layers",
+    "table_of",
+]
 
 Reduction = Literal["median", "mean", "max"]
 Order = Literal["kernels-first", "layers-first"]
-_END = 0
-"""Ends a layer's name where names travel between processes as numbers."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +48,7 @@ class MMDTable:
 
     def reduce(self, reduction: Reduction = "median", order: Order = "kernels-first") -> Tensor:
         """MMD^2 reduced over kernels and layers, in the order that `mmd` explains."""
-        option("order", order, get_args(Order))
-        weights = self.sizes.double() / self.sizes.sum()
-        if order == "kernels-first":
-            return (weights * self.per_layer(reduction)).sum()
-        return _reduced((weights[:, None] * self.values).sum(0), reduction)
+        return reduced(self.values, self.sizes, reduction, order)
 
     def __str__(self) -> str:
         reductions = get_args(Reduction)
@@ -108,11 +110,24 @@ def mmd_table(
     w               3       0.282       0.312        0.53
     all             3       0.282       0.312        0.53
     """
-    layers = list(as_reference(x, grid, **options).compare(y))
+    return table_of(as_reference(x, grid, **options), y)
+
+
+def table_of(
+    reference: MMDReference, y: Params | WeightSource, layers: Sequence[str] | None = None
+) -> MMDTable:
+    """The same for a reference that remembers its distances.
+
+    Args:
+        reference: the one posterior.
+        y: the other.
+        layers: only these.
+    """
+    compared = list(reference.compare(y, layers))
     return MMDTable(
-        tuple(layer.name for layer in layers),
-        torch.tensor([layer.size for layer in layers]),
-        torch.stack([layer.values.cpu() for layer in layers]),
+        tuple(layer.name for layer in compared),
+        torch.tensor([layer.size for layer in compared]),
+        torch.stack([layer.values.cpu() for layer in compared]),
     )
 
 
@@ -130,104 +145,26 @@ def share_layers(sizes: dict[str, int], rank: int, world_size: int) -> list[str]
     return shares[rank]
 
 
+def reduced(
+    values: Tensor, sizes: Tensor, reduction: Reduction = "median", order: Order = "kernels-first"
+) -> Tensor:
+    """One number from tables of MMD^2, in the order that `mmd` explains.
+
+    Args:
+        values: ``(..., layers, kernels)``.
+        sizes: weights of every layer.
+        reduction: over kernels.
+        order: which comes first.
+    """
+    option("order", order, get_args(Order))
+    weights = (sizes.double() / sizes.sum()).to(values.device)
+    if order == "kernels-first":
+        return (weights * _reduced(values, reduction)).sum(-1)
+    return _reduced((weights[:, None] * values).sum(-2), reduction)
+
+
 def _reduced(values: Tensor, reduction: str) -> Tensor:
     option("reduction", reduction, get_args(Reduction))
     if reduction == "median":
         return values.quantile(0.5, dim=-1)  # torch.median is the lower of the two in the middle
     return values.mean(-1) if reduction == "mean" else values.amax(-1)
-
-
-# ------------------------------------------------------------ class
-class MMD(ExactMetric):
-    """Unbiased MMD^2 between two posteriors over weights, see `mmd`.
-
-    One update compares two stacks, on any part of the layers; layers may come in several updates
-    and from several processes. A layer that several processes have compared counts once.
-
-    Args:
-        reduction: over the twenty kernels.
-        order: ``"kernels-first"`` or ``"layers-first"``.
-        grid: the rule for bandwidths.
-        device: where distances are computed; by default where the weights are.
-        memory: bytes that a chunk of features may take (an `MMDReference` has its own of both).
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> metric = MMD("mean")
-    >>> metric.update({"w": torch.eye(3)}, {"w": torch.eye(3)[:2] + 1})
-    >>> metric.compute()
-    tensor(0.3119, dtype=torch.float64)
-    """
-
-    higher_is_better = False
-
-    def __init__(
-        self,
-        reduction: Reduction = "median",
-        order: Order = "kernels-first",
-        grid: KernelGrid | None = None,
-        device: str | torch.device | None = None,
-        memory: int = 2**28,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.reduction = option("reduction", reduction, get_args(Reduction))
-        self.order = option("order", order, get_args(Order))
-        self.grid = grid or KernelGrid()
-        self.options: dict[str, Any] = {"device": device, "memory": memory}
-        self._stem = f"mmd_{digest(self.grid)}"
-        for state in ("names", "size", "values"):
-            self.add_list(f"{self._stem}_{state}")
-
-    def update(
-        self,
-        x: Params | WeightSource | MMDReference,
-        y: Params | WeightSource,
-        layers: Sequence[str] | None = None,
-    ) -> None:
-        """Compare two stacks.
-
-        Args:
-            x: the reference; an `MMDReference` remembers its own distances.
-            y: the approximation.
-            layers: only these, for example those of `share_layers`.
-        """
-        options = {} if isinstance(x, MMDReference) else self.options
-        for layer in as_reference(x, self.grid, **options).compare(y, layers):
-            self._state("names").append(self._vector([*layer.name.encode(), _END]))
-            self._state("size").append(self._vector([layer.size]))
-            self._state("values").append(layer.values.to(self.device))
-
-    def compute(self) -> Tensor:
-        """MMD^2; NaN before the first layer."""
-        if not len(collected(self._state("size"))):
-            return self._nan("it has compared no layer")
-        return self.table().reduce(self.reduction, self.order)
-
-    def table(self) -> MMDTable:
-        """MMD^2 of every layer and kernel that this process knows of."""
-        letters = bytes(int(letter) for letter in collected(self._state("names")).tolist())
-        names = letters.decode().split(chr(_END))[:-1]
-        if not names:
-            raise ValueError("No layer has been compared yet: call `update` first.")
-        values = collected(self._state("values")).reshape(len(names), -1)
-        first = _first_of_each(names, values)
-        sizes = collected(self._state("size"))[first].long()
-        return MMDTable(tuple(names[k] for k in first), sizes, values[first])
-
-    def _state(self, name: str) -> Any:
-        return getattr(self, f"{self._stem}_{name}")
-
-    def _vector(self, values: Sequence[float | int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=self.device)
-
-
-def _first_of_each(names: Sequence[str], values: Tensor) -> list[int]:
-    """Where every layer stands first; processes that have compared the same one must agree."""
-    first: dict[str, int] = {}
-    for k, name in enumerate(names):
-        if not torch.allclose(values[first.setdefault(name, k)], values[k], rtol=1e-4, atol=1e-6):
-            raise ValueError(
-                f"Layer {name!r} has been compared twice with different weights: "
-                "call `reset()` between comparisons."
-            )
-    return list(first.values())

@@ -23,10 +23,11 @@ from lightning_bnn.metrics.kernels import (
     mmd2_by_kernel,
     unbiased_mmd2,
 )
+from lightning_bnn.metrics.modes import Modes, ModesMMD, kernel_sums, mmd_of_modes
 from lightning_bnn.metrics.sources import WeightSource, as_source
 from lightning_bnn.params import Params
 
-__all__ = ["LayerMMD", "MMDReference", "as_reference"]
+__all__ = ["LayerMMD", "LayerModes", "MMDReference", "as_reference"]
 
 _PROGRESS_FROM = 1e12
 _log = logging.getLogger(__name__)
@@ -41,6 +42,14 @@ class LayerMMD(NamedTuple):
     bandwidths: Tensor
 
 
+class LayerModes(NamedTuple):
+    """MMD^2 of one layer between laws and of mixtures, by kernel, see `ModesMMD`."""
+
+    name: str
+    size: int
+    values: ModesMMD
+
+
 class MMDReference:
     """A reference posterior, to be compared with any number of approximations.
 
@@ -53,6 +62,8 @@ class MMDReference:
         device: where distances are computed; by default where the weights are.
         memory: bytes that a chunk of features may take.
         progress: whether to show a progress bar; by default when it will take long.
+        chains: for every network the chain that it is from, if they are draws of chains;
+            `compare_modes` then uses pairs of different chains only.
 
     >>> reference = MMDReference({"w": torch.eye(3)})
     >>> [layer.values.shape for layer in reference.compare({"w": torch.ones(2, 3)})]
@@ -68,6 +79,7 @@ class MMDReference:
         device: str | torch.device | None = None,
         memory: int = 2**28,
         progress: bool | None = None,
+        chains: Sequence[int] | Tensor | None = None,
     ) -> None:
         if memory < 1:
             raise ValueError(f"`memory` must be a number of bytes, got {memory}.")
@@ -77,6 +89,9 @@ class MMDReference:
         self._device, self._memory, self._progress = device, memory, progress
         self._within: dict[str, Distances] = {}
         _check_rows(self.source, "x")
+        self.chains = Modes.of(chains, self.source.rows, "chains")
+        if len(self.chains) < 2:
+            raise ValueError("`chains` must name at least two chains: pairs of one are no law.")
 
     def compare(
         self, y: Params | WeightSource, layers: Sequence[str] | None = None
@@ -122,6 +137,39 @@ class MMDReference:
             layers.append(torch.stack(values).cpu())
         return torch.stack(layers, 1)
 
+    def compare_modes(
+        self, y: Params | WeightSource, modes: Modes, layers: Sequence[str] | None = None
+    ) -> Iterator[LayerModes]:
+        """MMD^2 to the law, and to the mixture, of the modes of another posterior.
+
+        Args:
+            y: a stack of networks, or a `WeightSource`.
+            modes: which of them belong together.
+            layers: only these layers.
+
+        >>> reference = MMDReference({"w": torch.eye(3)})
+        >>> y = {"w": torch.eye(3)[[0, 1, 2, 0]] + 1}
+        >>> [layer] = reference.compare_modes(y, Modes.of([0, 0, 1, 1], 4))
+        >>> layer.values.law.shape, layer.values.single.shape
+        (torch.Size([4, 20]), torch.Size([2, 20]))
+        """
+        names = self._names(layers)
+        other = self.other(y, names, least=1)
+        for name in self._with_progress(names, other.rows):
+            blocks = self.blocks(name, other)
+            bandwidths = kernel_bandwidths(self._spread(blocks.xy), self.grid)
+            sums = kernel_sums(blocks, self.chains, modes, bandwidths)
+            values = mmd_of_modes(sums, self.chains, modes)
+            yield LayerModes(name, math.prod(self.source.shapes[name]), values)
+
+    def _spread(self, across: Distances) -> Distances:
+        """Rows and columns from all over: the first ones may be of a single chain or mode."""
+        most = self.grid.max_samples
+        rows, columns = (
+            torch.linspace(0, n - 1, min(n, most)).round().long() for n in across.l1.shape
+        )
+        return across.map(lambda d: d[rows.to(d.device)][:, columns.to(d.device)])
+
     def blocks(self, name: str, other: WeightSource | None = None) -> Blocks:
         """Distances of one layer within the reference, across, and within another source."""
         rows = self.source.rows, 0 if other is None else other.rows
@@ -133,11 +181,13 @@ class MMDReference:
         self._within[name] = blocks.xx
         return blocks
 
-    def other(self, y: Params | WeightSource, layers: Sequence[str] | None = None) -> WeightSource:
-        """Another posterior as a source, once it is sure to fit."""
+    def other(
+        self, y: Params | WeightSource, layers: Sequence[str] | None = None, least: int = 2
+    ) -> WeightSource:
+        """Another posterior of so many networks at least as a source, once it is sure to fit."""
         names = self.layers if layers is None else layers
         source = as_source(y, names if isinstance(y, dict) else None)
-        _check_fit(self.source, source, names)
+        _check_fit(self.source, source, names, least)
         return source
 
     def noise_floor(
@@ -227,15 +277,16 @@ def _among(full: Distances, rows: Tensor) -> Distances:
     return full.map(lambda d: pairs(d[rows][:, rows]))
 
 
-def _check_rows(source: WeightSource, name: str) -> None:
-    if source.rows < 2:
-        raise ValueError(f"`{name}` must hold at least 2 networks, got {source.rows}.")
+def _check_rows(source: WeightSource, name: str, least: int = 2) -> None:
+    if source.rows < least:
+        wanted = f"{least} networks" if least > 1 else "1 network"
+        raise ValueError(f"`{name}` must hold at least {wanted}, got {source.rows}.")
     if not source.shapes:
         raise ValueError(f"`{name}` has no layer of weights.")
 
 
-def _check_fit(source: WeightSource, other: WeightSource, names: Sequence[str]) -> None:
-    _check_rows(other, "y")
+def _check_fit(source: WeightSource, other: WeightSource, names: Sequence[str], least: int) -> None:
+    _check_rows(other, "y", least)
     for name in names:
         shape = other.shapes.get(name)
         if shape is None:

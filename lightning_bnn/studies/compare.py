@@ -1,4 +1,4 @@
-"""P1, tables 1 and 2: posteriors against a reference, in weights and in predictions."""
+"""Posteriors against a reference, in weights and in predictions; tables 1 and 2 of P1."""
 
 from __future__ import annotations
 
@@ -6,31 +6,43 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from lightning_bnn.comparison.collect import FAILED, Comparison, Options, collect
+from lightning_bnn.comparison.collect import FAILED, Comparison, Made, Options, collect
+from lightning_bnn.comparison.distance_tables import (
+    distances_by_kernel,
+    distances_table,
+    percent,
+    reference_text,
+)
 from lightning_bnn.comparison.protocols import PROTOCOLS
 from lightning_bnn.comparison.tables import Cell, Measured, Table
 from lightning_bnn.judging.judges import Score
 from lightning_bnn.plots import dots_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 
-__all__ = ["COLUMNS", "compare", "findings_of"]
+__all__ = ["COLUMNS", "DISTANCE_TITLES", "compare", "findings_of"]
 
 COLUMNS = {
     "mmd": "MMD²", "ns": "NS-MMD²", "acc": "Acc", "ece": "ECE", "ace": "ACE", "brier": "Brier",
     "nll": "NLL", "aupr": "AUPR", "fpr95": "FPR95", "idmi": "IDMI", "oodmi": "OODMI",
 }  # fmt: skip
+POOLED = ("mmd", "ns")
+"""Distances of all networks alike, as P1 measures them."""
 _KERNELS = {
     "mmd": "MMD² median", "mmd_mean": "mean", "mmd_max": "max",
     "ns": "NS median", "ns_mean": "NS mean", "ns_max": "NS max",
 }  # fmt: skip
-_OF_MAXIMA = (
-    "MMD² x 100, with the median, the mean and the maximum over twenty kernels. Medians and means "
-    "are around zero for networks of the reference's own law; a maximum is not: it is the largest "
-    "of twenty noisy numbers, so that its zero is where the noise floor is."
+_POOLED_NOTE = (
+    "MMD² x 100 of all networks alike, as P1 measures it: of K modes of several networks each, "
+    "about 1/K of one mode's MMD² is left even if they are drawn from the reference's law, and "
+    "none of one network each. A maximum over kernels has its zero at the noise floor, which is "
+    "over splits of the reference, scaled to so many networks against all of it."
 )
+DISTANCE_TITLES = {
+    "law": "law MMD²", "ns_law": "NS law", "mixture": "mixture MMD²", "ns_mixture": "NS mixture",
+}  # fmt: skip
 _UNITS = {
-    "mmd": "x 100 ↓", "ns": "x 100 ↓", "acc": "% ↑", "nll": "nats ↓", "aupr": "% ↑",
-    "idmi": "nats x 100", "oodmi": "nats x 100",
+    **dict.fromkeys((*DISTANCE_TITLES, *POOLED), "x 100 ↓"), "acc": "% ↑", "nll": "nats ↓",
+    "aupr": "% ↑", "idmi": "nats x 100", "oodmi": "nats x 100",
 }  # fmt: skip
 """Of the axes of figures, and where it is better; elsewhere per cent, and below."""
 _DIGITS = {title: {"nll": 3, "mmd": 2, "ns": 2}.get(name, 1) for name, title in COLUMNS.items()}
@@ -47,15 +59,17 @@ def compare(
     score: Score = "max_probability",
     seed: int = 0,
     device: str | None = None,
+    reference_is: Made | None = None,
     out: str = "studies/compare",
 ) -> None:
-    """Compare any number of posteriors with a reference, and print tables 1 and 2 of P1.
+    """Compare any number of posteriors with a reference: in weights, and in predictions.
 
     A posterior is a run (folder that `fit` has written), a checkpoint, a bank, or a folder of
-    checkpoints; some of its modes or networks by rows in brackets, runs/bank[0:10]. It has one row
-    for a single mode (mean and standard deviation over its modes) and one for all modes together
-    (standard error by the jackknife over modes); a posterior of one mode has errors by a bootstrap
-    over test examples. The last row is the noise floor: MMD² between random parts of the reference.
+    checkpoints; some of its modes or networks by rows in brackets, runs/bank[0:10]. Its distance to
+    the reference is that of its law (networks over runs and draws), of a single mode, and of the
+    mixture of all modes, with and without symmetries. Its predictions have one row for a single
+    mode (mean and standard deviation over modes) and one for all together (standard error by the
+    jackknife over modes); a posterior of one mode has errors by a bootstrap over test examples.
     Rows that were computed before with the same settings are read, not computed.
 
     Args:
@@ -63,12 +77,15 @@ def compare(
         posteriors: by name, e.g. --posteriors.SWAG runs/swag --posteriors.MFVI runs/mfvi
         like: a configuration that says what network and data are; by default that of the reference
             or of the first posterior that has one.
-        protocol: full removes all symmetries that were found; p1 does what P1's code does.
+        protocol: full removes all symmetries that were found; p1 does what P1's code does, and
+            prints its two tables as well.
         samples: networks drawn from every posterior.
         ood: name of the test set that is out of distribution, by default the first.
         score: that detects it.
         seed: of all draws.
         device: where it is computed, by default a GPU if there is one.
+        reference_is: whether the reference was trained or sampled, for tables; by default it is
+            what the run says.
         out: folder of the results.
     """
     if not reference:
@@ -76,13 +93,13 @@ def compare(
     if not posteriors:
         raise ValueError("`--posteriors` is missing: for example --posteriors.SWAG runs/swag")
     folder = results_folder(out, "compare")
-    options = Options(protocol, samples, ood, score, seed, device)
+    options = Options(protocol, samples, ood, score, seed, device, reference_is)
     publish(findings_of(collect(reference, posteriors, folder, like, options)), folder)
 
 
 # ------------------------------------------------------------ tables and figures
 def findings_of(comparison: Comparison) -> Findings:
-    """Tables 1 and 2, what was compared, and their picture."""
+    """Tables of distances and of predictions, what was compared, and their picture."""
     settings = comparison.settings
     failed = [
         f"{name} failed: {origin['failed']}"
@@ -90,13 +107,27 @@ def findings_of(comparison: Comparison) -> Findings:
         if "failed" in origin
     ]
     tables = {
-        "table1": _table("Table 1", comparison, COLUMNS, _DIGITS, _note(settings)),
-        "table2": _table("Table 2: over kernels", comparison, _KERNELS, 2, _OF_MAXIMA),
+        "distances": distances_table(comparison),
+        **_predictions(comparison),
+        "kernels": distances_by_kernel(comparison),
         "compared": _compared(settings),
     }
     figures = {"metrics": _figure(comparison)}
     title = "Posteriors against a reference"
     return Findings("compare", title, tables, figures, failed, settings)
+
+
+def _predictions(comparison: Comparison) -> dict[str, Table]:
+    """What predictions are worth; under P1's protocol its two tables."""
+    settings = comparison.settings
+    if not PROTOCOLS[settings["protocol"]].pools:
+        columns = {name: title for name, title in COLUMNS.items() if name not in POOLED}
+        return {"predictions": _table("Predictions", comparison, columns, _DIGITS, _note(settings))}
+    note = f"{reference_text(settings)} {_POOLED_NOTE} {_note(settings)}"
+    return {
+        "table1": _table("P1, table 1", comparison, COLUMNS, _DIGITS, note),
+        "table2": _table("P1, table 2: over kernels", comparison, _KERNELS, 2, _POOLED_NOTE),
+    }
 
 
 def _table(
@@ -106,14 +137,17 @@ def _table(
     digits: int | Mapping[str, int],
     note: str,
 ) -> Table:
-    """Rows of one mode, of all modes, of what has failed, and noise floors."""
+    """Rows of one mode, of all modes, of what has failed, and noise floors of pooled networks."""
     order = [*_MODES, FAILED]
     rows: list[list[Cell]] = [
         [_MODES.get(row.mode, ""), row.method, *(_cell(row.numbers, name) for name in columns)]
         for row in sorted(comparison.rows, key=lambda row: order.index(row.mode))
-        if columns is COLUMNS or "mmd" in row.numbers
+        if columns is not _KERNELS or "mmd" in row.numbers
     ]
+    pooled = {row.pooled for row in comparison.rows} if "mmd" in columns else set()
     for count, floor in comparison.floors.items():
+        if count not in pooled:
+            continue
         cells = (_cell(floor, name) if name in floor else "" for name in columns)
         rows.append(["Noise floor", f"{count} networks", *cells])
     return Table(title, ["mode", "method", *columns.values()], rows, digits, note)
@@ -121,25 +155,21 @@ def _table(
 
 def _cell(numbers: Mapping[str, Measured], name: str) -> Measured:
     """A number as tables show it; NaN where there is none."""
-    value, error = numbers.get(name, Measured(math.nan))
-    scale = 1 if name == "nll" else 100
-    return Measured(value * scale, error * scale)
+    return numbers.get(name, Measured(math.nan)) if name == "nll" else percent(numbers, name)
 
 
 def _note(settings: Mapping[str, Any]) -> str:
-    about = PROTOCOLS[settings["protocol"]].about
     return (
-        "MMD² and mutual information (nats) x 100, the others in per cent but NLL (nats). NS: "
-        f"{about}. OOD examples are the positive class, found by {settings['score']}. ±: over "
-        "modes (One mode), by the jackknife over modes (Multi mode), over test examples (a "
-        "posterior of one mode), over splits of the reference, scaled to so many networks against "
-        "all of it (noise floor). /: not defined, or failed."
+        "Mutual information (nats) x 100, the others in per cent but NLL (nats). OOD examples are "
+        f"the positive class, found by {settings['score']}. ±: over modes (One mode), by the "
+        "jackknife over modes (Multi mode), over test examples (a posterior of one mode). "
+        "/: not defined, or failed."
     )
 
 
 def _compared(settings: Mapping[str, Any]) -> Table:
     """Where every number is from."""
-    keys = ("kind", "modes", "rows", "sha256", "path")
+    keys = ("kind", "made", "modes", "rows", "sha256", "path")
     rows: list[list[Cell]] = [
         [name, *(str(origin.get(key, "")) for key in keys)]
         for name, origin in settings["posteriors"].items()
@@ -152,12 +182,13 @@ def _compared(settings: Mapping[str, Any]) -> Table:
 
 
 def _figure(comparison: Comparison) -> Any:
-    """All numbers with their errors, and the noise floor of the most networks."""
+    """All numbers with their errors, and the noise of as many single networks as modes."""
     rows = {(row.method, row.mode): row.numbers for row in comparison.rows}
     methods = list(dict.fromkeys(method for method, mode in rows if mode != FAILED))
+    shown = {**DISTANCE_TITLES, **COLUMNS}
     titles = {
         name: f"{title}  ({_UNITS.get(name, '% ↓')})"
-        for name, title in COLUMNS.items()
+        for name, title in shown.items()
         if any(name in numbers for numbers in rows.values())
     }
     panels = {
@@ -167,11 +198,16 @@ def _figure(comparison: Comparison) -> Any:
         }
         for name, title in titles.items()
     }
-    floors = comparison.floors
-    floor = floors[max(floors)] if floors else {}
-    bands = {
-        titles[name]: (100 * floor[name].value, 200 * floor[name].error)
-        for name in ("mmd", "ns")
-        if name in floor
-    }
-    return dots_figure(panels, methods, bands)
+    return dots_figure(panels, methods, _bands(comparison, titles))
+
+
+def _bands(comparison: Comparison, titles: Mapping[str, str]) -> dict[str, tuple[float, float]]:
+    """Noise around zero, two deviations of it: of the most networks, or of the fewest modes."""
+    floors, modes = comparison.floors, {row.seeds for row in comparison.rows}
+    bands = {}
+    for name, key in (("law", "mmd"), ("ns_law", "ns"), ("mmd", "mmd"), ("ns", "ns")):
+        counts = set(floors) & modes if name in DISTANCE_TITLES else set(floors)
+        if name in titles and counts:
+            floor = floors[min(counts) if name in DISTANCE_TITLES else max(counts)][key]
+            bands[titles[name]] = (100 * floor.value, 200 * floor.error)
+    return bands

@@ -15,7 +15,7 @@ from lightning_bnn.comparison.tables import Cell, Measured, Table
 from lightning_bnn.plots import dots_figure, scatter_figure
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.studies.compare import COLUMNS
+from lightning_bnn.studies.compare import COLUMNS, DISTANCE_TITLES
 from lightning_bnn.studies.demo import METHODS, REFERENCE, demo_jobs
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
@@ -25,7 +25,7 @@ __all__ = ["correlation", "rank_correlations"]
 Numbers = Mapping[str, float]
 Groups = Mapping[str, Mapping[str, Numbers]]
 """For every architecture and kind of row, numbers by method."""
-_DISTANCES = ("mmd", "ns")
+_DISTANCES = ("law", "ns_law", "mixture", "ns_mixture")
 _QUALITIES = ("acc", "ece", "ace", "brier", "nll", "aupr", "fpr95")
 _HIGH_IS_GOOD = ("acc", "aupr")
 
@@ -51,12 +51,13 @@ def correlation(
     seed: int = 0,
     out: str = "studies/correlation",
 ) -> None:
-    """Rank correlation of MMD and NS-MMD with every metric, over methods and architectures.
+    """Rank correlation of distances to a reference with every metric, over methods and networks.
 
     The seven posteriors of the demo are trained for each architecture and compared with a
-    reference of their own. Ranks are taken within an architecture and a kind of row (one mode,
-    multi mode), so that large networks do not count as close ones. Signs are turned so that a
-    positive number always means: the closer, the better. Intervals are of a bootstrap over methods.
+    reference of their own, by law (several modes) and mixture (one mode, several modes).
+    Ranks are taken within an architecture and a kind of row (one mode, multi mode), so that large
+    networks do not count as close ones. Signs are turned so that a positive number always means:
+    the closer, the better. Intervals are of a bootstrap over methods.
 
     Args:
         scale: smallest, to see that it runs; small; or paper, with more architectures (the papers'
@@ -83,7 +84,7 @@ def _compared(title: str, jobs: Sequence[Job], folder: Path, samples: int) -> Gr
     comparison = collect(reference, places, folder / title, options=Options(samples=samples))
     groups: dict[str, dict[str, Numbers]] = {}
     for row in comparison.rows:
-        if "mmd" in row.numbers and "acc" in row.numbers:
+        if "mixture" in row.numbers and "acc" in row.numbers:
             numbers = {name: number.value for name, number in row.numbers.items()}
             groups.setdefault(f"{title}, {row.mode} mode", {})[row.method] = numbers
     return groups
@@ -105,7 +106,8 @@ def rank_correlations(
     sign = -1.0 if quality in _HIGH_IS_GOOD else 1.0
     correlations = []
     for rows in groups.values():
-        kept = [rows[name] for name in (methods or list(rows)) if name in rows]
+        named = [rows[name] for name in (methods or list(rows)) if name in rows]
+        kept = [row for row in named if distance in row]
         x, y = [row[distance] for row in kept], [sign * row[quality] for row in kept]
         if len(set(x)) > 2 and len(set(y)) > 1:
             correlations.append(float(spearmanr(x, y).statistic))
@@ -138,7 +140,7 @@ def _findings(groups: Groups) -> Findings:
         for quality in _QUALITIES
     }
     rows: list[list[Cell]] = [
-        [COLUMNS[distance], COLUMNS[quality], number.value, low, high]
+        [DISTANCE_TITLES[distance], COLUMNS[quality], number.value, low, high]
         for (distance, quality), (number, low, high) in intervals.items()
     ]
     header = ["distance", "metric", "rank correlation", "2.5 %", "97.5 %"]
@@ -146,14 +148,15 @@ def _findings(groups: Groups) -> Findings:
         f"Mean of Spearman's rho over {len(groups)} groups (architecture and kind of row). "
         "Positive: posteriors closer to the reference are better. Intervals: methods drawn again."
     )
-    series = {COLUMNS[d]: [intervals[d, q][0] for q in _QUALITIES] for d in _DISTANCES}
+    series = {DISTANCE_TITLES[d]: [intervals[d, q][0] for q in _QUALITIES] for d in _DISTANCES}
     points = {
-        COLUMNS[distance]: {
+        DISTANCE_TITLES[distance]: {
             name: (
                 torch.tensor([100 * numbers[distance] for numbers in methods.values()]),
                 torch.tensor([numbers["nll"] for numbers in methods.values()]),
             )
             for name, methods in groups.items()
+            if all(distance in numbers for numbers in methods.values())
         }
         for distance in _DISTANCES
     }

@@ -27,7 +27,7 @@ from lightning_bnn.comparison.stored_posteriors import (
 from lightning_bnn.datamodules import Digits
 from lightning_bnn.judging import draw
 from lightning_bnn.likelihoods import Categorical, Gaussian
-from lightning_bnn.metrics import mmd, mmd_table
+from lightning_bnn.metrics import law_mmd, mixture_mmd, mmd, mmd_table
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import MFVI, SWAG, Laplace, MCDropout
 from lightning_bnn.posteriors import Empirical
@@ -48,60 +48,93 @@ def compare(**more):
     for name, value in more.items():
         args += [f"--{name.replace('__', '.')}", str(value)]
     main(args)
-    return numbers("out", "table1"), numbers("out", "table2")
+    of_predictions = "table1" if more.get("protocol") == "p1" else "predictions"
+    return numbers("out", "distances"), numbers("out", of_predictions)
 
 
 def row(rows, mode, method):
-    (found,) = (r for r in rows if (r["mode"], r["method"]) == (mode, method))
+    (found,) = (r for r in rows if (r.get("mode", mode), r["method"]) == (mode, method))
     return found
 
 
 def test_numbers_of_an_ensemble_are_those_computed_by_hand(here):
     reference, ensemble = bank("ref", 12, seed=1), bank("ens", 5, seed=2)
-    one, two = compare(reference="ref", posteriors__E="ens")
-    found = row(one, "Multi mode", "E")
-    assert found["MMD²"] == pytest.approx(100 * float(mmd(reference, ensemble)))
+    distances, predictions = compare(reference="ref", posteriors__E="ens")
+    found = row(distances, "", "E")
+    assert found["law"] == pytest.approx(100 * float(mmd(reference, ensemble)))
+    mixture, floor = mixture_mmd(reference, ensemble, None)
+    assert found["mixture"] == pytest.approx(100 * float(mixture.value))
+    assert found["floor"] == pytest.approx(100 * float(floor.value))
     sym = discover(NET, torch.randn(2, 1, 8, 8))
     freed = [canonicalise(stack, sym) for stack in (reference, ensemble)]
     table = mmd_table(*freed)
-    assert found["NS-MMD²"] == pytest.approx(100 * float(table.reduce("median")))
-    kernels = row(two, "Multi mode", "E")
-    assert kernels["NS mean"] == pytest.approx(100 * float(table.reduce("mean")))
-    assert kernels["NS max"] == pytest.approx(100 * float(table.reduce("max")))
+    assert found["NS law"] == pytest.approx(100 * float(table.reduce("median")))
+    kernels = row(numbers("out", "kernels"), "", "E")
+    assert kernels["NS law mean"] == pytest.approx(100 * float(table.reduce("mean")))
+    assert kernels["NS law max"] == pytest.approx(100 * float(table.reduce("max")))
     data = Digits()
     x, y = data.load().test
     probs = P.apply(NET, ensemble, data.normalise(x)).double().softmax(-1)
-    assert found["Acc"] == pytest.approx(
+    assert row(predictions, "Multi mode", "E")["Acc"] == pytest.approx(
         100 * float((probs.mean(0).argmax(-1) == y).float().mean())
     )
     single = 100 * (probs.argmax(-1) == y).double().mean(1)
-    assert row(one, "One mode", "E")["Acc"] == pytest.approx(float(single.mean()))
-    assert row(one, "One mode", "E")["MMD²"] is None
-    held = results("out")["tables"]["table1"]["rows"]
+    assert row(predictions, "One mode", "E")["Acc"] == pytest.approx(float(single.mean()))
+    held = results("out")["tables"]["predictions"]["rows"]
     (cells,) = (r for r in held if r[:2] == ["One mode", "E"])
-    assert cells[4]["error"] == pytest.approx(float(single.std()))
+    assert cells[2]["error"] == pytest.approx(float(single.std()))
 
 
 def test_chains_of_members_are_modes(here):
     bank("ref", 8, seed=1)
     bank("chains", 12, seed=2, member=[k % 3 for k in range(12)], step=[k // 3 for k in range(12)])
-    one, _ = compare(reference="ref", posteriors__C="chains")
-    assert row(one, "One mode", "C")["MMD²"] is not None
+    distances, _ = compare(reference="ref", posteriors__C="chains")
+    assert row(distances, "", "C")["networks"] == 12
     problem = read_problem(here / "like.yaml")
     found = read_posterior("C", Place.of("chains"), problem)
     assert [mode.size for mode in found.modes] == [4, 4, 4]
-    compare(reference="ref", posteriors__C="chains", samples=6)
+    compare(reference="ref", posteriors__C="chains", samples=6, protocol="p1")
     held = json.loads((here / "out" / "rows" / "C.json").read_text())
-    assert [(r["mode"], r["networks"]) for r in held["rows"]] == [("one", 4), ("multi", 6)]
+    assert [(r["mode"], r["networks"], r["pooled"]) for r in held["rows"]] == [
+        ("one", 4, 4),
+        ("multi", 12, 6),
+    ]
+
+
+def test_p1_pools_all_networks_beside_the_law(here):
+    reference = bank("ref", 8, seed=1)
+    steps = {"member": [k % 3 for k in range(12)], "step": [k // 3 for k in range(12)]}
+    chains = bank("chains", 12, seed=2, **steps)
+    distances, _ = compare(reference="ref", posteriors__C="chains", protocol="p1")
+    found = row(numbers("out", "table1"), "Multi mode", "C")
+    assert found["MMD²"] == pytest.approx(100 * float(mmd(reference, chains)))
+    law = law_mmd(reference, chains, steps["member"])
+    assert row(distances, "", "C")["law"] == pytest.approx(100 * float(law.value))
+    assert "mmd" not in str(results("out")["tables"]["distances"]["header"]).lower()
+    compare(reference="ref", posteriors__C="chains")
+    assert "table1" not in results("out")["tables"]
+
+
+def test_a_reference_of_chains_has_no_pairs_within_a_chain(here, capsys):
+    steps = {"member": [k % 4 for k in range(12)], "step": [k // 4 for k in range(12)]}
+    reference, networks = bank("ref", 12, seed=1, **steps), bank("n", 5, seed=2)
+    distances, _ = compare(reference="ref", posteriors__N="n", reference_is="sampled")
+    law = law_mmd(reference, networks, None, chains=steps["member"])
+    assert row(distances, "", "N")["law"] == pytest.approx(100 * float(law.value))
+    out = capsys.readouterr().out
+    assert "12 networks of 4 chains, sampled: draws of the posterior" in out
+    assert "Noise of" not in out
 
 
 def test_one_trajectory_is_one_mode_with_errors_by_a_bootstrap(here):
     bank("ref", 8, seed=1)
     bank("run", 6, seed=2, step=list(range(6)))
-    one, _ = compare(reference="ref", posteriors__R="run")
-    assert [r["method"] for r in one if r["mode"] == "Multi mode"] == []
-    held = results("out")["tables"]["table1"]["rows"][0]
-    assert held[4]["error"] > 0
+    distances, predictions = compare(reference="ref", posteriors__R="run")
+    assert [r["method"] for r in predictions if r["mode"] == "Multi mode"] == []
+    held = results("out")["tables"]["predictions"]["rows"][0]
+    assert held[2]["error"] > 0
+    assert row(distances, "", "R")["law"] is None
+    assert row(distances, "", "R")["one mode"] is not None
 
 
 def test_same_law_lies_at_the_noise_floor_and_another_does_not(here):
@@ -110,11 +143,13 @@ def test_same_law_lies_at_the_noise_floor_and_another_does_not(here):
     wide = {n: 2 * t for n, t in P.populate(NET, 30, torch.Generator().manual_seed(3)).items()}
     with CheckpointBank("wide") as held:
         held.extend(wide)
-    one, _ = compare(reference="ref", posteriors__same="same", posteriors__wide="wide")
-    table = results("out")["tables"]["table1"]["rows"]
-    (floor,) = (r for r in table if r[0] == "Noise floor")
-    assert abs(row(one, "Multi mode", "same")["MMD²"]) < 4 * floor[2]["error"]
-    assert row(one, "Multi mode", "wide")["MMD²"] > 20 * floor[2]["error"]
+    distances, _ = compare(reference="ref", posteriors__same="same", posteriors__wide="wide")
+    table = results("out")["tables"]["distances"]["rows"]
+    (noise,) = (r for r in table if r[0] == "Noise of the reference")
+    assert abs(row(distances, "", "same")["law"]) < 4 * noise[3]["error"]
+    assert row(distances, "", "wide")["law"] > 20 * noise[3]["error"]
+    (same,) = (r for r in table if r[0] == "same")
+    assert 0.3 * noise[3]["error"] < same[3]["error"] < 4 * noise[3]["error"]
 
 
 def test_rows_are_computed_once(here, monkeypatch):
@@ -158,11 +193,12 @@ def test_one_posterior_that_fails_does_not_stop_the_others(here, capsys):
     bank("a", 3, seed=2)
     (here / "empty").mkdir()
     one, _ = compare(reference="ref", posteriors__A="a", posteriors__bad="empty")
-    assert row(one, "", "bad")["Acc"] is None
+    assert row(one, "", "bad")["law"] is None
     out = capsys.readouterr().out
     assert "bad failed:" in out
     shown = [line.split() for line in out.splitlines() if line.split()[:2] == ["bad", "/"]]
-    assert shown == [["bad", *["/"] * 11]]
+    assert shown == [["bad", *["/"] * 9]]
+    assert any(line.split() == ["bad", "0", "0", *["/"] * 8] for line in out.splitlines())
 
 
 def test_networks_in_both_sets_are_refused(here, capsys):
@@ -171,7 +207,7 @@ def test_networks_in_both_sets_are_refused(here, capsys):
     bank("a", 3, seed=2)
     one, _ = compare(reference="ref", posteriors__A="a", posteriors__C="copy")
     assert "6 networks of C are also in the reference" in capsys.readouterr().out
-    assert row(one, "", "C")["MMD²"] is None
+    assert row(one, "", "C")["law"] is None
 
 
 @pytest.mark.bad_input
@@ -205,7 +241,7 @@ def test_a_fresh_run_is_read_with_its_own_configuration(here):
     main(["compare", "--reference", "ref", "--posteriors.E", "run", "--out", "out"])
     assert results("out")["settings"]["posteriors"]["E"]["kind"] == "DeepEnsemble"
     assert results("out")["settings"]["config"].startswith("ref")
-    assert row(numbers("out", "table1"), "Multi mode", "E")["Acc"] > 0
+    assert row(numbers("out", "predictions"), "Multi mode", "E")["Acc"] > 0
 
 
 def test_rows_of_a_bank_are_networks_and_of_a_run_members(here):
@@ -281,7 +317,7 @@ def test_the_noise_floor_is_that_of_as_many_networks():
     floors = beside.noise_floor(50, repeats=150)
     fresh = P.populate(NET, 50 * 50, g)
     found = [
-        beside.distances({n: t[k : k + 50] for n, t in fresh.items()}, [torch.arange(50)])[0]
+        beside.pooled({n: t[k : k + 50] for n, t in fresh.items()}, [torch.arange(50)])[0]
         for k in range(0, 50 * 50, 50)
     ]
     values = {name: torch.tensor([one[name] for one in found]) for name in ("mmd", "mmd_max")}
@@ -297,16 +333,15 @@ def test_the_second_table_says_where_the_zero_of_a_maximum_is(here):
     bank("same", 6, seed=2)
     compare(reference="ref", posteriors__same="same")
     tables = results("out")["tables"]
-    assert "largest of twenty" in tables["table2"]["note"]
-    assert "noise floor" in tables["table2"]["note"]
-    assert "largest of twenty" not in tables["table1"]["note"]
+    assert "largest of twenty" in tables["kernels"]["note"]
+    assert "largest of twenty" not in tables["distances"]["note"]
 
 
 def test_parts_are_compared_as_if_they_were_alone():
     reference, y = P.populate(NET, 9), P.populate(NET, 11)
     beside = Reference(reference, NET, [torch.randn(2, 64)], PROTOCOLS["full"])
     rows = torch.tensor([7, 2, 4, 10])
-    found, whole = beside.distances(y, [rows, torch.arange(11)])
+    found, whole = beside.pooled(y, [rows, torch.arange(11)])
     alone = {n: t[rows] for n, t in y.items()}
     assert found["mmd"] == pytest.approx(float(mmd(reference, alone)), abs=1e-7)
     assert whole["mmd_max"] == pytest.approx(float(mmd(reference, y, "max")), abs=1e-7)
@@ -329,7 +364,7 @@ def test_a_regression_is_compared_by_its_weights(here):
     beside = Reference(reference, net, [torch.randn(2, 8)], PROTOCOLS["full"])
     own = Empirical(networks).modes()
     rows = rows_of(StoredPosterior("G", own, own, net, Gaussian()), beside, [], "entropy")
-    assert rows[1].numbers["mmd"].value == pytest.approx(float(mmd(reference, networks)))
+    assert rows[1].numbers["law"].value == pytest.approx(float(mmd(reference, networks)))
     assert "acc" not in rows[1].numbers
 
 
@@ -347,15 +382,15 @@ def test_names_are_free(here):
     bank("a", 3, seed=2)
     main(["compare", "--like", "like.yaml", "--out", "out", "--reference", "ref",
           "--posteriors.A|B", "a"])  # fmt: skip
-    assert row(numbers("out", "table1"), "Multi mode", "A|B")["Acc"] > 0
+    assert row(numbers("out", "predictions"), "Multi mode", "A|B")["Acc"] > 0
 
 
 def test_one_network_is_judged_by_its_predictions(here):
     bank("ref", 6, seed=1)
     bank("one", 1, seed=2)
-    one, _ = compare(reference="ref", posteriors__O="one")
-    assert row(one, "One mode", "O")["MMD²"] is None
-    assert row(one, "One mode", "O")["Acc"] > 0
+    distances, predictions = compare(reference="ref", posteriors__O="one")
+    assert row(distances, "", "O")["law"] is None
+    assert row(predictions, "One mode", "O")["Acc"] > 0
 
 
 def test_what_was_compared_is_said(here, capsys):
@@ -448,3 +483,24 @@ def test_a_configuration_must_be_there_and_say_what_is_needed(here, capsys):
         with pytest.raises(SystemExit):
             main([*args, *more])
         assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_chains_that_do_not_agree_are_said_to(here, capsys):
+    """Around one network each, or around the same one: only then have they converged."""
+    g = torch.Generator().manual_seed(0)
+    centres = P.populate(NET, 4, g)
+    for name, spread in (("apart", 1.0), ("same", 0.0)):
+        stack = {
+            n: (t[:1] + spread * (t - t[:1])).repeat(30, *(1,) * (t.ndim - 1))
+            for n, t in centres.items()
+        }
+        stack = {n: t + 0.05 * torch.randn(t.shape, generator=g) for n, t in stack.items()}
+        with CheckpointBank(name) as held:
+            held.extend(stack, [{"member": k % 4, "step": k // 4} for k in range(120)])
+    bank("n", 4, seed=2)
+    compare(reference="apart", posteriors__N="n")
+    assert "NOT CONVERGED" in capsys.readouterr().out
+    compare(reference="same", posteriors__N="n")
+    out = capsys.readouterr().out
+    assert "R-hat of its predictions: median 1.0" in out
+    assert "NOT CONVERGED" not in out

@@ -12,7 +12,7 @@ from processes import start
 
 from lightning_bnn.cli import main
 from lightning_bnn.studies import runs
-from lightning_bnn.studies.demo import METHODS, demo_jobs
+from lightning_bnn.studies.demo import METHODS, SAMPLED, demo_jobs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "_train", lambda run, e: again.append(run.job.name) or kept(run, e))
         main(["demo", "--size", "smallest", "--out", str(out)])
-    assert again == list(METHODS)[1:]
+    assert again == [*list(METHODS)[1:], SAMPLED]
     return out
 
 
@@ -51,7 +51,8 @@ def test_one_page_with_everything(folder):
     assert not re.search(r'(src|href)="(?!data:)', page)
     for name in METHODS.values():
         assert f"<td>{name}</td>" in page
-    assert "NS-MMD²" in page
+    assert "<th>NS law</th>" in page
+    assert "sampled: draws of the posterior itself" in page
     assert "lightning-bnn fit -c demo_swag.yaml" in page
     assert "nan" not in re.sub(r'base64,[^"]*', "", page).lower().replace("nanc", "")
 

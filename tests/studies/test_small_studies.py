@@ -335,14 +335,14 @@ def test_a_study_that_was_killed_after_its_last_epoch_is_completed(name, ran, tm
 
 
 def test_rank_correlations_turn_signs_so_that_close_is_good():
-    rows = {f"m{d}": {"mmd": d, "nll": d, "acc": -d} for d in (1.0, 2.0, 3.0, 5.0)}
+    rows = {f"m{d}": {"law": d, "nll": d, "acc": -d} for d in (1.0, 2.0, 3.0, 5.0)}
     few = dict(list(rows.items())[:2])
     groups = {"a": rows, "b": dict(list(rows.items())[:3]), "too few": few}
-    assert rank_correlations(groups, "mmd", "nll").tolist() == pytest.approx([1, 1])
-    assert rank_correlations(groups, "mmd", "acc").tolist() == pytest.approx([1, 1])
+    assert rank_correlations(groups, "law", "nll").tolist() == pytest.approx([1, 1])
+    assert rank_correlations(groups, "law", "acc").tolist() == pytest.approx([1, 1])
     turned = {"a": {name: {**row, "nll": -row["nll"]} for name, row in rows.items()}}
-    assert rank_correlations(turned, "mmd", "nll").tolist() == pytest.approx([-1])
-    some = rank_correlations(groups, "mmd", "nll", ["m1.0", "m2.0", "m2.0"])
+    assert rank_correlations(turned, "law", "nll").tolist() == pytest.approx([-1])
+    some = rank_correlations(groups, "law", "nll", ["m1.0", "m2.0", "m2.0"])
     assert some.numel() == 0
 
 
@@ -354,7 +354,7 @@ def test_intervals_know_that_methods_are_the_same_in_all_groups():
     def group(noise):
         return {
             name: {
-                "mmd": x + noise * float(torch.randn((), generator=g)),
+                "law": x + noise * float(torch.randn((), generator=g)),
                 "nll": y + noise * float(torch.randn((), generator=g)),
             }
             for name, (x, y) in base.items()
@@ -362,7 +362,7 @@ def test_intervals_know_that_methods_are_the_same_in_all_groups():
 
     one = {"a": group(0.05)}
     six = {str(k): group(0.05) for k in range(6)}
-    (_, low, high), (_, lower, higher) = (_interval(groups, "mmd", "nll") for groups in (one, six))
+    (_, low, high), (_, lower, higher) = (_interval(groups, "law", "nll") for groups in (one, six))
     assert higher - lower > 0.7 * (high - low) > 0.5
 
 

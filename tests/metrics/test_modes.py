@@ -1,0 +1,199 @@
+"""MMD between laws and of mixtures: against loops over networks, and on samples of known laws."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_bnn import metrics as M
+from lightning_bnn.metrics.kernels import kernel_bandwidths, kernel_values
+from lightning_bnn.metrics.laws import modes_table_of
+from lightning_bnn.metrics.modes import Modes
+
+CHAINS = [0, 0, 1, 1, 1, 2, 2, 3]
+MODES = [5, 5, 5, 2, 9, 9, 7]
+
+
+def draws(rows, dim=6, seed=0, shift=0.0):
+    generator = torch.Generator().manual_seed(seed)
+    return {"w": torch.randn(rows, dim, generator=generator).double() + shift}
+
+
+def brute_force(x, y, chains, modes, bandwidths):
+    """Law and mixture by their definition, kernel by kernel."""
+    reference = M.MMDReference(x)
+
+    def kernel(a, b):
+        distances = M.MMDReference({"w": torch.stack([a, b])}).blocks("w").xx
+        return kernel_values(distances, bandwidths)[:, 0].numpy()
+
+    def mean(pairs):
+        return np.mean([kernel(a, b) for a, b in pairs], 0)
+
+    def grouped(stack, names):
+        names = list(names)
+        return [
+            [r for r, n in zip(stack["w"], names, strict=True) if n == k]
+            for k in sorted(set(names))
+        ]
+
+    of_x, of_y = grouped(x, chains), grouped(y, modes)
+    between = {
+        which: np.mean([mean(itertools.product(a, b)) for a, b in itertools.permutations(of, 2)], 0)
+        for which, of in (("x", of_x), ("y", of_y))
+    }
+    across = np.mean([mean(itertools.product(a, b)) for a, b in itertools.product(of_x, of_y)], 0)
+    within = [mean(itertools.permutations(a, 2)) if len(a) > 1 else np.ones(20) for a in of_y]
+    count = len(of_y)
+    to_reference = [np.mean([mean(itertools.product(a, b)) for a in of_x], 0) for b in of_y]
+    mixed = ((count - 1) * between["y"] + np.mean(within, 0)) / count
+    assert reference.source.rows == len(chains)
+    return {
+        "law": between["x"] + between["y"] - 2 * across,
+        "mixture": between["x"] + mixed - 2 * across,
+        "floor": (1 - between["x"]) / count,
+        "single": between["x"] + np.array(within) - 2 * np.array(to_reference),
+    }
+
+
+def without(stack, names, part):
+    keep = torch.tensor([n != part for n in names])
+    return {"w": stack["w"][keep]}, [n for n in names if n != part]
+
+
+def test_equals_loops_over_networks_also_without_each_mode_and_each_chain():
+    x, y = draws(len(CHAINS)), draws(len(MODES), seed=1, shift=0.5)
+    reference = M.MMDReference(x, chains=CHAINS)
+    table = modes_table_of(reference, y, MODES)
+    bandwidths = kernel_bandwidths(reference.blocks("w", reference.other(y)).xy, reference.grid)
+    parts = [(x, CHAINS, y, MODES)]
+    parts += [(x, CHAINS, *without(y, MODES, part)) for part in sorted(set(MODES))]
+    parts += [(*without(x, CHAINS, part), y, MODES) for part in sorted(set(CHAINS))]
+    assert table.left_out == (4, 4)
+    for row, (a, chains, b, modes) in enumerate(parts):
+        expected = brute_force(a, b, chains, modes, bandwidths)
+        single = expected.pop("single")
+        if row == 0:
+            np.testing.assert_allclose(table.single[:, 0], single, rtol=1e-10, atol=1e-12)
+        for name, values in expected.items():
+            np.testing.assert_allclose(getattr(table, name)[row, 0], values, rtol=1e-10, atol=1e-12)
+
+
+def test_one_mode_is_what_pooled_networks_are():
+    x, y = draws(9), draws(6, seed=1)
+    mixture, _ = M.mixture_mmd(x, y, [0] * 6)
+    torch.testing.assert_close(mixture.value, M.mmd(x, y))
+    assert M.law_mmd(x, y, [0] * 6).value.isnan()
+    assert mixture.error.isnan()
+
+
+@pytest.mark.parametrize("reduction", ["median", "mean", "max"])
+def test_the_law_of_single_networks_is_the_pooled_number(reduction):
+    x, y = draws(30), draws(12, seed=1, shift=0.3)
+    law = M.law_mmd(x, y, None, reduction)
+    torch.testing.assert_close(law.value, M.mmd(x, y, reduction))
+    assert law.error > 0
+
+
+def of_law(modes, each, generator, width):
+    """Modes around random centres, so that a network of any mode is a standard Gaussian."""
+    centres = torch.randn(modes, 1, 8, generator=generator) * (1 - width**2) ** 0.5
+    noise = width * torch.randn(modes, each, 8, generator=generator)
+    return {"w": (centres + noise).flatten(0, 1)}, torch.arange(modes).repeat_interleave(each)
+
+
+def simulated(repeats=120, modes=5, each=4):
+    """Law, mixture less its floor, and pooled, for modes of the reference's own law."""
+    generator, rows = torch.Generator().manual_seed(0), []
+    for _ in range(repeats):
+        x = {"w": torch.randn(24, 8, generator=generator)}
+        y, labels = of_law(modes, each, generator, 0.1)
+        law = M.law_mmd(x, y, labels)
+        mixture, floor = M.mixture_mmd(x, of_law(modes, 1, generator, 0.1)[0], None)
+        rows.append([law.value, mixture.value - floor.value, M.mmd(x, y), law.error])
+    numbers = torch.tensor(rows)
+    return numbers.mean(0), numbers.std(0) / repeats**0.5, numbers.std(0)
+
+
+def test_unbiased_for_modes_of_the_references_own_law_and_pooled_networks_are_not():
+    mean, error, deviation = simulated()
+    assert abs(mean[0]) < 3 * error[0]
+    assert abs(mean[1]) < 3 * error[1]
+    assert mean[2] > 10 * error[2]
+    assert 0.8 < mean[3] / deviation[0] < 1.8  # the jackknife is on the safe side
+
+
+def test_chains_of_the_reference_are_not_pairs():
+    """A reference of tight chains looks like another law if its pairs within chains count."""
+    generator, values = torch.Generator().manual_seed(0), []
+    for _ in range(60):
+        x, chains = of_law(6, 5, generator, 0.1)
+        y, labels = of_law(6, 5, generator, 0.1)
+        values.append([M.law_mmd(x, y, labels, chains=c).value for c in (chains, None)])
+    right, wrong = torch.tensor(values).T
+    assert abs(right.mean()) < 3 * right.std() / 60**0.5
+    assert wrong.mean() > 5 * wrong.std() / 60**0.5
+
+
+def test_many_modes_are_left_out_in_parts():
+    table = M.modes_table(draws(50), draws(90, seed=1), torch.arange(90) // 2)
+    assert table.left_out == (20, 20)
+    assert table.law.shape[0] == 41
+    assert table.single.shape[0] == 45
+    assert 0 < table.estimate("law").error < 0.1
+
+
+def test_bandwidths_see_every_mode():
+    """The grid looks at some rows only; the first of them may all be of one mode."""
+    grid = M.KernelGrid(max_samples=4)
+    x, y = draws(8), {"w": torch.cat([draws(8, seed=1)["w"], 50 + draws(8, seed=2)["w"]])}
+    near, far = (
+        M.law_mmd(x, z, [0] * 8 + [1] * 8, grid=grid).value for z in (y, {"w": y["w"].flip(0)})
+    )
+    torch.testing.assert_close(near, far, rtol=0.3, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("chunk", [64, 2**22])
+def test_chunks_change_nothing(monkeypatch, chunk, dtype):
+    x, y = ({"w": s["w"].to(dtype)} for s in (draws(9), draws(7, seed=1)))
+    expected = M.law_mmd(x, y, MODES)
+    monkeypatch.setattr("lightning_bnn.metrics.modes._CHUNK", chunk)
+    torch.testing.assert_close(M.law_mmd(x, y, MODES), expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, y: M.law_mmd(x, y, [0, 1]), "`modes` must be one whole number for each of 7"),
+        (lambda x, y: M.law_mmd(x, y, torch.rand(7)), "`modes` must be one whole number"),
+        (lambda x, y: M.law_mmd(x, y, None, chains=[0] * 8), "`chains` must name at least two"),
+        (lambda x, y: M.law_mmd(x, y, None, chains=[0]), "`chains` must be one whole number"),
+        (lambda x, y: M.law_mmd(x, {"w": y["w"] * torch.nan}, None), "NaN or infinite"),
+        (lambda x, y: M.MMD().update(x, y, modes=MODES), "pass `of='law'`"),
+        (lambda x, y: M.MMD(of="laws"), "`of` must be one of"),
+        (lambda x, y: M.modes_table(x, y, None).estimate("single"), "`which` must be one of"),
+    ],
+)
+def test_refused_in_one_sentence(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(draws(8), draws(7, seed=1))
+
+
+def test_layers_by_other_modes_are_not_one_comparison():
+    x = {**draws(8), "v": torch.randn(8, 3)}
+    y = {**draws(7, seed=1), "v": torch.randn(7, 3)}
+    metric = M.MMD(of="law")
+    metric.update(x, y, ["w"], MODES)
+    metric.update(x, y, ["v"], [0, 0, 0, 1, 1, 1, 1])
+    with pytest.raises(ValueError, match="different modes"):
+        metric.compute()
+
+
+def test_the_metric_knows_the_error():
+    x, y = draws(8), draws(7, seed=1)
+    metric = M.MMD(of="law")
+    metric.update(M.MMDReference(x, chains=CHAINS), y, modes=MODES)
+    torch.testing.assert_close(metric.estimate(), M.law_mmd(x, y, MODES, chains=CHAINS))
+    assert Modes.of(MODES, 7).sizes.tolist() == [1, 3, 1, 2]
