@@ -115,28 +115,19 @@ class Evidence:
                 return measured(value, error, row["seeds"] if mode == "one" else None)
         raise Missing(f"the rows of `{step}` have no number {name!r} of {method}, {mode} mode")
 
-    def floor(self, step: str, method: str, mode: str, name: str) -> Number:
-        """The noise floor between as many networks as a posterior has and the reference.
+    def pooled_floor(self, step: str, method: str, mode: str, name: str) -> Number:
+        """The noise of as many pooled networks as a posterior has: P1's noise floor.
 
         Args:
-            step: a comparison.
+            step: a comparison under P1's protocol.
             method: name of the posterior.
             mode: one or multi.
-            name: of the number.
+            name: of the distance, ``mmd`` or ``ns``.
         """
-        title = COLUMNS.get(name)
-        if title is None:
-            raise Missing(f"comparisons have no column {name!r}")
-        networks = next(
-            (
-                r["networks"]
-                for r in self._compared(step)
-                if (r["method"], r["mode"]) == (method, mode)
-            ),
-            0,
-        )
+        rows = [r for r in self._compared(step) if (r["method"], r["mode"]) == (method, mode)]
+        networks = rows[0].get("pooled", 0) if rows else 0
         row = ("Noise floor", f"{networks} networks")
-        cell = self.cells(step, "table1", row, title)[0]
+        cell = self.cells(step, "table1", row, COLUMNS[name])[0]
         return measured(_value(cell) / 100, _error(cell) / 100)
 
     def _compared(self, step: str) -> Sequence[Mapping[str, Any]]:

@@ -160,7 +160,8 @@ def _there(e: Evidence, steps: Mapping[str, str]) -> Sequence[tuple[str, str]]:
 def _predicts(metrics: Sequence[str], e: Evidence) -> Judgement:
     checks: dict[str, Answer] = {}
     texts = []
-    for distance in ("MMD²", "NS-MMD²"):
+    distances = dict.fromkeys(row[0] for row in e.rows("correlation", "correlation"))
+    for distance in distances:
         parts, answers = [], []
         for metric in metrics:
             row = (distance, metric)
