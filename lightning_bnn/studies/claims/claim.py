@@ -84,6 +84,7 @@ def verdict_of(checks: Mapping[str, Answer]) -> str:
     """
     if not checks:
         raise ValueError("`checks` must hold one criterion at least, got none.")
+    checks = {text: None if met is None else bool(met) for text, met in checks.items()}
     answers = set(checks.values())
     if answers == {True}:
         return "holds"

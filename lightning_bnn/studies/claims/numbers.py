@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "all_of",
     "below",
     "compared",
+    "in_every_run",
     "measured",
     "minus",
     "near",
@@ -145,6 +146,22 @@ def all_of(answers: Iterable[Answer]) -> Answer:
     if False in given:
         return False
     return None if None in given else True
+
+
+def in_every_run(values: Iterable[float], condition: Callable[[float], bool]) -> Answer:
+    """Whether every repetition meets a condition; None if some do and some do not.
+
+    For claims about one experiment, which each repetition is, and not about a mean.
+
+    Args:
+        values: one for each repetition.
+        condition: what is claimed.
+
+    >>> in_every_run([0.5, 0.7], lambda share: share < 1)
+    True
+    """
+    answers = {bool(condition(value)) for value in values if math.isfinite(value)}
+    return answers.pop() if len(answers) == 1 else None
 
 
 def _student(count: int) -> float:
