@@ -381,7 +381,7 @@ CLAIMS = (
         _proportional,
     ),
     Claim(_TWO, "it does not depend on the dimension (5, 30, 100)", "yes", _no_dimension),
-    Claim(_TWO, "“det Σ” peaks at 2.3", "2.3", _peak),
+    Claim(_TWO, '"det Σ" peaks at 2.3', "2.3", _peak),
     Claim(_TWO, "KL levels off at 0.139, 0.023, 0.007", "0.139, 0.023, 0.007", _levels),
     Claim(
         _UNITS,
