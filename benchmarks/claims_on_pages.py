@@ -1,4 +1,4 @@
-"""Bring the tables of claims in `docs/p1.md` to `p3.md` to what `lightning-bnn reproduce` has found.
+"""Bring the tables of claims on the papers' pages to what `lightning-bnn reproduce` has found.
 
     python benchmarks/claims_on_pages.py reproduce
 
