@@ -119,13 +119,18 @@ class LaplaceGaussian(Posterior):
         ]
 
     def deviations(self, n: int, generator: torch.Generator | None = None) -> Params:
-        """A stack of n differences from the mean, of the weights that vary."""
+        """A stack of n differences from the mean, of the weights that vary.
+
+        Noise is drawn for weights, not for coordinates: where eigenvalues are equal, as those of
+        weights that no example moves are, the coordinates are any, and differ between machines.
+        """
         check_count(n)
         mean = self.constants.tensors()
         stack: Params = {}
         for block in self.blocks:
-            noise = standard_normal((n, *block.eigenvalues.shape), block.eigenvalues, generator)
-            rows = block.rotated(noise / self._precision(block).sqrt())
+            size = block.eigenvalues.numel()
+            noise = standard_normal((n, size), block.eigenvalues, generator)
+            rows = block.rotated(block.coordinates(noise) / self._precision(block).sqrt())
             stack |= P.unravel(rows, P.ravel(mean, block.names)[1])
         return {name: t.to(mean[name]) for name, t in stack.items()}
 

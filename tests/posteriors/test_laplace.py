@@ -120,6 +120,23 @@ def test_samples_and_density_are_those_of_the_covariance():
     torch.testing.assert_close(posterior.log_prob(few), wanted)
 
 
+def test_draws_do_not_depend_on_the_basis_of_equal_eigenvalues():
+    """Which a machine may choose as it likes; of different eigenvalues it may not."""
+    g = torch.Generator().manual_seed(0)
+    basis, turn = (torch.linalg.qr(torch.randn(6, 6, generator=g).double())[0] for _ in range(2))
+    turned = basis.clone()
+    turned[:, :3] = basis[:, :3] @ torch.linalg.qr(turn[:3, :3])[0]
+
+    def drawn(left, values):
+        block = CurvatureBlock(("w",), values[:, None], left)
+        posterior = LaplaceGaussian({"w": torch.zeros(6).double()}, [block])
+        return posterior.sample(5, torch.Generator().manual_seed(1))["w"]
+
+    equal, different = torch.tensor([[0.0, 0, 0, 1, 2, 3], [0, 5, 0, 1, 2, 3]]).double()
+    torch.testing.assert_close(drawn(basis, equal), drawn(turned, equal))
+    assert not torch.allclose(drawn(basis, different), drawn(turned, different), atol=0.1)
+
+
 def test_linearised_predictions_have_the_moments_of_the_glm():
     net, batches = convolutional(), images()
     blocks = curvature(net, P.of(net), batches, Categorical(), "full")
