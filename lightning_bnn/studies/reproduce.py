@@ -147,12 +147,13 @@ def _steps_table(steps: Sequence[Step], root: Path, seeds: int, size: Size) -> T
         keys = [key_of_step(step, root, seed, size) for seed in step.seeds(seeds)]
         known = [r if r.key == k else None for r, k in zip(records, keys, strict=True)]
         seconds = sum(r.seconds for r in known if r is not None)
+        computed = sum(r.cpu_seconds for r in known if r is not None)
         states = dict.fromkeys("not run" if r is None else r.state for r in known)
         cost = "hours" if step.minutes is None else f"{step.minutes * len(known):.1f} min"
-        rows.append([step.name, step.paper, len(known), cost, seconds, ", ".join(states)])
+        rows.append([step.name, step.paper, len(known), cost, seconds, computed, ", ".join(states)])
     taken = sum(float(row[4]) for row in rows if isinstance(row[4], (int, float)))
     note = f"{taken / 60:.1f} minutes in all."
-    header = ["step", "paper", "runs", "about", "seconds taken", "state"]
+    header = ["step", "paper", "runs", "about", "seconds taken", "CPU seconds", "state"]
     return Table("Steps", header, rows, 0, note)
 
 

@@ -172,7 +172,7 @@ def test_what_is_refused(arguments, message, tmp_path):
 def test_the_smallest_size_runs_through_everything(tmp_path, capsys):
     args = ["reproduce", "--size", "smallest", "--seeds", "1", "--out", str(tmp_path / "out")]
     main(args)
-    states = {row[0]: row[5] for row in results(tmp_path / "out")["tables"]["steps"]["rows"]}
+    states = {row[0]: row[-1] for row in results(tmp_path / "out")["tables"]["steps"]["rows"]}
     small = {step.name for step in STEPS if step.smallest is not None}
     assert {name for name, state in states.items() if state == "finished"} == small
     found = [

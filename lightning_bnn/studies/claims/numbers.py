@@ -36,9 +36,9 @@ class Number:
             number alone decides.
     """
 
-    value: float
-    sd: float = math.nan
-    doubt: float = 0.0
+    value: int | float
+    sd: int | float = math.nan
+    doubt: int | float = 0.0
 
     def shown(self, digits: int = 2, unit: str = "") -> str:
         """As a table shows it.
@@ -52,7 +52,7 @@ class Number:
         return f"{self.value:.{digits}f}{spread}{unit}"
 
 
-def over_seeds(values: Sequence[float]) -> Number:
+def over_seeds(values: Sequence[int | float]) -> Number:
     """Mean and deviation over repetitions; the doubt about the mean is Student's.
 
     Args:
@@ -70,7 +70,7 @@ def over_seeds(values: Sequence[float]) -> Number:
     return measured(mean, deviation, len(values))
 
 
-def measured(value: float, sd: float, count: int | None = None) -> Number:
+def measured(value: int | float, sd: int | float, count: int | None = None) -> Number:
     """A number from a table that states its spread.
 
     Args:
@@ -92,7 +92,7 @@ def minus(one: Number, other: Number) -> Number:
     )
 
 
-def above(number: Number, bound: float) -> Answer:
+def above(number: Number, bound: int | float) -> Answer:
     """Whether it lies above a bound, beyond doubt.
 
     Args:
@@ -106,12 +106,12 @@ def above(number: Number, bound: float) -> Answer:
     return True if low > bound else False if high <= bound else None
 
 
-def below(number: Number, bound: float) -> Answer:
+def below(number: Number, bound: int | float) -> Answer:
     """Whether it lies below a bound, beyond doubt."""
     return above(Number(-number.value, number.sd, number.doubt), -bound)
 
 
-def within(number: Number, low: float, high: float) -> Answer:
+def within(number: Number, low: int | float, high: int | float) -> Answer:
     """Whether it lies between two bounds, or on one: yes, unless it is outside beyond doubt.
 
     Args:
@@ -124,7 +124,7 @@ def within(number: Number, low: float, high: float) -> Answer:
     return low - number.doubt <= number.value <= high + number.doubt
 
 
-def near(number: Number, wanted: float, tolerance: float) -> Answer:
+def near(number: Number, wanted: int | float, tolerance: int | float) -> Answer:
     """Whether it is what the paper has, up to a tolerance and its own doubt."""
     return within(number, wanted - tolerance, wanted + tolerance)
 

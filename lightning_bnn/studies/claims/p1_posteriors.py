@@ -197,12 +197,12 @@ def _times(one: Number, multi: Number) -> str:
     return f"{one.value / multi.value:.1f}" if multi.value > 0 else "/"
 
 
-def _range(numbers: Mapping[str, Number], scale: float, digits: int = 0) -> str:
+def _range(numbers: Mapping[str, Number], scale: int | float, digits: int = 0) -> str:
     values = [scale * n.value for n in numbers.values()]
     return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
 
 
-def _list(numbers: Mapping[str, Number], scale: float) -> str:
+def _list(numbers: Mapping[str, Number], scale: int | float) -> str:
     return ", ".join(f"{m} {scale * n.value:.1f}" for m, n in numbers.items())
 
 

@@ -35,7 +35,7 @@ def _thresholds(e: Evidence) -> list[dict[str, list[float]]]:
     ]
 
 
-def _plain(cell: str | float | None) -> float:
+def _plain(cell: str | int | float | None) -> float:
     return math.nan if cell is None else float(cell)
 
 

@@ -30,13 +30,15 @@ class Record:
         key: digest of the settings that it was called with.
         state: begun, finished, failed or skipped.
         reason: why it failed or was skipped.
-        seconds: that it took, over all calls.
+        seconds: that it took by the clock, over all calls.
+        cpu_seconds: that the process has computed, which other jobs on the machine do not change.
     """
 
     key: str = ""
     state: str = "begun"
     reason: str = ""
-    seconds: float = 0.0
+    seconds: int | float = 0.0
+    cpu_seconds: int | float = 0.0
 
 
 def key_of_step(step: Step, root: Path, seed: int, size: Size) -> str:
@@ -78,13 +80,14 @@ def timed(root: Path, step: Step, seed: int, key: str) -> Iterator[dict[str, str
         Where the state and its reason are left for the record.
     """
     before = read_record(root, step, seed)
-    earlier = before.seconds if before.key == key else 0.0
+    earlier = (before.seconds, before.cpu_seconds) if before.key == key else (0.0, 0.0)
     outcome = {"state": "begun", "reason": ""}
-    started, ended = time.monotonic(), threading.Event()
+    started, ended = (time.monotonic(), time.process_time()), threading.Event()
 
     def write() -> None:
-        record = Record(key, **outcome, seconds=round(earlier + time.monotonic() - started, 1))
-        _write(_file(root, step, seed), record)
+        now = time.monotonic(), time.process_time()
+        taken = (round(e + n - s, 1) for e, n, s in zip(earlier, now, started, strict=True))
+        _write(_file(root, step, seed), Record(key, *outcome.values(), *taken))
 
     def beat() -> None:
         while not ended.wait(_SECONDS_BETWEEN):
