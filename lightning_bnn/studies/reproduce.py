@@ -33,6 +33,7 @@ def reproduce(
     seeds: int = 3,
     size: Size = "full",
     list: bool = False,
+    run: bool = True,
     again: bool = False,
     out: str = "reproduce",
 ) -> None:
@@ -53,6 +54,7 @@ def reproduce(
         seeds: repetitions of the steps that have only one run inside.
         size: full, or the smallest that runs through, to try it: its verdicts mean nothing.
         list: only list the steps, what they cost, and what has become of them.
+        run: false only judges the results that are there.
         again: do the chosen steps again, though they have finished; trained networks are kept.
         out: folder of everything.
     """
@@ -64,7 +66,8 @@ def reproduce(
     if list:
         print(_steps_table(steps, root, seeds, size).text())
         return
-    _run_all(steps, root, seeds, size, again)
+    if run:
+        _run_all(steps, root, seeds, size, again)
     papers = [p for p in PAPERS if any(step.paper == p for step in steps)]
     _publish(papers, root, seeds, size)
 

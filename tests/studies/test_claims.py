@@ -17,7 +17,9 @@ from lightning_bnn.studies.claims.numbers import (
     all_of,
     below,
     compared,
+    in_every_run,
     measured,
+    meets,
     minus,
     near,
     over_seeds,
@@ -47,9 +49,14 @@ def test_what_is_within_the_errors_is_neither_yes_nor_no():
     assert compared(one, measured(0.9, 0.1)) is None
     assert compared(one, measured(0.5, 0.1)) is True
     assert compared(measured(0.5, 0.1), one) is False
-    assert within(one, 1.1, 2) is True
-    assert within(one, 1.3, 2) is False
-    assert near(one, 0.7, 0.2) is True
+    assert within(one, 0.8, 2) is near(one, 0.9, 0.3) is True
+    assert within(one, 1.1, 2) is near(one, 0.7, 0.2) is None
+    assert within(one, 1.3, 2) is near(one, 0.5, 0.2) is False
+    assert meets(one, 1.1, 2) is True
+    assert meets(one, 1.3, 2) is False
+    assert in_every_run([1.0, 2.0], lambda v: v > 0) is True
+    assert in_every_run([1.0, 2.0], lambda v: v > 1) is None
+    assert in_every_run([1.0, math.nan], lambda v: v > 1) is False
     assert minus(one, one).doubt == pytest.approx(math.sqrt(2) * 1.96 * 0.1)
     assert measured(1.0, 0.1, 4).doubt == pytest.approx(3.1824 * 0.05, rel=1e-4)
 
@@ -58,7 +65,7 @@ def test_a_single_number_decides_and_nan_decides_nothing():
     assert above(over_seeds([1.0]), 0.99) is True
     assert above(over_seeds([1.0]), 1.0) is False
     nan = over_seeds([math.nan, 1.0])
-    assert above(nan, 0) is below(nan, 0) is within(nan, 0, 1) is None
+    assert above(nan, 0) is below(nan, 0) is within(nan, 0, 1) is meets(nan, 0, 1) is None
     assert nan.shown() == "/"
     for empty in (over_seeds, all_of):
         with pytest.raises(ValueError, match="got none"):

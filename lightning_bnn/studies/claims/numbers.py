@@ -15,6 +15,7 @@ __all__ = [
     "compared",
     "in_every_run",
     "measured",
+    "meets",
     "minus",
     "near",
     "over_seeds",
@@ -112,12 +113,32 @@ def below(number: Number, bound: int | float) -> Answer:
 
 
 def within(number: Number, low: int | float, high: int | float) -> Answer:
-    """Whether it lies between two bounds, or on one: yes, unless it is outside beyond doubt.
+    """Whether it lies between two bounds, beyond doubt.
 
     Args:
         number: which is judged.
         low: the lower bound.
         high: the upper bound.
+
+    >>> within(Number(1.0, 0.1, 0.2), 0.5, 2), within(Number(1.0, 0.1, 0.2), 0.9, 2)
+    (True, None)
+    """
+    least, most = number.value - number.doubt, number.value + number.doubt
+    if low <= least and most <= high:
+        return True
+    return False if most < low or least > high else None
+
+
+def meets(number: Number, low: int | float, high: int | float) -> Answer:
+    """Whether it may lie between two bounds, for claims that nothing is to be seen.
+
+    Args:
+        number: which is judged.
+        low: the lower bound.
+        high: the upper bound.
+
+    >>> meets(Number(1.0, 0.1, 0.2), 1.1, 2), meets(Number(1.0, 0.1, 0.2), 1.3, 2)
+    (True, False)
     """
     if not math.isfinite(number.value):
         return None
@@ -125,7 +146,7 @@ def within(number: Number, low: int | float, high: int | float) -> Answer:
 
 
 def near(number: Number, wanted: int | float, tolerance: int | float) -> Answer:
-    """Whether it is what the paper has, up to a tolerance and its own doubt."""
+    """Whether it is what the paper has, up to a tolerance."""
     return within(number, wanted - tolerance, wanted + tolerance)
 
 

@@ -12,8 +12,8 @@ from lightning_bnn.studies.claims.numbers import (
     Number,
     all_of,
     compared,
+    meets,
     minus,
-    within,
 )
 
 __all__ = ["CLAIMS"]
@@ -30,7 +30,7 @@ _ENSEMBLE = "Ensemble"
 
 def _single_accuracy(e: Evidence) -> Judgement:
     acc = _hundred(e.posterior(_MNIST, _ENSEMBLE, _ONE, "acc"))
-    in_range = within(acc, 87.9, 88.3)
+    in_range = meets(acc, 87.9, 88.3)
     return Judgement(
         acc.shown(1, " %"), {"the mean over networks agrees with the paper's range": in_range}
     )
@@ -81,7 +81,7 @@ def _at_the_noise(step: str, e: Evidence) -> Judgement:
         shown, noise = (_hundred(n).shown(2) for n in (ensemble, zero))
         texts.append(f"{title}, x 100: {shown} (noise {noise}); {others}")
         checks[f"closest by {title}"] = all_of(compared(n, ensemble) for n in everyone.values())
-        checks[f"at the noise by {title}"] = within(minus(ensemble, zero), 0.0, 0.0)
+        checks[f"at the noise by {title}"] = meets(minus(ensemble, zero), 0.0, 0.0)
     if not checks:
         raise Missing(f"`{step}` has no distances of several modes")
     return Judgement("; ".join(texts), checks)

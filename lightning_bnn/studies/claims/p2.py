@@ -13,6 +13,7 @@ from lightning_bnn.studies.claims.numbers import (
     all_of,
     below,
     compared,
+    meets,
     near,
     within,
 )
@@ -321,7 +322,7 @@ def _unbiased(e: Evidence) -> Judgement:
         names = [n for n in _columns(e) if n.startswith("near ")]
         near_ = e.number("information", "information", row, names[-1], _samples(e))
         parts.append(f"{row} units: {near_.shown(2)} beside {exact.shown(2)}")
-        answers.append(within(near_, exact.value, exact.value))
+        answers.append(meets(near_, exact.value, exact.value))
     return Judgement(
         "; ".join(parts),
         {"with the most draws its mean agrees with the exact value": all_of(answers)},
@@ -334,7 +335,7 @@ def _bethe(e: Evidence) -> Judgement:
         exact = e.number("information", "information", row, "exact", _samples(e))
         bethe = e.number("information", "information", row, "Bethe", _samples(e))
         parts.append(f"{row} units: {bethe.shown(2)} beside {exact.shown(2)}")
-        answers.append(within(bethe, exact.value - exact.doubt, exact.value + exact.doubt))
+        answers.append(meets(bethe, exact.value - exact.doubt, exact.value + exact.doubt))
     return Judgement("; ".join(parts), {"within the error of the exact value": all_of(answers)})
 
 

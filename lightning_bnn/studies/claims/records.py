@@ -87,7 +87,7 @@ def timed(root: Path, step: Step, seed: int, key: str) -> Iterator[dict[str, str
     def write() -> None:
         now = time.monotonic(), time.process_time()
         taken = (round(e + n - s, 1) for e, n, s in zip(earlier, now, started, strict=True))
-        _write(_file(root, step, seed), Record(key, *outcome.values(), *taken))
+        _write(_file(root, step, seed), Record(key, outcome["state"], outcome["reason"], *taken))
 
     def beat() -> None:
         while not ended.wait(_SECONDS_BETWEEN):
