@@ -88,8 +88,11 @@ def test_a_step_that_fails_stops_no_other(fakes, capsys):
 def test_what_has_finished_is_not_done_again(fakes, capsys):
     command.reproduce("toy", seeds=2, out="out")
     CALLS.clear()
+    part = evidence_in(steps.Path("out").resolve(), 3, "full")
+    assert part.absent["toy"] == "`toy` has finished 2 of 3 seeds"
     command.reproduce("toy", seeds=3, out="out")
     assert CALLS == [("toy", 2)]
+    assert len(evidence_in(steps.Path("out").resolve(), 3, "full").of("toy")) == 3
     command.reproduce("toy,mass", seeds=1, out="out")
     assert CALLS[1:] == [("mass", 0)]
     CALLS.clear()

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -118,18 +118,25 @@ def evidence_in(root: Path, seeds: int, size: Size) -> Evidence:
         if size == "smallest" and step.smallest is None:
             absent[step.name] = f"`{step.name}` has no smallest size"
             continue
-        found = []
-        for seed in step.seeds(seeds):
-            record = read_record(root, step, seed)
-            if record.key != key_of_step(step, root, seed, size):
-                record = replace(record, state="not run", reason="")
-            if record.state == "finished":
-                found.append(_results(step.folder(root, seed) / step.results))
-            else:
-                absent[step.name] = _why(step, record)
-        if found and found[0]:
-            results[step.name] = found
+        every = {seed: _current(root, step, seed, size) for seed in step.seeds(seeds)}
+        finished = [seed for seed, record in every.items() if record.state == "finished"]
+        open_ = [record for record in every.values() if record.state in ("begun", "not run")]
+        if finished and not open_:
+            found = [_results(step.folder(root, seed) / step.results) for seed in finished]
+            if found[0]:
+                results[step.name] = found
+        elif finished:
+            absent[step.name] = f"`{step.name}` has finished {len(finished)} of {len(every)} seeds"
+        else:
+            absent[step.name] = _why(step, next(iter(every.values())))
     return Evidence(results, absent)
+
+
+def _current(root: Path, step: Step, seed: int, size: Size) -> Record:
+    """The record of a step, unless other settings have left it."""
+    record = read_record(root, step, seed)
+    same = record.key == key_of_step(step, root, seed, size)
+    return record if same else Record(state="not run")
 
 
 def _why(step: Step, record: Record) -> str:
