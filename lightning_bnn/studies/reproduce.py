@@ -146,6 +146,8 @@ def _criteria(rows: Sequence[Judged]) -> Table:
 def _steps_table(steps: Sequence[Step], root: Path, seeds: int, size: Size) -> Table:
     rows: list[list[Cell]] = []
     for step in steps:
+        if size == "smallest" and step.smallest is None:
+            continue
         records = [read_record(root, step, seed) for seed in step.seeds(seeds)]
         keys = [key_of_step(step, root, seed, size) for seed in step.seeds(seeds)]
         known = [r if r.key == k else None for r, k in zip(records, keys, strict=True)]

@@ -51,7 +51,7 @@ def fakes(monkeypatch, tmp_path):
         Fake("mass", "p1", "mass", 1, error=RuntimeError("out of luck")),
         Fake("toy", "p1", "toy", 1),
         Fake("mnist/runs", "p1", "optunets", None, seeded=False, error=MissingData("no files")),
-        Fake("mnist/mass", "p1", "mass", 1, seeded=False, after="mnist/runs"),
+        Fake("mnist/mass", "p1", "mass", 1, smallest=None, seeded=False, after="mnist/runs"),
     )
     for module in (steps, records, command):
         monkeypatch.setattr(module, "STEPS", chosen)
@@ -101,7 +101,9 @@ def test_what_has_finished_is_not_done_again(fakes, capsys):
     capsys.readouterr()
     CALLS.clear()
     command.reproduce(list=True, out="out")
-    assert "toy" in capsys.readouterr().out
+    assert "mnist/mass" in capsys.readouterr().out
+    command.reproduce(list=True, size="smallest", out="out")
+    assert "mnist/mass" not in capsys.readouterr().out
     assert not CALLS
 
 
