@@ -29,6 +29,7 @@ PRESETS = {"presets": "the configurations that come with the package: list them,
 STUDIES = {
     "demo": "start here: a reference and seven posteriors on the digits, and one page about them",
     "compare": "P1, tables 1 and 2: posteriors against a reference, in weights and predictions",
+    "calibrate": "any posterior's predictions made as sure as they are right, and prediction sets",
     "toy": "P1, figures 1 and 5: ten thousand perceptrons of two units, raw, scaled, sorted",
     "mass": "P1, figure 2: mass of networks, and its minimum over all rescalings",
     "collapse": "P1, figures 3, 7, 8: mutual information of all pairs of an ensemble",

@@ -19,6 +19,7 @@ def everything(root, monkeypatch):
     tiny_imagenet(root)
     textures(root)
     uci(root)
+    uci_csv(root)
 
 
 def mnist(root, n=40, seed=0):
@@ -95,6 +96,14 @@ def textures(root, seed=0):
         folder.mkdir(parents=True)
         _photo(rng, 90).save(folder / f"kind{k}_0.jpg")
         (base / "labels" / f"{part}1.txt").write_text(f"kind{k}/kind{k}_0.jpg\n")
+
+
+def uci_csv(root, table="airfoil", n=40, features=5, seed=0):
+    """A line of names, then one example per line, the target last."""
+    data = np.random.default_rng(seed).normal(3, 2, (n, features + 1))
+    names = ",".join([*(f"x{k}" for k in range(features)), "target"])
+    np.savetxt(root / f"{table}.csv", data, delimiter=",", header=names, comments="")
+    return data
 
 
 def uci(root, table="energy", n=40, features=8, splits=2, seed=0):

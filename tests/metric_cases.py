@@ -37,6 +37,9 @@ SAMPLES = torch.randn(3, N, 4, generator=_generator()).softmax(-1)
 SCORES = torch.randn(N, generator=_generator())
 IS_OOD = torch.arange(N) % 3 == 0
 DRAWS = torch.randn(N, 9, 2, generator=_generator()).cumsum(1)
+MEANS = torch.randn(3, N, 2, generator=_generator())
+STDS = torch.rand(3, N, 2, generator=_generator()) + 0.2
+TARGETS = torch.randn(N, 2, generator=_generator())
 WEIGHTS = (
     {f"layer{k}": torch.randn(8, k + 2, generator=_generator()) for k in range(5)},
     {f"layer{k}": torch.randn(5, k + 2, generator=_generator()) + 0.5 for k in range(5)},
@@ -57,6 +60,17 @@ def _predictive(cls, function, *args):
     return MetricCase(
         name, lambda: cls(*args), batches, lambda: function(PROBS, LABELS, *args), cls is not M.ACE
     )
+
+
+def _selective(cls, function):
+    batches = tuple(zip(_cut(PROBS), _cut(LABELS), strict=True))
+    return MetricCase(cls.__name__, cls, batches, lambda: function(PROBS, LABELS), False)
+
+
+def _of_sets(cls, function, *args):
+    batches = tuple(zip(_cut(PROBS > 0.2), _cut(LABELS), strict=True))
+    name = cls.__name__ + "".join(map(str, args))
+    return MetricCase(name, lambda: cls(*args), batches, lambda: function(PROBS > 0.2))
 
 
 def _compared(cls, function):
@@ -90,6 +104,12 @@ def _of_chains(cls, function):
     return MetricCase(cls.__name__, cls, batches, lambda: function(DRAWS), False)
 
 
+def _gaussians(cls, function, *more, constant=True):
+    parts = [_cut(t, t.ndim - 2) for t in (MEANS, STDS, *more)]
+    batches = tuple(zip(*parts, strict=True))
+    return MetricCase(cls.__name__, cls, batches, lambda: function(MEANS, STDS, *more), constant)
+
+
 def _pairs(p):
     return M.pairwise_mutual_information(p)[None]
 
@@ -102,12 +122,25 @@ METRICS = [
     _predictive(M.NLL, M.nll),
     _predictive(M.BrierScore, M.brier_score),
     _predictive(M.BrierScore, M.brier_score, "mean"),
+    _selective(M.AURC, M.aurc),
+    _selective(M.EAURC, M.eaurc),
+    _selective(M.SelectiveAccuracy, M.selective_accuracy),
+    _of_sets(M.SetCoverage, lambda sets: M.set_coverage(sets, LABELS)),
+    _of_sets(M.SetSize, M.set_size),
+    _of_sets(M.ClassCoverage, lambda sets: M.class_coverage(sets, LABELS), 4),
+    _of_sets(M.CoverageGap, lambda sets: M.coverage_gap(sets, LABELS), 4),
     _compared(M.Agreement, M.agreement),
     _compared(M.TotalVariation, M.total_variation),
     _several(M.MutualInformation, M.mutual_information),
     _several(M.MutualInformation, lambda p: M.decompose_uncertainty(p).total, "total"),
     _several(M.Disagreement, M.disagreement),
     _several(M.PairwiseMutualInformation, _pairs, 3),
+    _gaussians(M.CRPS, M.crps, TARGETS),
+    _gaussians(M.Sharpness, M.sharpness),
+    _gaussians(M.EnergyDistance, M.energy_distance, MEANS[:2].flip(1), STDS[:2]),
+    _gaussians(M.IntervalCoverage, M.interval_coverage, TARGETS),
+    _gaussians(M.IntervalWidth, M.interval_width),
+    _gaussians(M.QuantileCalibration, M.quantile_calibration, TARGETS, constant=False),
     _ranking(M.AUROC, M.auroc),
     _ranking(M.AUPR, M.aupr),
     _ranking(M.AUPR, M.aupr, positive="id"),

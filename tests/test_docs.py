@@ -38,6 +38,15 @@ def callbacks_page(names, printed):
     assert trainer.log_dir in printed
 
 
+def calibration_page(names, printed):
+    assert "before" in printed
+    assert names["sets"].shape == names["probs"].shape == (450, 10)
+    assert torch.equal(names["again"].probs(names["images"]), names["probs"])
+    assert bool((names["small"] <= names["sets"]).all())
+    assert names["mask"].shape == (225, 10)
+    assert bool((names["intervals"].width > 0).all())
+
+
 def metrics_page(names, printed):
     logged = names["trainer"].callback_metrics
     assert set(logged) == {"ece", "nll", *(f"{n}/{s}" for n in OOD for s in ("svhn", "textures"))}
@@ -81,6 +90,7 @@ def symmetry_page(names, printed):
 
 CHECKS = {
     "README.md": readme_page,
+    "docs/calibration.md": calibration_page,
     "docs/callbacks.md": callbacks_page,
     "docs/metrics.md": metrics_page,
     "docs/modules.md": modules_page,
@@ -152,7 +162,7 @@ def test_every_study_is_in_the_docs_with_its_papers():
         assert f"`{name}`" in text or f"lightning-bnn {name}" in text
         assert f"`{name}`" in readme or f"lightning-bnn {name}" in readme
     claims = "".join(page(f"docs/p{k}.md") for k in (1, 2, 3))
-    for name in STUDIES.keys() - {"demo"}:
+    for name in STUDIES.keys() - {"demo", "calibrate"}:
         assert f"lightning-bnn {name}" in claims
     assert not re.search(r"[A-Z]+_SECTION", claims)
     for picture in re.findall(r"!\[[^\]]*\]\((\S+)\)", text + claims):

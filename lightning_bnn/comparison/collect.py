@@ -21,6 +21,7 @@ from lightning_bnn.comparison.places import Place, digest_of_file
 from lightning_bnn.comparison.problem import Problem, read_problem
 from lightning_bnn.comparison.protocols import PROTOCOLS
 from lightning_bnn.comparison.reference import Reference
+from lightning_bnn.comparison.reference_predictions import predictions_of_reference
 from lightning_bnn.comparison.rows import Row, rows_of
 from lightning_bnn.comparison.stored_posteriors import StoredPosterior, read_posterior
 from lightning_bnn.comparison.tables import Measured
@@ -108,10 +109,17 @@ def collect(
         "ood_set": "none" if ood is None else ood[0],
     }
     sets = [problem.test_set(), *([] if ood is None else [ood[1]])]
+    settings["test_examples"] = len(sets[0].targets())
+    validation = problem.validation_set()
+    settings["validation_examples"] = 0 if validation is None else len(validation.targets())
+
+    @functools.cache
+    def predicted() -> Any:
+        return predictions_of_reference(stored, sets[0], networks, problem.likelihood)
 
     def compute(name: str, place: Place) -> RowsAndOrigin:
         posterior = read_posterior(name, place, problem, samples=options.samples)
-        rows = rows_of(posterior, networks, sets, options.score)
+        rows = rows_of(posterior, networks, sets, options.score, predicted(), validation)
         return rows, {**posterior.origin, "modes": len(posterior.modes)}
 
     rows, origins = _all_rows(places, settings, folder / "rows", compute)

@@ -12,6 +12,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.calibration import validation_loaders
 from lightning_bnn.judging import named_sets
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.settings_files import read_settings
@@ -43,6 +44,10 @@ class StoredBatches:
         """The targets of all batches."""
         return torch.cat([targets for _, targets in self])
 
+    def target_std(self) -> Tensor | None:
+        """What gives standardised targets their own unit, if the datamodule knows it."""
+        return getattr(self._source, "target_std", None)
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -63,6 +68,18 @@ class Problem:
         self.source.prepare_data()
         self.source.setup("fit")
         return StoredBatches(self.source, self.source.train_dataloader(), most)
+
+    def validation_sets(self) -> list[StoredBatches]:
+        """The validation data; refused if there are none."""
+        return [StoredBatches(self.source, loader) for loader in validation_loaders(self.source)]
+
+    def validation_set(self) -> StoredBatches | None:
+        """The first validation data; None if there are less than two examples."""
+        try:
+            first = self.validation_sets()[0]
+            return first if len(first.targets()) > 1 else None
+        except ValueError:
+            return None
 
     def test_set(self) -> StoredBatches:
         """The test set in distribution."""

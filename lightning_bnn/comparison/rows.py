@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from lightning_bnn import params as P
+from lightning_bnn.comparison.calibrated_numbers import calibrated_numbers
 from lightning_bnn.comparison.errors import Numbers, bootstrap, jackknife, left_out, over_modes
 from lightning_bnn.comparison.problem import StoredBatches
 from lightning_bnn.comparison.reference import Reference
 from lightning_bnn.comparison.stored_posteriors import StoredPosterior
-from lightning_bnn.judging.averages import Averages, averages_of_mode, draw, has_classes
-from lightning_bnn.judging.judges import Score, class_numbers
+from lightning_bnn.judging.averages import averages_of_mode, draw, has_classes
+from lightning_bnn.judging.judges import Score
+from lightning_bnn.judging.numbers import NumbersOf, numbers_of
+from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.params import Params, is_weight
 from lightning_bnn.randomness import keyed_generator
 
@@ -43,7 +46,12 @@ class Row:
 
 
 def rows_of(
-    posterior: StoredPosterior, reference: Reference, sets: Sequence[StoredBatches], score: Score
+    posterior: StoredPosterior,
+    reference: Reference,
+    sets: Sequence[StoredBatches],
+    score: Score,
+    predicted: Any = None,
+    validation: StoredBatches | None = None,
 ) -> list[Row]:
     """One row for a mode (mean and deviation over modes), one for all together (jackknife).
 
@@ -52,6 +60,8 @@ def rows_of(
         reference: what it is compared with.
         sets: data, the first in distribution.
         score: that detects out-of-distribution examples.
+        predicted: of `reference_of`: what the reference predicts in distribution.
+        validation: data that predictions are calibrated on, if there are any.
     """
     posterior = _at_most(posterior, reference)
     count = len(posterior.modes)
@@ -59,9 +69,7 @@ def rows_of(
     every, sizes = _drawn(posterior, reference)
     distances = _distances(every, sizes, reference)
     pooled = _pooled(every, sizes, reference, share) if reference.pools else {}
-    quality: dict[str, Numbers] = {}
-    if has_classes(posterior.likelihood):
-        quality = _quality(posterior, reference, sets, score, share)
+    quality = _quality(posterior, reference, sets, score, share, predicted, validation)
     all_modes = sum(sizes), _sum_of_shares(sizes, share)
     compared = {"one": (min(sizes), min(sizes)), "multi": all_modes}
     return [
@@ -130,33 +138,49 @@ def _quality(
     sets: Sequence[StoredBatches],
     score: Score,
     share: int,
+    predicted: Any,
+    validation: StoredBatches | None,
 ) -> dict[str, Numbers]:
-    """Every metric of the predictions of one mode and of all modes."""
-    averages = [
+    """Every metric of the predictions of one mode and of all modes; none without data."""
+    if not sets:
+        return {}
+    likelihood = posterior.likelihood
+    sets = sets if _predicts(likelihood) else sets[:1]
+    held_out = [] if validation is None or not _predicts(likelihood) else [validation]
+    of_modes = [
         averages_of_mode(
-            mode, posterior.network, posterior.likelihood, sets, (reference.samples, share),
+            mode, posterior.network, likelihood, [*sets, *held_out], (reference.samples, share),
             reference.seed, k, device=reference.device,
         )
         for k, mode in enumerate(posterior.judged)
     ]  # fmt: skip
-    labels = sets[0].targets()
-    alone, shared = (
-        [Averages.stacked([of_mode[s][c] for of_mode in averages]) for s in range(len(sets))]
-        for c in (0, 1)
-    )
+    targets, unit = sets[0].targets(), sets[0].target_std()
 
-    def numbers(of_sets: Sequence[Averages], labels: Tensor = labels) -> dict[str, float]:
-        return class_numbers(posterior.likelihood, of_sets, labels, score)
+    def numbers(of_sets: Sequence[Any]) -> NumbersOf:
+        tested, known = of_sets[: len(sets)], of_sets[len(sets) :]
+        plain = numbers_of(likelihood, tested, targets, score, predicted, unit)
+        if not held_out:
+            return plain
+        known_targets = held_out[0].targets()
+        more = calibrated_numbers(
+            likelihood, known[0], tested[0], known_targets, targets, reference.seed
+        )
+        return lambda *rows: {**plain(*rows), **more(*rows[:1])}
 
-    def of_examples(*rows: Tensor) -> dict[str, float]:
-        parts = [part[0][chosen] for part, chosen in zip(alone, rows, strict=True)]
-        return numbers(parts, labels[rows[0]])
-
-    if len(averages) == 1:
-        sizes = [part.entropy.shape[-1] for part in alone]
-        return {"one": bootstrap(sizes, of_examples, seed=reference.seed)}
-    modes = torch.arange(len(averages))
-    single = [numbers([part[k] for part in alone]) for k in modes]
+    alone = [numbers([counts[0] for counts in mode]) for mode in of_modes]
+    if len(alone) == 1:
+        sizes = [counts[0].examples for counts in of_modes[0][: len(sets)]]
+        return {"one": bootstrap(sizes, alone[0], seed=reference.seed)}
+    shared = [
+        type(parts[0]).stacked(parts)
+        for parts in ([mode[s][1] for mode in of_modes] for s in range(len(of_modes[0])))
+    ]
+    modes = torch.arange(len(alone))
     subsets = [modes, *left_out(modes.split(1))]
-    whole, *left = (numbers([part[kept].mean() for part in shared]) for kept in subsets)
-    return {"one": over_modes(single), "multi": jackknife(whole, left)}
+    whole, *left = (numbers([part[kept].mean() for part in shared])() for kept in subsets)
+    return {"one": over_modes([of_mode() for of_mode in alone]), "multi": jackknife(whole, left)}
+
+
+def _predicts(likelihood: Any) -> bool:
+    """Whether outputs say something without targets, so that OOD sets can be looked at."""
+    return has_classes(likelihood) or isinstance(likelihood, Gaussian)

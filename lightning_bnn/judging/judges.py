@@ -12,9 +12,12 @@ from torchmetrics import Metric
 
 from lightning_bnn import metrics as M
 from lightning_bnn.judging.averages import Averages, has_classes
+from lightning_bnn.judging.densities import Mixtures
+from lightning_bnn.judging.density_scores import DensityScores
 from lightning_bnn.judging.test_sets import TestSet
 from lightning_bnn.likelihoods import Bernoulli, Gaussian, Likelihood
 from lightning_bnn.metrics.base import ExampleMean
+from lightning_bnn.metrics.intervals import PITCalibration
 
 __all__ = [
     "ClassificationJudge",
@@ -52,8 +55,12 @@ class Mean(ExampleMean):
         self.add(values.double())
 
 
-class RootMean(Mean):
-    """Square root of the mean."""
+class RootMean(ExampleMean):
+    """Square root of the mean, over all targets of all examples."""
+
+    def update(self, values: Tensor) -> None:
+        """Add one value per example, or one per example and target."""
+        self.add(values.double().reshape(len(values), -1).mean(1))
 
     def compute(self) -> Tensor:
         """The root; NaN without examples."""
@@ -104,7 +111,7 @@ class Judge(nn.Module, ABC):
         """Add one batch of predictions.
 
         Args:
-            outputs: of all networks, ``(samples, batch, ...)``; of classes also `Averages`.
+            outputs: of all networks, ``(samples, batch, ...)``; also `Averages` or `Mixtures`.
             targets: what is compared with them; OOD examples need none.
             index: number of the set.
         """
@@ -144,25 +151,43 @@ class DensityJudge(Judge):
 
 
 class RegressionJudge(Judge):
-    """Log-density, RMSE and MAE; variance between networks, which also detects OOD examples."""
+    """Scores of the mixture of the networks' Gaussians; variance between networks detects OOD.
+
+    Of several targets ``nll`` is that of all together; RMSE is the root of the mean over all, and
+    the other numbers are means over them.
+    """
 
     likelihood: Gaussian
 
     def __init__(self, likelihood: Gaussian, sets: Sequence[TestSet] = _JUST_ID) -> None:
-        quality = {"nll": Mean, "rmse": RootMean, "mae": Mean}
-        super().__init__(likelihood, sets, quality, {"epistemic_var": Mean})
+        quality: Metrics = {
+            "nll": Mean,
+            "rmse": RootMean,
+            "mae": Mean,
+            "nll_moments": Mean,
+            "crps": Mean,
+            "cover90": Mean,
+            "width90": Mean,
+            "calib": PITCalibration,
+        }
+        super().__init__(likelihood, sets, quality, {"epistemic_var": Mean, "sharpness": Mean})
 
-    def record(self, metrics: Any, outputs: Tensor, targets: Tensor | None) -> Tensor:
+    def record(
+        self, metrics: Any, outputs: Tensor | Mixtures | DensityScores, targets: Tensor | None
+    ) -> Tensor:
         """Compare with targets; the variance between networks detects OOD examples."""
-        prediction = self.likelihood.predictive(outputs)
-        if targets is not None:
-            metrics["nll"].update(_negative_log_density(self.likelihood, outputs, targets))
-            error = (prediction.mean - targets).double()
-            metrics["rmse"].update(error.square().mean(-1))
-            metrics["mae"].update(error.abs().mean(-1))
-        variance = prediction.epistemic.sum(-1)
-        metrics["epistemic_var"].update(variance)
-        return variance
+        if isinstance(outputs, Tensor):
+            outputs = Mixtures.of_each(self.likelihood, outputs).mean()
+        if isinstance(outputs, Mixtures):
+            outputs = DensityScores.of(outputs, targets)
+        scores = outputs.of_each
+        for name, metric in metrics.items():
+            metric.update(scores[_SCORED.get(name, name)])
+        return scores["epistemic_var"]
+
+
+_SCORED = {"rmse": "squares", "calib": "pit"}
+"""What some numbers are computed from."""
 
 
 class ClassificationJudge(Judge):

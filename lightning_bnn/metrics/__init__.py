@@ -1,4 +1,4 @@
-"""Metrics of posteriors: MMD, calibration, OOD detection, diversity, likelihood.
+"""Metrics of posteriors: MMD, calibration, OOD detection, diversity, scores of predictions.
 
 Every metric is a function and a `torchmetrics.Metric` of the same words. Metrics that torchmetrics
 has right (accuracy, regression errors) are not repeated here.
@@ -30,6 +30,14 @@ from lightning_bnn.metrics.convergence import (
     RHat,
     TailEffectiveSampleSize,
 )
+from lightning_bnn.metrics.density_scores import (
+    CRPS,
+    EnergyDistance,
+    Sharpness,
+    crps,
+    energy_distance,
+    sharpness,
+)
 from lightning_bnn.metrics.detection import OODDetection
 from lightning_bnn.metrics.diversity import (
     Disagreement,
@@ -42,6 +50,22 @@ from lightning_bnn.metrics.diversity import (
     pairwise_mutual_information,
 )
 from lightning_bnn.metrics.function_space import FunctionSpaceMMD, function_space_mmd
+from lightning_bnn.metrics.gaussian_mixture import (
+    mixture_cdf,
+    mixture_moments,
+    mixture_nll,
+    mixture_quantiles,
+)
+from lightning_bnn.metrics.intervals import (
+    IntervalCoverage,
+    IntervalWidth,
+    QuantileCalibration,
+    interval_coverage,
+    interval_width,
+    pit,
+    quantile_calibration,
+    quantile_calibration_floor,
+)
 from lightning_bnn.metrics.kernels import KernelGrid
 from lightning_bnn.metrics.laws import Estimate, ModesTable, law_mmd, mixture_mmd, modes_table
 from lightning_bnn.metrics.likelihood import NLL, BrierScore, brier_score, nll
@@ -57,22 +81,49 @@ from lightning_bnn.metrics.scores import (
     max_probability_score,
     mutual_information_score,
 )
+from lightning_bnn.metrics.selective import (
+    AURC,
+    EAURC,
+    SelectiveAccuracy,
+    aurc,
+    eaurc,
+    risk_coverage,
+    selective_accuracy,
+)
+from lightning_bnn.metrics.set_coverage import (
+    ClassCoverage,
+    CoverageGap,
+    SetCoverage,
+    SetSize,
+    class_coverage,
+    coverage_gap,
+    set_coverage,
+    set_size,
+)
 from lightning_bnn.metrics.sources import StackSource, Transformed, WeightSource
 from lightning_bnn.metrics.two_sample import TwoSampleTest, permutation_test
 
 __all__ = [
     "ACE",
     "AUPR",
+    "AURC",
     "AUROC",
     "Agreement",
     "BrierScore",
+    "ClassCoverage",
+    "CoverageGap",
+    "CRPS",
     "Disagreement",
+    "EAURC",
     "ECE",
     "EffectiveSampleSize",
+    "EnergyDistance",
     "Estimate",
     "FPR95",
     "FPRAtTPR",
     "FunctionSpaceMMD",
+    "IntervalCoverage",
+    "IntervalWidth",
     "KernelGrid",
     "LayerMMD",
     "MCE",
@@ -87,8 +138,13 @@ __all__ = [
     "NLL",
     "OODDetection",
     "PairwiseMutualInformation",
+    "QuantileCalibration",
     "RHat",
     "Reliability",
+    "SelectiveAccuracy",
+    "SetCoverage",
+    "SetSize",
+    "Sharpness",
     "StackSource",
     "TailEffectiveSampleSize",
     "TotalVariation",
@@ -100,24 +156,36 @@ __all__ = [
     "adaptive_reliability",
     "agreement",
     "aupr",
+    "aurc",
     "auroc",
     "brier_score",
+    "class_coverage",
+    "coverage_gap",
+    "crps",
     "decompose_uncertainty",
     "disagreement",
+    "eaurc",
     "ece",
     "effective_sample_size",
+    "energy_distance",
     "energy_score",
     "entropy_score",
     "fpr95",
     "fpr_at_tpr",
     "function_space_mmd",
+    "interval_coverage",
+    "interval_width",
     "law_mmd",
     "max_probability_score",
     "mce",
     "mcse_mean",
     "mcse_quantile",
     "mcse_sd",
+    "mixture_cdf",
     "mixture_mmd",
+    "mixture_moments",
+    "mixture_nll",
+    "mixture_quantiles",
     "mmd",
     "mmd_table",
     "modes_table",
@@ -126,9 +194,17 @@ __all__ = [
     "nll",
     "pairwise_mutual_information",
     "permutation_test",
+    "pit",
+    "quantile_calibration",
+    "quantile_calibration_floor",
     "reliability",
     "rhat",
+    "risk_coverage",
+    "selective_accuracy",
+    "set_coverage",
+    "set_size",
     "share_layers",
+    "sharpness",
     "tail_effective_sample_size",
     "total_variation",
 ]

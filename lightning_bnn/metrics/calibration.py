@@ -82,7 +82,7 @@ def _top_label(probs: Tensor, labels: Tensor, from_logits: bool) -> tuple[Tensor
     return confidence, predicted == labels
 
 
-def _signed(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
+def signed_confidences(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
     """Confidences in float64, negative where the prediction is wrong; they are never zero."""
     confidence, correct = _top_label(probs, labels, from_logits)
     return torch.where(correct, confidence, -confidence).detach().double()
@@ -140,7 +140,7 @@ class _FixedBins(_Calibration):
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Add a batch: probabilities (or logits) ``(batch, classes)`` and labels ``(batch,)``."""
-        self.calibration_waiting.append(_signed(probs, labels, self.from_logits))
+        self.calibration_waiting.append(signed_confidences(probs, labels, self.from_logits))
         waiting = len(self.calibration_waiting)
         if waiting >= _WAITING_BATCHES or waiting * len(labels) >= _WAITING_EXAMPLES:
             counts, confidence = self._counted()
@@ -208,7 +208,7 @@ class ACE(_Calibration):
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Add a batch: probabilities (or logits) ``(batch, classes)`` and labels ``(batch,)``."""
-        self.adaptive_confidence.append(_signed(probs, labels, self.from_logits))
+        self.adaptive_confidence.append(signed_confidences(probs, labels, self.from_logits))
 
     def reliability(self) -> Reliability:
         """The reliability diagram of this process's data so far."""

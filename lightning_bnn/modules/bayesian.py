@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from lightning_bnn import _compat
 from lightning_bnn.arguments import count, integer
+from lightning_bnn.calibration import Calibrated
 from lightning_bnn.harvest import ends
 from lightning_bnn.judging import judge_of, named_sets
 from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.methods import Batch, Method, Run, State
 from lightning_bnn.methods.health import Diverged, Divergence
 from lightning_bnn.metrics.validation import option
-from lightning_bnn.modules import batches, checkpoints, network_inputs
+from lightning_bnn.modules import batches, calibrating, checkpoints, network_inputs
 from lightning_bnn.modules.fitting import Fitting, ReleasesFiles
 from lightning_bnn.modules.judging import Judging, Prediction
 from lightning_bnn.modules.members import Members, Share
@@ -490,6 +491,29 @@ class Bayesian(L.LightningModule):
         self._look_at_example()
         with torch.no_grad():
             return Predictive(self.template, self.judging.export(samples), self.likelihood)
+
+    def calibrate(
+        self,
+        datamodule: Any,
+        method: str | None = None,
+        alpha: int | float = 0.1,
+        score: str | None = None,
+        by_class: bool = False,
+        held_out: int | float = 0.5,
+    ) -> Calibrated:
+        """Calibrated predictions, and sets or intervals that hold the truth as often as they say.
+
+        Args:
+            datamodule: whose validation data are predicted.
+            method: of classes ``"temperature"`` (the default), ``"network_temperature"``,
+                ``"vector"`` or ``"isotonic"``; of numbers ``"spread"`` or ``"moments"``.
+            alpha: how often a set or an interval may miss the truth.
+            score: of sets ``"thr"``, ``"aps"``, ``"raps"``; of intervals ``"split"``, ``"cqr"``.
+            by_class: whether sets are as good for every class.
+            held_out: the part of these data that makes sets and numbers, apart from the fit.
+        """
+        options = {"alpha": alpha, "score": score, "by_class": by_class, "held_out": held_out}
+        return calibrating.calibrate(self, datamodule, method, **options)
 
     def _randomness(self, *key: int | str) -> AbstractContextManager[None]:
         return keyed_randomness(self.seed, *key, self.global_rank, device=self.device)

@@ -18,7 +18,7 @@ from lightning_bnn.modules.network_inputs import batch_for
 from lightning_bnn.modules.owner import Bayesian
 from lightning_bnn.randomness import keyed_randomness
 
-__all__ = ["TrainingData"]
+__all__ = ["TrainingData", "moved_by"]
 
 
 class TrainingData:
@@ -38,10 +38,10 @@ class TrainingData:
     def __iter__(self) -> Iterator[Batch]:
         """Inputs and targets, in the order of the loader."""
         module, source = self.module, self.source
-        loader, move = source, _moved_by(module)
+        loader, move = source, moved_by(module)
         if hasattr(source, "train_dataloader"):
             source.setup("fit")
-            loader, move = source.train_dataloader(), _moved_by(module, source)
+            loader, move = source.train_dataloader(), moved_by(module, source)
         whole = getattr(loader, "whole", None)
         shared = whole is None and isinstance(getattr(loader, "sampler", None), DistributedSampler)
         with keyed_randomness(module.seed, "training batches", device=module.device):
@@ -54,15 +54,16 @@ class TrainingData:
                 yield batch
 
 
-def _moved_by(module: Bayesian, datamodule: Any = None) -> Callable[[Any], Any]:
-    """How a batch gets to the device, and through the hooks of whom it comes from."""
+def moved_by(module: Bayesian, datamodule: Any = None) -> Callable[[Any], Any]:
+    """How a batch gets to the device, and through the hooks of whom it comes from.
+
+    Args:
+        module: where batches go.
+        datamodule: where they are from, if no trainer moves them.
+    """
     if datamodule is not None:
-
-        def by_hand(batch: Any) -> Any:
-            moved = move_data_to_device(batch, module.device)
-            return datamodule.on_after_batch_transfer(moved, 0)
-
-        return by_hand
+        prepare = getattr(datamodule, "on_after_batch_transfer", lambda batch, _: batch)
+        return lambda batch: prepare(move_data_to_device(batch, module.device), 0)
     trainer = trainer_of(module)
     if trainer is None:
         return lambda batch: move_data_to_device(batch, module.device)

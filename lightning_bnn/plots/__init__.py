@@ -8,7 +8,12 @@ from lightning_bnn.plots.panels import (
     lines_figure,
     scatter_figure,
 )
-from lightning_bnn.plots.predictions import matrix_figure, reliability_figure
+from lightning_bnn.plots.predictions import (
+    matrix_figure,
+    reliability_figure,
+    reliability_figures,
+    sizes_figure,
+)
 from lightning_bnn.plots.weights import (
     chains_figure,
     curves_figure,
@@ -27,6 +32,8 @@ __all__ = [
     "lines_figure",
     "matrix_figure",
     "reliability_figure",
+    "reliability_figures",
     "scatter_figure",
+    "sizes_figure",
     "trajectories_figure",
 ]

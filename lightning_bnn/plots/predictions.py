@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lightning_bnn.plots.axes import axes_of
+from lightning_bnn.plots.axes import axes_of, panels_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["matrix_figure", "reliability_figure"]
+__all__ = ["matrix_figure", "reliability_figure", "reliability_figures", "sizes_figure"]
 
 
 def reliability_figure(
@@ -37,6 +38,40 @@ def reliability_figure(
     ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
     ax.legend(loc="upper left", frameon=False)
     return figure, ax
+
+
+def reliability_figures(diagrams: Mapping[str, Sequence[Tensor]]) -> Figure:
+    """Reliability diagrams side by side, one for each title.
+
+    Args:
+        diagrams: examples, mean confidence and accuracy per bin, by title.
+    """
+    figure, axes = panels_of(len(diagrams), (4.2 * len(diagrams), 4.4))
+    for ax, (title, diagram) in zip(axes, diagrams.items(), strict=True):
+        count, confidence, accuracy = diagram
+        reliability_figure(count, confidence, accuracy, ax)
+        ax.set_title(title)
+    return figure
+
+
+def sizes_figure(sizes: Mapping[str, Tensor], label: str, ax: Axes | None = None) -> Figure:
+    """How often each whole number occurs, beside each other for every name.
+
+    Args:
+        sizes: whole numbers by name.
+        label: of the horizontal axis.
+        ax: where to draw; by default a figure of its own.
+    """
+    figure, ax = axes_of(ax, (5.5, 3.6))
+    most = max((int(values.max()) for values in sizes.values() if values.numel()), default=0)
+    width = 0.8 / max(1, len(sizes))
+    for k, (name, values) in enumerate(sizes.items()):
+        counts = values.long().cpu().bincount(minlength=most + 1).double()
+        x = [j + (k - (len(sizes) - 1) / 2) * width for j in range(most + 1)]
+        ax.bar(x, (counts / max(1, len(values))).numpy(), width=width, label=name)
+    ax.set(xlabel=label, ylabel="share of examples", xticks=range(most + 1))
+    ax.legend(frameon=False)
+    return figure
 
 
 def matrix_figure(

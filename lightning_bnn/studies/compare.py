@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from lightning_bnn.comparison.collect import FAILED, Comparison, Made, Options, collect
+from lightning_bnn.comparison.columns import CLASSES, PREDICTIONS, columns_of, note_of
 from lightning_bnn.comparison.distance_tables import (
     distances_by_kernel,
     distances_table,
@@ -21,12 +22,10 @@ from lightning_bnn.studies.findings import Findings, publish, results_folder
 
 __all__ = ["COLUMNS", "DISTANCE_TITLES", "compare", "findings_of"]
 
-COLUMNS = {
-    "mmd": "MMD²", "ns": "NS-MMD²", "acc": "Acc", "ece": "ECE", "ace": "ACE", "brier": "Brier",
-    "nll": "NLL", "aupr": "AUPR", "fpr95": "FPR95", "idmi": "IDMI", "oodmi": "OODMI",
-}  # fmt: skip
-POOLED = ("mmd", "ns")
+POOLED = {"mmd": "MMD²", "ns": "NS-MMD²"}
 """Distances of all networks alike, as P1 measures them."""
+COLUMNS = {**POOLED, **{name: column.title for name, column in CLASSES.items()}}
+"""Of classification; `columns_of` has those of other predictions."""
 _KERNELS = {
     "mmd": "MMD² median", "mmd_mean": "mean", "mmd_max": "max",
     "ns": "NS median", "ns_mean": "NS mean", "ns_max": "NS max",
@@ -40,12 +39,6 @@ _POOLED_NOTE = (
 DISTANCE_TITLES = {
     "law": "law MMD²", "ns_law": "NS law", "mixture": "mixture MMD²", "ns_mixture": "NS mixture",
 }  # fmt: skip
-_UNITS = {
-    **dict.fromkeys((*DISTANCE_TITLES, *POOLED), "x 100 ↓"), "acc": "% ↑", "nll": "nats ↓",
-    "aupr": "% ↑", "idmi": "nats x 100", "oodmi": "nats x 100",
-}  # fmt: skip
-"""Of the axes of figures, and where it is better; elsewhere per cent, and below."""
-_DIGITS = {title: {"nll": 3, "mmd": 2, "ns": 2}.get(name, 1) for name, title in COLUMNS.items()}
 _MODES = {"one": "One mode", "multi": "Multi mode"}
 
 
@@ -120,12 +113,16 @@ def findings_of(comparison: Comparison) -> Findings:
 def _predictions(comparison: Comparison) -> dict[str, Table]:
     """What predictions are worth; under P1's protocol its two tables."""
     settings = comparison.settings
+    names = {name for row in comparison.rows for name in row.numbers}
+    columns = {name: column.title for name, column in columns_of(names).items()}
+    digits = {column.title: column.digits for column in columns_of(names).values()}
+    note = _note(note_of(names, settings))
     if not PROTOCOLS[settings["protocol"]].pools:
-        columns = {name: title for name, title in COLUMNS.items() if name not in POOLED}
-        return {"predictions": _table("Predictions", comparison, columns, _DIGITS, _note(settings))}
-    note = f"{reference_text(settings)} {_POOLED_NOTE} {_note(settings)}"
+        return {"predictions": _table("Predictions", comparison, columns, digits, note)}
+    digits |= dict.fromkeys(POOLED.values(), 2)
+    note = f"{reference_text(settings)} {_POOLED_NOTE} {note}"
     return {
-        "table1": _table("P1, table 1", comparison, COLUMNS, _DIGITS, note),
+        "table1": _table("P1, table 1", comparison, {**POOLED, **columns}, digits, note),
         "table2": _table("P1, table 2: over kernels", comparison, _KERNELS, 2, _POOLED_NOTE),
     }
 
@@ -155,15 +152,14 @@ def _table(
 
 def _cell(numbers: Mapping[str, Measured], name: str) -> Measured:
     """A number as tables show it; NaN where there is none."""
-    return numbers.get(name, Measured(math.nan)) if name == "nll" else percent(numbers, name)
+    found = numbers.get(name, Measured(math.nan))
+    return PREDICTIONS[name].shown(found) if name in PREDICTIONS else percent(numbers, name)
 
 
-def _note(settings: Mapping[str, Any]) -> str:
+def _note(of_predictions: str) -> str:
     return (
-        "Mutual information (nats) x 100, the others in per cent but NLL (nats). OOD examples are "
-        f"the positive class, found by {settings['score']}. ±: over modes (One mode), by the "
-        "jackknife over modes (Multi mode), over test examples (a posterior of one mode). "
-        "/: not defined, or failed."
+        f"{of_predictions} ±: over modes (One mode), by the jackknife over modes (Multi mode), "
+        "over test examples (a posterior of one mode). /: not defined, or failed."
     )
 
 
@@ -185,12 +181,10 @@ def _figure(comparison: Comparison) -> Any:
     """All numbers with their errors, and the noise of as many single networks as modes."""
     rows = {(row.method, row.mode): row.numbers for row in comparison.rows}
     methods = list(dict.fromkeys(method for method, mode in rows if mode != FAILED))
-    shown = {**DISTANCE_TITLES, **COLUMNS}
-    titles = {
-        name: f"{title}  ({_UNITS.get(name, '% ↓')})"
-        for name, title in shown.items()
-        if any(name in numbers for numbers in rows.values())
-    }
+    names = {name for numbers in rows.values() for name in numbers}
+    distances = {n: t for n, t in {**DISTANCE_TITLES, **POOLED}.items() if n in names}
+    titles = {name: f"{title}  (x 100 ↓)" for name, title in distances.items()}
+    titles |= {name: f"{c.title}  ({c.unit})" for name, c in columns_of(names).items()}
     panels = {
         title: {
             text: [_cell(rows.get((method, mode), {}), name) for method in methods]

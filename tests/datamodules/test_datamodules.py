@@ -11,11 +11,14 @@ from lightning_bnn.datamodules import (
     CIFAR10,
     CIFAR100,
     MNIST,
+    Diabetes,
     Digits,
     MissingData,
     TinyImageNet,
     TractableReLU,
     TwoGaussians,
+    UCIAirfoil,
+    UCIConcrete,
     UCIEnergy,
     UCIYacht,
     toy,
@@ -38,6 +41,8 @@ MODULES = {
     "two gaussians": lambda root: TwoGaussians(),
     "tractable": lambda root: TractableReLU(),
     "energy": lambda root: UCIEnergy(root, val_size=4),
+    "airfoil": lambda root: UCIAirfoil(root, val_size=4),
+    "diabetes": lambda root: Diabetes(val_size=20),
 }
 SHAPES = {
     "digits": (1, 8, 8),
@@ -48,6 +53,8 @@ SHAPES = {
     "two gaussians": (2,),
     "tractable": (1,),
     "energy": (8,),
+    "airfoil": (5,),
+    "diabetes": (10,),
 }
 SETS = {
     "digits": ["test", "scrambled", "inverted", "noise", "noisy", "moved"],
@@ -57,7 +64,9 @@ SETS = {
     "tiny imagenet": ["test", "textures"],
     "two gaussians": ["test", "ring"],
     "tractable": ["test"],
-    "energy": ["test"],
+    "energy": ["test", "shuffled", "far"],
+    "airfoil": ["test", "shuffled", "far"],
+    "diabetes": ["test", "shuffled", "far"],
 }
 
 
@@ -154,6 +163,63 @@ def test_uci_without_published_splits(tmp_path):
     assert not torch.equal(one.test[0], two.test[0])
 
 
+def test_a_csv_table_has_its_target_in_the_last_column(tmp_path):
+    raw = fake_files.uci_csv(tmp_path, "concrete", features=8)
+    data = UCIConcrete(str(tmp_path))
+    splits = data.load()
+    train, test = splits.train[1] * data.target_std, splits.test[1] * data.target_std
+    every = torch.cat([train, test])[:, 0].sort().values.double()
+    wanted = torch.from_numpy(np.sort(raw[:, -1]))
+    torch.testing.assert_close(every - every[0], wanted - wanted[0], rtol=1e-4, atol=1e-4)
+    assert splits.train[0].shape == (36, 8)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must be a table of finite numbers"),
+        ("a,b\n1,2\n", "at least three rows"),
+        ("a,b\n1,2\n3,x\n5,6\n", "is not a table of numbers"),
+        ("a,b\n1,2\n3\n5,6\n", "is not a table of numbers"),
+        ("a,b\n1,2\n3,nan\n5,6\n", "some of which are not finite"),
+    ],
+)
+def test_damaged_tables_are_refused(tmp_path, text, message):
+    (tmp_path / "yacht.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        UCIYacht(str(tmp_path)).load()
+
+
+TABLES = {
+    UCIAirfoil: (1503, 5), UCIConcrete: (1030, 8), UCIEnergy: (768, 8), UCIYacht: (308, 6)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_real_tables_have_their_sizes(kind):
+    try:
+        splits = kind().load()
+    except MissingData:
+        pytest.skip("the tables are not in LIGHTNING_BNN_DATA")
+    rows, columns = TABLES[kind]
+    assert len(splits.train[0]) + len(splits.test[0]) == rows
+    assert splits.train[0].shape[1] == columns
+
+
+def test_diabetes_is_split_by_split_and_standardised_by_the_training_rows():
+    data = Diabetes(split=1)
+    splits, other = data.load(), Diabetes(split=2).load()
+    torch.testing.assert_close(splits.train[0].mean(0), torch.zeros(10), atol=1e-5, rtol=0)
+    torch.testing.assert_close(splits.train[1].std(0, correction=0), torch.ones(1))
+    assert not torch.equal(splits.test[1], other.test[1])
+    assert 60 < float(data.target_std) < 90  # standard deviation of the progression: 77
+    shuffled, test = splits.ood["shuffled"][0], splits.test[0]
+    torch.testing.assert_close(shuffled.sort(0).values, test.sort(0).values)
+    assert not torch.equal(shuffled, test)
+    torch.testing.assert_close(splits.ood["far"][0], 5 * test)
+
+
 def test_digits_keep_the_shares_of_all_classes():
     splits = Digits(val_share=0.2, test_share=0.2).load()
     counts = torch.stack([part[1].bincount() for part in (splits.train, splits.val, splits.test)])
@@ -204,6 +270,7 @@ def test_the_root_comes_from_the_environment(root, monkeypatch):
         (lambda root: MNIST(root, val_size=40).setup(), "`val_size` must be at least 0 and below"),
         (lambda root: Digits(test_share=0.0), "`val_share` and `test_share`"),
         (lambda root: TwoGaussians(gap=4), "`gap` must be"),
+        (lambda root: Diabetes(test_share=1.0), "`test_share` must be between 0 and 1"),
         (lambda root: UCIEnergy(root, split=9).setup(), "`split` must be between 0 and 1"),
     ],
 )

@@ -42,6 +42,7 @@ EPOCHS = ["--epochs", "1"]
 SMALLEST = {
     "demo": ["--size", "smallest"],
     "compare": ["--like", "like.yaml", "--reference", "three", "--posteriors.A", "other"],
+    "calibrate": ["three", "--data", "like.yaml"],
     "toy": ["--members", "60"],
     "mass": ["--like", "like.yaml", "--networks", "three"],
     "collapse": ["--like", "like.yaml", "--networks", "three"],

@@ -1,0 +1,141 @@
+"""Columns of tables for predictions: which there are, how they are shown, what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_bnn.comparison.tables import Measured
+from lightning_bnn.metrics import quantile_calibration_floor
+
+__all__ = ["CLASSES", "PREDICTIONS", "Column", "columns_of", "is_regression", "note_of"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of predictions.
+
+    Attributes:
+        title: in tables.
+        unit: on axes of figures, with an arrow to where it is better.
+        factor: what it is multiplied by to be shown.
+        digits: behind the point.
+    """
+
+    title: str
+    unit: str
+    factor: int = 1
+    digits: int = 3
+
+    def shown(self, number: Measured) -> Measured:
+        """A number in the unit of the column."""
+        return Measured(number.value * self.factor, number.error * self.factor)
+
+
+def _percent(title: str, unit: str) -> Column:
+    return Column(title, unit, 100, 1)
+
+
+CLASSES = {
+    "acc": _percent("Acc", "% ↑"),
+    "ece": _percent("ECE", "% ↓"),
+    "ace": _percent("ACE", "% ↓"),
+    "brier": _percent("Brier", "% ↓"),
+    "nll": Column("NLL", "nats ↓"),
+    "nll_t": Column("NLL (T)", "nats ↓"),
+    "ece_t": _percent("ECE (T)", "% ↓"),
+    "aurc": Column("AURC", "% ↓", 100, 2),
+    "set90": Column("Set90", "classes ↓", digits=2),
+    "held90": _percent("Held90", "%, 90 is right"),
+    "agree": _percent("Agree", "% ↑"),
+    "tv": _percent("TV", "% ↓"),
+    "aupr": _percent("AUPR", "% ↑"),
+    "fpr95": _percent("FPR95", "% ↓"),
+    "idmi": _percent("IDMI", "nats x 100"),
+    "oodmi": _percent("OODMI", "nats x 100"),
+}
+_GAUSSIANS = {
+    "rmse": Column("RMSE", "↓"),
+    "rmse_unit": Column("RMSE (unit)", "unit of the target ↓"),
+    "nll": CLASSES["nll"],
+    "nll_moments": Column("NLL (moments)", "nats ↓"),
+    "crps": Column("CRPS", "↓"),
+    "cover90": _percent("Cover90", "%, 90 is right"),
+    "width90": Column("Width90", "at equal coverage ↓"),
+    "interval90": Column("Conf90", "at equal coverage ↓"),
+    "held90": CLASSES["held90"],
+    "calib": _percent("Calib", "% ↓"),
+    "sharpness": Column("Sharpness", "mean sd"),
+    "energy_f": Column("Energy (f)", "↓", digits=4),
+    "energy": Column("Energy", "↓", digits=4),
+    "aupr": CLASSES["aupr"],
+    "fpr95": CLASSES["fpr95"],
+    "idvar": Column("IDVar", "variance", digits=4),
+    "oodvar": Column("OODVar", "variance", digits=4),
+}
+PREDICTIONS = {**CLASSES, **_GAUSSIANS}
+"""All columns, by the name of the number."""
+
+
+def is_regression(names: Iterable[str]) -> bool:
+    """Whether numbers are those of predicted densities."""
+    return "crps" in set(names)
+
+
+def columns_of(names: Iterable[str]) -> dict[str, Column]:
+    """The columns for the kind of numbers that there are; those of no number are left out.
+
+    Args:
+        names: of the numbers of all rows.
+    """
+    names = set(names)
+    kind = _GAUSSIANS if is_regression(names) else CLASSES
+    return {name: column for name, column in kind.items() if name in names}
+
+
+def note_of(names: Iterable[str], settings: Mapping[str, Any]) -> str:
+    """What a reader must know about the columns of predictions.
+
+    Args:
+        names: of the numbers of all rows.
+        settings: of the comparison.
+    """
+    names = set(names)
+    beside = "the mean prediction of networks of the reference"
+    if not is_regression(names):
+        compared = f" Agree and TV: with {beside}." if "agree" in names else ""
+        if "nll_t" in names:
+            compared += (
+                " NLL (T), ECE (T): after temperature scaling; Set90, Held90: size and coverage of "
+                "conformal sets of 90 %; all calibrated on the validation data."
+            )
+        return (
+            "Mutual information (nats) x 100, the others in per cent but NLL (nats). OOD examples "
+            f"are the positive class, found by {settings['score']}.{compared}"
+        )
+    return " ".join(text for name, text in _about(beside, settings) if name in names)
+
+
+def _about(beside: str, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Sentences on numbers of regression, each with the number that asks for it."""
+    count = settings.get("test_examples")
+    floor = "" if not count else (
+        f"; a perfect forecaster has {100 * quantile_calibration_floor(int(count)):.1f} with "
+        f"{count} test points"
+    )  # fmt: skip
+    return [
+        ("rmse", "RMSE, CRPS, Width90, Sharpness in the unit of the targets as networks see them."),
+        ("rmse_unit", "RMSE (unit): in the target's own unit."),
+        ("nll", "NLL: of the mixture of the networks' Gaussians;"),
+        ("nll_moments", "(moments): of the one Gaussian with its mean and variance."),
+        ("cover90", "Cover90, Width90: of central intervals of 90 %."),
+        ("interval90", "Conf90, Held90: width and coverage of conformal intervals of 90 %, "
+                       "calibrated on the validation data."),
+        ("calib", f"Calib: mean error of the share of targets below quantiles, %{floor}."),
+        ("sharpness", "Sharpness: mean standard deviation of predictions, noise included."),
+        ("energy_f", "Energy: energy distance to predictions of networks of the reference, of what "
+                     "they compute (f) and of the densities that they predict."),
+        ("aupr", "OOD examples are the positive class, found by the variance between networks."),
+        ("idvar", "IDVar, OODVar: that variance."),
+    ]  # fmt: skip

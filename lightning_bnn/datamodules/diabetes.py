@@ -1,0 +1,64 @@
+"""Progression of diabetes, a table that comes with scikit-learn: regression without a download."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.datamodules.base import DataModule, Splits, hold_out
+from lightning_bnn.datamodules.uci import out_of_distribution, standardised
+from lightning_bnn.randomness import keyed_generator
+
+__all__ = ["Diabetes"]
+
+
+class Diabetes(DataModule):
+    """442 patients, ten inputs, progression after a year; standardised by the training rows.
+
+    Out of distribution are test inputs whose columns are shuffled independently of each other
+    (``shuffled``), and test inputs five times as far from the mean (``far``).
+
+    Args:
+        batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of validation and test.
+        seed: decides order, validation set and shuffles.
+        split: decides which rows are for the test.
+        val_size: training examples that are held out for validation.
+        test_share: part of the data for the test.
+        orders: how many members get training batches of their own, see `DataModule`.
+
+    Attributes:
+        target_std: the factor that gives a standardised error the unit of the target.
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 32,
+        eval_batch_size: int = 512,
+        seed: int = 0,
+        split: int = 0,
+        val_size: int = 0,
+        test_share: float = 0.25,
+        orders: int | Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, seed, orders)
+        if not 0 < test_share < 1:
+            raise ValueError(f"`test_share` must be between 0 and 1, got {test_share}.")
+        self.split, self.val_size, self.test_share = split, val_size, test_share
+        self.target_std: Tensor | None = None
+
+    def load(self) -> Splits:
+        """Split and standardise the table."""
+        from sklearn.datasets import load_diabetes
+
+        data = load_diabetes(scaled=False)
+        order = torch.randperm(len(data.target), generator=keyed_generator("diabetes", self.split))
+        count = max(1, round(len(order) * self.test_share))
+        test, rows = order[:count].sort().values, order[count:].sort().values
+        inputs, _ = standardised(torch.tensor(data.data, dtype=torch.float64), rows)
+        targets, self.target_std = standardised(torch.tensor(data.target)[:, None].double(), rows)
+        train, val = hold_out((inputs[rows], targets[rows]), self.val_size, self.seed)
+        kept = inputs[test], targets[test]
+        return Splits(train, val, kept, out_of_distribution(kept, self.seed))

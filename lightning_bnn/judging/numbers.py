@@ -1,0 +1,99 @@
+"""Numbers of tables from predictions of any kind, of all examples or of examples drawn again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.judging.densities import LogDensities, Mixtures
+from lightning_bnn.judging.density_scores import DensityScores
+from lightning_bnn.judging.judges import RegressionJudge, Score, class_numbers
+from lightning_bnn.judging.test_sets import TestSet
+
+__all__ = ["NumbersOf", "numbers_of", "regression_numbers"]
+
+NumbersOf = Callable[..., dict[str, float]]
+"""Numbers, given indices of examples of every set; of all examples without any."""
+_IN_TABLES = {
+    "rmse": "rmse", "nll": "nll", "nll_moments": "nll_moments", "crps": "crps",
+    "cover90": "cover90", "width90": "width90", "calib": "calib", "sharpness": "sharpness",
+    "aupr": "ood/AUPR_out", "fpr95": "ood/FPR95", "auroc": "ood/AUROC",
+    "idvar": "epistemic_var", "oodvar": "ood/epistemic_var",
+}  # fmt: skip
+
+
+def numbers_of(
+    likelihood: nn.Module,
+    sets: Sequence[Any],
+    targets: Tensor,
+    score: Score = "max_probability",
+    reference: Any = None,
+    target_std: Tensor | None = None,
+) -> NumbersOf:
+    """A function that gives the numbers of some examples; what can be known before is computed.
+
+    Args:
+        likelihood: says what outputs mean.
+        sets: predictions in distribution, and out of distribution if there are any.
+        targets: of the former.
+        score: what OOD examples are detected by, if these are classes.
+        reference: of `reference_of`, to compare the former with.
+        target_std: gives standardised errors the unit of the target, if that is known.
+    """
+    distances = {} if reference is None else reference.distances(sets[0])
+    prepared = [_prepared(part, targets if k == 0 else None) for k, part in enumerate(sets)]
+
+    def numbers(*rows: Tensor) -> dict[str, float]:
+        chosen = [part[r] for part, r in zip(prepared, rows, strict=True)] if rows else prepared
+        labels = targets[rows[0]] if rows else targets
+        far = {k: float((v[rows[0]] if rows else v).mean()) for k, v in distances.items()}
+        return {**_numbers(likelihood, chosen, labels, score, target_std), **far}
+
+    return numbers
+
+
+def regression_numbers(
+    likelihood: Any, sets: Sequence[Any], targets: Tensor, target_std: Tensor | None = None
+) -> dict[str, float]:
+    """Every number of a regression's table: in the unit of the targets as networks see them.
+
+    Args:
+        likelihood: a `Gaussian`.
+        sets: `Mixtures` in distribution, and out of distribution if there are any.
+        targets: of the former, ``(examples, targets)``.
+        target_std: gives one more RMSE, in the target's own unit.
+    """
+    return numbers_of(likelihood, sets, targets, target_std=target_std)()
+
+
+def _prepared(part: Any, targets: Tensor | None) -> Any:
+    """Scores do not depend on which other examples there are."""
+    return DensityScores.of(part, targets) if isinstance(part, Mixtures) else part
+
+
+def _numbers(
+    likelihood: Any, sets: Sequence[Any], targets: Tensor, score: Score, std: Tensor | None
+) -> dict[str, float]:
+    if isinstance(sets[0], LogDensities):
+        return {"nll": -float(sets[0].values.mean())}
+    if isinstance(sets[0], DensityScores):
+        return _of_scores(likelihood, sets, std)
+    return class_numbers(likelihood, sets, targets, score)
+
+
+def _of_scores(
+    likelihood: Any, sets: Sequence[DensityScores], std: Tensor | None
+) -> dict[str, float]:
+    kinds: list[TestSet] = [("test", "id"), ("ood", "ood")]
+    judge = RegressionJudge(likelihood, kinds[: len(sets)])
+    for index, scores in enumerate(sets):
+        judge.add(scores, None, index)
+    values = judge.values()
+    numbers = {name: float(values[key]) for name, key in _IN_TABLES.items() if key in values}
+    if std is not None:
+        squares = sets[0].of_each["squares"] * torch.as_tensor(std).double().square()
+        numbers["rmse_unit"] = float(squares.mean().sqrt())
+    return numbers

@@ -1,0 +1,228 @@
+r"""Scores of predicted densities of numbers: CRPS, sharpness, energy distance to a reference.
+
+What S networks predict of a number is a mixture of S Gaussians: means and standard deviations
+``(samples, batch, targets)``, or ``(samples, batch)``. Targets are ``(batch, targets)`` or
+``(batch,)``. Every target is judged alone, and the numbers are means over examples and targets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lightning_bnn.arguments import count
+from lightning_bnn.metrics.base import ExampleMean
+from lightning_bnn.metrics.gaussian_mixture import (
+    components,
+    mean_difference,
+    mean_distance,
+    mixture_moments,
+    thinned,
+    values_for,
+)
+from lightning_bnn.metrics.shapes import Number
+
+__all__ = [
+    "CRPS", "EnergyDistance", "Sharpness", "crps", "crps_of_each", "energy_distance",
+    "energy_distance_of_each", "sharpness",
+]  # fmt: skip
+
+Gaussians = Float[Tensor, "samples batch *targets"]
+References = Float[Tensor, "others batch *targets"]
+Targets = Float[Tensor, "batch *targets"]
+_SAMPLES = 200
+"""Networks that are compared pair by pair."""
+
+
+# ------------------------------------------------------------ functions
+def crps(means: Gaussians, stds: Gaussians, targets: Targets, samples: int = _SAMPLES) -> Number:
+    r"""Continuous ranked probability score of the mixture, in the unit of the target.
+
+    .. math::
+        \int (F(x) - 1[x \ge y])^2 dx = E|X - y| - \frac12 E|X - X'|
+
+    Args:
+        means: of what every network predicts, ``(samples, batch, targets)``.
+        stds: standard deviations of the same shape, not negative.
+        targets: what was observed, ``(batch, targets)``.
+        samples: of more networks so many are taken, evenly spaced; all pairs are compared.
+
+    References:
+        | Strictly Proper Scoring Rules, Prediction, and Estimation (Gneiting and Raftery, 2007)
+        | https://doi.org/10.1198/016214506000001437
+
+    >>> crps(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1))
+    tensor(0.2337, dtype=torch.float64)
+    """
+    return crps_of_each(means, stds, targets, samples).mean()
+
+
+def crps_of_each(means: Tensor, stds: Tensor, targets: Tensor, samples: int = _SAMPLES) -> Tensor:
+    """CRPS of every target of every example, see `crps`.
+
+    Args:
+        means: ``(samples, batch, targets)``.
+        stds: standard deviations of the same shape, not negative.
+        targets: ``(batch, targets)``.
+        samples: of more networks so many are taken.
+    """
+    count("samples", samples)
+    x = thinned(*components(means, stds, least="zero"), samples)
+    points = values_for(targets, x[0], "targets")[None]
+    distance = mean_distance(*x, points, torch.zeros_like(points))
+    return (distance - mean_difference(*x) / 2).clamp_min(0)
+
+
+def sharpness(means: Gaussians, stds: Gaussians) -> Number:
+    r"""Mean standard deviation of the predictive distributions, in the unit of the target.
+
+    It is that of the mixture, :math:`\sqrt{E\sigma^2 + Var\,\mu}`: of noise and of the networks'
+    disagreement together. It says nothing about whether predictions are right.
+
+    Args:
+        means: of what every network predicts, ``(samples, batch, targets)``.
+        stds: standard deviations of the same shape.
+
+    >>> sharpness(torch.tensor([[-1.0], [1.0]]), torch.zeros(2, 1))
+    tensor(1., dtype=torch.float64)
+    """
+    return mixture_moments(means, stds)[1].mean()
+
+
+def energy_distance(
+    means: Gaussians,
+    stds: Gaussians,
+    reference_means: References,
+    reference_stds: References,
+    samples: int = _SAMPLES,
+) -> Number:
+    r"""Energy distance of two predictive mixtures, a mean over examples, in the target's unit.
+
+    .. math:: 2 E|X - Y| - E|X - X'| - E|Y - Y'| = 2 \int (F - G)^2
+
+    With standard deviations of zero it compares what the networks compute, without noise. These
+    are two sets of points then: n draws of one law are about 1/n + 1/m away from m others.
+
+    Args:
+        means: of what every network predicts, ``(samples, batch, targets)``.
+        stds: standard deviations of the same shape, not negative.
+        reference_means: the same of the reference; the number of networks may differ.
+        reference_stds: the same of the reference.
+        samples: of more networks on a side so many are taken, evenly spaced.
+
+    References:
+        | Energy statistics (Szekely and Rizzo, 2013) | https://doi.org/10.1016/j.jspi.2013.03.018
+
+    >>> zeros, ones = torch.zeros(1, 1), torch.ones(1, 1)
+    >>> energy_distance(zeros, zeros, ones, zeros)
+    tensor(2., dtype=torch.float64)
+    """
+    return energy_distance_of_each(
+        means, stds, reference_means, reference_stds, samples=samples
+    ).mean()
+
+
+def energy_distance_of_each(
+    means: Tensor,
+    stds: Tensor,
+    reference_means: Tensor,
+    reference_stds: Tensor,
+    reference_difference: Tensor | None = None,
+    samples: int = _SAMPLES,
+) -> Tensor:
+    """Energy distance for every target of every example, see `energy_distance`.
+
+    Args:
+        means: ``(samples, batch, targets)``.
+        stds: standard deviations of the same shape, not negative.
+        reference_means: the same of the reference.
+        reference_stds: the same of the reference.
+        reference_difference: `mean_difference` of the reference (thinned as it is here), if known.
+        samples: of more networks on a side so many are taken.
+    """
+    count("samples", samples)
+    x = thinned(*components(means, stds, least="zero"), samples)
+    y = thinned(*components(reference_means, reference_stds, least="zero"), samples)
+    if reference_difference is None:
+        reference_difference = mean_difference(*y)
+    distance = 2 * mean_distance(*x, *y) - mean_difference(*x) - reference_difference
+    return distance.clamp_min(0)
+
+
+# ------------------------------------------------------------ classes
+class CRPS(ExampleMean):
+    """Continuous ranked probability score, see `crps`.
+
+    Args:
+        samples: of more networks so many are taken, evenly spaced.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> CRPS()(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1))
+    tensor(0.2337, dtype=torch.float64)
+    """
+
+    higher_is_better = False
+    plot_lower_bound = 0.0
+
+    def __init__(self, samples: int = _SAMPLES, **kwargs: Any) -> None:
+        count("samples", samples)
+        super().__init__(variant=f"_{samples}", **kwargs)
+        self.samples = samples
+
+    def update(self, means: Tensor, stds: Tensor, targets: Tensor) -> None:
+        """Add a batch of what every network predicts, and the targets."""
+        self.add(over_targets(crps_of_each(means, stds, targets, self.samples)))
+
+
+class Sharpness(ExampleMean):
+    """Mean standard deviation of predictive distributions, see `sharpness`.
+
+    >>> Sharpness()(torch.tensor([[-1.0], [1.0]]), torch.zeros(2, 1))
+    tensor(1., dtype=torch.float64)
+    """
+
+    plot_lower_bound = 0.0
+
+    def update(self, means: Tensor, stds: Tensor) -> None:
+        """Add a batch of what every network predicts."""
+        self.add(over_targets(mixture_moments(means, stds)[1]))
+
+
+class EnergyDistance(ExampleMean):
+    """Energy distance to a reference's predictions, see `energy_distance`.
+
+    Args:
+        samples: of more networks on a side so many are taken, evenly spaced.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> zeros, ones = torch.zeros(1, 1), torch.ones(1, 1)
+    >>> EnergyDistance()(zeros, zeros, ones, zeros)
+    tensor(2., dtype=torch.float64)
+    """
+
+    higher_is_better = False
+    plot_lower_bound = 0.0
+
+    def __init__(self, samples: int = _SAMPLES, **kwargs: Any) -> None:
+        count("samples", samples)
+        super().__init__(variant=f"_{samples}", **kwargs)
+        self.samples = samples
+
+    def update(
+        self, means: Tensor, stds: Tensor, reference_means: Tensor, reference_stds: Tensor
+    ) -> None:
+        """Add a batch of predictions, and the reference's for the same examples."""
+        of_each = energy_distance_of_each(
+            means, stds, reference_means, reference_stds, samples=self.samples
+        )
+        self.add(over_targets(of_each))
+
+
+def over_targets(values: Tensor) -> Tensor:
+    """The mean over the targets of every example; of a single number that number."""
+    if values.ndim == 0:
+        raise ValueError("`means` must be (samples, batch, targets) or (samples, batch).")
+    return values.reshape(len(values), -1).mean(1) if values.ndim > 1 else values

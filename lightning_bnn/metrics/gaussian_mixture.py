@@ -1,0 +1,268 @@
+r"""Equally weighted mixtures of Gaussians: what several networks predict of a number together.
+
+Means and standard deviations are ``(samples, ...)``; the mixture is over the first dimension, and
+every other element is a mixture of its own. All is computed in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+__all__ = [
+    "mean_difference", "mean_distance", "mixture_cdf", "mixture_moments", "mixture_nll",
+    "mixture_quantiles", "thinned",
+]  # fmt: skip
+
+_LOG_2PI = math.log(2 * math.pi)
+_AT_ONCE = 2**20
+"""Numbers that are held at the same time."""
+_STEPS, _PRECISION = 200, 4 * torch.finfo(torch.float64).eps
+"""More steps than halving any bracket of float64 numbers of one magnitude takes."""
+
+Components = Float[Tensor, "samples *shape"]
+Values = Float[Tensor, "*shape"]
+Float64Values = Float64[Tensor, "*shape"]
+Quantiles = Float64[Tensor, "levels *shape"]
+
+
+# ------------------------------------------------------------ one mixture
+def mixture_cdf(means: Components, stds: Components, values: Values) -> Float64Values:
+    r"""Distribution function of the mixture, :math:`\frac1S \sum_s \Phi((y - \mu_s) / \sigma_s)`.
+
+    Args:
+        means: ``(samples, ...)``.
+        stds: standard deviations of the same shape, positive.
+        values: ``(...)``, where it is evaluated; infinite ones give 0 and 1.
+
+    >>> mixture_cdf(torch.tensor([-1.0, 1.0]), torch.ones(2), torch.tensor(0.0))
+    tensor(0.5000, dtype=torch.float64)
+    """
+    means, stds = components(means, stds)
+    return _cdf(means, stds, values_for(values, means))
+
+
+def mixture_quantiles(
+    means: Components, stds: Components, levels: Float[Tensor, " levels"]
+) -> Quantiles:
+    """Quantiles of the mixture, to the precision of float64.
+
+    A quantile of a mixture lies between the least and the largest of those of its components. From
+    that bracket on it is found by Newton's steps, and by halving the bracket where these fail.
+
+    Args:
+        means: ``(samples, ...)``.
+        stds: standard deviations of the same shape, positive.
+        levels: ``(levels,)``, between 0 and 1.
+
+    >>> levels = torch.tensor([0.5, 0.975], dtype=torch.float64)
+    >>> mixture_quantiles(torch.zeros(3), torch.ones(3), levels)
+    tensor([0.0000, 1.9600], dtype=torch.float64)
+    """
+    means, stds = components(means, stds)
+    levels = levels_between_0_and_1(levels).to(means.device)
+    flat = [t.reshape(len(t), math.prod(t.shape[1:])) for t in (means, stds)]
+    width = max(1, _AT_ONCE // (max(1, len(levels)) * len(means)))
+    parts = (_roots(m, s, levels) for m, s in zip(*(t.split(width, 1) for t in flat), strict=True))
+    return torch.cat(list(parts), 1).reshape(len(levels), *means.shape[1:])
+
+
+def mixture_nll(means: Components, stds: Components, values: Values) -> Float64Values:
+    r"""Negative log-density, :math:`\log S - \log \sum_s N(y; \mu_s, \sigma_s^2)`, in nats.
+
+    Args:
+        means: ``(samples, ...)``.
+        stds: standard deviations of the same shape, positive.
+        values: ``(...)``, what was observed.
+
+    >>> mixture_nll(torch.tensor([-1.0, 1.0]), torch.ones(2), torch.tensor(0.0))
+    tensor(1.4189, dtype=torch.float64)
+    """
+    means, stds = components(means, stds)
+    z = (values_for(values, means) - means) / stds
+    log_densities = -(z.square() / 2 + stds.log() + _LOG_2PI / 2)
+    return math.log(len(means)) - log_densities.logsumexp(0)
+
+
+def mixture_moments(means: Components, stds: Components) -> tuple[Float64Values, Float64Values]:
+    r"""Mean and standard deviation of the mixture, with the variance :math:`E\sigma^2 + Var\,\mu`.
+
+    Args:
+        means: ``(samples, ...)``.
+        stds: standard deviations of the same shape, not negative.
+
+    >>> mixture_moments(torch.tensor([-1.0, 1.0]), torch.zeros(2))
+    (tensor(0., dtype=torch.float64), tensor(1., dtype=torch.float64))
+    """
+    means, stds = components(means, stds, least="zero")
+    variance = stds.square().mean(0) + means.var(0, correction=0)
+    return means.mean(0), variance.sqrt()
+
+
+# ------------------------------------------------------------ two mixtures
+def mean_distance(
+    means: Components, stds: Components, others: Tensor, other_stds: Tensor
+) -> Float64Values:
+    r"""Mean distance :math:`E|X - Y|` of independent draws from two mixtures.
+
+    It is the mean over pairs of components of :math:`A(\mu_s - \nu_t, \sigma_s^2 + \tau_t^2)` with
+
+    .. math:: A(m, v) = 2 \sqrt v\, \varphi(m / \sqrt v) + m\, (2 \Phi(m / \sqrt v) - 1).
+
+    Args:
+        means: ``(samples, ...)``.
+        stds: standard deviations of the same shape, not negative.
+        others: ``(more samples, ...)``, the means of the other mixture.
+        other_stds: its standard deviations.
+
+    >>> zero, one = torch.zeros(1), torch.ones(1)
+    >>> mean_distance(zero, zero, 3 * one, zero), mean_distance(zero, one, zero, zero)
+    (tensor(3., dtype=torch.float64), tensor(0.7979, dtype=torch.float64))
+    """
+    x = components(means, stds, least="zero")
+    y = components(others, other_stds, least="zero")
+    if x[0].shape[1:] != y[0].shape[1:]:
+        raise ValueError(
+            "Both mixtures must be of the same numbers, got shapes "
+            f"{tuple(x[0].shape[1:])} and {tuple(y[0].shape[1:])} without the samples."
+        )
+    rows = max(1, _AT_ONCE // max(1, y[0].numel()))
+    sums = [_distances(m, s, *y) for m, s in zip(*(t.split(rows) for t in x), strict=True)]
+    return torch.stack(sums).sum(0) / (len(x[0]) * len(y[0]))
+
+
+def mean_difference(means: Components, stds: Components) -> Float64Values:
+    r"""Gini's mean difference :math:`E|X - X'|` of two independent draws from one mixture.
+
+    The components are the whole mixture, not a sample of it: every pair counts, also of a component
+    with itself.
+
+    Args:
+        means: ``(samples, ...)``.
+        stds: standard deviations of the same shape, not negative.
+
+    >>> mean_difference(torch.tensor([0.0, 1.0]), torch.zeros(2))
+    tensor(0.5000, dtype=torch.float64)
+    """
+    means, stds = components(means, stds, least="zero")
+    rows = max(1, _AT_ONCE // max(1, means.numel()))
+    total = means.new_zeros(means.shape[1:])
+    for first in range(0, len(means), rows):
+        here, after = slice(first, first + rows), slice(first + rows, None)
+        total += _distances(means[here], stds[here], means[here], stds[here])
+        total += 2 * _distances(means[here], stds[here], means[after], stds[after])
+    return total / len(means) ** 2
+
+
+def thinned(means: Tensor, stds: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """At most so many components, evenly spaced from the first to the last: always the same ones.
+
+    Args:
+        means: ``(samples, ...)``.
+        stds: standard deviations of the same shape.
+        most: how many are kept.
+
+    >>> thinned(torch.arange(9.0), torch.ones(9), 3)[0]
+    tensor([0., 4., 8.])
+    """
+    if len(means) <= most:
+        return means, stds
+    kept = torch.linspace(0, len(means) - 1, most, dtype=torch.float64).round().long()
+    return means[kept.to(means.device)], stds[kept.to(stds.device)]
+
+
+# ------------------------------------------------------------ what is refused
+def components(means: Any, stds: Any, least: str = "positive") -> tuple[Tensor, Tensor]:
+    """Means and standard deviations in float64, refused unless they are those of Gaussians.
+
+    Args:
+        means: of the components, the first dimension counting them.
+        stds: of the same shape.
+        least: ``"positive"``, or ``"zero"`` where a component may be a point.
+    """
+    for name, tensor in (("means", means), ("stds", stds)):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim == 0:
+            what = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else tensor
+            raise ValueError(f"`{name}` must be a float tensor (samples, ...), got {what!s}.")
+    if means.shape != stds.shape or len(means) == 0:
+        raise ValueError(
+            "`means` and `stds` must have the same shape (samples, ...) of at least one sample, "
+            f"got {tuple(means.shape)} and {tuple(stds.shape)}."
+        )
+    means, stds = means.detach().double(), stds.detach().double()
+    if not bool((means + stds).isfinite().all()):
+        raise ValueError("`means` and `stds` must be finite, they hold NaN or infinite values.")
+    if stds.numel() and (stds.min() < 0 or (least == "positive" and stds.min() == 0)):
+        allowed = "positive" if least == "positive" else "not negative"
+        raise ValueError(f"`stds` must be {allowed}, the least is {float(stds.min())}.")
+    return means, stds
+
+
+def values_for(values: Any, means: Tensor, name: str = "values") -> Tensor:
+    """Numbers in float64, refused unless there is one for every mixture."""
+    if not isinstance(values, Tensor) or values.is_complex() or values.dtype == torch.bool:
+        raise ValueError(f"`{name}` must be a tensor of numbers, got {values!r}.")
+    if values.shape != means.shape[1:]:
+        raise ValueError(
+            f"`{name}` must have shape {tuple(means.shape[1:])}, as the means have without the "
+            f"samples, got {tuple(values.shape)}."
+        )
+    if bool(values.isnan().any()):
+        raise ValueError(f"`{name}` must not be NaN, {int(values.isnan().sum())} of them are.")
+    return values.detach().double()
+
+
+def levels_between_0_and_1(levels: Any) -> Tensor:
+    """Levels in float64, refused unless they are strictly between 0 and 1."""
+    inside = isinstance(levels, Tensor) and levels.ndim == 1 and levels.is_floating_point()
+    if not inside or not bool(((levels > 0) & (levels < 1)).all()):
+        raise ValueError(f"`levels` must be numbers between 0 and 1, (levels,), got {levels!r}.")
+    return levels.detach().double()
+
+
+# ------------------------------------------------------------ arithmetic
+def _cdf(means: Tensor, stds: Tensor, values: Tensor) -> Tensor:
+    """By the complementary error function, which is exact in the lower tail, too."""
+    return torch.special.erfc((means - values) / (math.sqrt(2) * stds)).mean(0) / 2
+
+
+def _roots(means: Tensor, stds: Tensor, levels: Tensor) -> Tensor:
+    """Quantiles ``(levels, numbers)`` of mixtures ``(samples, numbers)``.
+
+    A step of Newton where it stays in the bracket and halves what the last one moved, else the
+    middle of the bracket.
+    """
+    means, stds, levels = means[:, None], stds[:, None], levels[:, None]
+    largest = torch.finfo(torch.float64).max
+    ends = means + stds * torch.special.ndtri(levels)
+    low, high = (t.clamp(-largest, largest) for t in (ends.amin(0), ends.amax(0)))
+    x, moved = low / 2 + high / 2, high - low
+    for _ in range(_STEPS):
+        excess, density = _cdf(means, stds, x) - levels, _density(means, stds, x)
+        done = (excess.abs() <= _PRECISION * levels) | (moved <= _PRECISION * x.abs())
+        if bool(done.all()):
+            break
+        low, high = torch.where(excess < 0, x, low), torch.where(excess < 0, high, x)
+        newton, middle = x - excess / density, low / 2 + high / 2
+        good = (newton >= low) & (newton <= high) & (2 * excess.abs() <= density * moved)
+        following = torch.where(done, x, torch.where(good, newton, middle))
+        x, moved = following, torch.where(done, moved, (following - x).abs())
+    return x
+
+
+def _density(means: Tensor, stds: Tensor, values: Tensor) -> Tensor:
+    z = (values - means) / stds
+    return ((-z.square() / 2 - _LOG_2PI / 2).exp() / stds).mean(0)
+
+
+def _distances(means: Tensor, stds: Tensor, others: Tensor, other_stds: Tensor) -> Tensor:
+    """Sum over pairs of components of their mean distances."""
+    m = (means[:, None] - others).abs()
+    std = torch.hypot(stds[:, None], other_stds.expand_as(m))
+    z = m / std.clamp_min(torch.finfo(torch.float64).tiny)
+    density = (-z.square() / 2 - _LOG_2PI / 2).exp()
+    return (2 * std * density + m * torch.special.erf(z / math.sqrt(2))).sum((0, 1))

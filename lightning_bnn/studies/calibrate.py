@@ -1,0 +1,156 @@
+"""Any posterior on disk, calibrated: its numbers on the test data before and after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from lightning_bnn import metrics as M
+from lightning_bnn.calibration import CalibratedClasses
+from lightning_bnn.calibration.numbers import LEVELS, levels_reached
+from lightning_bnn.comparison.calibration import (
+    CalibratedTest,
+    calibrate_posterior,
+    intervals_of,
+    mixtures_of,
+    numbers_of_test,
+    probs_of,
+    sets_of,
+)
+from lightning_bnn.comparison.places import Place
+from lightning_bnn.comparison.problem import read_problem
+from lightning_bnn.comparison.stored_posteriors import read_posterior
+from lightning_bnn.comparison.tables import Cell, Table
+from lightning_bnn.plots import (
+    Line,
+    histograms_figure,
+    lines_figure,
+    reliability_figures,
+    sizes_figure,
+)
+from lightning_bnn.quiet_runs import quiet
+from lightning_bnn.studies.findings import Findings, publish, results_folder
+
+__all__ = ["calibrate", "findings_of"]
+
+Method = Literal["temperature", "network_temperature", "vector", "isotonic", "spread", "moments"]
+Score = Literal["thr", "aps", "raps", "split", "cqr"]
+_CLASS_COLUMNS = {
+    "nll": "NLL", "ece": "ECE", "brier": "Brier", "acc": "Acc", "aurc": "AURC", "size": "set size",
+    "coverage": "coverage",
+}  # fmt: skip
+_GAUSSIAN_COLUMNS = {"nll": "NLL", "qce": "QCE", "width": "width", "coverage": "coverage"}
+
+
+def calibrate(
+    posterior: str,
+    data: str | None = None,
+    method: Method | None = None,
+    alpha: float = 0.1,
+    score: Score | None = None,
+    by_class: bool = False,
+    held_out: float = 0.5,
+    samples: int = 100,
+    seed: int = 0,
+    out: str = "studies/calibrate",
+) -> None:
+    """Calibrate a posterior on the validation data, and judge it on the test data.
+
+    Reads a run (folder that `fit` has written), a checkpoint, a bank, or a folder of checkpoints;
+    some of its modes or networks by rows in brackets, runs/bank[0:10]. One part of the validation
+    data fits the calibrator, the other gives conformal prediction sets (of classes) or intervals
+    (of numbers) that miss the truth of at most a share alpha of new examples. Prints numbers of the
+    test data before and after; writes them, reliability diagrams, risk-coverage curves and a
+    histogram of set sizes, also for TensorBoard, and the calibration itself (calibration.pt), which
+    `lightning_bnn.calibration.Calibrated.load` reads. Before calibration, sets and intervals are
+    those that the predicted probabilities ask for.
+
+    Args:
+        posterior: a run, a checkpoint, a bank, or a folder of checkpoints.
+        data: a configuration with network and data, as `fit` takes it; by default that of the run.
+        method: of classes temperature (of the mean prediction, the default), network_temperature
+            (of every network), vector or isotonic; of numbers spread (the default) or moments.
+        alpha: how often a set or an interval may miss the truth.
+        score: of sets thr (smallest, the default), aps or raps; of intervals split or cqr.
+        by_class: whether sets are as good for every class.
+        held_out: the part of the validation data that makes sets, apart from the fit.
+        samples: how many networks predict, of all modes together.
+        seed: of all draws and splits.
+        out: folder of the results.
+    """
+    if samples < 1:
+        raise ValueError(f"`samples` must be at least 1, got {samples}.")
+    place = Place.of(posterior)
+    config = place.config() if data is None else Path(data)
+    if config is None:
+        raise ValueError(
+            f"{posterior} has no `config.yaml`: pass a configuration with network and data as "
+            "`--data`."
+        )
+    problem = read_problem(config)
+    options = {"alpha": alpha, "score": score, "by_class": by_class, "held_out": held_out}
+    with quiet():
+        stored = read_posterior(place.path.name, place, problem, samples)
+        tested = calibrate_posterior(stored, problem, method, samples, seed, **options)
+    folder = results_folder(out, "calibrate")
+    settings = {**stored.origin, "config": str(config), "samples": samples, "seed": seed, **options}
+    tested.calibration.save(folder / "calibration.pt")
+    publish(findings_of(tested, settings), folder)
+
+
+def findings_of(tested: CalibratedTest, settings: dict[str, Any]) -> Findings:
+    """The table before and after on the test data, and its figures.
+
+    Args:
+        tested: a calibration, and predictions of the test data.
+        settings: everything that decides the numbers.
+    """
+    calibration = tested.calibration
+    of_classes = isinstance(calibration, CalibratedClasses)
+    columns = _CLASS_COLUMNS if of_classes else _GAUSSIAN_COLUMNS
+    rows: list[list[Cell]] = [
+        [name, *(numbers[key] for key in columns)]
+        for name, numbers in numbers_of_test(tested).items()
+    ]
+    note = (
+        f"{len(tested.targets)} examples. Before: {'sets' if of_classes else 'intervals'} of "
+        f"{1 - calibration.alpha:.4g} as the probabilities ask for; after: conformal."
+    )
+    table = Table("Test data", ["", *columns.values()], rows, 4, note)
+    figures = (_class_figures if of_classes else _gaussian_figures)(tested)
+    title = f"Calibration: {calibration.headline()}"
+    settings = {**settings, "method": calibration.method}
+    return Findings("calibrate", title, {"calibrate": table}, figures, (), settings)
+
+
+# ------------------------------------------------------------ figures
+def _class_figures(tested: CalibratedTest) -> dict[str, Any]:
+    labels = tested.targets.long()
+    curves, diagrams = {}, {}
+    for name, probs in probs_of(tested).items():
+        confidence, predicted = probs.max(-1)
+        curve = M.risk_coverage(confidence, predicted == labels)
+        curves[name] = Line(curve.coverage, curve.risk)
+        diagrams[name] = M.reliability(confidence, predicted == labels)
+    sizes = {name: sets.sum(-1) for name, sets in sets_of(tested).items()}
+    axes = ("share of examples that are answered", "share of errors among them")
+    return {
+        "reliability": reliability_figures(diagrams),
+        "risk_coverage": lines_figure({"": curves}, axes),
+        "set_sizes": sizes_figure(sizes, "classes in a set"),
+    }
+
+
+def _gaussian_figures(tested: CalibratedTest) -> dict[str, Any]:
+    levels = torch.tensor(LEVELS, dtype=torch.float64)
+    lines = {"perfect": Line(levels, levels)}
+    for name, (means, stds) in mixtures_of(tested).items():
+        lines[name] = Line(levels, levels_reached(means, stds, tested.targets))
+    every = {name: intervals.width for name, intervals in intervals_of(tested).items()}
+    widths = {name: width[width.isfinite()] for name, width in every.items()}
+    return {
+        "quantiles": lines_figure({"": lines}, ("level", "share of targets below its quantile")),
+        "widths": histograms_figure({"": widths}, "width of intervals"),
+    }

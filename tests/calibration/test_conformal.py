@@ -1,0 +1,255 @@
+"""Conformal sets and intervals: exact ranks, brute force, and the law that they cover."""
+
+import math
+import warnings
+from fractions import Fraction
+
+import pytest
+import torch
+
+from lightning_bnn.calibration import (
+    Band,
+    SetScore,
+    conformal_intervals,
+    conformal_quantiles,
+    conformal_sets,
+    mean_band,
+    quantile_band,
+)
+from lightning_bnn.comparison.calibration import credible_sets
+
+
+def predictions(n, classes=5, seed=0, sharp=1.6):
+    """Probabilities that are surer than they are right, in another way for every class."""
+    g = torch.Generator().manual_seed(seed)
+    logits = 1.5 * torch.randn(n, classes, generator=g, dtype=torch.float64)
+    labels = torch.multinomial(logits.softmax(-1), 1, generator=g)[:, 0]
+    tilt = torch.linspace(0, 2, classes, dtype=torch.float64)
+    return (sharp * logits + tilt).softmax(-1), labels
+
+
+# ------------------------------------------------------------ the quantile
+@pytest.mark.parametrize("alpha", [0.05, 0.1, 0.3, 0.7, 0.9])
+@pytest.mark.parametrize("n", [1, 9, 10, 19, 20, 99])
+def test_the_rank_is_exact(n, alpha):
+    scores = torch.randn(n, generator=torch.Generator().manual_seed(n)).double()
+    rank = math.ceil((n + 1) * (1 - Fraction(str(alpha))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = float(conformal_quantiles(scores, alpha))
+    assert found == (sorted(scores.tolist())[rank - 1] if rank <= n else math.inf)
+
+
+def test_groups_have_quantiles_of_their_own():
+    g = torch.Generator().manual_seed(0)
+    scores, groups = (
+        torch.randn(200, 3, generator=g).double(),
+        torch.randint(4, (200,), generator=g),
+    )
+    found = conformal_quantiles(scores, 0.2, groups, 4)
+    for k in range(4):
+        for column in range(3):
+            alone = conformal_quantiles(scores[groups == k, column], 0.2)
+            assert found[k, column] == alone[0]
+
+
+def test_too_few_examples_are_said_once():
+    with pytest.warns(
+        UserWarning, match="needs 9 calibration examples, .* in 2 of 3 groups"
+    ) as told:
+        found = conformal_quantiles(torch.zeros(12), 0.1, torch.tensor([0] * 9 + [1] * 3), 3)
+    assert len(told) == 1
+    assert found.tolist() == [0.0, math.inf, math.inf]
+
+
+# ------------------------------------------------------------ sets
+@pytest.mark.parametrize("score", ["thr", "aps", "raps"])
+def test_scores_are_those_of_a_loop(score):
+    probs, _ = predictions(20)
+    rule = SetScore(score, randomised=True, penalty=0.2, free=2, seed=3)
+    found = rule(probs, "key")
+    u = rule._uniform(20, "key")
+    for i, row in enumerate(probs.tolist()):
+        order = sorted(range(5), key=lambda c: -row[c])
+        for place, c in enumerate(order, 1):
+            expected = sum(row[d] for d in order[: place - 1]) + float(u[i]) * row[c]
+            expected += 0.2 * max(0, place - 2) if score == "raps" else 0
+            expected = 1 - row[c] if score == "thr" else expected
+            assert float(found[i, c]) == pytest.approx(expected, abs=1e-12)
+
+
+KINDS = {
+    "thr": {},
+    "aps": {"score": "aps"},
+    "raps": {"score": "raps"},
+    "aps, not randomised": {"score": "aps", "randomised": False},
+    "thr by class": {"by_class": True},
+    "aps by class": {"score": "aps", "by_class": True},
+}
+
+
+def coverages(sets_of, repeats=200, known=99, new=60):
+    """Covered shares of fresh data, calibrated on fresh data, again and again."""
+    probs, labels = predictions(repeats * (known + new))
+    found = []
+    for k in range(repeats):
+        rows = torch.arange(k * (known + new), (k + 1) * (known + new))
+        a, b = rows[:known], rows[known:]
+        sets = sets_of(probs[a], labels[a], probs[b], k)
+        found.append(sets.gather(-1, labels[b, None]).double().mean())
+    return torch.stack(found)
+
+
+@pytest.mark.filterwarnings("ignore:An error rate")
+@pytest.mark.parametrize("name", KINDS)
+def test_sets_cover_as_often_as_they_say(name):
+    """Of 99 scores the 90th is the threshold: 90 % of new examples, exactly."""
+    found = coverages(lambda p, y, q, k: conformal_sets(p, y, 0.1, seed=k, **KINDS[name])(q))
+    error = found.std() / math.sqrt(len(found))
+    if "by class" in name:  # ceil((n + 1) (1 - alpha)) / (n + 1) is a bit more for small classes
+        assert 0.9 - 3 * error < found.mean() < 0.96
+    else:
+        assert abs(found.mean() - 0.9) < 3.5 * error
+
+
+def test_sets_as_predicted_do_not():
+    found = coverages(lambda p, y, q, k: credible_sets(q, 0.1))
+    assert abs(found.mean() - 0.9) > 8 * found.std() / math.sqrt(len(found))
+
+
+def test_every_class_is_covered_only_by_class():
+    (probs, labels), (new, truth) = predictions(4000, sharp=2), predictions(4000, seed=1, sharp=2)
+
+    def worst(by_class):
+        sets = conformal_sets(probs, labels, 0.1, by_class=by_class)(new)
+        covered = sets.gather(-1, truth[:, None])[:, 0].double()
+        return min(float(covered[truth == c].mean()) for c in range(5))
+
+    assert worst(True) > 0.85  # three standard errors
+    assert worst(False) < 0.82
+
+
+def test_of_true_probabilities_thr_has_the_smallest_sets():
+    g = torch.Generator().manual_seed(0)
+    probs = (2 * torch.randn(4000, 20, generator=g, dtype=torch.float64)).softmax(-1)
+    labels = torch.multinomial(probs, 1, generator=g)[:, 0]
+    size = {
+        s: conformal_sets(probs[:2000], labels[:2000], 0.1, s)(probs[2000:]).sum(-1).double().mean()
+        for s in ("thr", "aps", "raps")
+    }
+    assert size["thr"] < min(size["aps"], size["raps"])
+
+
+def test_too_few_calibration_examples_give_all_classes():
+    probs, labels = predictions(5)
+    with pytest.warns(UserWarning, match="needs 9 calibration examples"):
+        assert bool(conformal_sets(probs, labels)(probs).all())
+
+
+def test_batches_have_random_numbers_of_their_own():
+    probs, labels = predictions(100)
+    sets = conformal_sets(probs, labels, 0.3, "aps")
+    assert torch.equal(sets(probs), sets(probs))
+    assert not torch.equal(sets(probs), sets(probs, batch=1))
+    assert bool((sets.at(0.1)(probs) >= sets(probs)).all())
+
+
+# ------------------------------------------------------------ intervals
+def regression(n, seed=0, samples=4):
+    """A mixture whose noise is too small, by more for one group of examples."""
+    g = torch.Generator().manual_seed(seed)
+    centre = torch.randn(n, 2, generator=g, dtype=torch.float64)
+    means = centre + 0.3 * torch.randn(samples, n, 2, generator=g, dtype=torch.float64)
+    stds = 0.2 + torch.rand(samples, n, 2, generator=g, dtype=torch.float64)
+    groups = torch.randint(2, (n,), generator=g)
+    noise = torch.randn(n, 2, generator=g, dtype=torch.float64) * (1 + groups[:, None])
+    return means, stds, centre + stds.mean(0) * noise, groups
+
+
+BANDS = {"split": mean_band, "cqr": quantile_band}
+
+
+@pytest.mark.parametrize("name", BANDS)
+@pytest.mark.parametrize("mondrian", [False, True])
+def test_intervals_cover_as_often_as_they_say(name, mondrian):
+    means, stds, targets, groups = regression(200 * 159)
+    every, found = BANDS[name](means, stds), []
+    for k in range(200):
+        a, b = torch.arange(159 * k, 159 * (k + 1)).split([99, 60])
+        known, new = (Band(*(t[r] for t in every)) for r in (a, b))
+        by = (groups[a], groups[b]) if mondrian else (None, None)
+        inside = conformal_intervals(known, targets[a], 0.1, by[0])(new, by[1]).contain(targets[b])
+        found.append(torch.stack([inside.double().mean(), inside[groups[b] == 1].double().mean()]))
+    mean, error = (f(torch.stack(found), 0) for f in (torch.mean, torch.std))
+    error = error / math.sqrt(200)
+    assert 0.9 - 3.5 * error[0] < mean[0] < 0.9 + 3.5 * error[0] + 0.02 * mondrian
+    if mondrian:
+        assert mean[1] > 0.9 - 3.5 * error[1]
+    else:  # the noisier group is covered less, which groups mend
+        assert mean[1] < 0.88
+
+
+def test_central_intervals_as_predicted_do_not():
+    means, stds, targets, _ = regression(5000)
+    low, high, _ = quantile_band(means, stds, 0.1)
+    assert float(((low <= targets) & (targets <= high)).double().mean()) < 0.85
+
+
+def test_intervals_are_those_of_a_loop():
+    means, stds, targets, _ = regression(50)
+    band = quantile_band(means, stds, 0.2)
+    rule = conformal_intervals(band, targets, 0.2)
+    new = quantile_band(*regression(10, seed=1)[:2], 0.2)
+    found = rule(new)
+    for t in range(2):
+        scores = [max(float(lo - y), float(y - hi)) for lo, hi, y in
+                  zip(band.low[:, t], band.high[:, t], targets[:, t], strict=True)]  # fmt: skip
+        q = sorted(scores)[math.ceil(51 * 0.8) - 1]
+        torch.testing.assert_close(found.low[:, t], new.low[:, t] - q)
+        torch.testing.assert_close(found.high[:, t], new.high[:, t] + q)
+
+
+def test_bands_that_are_far_too_wide_shrink_to_points_at_most():
+    zeros = torch.zeros(20)
+    rule = conformal_intervals(Band(zeros - 5, zeros + 5, zeros + 1), zeros)
+    found = rule(Band(zeros - 1, zeros + 1, zeros + 1))
+    assert found.low.tolist() == found.high.tolist() == [0.0] * 20
+
+
+def test_unknown_groups_and_too_few_examples_give_infinite_intervals():
+    zeros = torch.zeros(12)
+    band = Band(zeros, zeros, zeros + 1)
+    rule = conformal_intervals(band, zeros, 0.1, torch.tensor([0] * 10 + [1] * 2))
+    with pytest.warns(UserWarning, match="in 1 of 2 groups"):
+        found = rule(band, torch.arange(12) % 3)
+    assert found.high[:3].tolist() == [0.0, math.inf, math.inf]
+
+
+@pytest.mark.bad_input
+def test_what_conformal_prediction_refuses():
+    probs, labels = predictions(20)
+    for alpha in (0, 1, -0.1, math.nan, True):
+        with pytest.raises(ValueError, match="`alpha` must be between 0 and 1"):
+            conformal_sets(probs, labels, alpha)
+    with pytest.raises(ValueError, match="`score` must be one of thr, aps, raps"):
+        conformal_sets(probs, labels, score="lac")
+    with pytest.raises(ValueError, match="must be finite probabilities"):
+        conformal_sets(probs * torch.nan, labels)
+    with pytest.raises(ValueError, match="`labels` must be 20 integers"):
+        conformal_sets(probs, labels[:3])
+    with pytest.raises(ValueError, match="`probs` must be of 5 classes"):
+        conformal_sets(probs, labels)(torch.full((2, 4), 0.25))
+    with pytest.raises(ValueError, match="`penalty` must not be negative"):
+        conformal_sets(probs, labels, score="raps", penalty=-1.0)
+    zeros = torch.zeros(12)
+    band = Band(zeros, zeros, zeros + 1)
+    with pytest.raises(ValueError, match="`targets` must have shape"):
+        conformal_intervals(band, zeros[:3])
+    with pytest.raises(ValueError, match="`targets` must be finite"):
+        conformal_intervals(band, zeros / 0)
+    with pytest.raises(ValueError, match="positive `scale`"):
+        conformal_intervals(Band(zeros, zeros, zeros), zeros)
+    with pytest.raises(ValueError, match="`groups` must be given as in calibration"):
+        conformal_intervals(band, zeros)(band, torch.zeros(12).long())
+    with pytest.raises(ValueError, match="`groups` must be 12 whole numbers from 0"):
+        conformal_intervals(band, zeros, groups=zeros - 1)

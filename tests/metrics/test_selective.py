@@ -1,0 +1,108 @@
+"""Risk-coverage curves against brute force over orders; coverage of sets against loops."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from lightning_bnn import metrics as M
+
+G = torch.Generator().manual_seed(0)
+PROBS = (2 * torch.randn(60, 4, generator=G)).softmax(-1).double()
+LABELS = torch.randint(4, (60,), generator=G)
+CORRECT = PROBS.argmax(-1) == LABELS
+
+
+def by_hand(confidence, correct):
+    """Mean over k of the share of errors among the k most confident, in plain Python."""
+    order = sorted(range(len(confidence)), key=lambda i: -confidence[i])
+    wrong, risks = 0, []
+    for k, i in enumerate(order, 1):
+        wrong += not correct[i]
+        risks.append(wrong / k)
+    return sum(risks) / len(risks)
+
+
+def test_aurc_is_the_mean_risk_of_a_loop():
+    confidence = PROBS.max(-1).values
+    expected = by_hand(confidence.tolist(), CORRECT.tolist())
+    assert float(M.aurc(PROBS, LABELS)) == pytest.approx(expected, abs=1e-12)
+    assert float(M.aurc(PROBS.log(), LABELS, from_logits=True)) == pytest.approx(expected, abs=1e-9)
+    shuffled = torch.randperm(60, generator=G)
+    assert float(M.aurc(PROBS, LABELS[shuffled])) != pytest.approx(expected, abs=1e-3)
+
+
+def test_ties_count_as_the_mean_over_their_orders():
+    confidence = torch.tensor([0.9, 0.7, 0.7, 0.7, 0.3, 0.3])
+    correct = torch.tensor([True, False, True, True, False, True])
+    every = []
+    for one in itertools.permutations([1, 2, 3]):
+        for two in itertools.permutations([4, 5]):
+            order = [0, *one, *two]
+            wrong = (~correct[order]).double().cumsum(0)
+            every.append(wrong / torch.arange(1, 7))
+    curve = M.risk_coverage(confidence, correct)
+    torch.testing.assert_close(curve.risk, torch.stack(every).mean(0))
+    back = torch.arange(5, -1, -1)
+    torch.testing.assert_close(M.risk_coverage(confidence[back], correct[back]).risk, curve.risk)
+
+
+def test_the_excess_is_over_the_best_order():
+    best = by_hand(CORRECT.double().tolist(), CORRECT.tolist())
+    assert float(M.eaurc(PROBS, LABELS)) == pytest.approx(
+        float(M.aurc(PROBS, LABELS)) - best, abs=1e-12
+    )
+    perfect = M.risk_coverage(CORRECT.double() + torch.rand(60, generator=G) / 2, CORRECT)
+    assert float(perfect.excess) == pytest.approx(0, abs=1e-12)
+
+
+def test_confidence_that_says_nothing_has_the_error_rate():
+    curve = M.risk_coverage(torch.ones(60), CORRECT)
+    assert float(curve.area) == pytest.approx(1 - float(CORRECT.double().mean()))
+
+
+def test_selective_accuracy_is_that_of_the_most_confident():
+    order = PROBS.max(-1).values.argsort(descending=True)
+    coverages = (0.05, 0.1, 0.5, 0.51, 1.0)
+    found = M.selective_accuracy(PROBS, LABELS, coverages)
+    for value, coverage in zip(found, coverages, strict=True):
+        kept = order[: math.ceil(round(60 * coverage, 9))]
+        assert float(value) == pytest.approx(float(CORRECT[kept].double().mean()))
+    (rounded,) = M.selective_accuracy(PROBS, LABELS, [0.7 * 0.1 * 10])  # 0.7 and a bit: 42, not 43
+    assert float(rounded) == pytest.approx(float(CORRECT[order[:42]].double().mean()))
+
+
+def test_sets_against_loops():
+    sets = PROBS > 0.2
+    rows = [(set(torch.where(s)[0].tolist()), int(y)) for s, y in zip(sets, LABELS, strict=True)]
+    covered = [y in s for s, y in rows]
+    assert float(M.set_coverage(sets, LABELS)) == pytest.approx(sum(covered) / 60)
+    assert float(M.set_size(sets)) == pytest.approx(sum(len(s) for s, _ in rows) / 60)
+    by_class = []
+    for c in range(4):
+        of_class = [hit for hit, (_, y) in zip(covered, rows, strict=True) if y == c]
+        by_class.append(sum(of_class) / len(of_class))
+    assert M.class_coverage(sets, LABELS).tolist() == pytest.approx(by_class)
+    gap = sum(abs(share - 0.8) for share in by_class) / 4
+    assert float(M.coverage_gap(sets, LABELS, 0.2)) == pytest.approx(gap)
+    assert M.class_coverage(sets[LABELS > 0], LABELS[LABELS > 0])[0].isnan()
+
+
+@pytest.mark.bad_input
+def test_what_they_refuse():
+    with pytest.raises(ValueError, match="`sets` must be boolean"):
+        M.set_coverage(PROBS, LABELS)
+    with pytest.raises(ValueError, match="`labels` must be 60 integers"):
+        M.set_coverage(PROBS > 0.2, LABELS[:3])
+    with pytest.raises(ValueError, match="`sets` must be of 3 classes"):
+        M.ClassCoverage(3).update(PROBS > 0.2, LABELS)
+    with pytest.raises(ValueError, match="`alpha` must be between 0 and 1"):
+        M.CoverageGap(3, alpha=1)
+    for coverages in ([], [0.0], [1.1], [math.nan]):
+        with pytest.raises(ValueError, match="`coverages` must be numbers in"):
+            M.SelectiveAccuracy(coverages)
+    with pytest.raises(ValueError, match="`confidence` must be finite"):
+        M.risk_coverage(torch.tensor([math.nan]), torch.tensor([True]))
+    with pytest.raises(ValueError, match="must have the same shape"):
+        M.risk_coverage(torch.ones(2), torch.tensor([True]))
