@@ -42,6 +42,7 @@ STUDIES = {
     "compact": "P3, table 1 and figure 3: posteriors as one Gaussian, matched or not; pruning",
     "tractable": "P2, tables 2 and 3: two ReLU units, with and without symmetrization",
     "information": "P2: mean and variance of estimates of the information, by width and draws",
+    "reproduce": "all of these: every claim of the papers, the numbers here, and a verdict",
 }
 """Tables and figures of the papers; the functions live in ``studies/<name>.py``."""
 EVERY = {**TRAINING, **PRESETS, **COMMANDS, **STUDIES}

@@ -18,7 +18,7 @@ __all__ = ["LARGEST", "MEDIAN", "rhat_of_predictions"]
 MEDIAN, LARGEST = 1.01, 1.05
 """Chains whose R-hat is above these, over examples, count as not converged."""
 _EXAMPLES = 100
-_LEAST = 4
+_LEAST = 8
 """Draws of a chain below which there is no R-hat."""
 
 

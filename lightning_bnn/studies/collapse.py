@@ -28,6 +28,7 @@ def collapse(
     members: int | None = None,
     epochs: int | None = None,
     ood: str | None = None,
+    seed: int = 0,
     out: str = "studies/collapse",
 ) -> None:
     """Mutual information of all pairs of networks, in and out of distribution.
@@ -46,10 +47,11 @@ def collapse(
         members: networks to train.
         epochs: of training.
         ood: name of the test set that is out of distribution, by default the first.
+        seed: of the starts; other seeds repeat the study on the same data.
         out: folder of the results.
     """
     given = population(
-        "collapse", out, ENSEMBLES, scale, networks, like, members=members, epochs=epochs
+        "collapse", out, ENSEMBLES, scale, networks, like, seed, members=members, epochs=epochs
     )
     publish(collapse_findings(given, ood), given.folder)
 
@@ -91,7 +93,12 @@ def collapse_findings(population: Population, ood: str | None = None) -> Finding
     return Findings(
         "collapse",
         f"{quantity} of pairs among {count} networks (P1, figures 3, 7, 8)",
-        {"pairs": Table(f"{quantity} of pairs", header, rows, 4, note)},
+        {
+            "pairs": Table(f"{quantity} of pairs", header, rows, 4, note),
+            "correlation": Table(
+                "Are both correlated?", ["", "Pearson's r", "p"], [["all pairs", r, p]], 3
+            ),
+        },
         {
             "pairs": histograms_figure(panels, f"{quantity.lower()} ({unit})"),
             "joint": scatter_figure(points, (f"in distribution ({unit})", f"{name} ({unit})")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from lightning_bnn.plots import Line, histograms_figure, lines_figure
 from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.runs import Job, run_jobs
+from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 
 __all__ = ["compact"]
 
@@ -32,11 +32,23 @@ class Scale:
     presets: Mapping[str, str]
     hidden: int
     batches: int
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+_PRESETS = {"HMC": "digits_hmc", "Ensemble": "digits_prior_ensemble", "VI": "digits_mfvi"}
+_SHORT = {"trainer.max_epochs": 2}
+_SHORT_CHAIN = {
+    "model.init_args.members": 2,
+    "model.init_args.burn_in": 0,
+    "model.init_args.every_n_steps": 1,
+    "model.init_args.optimizer.init_args.leapfrog_steps": 2,
+    "model.init_args.optimizer.init_args.adapt_steps": 0,
+    "trainer.max_epochs": 3,
+}
 SCALES = {
+    "smallest": Scale(_PRESETS, 4, 2, {"HMC": _SHORT_CHAIN, "Ensemble": _SHORT, "VI": _SHORT}),
     "small": Scale(  # digits as a substitute for MNIST, and 32 units for 512
-        {"HMC": "digits_hmc", "Ensemble": "digits_prior_ensemble", "VI": "digits_mfvi"}, 32, 10
+        _PRESETS, 32, 10
     ),
     "paper": Scale(
         {"HMC": "mnist_p3_hmc", "Ensemble": "mnist_p3_ensemble", "VI": "mnist_p3_mfvi"}, 512, 600
@@ -45,7 +57,7 @@ SCALES = {
 
 
 def compact(
-    scale: Literal["small", "paper"] = "small",
+    scale: Literal["smallest", "small", "paper"] = "small",
     hidden: int | None = None,
     draws: int = 100,
     seed: int = 0,
@@ -58,10 +70,10 @@ def compact(
     deviations, also by those of another method.
 
     Args:
-        scale: small, or that of the paper.
+        scale: smallest, to see that it runs; small; or that of the paper.
         hidden: units of the hidden layer.
         draws: networks drawn from every Gaussian.
-        seed: of the draws.
+        seed: of the starts and the draws.
         out: folder of the results.
     """
     if draws < 1:
@@ -69,7 +81,10 @@ def compact(
     folder = results_folder(out, "compact")
     settings = settings_of(SCALES, scale, hidden=hidden)
     change = {"model.init_args.network.init_args.hidden": [settings.hidden]}
-    jobs = [Job(name, preset, change) for name, preset in settings.presets.items()]
+    jobs = [
+        reseeded(Job(name, preset, {**change, **settings.changes.get(name, {})}), seed)
+        for name, preset in settings.presets.items()
+    ]
     runs = run_jobs(jobs, folder / "runs")
     study = _Study(runs["HMC"].problem(), settings.batches, draws, seed)
     networks = {

@@ -18,7 +18,7 @@ from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.compare import COLUMNS, DISTANCE_TITLES
 from lightning_bnn.studies.demo import METHODS, REFERENCE, demo_jobs
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.runs import Job, run_jobs
+from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 
 __all__ = ["correlation", "rank_correlations"]
 
@@ -48,6 +48,7 @@ SCALES = {
 def correlation(
     scale: Literal["smallest", "small", "paper"] = "small",
     samples: int = 100,
+    seed: int = 0,
     out: str = "studies/correlation",
 ) -> None:
     """Rank correlation of distances to a reference with every metric, over methods and networks.
@@ -62,13 +63,14 @@ def correlation(
         scale: smallest, to see that it runs; small; or paper, with more architectures (the papers'
             own need a GPU).
         samples: networks drawn from every posterior.
+        seed: of the starts; other seeds repeat the study on the same data.
         out: folder of the results.
     """
     folder = results_folder(out, "correlation")
     settings = settings_of(SCALES, scale)
     groups: dict[str, Mapping[str, Numbers]] = {}
     for hidden in settings.architectures:
-        jobs = demo_jobs(settings.size, hidden)
+        jobs = [reseeded(job, seed) for job in demo_jobs(settings.size, hidden)]
         with one_thread():
             groups |= _compared("-".join(map(str, hidden)), jobs, folder, samples)
     publish(_findings(groups), folder)

@@ -18,7 +18,14 @@ from lightning_bnn.plots import Line
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Findings", "measured_line", "publish", "results_folder", "settings_of"]
+__all__ = [
+    "Findings",
+    "measured_line",
+    "publish",
+    "results_folder",
+    "settings_of",
+    "write_findings",
+]
 
 T = TypeVar("T")
 _MARKER = ".lightning_bnn"
@@ -73,6 +80,18 @@ def publish(findings: Findings, folder: Path) -> None:
         findings: of a study.
         folder: where the files go.
     """
+    write_findings(findings, folder)
+    print(findings.text())
+    print(f"\nwrote {folder.resolve()} (tensorboard --logdir {folder})")
+
+
+def write_findings(findings: Findings, folder: Path) -> None:
+    """Write tables (CSV, Markdown, JSON), figures (PNG, SVG) and TensorBoard; print nothing.
+
+    Args:
+        findings: of a study.
+        folder: where the files go.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in findings.tables.items():
         (folder / f"{name}.csv").write_text(table.csv(), encoding="utf-8")
@@ -82,8 +101,6 @@ def publish(findings: Findings, folder: Path) -> None:
         figure.savefig(folder / f"{name}.png", dpi=150)
         figure.savefig(folder / f"{name}.svg")
     _to_tensorboard(findings, folder)
-    print(findings.text())
-    print(f"\nwrote {folder.resolve()} (tensorboard --logdir {folder})")
 
 
 def _to_tensorboard(findings: Findings, folder: Path) -> None:

@@ -163,10 +163,11 @@ def _findings(every: Mapping[int, Fits], settings: Scale, seed: int) -> Findings
     for dim, fits in every.items():
         for sigma, measure in zip(settings.sigmas, fits.measure, strict=True):
             last, first = _threshold(fits.alphas, measure)
-            rows.append([str(dim), sigma, last, first, last / sigma, first / sigma])
+            beside = [_value_at(fits.alphas, measure, alpha) for alpha in (last, first)]
+            rows.append([str(dim), sigma, last, first, last / sigma, first / sigma, *beside])
     header = [
         "dimension", "sigma", "last alpha between", "first alpha on a mode",
-        "between, / sigma", "on a mode, / sigma",
+        "between, / sigma", "on a mode, / sigma", "measure between", "measure on a mode",
     ]  # fmt: skip
     note = (
         "Started on a mode, the Gaussian stays there from alpha / sigma = 4.825 on (quadrature; "
@@ -174,6 +175,11 @@ def _findings(every: Mapping[int, Fits], settings: Scale, seed: int) -> Findings
     )
     exact: list[list[Cell]] = [[f"{a:g}", *midpoint_kl(a)] for a in (1.0, 2.0, 3.0, 4.0, 4.8)]
     halfway = "Best Gaussian halfway, by quadrature (sigma = 1)"
+    levels: list[list[Cell]] = [
+        [str(dim), float(fits.kl[0, -1]), float(fits.kl[0, -1]) / dim]
+        for dim, fits in every.items()
+    ]
+    far = f"Far apart (alpha = {10 / settings.sigmas[0]:g} sigma)"
 
     def figure(name: str, label: str) -> Any:
         """One panel for each dimension, one curve for each sigma."""
@@ -192,6 +198,7 @@ def _findings(every: Mapping[int, Fits], settings: Scale, seed: int) -> Findings
         {
             "thresholds": Table("Where the Gaussian leaves the middle", header, rows, 2, note),
             "exact": Table(halfway, ["alpha", "variance", "KL"], exact, 4),
+            "levels": Table(far, ["dimension", "KL", "KL / dimension"], levels, 4),
         },
         {
             "measure": figure("measure", "interpolation measure"),
@@ -208,3 +215,8 @@ def _threshold(alphas: Tensor, measure: Tensor) -> tuple[float, float]:
     on_mode = (measure <= 0.25).nonzero()[:, 0]
     last = float(alphas[between[-1]]) if len(between) else math.nan
     return last, float(alphas[on_mode[0]]) if len(on_mode) else math.nan
+
+
+def _value_at(alphas: Tensor, measure: Tensor, alpha: float) -> float:
+    """The measure at a distance of the grid; NaN if there is none."""
+    return math.nan if math.isnan(alpha) else float(measure[(alphas - alpha).abs().argmin()])

@@ -32,6 +32,7 @@ def marginals(
     scale: Literal["small", "paper"] = "small",
     members: int | None = None,
     epochs: int | None = None,
+    seed: int = 0,
     out: str = "studies/marginals",
 ) -> None:
     """Test what symmetries say about marginals, and draw these with and without symmetries.
@@ -48,10 +49,11 @@ def marginals(
         scale: small or paper.
         members: networks to train.
         epochs: of training.
+        seed: of the starts; other seeds repeat the study on the same data.
         out: folder of the results.
     """
     given = population(
-        "marginals", out, RECIPES, scale, networks, like, members=members, epochs=epochs
+        "marginals", out, RECIPES, scale, networks, like, seed, members=members, epochs=epochs
     )
     publish(marginals_findings(given), given.folder)
 
@@ -73,9 +75,12 @@ def marginals_findings(population: Population) -> Findings:
     note = (
         "KS: smallest of the p-values of the two-sample tests between the first unit and each of "
         "the others, for every incoming weight, times their number (Bonferroni). Chi-square: is "
-        "each unit equally likely to hold the layer's largest weight?"
+        "each unit equally likely to hold the layer's largest weight? Between inputs: the same "
+        "tests between the first weight of a unit and each of its others, which no symmetry makes "
+        "alike where inputs cannot be exchanged."
     )
     header = ["", "layer", "units", "KS p", "p < 0.05 %", "largest weight: chi-square p"]
+    header.append("between inputs: KS p")
     explained = "Variance that the leading principal components explain, %; mean-shift clusters"
     components = ["", "1", "2", "5", "10", "20", "clusters", "in the largest %"]
     ranks = torch.arange(1, _COMPONENTS + 1)
@@ -119,9 +124,15 @@ def _tests(form: str, stack: Params, sym: Symmetries) -> list[list[Cell]]:
     table: list[list[Cell]] = []
     for name, rows in _incoming(stack, sym):
         p = exchange_p_values(rows)
-        least, often = min(1.0, float(p.min()) * p.numel()), float((p < 0.05).double().mean())
-        table.append([form, name, rows.shape[1], least, 100 * often, argmax_p_value(rows)])
+        often, held = 100 * float((p < 0.05).double().mean()), argmax_p_value(rows)
+        inputs = _smallest(exchange_p_values(rows.transpose(1, 2)))
+        table.append([form, name, rows.shape[1], _smallest(p), often, held, inputs])
     return table
+
+
+def _smallest(p: Tensor) -> float:
+    """The smallest p-value times the number of tests; NaN where there is none."""
+    return min(1.0, float(p.min()) * p.numel()) if p.numel() else math.nan
 
 
 def exchange_p_values(rows: Tensor) -> Tensor:

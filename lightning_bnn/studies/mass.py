@@ -22,6 +22,7 @@ def mass(
     scale: Literal["small", "paper"] = "small",
     members: int | None = None,
     epochs: int | None = None,
+    seed: int = 0,
     out: str = "studies/mass",
 ) -> None:
     """Compare the mass of networks with its minimum over all rescalings of their units.
@@ -36,10 +37,11 @@ def mass(
         scale: small or paper.
         members: networks to train.
         epochs: of training.
+        seed: of the starts; other seeds repeat the study on the same data.
         out: folder of the results.
     """
     given = population(
-        "mass", out, ENSEMBLES, scale, networks, like, members=members, epochs=epochs
+        "mass", out, ENSEMBLES, scale, networks, like, seed, members=members, epochs=epochs
     )
     publish(mass_findings(given), given.folder)
 
@@ -57,7 +59,12 @@ def mass_findings(population: Population) -> Findings:
     weights = {n: [stack[n].flatten(1).cpu() for stack in (networks, smallest)] for n in names}
     largest = {name: [w.abs().amax(1) for w in both] for name, both in weights.items()}
     layers: list[list[Cell]] = [
-        [name, *(spread(w.square().sum(1)) for w in both), *map(spread, largest[name])]
+        [
+            name,
+            both[0].shape[1],
+            *(spread(w.square().sum(1)) for w in both),
+            *map(spread, largest[name]),
+        ]
         for name, both in weights.items()
     ]
     totals = {"mass": optimum.mass, "minimum mass": optimum.minimum, "excess %": optimum.excess}
@@ -65,7 +72,7 @@ def mass_findings(population: Population) -> Findings:
         [name, spread(values), *_quantiles(values)] for name, values in totals.items()
     ]
     header = ["", "mean ± sd", "5 %", "median", "95 %"]
-    per_layer = ["layer", "mass", "at the minimum", "largest weight", "at the minimum "]
+    per_layer = ["layer", "weights", "mass", "at the minimum", "largest weight", "at the minimum "]
     worst = max(float(optimum.gap.max()), torch.finfo(torch.float64).eps)
     certified = f"Certified to {worst:.0e} (relative duality gap of the worst network)."
     points = {"": {"networks": (optimum.mass.cpu(), optimum.minimum.cpu())}}

@@ -16,7 +16,7 @@ from lightning_bnn.loading import load
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.populations import Recipe
-from lightning_bnn.studies.runs import Job, run_jobs
+from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 from lightning_bnn.symmetry import UnitOrders, discover, order_change
 
 __all__ = ["permutations"]
@@ -34,6 +34,7 @@ def permutations(
     members: int | None = None,
     epochs: int | None = None,
     by: Literal["max", "first", "mean", "median", "norm", "outgoing"] = "max",
+    seed: int = 0,
     out: str = "studies/permutations",
 ) -> None:
     """Follow the order of the units through several runs, step by step.
@@ -47,12 +48,15 @@ def permutations(
         members: runs side by side.
         epochs: of training.
         by: what units are sorted by.
+        seed: of the starts; other seeds repeat the study on the same data.
         out: folder of the results.
     """
     folder = results_folder(out, "permutations")
     recipe = settings_of(RECIPES, scale, members=members, epochs=epochs)
     file = folder / f"history_{by}.pt"
-    job = Job(f"runs_{by}", recipe.preset, recipe.overrides(), [_History(file, by)])
+    overrides = recipe.overrides()
+    job = Job(f"runs_{by}", recipe.preset, overrides, [_History(file, by)])
+    job = reseeded(job, seed)
     run_jobs([job], folder)
     note = f"{recipe.members} networks on {recipe.data}: {job.command}"
     publish(_findings(load(file), note, job.command), folder)

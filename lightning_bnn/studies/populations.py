@@ -12,7 +12,7 @@ from lightning_bnn.comparison.problem import Problem, read_problem
 from lightning_bnn.comparison.stored_posteriors import read_posterior
 from lightning_bnn.params import Params
 from lightning_bnn.studies.findings import results_folder, settings_of
-from lightning_bnn.studies.runs import Job, run_jobs
+from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 
 __all__ = ["ENSEMBLES", "Population", "Recipe", "population"]
 
@@ -74,6 +74,7 @@ def population(
     scale: str,
     networks: str | None,
     like: str | None,
+    seed: int = 0,
     **changes: int | None,
 ) -> Population:
     """Networks from disk, or trained now; those that were trained before are read.
@@ -85,6 +86,7 @@ def population(
         scale: which of the recipes.
         networks: a run, bank or folder of networks, in place of training.
         like: its configuration, if it has none with it.
+        seed: of the training, if there is any.
         **changes: fields of the recipe to replace.
     """
     folder, recipe = results_folder(out, study), settings_of(recipes, scale, **changes)
@@ -92,7 +94,7 @@ def population(
         overrides = recipe.overrides()
         if recipe.epochs is not None:
             overrides["trainer.check_val_every_n_epoch"] = recipe.epochs
-        job = Job("population", recipe.preset, overrides)
+        job = reseeded(Job("population", recipe.preset, overrides), seed)
         place = run_jobs([job], folder / "runs")["population"].place
         settings = {"command": job.command}
         note = f"{recipe.members} networks on {recipe.data}: {job.command}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -23,7 +24,10 @@ from lightning_bnn.comparison.problem import Problem, read_problem
 from lightning_bnn.comparison.stored_posteriors import read_module
 from lightning_bnn.quiet_runs import quiet
 
-__all__ = ["Job", "Run", "fit_quietly", "run_jobs"]
+__all__ = ["Job", "Run", "fit_quietly", "reseeded", "run_jobs"]
+
+_APART = 1000
+"""Between the seeds of two repetitions: presets that are compared differ by less."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,20 @@ class Job:
         changes = json.dumps(dict(self.overrides), default=str)
         text = preset_text(self.preset) + changes + lightning_bnn.__version__
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def reseeded(job: Job, seed: int) -> Job:
+    """The same job from other starts, on the same data; with seed 0 it is the job as it stands.
+
+    Args:
+        job: whose preset may have a seed of its own.
+        seed: which repetition.
+    """
+    if seed == 0:
+        return job
+    stated = yaml.safe_load(preset_text(job.preset))["model"]["init_args"].get("seed", 0)
+    overrides = {**job.overrides, "model.init_args.seed": stated + _APART * seed}
+    return dataclasses.replace(job, overrides=overrides)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from lightning_bnn.plots import hexbin_figure, scatter_figure
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.populations import Recipe
-from lightning_bnn.studies.runs import Job, run_jobs
+from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 from lightning_bnn.symmetry import Symmetries, canonicalise
 
 __all__ = ["forms_of", "toy"]
 
 _NORM, _MOST_LOSS = 3.0, 0.01
 _LAST = "3.weight"
+_QUANTILES = {"median": 0.5, "5 %": 0.05, "95 %": 0.95}
 
 
 _RECIPE = Recipe("two_gaussians", "two Gaussians", 10_000)
@@ -30,6 +31,7 @@ RECIPES = {"small": _RECIPE, "paper": _RECIPE}
 def toy(
     scale: Literal["small", "paper"] = "small",
     members: int | None = None,
+    seed: int = 0,
     out: str = "studies/toy",
 ) -> None:
     """Train perceptrons of two hidden units, and draw both weights of their last layer.
@@ -42,12 +44,13 @@ def toy(
     Args:
         scale: small or paper.
         members: networks to train.
+        seed: of the starts; other seeds repeat the study on the same data.
         out: folder of the results.
     """
     folder = results_folder(out, "toy")
     recipe = settings_of(RECIPES, scale, members=members)
     overrides = {**recipe.overrides(), "model.init_args.max_loss": _MOST_LOSS}
-    job = Job("runs", recipe.preset, overrides)
+    job = reseeded(Job("runs", recipe.preset, overrides), seed)
     run = run_jobs([job], folder)["runs"]
     problem, posterior = run.problem(), run.module().posterior()
     assert isinstance(posterior, Empirical)
@@ -88,10 +91,14 @@ def _rows(forms: Mapping[str, Tensor], trained: int) -> list[list[Cell]]:
         "++": (raw > 0).all(1), "--": (raw < 0).all(1),
         "+-": (raw[:, 0] > 0) & (raw[:, 1] < 0), "-+": (raw[:, 0] < 0) & (raw[:, 1] > 0),
     }  # fmt: skip
-    low, median, high = raw.norm(dim=1).quantile(torch.tensor([0.05, 0.5, 0.95])).tolist()
     rows: list[list[Cell]] = [
         ["networks", len(raw), f"of {trained} trained"],
-        ["norm of both weights, median", median, f"5 % {low:.2f}, 95 % {high:.2f}"],
+        ["not converged, %", 100 * (1 - len(raw) / trained), f"loss above {_MOST_LOSS}"],
+    ]
+    quantiles = raw.norm(dim=1).quantile(torch.tensor(list(_QUANTILES.values()))).tolist()
+    rows += [
+        [f"norm of both weights, {name}", value, ""]
+        for name, value in zip(_QUANTILES, quantiles, strict=True)
     ]
     rows += [[f"quadrant {n}", float(part.double().mean()), ""] for n, part in quadrants.items()]
     for name, points in forms.items():

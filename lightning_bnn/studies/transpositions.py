@@ -175,6 +175,7 @@ class _Study:
         names = list(epochs[chosen[0]])
         at_start = ["swaps at the start", "swaps after", *names[1:]]
         points = {"different starts": _points(epochs), "permuted copies": _points(sweep)}
+        line, drift = self.along(both), self.drift(both, chosen)
         return Findings(
             "transpositions",
             f"Swaps, distances and barriers, {self.settings.hidden} units (P3, figures 1 and 2)",
@@ -187,33 +188,31 @@ class _Study:
                     at_start,
                     sweep,
                 ),
+                "line": _path("Swaps on the line between both", "position", line),
+                "drift": _path("Swaps between a network and its start", "epoch", drift),
             },
             {
                 "training": _curves(epochs, ("barrier (nats)", "distance", "swaps"), "epoch"),
                 "sweep": _curves(
                     sweep, ("swaps after training", "barrier (nats)", "distance"), at_start[0]
                 ),
-                "paths": self.paths(both, chosen),
+                "paths": _paths(line, drift),
                 "pairs": scatter_figure({"": points}, ("distance after matching", "swaps")),
             },
             [f"Data: {self.data}."],
             {"scale": self.settings.__dict__, "seed": self.seed},
         )
 
-    def paths(self, both: Sequence[Params], chosen: Sequence[int]) -> Any:
-        """Swaps on the way from one network to another, and from its start to a network."""
+    def along(self, both: Sequence[Params]) -> dict[float, float]:
+        """Swaps to one network, by the position on the line from it to another."""
         one, other = (_member(both[-1], k) for k in (0, 1))
-        weights = torch.linspace(0, 1, 11)
-        along = [self.match(interpolate(one, other, w), one)[1] for w in weights.tolist()]
+        weights = torch.linspace(0, 1, 11).tolist()
+        return {w: self.match(interpolate(one, other, w), one)[1] for w in weights}
+
+    def drift(self, both: Sequence[Params], chosen: Sequence[int]) -> dict[float, float]:
+        """Swaps between a network and its start, by epoch."""
         start = _member(both[0], 0)
-        drift = [self.match(_member(both[k], 0), start)[1] for k in chosen]
-        panels = {
-            "to the first end of a line": {"": Line(weights, torch.tensor(along))},
-            "to the start, by epoch": {
-                "": Line(torch.tensor(chosen).double(), torch.tensor(drift))
-            },
-        }
-        return lines_figure(panels, ("position on the line (left), epoch (right)", "swaps"))
+        return {float(k): self.match(_member(both[k], 0), start)[1] for k in chosen}
 
     def sweep(self, generator: torch.Generator) -> dict[int, dict[str, float]]:
         """Pairs of a network and one that started from a permuted copy, by the swaps between."""
@@ -259,6 +258,20 @@ def _distance(a: Params, b: Params) -> float:
 
 def _table(title: str, header: Sequence[str], pairs: Pairs) -> Table:
     return Table(title, header, [[str(k), *pair.values()] for k, pair in pairs.items()], 3)
+
+
+def _path(title: str, axis: str, swaps: Mapping[float, float]) -> Table:
+    return Table(title, [axis, "swaps"], [[f"{x:g}", swap] for x, swap in swaps.items()], 3)
+
+
+def _paths(line: Mapping[float, float], drift: Mapping[float, float]) -> Any:
+    """Both paths side by side."""
+    titles = {"to the first end of a line": line, "to the start, by epoch": drift}
+    panels = {
+        title: {"": Line(torch.tensor(list(path)), torch.tensor(list(path.values())))}
+        for title, path in titles.items()
+    }
+    return lines_figure(panels, ("position on the line (left), epoch (right)", "swaps"))
 
 
 def _column(pairs: Pairs, name: str) -> Tensor:

@@ -1,0 +1,1 @@
+"""What the papers claim, and how numbers of the studies decide whether it holds here."""
