@@ -127,7 +127,8 @@ def note_of(names: Iterable[str], settings: Mapping[str, Any]) -> str:
         settings: of the comparison.
     """
     names = set(names)
-    beside = "the mean prediction of networks of the reference"
+    made = settings.get("reference_made")
+    beside = f"the mean prediction of the {made} reference" if made else "that of the reference"
     if "nll_t" in names:
         return _ON_TOP
     if "acc" in names:
