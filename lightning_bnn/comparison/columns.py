@@ -17,6 +17,7 @@ __all__ = [
     "is_regression",
     "note_of",
     "predicted_and_calibrated",
+    "to_reference",
 ]
 
 
@@ -85,6 +86,7 @@ _GAUSSIANS = {
 PREDICTIONS = {**CLASSES, **_GAUSSIANS}
 """All columns, by the name of the number."""
 _CALIBRATED = ("nll_t", "ece_t", "aurc", "set90", "interval90", "held90")
+_TO_REFERENCE = ("agree", "tv", "energy_f", "energy")
 _ON_TOP = (
     "NLL (T), ECE (T): after temperature scaling; Set90, Held90: size and coverage of conformal "
     "sets of 90 %; both calibrated on the validation data. AURC: error of the surest predictions, "
@@ -116,7 +118,18 @@ def predicted_and_calibrated(names: Iterable[str]) -> tuple[dict[str, Column], d
     """
     columns = columns_of(names)
     on_top = {name: column for name, column in columns.items() if name in _CALIBRATED}
-    return {name: c for name, c in columns.items() if name not in on_top}, on_top
+    others = {*on_top, *_TO_REFERENCE}
+    return {name: column for name, column in columns.items() if name not in others}, on_top
+
+
+def to_reference(names: Iterable[str]) -> dict[str, Column]:
+    """The columns of what compares predictions with those of a reference.
+
+    Args:
+        names: of the numbers of all rows.
+    """
+    columns = columns_of(names)
+    return {name: column for name, column in columns.items() if name in _TO_REFERENCE}
 
 
 def note_of(names: Iterable[str], settings: Mapping[str, Any]) -> str:
@@ -127,20 +140,17 @@ def note_of(names: Iterable[str], settings: Mapping[str, Any]) -> str:
         settings: of the comparison.
     """
     names = set(names)
-    made = settings.get("reference_made")
-    beside = f"the mean prediction of the {made} reference" if made else "that of the reference"
     if "nll_t" in names:
         return _ON_TOP
     if "acc" in names:
-        compared = f" Agree and TV: with {beside}." if "agree" in names else ""
         return (
             "Mutual information (nats) x 100, the others in per cent but NLL (nats). OOD examples "
-            f"are the positive class, found by {settings['score']}.{compared}"
+            f"are the positive class, found by {settings['score']}."
         )
-    return " ".join(text for name, text in _about(beside, settings) if name in names)
+    return " ".join(text for name, text in _about(settings) if name in names)
 
 
-def _about(beside: str, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _about(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Sentences on numbers of regression, each with the number that asks for it."""
     count = settings.get("test_examples")
     floor = "" if not count else (
@@ -157,8 +167,6 @@ def _about(beside: str, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
                        "calibrated on the validation data."),
         ("calib", f"Calib: mean error of the share of targets below quantiles, %{floor}."),
         ("sharpness", "Sharpness: mean standard deviation of predictions, noise included."),
-        ("energy_f", "Energy: energy distance to predictions of networks of the reference, of what "
-                     "they compute (f) and of the densities that they predict."),
         ("aupr", "OOD examples are the positive class, found by the variance between networks."),
         ("idvar", "IDVar, OODVar: that variance."),
     ]  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_bnn.comparison.collect import FAILED, Comparison
+from lightning_bnn.comparison.columns import to_reference
 from lightning_bnn.comparison.convergence import LARGEST, MEDIAN
 from lightning_bnn.comparison.protocols import PROTOCOLS
 from lightning_bnn.comparison.rows import Row
@@ -35,6 +36,11 @@ _EXPLAINED = (
     "own law have as a mixture. ±: over modes (one mode), by the jackknife over modes and chains "
     "of the reference (two modes have none), over splits of the reference (noise). /: not defined."
 )
+_OF_PREDICTIONS = {
+    "agree": "Agree, TV: of the mean prediction of all modes with that of the reference, per cent.",
+    "energy": "Energy: energy distance of all modes to predictions of the reference, of what "
+    "networks compute (f) and of the densities that they predict.",
+}
 _OF_MAXIMA = (
     "MMD² x 100 between laws, with the median, the mean and the maximum over twenty kernels. "
     "Medians and means are around zero for networks of the reference's own law; a maximum is not: "
@@ -44,17 +50,25 @@ _OF_MAXIMA = (
 
 def distances_table(comparison: Comparison) -> Table:
     """One row for every posterior: its law, its single modes, and the mixture of all modes."""
+    names = {name for row in comparison.rows for name in row.numbers}
+    beside = to_reference(names)
     rows: list[list[Cell]] = [
         [name, max(row.seeds for row in of.values()), max(row.networks for row in of.values()),
-         *(percent(of[mode].numbers if mode in of else {}, key) for mode, key in DISTANCES)]
+         *(percent(of[mode].numbers if mode in of else {}, key) for mode, key in DISTANCES),
+         *(c.shown(_of_all(of).get(key, Measured(math.nan))) for key, c in beside.items())]
         for name, of in _by_method(comparison.rows).items()
     ]  # fmt: skip
     for count, floor in _floors(comparison):
         noise = (percent(floor, _OF_NOISE.get(key, "")) for _, key in DISTANCES)
-        rows.append(["Noise of the reference", count, count, *_blank(noise)])
-    note = f"{reference_text(comparison.settings)} {_EXPLAINED} {_symmetries(comparison.settings)}"
-    header = ["method", "modes", "networks", *DISTANCES.values()]
-    return Table("Distance to the reference", header, rows, 2, note)
+        rows.append(["Noise of the reference", count, count, *_blank(noise), *[""] * len(beside)])
+    parts = [reference_text(comparison.settings), _EXPLAINED, _symmetries(comparison.settings)]
+    note = " ".join([*parts, *(text for name, text in _OF_PREDICTIONS.items() if name in names)])
+    titles = [column.title for column in beside.values()]
+    digits = dict.fromkeys(DISTANCES.values(), 2) | {c.title: c.digits for c in beside.values()}
+    header = ["method", "modes", "networks", *DISTANCES.values(), *titles]
+    made = comparison.settings["reference_made"]
+    title = f"Distance to the {made} reference" if made else "Distance to the reference"
+    return Table(title, header, rows, digits, note)
 
 
 def distances_by_kernel(comparison: Comparison) -> Table:
@@ -97,6 +111,11 @@ def percent(numbers: Mapping[str, Measured], name: str) -> Measured:
     """A number times a hundred; NaN where there is none."""
     value, error = numbers.get(name, Measured(math.nan))
     return Measured(value * 100, error * 100)
+
+
+def _of_all(of: Mapping[str, Row]) -> Mapping[str, Measured]:
+    """Numbers of all modes together, or of the only one."""
+    return list(of.values())[-1].numbers
 
 
 def _by_method(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:

@@ -16,6 +16,7 @@ from torch import Tensor
 import lightning_bnn
 from lightning_bnn import params as P
 from lightning_bnn.comparison.collect import collect
+from lightning_bnn.comparison.distance_tables import distances_table
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import one_thread
@@ -149,18 +150,12 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
 
 
 def _compared(runs: Mapping[str, Run], folder: Path) -> Findings:
-    """All methods beside both references: tables of distances to each, predictions only once.
-
-    Predictions are those beside the chains: agreement with the posterior means more than with other
-    trained networks.
-    """
+    """All methods beside both references: tables of distances to each, predictions only once."""
     places = {title: str(runs[name].folder) for name, title in METHODS.items()}
     trained = findings_of(collect(str(runs[REFERENCE].folder), places, folder / "compare"))
-    to_chains = collect(str(runs[SAMPLED].folder), places, folder / "compare_sampled")
-    sampled = dict(findings_of(to_chains).tables)
-    first = {"distances": trained.tables["distances"], "sampled": sampled.pop("distances")}
-    sampled["kernels"] = trained.tables["kernels"]
-    return replace(trained, tables=first | sampled)
+    sampled = collect(str(runs[SAMPLED].folder), places, folder / "compare_sampled")
+    tables = {"distances": trained.tables["distances"], "sampled": distances_table(sampled)}
+    return replace(trained, tables=tables | dict(trained.tables))
 
 
 def _opening(runs: Mapping[str, Run], reference: Population) -> list[Section]:

@@ -63,6 +63,8 @@ def test_numbers_of_an_ensemble_are_those_computed_by_hand(tmp_path, monkeypatch
         "Sharpness": M.sharpness(m, s), "Energy": M.energy_distance(m, s, n, t),
         "Energy (f)": M.energy_distance(m, 0 * s, n, 0 * t),
     }  # fmt: skip
+    (distances,) = (r for r in numbers("studies/compare", "distances") if r["method"] == "E")
+    row |= distances
     for name, value in wanted.items():
         assert row[name] == pytest.approx(float(value), rel=1e-5), name
     assert "Acc" not in row
