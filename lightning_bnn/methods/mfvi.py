@@ -239,7 +239,8 @@ class MFVI(Method):
             run.warn(advice)
         if fit.anew or state.notes["kl_share"] is None:
             state.notes["kl_share"] = 0.0
-        state.epoch_steps, state.is_new = fit.epoch_steps, fit.anew and not fit.trial
+        state.epoch_steps = fit.epoch_steps
+        state.is_new = fit.anew and not fit.trial and self.init_std != "auto"
         if self.init_std == "auto" and fit.anew and self._is_unchosen(state):
             self._choose_start(state, fit, run)
 

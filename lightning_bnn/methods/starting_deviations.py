@@ -108,7 +108,7 @@ def cost_of_noise(state: Any, nll: Tensor, batch: Batch, run: Run) -> str:
     if not cost > _SHARE_OF_IGNORANCE * abs(ignorant):
         return ""
     return (
-        f"`init_std` is more than the data allow: at the first step the noise of the weights costs "
-        f"{cost:.3g} nats per example, and a network that knows nothing loses {ignorant:.3g}; take "
-        "a smaller one, or 'auto'."
+        "`init_std` is more than the data allow: at the first step the noise of the weights costs "
+        f"{cost:.3g} nats per example, where a network that knows nothing loses {ignorant:.3g}, "
+        "and predictions may never recover; take a smaller one."
     )

@@ -20,7 +20,7 @@ __all__ = ["CRITERIA", "KINDS", "Choice", "Effort", "Fitted", "best", "fitted", 
 Kind = Literal["MFVI", "symmetrized"]
 KINDS: tuple[Kind, ...] = ("MFVI", "symmetrized")
 CRITERIA = ("validation", "objective")
-_RATE, _NETWORKS, _DRAWS = 0.01, 100, 50
+_RATE, _NETWORKS, _DRAWS = 0.02, 100, 50
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def tuned(
         seeds: of the training sets.
         effort: of every run.
     """
-    found = {}
+    found: dict[Choice, Fitted] = {}
     for warmup in effort.warmups:
         choices = [Choice(start, warmup) for start in effort.starts]
         found |= fitted(problem, kind, seeds, choices, effort)
@@ -180,11 +180,13 @@ def _judged(
         x, y = problem.held_out(name)
         outputs = P.apply(network, flat, x).unflatten(0, (_NETWORKS, -1))
         scores.append(log_score(problem.likelihood(), outputs, y))
-    bounds = [terms[name] / problem.examples for name in ("elbo", "sym_elbo")]
+    information = terms["permutation_info"].clamp(min=0)  # where its bound says less, zero is one
+    bounds = [t / problem.examples for t in (terms["elbo"], terms["elbo"] + information)]
     shape = (len(choices), -1, effort.inits)
     numbers = [t.double().reshape(shape) for t in (*scores, *bounds)]
     few = {n: t[:20].transpose(0, 1).unflatten(0, shape) for n, t in networks.items()}
+    test, validation, elbo, bound = numbers
     return {
-        choice: Fitted(*(t[k] for t in numbers), {n: t[k] for n, t in few.items()})
+        choice: Fitted(test[k], validation[k], elbo[k], bound[k], {n: t[k] for n, t in few.items()})
         for k, choice in enumerate(choices)
     }

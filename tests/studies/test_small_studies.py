@@ -50,6 +50,7 @@ SMALLEST = {
     "correlation": ["--scale", "smallest"],
     "interpolation": ["--dims", "[2]", "--sigmas", "[1.0]", "--steps", "2"],
     "width": ["--widths", "[2]", "--draws", "[2]", "--members", "2", *EPOCHS],
+    "symmetrization": ["--scale", "smallest"],
     "transpositions": ["--hidden", "4", "--points", "2", *EPOCHS],
     "compact": None,
     "tractable": ["--alphas", "[0.1]", "--seeds", "2", *EPOCHS],
@@ -59,7 +60,15 @@ SMALLEST = {
 which tests of their own do."""
 
 
-LONGER = {"correlation", "width", "interpolation", "toy", "transpositions", "tractable"}
+LONGER = {
+    "correlation",
+    "width",
+    "symmetrization",
+    "interpolation",
+    "toy",
+    "transpositions",
+    "tractable",
+}
 """Those that take longer than a second or two."""
 
 
