@@ -64,6 +64,14 @@ class Problem:
         self.source.setup("fit")
         return StoredBatches(self.source, self.source.train_dataloader(), most)
 
+    def validation_set(self) -> StoredBatches | None:
+        """What is held out of the training data; None if nothing is."""
+        self.source.prepare_data()
+        self.source.setup("fit")
+        loader: Any = self.source.val_dataloader()
+        first = loader[0] if isinstance(loader, (list, tuple)) and loader else loader
+        return StoredBatches(self.source, first) if first else None
+
     def test_set(self) -> StoredBatches:
         """The test set in distribution."""
         return next(iter(self._test_sets("id").values()))
