@@ -41,7 +41,7 @@ class Problem:
         activation: of the hidden layer.
     """
 
-    width: int = 20
+    width: int = 10
     prior_std: float = 1.0
     noise: float = 0.3
     examples: int = 40

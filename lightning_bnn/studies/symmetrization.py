@@ -64,18 +64,17 @@ SCALES = {
     ),
     "small": Scale(
         {
-            "sine, 20 tanh units, n 40, noise 0.3, prior 1": _BASE,
+            "sine, 10 tanh units, n 40, noise 0.3, prior 1": _BASE,
             "n 10": Problem(examples=10),
             "n 10, prior 2": Problem(examples=10, prior_std=2.0),
-            "noise 1": Problem(noise=1.0),
-            "two moons, n 40": Problem(task="moons"),
-            "ReLU": Problem(activation="relu"),
-            "5 units": Problem(width=5),
             "n 160": Problem(examples=160),
-            "noise 0.1": Problem(noise=0.1),
-            "40 units": Problem(width=40),
+            "noise 1": Problem(noise=1.0),
+            "5 units": Problem(width=5),
+            "20 units": Problem(width=20),
+            "ReLU": Problem(activation="relu"),
+            "two moons, n 40": Problem(task="moons"),
         },
-        6, 3, Effort(500, 2, (0.01, 0.1, 0.4), (0.0, 0.3)), 4, 270, 25,
+        6, 3, Effort(500, 2, (0.001, 0.01, 0.1, 0.4), (0.0, 0.3)), 4, 270, 25,
     ),
 }  # fmt: skip
 
