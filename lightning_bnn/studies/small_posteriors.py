@@ -50,21 +50,21 @@ class Problem:
 
     @property
     def name(self) -> str:
-        """For files."""
+        """What its files are called by."""
         numbers = f"{self.width}_{self.prior_std:g}_{self.noise:g}_{self.examples}"
         return f"{self.task}_{self.activation}_{numbers}"
 
     def network(self) -> nn.Sequential:
-        """A new perceptron."""
+        """A new perceptron with random weights."""
         ends = (1, 1) if self.task == "sine" else (2, 2)
         return mlp(ends[0], [self.width], ends[1], _ACTIVATIONS[self.activation])
 
     def likelihood(self) -> Likelihood:
-        """That of the targets."""
+        """What outputs say about the targets."""
         return Gaussian(std=self.noise) if self.task == "sine" else Categorical()
 
     def run(self, network: nn.Module) -> Run:
-        """Runs networks of this problem."""
+        """What runs networks of this problem."""
         return Run(network, self.likelihood(), self.examples, warn=_ignore, inform=_ignore)
 
     def training_sets(self, seeds: Sequence[int], times: int = 1) -> Batch:

@@ -87,8 +87,8 @@ def symmetrization(
     """Compare both where each has its best start and warm-up, with long chains as the reference.
 
     Starts and warm-ups are chosen on other training sets than those that are reported: by the
-    negative log-likelihood on validation data, and by the objective itself. A problem that is
-    finished is not computed again.
+    negative log-likelihood on validation data, by the objective itself, and for both by the
+    symmetrized bound. A problem that is finished is not computed again.
 
     Args:
         scale: smallest, to see that it runs; or small.
@@ -107,8 +107,9 @@ def symmetrization(
 # ------------------------------------------------------------ one problem
 def _remembered(problem: Problem, settings: Scale, folder: Path) -> Numbers:
     """The numbers of a problem, from disk if they were computed with the same settings."""
-    decides = {**settings.__dict__, "problems": None, "version": lightning_bnn.__version__}
-    text = json.dumps({**decides, "problem": problem}, default=dataclasses.asdict)
+    decides = {**settings.__dict__, "problems": None, "criteria": CRITERIA, "problem": problem}
+    decides["version"] = lightning_bnn.__version__
+    text = json.dumps(decides, default=dataclasses.asdict)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     file = folder / f"{problem.name}_{digest}.json"
     if not file.is_file():

@@ -19,7 +19,7 @@ __all__ = ["CRITERIA", "KINDS", "Choice", "Effort", "Fitted", "best", "fitted", 
 
 Kind = Literal["MFVI", "symmetrized"]
 KINDS: tuple[Kind, ...] = ("MFVI", "symmetrized")
-CRITERIA = ("validation", "objective")
+CRITERIA = ("validation", "objective", "bound")
 _RATE, _NETWORKS, _DRAWS = 0.02, 100, 50
 
 
@@ -68,12 +68,12 @@ class Fitted(NamedTuple):
         """What a choice minimises, of every run.
 
         Args:
-            name: one of `CRITERIA`.
+            name: ``"validation"``, the objective of the method, or the bound of both.
             kind: whose objective it is.
         """
         if name == "validation":
             return self.validation
-        return -(self.elbo if kind == "MFVI" else self.bound)
+        return -(self.elbo if name == "objective" and kind == "MFVI" else self.bound)
 
 
 def tuned(

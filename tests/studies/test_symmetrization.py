@@ -91,6 +91,7 @@ def test_the_best_is_that_of_the_criterion():
     assert best(found, "validation", "MFVI").start == 0.1
     assert best(found, "objective", "MFVI").start == 0.3
     assert best(found, "objective", "symmetrized").start == 0.1
+    assert best(found, "bound", "MFVI").start == best(found, "bound", "symmetrized").start == 0.1
 
 
 def test_a_problem_that_is_finished_is_not_computed_again(tmp_path, monkeypatch):
