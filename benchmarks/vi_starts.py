@@ -7,8 +7,8 @@ standard deviations over seeds (of the weights and the noise, not of the data). 
 each problem says what the race of `init_std="auto"` picks, and what it would pick without training.
 """
 
+import argparse
 import math
-import sys
 import time
 
 import torch
@@ -138,4 +138,8 @@ def main(names):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("problems", nargs="*", help=f"by default all: {', '.join(PROBLEMS)}")
+    main(parser.parse_args().problems)
