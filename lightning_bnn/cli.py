@@ -41,6 +41,7 @@ STUDIES = {
     "transpositions": "P3, figures 1 and 2: barriers, distances and swaps between networks",
     "compact": "P3, table 1 and figure 3: posteriors as one Gaussian, matched or not; pruning",
     "tractable": "P2, tables 2 and 3: two ReLU units, with and without symmetrization",
+    "symmetrization": "P2's question: what symmetrization gains over tuned mean-field VI",
     "information": "P2: mean and variance of estimates of the information, by width and draws",
     "reproduce": "all of these: every claim of the papers, the numbers here, and a verdict",
 }

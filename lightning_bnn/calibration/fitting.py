@@ -58,6 +58,13 @@ def calibrated(
     method = method_of(likelihood, method)
     for values in predictions:
         check_finite(values, "predictions")
+        if values.shape[1] != len(targets):
+            raise ValueError(
+                f"`targets` must be one for each of {values.shape[1]} predicted examples, got "
+                f"{len(targets)}."
+            )
+    if method not in GAUSSIAN_METHODS and bool((targets != targets.long()).any()):
+        raise ValueError("`targets` must be class indices, got numbers that are not whole.")
     rows, kept = split_rows(len(targets), held_out, seed)
     known = [p[:, rows] for p in predictions], targets[rows]
     others = [p[:, kept] for p in predictions], targets[kept]

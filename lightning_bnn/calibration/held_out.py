@@ -29,7 +29,7 @@ def validation_loaders(datamodule: Any) -> list[Any]:
     if callable(setup):
         getattr(datamodule, "prepare_data", lambda: None)()
         setup("fit")
-    found = make()
+    found = _made(make)
     if isinstance(found, dict):
         found = list(found.values())
     loaders = list(found) if isinstance(found, (list, tuple)) else [found]
@@ -37,6 +37,18 @@ def validation_loaders(datamodule: Any) -> list[Any]:
     if not loaders:
         raise ValueError(f"{type(datamodule).__name__} has no validation data{_hint(datamodule)}.")
     return loaders
+
+
+def _made(make: Any) -> Any:
+    """The loaders; a datamodule of Lightning that has none raises an exception of its own."""
+    try:
+        return make()
+    except NotImplementedError:
+        return None
+    except Exception as error:
+        if type(error).__name__ != "MisconfigurationException":  # Lightning is not known here
+            raise
+        return None
 
 
 def split_rows(n: int, share: int | float, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -67,4 +79,4 @@ def _hint(datamodule: Any) -> str:
     if not names:
         return ": calibration needs examples that were not trained on, from its `val_dataloader`"
     current = ", ".join(f"`{name}` is {getattr(datamodule, name, '?')}" for name in names)
-    return f" ({current}): give it some by `{names[0]}`"
+    return f" ({current}): give it some by `{names[0]}`, and train again"

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 import lightning_bnn
 from lightning_bnn.comparison.convergence import rhat_of_predictions
+from lightning_bnn.comparison.data_settings import has_other_data
 from lightning_bnn.comparison.errors import Numbers
 from lightning_bnn.comparison.places import Place, digest_of_file
 from lightning_bnn.comparison.problem import Problem, read_problem
@@ -111,16 +112,19 @@ def collect(
     sets = [problem.test_set(), *([] if ood is None else [ood[1]])]
     settings["test_examples"] = len(sets[0].targets())
     validation = problem.validation_set()
-    settings["validation_examples"] = 0 if validation is None else len(validation.targets())
+    every = [*sets, *([] if validation is None else [validation])]
+    settings["data_sha256"] = [batches.digest() for batches in every]
 
     @functools.cache
     def predicted() -> Any:
-        return predictions_of_reference(stored, sets[0], networks, problem.likelihood)
+        return predictions_of_reference(stored, sets[0], networks, stored.likelihood)
 
     def compute(name: str, place: Place) -> RowsAndOrigin:
         posterior = read_posterior(name, place, problem, samples=options.samples)
-        rows = rows_of(posterior, networks, sets, options.score, predicted(), validation)
-        return rows, {**posterior.origin, "modes": len(posterior.modes)}
+        other = has_other_data(place, config)
+        known = None if other else validation
+        rows = rows_of(posterior, networks, sets, options.score, predicted(), known)
+        return rows, {**posterior.origin, "modes": len(posterior.modes), "other_data": other}
 
     rows, origins = _all_rows(places, settings, folder / "rows", compute)
     counts = {row.seeds for row in rows if "law" in row.numbers}

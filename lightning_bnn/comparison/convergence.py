@@ -24,7 +24,7 @@ _LEAST = 8
 
 @torch.no_grad()
 def rhat_of_predictions(reference: StoredPosterior, problem: Problem) -> tuple[float, float] | None:
-    """Median and largest R-hat of the log-density of a hundred test targets.
+    """Median and largest R-hat of the log-density of up to a hundred targets of the first batch.
 
     Args:
         reference: a posterior of several chains; another has no R-hat.
@@ -38,7 +38,7 @@ def rhat_of_predictions(reference: StoredPosterior, problem: Problem) -> tuple[f
     networks = {name: torch.cat([chain[name] for chain in last]) for name in last[0]}
     inputs, targets = next(iter(problem.test_set()))
     outputs = P.apply(problem.network, networks, inputs[:_EXAMPLES])
-    likelihood = cast(Likelihood, problem.likelihood)
+    likelihood = cast(Likelihood, reference.likelihood)
     values = likelihood.log_prob(outputs, targets[:_EXAMPLES]).double()
     reductions = rhat(values.view(len(chains), draws, -1))
     return float(reductions.median()), float(reductions.max())

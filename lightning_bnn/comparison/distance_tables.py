@@ -34,7 +34,8 @@ _EXPLAINED = (
     "(unbiased, around zero for the reference's own law); one mode and mixture: the modes as they "
     "are, a single network being an atom; floor: what so many single networks of the reference's "
     "own law have as a mixture. ±: over modes (one mode), by the jackknife over modes and chains "
-    "of the reference (two modes have none), over splits of the reference (noise). /: not defined."
+    "of the reference (two modes, or two chains, have none), over splits of the reference (noise). "
+    "/: not defined."
 )
 _OF_PREDICTIONS = {
     "agree": "Agree, TV: of the mean prediction of all modes with that of the reference, per cent.",
@@ -95,13 +96,14 @@ def reference_text(settings: Mapping[str, Any]) -> str:
         "sampled": "sampled: draws of the posterior itself",
     }
     made_how = about.get(made, "trained or sampled, which was not said")
-    return f"Reference: {count}, {made_how}.{_agreement(settings['reference_rhat'])}"
+    agreement = _agreement(settings["reference_rhat"]) if chains else ""
+    return f"Reference: {count}, {made_how}.{agreement}"
 
 
 def _agreement(rhat: Sequence[float] | None) -> str:
-    """Whether the chains of the reference agree, if it is made of chains."""
+    """Whether the chains of the reference agree."""
     if rhat is None:
-        return ""
+        return " R-hat of its predictions: too few draws, it is NOT KNOWN whether chains agree."
     median, largest = rhat
     verdict = "" if median <= MEDIAN and largest <= LARGEST else ": NOT CONVERGED"
     return f" R-hat of its predictions: median {median:.3f}, largest {largest:.3f}{verdict}."

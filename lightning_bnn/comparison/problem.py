@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.calibration import validation_loaders
 from lightning_bnn.judging import named_sets
@@ -48,6 +50,25 @@ class StoredBatches:
         """What gives standardised targets their own unit, if the datamodule knows it."""
         return getattr(self._source, "target_std", None)
 
+    def digest(self) -> str:
+        """A digest of all inputs and targets, to tell whether the data have changed."""
+        digest = hashlib.sha256()
+        for tensor in tree_leaves(list(self)):
+            if isinstance(tensor, Tensor):
+                content = tensor.detach().cpu().contiguous().view(torch.uint8)
+                digest.update(content.numpy().tobytes())
+        return digest.hexdigest()[:12]
+
+
+class _Joined:
+    """Several loaders, one after the other."""
+
+    def __init__(self, loaders: Sequence[Any]) -> None:
+        self._loaders = loaders
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.chain.from_iterable(self._loaders)
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -74,10 +95,10 @@ class Problem:
         return [StoredBatches(self.source, loader) for loader in validation_loaders(self.source)]
 
     def validation_set(self) -> StoredBatches | None:
-        """The first validation data; None if there are less than two examples."""
+        """All validation data; None if there are less than two examples."""
         try:
-            first = self.validation_sets()[0]
-            return first if len(first.targets()) > 1 else None
+            every = StoredBatches(self.source, _Joined(validation_loaders(self.source)))
+            return every if len(every.targets()) > 1 else None
         except ValueError:
             return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -62,8 +63,13 @@ class StoredPosterior:
     def chains(self) -> list[int] | None:
         """The chain of every network of `networks`; None if each is of a run of its own."""
         sizes = [mode.size for mode in self.modes if isinstance(mode, Empirical)]
-        if len(sizes) < 2 or max(sizes) == 1:
+        if max(sizes, default=1) == 1:
             return None
+        if len(sizes) == 1:
+            raise ValueError(
+                f"{self.name} is one chain of {sizes[0]} networks, which are no independent draws: "
+                "take several chains, or networks of several runs."
+            )
         return [chain for chain, size in enumerate(sizes) for _ in range(size)]
 
 
@@ -158,7 +164,8 @@ def read_module(file: Path, problem: Problem) -> Any:
         _check_maker(arguments.get("_instantiator"), file)
         kind = L.LightningModule
     elif kind is not None:
-        options |= {"network": problem.network, "likelihood": problem.likelihood}
+        parts = {"network": problem.network, "likelihood": problem.likelihood}
+        options |= copy.deepcopy(parts)  # the checkpoint is loaded into them
     else:
         return None
     module = kind.load_from_checkpoint(file, **options)

@@ -168,7 +168,9 @@ def standardised(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         The columns, and the standard deviations that they had.
     """
     mean, std = values[rows].mean(0), values[rows].std(0, correction=0)
-    std = torch.where(std > 0, std, torch.ones_like(std))
+    constant = std <= 1e-9 * mean.abs()  # rounding leaves a little
+    std = torch.where(constant, torch.ones_like(std), std)
+    values = torch.where(constant, mean, values)
     return ((values - mean) / std).float(), std.float()
 
 

@@ -35,6 +35,7 @@ class ClassReference:
         Args:
             averages: what is compared.
         """
+        _check_kind(averages, Averages)
         probs, others = averages.probs, self.averages.probs
         return {
             "agree": (probs.argmax(-1) == others.argmax(-1)).double(),
@@ -64,6 +65,7 @@ class GaussianReference:
         Args:
             mixtures: what is compared.
         """
+        _check_kind(mixtures, Mixtures)
         means, stds = thinned(*mixtures.components(), _NETWORKS)
         if not bool((means + stds).isfinite().all()):
             unknown = torch.full((means.shape[1],), torch.nan, dtype=torch.float64)
@@ -74,6 +76,14 @@ class GaussianReference:
             for (mine, theirs), known in zip(pairs, self._differences, strict=True)
         )
         return {"energy_f": functions, "energy": densities}
+
+
+def _check_kind(predictions: Any, kind: type) -> None:
+    if not isinstance(predictions, kind):
+        raise ValueError(
+            f"Predictions of another kind than the reference's cannot be compared with them: "
+            f"{type(predictions).__name__} and {kind.__name__}."
+        )
 
 
 def reference_of(predictions: Any) -> ClassReference | GaussianReference | None:

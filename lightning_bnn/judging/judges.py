@@ -60,7 +60,7 @@ class RootMean(ExampleMean):
 
     def update(self, values: Tensor) -> None:
         """Add one value per example, or one per example and target."""
-        self.add(values.double().reshape(len(values), -1).mean(1))
+        self.add(values.double().flatten(1).mean(1))
 
     def compute(self) -> Tensor:
         """The root; NaN without examples."""

@@ -197,6 +197,7 @@ class HMC(Method):
 
 def _share(batch: Batch, fit: Fit) -> Batch:
     """The examples of this process."""
-    rows = slice(fit.rank, None, fit.processes)
+    share = slice(fit.rank, None, fit.processes)
+    rows = (slice(None), share) if batch.per_member else share
     inputs = tuple(x[rows] if isinstance(x, Tensor) else x for x in batch.inputs)
-    return Batch(inputs, batch.targets[rows])
+    return Batch(inputs, batch.targets[rows], batch.per_member)

@@ -68,6 +68,7 @@ class Fit:
         anew: whether it goes on with nothing, neither a checkpoint nor an earlier fit.
         steps: how many optimizer steps it will have, about; infinite if it has no end.
         epochs: how many epochs.
+        epoch_steps: optimizer steps of an epoch; infinite if that is not known.
         optimizer: what moves the parameters; None if nothing does.
         schedulers: of the learning rate.
         rates_change_every: ``"epoch"`` or ``"step"``.
@@ -82,6 +83,7 @@ class Fit:
     anew: bool = True
     steps: int | float = float("inf")
     epochs: int | float = float("inf")
+    epoch_steps: int | float = float("inf")
     optimizer: Any = None
     schedulers: tuple[Any, ...] = ()
     rates_change_every: str = "epoch"

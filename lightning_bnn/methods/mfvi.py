@@ -22,8 +22,10 @@ from lightning_bnn import params as P
 from lightning_bnn.arguments import count, not_negative, positive
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.batch import Batch
-from lightning_bnn.methods.method import Fit, Method, State
+from lightning_bnn.methods.kl_warmup import KLWarmup
+from lightning_bnn.methods.method import Fit, Method, Progress, State
 from lightning_bnn.methods.run import Run
+from lightning_bnn.methods.starting_deviations import cost_of_noise, fastest
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
@@ -31,12 +33,15 @@ from lightning_bnn.posteriors import DiagonalGaussian, Mixture, Posterior
 from lightning_bnn.posteriors.perturbations import Perturbed, Reparameterisation, tied_names
 from lightning_bnn.posteriors.reparameterised import Draw, Scratch, draw
 
-__all__ = ["KL", "Gaussians", "Initialisation", "MFVI"]
+__all__ = ["KL", "Gaussians", "InitStd", "Initialisation", "MFVI"]
 
+InitStd = float | Literal["auto"]
 Initialisation = Literal["network", "blitz"]
 KL = Literal["closed", "sampled"]
 G = TypeVar("G", bound="Gaussians")
 _LOG_2PI = math.log(2 * math.pi)
+_UNTIL_CHOSEN = 0.01
+"""Where deviations are before a race has found a start for them."""
 
 
 class Gaussians(State):
@@ -46,6 +51,12 @@ class Gaussians(State):
         stack: the members, whose weights are the means.
         names: weights that have a distribution; all other tensors are constants.
         init_std: standard deviation at the start.
+
+    Attributes:
+        notes: ``kl_share``, of the complexity terms in the next step, once a fit has begun;
+            ``init_std``, where deviations started if a race has found it.
+        epoch_steps: optimizer steps of an epoch of this fit.
+        is_new: whether the first step of a fit is still to come.
     """
 
     def __init__(self, stack: Params, names: Sequence[str], init_std: float) -> None:
@@ -57,6 +68,9 @@ class Gaussians(State):
         self.constants = NamedTensors({n: t for n, t in stack.items() if n not in set(names)})
         self.scratch = Scratch()
         self.tied: set[str] = set()
+        self.notes.update(kl_share=None, init_std=None)
+        self.epoch_steps: int | float = math.inf
+        self.is_new = False
 
     def stack(self) -> Params:
         """The networks of the means."""
@@ -85,13 +99,14 @@ class MFVI(Method):
 
     prior_std: float = 1.0
     prior: Any = None
-    init_std: float = 0.01
+    init_std: InitStd = 0.01
     initialisation: Initialisation = "network"
     elbo_samples: int = 1
     temperature: float = 1.0
     kl_weight: float = 1.0
     kl: KL = "closed"
     reparameterisation: Reparameterisation = "weight"
+    kl_warmup: int | float = 0
 
     is_mixture = True
     can_be_shared = True
@@ -99,10 +114,14 @@ class MFVI(Method):
 
     def __post_init__(self) -> None:
         positive("prior_std", self.prior_std)
-        positive("init_std", self.init_std)
+        if self.init_std != "auto":
+            positive("init_std", self.init_std)
+        elif self.initialisation == "blitz":
+            raise ValueError("`init_std` must not be 'auto' with the deviations of 'blitz'.")
         count("elbo_samples", self.elbo_samples)
         not_negative("temperature", self.temperature)
         not_negative("kl_weight", self.kl_weight)
+        KLWarmup(self.kl_warmup)
         option("initialisation", self.initialisation, get_args(Initialisation))
         option("kl", self.kl, get_args(KL))
         option("reparameterisation", self.reparameterisation, get_args(Reparameterisation))
@@ -116,7 +135,7 @@ class MFVI(Method):
         names = [n for n in trained if n in stack and stack[n].is_floating_point()]
         if not names:
             raise ValueError("`network` has no weights that require gradients.")
-        state = kind(stack, names, self.init_std)
+        state = kind(stack, names, _UNTIL_CHOSEN if self.init_std == "auto" else self.init_std)
         state.tied = tied_names(network)
         if self.initialisation == "blitz":
             _start_as_blitz(state, network)
@@ -136,10 +155,22 @@ class MFVI(Method):
         """Negative ELBO per example of every member, and its parts, for weights that were drawn."""
         assert run.num_data is not None
         nll = self._nll(state, drawn, batch, run).view(self.elbo_samples, -1).mean(0)
+        self._look_at_start(state, nll, batch, run)
         cross, entropy = self._complexity(state, drawn)
-        loss = nll + self.kl_weight * (cross - self.temperature * entropy) / run.num_data
+        weight = self.weight_of_complexity(state)
+        loss = nll + weight * (cross - self.temperature * entropy) / run.num_data
         elbo = -run.num_data * nll - (cross - entropy)
         return {"loss": loss, "nll": nll, "kl": cross - entropy, "elbo": elbo}
+
+    def weight_of_complexity(self, state: Gaussians) -> float:
+        """What multiplies all complexity terms in the next step."""
+        share = state.notes["kl_share"] if self.kl_warmup else 1.0
+        if share is None:
+            raise ValueError(
+                "`kl_warmup` needs to know the step: call `begin` of the method before the first, "
+                "and `after_step` after each, as a trainer does."
+            )
+        return self.kl_weight * share
 
     def _complexity(self, state: Gaussians, drawn: Draw) -> tuple[Tensor, Tensor]:
         """Cross-entropy with the prior, and entropy, of every member."""
@@ -197,13 +228,47 @@ class MFVI(Method):
             return tensors
         return {n: t.repeat(self.elbo_samples, *(1,) * (t.ndim - 1)) for n, t in tensors.items()}
 
-    # ------------------------------------------------------------ the posterior
+    # ------------------------------------------------------------ the run
     def begin(self, state: Gaussians, fit: Fit, run: Run) -> None:
         if state.mean.dtype in (torch.bfloat16, torch.float16):
             run.warn(
                 f"Standard deviations hardly train in {state.mean.dtype}: take a mixed precision."
             )
+        advice = KLWarmup(self.kl_warmup).advice(fit)
+        if advice:
+            run.warn(advice)
+        if fit.anew or state.notes["kl_share"] is None:
+            state.notes["kl_share"] = 0.0
+        state.epoch_steps = fit.epoch_steps
+        state.is_new = fit.anew and not fit.trial and self.init_std != "auto"
+        if self.init_std == "auto" and fit.anew and self._is_unchosen(state):
+            self._choose_start(state, fit, run)
 
+    @staticmethod
+    def _is_unchosen(state: Gaussians) -> bool:
+        """Whether deviations are where `init` has put them, and no checkpoint was loaded."""
+        return bool((state.log_std == math.log(_UNTIL_CHOSEN)).all())
+
+    def _choose_start(self, state: Gaussians, fit: Fit, run: Run) -> None:
+        start = fastest(self, state, fit, run)
+        state.notes["init_std"] = start
+        state.log_std.data.fill_(math.log(start))
+        run.inform(f"{type(self).__name__}: standard deviations start at {start:g}.")
+
+    def _look_at_start(self, state: Gaussians, nll: Tensor, batch: Batch, run: Run) -> None:
+        """Warn in the first step of a fit if the start is more than the data allow."""
+        if not state.is_new:
+            return
+        state.is_new = False
+        advice = cost_of_noise(state, nll.detach(), batch, run)
+        if advice:
+            run.warn(advice)
+
+    def after_step(self, state: Gaussians, progress: Progress, run: Run) -> bool:
+        state.notes["kl_share"] = KLWarmup(self.kl_warmup).share(progress, state.epoch_steps)
+        return False
+
+    # ------------------------------------------------------------ the posterior
     def posterior(self, state: Gaussians) -> Posterior:
         modes = state.modes()
         return modes[0] if len(modes) == 1 else Mixture(modes)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lightning_bnn import params as P
 from lightning_bnn.arguments import count
 from lightning_bnn.methods.batch import Batch
-from lightning_bnn.methods.method import Choice, Fit, Method
+from lightning_bnn.methods.method import Choice, Fit, Method, Progress
 from lightning_bnn.methods.mfvi import MFVI, Gaussians
 from lightning_bnn.methods.run import Run
 from lightning_bnn.metrics.validation import option
@@ -146,7 +146,8 @@ class SymmetrizedVI(Method):
         terms = self.gaussian.terms(state, drawn, batch, run)
         information = self.information(state, drawn, batch.number).to(terms["nll"])
         assert run.num_data is not None
-        gain = self.gaussian.kl_weight * self.gaussian.temperature * information / run.num_data
+        weight = self.gaussian.weight_of_complexity(state)
+        gain = weight * self.gaussian.temperature * information / run.num_data
         return {
             **terms,
             "loss": terms["loss"] - gain,
@@ -194,6 +195,9 @@ class SymmetrizedVI(Method):
             "permutation_info_capacity": bounds.capacity.mean(),
             "interpolation": interpolation(units.layers, mean, log_std).mean(),
         }
+
+    def after_step(self, state: SymmetrizedGaussians, progress: Progress, run: Run) -> bool:
+        return self.gaussian.after_step(state, progress, run)
 
     # ------------------------------------------------------------ the posterior
     def posterior(self, state: SymmetrizedGaussians) -> Posterior:

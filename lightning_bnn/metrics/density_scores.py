@@ -225,4 +225,4 @@ def over_targets(values: Tensor) -> Tensor:
     """The mean over the targets of every example; of a single number that number."""
     if values.ndim == 0:
         raise ValueError("`means` must be (samples, batch, targets) or (samples, batch).")
-    return values.reshape(len(values), -1).mean(1) if values.ndim > 1 else values
+    return values.flatten(1).mean(1) if values.ndim > 1 else values

@@ -156,7 +156,7 @@ def calibration_of_pit(u: Tensor) -> Tensor:
     Args:
         u: of every target; NaN without examples or where one is NaN.
     """
-    columns = u.reshape(len(u), -1) if u.ndim > 1 else u[:, None]
+    columns = u.flatten(1) if u.ndim > 1 else u[:, None]
     levels = _LEVELS.to(u.device)[:, None]
     shares = torch.stack([(columns <= q).double().mean(0) for q in levels])
     error = (shares - levels).abs().mean()

@@ -73,8 +73,8 @@ class ModesTable:
     ) -> Estimate:
         """One of the three numbers, with the error of the jackknife.
 
-        Modes and chains are left out in turn, and both variances add up. Fewer than three modes
-        have no error; fewer than three chains add none of theirs, which makes errors too small.
+        Modes and chains are left out in turn, and both variances add up. Fewer than three modes, or
+        than three chains (or networks) of the reference, have no error.
 
         Args:
             which: ``"law"``, ``"mixture"`` or ``"floor"``.
@@ -100,15 +100,14 @@ def jackknife_error(left: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
 
     Args:
         left: numbers without each part of the modes, then of the chains.
-        counts: how many parts there are; the modes must have some.
+        counts: how many parts there are; without some of both there is no error.
     """
+    if not all(counts):
+        return left[0].new_tensor(torch.nan)
     variances = [
         (count - 1) / count * (values - values.mean()).square().sum()
         for values, count in zip(left, counts, strict=True)
-        if count
     ]
-    if not counts[0]:
-        return left[0].new_tensor(torch.nan)
     return torch.stack(variances).sum().sqrt()
 
 

@@ -102,10 +102,17 @@ class MMD(ExactMetric):
 
     def compute(self) -> Tensor:
         """MMD^2; NaN before the first layer."""
-        return self.estimate().value
+        return self._estimate().value
 
     def estimate(self) -> Estimate:
-        """MMD^2 with the jackknife's error over modes and chains; pooled networks have none."""
+        """MMD^2 with the jackknife's error over modes and chains; pooled networks have none.
+
+        As for `compute`, all processes must ask, and get that of all layers.
+        """
+        with self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync):
+            return self._estimate()
+
+    def _estimate(self) -> Estimate:
         if not len(collected(self._state("size"))):
             nothing = self._nan("it has compared no layer")
             return Estimate(nothing, nothing)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class Modes:
         >>> Modes.of([7, 7, 3], 3).sizes
         tensor([1, 2])
         """
-        given = torch.arange(rows) if names is None else torch.as_tensor(names)
+        given = torch.arange(rows) if names is None else _numbers(names, argument)
         whole = not (given.is_floating_point() or given.is_complex())
         if given.shape != (rows,) or not whole:
             raise ValueError(
@@ -105,6 +105,13 @@ class ModesMMD(NamedTuple):
     mixture: Tensor
     floor: Tensor
     single: Tensor
+
+
+def _numbers(names: Any, argument: str) -> Tensor:
+    try:
+        return torch.as_tensor(names)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"`{argument}` must be whole numbers, got {names!r:.60}.") from None
 
 
 def kernel_sums(blocks: Blocks, chains: Modes, modes: Modes, bandwidths: Tensor) -> KernelSums:

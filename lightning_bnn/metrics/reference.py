@@ -155,12 +155,15 @@ class MMDReference:
         """
         names = self._names(layers)
         other = self.other(y, names, least=1)
+        same: Tensor | None = None
         for name in self._with_progress(names, other.rows):
             blocks = self.blocks(name, other)
+            same = blocks.xy.l1 == 0 if same is None else same & (blocks.xy.l1 == 0)
             bandwidths = kernel_bandwidths(self._spread(blocks.xy), self.grid)
             sums = kernel_sums(blocks, self.chains, modes, bandwidths)
             values = mmd_of_modes(sums, self.chains, modes)
             yield LayerModes(name, math.prod(self.source.shapes[name]), values)
+        _warn_about_duplicates(same, len(names) == len(self.layers))
 
     def _spread(self, across: Distances) -> Distances:
         """Rows and columns from all over: the first ones may be of a single chain or mode."""

@@ -7,12 +7,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data.distributed import DistributedSampler
 
 from lightning_bnn.calibration import Calibrated, calibrated, method_of, read, validation_loaders
 from lightning_bnn.modules.owner import Bayesian
 from lightning_bnn.modules.training_data import moved_by
 
 __all__ = ["calibrate"]
+
+
+def _whole(loader: Any) -> Any:
+    """All examples, also where several processes share them: all fit the same calibrator."""
+    whole = getattr(loader, "whole", None)
+    if whole is not None:
+        return whole()
+    if isinstance(getattr(loader, "sampler", None), DistributedSampler):
+        raise ValueError(
+            "The validation data are shared by several processes, each would fit another "
+            "calibrator: calibrate in one process, or with a loader that has all examples."
+        )
+    return loader
 
 
 @torch.no_grad()
@@ -26,7 +40,7 @@ def calibrate(module: Bayesian, datamodule: Any, method: str | None, **options: 
         **options: of `lightning_bnn.calibration.calibrated`.
     """
     method = method_of(module.likelihood, method)
-    loaders = validation_loaders(datamodule)
+    loaders = [_whole(loader) for loader in validation_loaders(datamodule)]
     if module.fitting.training_data() is None:  # some methods complete their posterior by them
         module.use_training_data(datamodule)
     move = moved_by(module, datamodule)

@@ -95,6 +95,7 @@ class Fitting(Part):
             anew=trainer.ckpt_path is None and trainer.global_step == 0,
             steps=math.inf if steps in (None, -1) else steps,
             epochs=epochs_of(trainer),
+            epoch_steps=_steps_of_epoch(trainer),
             optimizer=trainer.optimizers[0],
             schedulers=self._schedulers(),
             rates_change_every=module.lr_interval,
@@ -188,6 +189,12 @@ class Fitting(Part):
         """Whether long computations show a bar."""
         trainer = _compat.trainer_of(self.module)
         return bool(trainer and trainer.is_global_zero and trainer.progress_bar_callback)
+
+
+def _steps_of_epoch(trainer: Any) -> int | float:
+    """Optimizer steps of an epoch; infinite for streams."""
+    batches = trainer.num_training_batches
+    return math.ceil(batches / trainer.accumulate_grad_batches) if batches < math.inf else batches
 
 
 class ReleasesFiles(Callback):

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from lightning_bnn import methods
-from lightning_bnn.methods.mfvi import KL, Initialisation
+from lightning_bnn.methods.mfvi import KL, Initialisation, InitStd
 from lightning_bnn.modules.bayesian import Bayesian
 from lightning_bnn.posteriors.perturbations import Reparameterisation
 
@@ -27,7 +27,8 @@ class MFVI(Bayesian):
         network: gives the computation and the first means; it is copied, not changed.
         prior_std: standard deviation of the Gaussian prior.
         prior: another prior: a module with ``log_prob(params, names, stacked)``.
-        init_std: standard deviation of all weights at the start.
+        init_std: standard deviation of all weights at the start; ``"auto"`` lets five candidates
+            race for a hundred steps on the first training batches when a fit begins.
         initialisation: where means start: at the weights of the ``"network"``, or as BLiTZ does
             (``"blitz"``: means from N(0, 0.1^2), deviations softplus(-7), of convolutions
             softplus(-6); ``init_std`` is not used).
@@ -37,6 +38,8 @@ class MFVI(Bayesian):
         kl: ``"closed"`` form, or ``"sampled"`` with the weights of the step.
         reparameterisation: noise in ``"weight"`` space, the same for a batch, or for every example,
             ``"local"`` or ``"flipout"`` (networks then run one by one).
+        kl_warmup: so many epochs at the start, in which all complexity terms count less, linearly
+            from nothing; the ``elbo`` that is logged is the whole one.
         **kwargs: what every module takes, see `Bayesian`.
 
     References:
@@ -52,17 +55,18 @@ class MFVI(Bayesian):
         network: nn.Module,
         prior_std: float = 1.0,
         prior: nn.Module | None = None,
-        init_std: float = 0.01,
+        init_std: InitStd = 0.01,
         initialisation: Initialisation = "network",
         elbo_samples: int = 1,
         temperature: float = 1.0,
         kl_weight: float = 1.0,
         kl: KL = "closed",
         reparameterisation: Reparameterisation = "weight",
+        kl_warmup: int | float = 0,
         **kwargs: Any,
     ) -> None:
         method = methods.MFVI(
             prior_std, prior, init_std, initialisation, elbo_samples, temperature, kl_weight, kl,
-            reparameterisation,
+            reparameterisation, kl_warmup,
         )  # fmt: skip
         super().__init__(network=network, method=method, **kwargs)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_bnn import methods
-from lightning_bnn.methods.mfvi import KL, Initialisation
+from lightning_bnn.methods.mfvi import KL, Initialisation, InitStd
 from lightning_bnn.methods.symmetrized_vi import Estimator
 from lightning_bnn.modules.bayesian import Bayesian
 from lightning_bnn.posteriors.perturbations import Reparameterisation
@@ -33,13 +33,16 @@ class SymmetrizedVI(Bayesian):
         draws: permutations of ``"uniform"``, the identity included.
         prior_std: standard deviation of the Gaussian prior.
         prior: another prior: a module with ``log_prob(params, names, stacked)``.
-        init_std: standard deviation of all weights at the start.
+        init_std: standard deviation of all weights at the start; ``"auto"`` lets five candidates
+            race for a hundred steps on the first training batches when a fit begins.
         initialisation: where means start, see `MFVI`.
         elbo_samples: weight samples of every step.
         temperature: T, of the tempered posterior.
         kl_weight: multiplies all complexity terms, a departure from Bayes.
         kl: ``"closed"`` form, or ``"sampled"`` with the weights of the step.
         reparameterisation: noise in ``"weight"`` space, or for every example, see `MFVI`.
+        kl_warmup: so many epochs at the start, in which all complexity terms count less, linearly
+            from nothing; the ``elbo`` that is logged is the whole one.
         **kwargs: what every module takes, see `Bayesian`.
 
     References:
@@ -57,18 +60,19 @@ class SymmetrizedVI(Bayesian):
         draws: int = 20,
         prior_std: float = 1.0,
         prior: nn.Module | None = None,
-        init_std: float = 0.01,
+        init_std: InitStd = 0.01,
         initialisation: Initialisation = "network",
         elbo_samples: int = 1,
         temperature: float = 1.0,
         kl_weight: float = 1.0,
         kl: KL = "closed",
         reparameterisation: Reparameterisation = "weight",
+        kl_warmup: int | float = 0,
         **kwargs: Any,
     ) -> None:
         gaussian = methods.MFVI(
             prior_std, prior, init_std, initialisation, elbo_samples, temperature, kl_weight, kl,
-            reparameterisation,
+            reparameterisation, kl_warmup,
         )  # fmt: skip
         method = methods.SymmetrizedVI(gaussian, estimator, draws)
         super().__init__(network=network, method=method, **kwargs)

@@ -19,6 +19,7 @@ from lightning_bnn.comparison.calibration import (
     probs_of,
     sets_of,
 )
+from lightning_bnn.comparison.data_settings import has_other_data
 from lightning_bnn.comparison.places import Place
 from lightning_bnn.comparison.problem import read_problem
 from lightning_bnn.comparison.stored_posteriors import read_posterior
@@ -88,6 +89,11 @@ def calibrate(
         raise ValueError(
             f"{posterior} has no `config.yaml`: pass a configuration with network and data as "
             "`--data`."
+        )
+    if has_other_data(place, config):
+        raise ValueError(
+            f"`--data` {config} has other settings of the data than {posterior} was trained with: "
+            "its training examples may be among those that calibrate it."
         )
     problem = read_problem(config)
     options = {"alpha": alpha, "score": score, "by_class": by_class, "held_out": held_out}

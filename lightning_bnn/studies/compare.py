@@ -101,10 +101,16 @@ def compare(
 def findings_of(comparison: Comparison) -> Findings:
     """Tables of distances and of predictions, what was compared, and their picture."""
     settings = comparison.settings
-    failed = [
+    notes = [
         f"{name} failed: {origin['failed']}"
         for name, origin in settings["posteriors"].items()
         if "failed" in origin
+    ]
+    notes += [
+        f"{name} was trained with other settings of the data than it is judged by: it may have "
+        "seen test examples, and is not calibrated on validation data."
+        for name, origin in settings["posteriors"].items()
+        if origin.get("other_data")
     ]
     tables = {
         "distances": distances_table(comparison),
@@ -114,7 +120,7 @@ def findings_of(comparison: Comparison) -> Findings:
     }
     figures = {"metrics": _figure(comparison)}
     title = "Posteriors against a reference"
-    return Findings("compare", title, tables, figures, failed, settings)
+    return Findings("compare", title, tables, figures, notes, settings)
 
 
 def _predictions(comparison: Comparison) -> dict[str, Table]:

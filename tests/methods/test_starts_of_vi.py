@@ -1,0 +1,231 @@
+"""Where variational inference starts: the warm-up of complexity, the race of deviations."""
+
+import math
+
+import lightning as L
+import pytest
+import torch
+from module_cases import Blobs, adam, made, network, same, state, trainer
+
+from lightning_bnn import methods, modules, params
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.methods import Batch, Fit, Progress, Run
+from lightning_bnn.methods import starting_deviations as starting
+from lightning_bnn.methods.kl_warmup import KLWarmup
+
+X, Y = Blobs().load().train
+ALL = [Batch((X[k : k + 10],), Y[k : k + 10], number=k // 10) for k in range(0, len(X), 10)]
+KINDS = {
+    "mfvi": methods.MFVI,
+    "symmetrized": lambda **options: methods.SymmetrizedVI(methods.MFVI(**options)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _short_races(monkeypatch, request):
+    if "start_grows" not in request.node.name:
+        monkeypatch.setattr(starting, "_STEPS", 6)
+
+
+def begun(kind="mfvi", fit=None, net=None, members=2, **options):
+    net = network() if net is None else net
+    method, messages = KINDS[kind](**options), []
+    run = Run(net, num_data=len(X), inform=messages.append, warn=messages.append)
+    found = method.init(net, params.populate(net, members, torch.Generator().manual_seed(1)))
+    method.begin(found, fit or Fit(epochs=9, epoch_steps=6, batches=lambda: ALL), run)
+    return method, found, run, messages
+
+
+def terms(method, found, run, seed=0):
+    torch.manual_seed(seed)
+    return method.losses(found, ALL[0], run)
+
+
+# ------------------------------------------------------------ warm-up
+@pytest.mark.parametrize("kind", KINDS)
+def test_complexity_counts_linearly_more_and_the_elbo_is_whole(kind):
+    method, found, run, _ = begun(kind, kl_warmup=2, init_std=0.3)
+    plain, same_start, its_run, _ = begun(kind, init_std=0.3)
+    whole = terms(plain, same_start, its_run)
+    for step in (0, 3, 7, 12, 40):
+        if step:
+            progress = Progress(step, (step - 1) // 6, step % 6 == 0)
+            assert not method.after_step(found, progress, run)
+        now, share = terms(method, found, run), min(1, step / 12)
+        torch.testing.assert_close(now["elbo"], whole["elbo"])
+        mixed = torch.lerp(whole["nll"], whole["loss"], share)
+        torch.testing.assert_close(now["loss"], mixed)
+
+
+def test_streams_warm_up_by_epochs():
+    warmup = KLWarmup(2)
+    shares = [warmup.share(Progress(k, (k - 1) // 3, k % 3 == 0), math.inf) for k in range(1, 8)]
+    assert shares == [0, 0, 0.5, 0.5, 0.5, 1, 1]
+
+
+@pytest.mark.parametrize("epochs", [0.5, 1, 3])
+def test_parts_of_epochs_and_the_end(epochs):
+    shares = [KLWarmup(epochs).share(Progress(k, 0, False), 4) for k in range(20)]
+    assert shares == [min(1.0, k / (4 * epochs)) for k in range(20)]
+
+
+class Saves(L.Callback):
+    """A checkpoint in the middle of the second epoch, as before a kill."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == 8:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize("name", ["mfvi", "multi-capacity"])
+def test_a_resumed_run_is_the_uninterrupted_one(name, tmp_path, monkeypatch):
+    options = {"kl_warmup": 1.7, "init_std": "auto"}
+    whole, resumed, other = made(name, **options), made(name, **options), made(name)
+    trainer(Saves(tmp_path / "half.ckpt"), max_epochs=3).fit(whole, Blobs())
+    monkeypatch.setattr(methods.mfvi, "fastest", None)  # whoever resumes does not race
+    trainer(max_epochs=3).fit(resumed, Blobs(), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
+    assert same(state(resumed), state(whole))
+    assert resumed.state.notes == whole.state.notes
+    trainer(max_epochs=3).fit(other, Blobs())
+    assert not same(state(other), state(whole))
+
+
+@pytest.mark.filterwarnings("ignore:.*as long as the run")
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_a_trainer_counts_optimizer_steps(accumulate):
+    module = made("mfvi", kl_warmup=1)
+    trainer(max_epochs=1, accumulate_grad_batches=accumulate).fit(module, Blobs())
+    assert module.state.notes["kl_share"] == 1
+    assert module.state.epoch_steps == math.ceil(6 / accumulate)
+
+
+def test_without_a_fit_it_says_what_is_missing():
+    net = network()
+    method, run = methods.MFVI(kl_warmup=1), Run(net, num_data=60)
+    with pytest.raises(ValueError, match="`kl_warmup` needs to know the step"):
+        method.losses(method.init(net, params.populate(net, 1)), ALL[0], run)
+
+
+@pytest.mark.parametrize(("epochs", "said"), [(9, 1), (8, 0), (0, 0)])
+def test_a_warm_up_that_never_ends_is_said(epochs, said):
+    assert sum("as long as the run" in m for m in begun(kl_warmup=epochs)[-1]) == said
+
+
+# ------------------------------------------------------------ the race
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_race_picks_a_candidate_and_leaves_no_trace(kind):
+    net = network()
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    _, found, _, messages = begun(kind, net=net, init_std="auto")
+    assert torch.equal(torch.rand(1), expected)
+    assert found.mean.grad is None
+    start = found.notes["init_std"]
+    assert start in starting.CANDIDATES
+    assert (found.log_std == math.log(start)).all()
+    assert sum("deviations start at" in m for m in messages) == 1
+    plain = begun(kind, net=net)[1]
+    assert torch.equal(found.mean, plain.mean)
+
+
+def test_the_start_grows_with_the_noise_of_the_data():
+    """The more the data say, the smaller it is: as the posterior's own deviations."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 6, generator=g)
+    y = x[:, :3] + 0.01 * torch.randn(200, 3, generator=g)
+    net, starts = torch.nn.Linear(6, 3), []
+    for noise in (0.02, 1.0, 50.0):
+        method = methods.MFVI(init_std="auto")
+        run = Run(net, Gaussian(std=noise), num_data=200, inform=lambda _: None)
+        found = method.init(net, params.populate(net, 1, torch.Generator().manual_seed(1)))
+        method.begin(found, Fit(batches=lambda: [Batch((x,), y)]), run)
+        starts.append(found.notes["init_std"])
+    assert starts == sorted(starts)
+    assert starts[0] <= 0.01
+    assert starts[-1] == 0.3
+
+
+def test_one_race_only(monkeypatch):
+    races = []
+    monkeypatch.setattr(methods.mfvi, "fastest", lambda *args: races.append(1) or 0.1)
+    module, run = made("mfvi", init_std="auto"), trainer(max_epochs=1)
+    run.fit(module, Blobs())
+    trainer(max_epochs=1).fit(module, Blobs())  # another fit goes on with what was trained
+    module.state.log_std.data.fill_(math.log(0.01))
+    method = module.method
+    method.begin(module.state, Fit(anew=False, batches=lambda: ALL), module.run)
+    assert len(races) == 1
+
+
+def test_members_with_batches_of_their_own_race_on_those_of_the_first():
+    own = [Batch((b.inputs[0].expand(2, -1, -1),), b.targets.expand(2, -1), True) for b in ALL]
+    a, b = (
+        begun(init_std="auto", fit=Fit(epochs=9, batches=lambda d=data: d))[1].notes["init_std"]
+        for data in (own, ALL)
+    )
+    assert a == b
+
+
+@pytest.mark.parametrize("kind", ["fixed", "learned"])
+def test_statistics_and_likelihoods_do_not_move(kind):
+    net = network(batch_norm=True)
+    likelihood = Gaussian(kind, 0.5, targets=3)
+    method, run = methods.MFVI(init_std="auto"), Run(net, likelihood, 60, inform=lambda _: None)
+    found = method.init(net, params.populate(net, 1))
+    before = {n: t.clone() for n, t in {**found.stack(), **likelihood.state_dict()}.items()}
+    data = [Batch((X,), torch.nn.functional.one_hot(Y).float())]
+    method.begin(found, Fit(batches=lambda: data), run)
+    after = {**found.stack(), **likelihood.state_dict()}
+    assert all(torch.equal(after[n], t) for n, t in before.items())
+    assert likelihood.log_std.grad is None
+
+
+# ------------------------------------------------------------ the warning
+@pytest.mark.parametrize(("init_std", "said"), [(1.5, 1), (0.01, 0)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_noise_than_the_data_allow_is_said_once(kind, init_std, said):
+    method, found, run, messages = begun(kind, init_std=init_std)
+    torch.manual_seed(0)
+    expected = torch.randn(2, found.mean.shape[1]), torch.rand(1)
+    torch.manual_seed(0)
+    method.losses(found, ALL[0], run)
+    torch.randn(0)
+    assert expected[1] == torch.rand(1)  # looking takes no random numbers
+    method.losses(found, ALL[1], run)
+    assert sum("more than the data allow" in m for m in messages) == said
+
+
+def test_a_run_that_goes_on_is_not_warned():
+    fit = Fit(anew=False, epochs=9, batches=lambda: ALL)
+    method, found, run, messages = begun(init_std=1.5, fit=fit)
+    method.losses(found, ALL[0], run)
+    assert not messages
+
+
+# ------------------------------------------------------------ what is refused
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kl_warmup": -1}, "`kl_warmup` must not be negative"),
+        ({"kl_warmup": math.nan}, "`kl_warmup` must not be negative"),
+        ({"kl_warmup": math.inf}, "`kl_warmup` must not be negative"),
+        ({"kl_warmup": True}, "`kl_warmup` must not be negative"),
+        ({"init_std": "large"}, "`init_std` must be positive"),
+        ({"init_std": "auto", "initialisation": "blitz"}, "`init_std` must not be 'auto' with"),
+    ],
+)
+@pytest.mark.parametrize("kind", [modules.MFVI, modules.SymmetrizedVI])
+def test_nonsense_is_refused(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        kind(network(), optimizer=adam, **options)
+
+
+@pytest.mark.bad_input
+def test_a_race_needs_data():
+    with pytest.raises(ValueError, match="'auto' looks at the training data"):
+        begun(init_std="auto", fit=Fit(epochs=9))
