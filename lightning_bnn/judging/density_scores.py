@@ -67,7 +67,7 @@ class DensityScores:
 def _spread(means: Tensor, stds: Tensor) -> dict[str, Tensor]:
     """What the predictions alone say, without targets."""
     return {
-        "epistemic_var": means.var(0, correction=0).sum(-1),
+        "epistemic_var": (means - means.mean(0)).square().mean(0).sum(-1),
         "sharpness": mixture_moments(means, stds)[1].mean(-1),
     }
 

@@ -99,8 +99,9 @@ def mixture_moments(means: Components, stds: Components) -> tuple[Float64Values,
     (tensor(0., dtype=torch.float64), tensor(1., dtype=torch.float64))
     """
     means, stds = components(means, stds, least="zero")
-    variance = stds.square().mean(0) + means.var(0, correction=0)
-    return means.mean(0), variance.sqrt()
+    mean = means.mean(0)
+    variance = (stds.square() + (means - mean).square()).mean(0)
+    return mean, variance.sqrt()
 
 
 # ------------------------------------------------------------ two mixtures

@@ -15,7 +15,7 @@ SAME = [
 OTHER = [
     "MNIST",
     {"class_path": "Digits", "init_args": {"seed": 1}},
-    {"class_path": "Digits", "init_args": {"val_size": 3}},
+    {"class_path": "Digits", "init_args": {"val_share": 0.3}},
 ]
 
 

@@ -232,3 +232,15 @@ def test_other_things_that_are_refused():
     metric.update(MEANS, STDS, Y)
     with pytest.raises(ValueError, match="must have 2 columns as before"):
         metric.update(MEANS[..., 0], STDS[..., 0], Y[..., 0])
+
+
+@pytest.mark.parametrize("cls", [M.CRPS, M.Sharpness, M.IntervalWidth, M.QuantileCalibration])
+def test_an_empty_batch_changes_nothing(cls):
+    means, targets = torch.randn(3, 4, 2), torch.randn(4, 2)
+    with_targets = (targets,) if cls not in (M.Sharpness, M.IntervalWidth) else ()
+    none = tuple(t[:0] for t in with_targets)
+    metric, other = cls(), cls()
+    for m in (metric, other):
+        m.update(means, means.exp(), *with_targets)
+    other.update(means[:, :0], means[:, :0].exp(), *none)
+    torch.testing.assert_close(other.compute(), metric.compute())

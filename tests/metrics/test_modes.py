@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lightning_bnn import metrics as M
+from lightning_bnn.metrics.base import collected
 from lightning_bnn.metrics.kernels import kernel_bandwidths, kernel_values
 from lightning_bnn.metrics.laws import modes_table_of
 from lightning_bnn.metrics.modes import Modes
@@ -168,6 +169,7 @@ def test_chunks_change_nothing(monkeypatch, chunk, dtype):
     [
         (lambda x, y: M.law_mmd(x, y, [0, 1]), "`modes` must be one whole number for each of 7"),
         (lambda x, y: M.law_mmd(x, y, torch.rand(7)), "`modes` must be one whole number"),
+        (lambda x, y: M.law_mmd(x, y, ["a"] * 7), "`modes` must be whole numbers, got"),
         (lambda x, y: M.law_mmd(x, y, None, chains=[0] * 8), "`chains` must name at least two"),
         (lambda x, y: M.law_mmd(x, y, None, chains=[0]), "`chains` must be one whole number"),
         (lambda x, y: M.law_mmd(x, {"w": y["w"] * torch.nan}, None), "NaN or infinite"),
@@ -197,3 +199,34 @@ def test_the_metric_knows_the_error():
     metric.update(M.MMDReference(x, chains=CHAINS), y, modes=MODES)
     torch.testing.assert_close(metric.estimate(), M.law_mmd(x, y, MODES, chains=CHAINS))
     assert Modes.of(MODES, 7).sizes.tolist() == [1, 3, 1, 2]
+
+
+@pytest.mark.parametrize("chains", [[0] * 4 + [1] * 4, [0, 0, 0, 0, 0, 1, 1, 1]])
+def test_two_chains_have_no_error(chains):
+    law = M.law_mmd(draws(8), draws(7, seed=1), MODES, chains=chains)
+    assert law.value.isfinite()
+    assert law.error.isnan()
+
+
+def test_the_error_is_that_of_all_processes():
+    """Layers come from two processes; the estimate asks for those of the other one, too."""
+    x = {"w": draws(8)["w"], "v": draws(8, 3, seed=5)["w"]}
+    y = {"w": draws(7, seed=1)["w"], "v": draws(7, 3, seed=6)["w"]}
+    other = M.MMD(of="law")
+    other.update(x, y, ["v"], MODES)
+
+    def gathered(state, group=None):
+        (name,) = (n for n in mine._defaults if torch.equal(collected(getattr(mine, n)), state))
+        return [state, collected(getattr(other, name))]
+
+    options = {"distributed_available_fn": lambda: True, "dist_sync_fn": gathered}
+    mine = M.MMD(of="law", **options)
+    mine.update(x, y, ["w"], MODES)
+    torch.testing.assert_close(mine.estimate(), M.law_mmd(x, y, MODES))
+    assert mine.table().layers == ("w",)
+
+
+def test_a_network_on_both_sides_is_reported(caplog):
+    x = draws(8)
+    M.law_mmd(x, {"w": x["w"][:3]}, None)
+    assert "3 networks of `y` are also in `x`" in caplog.text

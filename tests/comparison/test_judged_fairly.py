@@ -1,0 +1,101 @@
+"""What must not decide the numbers of a posterior: other posteriors, old data, its training."""
+
+import lightning as L
+import pytest
+import torch
+import yaml
+from small_runs import bank, config, numbers, results
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bnn.cli import main
+from lightning_bnn.comparison.places import Place
+from lightning_bnn.comparison.problem import Problem, StoredBatches
+from lightning_bnn.comparison.stored_posteriors import read_posterior
+from lightning_bnn.datamodules import Diabetes
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.models import mlp
+from lightning_bnn.modules import MFVI
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
+
+
+def test_learned_noise_is_that_of_each_posterior(tmp_path):
+    """Reading one must not change what another one, or the problem, says about noise."""
+    problem = Problem(mlp(10, [3], 1), Diabetes(), Gaussian("learned"))
+    for name, std in (("a", 0.2), ("b", 0.9)):
+        module = MFVI(mlp(10, [3], 1), likelihood=Gaussian("learned", std=std), num_data=9)
+        trainer = L.Trainer(max_epochs=0, logger=False, enable_checkpointing=False)
+        trainer.strategy.connect(module)
+        trainer.save_checkpoint(tmp_path / f"{name}.ckpt")
+    read = {n: read_posterior(n, Place(tmp_path / f"{n}.ckpt"), problem) for n in ("a", "b")}
+    stds = {name: float(p.likelihood.log_std.exp()) for name, p in read.items()}
+    assert stds == pytest.approx({"a": 0.2, "b": 0.9})
+    assert float(problem.likelihood.log_std.exp()) == 1.0
+
+
+def compared(capsys, **posteriors):
+    arguments = ["compare", "--like", "like.yaml", "--reference", "ref", "--out", "out"]
+    main([*arguments, *(x for n, p in posteriors.items() for x in (f"--posteriors.{n}", p))])
+    return capsys.readouterr().out
+
+
+def test_a_run_that_saw_other_data_is_not_calibrated(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config(tmp_path)
+    for name, seed in (("ref", 1), ("same", 2), ("other", 3)):
+        bank(f"{name}/bank" if name != "ref" else name, 6, seed=seed)
+    like = yaml.safe_load((tmp_path / "like.yaml").read_text())
+    (tmp_path / "same" / "config.yaml").write_text(yaml.safe_dump(like))
+    like["data"] = {"class_path": "Digits", "init_args": {"seed": 5}}
+    (tmp_path / "other" / "config.yaml").write_text(yaml.safe_dump(like))
+    out = compared(capsys, S="same/bank", O="other/bank")
+    rows = {r["method"]: r for r in numbers("out", "calibrated") if r["mode"] == "Multi mode"}
+    assert rows["S"]["NLL (T)"] > 0
+    assert rows["O"]["NLL (T)"] is None
+    assert "O was trained with other settings of the data" in out
+    assert "S was trained" not in out
+    with pytest.raises(SystemExit):
+        main(["calibrate", "other/bank", "--data", "like.yaml"])
+    assert "training examples may be among those that calibrate" in capsys.readouterr().err
+
+
+def test_a_reference_of_one_chain_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config(tmp_path)
+    bank("ref", 6, seed=1, step=list(range(6)))
+    bank("a", 3, seed=2)
+    with pytest.raises(SystemExit):
+        compared(capsys, A="a")
+    assert "one chain of 6 networks" in capsys.readouterr().err
+
+
+def test_stored_rows_know_the_data(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config(tmp_path)
+    bank("ref", 6, seed=1)
+    bank("a", 3, seed=2)
+    compared(capsys, A="a")
+    first = results("out")["settings"]["data_sha256"]
+    kept = StoredBatches.__iter__
+    monkeypatch.setattr(
+        StoredBatches, "__iter__", lambda self: iter([(x + 0.01, y) for x, y in kept(self)])
+    )
+    compared(capsys, A="a")
+    assert results("out")["settings"]["data_sha256"] != first
+
+
+class WithoutValidation(L.LightningDataModule):
+    def test_dataloader(self):
+        return DataLoader(TensorDataset(torch.randn(4, 2), torch.zeros(4).long()))
+
+
+class WithTwo(WithoutValidation):
+    def val_dataloader(self):
+        return [self.test_dataloader(), self.test_dataloader()]
+
+
+@pytest.mark.parametrize(("data", "examples"), [(WithoutValidation, None), (WithTwo, 8)])
+def test_validation_data_of_any_datamodule(data, examples):
+    found = Problem(nn.Linear(2, 2), data()).validation_set()
+    assert (found if found is None else len(found.targets())) == examples
