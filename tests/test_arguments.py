@@ -68,7 +68,8 @@ def numeric(cls):
         if init is None or not owner.__module__.startswith("lightning_bnn"):
             continue
         for name, parameter in inspect.signature(init).parameters.items():
-            kind = re.match(r"(int|float)( \| None)?$", str(parameter.annotation))
+            annotation = str(parameter.annotation).replace("InitStd", "float")
+            kind = re.match(r"(int|float)( \| None)?$", annotation)
             if kind:
                 found[name] = kind[1]
     return found

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_bnn import params as P
 from lightning_bnn.methods.batch import Batch
@@ -83,6 +84,18 @@ def _batches(fit: Fit) -> Iterator[Batch]:
             )
 
 
+@contextmanager
+def _evaluation(network: nn.Module) -> Iterator[None]:
+    """Every part in evaluation mode, and then in its own again: some may be frozen."""
+    training = [module for module in network.modules() if module.training]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 @torch.no_grad()
 def cost_of_noise(state: Any, nll: Tensor, batch: Batch, run: Run) -> str:
     """What is wrong with deviations that cost more than half of what knowing nothing does.
@@ -96,11 +109,10 @@ def cost_of_noise(state: Any, nll: Tensor, batch: Batch, run: Run) -> str:
         batch: that batch.
         run: computes losses.
     """
-    first, training = batch.of(0), run.network.training
+    first = batch.of(0)
     one = {name: t[:1] for name, t in state.stack().items()}
-    run.network.eval()
-    outputs = run.one_tensor(P.apply(run.network, one, *first.inputs))
-    run.network.train(training)
+    with _evaluation(run.network):
+        outputs = run.one_tensor(P.apply(run.network, one, *first.inputs))
     without, ignorant = (
         float(run.nll(o, first.targets)[0]) for o in (outputs, torch.zeros_like(outputs))
     )

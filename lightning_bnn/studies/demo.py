@@ -53,7 +53,7 @@ def demo(
 ) -> None:
     """Train a reference and seven posteriors on the digits, compare them, write one page.
 
-    Takes about a minute and a half on two cores and needs no network. Interrupted, it goes on where
+    Takes about three minutes on two cores and needs no network. Interrupted, it goes on where
     it was when it is called again; finished, it writes its page again.
 
     Args:
