@@ -200,6 +200,7 @@ def dots_figure(
         ax.tick_params(labelsize=7)
         ax.grid(axis="y", color="0.93", linewidth=0.8)
         ax.set_title(title, fontsize=8)
+        ax.locator_params(axis="x", nbins=5)
     marks: dict[str, Any] = {}
     for ax in axes:
         marks |= {name: mark for mark, name in zip(*ax.get_legend_handles_labels(), strict=True)}
