@@ -164,6 +164,7 @@ def test_chunks_change_nothing(monkeypatch, chunk, dtype):
     torch.testing.assert_close(M.law_mmd(x, y, MODES), expected)
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("call", "message"),
     [
