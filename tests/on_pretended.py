@@ -98,7 +98,7 @@ def lost(device):
 
 
 OTHERS = {"callbacks": watched, "images": images, "symmetries": symmetries, "lost": lost}
-BEYOND = ("laplace", "multi-laplace", "MMD")
+BEYOND = ("laplace", "multi-laplace", "MMD", "MMD law", "MMD mixture")
 """What torch itself does below Python: forward-mode derivatives, indices that are lists."""
 
 
