@@ -27,6 +27,8 @@ def predictions_of_reference(
         reference: says how many networks are drawn, by which seed, and where it is computed.
         likelihood: says what outputs mean.
     """
+    if not stored.knows_its_noise():
+        return None
     networks = Empirical(replace(stored, modes=stored.judged).networks())
     ((predictions,),) = averages_of_mode(
         networks, stored.network, likelihood, [batches], (reference.samples,),

@@ -144,6 +144,11 @@ def _quality(
     """Every metric of the predictions of one mode and of all modes; none without data."""
     if not sets:
         return {}
+    if not posterior.knows_its_noise():
+        raise ValueError(
+            f"{posterior.name} are networks without the noise that their likelihood has learned: "
+            "name the checkpoint of the run in place of a bank or a folder."
+        )
     likelihood = posterior.likelihood
     sets = sets if _predicts(likelihood) else sets[:1]
     held_out = [] if validation is None or not _predicts(likelihood) else [validation]

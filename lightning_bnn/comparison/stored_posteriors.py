@@ -60,6 +60,11 @@ class StoredPosterior:
             )
         return {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
 
+    def knows_its_noise(self) -> bool:
+        """Whether the likelihood is that of these networks: banks hold no learned noise."""
+        learned = getattr(self.likelihood, "noise", None) == "learned"
+        return not (learned and self.origin.get("kind") == "networks")
+
     def chains(self) -> list[int] | None:
         """The chain of every network of `networks`; None if each is of a run of its own."""
         sizes = [mode.size for mode in self.modes if isinstance(mode, Empirical)]

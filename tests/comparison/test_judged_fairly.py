@@ -1,5 +1,7 @@
 """What must not decide the numbers of a posterior: other posteriors, old data, its training."""
 
+from dataclasses import replace
+
 import lightning as L
 import pytest
 import torch
@@ -8,9 +10,14 @@ from small_runs import bank, config, numbers, results
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_bnn import params as P
+from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
 from lightning_bnn.comparison.places import Place
 from lightning_bnn.comparison.problem import Problem, StoredBatches
+from lightning_bnn.comparison.protocols import PROTOCOLS
+from lightning_bnn.comparison.reference import Reference
+from lightning_bnn.comparison.rows import rows_of
 from lightning_bnn.comparison.stored_posteriors import read_posterior
 from lightning_bnn.datamodules import Diabetes
 from lightning_bnn.likelihoods import Gaussian
@@ -32,6 +39,20 @@ def test_learned_noise_is_that_of_each_posterior(tmp_path):
     stds = {name: float(p.likelihood.log_std.exp()) for name, p in read.items()}
     assert stds == pytest.approx({"a": 0.2, "b": 0.9})
     assert float(problem.likelihood.log_std.exp()) == 1.0
+
+
+def test_files_of_networks_hold_no_learned_noise(tmp_path):
+    problem = Problem(mlp(10, [3], 1), Diabetes(), Gaussian("learned"))
+    with CheckpointBank(tmp_path / "bank") as held:
+        held.extend(P.populate(problem.network, 3))
+    stored = read_posterior("B", Place(tmp_path / "bank"), problem)
+    beside = Reference(
+        P.populate(problem.network, 5), problem.network, [torch.randn(2, 10)], PROTOCOLS["full"]
+    )
+    with pytest.raises(ValueError, match="B are networks without the noise"):
+        rows_of(stored, beside, [problem.test_set()], "entropy")
+    fixed = replace(stored, likelihood=Gaussian())
+    assert rows_of(fixed, beside, [problem.test_set()], "entropy")[0].numbers["nll"].value > 0
 
 
 def compared(capsys, **posteriors):
