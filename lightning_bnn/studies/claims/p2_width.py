@@ -150,9 +150,16 @@ def _bracketed(e: Evidence) -> Judgement:
     if not wide:
         raise Missing("the exact value of all layers is known")
     names = ("capacity", "Bethe", "transpositions")
-    values = {w: [e.number("information", "information", w, n).value for n in names] for w in wide}
-    here = "; ".join(f"{w}: {a:.1f} ≤ {b:.1f} ≤ {c:.1f}" for w, (a, b, c) in values.items())
-    ordered = all(a <= b + 1e-9 <= c + 2e-9 for a, b, c in values.values())
+    numbers = {w: [e.number("information", "information", w, n) for n in names] for w in wide}
+    here = "; ".join(
+        f"{w}: {low.value:.1f}, {bethe.value:.1f}, {high.value:.1f}"
+        for w, (low, bethe, high) in numbers.items()
+    )
+    ordered = all_of(
+        compared(larger, smaller)
+        for low, bethe, high in numbers.values()
+        for larger, smaller in ((bethe, low), (high, bethe))
+    )
     return Judgement(here, {"capacity ≤ Bethe ≤ transpositions at every width beyond": ordered})
 
 
