@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.comparison.tables import Measured, spread
+from lightning_bnn.metrics.laws import jackknife_variance
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["Numbers", "bootstrap", "jackknife", "left_out", "over_modes"]
@@ -51,11 +52,7 @@ def jackknife(whole: Mapping[str, float], left: Sequence[Mapping[str, float]]) -
     >>> round(numbers["mean"].error, 6)
     1.527525
     """
-    return _with_errors(whole, left, _jackknife_error)
-
-
-def _jackknife_error(values: Tensor) -> Tensor:
-    return ((len(values) - 1) / len(values) * (values - values.mean()).square().sum()).sqrt()
+    return _with_errors(whole, left, lambda values: jackknife_variance(values).sqrt())
 
 
 def _with_errors(

@@ -29,6 +29,7 @@ __all__ = [
     "ModesTable",
     "Which",
     "jackknife_error",
+    "jackknife_variance",
     "law_mmd",
     "mixture_mmd",
     "modes_table",
@@ -93,10 +94,19 @@ class ModesTable:
         return reduced(self.single, self.sizes, reduction, order)
 
 
-def jackknife_error(left: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
-    r"""Standard error out of numbers without some parts, whose variances add up.
+def jackknife_variance(left: Tensor) -> Tensor:
+    r"""Variance of a number out of those without each part of the data.
 
     .. math:: s^2 = \frac{K - 1}{K} \sum_k (\theta_{-k} - \bar\theta)^2
+
+    Args:
+        left: the number without each part.
+    """
+    return (len(left) - 1) / len(left) * (left - left.mean()).square().sum()
+
+
+def jackknife_error(left: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+    """Standard error out of numbers without some parts, whose variances add up.
 
     Args:
         left: numbers without each part of the modes, then of the chains.
@@ -104,11 +114,7 @@ def jackknife_error(left: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
     """
     if not all(counts):
         return left[0].new_tensor(torch.nan)
-    variances = [
-        (count - 1) / count * (values - values.mean()).square().sum()
-        for values, count in zip(left, counts, strict=True)
-    ]
-    return torch.stack(variances).sum().sqrt()
+    return torch.stack([jackknife_variance(values) for values in left]).sum().sqrt()
 
 
 # ------------------------------------------------------------ functions

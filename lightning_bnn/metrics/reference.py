@@ -102,16 +102,9 @@ class MMDReference:
             y: a stack of networks, or a `WeightSource`.
             layers: only these layers.
         """
-        names = self._names(layers)
-        other = self.other(y, names)
-        same: Tensor | None = None
-        for name in self._with_progress(names, other.rows):
-            blocks = self.blocks(name, other)
+        for name, size, blocks in self._layers_beside(y, layers):
             bandwidths = kernel_bandwidths(blocks.xy, self.grid)
-            values = unbiased_mmd2(blocks, bandwidths)
-            same = blocks.xy.l1 == 0 if same is None else same & (blocks.xy.l1 == 0)
-            yield LayerMMD(name, math.prod(self.source.shapes[name]), values, bandwidths)
-        _warn_about_duplicates(same, len(names) == len(self.layers))
+            yield LayerMMD(name, size, unbiased_mmd2(blocks, bandwidths), bandwidths)
 
     def compare_parts(self, y: Params | WeightSource, parts: Sequence[Tensor]) -> Tensor:
         """MMD^2 to several parts of another posterior, whose distances are computed once.
@@ -153,16 +146,22 @@ class MMDReference:
         >>> layer.values.law.shape, layer.values.single.shape
         (torch.Size([4, 20]), torch.Size([2, 20]))
         """
+        for name, size, blocks in self._layers_beside(y, layers, least=1):
+            bandwidths = kernel_bandwidths(self._spread(blocks.xy), self.grid)
+            sums = kernel_sums(blocks, self.chains, modes, bandwidths)
+            yield LayerModes(name, size, mmd_of_modes(sums, self.chains, modes))
+
+    def _layers_beside(
+        self, y: Params | WeightSource, layers: Sequence[str] | None, least: int = 2
+    ) -> Iterator[tuple[str, int, Blocks]]:
+        """Name, size and distances of every layer; networks on both sides are warned of."""
         names = self._names(layers)
-        other = self.other(y, names, least=1)
+        other = self.other(y, names, least)
         same: Tensor | None = None
         for name in self._with_progress(names, other.rows):
             blocks = self.blocks(name, other)
             same = blocks.xy.l1 == 0 if same is None else same & (blocks.xy.l1 == 0)
-            bandwidths = kernel_bandwidths(self._spread(blocks.xy), self.grid)
-            sums = kernel_sums(blocks, self.chains, modes, bandwidths)
-            values = mmd_of_modes(sums, self.chains, modes)
-            yield LayerModes(name, math.prod(self.source.shapes[name]), values)
+            yield name, math.prod(self.source.shapes[name]), blocks
         _warn_about_duplicates(same, len(names) == len(self.layers))
 
     def _spread(self, across: Distances) -> Distances:
