@@ -125,4 +125,9 @@ def attention(
         scores = Value(unify(system, scores.labels, system.labels(attn_mask)))
     softmax(system, node, scores, -1)
     weighted = scores.labels[..., :, :, None], v[..., None, :, :]
-    return Value(contract(system, *weighted, [-2], shape_of(node)))
+    out = contract(system, *weighted, [-2], shape_of(node))
+    system.shifts.stop(q)
+    system.shifts.tie(out, v.narrow(-2, 0, 1))
+    if args and args[0] or kwargs.get("dropout_p"):
+        system.shifts.stop(v)
+    return Value(out)
