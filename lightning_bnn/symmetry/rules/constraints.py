@@ -177,6 +177,7 @@ class Constraints:
             for row in table[1:] if bool((first < 0).any()) else ():
                 first = torch.where(first < 0, row, first)
             self.tie(table, first[None])
+            self.shifts.stop(table)
         return first
 
     def labels(self, x: Value | Weight | Constant | float | int) -> Tensor:

@@ -146,11 +146,14 @@ def matmul(system: Constraints, node: Node, x: Any, y: Any) -> Value:
 
 def _shift_product(system: Constraints, node: Node, a: Tensor, b: Tensor, out: Tensor) -> None:
     """Averages of rows are shifted like the rows; a shift of keys is forgotten by the softmax."""
+    averages = rows_sum_to_one(node.args[0])
+    tokens = b.ndim - (2 if averages else 1)
     system.shifts.stop(a)
-    system.shifts.stop(out) if not rows_sum_to_one(node.args[0]) else None
-    if rows_sum_to_one(node.args[0]):
+    if averages:
         system.shifts.tie(out, b.narrow(-2, 0, 1))
-    elif not is_forgotten_by_softmax(node):
+    else:
+        system.shifts.stop(out)
+    if tokens in moving_dims(b) or not (averages or is_forgotten_by_softmax(node)):
         system.shifts.stop(b)
 
 

@@ -19,6 +19,7 @@ from lightning_bnn.symmetry.rules.labels import (
     Weight,
     along,
     compress,
+    moving_dims,
     shape_of,
 )
 from lightning_bnn.symmetry.rules.layer import contract, write
@@ -128,6 +129,8 @@ def attention(
     out = contract(system, *weighted, [-2], shape_of(node))
     system.shifts.stop(q)
     system.shifts.tie(out, v.narrow(-2, 0, 1))
-    if args and args[0] or kwargs.get("dropout_p"):
-        system.shifts.stop(v)
+    drops = bool(args and args[0] or kwargs.get("dropout_p"))
+    for labels, stops in ((k, False), (v, drops)):
+        if stops or labels.ndim - 2 in moving_dims(labels):
+            system.shifts.stop(labels)
     return Value(out)
