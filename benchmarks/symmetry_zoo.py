@@ -19,6 +19,7 @@ import resource
 import time
 import traceback
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,17 @@ from zoo_networks import Network, networks
 
 from lightning_bnn.symmetry import discover
 
+FIRST = [
+    *("timm/vision_transformer", "timm/resnet", "timm/convnext", "timm/efficientnet"),
+    *(
+        f"hf/{kind}"
+        for kind in "bert roberta gpt2 gpt_neox llama mistral qwen2 qwen3 t5 mixtral mamba mamba2 "
+        "vit clip whisper bart deberta-v2 gemma2 phi3 falcon bloom opt gptj deepseek_v3 qwen3_moe "
+        "gpt_oss olmo2 wav2vec2 swin dinov2 albert electra distilbert mpt glm4 granite rwkv "
+        "falcon_mamba jamba gemma3_text qwen3_next convnextv2 resnet segformer deit xlnet".split()
+    ),
+]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -36,7 +48,7 @@ def main() -> None:
     parser.add_argument("--which", choices=["all", "timm", "transformers"], default="all")
     parser.add_argument("--only", default="", help="networks whose name contains this")
     parser.add_argument("--again", action="store_true", help="also those that have a result")
-    parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--seconds", type=int, default=120, help="of one processor")
     parser.add_argument("--gigabytes", type=float, default=6)
     parser.add_argument("--table", action="store_true", help="print what there is, run nothing")
     options = parser.parse_args()
@@ -52,6 +64,7 @@ def _run_all(options: Any, results: dict[str, Any]) -> None:
         for n in networks(options.which)
         if options.only in n.name and (options.again or n.name not in results)
     ]
+    todo.sort(key=lambda n: (n.name not in FIRST, zlib.crc32(n.name.encode())))  # a sample early
     for number, network in enumerate(todo, 1):
         results[network.name] = _in_a_process(network, options.seconds, options.gigabytes)
         options.results.write_text(json.dumps(results, indent=1))
@@ -63,19 +76,20 @@ def _run_all(options: Any, results: dict[str, Any]) -> None:
 def _in_a_process(network: Network, seconds: int, gigabytes: float) -> dict[str, Any]:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_report_to, args=(theirs, network, gigabytes))
+    process = context.Process(target=_report_to, args=(theirs, network, seconds, gigabytes))
     process.start()
     theirs.close()
     try:
-        report = ours.recv() if ours.poll(seconds) else {"failed": f"more than {seconds} s"}
+        report = ours.recv() if ours.poll(20 * seconds) else {"failed": "it hangs"}
     except EOFError:
-        report = {"failed": "the process ended without a word (memory?)"}
+        report = {"failed": f"it ended without a word: more than {seconds} s, or memory"}
     process.kill()
     process.join()
     return report
 
 
-def _report_to(pipe: Any, network: Network, gigabytes: float) -> None:
+def _report_to(pipe: Any, network: Network, seconds: int, gigabytes: float) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_AS, (int(gigabytes * 2**30),) * 2)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
