@@ -1,4 +1,4 @@
-"""Permutations, scales and signs acted out on numpy arrays, from the description of `Symmetries`.
+"""Permutations, scales, signs and matrices acted out on numpy arrays, from the description of `Symmetries`.
 
 Nothing of the package is used but the fields of its result, so that it can be judged by this.
 """
@@ -30,6 +30,37 @@ def multiplied(weights: Weights, symmetries: Any, kind: str, values: list[np.nda
                     factors[position] *= value[unit] ** float(place.exponent)
             result[axis.tensor] = _times(result[axis.tensor], axis, factors)
     return _with_aliases(result, symmetries)
+
+
+def mixed(weights: Weights, symmetries: Any, matrices: list[np.ndarray]) -> Weights:
+    """Channels of a space times its matrix; its inverse transpose where the exponent is -1."""
+    result = dict(weights)
+    for group, own in zip(symmetries.linear, matrices, strict=True):
+        for place in group.placements:
+            axis = symmetries.axes[place.axis]
+            rows = _in_a_row(result[axis.tensor], axis)
+            new = rows.copy()
+            for space, positions in enumerate(place.positions.numpy()):
+                g = own[space] if place.exponent == 1 else np.linalg.inv(own[space]).T
+                for repeat in positions.T:
+                    new[..., repeat] = rows[..., repeat] @ g.T
+            result[axis.tensor] = _from_a_row(new, result[axis.tensor], axis)
+    return _with_aliases(result, symmetries)
+
+
+def _in_a_row(w: np.ndarray, axis: Any) -> np.ndarray:
+    """The positions of an axis along the last dimension."""
+    if axis.dim is None:
+        return w.reshape(-1)
+    parts = np.split(w, axis.blocks, 0) if axis.blocks > 1 else [w]
+    return np.concatenate([np.moveaxis(part, axis.dim, -1) for part in parts], -1)
+
+
+def _from_a_row(row: np.ndarray, like: np.ndarray, axis: Any) -> np.ndarray:
+    if axis.dim is None:
+        return row.reshape(like.shape)
+    parts = [np.moveaxis(part, -1, axis.dim) for part in np.split(row, axis.blocks, -1)]
+    return np.concatenate(parts, 0) if axis.blocks > 1 else parts[0]
 
 
 def _tensors(symmetries: Any, groups: Any) -> list[str]:

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from plain_actions import Weights, multiplied, permuted
+from plain_actions import Weights, mixed, multiplied, permuted
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+KINDS = ("permutations", "scalings", "signs", "linear")
 WRONG = 1e-9  # relative error of outputs, in float64
 Run = Callable[[Weights], list[np.ndarray]]
 
@@ -102,8 +103,8 @@ def check(model: nn.Module, symmetries: Any, inputs: Iterable[dict[str, Any]]) -
             report["unchecked"] = "outputs do not move with the weights, or are not finite"
             continue
         random = np.random.default_rng(number)
-        for kind in ("permutations", "scalings", "signs", "together"):
-            kinds = ("permutations", "scalings", "signs") if kind == "together" else (kind,)
+        for kind in (*KINDS, "together"):
+            kinds = KINDS if kind == "together" else (kind,)
             element = _element(symmetries, kinds, random)
             error = _error(old, run(_act(weights, symmetries, element)), sizes)
             report["errors"][kind] = max(error, report["errors"].get(kind, 0.0))
@@ -116,22 +117,54 @@ def check(model: nn.Module, symmetries: Any, inputs: Iterable[dict[str, Any]]) -
 
 
 def _element(symmetries: Any, kinds: Iterable[str], random: Any) -> dict[str, list[np.ndarray]]:
-    """A random order, positive factor or sign for every unit; other kinds stay the identity."""
+    """A random order, factor, sign or matrix for all units; other kinds stay the identity."""
     draws = {
-        "permutations": lambda n: np.roll(random.permutation(n), 1) if n > 2 else np.array([1, 0][:n]),
-        "scalings": lambda n: np.exp(0.5 * random.standard_normal(n)),
-        "signs": lambda n: random.choice([-1.0, 1.0], n),
+        "permutations": lambda g: _order(g.units, random),
+        "scalings": lambda g: np.exp(0.5 * random.standard_normal(g.units)),
+        "signs": lambda g: random.choice([-1.0, 1.0], g.units),
+        "linear": lambda g: np.stack([_matrix(g.kind, g.size, random) for _ in range(g.spaces)]),
     }
-    rest = {"permutations": np.arange, "scalings": np.ones, "signs": np.ones}
+    rest = {
+        "permutations": lambda g: np.arange(g.units),
+        "scalings": lambda g: np.ones(g.units),
+        "signs": lambda g: np.ones(g.units),
+        "linear": lambda g: np.stack([np.eye(g.size)] * g.spaces),
+    }
     return {
-        kind: [(draws if kind in kinds else rest)[kind](g.units) for g in getattr(symmetries, kind)]
-        for kind in draws
+        kind: [(draws if kind in kinds else rest)[kind](g) for g in getattr(symmetries, kind, ())]
+        for kind in KINDS
     }
+
+
+def _order(units: int, random: Any) -> np.ndarray:
+    """One cycle through all units, so that every one of them moves."""
+    cycle, order = random.permutation(units), np.arange(units)
+    order[cycle] = np.roll(cycle, 1)
+    return order
+
+
+def _matrix(kind: str, size: int, random: Any) -> np.ndarray:
+    """A generic matrix of a kind, with condition number of a few at most."""
+    rotation = np.linalg.qr(random.standard_normal((size, size)))[0]
+    if kind == "general":
+        return rotation + 0.3 * random.standard_normal((size, size)) / np.sqrt(size)
+    if kind == "orthogonal":
+        return rotation
+    if kind == "centred":
+        basis = np.linalg.svd(np.ones((1, size)))[2][1:]
+        small = np.linalg.qr(random.standard_normal((size - 1, size - 1)))[0]
+        return basis.T @ small @ basis + 1 / size
+    x, y = random.standard_normal(2)
+    if kind == "unit complex":
+        x, y = x / np.hypot(x, y), y / np.hypot(x, y)
+    return np.array([[x, -y], [y, x]])
 
 
 def _act(weights: Weights, symmetries: Any, element: dict[str, list[np.ndarray]]) -> Weights:
     for kind in ("scalings", "signs"):
         weights = multiplied(weights, symmetries, kind, element[kind])
+    if element["linear"]:
+        weights = mixed(weights, symmetries, element["linear"])
     return permuted(weights, symmetries, element["permutations"])
 
 
@@ -148,7 +181,7 @@ def _offenders(symmetries, kind, run, weights, old, sizes, random) -> list[dict[
             continue
         if len(part) == 1:
             group = getattr(symmetries, kind)[part[0]]
-            wrong.append({"kind": kind, "group": part[0], "name": group.name, "units": group.units,
+            wrong.append({"kind": kind, "group": part[0], "name": group.name, "units": getattr(group, "units", getattr(group, "size", 0)),
                           "error": error, "places": _places(symmetries, group)})
         else:
             half = len(part) // 2

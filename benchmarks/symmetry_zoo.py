@@ -112,28 +112,17 @@ def examine(network: Network) -> dict[str, Any]:
                               "inputs": {k: list(v.shape) for k, v in example.items()}}
     before, start = _peak(), time.process_time()
     try:
-        if "x" in example:
-            symmetries = discover(model, example["x"])
-        else:
-            symmetries = discover(model, **example)
+        symmetries = discover(model, **example)
     except Exception as error:  # noqa: BLE001
         return {**report, "crash": _words(error), "trace": traceback.format_exc()[-1500:]}
     report |= {"seconds": time.process_time() - start, "peak MB": (_peak() - before) / 1024}
     report |= _found(symmetries)
     others = [_that_runs(model, network, 3, 5), _that_runs(model, network, 1, 9)]
-    if "x" in example:
-        others = [{"x": o["x"]} for o in others]
-        model = _named_x(model)
     try:
         report |= check(model, symmetries, others)
     except Exception as error:  # noqa: BLE001
         report["check failed"] = traceback.format_exc()[-1500:]
     return report
-
-
-def _named_x(model: nn.Module) -> nn.Module:
-    """Inputs are handed over by name: timm calls its only one ``x``."""
-    return model
 
 
 def _that_runs(model: nn.Module, network: Network, batch: int, length: int) -> dict[str, Any]:
@@ -158,6 +147,7 @@ def _found(symmetries: Any) -> dict[str, Any]:
         "log10": round(symmetries.log10_permutations, 1),
         "scales": symmetries.scaling_dof,
         "signs": symmetries.sign_dof,
+        "matrices": len(getattr(symmetries, "linear", ())),
         "dimension": getattr(symmetries, "dimension", symmetries.scaling_dof),
         "frozen": [str(f) for f in symmetries.frozen],
         "unchecked by discover": symmetries.unchecked,
@@ -192,7 +182,7 @@ def _verdict(report: dict[str, Any]) -> str:
 
 def table(results: dict[str, Any]) -> str:
     """One line per network, then counts, and the reasons for what is frozen by frequency."""
-    lines = [f"{'network':<36}{'model':<34}{'groups':>7}{'log10':>8}{'scales':>8}{'signs':>7}"
+    lines = [f"{'network':<36}{'model':<34}{'groups':>7}{'log10':>8}{'scales':>8}{'signs':>7}{'matr.':>6}"
              f"{'frozen':>7}{'error':>9}{'s':>7}{'MB':>7}"]
     outcomes: collections.Counter[str] = collections.Counter()
     reasons: collections.Counter[str] = collections.Counter()
@@ -205,7 +195,7 @@ def table(results: dict[str, Any]) -> str:
         worst = max(errors.values(), default=math.nan)
         lines.append(
             f"{name:<36}{report['model'][:33]:<34}{report['groups']:>7}{report['log10']:>8}"
-            f"{report['scales']:>8}{report['signs']:>7}{len(report['frozen']):>7}{worst:>9.0e}"
+            f"{report['scales']:>8}{report['signs']:>7}{report.get('matrices', 0):>6}{len(report['frozen']):>7}{worst:>9.0e}"
             f"{report['seconds']:>7.1f}{report['peak MB']:>7.0f}"
             + (f"  {_verdict(report)}" if worst > WRONG or not report["groups"] else "")
         )
