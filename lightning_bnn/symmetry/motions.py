@@ -1,0 +1,94 @@
+"""One element of the group, as it changes one tensor after the other.
+
+Where all tensors of a network need not be held at once, each is read, moved and given back by
+name. What a further kind of symmetry does to a tensor is one more step in `Motion.moved`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.symmetry.actions import multiplied_tensor, permuted_tensor, reached_axes
+from lightning_bnn.symmetry.axis_actions import Element, Kind, axes_by_tensor
+from lightning_bnn.symmetry.elements import random_scales, random_signs
+from lightning_bnn.symmetry.groups import Symmetries
+
+__all__ = ["Motion", "Read", "covering_motions", "shifting"]
+
+Read = Callable[[str], Tensor]
+"""From the first name of a tensor of the state to the tensor."""
+
+
+@dataclass(frozen=True, eq=False)
+class Motion:
+    """An element of the group of one network.
+
+    Attributes:
+        sym: what `discover` has found.
+        factors: scales and signs, by kind.
+        cycles: one order of the units for every group of permutations; empty for none.
+        shift: what is added to every row of the last weight and to every one of its biases.
+    """
+
+    sym: Symmetries
+    factors: Mapping[Kind, Element] = field(default_factory=dict)
+    cycles: Element = ()
+    shift: tuple[Tensor, Tensor] | None = None
+
+    def reading(self, read: Read) -> Read:
+        """How the moved network is read, where ``read`` reads the one at rest."""
+        return lambda name: self.moved(name, read)
+
+    def moved(self, name: str, read: Read) -> Tensor:
+        """One tensor of the moved network; others of the one at rest may be read for it."""
+        w = read(name)
+        if name in self._multiplied:
+            w = multiplied_tensor(w, self.sym, self._multiplied[name], self.factors)
+        if name in self._permuted:
+            w = permuted_tensor({name: w}, self.sym, name, self._permuted[name], self.cycles)
+        return self._shifted(name, w)
+
+    def _shifted(self, name: str, w: Tensor) -> Tensor:
+        last = self.sym.softmax_shift
+        if self.shift is None or last is None or name not in (last.weight, last.bias):
+            return w
+        vector, number = self.shift
+        return w + (vector if name == last.weight else number).to(w)
+
+    @cached_property
+    def _multiplied(self) -> Mapping[str, Mapping[int, list[Kind]]]:
+        return reached_axes(self.sym, self.factors)
+
+    @cached_property
+    def _permuted(self) -> Mapping[str, list[int]]:
+        return axes_by_tensor(self.sym, "permutations") if self.cycles else {}
+
+
+def covering_motions(sym: Symmetries, generator: torch.Generator) -> tuple[Motion, Motion]:
+    """Two that cycle through all units of every group, and flip every sign in one of them."""
+    signs = random_signs(sym, generator)
+    one, two = (_covering(sym, flips, generator) for flips in (signs, [-s for s in signs]))
+    return one, two
+
+
+def _covering(sym: Symmetries, flips: Element, generator: torch.Generator) -> Motion:
+    factors: dict[Kind, Element] = {"signs": flips, "scalings": random_scales(sym, generator)}
+    cycles = []
+    for group in sym.permutations:
+        order = torch.randperm(group.units, generator=generator)
+        cycles.append(torch.empty_like(order).scatter_(0, order, order.roll(1)))
+    return Motion(sym, factors, cycles)
+
+
+def shifting(sym: Symmetries, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A random shift of the logits: a vector for the weight and a number for the bias."""
+    if sym.softmax_shift is None:
+        raise ValueError("The network does not end in a layer whose outputs are its logits.")
+    shape = sym.shapes[sym.softmax_shift.weight][1:]
+    vector = torch.randn(shape, generator=generator)
+    return vector, torch.randn((), generator=generator)
