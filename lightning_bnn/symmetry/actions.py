@@ -164,9 +164,10 @@ def multiplied_tensor(
     axes: Mapping[int, Sequence[Kind]],
     factors: Mapping[Kind, Element],
     offset: int = 0,
+    in_place: bool = False,
 ) -> Tensor:
     """One tensor after `multiply`; ``axes`` are those of its axes that factors reach."""
-    is_copy = False
+    is_copy = in_place
     for axis, kinds in axes.items():
         parts = (axis_factors(sym, axis, k, factors[k], w.dtype, w.device) for k in kinds)
         factor = math.prod(

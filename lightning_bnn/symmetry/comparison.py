@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ __all__ = [
     "agree",
     "normal_pool",
     "perturbed",
-    "perturbed_tensor",
+    "perturb_",
     "tiled_",
     "tolerance_in",
     "tolerance_of",
@@ -26,7 +27,6 @@ __all__ = [
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 POOL = 65_521
-_ROWS = torch.contiguous_format
 _OUT_OF_SIGHT = 1e6  # times as large as what moves: its rounding would pass for an error
 
 
@@ -44,17 +44,22 @@ def tolerance_in(dtype: torch.dtype) -> float:
 def perturbed(params: Params, names: Collection[str] = (), size: float = 0.3) -> Params:
     """Another function: some parameters (else all) times independent positive factors."""
     chosen = {n for n in params if n in names or not names}
-    return {n: perturbed_tensor(n, t, size) if n in chosen else t for n, t in params.items()}
+    return {n: _perturbed_tensor(n, t, size) if n in chosen else t for n, t in params.items()}
 
 
-def perturbed_tensor(name: str, t: Tensor, size: float = 0.3) -> Tensor:
-    """A tensor of floats times positive factors, which depend on its name; others as they are."""
+def _perturbed_tensor(name: str, t: Tensor, size: float = 0.3) -> Tensor:
+    """A copy of a tensor of floats times positive factors, which depend on its name."""
+    return perturb_(name, t.clone(memory_format=torch.contiguous_format), size)
+
+
+def perturb_(name: str, t: Tensor, size: float = 0.3) -> Tensor:
+    """The same in place, for a contiguous tensor; all but floats are left as they are."""
     if not t.is_floating_point():
         return t
-    factors = (size * normal_pool(5)).exp().roll(key_of(name) % POOL)
-    return tiled_(torch.mul, torch.empty_like(t, memory_format=_ROWS).copy_(t), factors)
+    return tiled_(torch.mul, t, (size * normal_pool(5)).exp().roll(key_of(name) % POOL))
 
 
+@functools.cache
 def normal_pool(seed: int) -> Tensor:
     """Normal numbers, prime in number, so that no shape of a tensor falls in step with them."""
     generator = torch.Generator().manual_seed(seed)

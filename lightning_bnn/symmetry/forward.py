@@ -25,6 +25,7 @@ __all__ = [
     "check_forward",
     "doubled",
     "first_line",
+    "in_precision",
     "in_runnable_precision",
     "on_network",
     "outputs",
@@ -132,6 +133,15 @@ def same_noise(tensors: Iterable[Any]) -> Iterator[None]:
     with torch.random.fork_rng(devices=sorted(on_gpu)):
         torch.manual_seed(0)
         yield
+
+
+def in_precision(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A tensor with its floats (complex numbers likewise) in a precision, if one is given."""
+    if dtype is not None and tensor.is_floating_point():
+        return tensor.to(dtype)
+    if dtype is torch.float64 and tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor
 
 
 def as_real(tensor: Tensor) -> Tensor:

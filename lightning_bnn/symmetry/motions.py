@@ -16,12 +16,13 @@ from torch import Tensor
 from lightning_bnn.symmetry.actions import multiplied_tensor, permuted_tensor, reached_axes
 from lightning_bnn.symmetry.axis_actions import Element, Kind, axes_by_tensor
 from lightning_bnn.symmetry.elements import random_scales, random_signs
+from lightning_bnn.symmetry.forward import in_precision
 from lightning_bnn.symmetry.groups import Symmetries
 
-__all__ = ["Motion", "Read", "covering_motions", "shifting"]
+__all__ = ["Motion", "Read", "covering_motions", "logit_shift"]
 
 Read = Callable[[str], Tensor]
-"""From the first name of a tensor of the state to the tensor."""
+"""From the first name of a tensor of the state to the tensor, in memory of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,17 +41,25 @@ class Motion:
     cycles: Element = ()
     shift: tuple[Tensor, Tensor] | None = None
 
-    def reading(self, read: Read) -> Read:
+    def reading(self, read: Read, precision: torch.dtype | None = None) -> Read:
         """How the moved network is read, where ``read`` reads the one at rest."""
-        return lambda name: self.moved(name, read)
+        return lambda name: self.moved(name, read, precision)
 
-    def moved(self, name: str, read: Read) -> Tensor:
-        """One tensor of the moved network; others of the one at rest may be read for it."""
+    def moved(self, name: str, read: Read, precision: torch.dtype | None = None) -> Tensor:
+        """One tensor of the moved network; others of the one at rest may be read for it.
+
+        Args:
+            name: its first name.
+            read: gives what it has read in memory of its own.
+            precision: in which products and sums are made; that of the tensor where none is given.
+        """
         w = read(name)
-        if name in self._multiplied:
-            w = multiplied_tensor(w, self.sym, self._multiplied[name], self.factors)
-        if name in self._permuted:
+        if name in self._permuted:  # before the cast: half as much to move
             w = permuted_tensor({name: w}, self.sym, name, self._permuted[name], self.cycles)
+        w = in_precision(w, precision)
+        if name in self._multiplied:
+            axes = self._multiplied[name]
+            w = multiplied_tensor(w, self.sym, axes, self.factors, in_place=True)
         return self._shifted(name, w)
 
     def _shifted(self, name: str, w: Tensor) -> Tensor:
@@ -58,7 +67,7 @@ class Motion:
         if self.shift is None or last is None or name not in (last.weight, last.bias):
             return w
         vector, number = self.shift
-        return w + (vector if name == last.weight else number).to(w)
+        return w.add_((vector if name == last.weight else number).to(w))
 
     @cached_property
     def _multiplied(self) -> Mapping[str, Mapping[int, list[Kind]]]:
@@ -85,7 +94,7 @@ def _covering(sym: Symmetries, flips: Element, generator: torch.Generator) -> Mo
     return Motion(sym, factors, cycles)
 
 
-def shifting(sym: Symmetries, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def logit_shift(sym: Symmetries, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """A random shift of the logits: a vector for the weight and a number for the bias."""
     if sym.softmax_shift is None:
         raise ValueError("The network does not end in a layer whose outputs are its logits.")

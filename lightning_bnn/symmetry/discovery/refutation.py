@@ -137,7 +137,7 @@ def _graph_is_right(case: _Case, weights: RandomWeights) -> bool:
     Noise of a source of its own is no part of the graph, hence the network runs twice.
     """
     assert case.graph is not None
-    params = weights.all_by(weights.reading(None))
+    params = weights.all_by(weights.read)
     runs = [outputs(case.model, params, case.inputs) for _ in range(2)]
     tolerance = tolerance_of(params)
     if not agree(runs[0], runs[1], min(1e-6, tolerance)):

@@ -16,9 +16,8 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.symmetry.discovery.graph import Graph, ancestors
-from lightning_bnn.symmetry.discovery.random_weights import in_precision
 from lightning_bnn.symmetry.discovery.values import is_random
-from lightning_bnn.symmetry.forward import Inputs, as_real, same_noise
+from lightning_bnn.symmetry.forward import Inputs, as_real, in_precision, same_noise
 from lightning_bnn.symmetry.motions import Read
 from lightning_bnn.symmetry.rules.labels import operation_name
 from lightning_bnn.symmetry.rules.table import WITHOUT_VALUE
@@ -40,7 +39,7 @@ def streamed_outputs(
     Args:
         graph: what `torch.export` has traced.
         inputs: what it was traced with.
-        read: gives parameters and persistent buffers, in memory that the forward may write.
+        read: gives parameters and persistent buffers, in memory that the forward may write to.
         precision: in which the graph runs; as it was traced where None is given.
     """
     given = _given(graph, inputs)
@@ -48,13 +47,10 @@ def streamed_outputs(
 
     def source(node: Node) -> Any:
         source = graph.sources[node]
-        if source.kind == "input":
-            value = given[node]
-        elif source.kind == "parameter" or (source.kind == "buffer" and source.persistent):
-            return read(source.name)
-        else:
-            value = source.tensor
-        return in_precision(value, precision) if isinstance(value, Tensor) else value
+        if source.kind == "parameter" or (source.kind == "buffer" and source.persistent):
+            return in_precision(read(source.name), precision)
+        value = given[node] if source.kind == "input" else source.tensor
+        return in_precision(value.clone(), precision) if isinstance(value, Tensor) else value
 
     with same_noise(s.tensor for s in graph.sources.values()):
         values = _run(graph.module, source, graph.outputs, cast)
