@@ -1,6 +1,5 @@
-"""The check that runs the exported graph decides as the network itself, and holds little at once."""
+"""The check that runs the exported graph decides as the network does, and holds little at once."""
 
-import gc
 import importlib
 import random
 import weakref
@@ -8,19 +7,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lightning_bnn import params as P
 from lightning_bnn.models import mlp
-from lightning_bnn.symmetry import UnsupportedModel, discover, verify
+from lightning_bnn.symmetry import UnsupportedModel, discover
 from lightning_bnn.symmetry.discovery.checking import Check
 from lightning_bnn.symmetry.discovery.export import trace_graphs
 from lightning_bnn.symmetry.discovery.random_weights import RandomWeights
-from lightning_bnn.symmetry.discovery.streaming import streamed_outputs
-from lightning_bnn.symmetry.forward import Inputs, outputs
+from lightning_bnn.symmetry.forward import Inputs
 from tests.cases import CASES, Forward
 
 refutation = importlib.import_module("lightning_bnn.symmetry.discovery.refutation")
@@ -32,7 +28,8 @@ def test_graph_and_network_see_the_same_error(case):
     model, x, sym = case.known()
     with torch.no_grad():
         by_graph, by_network = checks(model, Inputs((x,)), sym)
-        assert by_graph.sensitive and by_network.sensitive
+        assert by_graph.sensitive
+        assert by_network.sensitive
         for a, b in zip(by_graph.outputs, by_network.outputs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
         assert by_graph.error(sym) <= by_graph.tolerance
@@ -93,24 +90,26 @@ class Aliased(nn.Module):
 
 
 def with_norm():
-    return nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(), nn.Linear(6, 3))
+    return nn.Sequential(
+        nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(), nn.Linear(6, 3)
+    )
 
 
-def mixed_constants(self, x):
-    """Tensors that are neither parameters nor buffers, and allocations in the default type."""
-    h = self.a(x) @ torch.eye(6, device=x.device)
-    return self.b(torch.relu(h) + torch.full((6,), 0.5) * self.plain.sum())
+def with_constants(self, x):
+    """Tensors that are neither parameters nor buffers, and one that is made in the forward."""
+    h = torch.relu(self.a(x @ self.mixing.to(x.dtype)))
+    return self.b(h * self.mixing.sum() + torch.full((6,), 0.5, dtype=x.dtype))
 
 
-def mixed():
-    net = Forward(mixed_constants, a=nn.Linear(5, 6), b=nn.Linear(6, 3))
-    net.plain = torch.randn(4)
+def constants():
+    net = Forward(with_constants, a=nn.Linear(5, 6), b=nn.Linear(6, 3))
+    net.mixing = torch.randn(5, 5)
     return net
 
 
 ODD = [
     (Upcast, {}), (TwoOutputs, {"mask": torch.ones(4, 1)}), (Aliased, {}),
-    (with_norm, {}), (mixed, {}),
+    (with_norm, {}), (constants, {}),
 ]  # fmt: skip
 
 
@@ -170,7 +169,9 @@ class Held(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if hasattr(t, "dim")}
+        given = {
+            t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if hasattr(t, "dim")
+        }
         for t in tree_leaves(result):
             if isinstance(t, torch.Tensor):
                 storage = t.untyped_storage()
@@ -188,14 +189,14 @@ class Held(TorchDispatchMode):
 
 
 def test_no_more_than_a_few_weights_are_held_at_once():
-    model, x = mlp(64, [64] * 20, 4).float(), torch.randn(2, 64)
+    model, x = mlp(512, [512] * 12, 4).float(), torch.randn(2, 512)
     sym = discover(model, x)
     size = sum(p.numel() * 4 for p in model.parameters())
     graph = trace_graphs(model, Inputs((x,)), "carrier").evaluation
     with torch.no_grad(), Held() as held:
         check = Check.of_graph(graph, Inputs((x,)), RandomWeights(model, sym))
         assert check.error(sym) < 1e-12
-    assert held.most < 0.8 * size  # one of the 20 weights is 0.05, its float64 0.1
+    assert held.most < 0.6 * size  # one of the 12 weights is 0.08, in float64 0.16
     with torch.no_grad(), Held() as held:
         Check.of_network(model, Inputs((x,)), sym)
     assert held.most > 0.9 * size  # all of them at once
