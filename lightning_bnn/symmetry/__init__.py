@@ -36,6 +36,7 @@ from lightning_bnn.symmetry.elements import (
 from lightning_bnn.symmetry.forward import UnsupportedModel
 from lightning_bnn.symmetry.groups import (
     Frozen,
+    LinearGroup,
     PermutationGroup,
     ScalingGroup,
     SignGroup,
@@ -44,6 +45,7 @@ from lightning_bnn.symmetry.groups import (
 from lightning_bnn.symmetry.interpolation import Barrier, barrier, interpolate
 from lightning_bnn.symmetry.matching import match
 from lightning_bnn.symmetry.min_mass import MinMass, mass, min_mass
+from lightning_bnn.symmetry.mixing import identity_mixings, mix, random_mixings
 from lightning_bnn.symmetry.optimizer_state import scale_optimizer_state, transform_optimizer_state
 from lightning_bnn.symmetry.orders import (
     OrderChange,
@@ -58,6 +60,7 @@ from lightning_bnn.symmetry.verify import verify
 __all__ = [
     "Barrier",
     "Frozen",
+    "LinearGroup",
     "MinMass",
     "NearestTransposition",
     "OrderChange",
@@ -74,6 +77,7 @@ __all__ = [
     "discover",
     "flip",
     "identity",
+    "identity_mixings",
     "interpolate",
     "kendall_tau",
     "log10_modes",
@@ -81,10 +85,12 @@ __all__ = [
     "match",
     "match_activations",
     "min_mass",
+    "mix",
     "nearest_transposition",
     "order_change",
     "permute",
     "plan_removal",
+    "random_mixings",
     "random_permutations",
     "random_scales",
     "random_signs",

@@ -6,7 +6,7 @@ name. What a further kind of symmetry does to a tensor is one more step in `Moti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,6 +18,8 @@ from lightning_bnn.symmetry.axis_actions import Element, Kind, axes_by_tensor
 from lightning_bnn.symmetry.elements import random_scales, random_signs
 from lightning_bnn.symmetry.forward import in_precision
 from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.mixing_in_place import Mixing, mix_, random_reflections
+from lightning_bnn.symmetry.placements import Placement
 
 __all__ = ["Motion", "Read", "covering_motions", "logit_shift"]
 
@@ -33,12 +35,14 @@ class Motion:
         sym: what `discover` has found.
         factors: scales and signs, by kind.
         cycles: one order of the units for every group of permutations; empty for none.
+        mixings: one for every group of matrices; empty for none.
         shift: what is added to every row of the last weight and to every one of its biases.
     """
 
     sym: Symmetries
     factors: Mapping[Kind, Element] = field(default_factory=dict)
     cycles: Element = ()
+    mixings: Sequence[Mixing] = ()
     shift: tuple[Tensor, Tensor] | None = None
 
     def reading(self, read: Read, precision: torch.dtype | None = None) -> Read:
@@ -60,6 +64,8 @@ class Motion:
         if name in self._multiplied:
             axes = self._multiplied[name]
             w = multiplied_tensor(w, self.sym, axes, self.factors, in_place=True)
+        for place, mixing in self._mixed.get(name, ()):
+            w = mix_(w, self.sym, place, mixing)
         return self._shifted(name, w)
 
     def _shifted(self, name: str, w: Tensor) -> Tensor:
@@ -77,9 +83,19 @@ class Motion:
     def _permuted(self) -> Mapping[str, list[int]]:
         return axes_by_tensor(self.sym, "permutations") if self.cycles else {}
 
+    @cached_property
+    def _mixed(self) -> Mapping[str, list[tuple[Placement, Mixing]]]:
+        table: dict[str, list[tuple[Placement, Mixing]]] = {}
+        for mixing, group in zip(
+            self.mixings, self.sym.linear if self.mixings else (), strict=True
+        ):
+            for place in group.placements:
+                table.setdefault(self.sym.axes[place.axis].tensor, []).append((place, mixing))
+        return table
+
 
 def covering_motions(sym: Symmetries, generator: torch.Generator) -> tuple[Motion, Motion]:
-    """Two that cycle through all units of every group, and flip every sign in one of them."""
+    """Two that cycle through and mix all units, and flip every sign in one of them."""
     signs = random_signs(sym, generator)
     one, two = (_covering(sym, flips, generator) for flips in (signs, [-s for s in signs]))
     return one, two
@@ -91,7 +107,7 @@ def _covering(sym: Symmetries, flips: Element, generator: torch.Generator) -> Mo
     for group in sym.permutations:
         order = torch.randperm(group.units, generator=generator)
         cycles.append(torch.empty_like(order).scatter_(0, order, order.roll(1)))
-    return Motion(sym, factors, cycles)
+    return Motion(sym, factors, cycles, random_reflections(sym, generator))
 
 
 def logit_shift(sym: Symmetries, generator: torch.Generator) -> tuple[Tensor, Tensor]:

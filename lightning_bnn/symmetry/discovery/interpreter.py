@@ -28,6 +28,7 @@ from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
     Noise,
+    Squares,
     Unsupported,
     Value,
     Weight,
@@ -41,6 +42,8 @@ from lightning_bnn.symmetry.rules.table import (
     ALLOCATIONS,
     BROADCASTING,
     KEEP_NOISE,
+    MIXES,
+    RULES,
     UNIFORM,
     WITHOUT_VALUE,
 )
@@ -146,7 +149,19 @@ class Interpreter:
             self._see_draws(operands)
         if name not in self.rules:
             raise Unsupported("this operation has no rule")
-        return self.rules[name](self.system, node, *args, **kwargs)
+        result = self.rules[name](self.system, node, *args, **kwargs)
+        self._mark(name, operands, result)
+        return result
+
+    def _mark(self, name: str, operands: list[Any], result: Any) -> None:
+        """Only operations that are known to be linear leave channels that can be mixed."""
+        known = name in MIXES and self.rules[name] is RULES.get(name, self.rules[name])
+        for x in operands:
+            if isinstance(x, Value) and (not known or _is_quadratic(x, name)):
+                self.system.mark(x.labels, "diagonal")
+        for x in () if known else tree_leaves(result, is_leaf=is_operand):
+            if isinstance(x, Value):
+                self.system.mark(x.labels, "diagonal")
 
     def _see_channels(self, operands: list[Any]) -> None:
         """Channels that different operations are applied to are not exchangeable."""
@@ -156,6 +171,11 @@ class Interpreter:
     def _see_draws(self, operands: Iterable[Any]) -> None:
         """Draws that are used by themselves, too, have a place."""
         self.system.seen_noise.update(x.source for x in operands if isinstance(x, Noise))
+
+
+def _is_quadratic(x: Value, name: str) -> bool:
+    """Squares that are not summed next."""
+    return isinstance(x, Squares) and name not in ("mean", "sum")
 
 
 def _report(node: Node, reason: str) -> Frozen:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lightning_bnn.symmetry.axis_actions import KINDS, Kind
+from lightning_bnn.symmetry.axis_actions import EVERY
 from lightning_bnn.symmetry.comparison import agree, tolerance_of
 from lightning_bnn.symmetry.discovery.checking import Check
 from lightning_bnn.symmetry.discovery.export import Graphs
@@ -34,14 +34,13 @@ def refute(
         model: the network, in evaluation mode.
         sym: what the graphs say.
         graphs: what the network computes; where they cannot be run, the network itself is. In
-            training only scalings and signs are tested; permutations meet other random numbers
-            there.
+            training all but permutations are tested; those meet other random numbers there.
         inputs: to run it on.
         custom_rules: whether the user has given rules.
     """
     sym = _refuted(_Case(model, graphs.evaluation, inputs), sym, custom_rules)
     factors = _only(sym, [group for group in _every(sym) if group[0] != "permutations"])
-    if graphs.evaluation_only or not (factors.scalings or factors.signs):
+    if graphs.evaluation_only or not (factors.scalings or factors.signs or factors.linear):
         return sym
     factors = replace(factors, softmax_shift=None, frozen=())
     try:
@@ -53,7 +52,7 @@ def refute(
     finally:
         model.eval()
     frozen = (*sym.frozen, *left.frozen)
-    return replace(sym, scalings=left.scalings, signs=left.signs, frozen=frozen)
+    return replace(sym, scalings=left.scalings, signs=left.signs, linear=left.linear, frozen=frozen)
 
 
 class _Unrepeatable(UnsupportedModel):
@@ -148,7 +147,7 @@ def _graph_is_right(case: _Case, weights: RandomWeights) -> bool:
 
 
 # ------------------------------------------------------------ single groups
-def _offenders(check: Check, sym: Symmetries) -> list[tuple[Kind, int, str]]:
+def _offenders(check: Check, sym: Symmetries) -> list[tuple[str, int, str]]:
     """Halve the set of groups until single wrong ones remain."""
     pending, wrong = [_every(sym)], []
     while pending:
@@ -162,18 +161,18 @@ def _offenders(check: Check, sym: Symmetries) -> list[tuple[Kind, int, str]]:
     return wrong
 
 
-def _every(sym: Symmetries) -> list[tuple[Kind, int, str]]:
-    return [(kind, k, group.name) for kind in KINDS for k, group in enumerate(getattr(sym, kind))]
+def _every(sym: Symmetries) -> list[tuple[str, int, str]]:
+    return [(kind, k, group.name) for kind in EVERY for k, group in enumerate(getattr(sym, kind))]
 
 
-def _only(sym: Symmetries, kept: Sequence[tuple[Kind, int, str]]) -> Symmetries:
+def _only(sym: Symmetries, kept: Sequence[tuple[str, int, str]]) -> Symmetries:
     groups: dict[str, Any] = {
-        kind: tuple(getattr(sym, kind)[k] for name, k, _ in kept if name == kind) for kind in KINDS
+        kind: tuple(getattr(sym, kind)[k] for name, k, _ in kept if name == kind) for kind in EVERY
     }
     return replace(sym, **groups)
 
 
-def _without(sym: Symmetries, wrong: Sequence[tuple[Kind, int, str]]) -> Symmetries:
+def _without(sym: Symmetries, wrong: Sequence[tuple[str, int, str]]) -> Symmetries:
     kept = [group for group in _every(sym) if group not in wrong]
     left = _only(sym, kept)
     new_index = {k: n for n, k in enumerate(k for kind, k, _ in kept if kind == "permutations")}

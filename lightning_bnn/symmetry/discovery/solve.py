@@ -17,6 +17,7 @@ from lightning_bnn.symmetry.discovery.classes import (
     permutation_groups,
 )
 from lightning_bnn.symmetry.discovery.factors import factor_groups
+from lightning_bnn.symmetry.discovery.mixing import Factors, linear_groups
 from lightning_bnn.symmetry.groups import Axis, ScalingGroup, SignGroup, Symmetries
 from lightning_bnn.symmetry.rules.constraints import Constraints, Product
 from lightning_bnn.symmetry.rules.labels import FROZEN
@@ -46,11 +47,13 @@ def solve(system: Constraints, shapes: Mapping[str, torch.Size]) -> Symmetries:
     pairs = list(zip(entries, labels, strict=True))
     scale_powers = [e.scale * scale_sign[at] for e, at in pairs]
     sign_powers = [np.full(at.shape, e.sign) for e, at in pairs]
+    channels = ChannelClasses(system, roots, axes, labels)
     return Symmetries(
         axes=axes,
-        permutations=permutation_groups(ChannelClasses(system, roots, axes, labels)),
+        permutations=permutation_groups(channels),
         scalings=factor_groups(ScalingGroup, axes, labels, scale_id, scale_powers),
         signs=factor_groups(SignGroup, axes, labels, sign_id, sign_powers),
+        linear=linear_groups(channels, Factors(scale_id, sign_id, scale_powers)),
     )
 
 

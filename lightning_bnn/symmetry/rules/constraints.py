@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -24,9 +24,10 @@ from lightning_bnn.symmetry.rules.labels import (
 )
 from lightning_bnn.symmetry.rules.weight_views import RowRange, parameter_dims, positions
 
-__all__ = ["Constraints", "Entry", "Kind", "Product", "Record", "Rule"]
+__all__ = ["Constraints", "Entry", "Kind", "Mark", "Product", "Record", "Rule"]
 
 Kind = Literal["permutation", "scale", "sign"]
+Mark = Literal["diagonal", "orthogonal", "centred"]
 Rule = Callable[..., Any]
 Labels: TypeAlias = NDArray[np.int64]
 ALL: tuple[Kind, ...] = ("permutation", "scale", "sign")
@@ -89,7 +90,9 @@ class Constraints:
     """A system over channels (node 0 is fixed): ties of identity, of log scale and of sign.
 
     ``noise`` holds, by draw, the channels that it was combined with; draws in ``seen_noise`` are
-    also used by themselves, which gives every element a place of its own.
+    also used by themselves, which gives every element a place of its own. ``marks`` says what keeps
+    channels from being mixed, ``planes`` which ones a constant turns in pairs, and ``colours``
+    which ones numbers of their own tell apart.
     """
 
     nodes: int = 1
@@ -105,6 +108,9 @@ class Constraints:
     conflicts: dict[str, str] = field(default_factory=dict)
     noise: dict[int, Tensor] = field(default_factory=dict)
     seen_noise: set[int] = field(default_factory=set)
+    marks: dict[Mark, list[Labels]] = field(default_factory=lambda: {m: [] for m in get_args(Mark)})
+    planes: list[Labels] = field(default_factory=list)
+    colours: list[Labels] = field(default_factory=list)
 
     # ------------------------------------------------------------------ channels and ties
     def fresh(self, *shape: int) -> Tensor:
@@ -126,6 +132,27 @@ class Constraints:
     def freeze(self, labels: Tensor | Labels, kinds: Iterable[str] = ALL) -> None:
         """Forbid channels to move, scale and flip, or some of that."""
         self.tie(core(labels) if isinstance(labels, Tensor) else labels, FROZEN, kinds)
+
+    def mark(self, labels: Tensor | Labels, mark: Mark) -> None:
+        """Say what keeps channels from being mixed by any invertible matrix.
+
+        Under "diagonal" nothing mixes, under "orthogonal" rotations of all channels do, under
+        "centred" those that leave the sum of the channels alone.
+        """
+        small = core(labels).numpy() if isinstance(labels, Tensor) else labels
+        self.marks[mark].append(np.unique(small))
+
+    def plane(self, first: Tensor, second: Tensor) -> None:
+        """Channels that a constant turns in pairs, so that complex numbers commute with it."""
+        first, second = torch.broadcast_tensors(first, second)
+        moving = moving_dims(first, second)
+        both = [narrow_except(t, moving).numpy().ravel() for t in (first, second)]
+        ordered = np.unique(np.stack(both), axis=1)
+        self.planes.append(np.sort(ordered[:, (ordered > FROZEN).all(0)], 0))
+
+    def colour(self, labels: Tensor | Labels) -> None:
+        """Every one of these channels has a place of its own, as beside constants that differ."""
+        self.colours.append(to_numpy(labels).ravel())
 
     def block(self, rows: Tensor | Labels) -> None:
         """Channels may be exchanged within a row, and rows as wholes, but nothing between."""

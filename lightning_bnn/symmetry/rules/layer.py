@@ -194,7 +194,7 @@ def contract(
     system: Constraints, a: Tensor, b: Tensor, dims: Sequence[int], shape: Sequence[int]
 ) -> Tensor:
     """Element-wise product, then a sum: the blocks are what both operands share."""
-    product = compress(multiply_labels(system, a, b))
+    product = compress(multiply_labels(system, a, b, summed=dims))
     dims = [d % product.ndim for d in dims]
     moving = [d for d in moving_dims(product) if d in dims]
     if moving:

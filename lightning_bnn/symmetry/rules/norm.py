@@ -9,7 +9,14 @@ from torch import Tensor
 from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
-from lightning_bnn.symmetry.rules.labels import Constant, Weight, along, solid, with_fixed_rest
+from lightning_bnn.symmetry.rules.labels import (
+    Constant,
+    Weight,
+    along,
+    core,
+    solid,
+    with_fixed_rest,
+)
 
 __all__ = ["batch_norm", "group_norm", "layer_norm", "rms_norm"]
 
@@ -65,11 +72,30 @@ def _row_norm(
     shares_sign: bool,
 ) -> Any:
     labels = solid(system.labels(x))
-    incoming = system.collapse(labels, range(labels.ndim - len(shape), labels.ndim))
+    row = range(labels.ndim - len(shape), labels.ndim)
+    if weight is None and bias is None:
+        return with_fixed_rest(node, _plain_norm(system, labels, row, shares_sign))
+    incoming = system.collapse(labels, row)
     system.freeze(incoming, ("scale",))
+    system.mark(incoming, "diagonal")
     if shares_sign:
         system.tie(incoming, incoming.reshape(-1)[:1], ("sign",))
     return with_fixed_rest(node, _affine(system, incoming, weight, bias).expand(labels.shape))
+
+
+def _plain_norm(
+    system: Constraints, labels: Tensor, row: Sequence[int], shares_sign: bool
+) -> Tensor:
+    """A norm without a gain, under which rows may be rotated."""
+    small = core(labels)
+    system.freeze(small, ("scale",))
+    system.mark(small, "centred" if shares_sign else "orthogonal")
+    if shares_sign:
+        first = small
+        for d in row:
+            first = first.narrow(d, 0, 1)
+        system.tie(small, first, ("sign",))
+    return labels
 
 
 def group_norm(

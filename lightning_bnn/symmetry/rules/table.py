@@ -24,6 +24,7 @@ __all__ = [
     "BROADCASTING",
     "KEEP_LOGITS",
     "KEEP_NOISE",
+    "MIXES",
     "ACCEPT_NOISE",
     "RULES",
     "UNIFORM",
@@ -33,11 +34,13 @@ __all__ = [
 
 _ROWS: tuple[tuple[str, Rule], ...] = (
     # ------------------------------------------------------------ element-wise, one operand
-    ("dropout feature_dropout neg real positive lift_fresh", elementwise.passthrough),
+    ("neg real positive lift_fresh", elementwise.passthrough),
+    ("dropout feature_dropout", elementwise.dropout),
     ("relu leaky_relu rrelu", elementwise.homogeneous),
     ("tanh sin asin atan sinh asinh atanh erf tan", elementwise.odd),
     ("hardshrink softshrink tanhshrink softsign sign round trunc", elementwise.odd),
-    ("cos cosh square", elementwise.even),
+    ("cos cosh", elementwise.even),
+    ("square", elementwise.squares),
     ("abs", elementwise.absolute),
     ("gelu silu sigmoid hardswish hardsigmoid elu selu celu", elementwise.nonlinear),
     ("softplus mish relu6 log_sigmoid logit", elementwise.nonlinear),
@@ -73,7 +76,9 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("chunk split split_with_sizes unbind tensor_split hsplit vsplit", shape.rearrange),
     ("repeat repeat_interleave tile", shape.rearrange),
     ("pixel_shuffle pixel_unshuffle channel_shuffle", shape.rearrange),
-    ("contiguous clone alias detach lift_fresh_copy", shape.rearrange),
+    ("contiguous clone alias detach lift_fresh_copy resolve_conj", shape.rearrange),
+    ("view_as_complex", shape.view_as_complex),
+    ("view_as_real", shape.view_as_real),
     ("expand expand_as broadcast_to", shape.expand),
     ("cat concat concatenate", shape.concatenate),
     ("stack", shape.stack),
@@ -153,6 +158,20 @@ KEEP_NOISE = frozenset(
     "bitwise_not to _to_copy type_as exp log sqrt pow abs sign".split()
 )
 """Of draws and of one number they compute independent draws of one law."""
+MIXES = frozenset(
+    "neg real positive lift_fresh dropout feature_dropout to _to_copy type_as square pow "
+    "add sub subtract rsub mul multiply div divide true_divide mean sum linalg_vector_norm norm "
+    "layer_norm rms_norm linear addmm matmul mm bmm baddbmm einsum embedding "
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
+    "scaled_dot_product_attention pad constant_pad_nd expand expand_as broadcast_to "
+    "view_as_complex view_as_real cat concat concatenate stack "
+    "slice_scatter select_scatter copy".split()
+) | {
+    name
+    for name, rule in RULES.items()
+    if rule is shape.rearrange or rule is shape.uniform_like or "pool" in name or "upsample" in name
+}
+"""Their rules say themselves which channels they keep from being mixed; after others none mix."""
 KEEP_LOGITS = frozenset(
     "view reshape flatten squeeze dropout softmax log_softmax contiguous clone alias".split()
 )
