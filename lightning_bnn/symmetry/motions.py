@@ -20,6 +20,8 @@ from lightning_bnn.symmetry.forward import in_precision
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.mixing_in_place import Mixing, mix_, random_reflections
 from lightning_bnn.symmetry.placements import Placement
+from lightning_bnn.symmetry.shift_groups import Reader
+from lightning_bnn.symmetry.shifting import added, carried, random_shifts
 
 __all__ = ["Motion", "Read", "covering_motions", "logit_shift"]
 
@@ -36,14 +38,16 @@ class Motion:
         factors: scales and signs, by kind.
         cycles: one order of the units for every group of permutations; empty for none.
         mixings: one for every group of matrices; empty for none.
-        shift: what is added to every row of the last weight and to every one of its biases.
+        shifts: one vector for every group of shifts; empty for none. They act first.
+        logits: what is added to every row of the last weight and to every one of its biases.
     """
 
     sym: Symmetries
     factors: Mapping[Kind, Element] = field(default_factory=dict)
     cycles: Element = ()
     mixings: Sequence[Mixing] = ()
-    shift: tuple[Tensor, Tensor] | None = None
+    shifts: Element = ()
+    logits: tuple[Tensor, Tensor] | None = None
 
     def reading(self, read: Read, precision: torch.dtype | None = None) -> Read:
         """How the moved network is read, where ``read`` reads the one at rest."""
@@ -57,7 +61,7 @@ class Motion:
             read: gives what it has read in memory of its own.
             precision: in which products and sums are made; that of the tensor where none is given.
         """
-        w = read(name)
+        w = self._shifted(name, read, precision)
         if name in self._permuted:  # before the cast: half as much to move
             w = permuted_tensor({name: w}, self.sym, name, self._permuted[name], self.cycles)
         w = in_precision(w, precision)
@@ -66,13 +70,24 @@ class Motion:
             w = multiplied_tensor(w, self.sym, axes, self.factors, in_place=True)
         for place, mixing in self._mixed.get(name, ()):
             w = mix_(w, self.sym, place, mixing)
-        return self._shifted(name, w)
+        return self._with_shifted_logits(name, w)
 
-    def _shifted(self, name: str, w: Tensor) -> Tensor:
+    def _shifted(self, name: str, read: Read, precision: torch.dtype | None) -> Tensor:
+        w = read(name)
+        for place, value in self._added.get(name, ()):
+            w = added(in_precision(w, precision), self.sym, place, value)
+        for reader, value in self._carried.get(name, ()):
+            weight = self.sym.axes[reader.channels.axis].tensor
+            read_by = {weight: in_precision(read(weight), precision)}
+            w = in_precision(w, precision)
+            w -= carried(read_by, self.sym, reader, value).to(w)
+        return w
+
+    def _with_shifted_logits(self, name: str, w: Tensor) -> Tensor:
         last = self.sym.softmax_shift
-        if self.shift is None or last is None or name not in (last.weight, last.bias):
+        if self.logits is None or last is None or name not in (last.weight, last.bias):
             return w
-        vector, number = self.shift
+        vector, number = self.logits
         return w.add_((vector if name == last.weight else number).to(w))
 
     @cached_property
@@ -82,6 +97,22 @@ class Motion:
     @cached_property
     def _permuted(self) -> Mapping[str, list[int]]:
         return axes_by_tensor(self.sym, "permutations") if self.cycles else {}
+
+    @cached_property
+    def _added(self) -> Mapping[str, list[tuple[Placement, Tensor]]]:
+        table: dict[str, list[tuple[Placement, Tensor]]] = {}
+        for value, group in zip(self.shifts, self.sym.shifts if self.shifts else (), strict=True):
+            for place in group.placements:
+                table.setdefault(self.sym.axes[place.axis].tensor, []).append((place, value))
+        return table
+
+    @cached_property
+    def _carried(self) -> Mapping[str, list[tuple[Reader, Tensor]]]:
+        table: dict[str, list[tuple[Reader, Tensor]]] = {}
+        for value, group in zip(self.shifts, self.sym.shifts if self.shifts else (), strict=True):
+            for reader in group.readers:
+                table.setdefault(reader.bias, []).append((reader, value))
+        return table
 
     @cached_property
     def _mixed(self) -> Mapping[str, list[tuple[Placement, Mixing]]]:
@@ -107,7 +138,8 @@ def _covering(sym: Symmetries, flips: Element, generator: torch.Generator) -> Mo
     for group in sym.permutations:
         order = torch.randperm(group.units, generator=generator)
         cycles.append(torch.empty_like(order).scatter_(0, order, order.roll(1)))
-    return Motion(sym, factors, cycles, random_reflections(sym, generator))
+    mixings, shifts = random_reflections(sym, generator), random_shifts(sym, generator)
+    return Motion(sym, factors, cycles, mixings, shifts)
 
 
 def logit_shift(sym: Symmetries, generator: torch.Generator) -> tuple[Tensor, Tensor]:

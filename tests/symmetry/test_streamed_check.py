@@ -228,7 +228,7 @@ def checks(model, inputs, sym):
 
 def faults(sym):
     """Symmetries with one placement dropped, at wrong positions, or with the wrong exponent."""
-    for kind in ("permutations", "scalings", "signs", "linear"):
+    for kind in ("permutations", "scalings", "signs", "linear", "shifts"):
         groups = getattr(sym, kind)
         if not groups:
             continue

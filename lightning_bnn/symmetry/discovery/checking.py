@@ -73,8 +73,8 @@ class Check:
         one, two = covering_motions(sym, torch.Generator().manual_seed(2))
         self.error_seen = self.measure.error(self._moved(one))
         if sym.softmax_shift is not None:
-            shift = logit_shift(sym, torch.Generator().manual_seed(3))
-            second = self._error_of_probabilities(replace(two, shift=shift), sym)
+            logits = logit_shift(sym, torch.Generator().manual_seed(3))
+            second = self._error_of_probabilities(replace(two, logits=logits), sym)
         else:
             second = self.measure.error(self._moved(two))
         self.error_seen = max(self.error_seen, second)
@@ -105,6 +105,6 @@ class Check:
         """Drop the softmax shift unless it keeps the probabilities."""
         if sym.softmax_shift is None:
             return sym
-        shift = logit_shift(sym, torch.Generator().manual_seed(3))
-        error = self._error_of_probabilities(Motion(sym, shift=shift), sym)
+        logits = logit_shift(sym, torch.Generator().manual_seed(3))
+        error = self._error_of_probabilities(Motion(sym, logits=logits), sym)
         return sym if error <= max(self.tolerance, 1e-6) else replace(sym, softmax_shift=None)

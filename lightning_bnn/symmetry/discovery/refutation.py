@@ -40,7 +40,7 @@ def refute(
     """
     sym = _refuted(_Case(model, graphs.evaluation, inputs), sym, custom_rules)
     factors = _only(sym, [group for group in _every(sym) if group[0] != "permutations"])
-    if graphs.evaluation_only or not (factors.scalings or factors.signs or factors.linear):
+    if graphs.evaluation_only or not _every(factors):
         return sym
     factors = replace(factors, softmax_shift=None, frozen=())
     try:
@@ -52,7 +52,8 @@ def refute(
     finally:
         model.eval()
     frozen = (*sym.frozen, *left.frozen)
-    return replace(sym, scalings=left.scalings, signs=left.signs, linear=left.linear, frozen=frozen)
+    kept: dict[str, Any] = {kind: getattr(left, kind) for kind in EVERY if kind != "permutations"}
+    return replace(sym, frozen=frozen, **kept)
 
 
 class _Unrepeatable(UnsupportedModel):
