@@ -228,16 +228,20 @@ def checks(model, inputs, sym):
 
 def faults(sym):
     """Symmetries with one placement dropped, at wrong positions, or with the wrong exponent."""
-    for kind in ("permutations", "scalings", "signs", "linear", "shifts"):
+    for kind in ("permutations", "scalings", "signs", "linear"):
         groups = getattr(sym, kind)
         if not groups:
             continue
         group = groups[-1]
         first, *rest = group.placements
         yield replace(sym, **{kind: (replace(group, placements=tuple(rest)),)})
-        rolled = replace(first, positions=first.positions.roll(1, 0))
+        order = torch.arange(len(first.positions))
+        order[:2] = order[:2].flip(0)
+        swapped = replace(first, positions=first.positions[order])
         if kind == "permutations" and group.units > 2:
-            yield replace(sym, **{kind: (replace(group, placements=(rolled, *rest), inner=()),)})
+            yield replace(sym, **{kind: (replace(group, placements=(swapped, *rest), inner=()),)})
         if kind == "scalings":
             other = replace(first, exponent=2 * first.exponent)
             yield replace(sym, **{kind: (replace(group, placements=(other, *rest)),)})
+    if read := [g for g in sym.shifts if g.readers]:
+        yield replace(sym, shifts=(replace(read[0], readers=()),))

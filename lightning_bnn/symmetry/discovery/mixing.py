@@ -150,8 +150,9 @@ class _Occurrences:
 
 def _by_class(roots: Ints, variables: Ints) -> dict[int, set[int]]:
     table: dict[int, set[int]] = defaultdict(set)
-    for root, variable in np.unique(np.stack([roots, variables], 1), axis=0).tolist():
-        table[root].add(variable)
+    span = int(variables.max(initial=-1)) + 2
+    for pair in np.unique(roots * span + variables + 1).tolist():  # -1: none
+        table[pair // span].add(pair % span - 1)
     return table
 
 

@@ -40,7 +40,7 @@ def refute(
     """
     sym = _refuted(_Case(model, graphs.evaluation, inputs), sym, custom_rules)
     factors = _only(sym, [group for group in _every(sym) if group[0] != "permutations"])
-    if graphs.evaluation_only or not _every(factors):
+    if graphs.evaluation_only or not _every(factors) or _trains_as_it_evaluates(graphs, inputs):
         return sym
     factors = replace(factors, softmax_shift=None, frozen=())
     try:
@@ -68,27 +68,41 @@ class _Case(NamedTuple):
     inputs: Inputs
 
 
+def _trains_as_it_evaluates(graphs: Graphs, inputs: Inputs) -> bool:
+    """Whether training could say nothing new."""
+    if graphs.training is None or graphs.training_inputs is not inputs:
+        return False
+    return graphs.evaluation.says_the_same(graphs.training)
+
+
 def _refuted(case: _Case, sym: Symmetries, custom_rules: bool) -> Symmetries:
-    """What the graph lets pass, passes, if the graph is right; else the network itself decides."""
-    passed = _passed_by_graph(case, sym)
-    if passed is not None:
-        return passed
+    """By the graph, one weight at a time, if it is what the network does; else by the network."""
+    name = type(case.model).__name__
+    try:
+        check = _check_by_graph(case, sym)
+        if check is not None:
+            return _judged(check, sym, custom_rules, name)
+    except Exception:  # an operation that does not run in float64, or only inside its module
+        pass  # the network itself says what is wrong
 
     def by_network(network: nn.Module, inputs: Inputs) -> Symmetries:
-        return _judged(Check.of_network(network, inputs, sym), sym, custom_rules, network)
+        return _judged(Check.of_network(network, inputs, sym), sym, custom_rules, name)
 
     return in_runnable_precision(case.model, case.inputs, by_network)
 
 
-def _judged(check: Check, sym: Symmetries, custom_rules: bool, network: nn.Module) -> Symmetries:
-    passed = _passed(check, sym)
-    if passed is not None:
-        return passed
+def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> Symmetries:
+    if not check.sensitive and sym.touched:
+        return replace(sym, unchecked=_NOTHING_MOVES)
+    if check.error(sym) <= check.tolerance:
+        return replace(sym, error=check.error_seen)
     sym = check.with_true_shift(sym)
+    if check.error(sym) <= check.tolerance:
+        return replace(sym, error=check.error_seen)
     check.raise_tolerance_to_noise()
     if not check.repeatable():
         raise _Unrepeatable(
-            f"{type(network).__name__} gives different outputs for the same input and weights in "
+            f"{name} gives different outputs for the same input and weights in "
             "evaluation mode, so that no symmetry can be checked. Make its forward deterministic, "
             "or pass the submodule that is."
         )
@@ -102,49 +116,31 @@ def _judged(check: Check, sym: Symmetries, custom_rules: bool, network: nn.Modul
     sym = _without(sym, wrong)
     if check.error(sym) > check.tolerance:
         raise UnsupportedModel(
-            f"The symmetries found in {type(network).__name__} change its outputs and were refused."
+            f"The symmetries found in {name} change its outputs and were refused."
         )
     return replace(sym, error=check.error_seen)
 
 
-def _passed(check: Check, sym: Symmetries) -> Symmetries | None:
-    """The symmetries, the softmax shift perhaps left out, if nothing speaks against them."""
-    if not check.sensitive and sym.touched:
-        return replace(sym, unchecked=_NOTHING_MOVES)
-    if check.error(sym) <= check.tolerance:
-        return replace(sym, error=check.error_seen)
-    without_shift = check.with_true_shift(sym)
-    if without_shift is not sym and check.error(without_shift) <= check.tolerance:
-        return replace(without_shift, error=check.error_seen)
-    return None
-
-
 # ------------------------------------------------------------ the graph in place of the network
-def _passed_by_graph(case: _Case, sym: Symmetries) -> Symmetries | None:
-    """What the graph has nothing against; None where it has, or is not what the network does."""
-    try:
-        weights = RandomWeights(case.model, sym)
-        if case.graph is None or not _graph_is_right(case, weights):
-            return None
-        return _passed(Check.of_graph(case.graph, case.inputs, weights), sym)
-    except Exception:  # an operation that does not run in float64, or only inside its module
-        return None
+def _check_by_graph(case: _Case, sym: Symmetries) -> Check | None:
+    """A check in float64 by the graph; None where the network gives something else than it.
 
-
-def _graph_is_right(case: _Case, weights: RandomWeights) -> bool:
-    """Whether the network gives, at random weights in its own precision, what its graph gives.
-
-    Noise of a source of its own is no part of the graph, hence the network runs twice.
+    Both run at random weights in the precision of the network, which runs twice: noise of a source
+    of its own is no part of a graph.
     """
-    assert case.graph is not None
+    if case.graph is None:
+        return None
+    weights = RandomWeights(case.model, sym)
     params = weights.all_by(weights.read)
-    runs = [outputs(case.model, params, case.inputs) for _ in range(2)]
-    tolerance = tolerance_of(params)
-    if not agree(runs[0], runs[1], min(1e-6, tolerance)):
-        return False
-    read = weights.by_any_name(params.__getitem__)
+    first, second = (outputs(case.model, params, case.inputs) for _ in range(2))
+    read, tolerance = weights.by_any_name(params.__getitem__), tolerance_of(params)
     traced = streamed_outputs(case.graph, case.inputs, read, None)
-    return agree(runs[0], traced, min(1e-4, tolerance))
+    same = agree(first, second, min(1e-6, tolerance)) and agree(first, traced, min(1e-4, tolerance))
+    del params, read, second, traced
+    if not same:
+        return None
+    check = Check.of_graph(case.graph, case.inputs, weights)
+    return check if agree(first, check.outputs, max(1e-2, tolerance)) else None
 
 
 # ------------------------------------------------------------ single groups
