@@ -210,10 +210,14 @@ def main():
     parser.add_argument("--only", help="one network, measured in this process")
     arguments = parser.parse_args()
     if arguments.only:
-        return measure(arguments.only)
+        measure(arguments.only)
+    else:
+        table(families(arguments.timm) if arguments.timm else list(NETWORKS))
+
+
+def table(names):
     print(f"{'network':<34}{'million':>8}{'MiB':>8}{'peak':>8}{'ratio':>7}{'CPU s':>7}{'error':>9}"
           "  groups scales signs frozen refuted")  # fmt: skip
-    names = families(arguments.timm) if arguments.timm else list(NETWORKS)
     beyond = []
     for name in names:
         text, is_beyond = line(name)
