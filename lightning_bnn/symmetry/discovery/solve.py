@@ -45,8 +45,9 @@ def solve(system: Constraints, shapes: Mapping[str, torch.Size]) -> Symmetries:
         for e in entries
     )
     labels = [np.where(e.labels < 0, FROZEN, e.labels).ravel() for e in entries]
-    scale_powers = [e.scale * scale_sign for e in entries]
-    sign_powers = [np.full(system.nodes, e.sign) for e in entries]
+    pairs = list(zip(entries, labels, strict=True))
+    scale_powers = [e.scale * scale_sign[at] for e, at in pairs]
+    sign_powers = [np.full(at.shape, e.sign) for e, at in pairs]
     channels = ChannelClasses(system, roots, axes, labels)
     return Symmetries(
         axes=axes,
