@@ -48,8 +48,9 @@ def sort_permutations(
     device = next(iter(params.values())).device
     result = [torch.arange(g.units, device=device).expand(*lead, g.units) for g in sym.permutations]
     done: set[int] = set()
+    around = _around(sym)
     for index in _order(sym, backwards=by == "outgoing"):
-        key = _key(params, sym, sym.permutations[index], by, result)
+        key = _key(params, sym, sym.permutations[index], by, result, around[index])
         if key is not None:
             places = ranks(-key if descending else key)
             places = break_ties(params, sym, index, places, result, done, descending)
@@ -79,13 +80,25 @@ def _order(sym: Symmetries, backwards: bool) -> list[int]:
             p.axis == at.axis for p in sym.permutations[member].placements
         )
 
-    inner = {g for group in sym.permutations for row in group.inner for g in row}
-    order = []
-    for g in sorted((g for g in range(len(sym.permutations)) if g not in inner), key=depth):
+    def visit(g: int) -> list[int]:
         inside = sorted((m for row in sym.permutations[g].inner for m in row), key=depth)
         first = [m for m in inside if compared(g, m)]
-        order += [*first, g, *(m for m in inside if m not in first)]
-    return order
+        rest = [m for m in inside if m not in first]
+        return [*(k for m in first for k in visit(m)), g, *(k for m in rest for k in visit(m))]
+
+    inner = {g for group in sym.permutations for row in group.inner for g in row}
+    outermost = (g for g in range(len(sym.permutations)) if g not in inner)
+    return [k for g in sorted(outermost, key=depth) for k in visit(g)]
+
+
+def _around(sym: Symmetries) -> list[set[int]]:
+    """For every group, those of the blocks that it lies in."""
+    around: list[set[int]] = [set() for _ in sym.permutations]
+    for g in reversed(range(len(sym.permutations))):
+        for row in sym.permutations[g].inner:
+            for member in row:
+                around[member] |= {g, *around[g]}
+    return around
 
 
 def _key(
@@ -94,10 +107,11 @@ def _key(
     group: PermutationGroup,
     by: SortKey,
     permutations: Sequence[Tensor],
+    around: set[int],
 ) -> Tensor | None:
     place = (reader(sym, group) if by == "outgoing" else None) or writer(sym, group)
     if place is None:
         return None
     if by == "first" or (by == "outgoing" and reader(sym, group) is not None):
-        return corner(params, sym, place, permutations)
+        return corner(params, sym, place, permutations, around)
     return statistic(params, sym, place, "max" if by == "outgoing" else by)

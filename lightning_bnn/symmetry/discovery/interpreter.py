@@ -22,6 +22,7 @@ from lightning_bnn.symmetry.discovery.values import (
     is_random,
     one_law,
     unknown,
+    with_copies,
 )
 from lightning_bnn.symmetry.groups import Frozen
 from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
@@ -41,6 +42,7 @@ from lightning_bnn.symmetry.rules.table import (
     ALLOCATIONS,
     BROADCASTING,
     KEEP_NOISE,
+    RESHAPING,
     UNIFORM,
     WITHOUT_VALUE,
 )
@@ -89,6 +91,8 @@ class Interpreter:
         name = operation_name(node).removesuffix("_")
         self.operations.add(name)
         value_of = values.__getitem__ if name in BROADCASTING else full_size(values)
+        if name in RESHAPING:
+            value_of = with_copies(self.system, values)
         arguments: Any = (node.args, node.kwargs)
         args, kwargs = torch.fx.map_arg(arguments, value_of)
         operands = [x for x in tree_leaves((args, kwargs), is_leaf=is_operand) if is_operand(x)]

@@ -10,12 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_bnn.symmetry.discovery.axes import axis_entries
-from lightning_bnn.symmetry.discovery.classes import (
-    ChannelClasses,
-    Ints,
-    connected,
-    permutation_groups,
-)
+from lightning_bnn.symmetry.discovery.blocks import permutation_groups
+from lightning_bnn.symmetry.discovery.classes import ChannelClasses, Ints, connected
 from lightning_bnn.symmetry.discovery.factors import factor_groups
 from lightning_bnn.symmetry.groups import Axis, ScalingGroup, SignGroup, Symmetries
 from lightning_bnn.symmetry.rules.constraints import Constraints, Product

@@ -88,7 +88,7 @@ def to_numpy(labels: Tensor | Labels | int) -> Labels:
 class Constraints:
     """A system over channels (node 0 is fixed): ties of identity, of log scale and of sign.
 
-    ``noise`` holds, by draw, the channels that it was combined with; draws in ``seen_noise`` are
+    ``copies`` are the blocks that are one channel and its copies; ``noise`` holds, by draw, the channels that it was combined with; draws in ``seen_noise`` are
     also used by themselves, which gives every element a place of its own.
     """
 
@@ -99,6 +99,7 @@ class Constraints:
     )
     products: list[Product] = field(default_factory=list)
     blocks: list[Labels] = field(default_factory=list)
+    copies: set[int] = field(default_factory=set)
     seen: list[Labels] = field(default_factory=list)
     entries: dict[Key, Entry] = field(default_factory=dict)
     consumed: dict[tuple[str, RowRange], set[tuple[int | None, int]]] = field(default_factory=dict)
@@ -127,8 +128,15 @@ class Constraints:
         """Forbid channels to move, scale and flip, or some of that."""
         self.tie(core(labels) if isinstance(labels, Tensor) else labels, FROZEN, kinds)
 
-    def block(self, rows: Tensor | Labels) -> None:
-        """Channels may be exchanged within a row, and rows as wholes, but nothing between."""
+    def block(self, rows: Tensor | Labels, copies: bool = False) -> None:
+        """Channels may be exchanged within a row, and rows as wholes, but nothing between.
+
+        Args:
+            rows: one row of channels for every block.
+            copies: whether a row is one channel and what it is combined with again and again.
+        """
+        if copies:
+            self.copies.add(len(self.blocks))
         self.blocks.append(to_numpy(rows))
 
     def collapse(self, labels: Tensor, keep: Sequence[int]) -> Tensor:

@@ -18,10 +18,10 @@ from lightning_bnn.symmetry.rules.labels import (
     Value,
     Weight,
     along,
-    compress,
     shape_of,
 )
 from lightning_bnn.symmetry.rules.layer import contract, write
+from lightning_bnn.symmetry.rules.repetition import repeated
 
 __all__ = ["attention", "recurrent"]
 
@@ -117,7 +117,7 @@ def attention(
     """Dot-product attention: the scales of query and key cancel in each head; values pass."""
     q, k, v = (system.labels(t) for t in (query, key, value))
     if enable_gqa:
-        k, v = (compress(t.repeat_interleave(q.shape[-3] // t.shape[-3], -3)) for t in (k, v))
+        k, v = (repeated(system, t, t.ndim - 3, q.shape[-3] // t.shape[-3]) for t in (k, v))
     batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
     tokens = (*batch, q.shape[-2], k.shape[-2])
     scores = Value(contract(system, q[..., :, None, :], k[..., None, :, :], [-1], tokens))

@@ -14,6 +14,7 @@ from lightning_bnn.symmetry.rules import (
     layer,
     norm,
     reduction,
+    repetition,
     sequence,
     shape,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "KEEP_LOGITS",
     "KEEP_NOISE",
     "ACCEPT_NOISE",
+    "RESHAPING",
     "RULES",
     "UNIFORM",
     "WITHOUT_VALUE",
@@ -71,7 +73,8 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("swapaxes swapdims rot90 flip roll", shape.rearrange),
     ("select slice narrow index index_select diagonal unfold", shape.rearrange),
     ("chunk split split_with_sizes unbind tensor_split hsplit vsplit", shape.rearrange),
-    ("repeat repeat_interleave tile", shape.rearrange),
+    ("repeat tile", repetition.repeat),
+    ("repeat_interleave", repetition.repeat_interleave),
     ("pixel_shuffle pixel_unshuffle channel_shuffle", shape.rearrange),
     ("contiguous clone alias detach lift_fresh_copy", shape.rearrange),
     ("expand expand_as broadcast_to", shape.expand),
@@ -143,9 +146,12 @@ UNIFORM = frozenset(name for name, rule in RULES.items() if rule is shape.unifor
 """One value everywhere, whatever the operand holds."""
 BROADCASTING = frozenset(
     "add sub mul div maximum minimum where masked_fill gt lt ge le eq ne clamp_min clamp_max clamp "
-    "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow".split()
+    "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow clone contiguous alias transpose permute "
+    "unsqueeze".split()
 )
 """Their rules take operands of size 1 along broadcast dimensions; others get the full size."""
+RESHAPING = frozenset("view reshape _unsafe_view flatten ravel".split())
+"""Of operands of size 1 along broadcast dimensions they make copies."""
 ACCEPT_NOISE = frozenset("add sub subtract rsub mul multiply where masked_fill".split())
 """Their rules know what to do with independent draws."""
 KEEP_NOISE = frozenset(
