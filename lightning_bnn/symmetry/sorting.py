@@ -9,6 +9,7 @@ permuted copy of a network in which such units are exchangeable, as copies of ea
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -24,6 +25,7 @@ from lightning_bnn.symmetry.validation import check_finite, check_params
 __all__ = ["SortKey", "sort_permutations"]
 
 SortKey = Literal["max", "first", "mean", "median", "norm", "outgoing"]
+_POOLED: dict[SortKey, SortKey] = {"first": "max", "outgoing": "max"}
 
 
 def sort_permutations(
@@ -37,7 +39,9 @@ def sort_permutations(
         by: statistic of the weights that enter a unit: their ``"max"``, ``"mean"``, ``"median"``,
             ``"norm"`` or the ``"first"`` of them (once the layer before is sorted); or
             ``"outgoing"``, the first weight that leaves the unit, once the layer behind is sorted.
-            Blocks are sorted by the same statistic over the whole block.
+            Blocks are sorted by the same statistic over the whole block; of channels and heads of
+            which each contains a part of each other (grouped queries), one has no first weight
+            before the other is sorted: it is sorted by the largest.
         descending: largest first.
     """
     if by not in get_args(SortKey):
@@ -49,8 +53,10 @@ def sort_permutations(
     result = [torch.arange(g.units, device=device).expand(*lead, g.units) for g in sym.permutations]
     done: set[int] = set()
     around = _around(sym)
+    crossing = _crossing(sym, around)
     for index in _order(sym, backwards=by == "outgoing"):
-        key = _key(params, sym, sym.permutations[index], by, result, around[index])
+        alone = crossing[index] <= done
+        key = _key(params, sym, sym.permutations[index], by if alone else _POOLED.get(by, by), result, around[index])
         if key is not None:
             places = ranks(-key if descending else key)
             places = break_ties(params, sym, index, places, result, done, descending)
@@ -99,6 +105,25 @@ def _around(sym: Symmetries) -> list[set[int]]:
             for member in row:
                 around[member] |= {g, *around[g]}
     return around
+
+
+def _crossing(sym: Symmetries, around: Sequence[set[int]]) -> list[set[int]]:
+    """Groups whose units have parts of the units of each other: which is first depends on both."""
+    crossing: list[set[int]] = [set() for _ in sym.permutations]
+    for axis in sym.placements_by_axis("permutations"):
+        stages = sym.stages(axis)
+        if len(stages) < 2:
+            continue
+        owner = torch.full((len(stages), sym.axes[axis].blocks * sym.axes[axis].size), -1)
+        for k, stage in enumerate(stages):
+            for g, place in stage:
+                owner[k, place.positions.reshape(-1).cpu()] = g
+        for a, b in itertools.combinations(range(len(stages)), 2):
+            for g, h in torch.unique(owner[[a, b]], dim=1).T.tolist():
+                if min(g, h) >= 0 and g not in around[h] and h not in around[g]:
+                    crossing[g].add(h)
+                    crossing[h].add(g)
+    return crossing
 
 
 def _key(
