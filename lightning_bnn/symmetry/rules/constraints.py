@@ -255,7 +255,7 @@ class Constraints:
             self.freeze(labels)
             return
         old = entry.labels[:, at]
-        known = old != UNSET
+        known = old >= 0  # else not used so far, or met by zeros only
         entry.labels[:, at] = np.where(known, old, labels)
         self._agree(entry, record, old[known], labels[known])
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.fx import Node
 
+from lightning_bnn.symmetry.rules.broadcasting import tie_permutations
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
-from lightning_bnn.symmetry.rules.labels import Constant, Weight, along, solid, with_fixed_rest
+from lightning_bnn.symmetry.rules.labels import (
+    Constant,
+    Weight,
+    along,
+    core,
+    moving_dims,
+    solid,
+    with_fixed_rest,
+)
 
 __all__ = ["batch_norm", "group_norm", "layer_norm", "rms_norm"]
 
@@ -65,11 +75,55 @@ def _row_norm(
     shares_sign: bool,
 ) -> Any:
     labels = solid(system.labels(x))
-    incoming = system.collapse(labels, range(labels.ndim - len(shape), labels.ndim))
+    normal = list(range(labels.ndim - len(shape), labels.ndim))
+    several = [d for d in moving_dims(labels) if d not in normal]
+    if several and weight is None and bias is None:
+        return with_fixed_rest(node, _alone_by_rows(system, labels, several, shares_sign))
+    incoming = _shared_by_rows(system, labels, several) if several else labels
+    incoming = system.collapse(incoming, normal)
     system.freeze(incoming, ("scale",))
     if shares_sign:
         system.tie(incoming, incoming.reshape(-1)[:1], ("sign",))
-    return with_fixed_rest(node, _affine(system, incoming, weight, bias).expand(labels.shape))
+    out = _affine(system, incoming, weight, bias)
+    if several:
+        small = core(labels)
+        rows = system.fresh(*small.shape)
+        system.tie(rows, small, ("permutation",))
+        system.tie(rows, out, ("scale", "sign"))
+        out = rows
+    return with_fixed_rest(node, out.expand(labels.shape))
+
+
+def _alone_by_rows(
+    system: Constraints, labels: Tensor, several: Sequence[int], shares_sign: bool
+) -> Tensor:
+    """Rows without a gain, such as heads: each by itself."""
+    small = core(labels)
+    rows = _rows(small, several)
+    system.freeze(small, ("scale",))
+    if rows.shape[1] > 1:
+        system.block(rows)
+    if shares_sign:
+        system.tie(rows, rows[:, :1], ("sign",))
+    return system.follow(labels, ("sign",))
+
+
+def _rows(small: Tensor, several: Sequence[int]) -> Tensor:
+    rest = [d for d in range(small.ndim) if d not in several]
+    table = small.permute(*several, *rest)
+    return table.reshape(int(np.prod(table.shape[: len(several)])), -1)
+
+
+def _shared_by_rows(system: Constraints, labels: Tensor, several: Sequence[int]) -> Tensor:
+    """Channels of one row that stand for those of all rows, such as heads with one gain."""
+    small = core(labels)
+    common = system.fresh(*(1 if d in several else n for d, n in enumerate(small.shape)))
+    system.tie(small, common, ("scale", "sign"))
+    tie_permutations(system, small, common)
+    if common.numel() > 1:
+        system.block(_rows(small, several))
+    shape = [1 if d in several else n for d, n in enumerate(labels.shape)]
+    return common.expand(shape)
 
 
 def group_norm(

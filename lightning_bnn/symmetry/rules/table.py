@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from lightning_bnn.symmetry.rules import (
     arithmetic,
+    attention,
+    complex_numbers,
     elementwise,
     layer,
     norm,
+    recurrence,
     reduction,
     repetition,
-    sequence,
     shape,
 )
 from lightning_bnn.symmetry.rules.constraints import Rule
@@ -66,6 +68,10 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("where", arithmetic.where),
     ("masked_fill", arithmetic.masked_fill),
     ("softmax _softmax log_softmax _log_softmax", arithmetic.softmax),
+    # ------------------------------------------------------------ complex numbers
+    ("view_as_complex", complex_numbers.view_as_complex),
+    ("complex", complex_numbers.from_parts),
+    ("view_as_real", complex_numbers.to_parts),
     # ------------------------------------------------------------ shape
     ("view reshape flatten ravel unflatten _unsafe_view view_copy _reshape_alias", shape.rearrange),
     ("view_as atleast_1d atleast_2d atleast_3d squeeze unsqueeze", shape.rearrange),
@@ -115,11 +121,15 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("conv1d conv2d conv3d", layer.convolution()),
     ("conv_transpose1d conv_transpose2d conv_transpose3d", layer.convolution(transposed=True)),
     # ------------------------------------------------------------ sequences
-    ("lstm", sequence.recurrent([False, False, True, False], has_cell=True)),
-    ("gru", sequence.recurrent([False, False, True])),
-    ("rnn_tanh", sequence.recurrent([True])),
-    ("rnn_relu", sequence.recurrent([True], homogeneous=True)),
-    ("scaled_dot_product_attention", sequence.attention),
+    ("lstm", recurrence.LSTM.sequence),
+    ("gru", recurrence.GRU.sequence),
+    ("rnn_tanh", recurrence.TANH_RNN.sequence),
+    ("rnn_relu", recurrence.RELU_RNN.sequence),
+    ("lstm_cell", recurrence.LSTM.step),
+    ("gru_cell", recurrence.GRU.step),
+    ("rnn_tanh_cell", recurrence.TANH_RNN.step),
+    ("rnn_relu_cell", recurrence.RELU_RNN.step),
+    ("scaled_dot_product_attention", attention.attention),
 )
 _BATCH_NORMS = (
     "batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit_functional "
