@@ -20,6 +20,7 @@ from lightning_bnn.symmetry.discovery.values import (
     full_size,
     has_channels,
     is_random,
+    is_zero,
     one_law,
     unknown,
     with_copies,
@@ -42,6 +43,7 @@ from lightning_bnn.symmetry.rules.table import (
     ALLOCATIONS,
     BROADCASTING,
     KEEP_NOISE,
+    KEEP_ZEROS,
     RESHAPING,
     UNIFORM,
     WITHOUT_VALUE,
@@ -120,7 +122,8 @@ class Interpreter:
             return draw(node, operands)
         if all(isinstance(x, Constant) for x in operands):
             return fold(node, args, kwargs)
-        if name not in UNIFORM and not any(map(has_channels, operands)):
+        beside_zeros = name in KEEP_ZEROS and any(map(is_zero, operands))
+        if name not in UNIFORM and not beside_zeros and not any(map(has_channels, operands)):
             return self._of_noise(name, node, operands)
         return self._apply_rule(name, node, args, kwargs, operands)
 

@@ -24,12 +24,17 @@ from lightning_bnn.symmetry.rules.labels import (
     noise_of,
 )
 
-__all__ = ["draw", "fold", "full_size", "has_channels", "is_random", "one_law", "unknown", "with_copies"]
+__all__ = ["draw", "fold", "full_size", "has_channels", "is_random", "is_zero", "one_law", "unknown", "with_copies"]
 
 
 def has_channels(x: Any) -> bool:
     """Whether a symmetry might move it."""
     return isinstance(x, Weight) or (isinstance(x, Value) and bool((core(x.labels) != 0).any()))
+
+
+def is_zero(x: Any) -> bool:
+    """Whether it is a constant that is zero everywhere."""
+    return isinstance(x, Constant) and x.tensor.numel() > 0 and not bool(x.tensor.any())
 
 
 def is_random(node: Node) -> bool:

@@ -27,6 +27,7 @@ __all__ = [
     "BROADCASTING",
     "KEEP_LOGITS",
     "KEEP_NOISE",
+    "KEEP_ZEROS",
     "ACCEPT_NOISE",
     "RESHAPING",
     "RULES",
@@ -169,6 +170,8 @@ KEEP_NOISE = frozenset(
     "bitwise_not to _to_copy type_as exp log sqrt pow abs sign".split()
 )
 """Of draws and of one number they compute independent draws of one law."""
+KEEP_ZEROS = frozenset("cat concat concatenate stack".split())
+"""Zeros beside an input stay what they are, for channels that take their place later."""
 KEEP_LOGITS = frozenset(
     "view reshape flatten squeeze dropout softmax log_softmax contiguous clone alias".split()
 )
