@@ -36,14 +36,17 @@ from lightning_bnn.symmetry.elements import (
 from lightning_bnn.symmetry.forward import UnsupportedModel
 from lightning_bnn.symmetry.groups import (
     Frozen,
+    LinearGroup,
     PermutationGroup,
     ScalingGroup,
+    ShiftGroup,
     SignGroup,
     Symmetries,
 )
 from lightning_bnn.symmetry.interpolation import Barrier, barrier, interpolate
 from lightning_bnn.symmetry.matching import match
 from lightning_bnn.symmetry.min_mass import MinMass, mass, min_mass
+from lightning_bnn.symmetry.mixing import identity_mixings, mix, random_mixings
 from lightning_bnn.symmetry.optimizer_state import scale_optimizer_state, transform_optimizer_state
 from lightning_bnn.symmetry.orders import (
     OrderChange,
@@ -52,18 +55,21 @@ from lightning_bnn.symmetry.orders import (
     transpositions_between,
 )
 from lightning_bnn.symmetry.removal import Removal, plan_removal
+from lightning_bnn.symmetry.shifting import random_shifts, shift
 from lightning_bnn.symmetry.sorting import sort_permutations
 from lightning_bnn.symmetry.verify import verify
 
 __all__ = [
     "Barrier",
     "Frozen",
+    "LinearGroup",
     "MinMass",
     "NearestTransposition",
     "OrderChange",
     "PermutationGroup",
     "Removal",
     "ScalingGroup",
+    "ShiftGroup",
     "SignGroup",
     "Symmetries",
     "UnitOrders",
@@ -74,6 +80,7 @@ __all__ = [
     "discover",
     "flip",
     "identity",
+    "identity_mixings",
     "interpolate",
     "kendall_tau",
     "log10_modes",
@@ -81,17 +88,21 @@ __all__ = [
     "match",
     "match_activations",
     "min_mass",
+    "mix",
     "nearest_transposition",
     "order_change",
     "permute",
     "plan_removal",
+    "random_mixings",
     "random_permutations",
     "random_scales",
+    "random_shifts",
     "random_signs",
     "ranks",
     "remove_softmax_shift",
     "rescale",
     "scale_optimizer_state",
+    "shift",
     "shift_logits",
     "sort_permutations",
     "transform_optimizer_state",

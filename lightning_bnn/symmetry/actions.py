@@ -34,6 +34,7 @@ __all__ = [
     "permuted_tensor",
     "rescale",
     "shift_logits",
+    "tied",
 ]
 
 
@@ -62,10 +63,10 @@ def permute_some(params: Params, sym: Symmetries, permutations: Element) -> Para
     for tensor, axes in axes_by_tensor(sym, "permutations").items():
         if tensor in params:
             result[tensor] = permuted_tensor(params, sym, tensor, axes, permutations)
-    return _tied(result, sym)
+    return tied(result, sym)
 
 
-def _tied(params: Params, sym: Symmetries) -> Params:
+def tied(params: Params, sym: Symmetries) -> Params:
     """Give every further name of a tensor what its first name has."""
     again = {n: params[first] for n, first in sym.aliases.items() if n in params}
     return {**params, **again} if again else params
@@ -113,7 +114,7 @@ def shift_logits(
     result[last.weight] = old + weight.to(old).unsqueeze(old.ndim - len(sym.shapes[last.weight]))
     if last.bias is not None and bias is not None:
         result[last.bias] = params[last.bias] + bias.to(old)[..., None]
-    return _tied(result, sym)
+    return tied(result, sym)
 
 
 def _check_members(params: Params, stacked: bool, values: Element, name: str) -> None:
@@ -147,7 +148,7 @@ def multiply(params: Params, sym: Symmetries, factors: Mapping[Kind, Element]) -
                 axes.setdefault(name, {}).setdefault(axis, []).append(kind)
     for name in axes.keys() & params.keys():
         result[name] = _multiply_tensor(params[name], sym, axes[name], factors, offset)
-    return _tied(result, sym)
+    return tied(result, sym)
 
 
 def _multiply_tensor(

@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_bnn.symmetry.groups import Axis, Symmetries
 
 __all__ = [
+    "EVERY",
     "KINDS",
     "Element",
     "Kind",
@@ -25,6 +26,7 @@ __all__ = [
 Element = Sequence[Tensor]
 Kind = Literal["permutations", "scalings", "signs"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+EVERY = (*KINDS, "linear", "shifts")
 
 
 def axes_by_tensor(sym: Symmetries, kind: Kind) -> dict[str, list[int]]:

@@ -10,10 +10,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from lightning_bnn.symmetry.linear_groups import LinearGroup
+from lightning_bnn.symmetry.placements import Axis, Placement
+from lightning_bnn.symmetry.shift_groups import Reader, ShiftGroup
+
 __all__ = [
     "Axis",
     "Frozen",
     "Group",
+    "LinearGroup",
+    "Reader",
+    "ShiftGroup",
     "PermutationGroup",
     "Placement",
     "ScalingGroup",
@@ -21,33 +28,6 @@ __all__ = [
     "SoftmaxShift",
     "Symmetries",
 ]
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One dimension of one tensor whose indices belong to units.
-
-    ``dim=None`` is the flattened tensor. With ``blocks > 1`` (grouped convolutions, packed
-    projections) the rows of the tensor fall into that many equal blocks, and position ``b * size +
-    i`` is column ``i`` as seen by row block ``b``. ``last_read`` counts up along the graph; it is
-    -1 where no layer takes its input along this axis.
-    """
-
-    tensor: str
-    dim: int | None
-    size: int
-    role: str
-    blocks: int = 1
-    last_read: int = -1
-
-
-@dataclass(frozen=True, eq=False)
-class Placement:
-    """Where the units of a group live on one axis: ``positions[k]`` are those of unit ``k``."""
-
-    axis: int
-    positions: Tensor
-    exponent: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +92,8 @@ class Symmetries:
             that contain them, smaller blocks before larger ones; they act in this order.
         scalings: positive factors that pass through the network.
         signs: flips that pass through the network.
+        linear: channels that may be mixed by matrices: those inside heads, adapters, streams.
+        shifts: biases that other biases take up, or that nothing sees (those of keys).
         frozen: what was not understood, and is therefore held fixed.
         softmax_shift: the layer whose outputs are the logits, if there is one.
         weights: names of the tensors that count for the mass (all parameters but biases).
@@ -138,6 +120,8 @@ class Symmetries:
     aliases: dict[str, str] = field(default_factory=dict)
     evaluation_only: str = ""
     unchecked: str = ""
+    linear: tuple[LinearGroup, ...] = ()
+    shifts: tuple[ShiftGroup, ...] = ()
 
     @cached_property
     def log10_permutations(self) -> float:
@@ -154,11 +138,46 @@ class Symmetries:
         """Number of independent sign flips."""
         return sum(g.units for g in self.signs)
 
+    @property
+    def shift_dof(self) -> int:
+        """Number of independent shifts of channels."""
+        return sum(g.size for g in self.shifts)
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the continuous group: matrices, shifts, and scales that are no matrices."""
+        covered = sum(int(inside.sum()) for inside in self.mixed_scales)
+        matrices = sum(g.dimension for g in self.linear)
+        return self.scaling_dof - covered + matrices + self.shift_dof
+
+    @property
+    def _described_dimension(self) -> str:
+        numbers = sum(shape.numel() for shape in self.shapes.values())
+        share = f" ({100 * self.dimension / numbers:.2g} % of all numbers)" if numbers else ""
+        return f"{self.dimension}{share}"
+
+    @cached_property
+    def mixed_scales(self) -> tuple[Tensor, ...]:
+        """For every group of scalings, which of its units a group of matrices contains."""
+        inside = {
+            a: torch.zeros(x.blocks * x.size, dtype=torch.bool) for a, x in enumerate(self.axes)
+        }
+        for group in self.linear:
+            for place in group.placements if group.rescales else ():
+                inside[place.axis][place.positions.reshape(-1)] = True
+        return tuple(
+            torch.stack([inside[p.axis][p.positions].all(1) for p in g.placements]).all(0)
+            for g in self.scalings
+        )
+
     @cached_property
     def touched(self) -> frozenset[str]:
         """The tensors that any group moves."""
         groups = (*self.permutations, *self.scalings, *self.signs)
-        names = {self.axes[p.axis].tensor for g in groups for p in g.placements}
+        places = [p for g in groups for p in g.placements]
+        places += [p for group in self.linear for p in group.placements]
+        places += [p for shift in self.shifts for p in shift.placements]
+        names = {self.axes[p.axis].tensor for p in places}
         last = self.softmax_shift
         return frozenset(names | ({last.weight} if last is not None else set()))
 
@@ -211,9 +230,11 @@ class Symmetries:
             ("sign", self.signs),
         ):
             lines += _rows(title, groups)
+        lines += _linear_rows(self.linear)
+        lines += _shift_rows(self.shifts)
         lines.append(
             f"permutations: 10^{self.log10_permutations:.1f}   free scales: {self.scaling_dof}   "
-            f"free signs: {self.sign_dof}"
+            f"free signs: {self.sign_dof}   continuous dimension: {self._described_dimension}"
         )
         lines += [f"frozen: {item}" for item in self.frozen]
         if self.constants:
@@ -238,8 +259,38 @@ def _rows(title: str, groups: tuple[Group, ...]) -> list[str]:
     ]
 
 
+def _linear_rows(groups: tuple[LinearGroup, ...]) -> list[str]:
+    names: dict[tuple[str, int], list[str]] = {}
+    spaces: Counter[tuple[str, int]] = Counter()
+    for group in groups:
+        spaces[group.kind, group.size] += group.spaces
+        names.setdefault((group.kind, group.size), []).append(group.name)
+    return [
+        f"{kind:<12}{size:>7}{count:>8}  {_shorten(names[kind, size])}"
+        for (kind, size), count in spaces.items()
+    ]
+
+
+def _shift_rows(groups: tuple[ShiftGroup, ...]) -> list[str]:
+    lines = []
+    for title, dead in (("shift", False), ("dead bias", True)):
+        names = [g.name for g in groups if g.is_dead == dead]
+        size = sum(g.size for g in groups if g.is_dead == dead)
+        if names:
+            lines.append(f"{title:<12}{size:>7}{len(names):>8}  {_shorten(names)}")
+    return lines
+
+
 def _shorten(names: list[str], most: int = 3) -> str:
     distinct = list(dict.fromkeys(names))
     return ", ".join(distinct[:most]) + (
         f", ... ({len(distinct)} tensors)" if len(distinct) > most else ""
     )
+
+
+torch.serialization.add_safe_globals(
+    [
+        *(Axis, Frozen, LinearGroup, PermutationGroup, Placement, Reader, ScalingGroup),
+        *(ShiftGroup, SignGroup, SoftmaxShift, Symmetries),
+    ]
+)

@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
-from lightning_bnn.symmetry.groups import Group, Symmetries
+from lightning_bnn.symmetry.groups import Group, LinearGroup, Symmetries
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 __all__ = [
     "check_finite",
+    "check_mixings",
     "check_one_network",
     "check_params",
     "check_permutations",
     "check_scales",
+    "check_shifts",
     "check_signs",
 ]
 
@@ -132,6 +134,68 @@ def check_signs(values: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
         if value.dtype == torch.bool or not bool((value.abs() == 1).all()):
             raise ValueError(f"`signs[{k}]` must hold +1 and -1.")
     return values
+
+
+def check_mixings(
+    values: Sequence[Tensor], sym: Symmetries, members: int | None = None
+) -> list[Tensor]:
+    """Refuse matrices that do not belong to the group of their space."""
+    values = [torch.as_tensor(v) for v in values]
+    if len(values) != len(sym.linear):
+        raise ValueError(
+            f"`matrices` must hold one tensor per group: {len(sym.linear)}, got {len(values)}."
+        )
+    for k, (value, group) in enumerate(zip(values, sym.linear, strict=True)):
+        shape = (group.spaces, group.size, group.size)
+        if value.shape not in (shape, (members, *shape)):
+            raise ValueError(
+                f"`matrices[{k}]` must have shape {shape} ({group.name}), or one such for each "
+                f"member of a stack, got shape {tuple(value.shape)}."
+            )
+        problem = _problem(value.double(), group)
+        if problem:
+            raise ValueError(f"`matrices[{k}]` ({group.name}, {group.kind}) must {problem}.")
+    return values
+
+
+def check_shifts(
+    values: Sequence[Tensor], sym: Symmetries, members: int | None = None
+) -> list[Tensor]:
+    """Refuse shifts that do not belong to the channels, or are not finite."""
+    values = [torch.as_tensor(v) for v in values]
+    if len(values) != len(sym.shifts):
+        raise ValueError(
+            f"`shifts` must hold one tensor per group: {len(sym.shifts)}, got {len(values)}."
+        )
+    for k, (value, group) in enumerate(zip(values, sym.shifts, strict=True)):
+        if value.shape not in ((group.size,), (members, group.size)):
+            raise ValueError(
+                f"`shifts[{k}]` must have {group.size} numbers ({group.name}), or as many for each "
+                f"member of a stack, got shape {tuple(value.shape)}."
+            )
+        if not bool(value.isfinite().all()):
+            raise ValueError(f"`shifts[{k}]` ({group.name}) must be finite.")
+    return values
+
+
+def _problem(matrices: Tensor, group: LinearGroup) -> str:
+    """What keeps matrices from being elements of their group; nothing if they are."""
+    if not bool(matrices.isfinite().all()):
+        return "be finite"
+    near = 1e-5
+    singular = torch.linalg.svdvals(matrices)
+    if bool((singular[..., -1] <= 1e-12 * singular[..., 0]).any()):
+        return "be invertible"
+    if not group.rescales and float((singular - 1).abs().max()) > near:
+        return "be orthogonal"
+    if group.kind == "centred" and float((matrices.sum(-1) - 1).abs().max()) > near:
+        return "leave the vector of ones unchanged"
+    if group.kind in ("complex", "unit complex"):
+        x, y = matrices[..., 0, 0], matrices[..., 1, 0]
+        other = torch.stack([torch.stack([x, -y], -1), torch.stack([y, x], -1)], -2)
+        if float(((other - matrices).abs() / singular[..., :1, None]).max()) > near:
+            return "have the form [[x, -y], [y, x]]"
+    return ""
 
 
 def _check_shapes(values: Sequence[Tensor], groups: Sequence[Group], name: str) -> list[Tensor]:

@@ -16,6 +16,8 @@ from lightning_bnn.symmetry.comparison import Comparison, perturbed, tolerance_o
 from lightning_bnn.symmetry.elements import random_permutations, random_scales, random_signs
 from lightning_bnn.symmetry.forward import Inputs, in_runnable_precision, on_network, outputs
 from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.mixing import mix_some, random_mixings
+from lightning_bnn.symmetry.shifting import random_shifts, shift_some
 from lightning_bnn.symmetry.validation import check_params
 
 __all__ = [
@@ -53,7 +55,7 @@ def verify(
     def measure(network: nn.Module, inputs: Inputs) -> float:
         before = P.of(network)
         check_params(before, sym, "model")
-        after = random_element(before, sym, generator)
+        after = random_element(before, sym, generator, mixing=True)
         if softmax_shift:
             after = random_shift(after, sym, generator)
         wrong = perturbed(before, sym.touched)
@@ -72,13 +74,18 @@ def log_probabilities(logits: Sequence[Tensor], sym: Symmetries) -> list[Tensor]
     return [t.log_softmax(sym.softmax_shift.dim) for t in logits]
 
 
-def random_element(params: Params, sym: Symmetries, generator: torch.Generator) -> Params:
-    """Act on parameters with a random sign, scale and permutation of every unit."""
+def random_element(
+    params: Params, sym: Symmetries, generator: torch.Generator, mixing: bool = False
+) -> Params:
+    """Act with a random sign, scale and permutation of every unit, and with random mixings."""
     factors: dict[Kind, list[Tensor]] = {
         "signs": random_signs(sym, generator),
         "scalings": random_scales(sym, generator),
     }
     params = multiply(params, sym, factors)
+    if mixing:
+        params = mix_some(params, sym, random_mixings(sym, generator))
+        params = shift_some(params, sym, random_shifts(sym, generator))
     return permute(params, sym, random_permutations(sym, generator))
 
 

@@ -63,6 +63,9 @@ class ChannelClasses:
             self._tag(node, count)
             self.where = np.zeros(count, np.uint64)
             np.add.at(self.where, self.roots, mix(node, 3))
+            for colour, labels in enumerate(self.system.colours):
+                at = np.flatnonzero(labels > FROZEN)
+                np.add.at(self.where, self.roots[labels[at]], mix(at + (colour << 32), 6))
         self.first = np.full(count, np.iinfo(np.int64).max)
         self._place(node)
 

@@ -30,6 +30,7 @@ from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
     Noise,
+    Squares,
     Unsupported,
     Value,
     Weight,
@@ -44,9 +45,13 @@ from lightning_bnn.symmetry.rules.table import (
     BROADCASTING,
     KEEP_NOISE,
     KEEP_ZEROS,
+    MIXES,
+    PASSES_SHIFTS,
     RESHAPING,
+    RULES,
     UNIFORM,
     WITHOUT_VALUE,
+    WRITES_SHIFTS,
 )
 
 __all__ = ["Interpreter"]
@@ -153,7 +158,24 @@ class Interpreter:
             self._see_draws(operands)
         if name not in self.rules:
             raise Unsupported("this operation has no rule")
-        return self.rules[name](self.system, node, *args, **kwargs)
+        result = self.rules[name](self.system, node, *args, **kwargs)
+        self._mark(name, operands, result)
+        return result
+
+    def _mark(self, name: str, operands: list[Any], result: Any) -> None:
+        """Only operations that are known to be linear leave channels that can be mixed."""
+        known = name in MIXES and self.rules[name] is RULES.get(name, self.rules[name])
+        for x in operands:
+            if isinstance(x, Value) and (not known or _is_quadratic(x, name)):
+                self.system.mark(x.labels, "diagonal")
+        results = tree_leaves(result, is_leaf=is_operand)
+        for x in () if known else results:
+            if isinstance(x, Value):
+                self.system.mark(x.labels, "diagonal")
+        ends = [] if name in PASSES_SHIFTS else list(operands)
+        for x in ends if name in WRITES_SHIFTS else [*ends, *results]:
+            if isinstance(x, Value) and name not in PASSES_SHIFTS:
+                self.system.shifts.stop(x.labels)
 
     def _see_channels(self, operands: list[Any]) -> None:
         """Channels that different operations are applied to are not exchangeable."""
@@ -163,6 +185,11 @@ class Interpreter:
     def _see_draws(self, operands: Iterable[Any]) -> None:
         """Draws that are used by themselves, too, have a place."""
         self.system.seen_noise.update(x.source for x in operands if isinstance(x, Noise))
+
+
+def _is_quadratic(x: Value, name: str) -> bool:
+    """Squares that are not summed next."""
+    return isinstance(x, Squares) and name not in ("mean", "sum")
 
 
 def _report(node: Node, reason: str) -> Frozen:

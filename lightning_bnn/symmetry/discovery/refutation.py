@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import multiply, permute
-from lightning_bnn.symmetry.axis_actions import KINDS, Kind
+from lightning_bnn.symmetry.axis_actions import EVERY, Kind
 from lightning_bnn.symmetry.comparison import Comparison, perturbed, tolerance_of
 from lightning_bnn.symmetry.elements import random_scales, random_signs
 from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, in_runnable_precision, outputs
 from lightning_bnn.symmetry.groups import Frozen, PermutationGroup, Symmetries
+from lightning_bnn.symmetry.mixing import mix_some, random_mixings
+from lightning_bnn.symmetry.shifting import random_shifts, shift_some
 from lightning_bnn.symmetry.verify import log_probabilities, random_shift
 
 __all__ = ["refute"]
@@ -41,7 +43,9 @@ def refute(
     """
     sym = _refuted(model, sym, inputs, custom_rules)
     factors = _only(sym, [group for group in _every(sym) if group[0] != "permutations"])
-    if training is None or not (factors.scalings or factors.signs):
+    if training is None or not (
+        factors.scalings or factors.signs or factors.linear or factors.shifts
+    ):
         return sym
     factors = replace(factors, softmax_shift=None, frozen=())
     try:
@@ -52,7 +56,14 @@ def refute(
     finally:
         model.eval()
     frozen = (*sym.frozen, *left.frozen)
-    return replace(sym, scalings=left.scalings, signs=left.signs, frozen=frozen)
+    return replace(
+        sym,
+        scalings=left.scalings,
+        signs=left.signs,
+        linear=left.linear,
+        shifts=left.shifts,
+        frozen=frozen,
+    )
 
 
 class _Unrepeatable(UnsupportedModel):
@@ -144,7 +155,7 @@ class _Check:
         right = self._error_of_probabilities(shifted, sym) <= max(self.tolerance, 1e-6)
         return sym if right else replace(sym, softmax_shift=None)
 
-    def offenders(self, sym: Symmetries) -> list[tuple[Kind, int, str]]:
+    def offenders(self, sym: Symmetries) -> list[tuple[str, int, str]]:
         """Halve the set of groups until single wrong ones remain."""
         pending, wrong = [_every(sym)], []
         while pending:
@@ -158,8 +169,8 @@ class _Check:
         return wrong
 
 
-def _every(sym: Symmetries) -> list[tuple[Kind, int, str]]:
-    return [(kind, k, group.name) for kind in KINDS for k, group in enumerate(getattr(sym, kind))]
+def _every(sym: Symmetries) -> list[tuple[str, int, str]]:
+    return [(kind, k, group.name) for kind in EVERY for k, group in enumerate(getattr(sym, kind))]
 
 
 def _covering_elements(
@@ -176,17 +187,19 @@ def _covering_elements(
         for group in sym.permutations:
             order = torch.randperm(group.units, generator=generator)
             cycles.append(torch.empty_like(order).scatter_(0, order, order.roll(1)))
-        yield permute(multiply(params, sym, factors), sym, cycles)
+        mixed = mix_some(multiply(params, sym, factors), sym, random_mixings(sym, generator))
+        moved = shift_some(mixed, sym, random_shifts(sym, generator))
+        yield permute(moved, sym, cycles)
 
 
-def _only(sym: Symmetries, kept: Sequence[tuple[Kind, int, str]]) -> Symmetries:
+def _only(sym: Symmetries, kept: Sequence[tuple[str, int, str]]) -> Symmetries:
     groups: dict[str, Any] = {
-        kind: tuple(getattr(sym, kind)[k] for name, k, _ in kept if name == kind) for kind in KINDS
+        kind: tuple(getattr(sym, kind)[k] for name, k, _ in kept if name == kind) for kind in EVERY
     }
     return replace(sym, **groups)
 
 
-def _without(sym: Symmetries, wrong: Sequence[tuple[Kind, int, str]]) -> Symmetries:
+def _without(sym: Symmetries, wrong: Sequence[tuple[str, int, str]]) -> Symmetries:
     kept = [group for group in _every(sym) if group not in wrong]
     left = _only(sym, kept)
     new_index = {k: n for n, k in enumerate(k for kind, k, _ in kept if kind == "permutations")}

@@ -13,6 +13,8 @@ from lightning_bnn.symmetry.discovery.axes import axis_entries
 from lightning_bnn.symmetry.discovery.blocks import permutation_groups
 from lightning_bnn.symmetry.discovery.classes import ChannelClasses, Ints, connected
 from lightning_bnn.symmetry.discovery.factors import factor_groups
+from lightning_bnn.symmetry.discovery.mixing import Factors, linear_groups
+from lightning_bnn.symmetry.discovery.trades import shift_groups
 from lightning_bnn.symmetry.groups import Axis, ScalingGroup, SignGroup, Symmetries
 from lightning_bnn.symmetry.rules.constraints import Constraints, Product
 from lightning_bnn.symmetry.rules.labels import FROZEN
@@ -41,11 +43,14 @@ def solve(system: Constraints, shapes: Mapping[str, torch.Size]) -> Symmetries:
     labels = [np.where(e.labels < 0, FROZEN, e.labels).ravel() for e in entries]
     scale_powers = [e.scale * scale_sign for e in entries]
     sign_powers = [np.full(system.nodes, e.sign) for e in entries]
+    channels = ChannelClasses(system, roots, axes, labels)
     return Symmetries(
         axes=axes,
-        permutations=permutation_groups(ChannelClasses(system, roots, axes, labels)),
+        permutations=permutation_groups(channels),
         scalings=factor_groups(ScalingGroup, axes, labels, scale_id, scale_powers),
         signs=factor_groups(SignGroup, axes, labels, sign_id, sign_powers),
+        linear=linear_groups(channels, Factors(scale_id, sign_id, scale_powers)),
+        shifts=shift_groups(channels),
     )
 
 

@@ -21,6 +21,7 @@ from lightning_bnn.symmetry.rules.constraints import Constraints, Record
 from lightning_bnn.symmetry.rules.elementwise import homogeneous, nonlinear
 from lightning_bnn.symmetry.rules.labels import (
     Noise,
+    Turned,
     Unsupported,
     Value,
     Weight,
@@ -40,6 +41,9 @@ def add(
         labels = _beside_noise(system, node, x, y)
         system.freeze(labels, ("scale", "sign"))
         return Value(labels)
+    system.shifts.add(node, system.labels(x), system.labels(y))
+    if isinstance(x, Turned) and isinstance(y, Turned):
+        system.plane(x.labels, y.labels)
     return Value(unify(system, system.labels(x), system.labels(y)))
 
 
@@ -53,7 +57,10 @@ def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Value:
         product = _multiply_by_gain(system, x, y)
         if product is not None:
             return product
-    return Value(multiply_labels(system, system.labels(x), system.labels(y)))
+    left, right = system.labels(x), system.labels(y)
+    labels = multiply_labels(system, left, right)
+    by_numbers = any(bool((core(t) <= 0).all()) for t in (left, right))
+    return Turned(labels) if by_numbers else Value(labels)
 
 
 def _multiply_by_gain(system: Constraints, x: Value, weight: Weight) -> Value | None:
@@ -75,6 +82,7 @@ def _multiply_by_gain(system: Constraints, x: Value, weight: Weight) -> Value | 
         raise Unsupported("a view of a gain over several dimensions")
     out = system.fresh(*small.shape)
     system.tie(out, small, ("permutation",))
+    system.mark(small, "diagonal")
     system.consume(
         weight,
         Record(dim, out.reshape(-1), "gain"),
@@ -108,6 +116,7 @@ def compare(system: Constraints, node: Node, x: Any, y: Any = 0) -> Value:
 def where(system: Constraints, node: Node, condition: Any, x: Any, y: Any) -> Value:
     """A choice between two operands that share their channels."""
     chosen = add(system, node, x, y).labels
+    system.mark(chosen, "diagonal")
     if isinstance(condition, Noise):
         tie_to_noise(system, condition, chosen)
     else:
@@ -135,5 +144,6 @@ def _beside_noise(system: Constraints, node: Node, x: Any, y: Any) -> Tensor:
     """Labels of what is combined with noise, in the shape of the result."""
     noise, other = (x, y) if isinstance(x, Noise) else (y, x)
     labels = torch.broadcast_to(system.labels(other), shape_of(node))
+    system.mark(labels, "diagonal")
     tie_to_noise(system, noise, labels)
     return labels

@@ -43,9 +43,18 @@ def tie_permutations(system: Constraints, x: Tensor, y: Tensor) -> None:
     shared = [d for d in moving if d not in broadcast]
     x, y = narrow_except(x, moving), narrow_except(y, moving)
     if not broadcast:
-        system.tie(x, y, ("permutation",))
+        _tie_or_colour(system, x, y)
     elif shared:
         _block_over(system, shared, x, y)
+
+
+def _tie_or_colour(system: Constraints, x: Tensor, y: Tensor) -> None:
+    """Numbers beside channels do not move, but they do not tie the channels to each other."""
+    for labels, numbers in ((x, y), (y, x)):
+        if bool((numbers <= FROZEN).all()):
+            system.colour(torch.where(numbers == FROZEN, labels, STRUCTURAL_ZERO))
+            return
+    system.tie(x, y, ("permutation",))
 
 
 def tie_to_noise(system: Constraints, noise: Noise, labels: Tensor) -> None:
@@ -76,6 +85,9 @@ def unify(system: Constraints, *operands: Tensor) -> Tensor:
     if base is None:
         base = _combinations(system, full, moving)
         system.tie(base, first, ("scale", "sign"))
+        system.shifts.stop(base)
+        for labels in (base, *operands):
+            system.mark(labels, "diagonal")
     out = torch.broadcast_to(base, full[0].shape)
     if bool((core(out) < 0).any()):
         for labels in full:
@@ -114,15 +126,26 @@ def copies(system: Constraints, labels: Tensor, dim: int, number: int) -> Tensor
         return labels.expand(shape)
     out = system.fresh(*small.shape[:dim], number, *small.shape[dim + 1 :])
     system.tie(out, small, ("scale", "sign"))
+    system.shifts.tie(out, small)
     rows = torch.cat([small, out], dim).movedim(dim, -1)
     system.block(rows.reshape(-1, number + 1), copies=True)
     return out.expand(shape)
 
 
-def multiply_labels(system: Constraints, x: Tensor, y: Tensor, inverse: bool = False) -> Tensor:
-    """Labels of a product (or quotient): permutations tied, log scales and signs added."""
+def multiply_labels(
+    system: Constraints,
+    x: Tensor,
+    y: Tensor,
+    inverse: bool = False,
+    summed: Sequence[int] = (),
+) -> Tensor:
+    """Labels of a product (or quotient): permutations tied, log scales and signs added.
+
+    Over ``summed`` dimensions the products are summed next, so that channels may be mixed there.
+    """
     x, y = align(x, y)
     tie_permutations(system, x, y)
+    _mark_products(system, x, y, [d % x.ndim for d in summed])
     full_x, full_y = torch.broadcast_tensors(x, y)
     if bool((core(y) <= 0).all()):
         return full_x
@@ -142,6 +165,22 @@ def multiply_labels(system: Constraints, x: Tensor, y: Tensor, inverse: bool = F
     product, first, second = (t[~zero].numpy() for t in (out, a, b))
     system.products.append(Product(product, first, second, inverse))
     return torch.where(zero, STRUCTURAL_ZERO, out).expand(full_x.shape)
+
+
+def _mark_products(system: Constraints, x: Tensor, y: Tensor, summed: Sequence[int]) -> None:
+    """Channels that are multiplied element by element, by numbers that differ, do not mix.
+
+    An operand mixes along dimensions that the other one broadcasts, and along those that are summed
+    over if both have them.
+    """
+    for operand, other in ((x, y), (y, x)):
+        moving = moving_dims(operand)
+        broadcast = [d for d in moving if other.shape[d] == 1]
+        lone_sum = any(d in summed for d in broadcast)
+        if lone_sum or (moving and not {*broadcast, *summed} & set(moving)):
+            by_numbers = bool((core(other) <= 0).all()) and not lone_sum
+            if not by_numbers:  # those have told the channels apart
+                system.mark(operand, "diagonal")
 
 
 def _block_over(system: Constraints, shared: Sequence[int], x: Tensor, y: Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -22,11 +22,13 @@ from lightning_bnn.symmetry.rules.labels import (
     moving_dims,
     narrow_except,
 )
+from lightning_bnn.symmetry.rules.shifts import Shifts
 from lightning_bnn.symmetry.rules.weight_views import RowRange, parameter_dims, positions
 
-__all__ = ["Constraints", "Entry", "Kind", "Product", "Record", "Rule"]
+__all__ = ["Constraints", "Entry", "Kind", "Mark", "Product", "Record", "Rule"]
 
 Kind = Literal["permutation", "scale", "sign"]
+Mark = Literal["diagonal", "orthogonal", "centred"]
 Rule = Callable[..., Any]
 Labels: TypeAlias = NDArray[np.int64]
 ALL: tuple[Kind, ...] = ("permutation", "scale", "sign")
@@ -88,8 +90,11 @@ def to_numpy(labels: Tensor | Labels | int) -> Labels:
 class Constraints:
     """A system over channels (node 0 is fixed): ties of identity, of log scale and of sign.
 
-    ``copies`` are the blocks that are one channel and its copies; ``noise`` holds, by draw, the channels that it was combined with; draws in ``seen_noise`` are
-    also used by themselves, which gives every element a place of its own.
+    ``copies`` are the blocks that are one channel and its copies; ``noise`` holds, by draw, the
+    channels that it was combined with; draws in ``seen_noise`` are also used by themselves, which
+    gives every element a place of its own. ``marks`` says what keeps channels from being mixed,
+    ``planes`` which ones a constant turns in pairs, and ``colours`` which ones numbers of their own
+    tell apart.
     """
 
     nodes: int = 1
@@ -106,6 +111,10 @@ class Constraints:
     conflicts: dict[str, str] = field(default_factory=dict)
     noise: dict[int, Tensor] = field(default_factory=dict)
     seen_noise: set[int] = field(default_factory=set)
+    marks: dict[Mark, list[Labels]] = field(default_factory=lambda: {m: [] for m in get_args(Mark)})
+    planes: list[Labels] = field(default_factory=list)
+    colours: list[Labels] = field(default_factory=list)
+    shifts: Shifts = field(default_factory=Shifts)
 
     # ------------------------------------------------------------------ channels and ties
     def fresh(self, *shape: int) -> Tensor:
@@ -126,7 +135,31 @@ class Constraints:
 
     def freeze(self, labels: Tensor | Labels, kinds: Iterable[str] = ALL) -> None:
         """Forbid channels to move, scale and flip, or some of that."""
-        self.tie(core(labels) if isinstance(labels, Tensor) else labels, FROZEN, kinds)
+        small = core(labels) if isinstance(labels, Tensor) else torch.from_numpy(np.asarray(labels))
+        self.tie(small, FROZEN, kinds)
+        if tuple(kinds) == ALL:
+            self.shifts.stop(small)
+
+    def mark(self, labels: Tensor | Labels, mark: Mark) -> None:
+        """Say what keeps channels from being mixed by any invertible matrix.
+
+        Under "diagonal" nothing mixes, under "orthogonal" rotations of all channels do, under
+        "centred" those that leave the sum of the channels alone.
+        """
+        small = core(labels).numpy() if isinstance(labels, Tensor) else labels
+        self.marks[mark].append(np.unique(small))
+
+    def plane(self, first: Tensor, second: Tensor) -> None:
+        """Channels that a constant turns in pairs, so that complex numbers commute with it."""
+        first, second = torch.broadcast_tensors(first, second)
+        moving = moving_dims(first, second)
+        both = [narrow_except(t, moving).numpy().ravel() for t in (first, second)]
+        ordered = np.unique(np.stack(both), axis=1)
+        self.planes.append(np.sort(ordered[:, (ordered > FROZEN).all(0)], 0))
+
+    def colour(self, labels: Tensor | Labels) -> None:
+        """Every one of these channels has a place of its own, as beside constants that differ."""
+        self.colours.append(to_numpy(labels).ravel())
 
     def block(self, rows: Tensor | Labels, copies: bool = False) -> None:
         """Channels may be exchanged within a row, and rows as wholes, but nothing between.
@@ -153,6 +186,7 @@ class Constraints:
             for row in table[1:] if bool((first < 0).any()) else ():
                 first = torch.where(first < 0, row, first)
             self.tie(table, first[None])
+            self.shifts.stop(table)
         return first
 
     def labels(self, x: Value | Weight | Constant | float | int) -> Tensor:

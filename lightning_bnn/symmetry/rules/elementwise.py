@@ -10,6 +10,7 @@ from torch.fx import Node
 from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
 from lightning_bnn.symmetry.rules.constraints import Constraints, Kind, Record, Rule
 from lightning_bnn.symmetry.rules.labels import (
+    Squares,
     Unsupported,
     Value,
     Weight,
@@ -27,6 +28,7 @@ __all__ = [
     "cast",
     "clamp",
     "clamp_max",
+    "dropout",
     "even",
     "glu",
     "hardtanh",
@@ -37,12 +39,16 @@ __all__ = [
     "passthrough",
     "power",
     "prelu",
+    "squares",
     "threshold",
 ]
 
 
 def pointwise(
-    stops: Sequence[Kind] = (), forgets: Sequence[Kind] = (), keeps_zero: bool = True
+    stops: Sequence[Kind] = (),
+    forgets: Sequence[Kind] = (),
+    keeps_zero: bool = True,
+    mixes: bool = False,
 ) -> Rule:
     """A function of every element by itself: permutations pass, and scales and signs if they may.
 
@@ -50,18 +56,21 @@ def pointwise(
         stops: what the function does not commute with, so that it is held fixed.
         forgets: what does not change the result.
         keeps_zero: whether the function of zero is zero.
+        mixes: whether the function is linear, so that channels may be mixed before it.
     """
     passing = [kind for kind in ("scale", "sign") if kind not in (*stops, *forgets)]
 
     def rule(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Value:
         labels = system.labels(x) if keeps_zero else solid(system.labels(x))
         system.freeze(labels, stops)
+        if not mixes:
+            system.mark(labels, "diagonal")
         return Value(system.follow(labels, passing) if forgets else labels)
 
     return rule
 
 
-passthrough = pointwise()  # dropout, casts, negation
+passthrough = pointwise(mixes=True)  # casts, negation
 homogeneous = pointwise(stops=["sign"])  # ReLU and its kin
 odd = pointwise(stops=["scale"])  # tanh and its kin
 nonlinear = pointwise(stops=["scale", "sign"], keeps_zero=False)  # GELU and its kin
@@ -76,7 +85,27 @@ def power(system: Constraints, node: Node, x: Any, exponent: Any, *args: Any) ->
         return Value(unify(system, *both))
     if exponent % 1 or exponent <= 0:
         return nonlinear(system, node, x)
+    if exponent == 2 and isinstance(x, Value):
+        return squares(system, node, x)
     return even(system, node, x) if exponent % 2 == 0 else odd(system, node, x)
+
+
+def squares(system: Constraints, node: Node, x: Any) -> Squares:
+    """Squares forget signs; summed over a row they forget its rotations, too."""
+    labels = solid(system.labels(x))
+    system.freeze(labels, ("scale",))
+    return Squares(system.follow(labels, ()))
+
+
+def dropout(
+    system: Constraints, node: Node, x: Any, p: float = 0.5, train: bool = True, *args: Any
+) -> Value:
+    """In training every channel is dropped by itself: everything passes, but nothing mixes."""
+    labels = system.labels(x)
+    if train and p > 0:
+        system.mark(labels, "diagonal")
+        system.shifts.stop(labels)
+    return Value(labels)
 
 
 def clamp(

@@ -20,6 +20,8 @@ __all__ = [
     "STRUCTURAL_ZERO",
     "Constant",
     "Noise",
+    "Squares",
+    "Turned",
     "Unsupported",
     "Value",
     "Weight",
@@ -63,6 +65,16 @@ class Noise(Value):
     """
 
     source: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Squares(Value):
+    """The squares of channels: their sum over a row does not change when the row is rotated."""
+
+
+@dataclass(frozen=True, eq=False)
+class Turned(Value):
+    """Channels times constants that differ between them: one term of a rotation."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 from torch.fx import Node
 
-from lightning_bnn.symmetry.rules.broadcasting import tie_permutations
+from lightning_bnn.symmetry.rules.broadcasting import align, tie_permutations
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
@@ -76,12 +76,13 @@ def _row_norm(
 ) -> Any:
     labels = solid(system.labels(x))
     normal = list(range(labels.ndim - len(shape), labels.ndim))
+    if weight is None and bias is None:
+        return with_fixed_rest(node, _plain_norm(system, labels, normal, shares_sign))
     several = [d for d in moving_dims(labels) if d not in normal]
-    if several and weight is None and bias is None:
-        return with_fixed_rest(node, _alone_by_rows(system, labels, several, shares_sign))
     incoming = _shared_by_rows(system, labels, several) if several else labels
     incoming = system.collapse(incoming, normal)
     system.freeze(incoming, ("scale",))
+    system.mark(incoming, "diagonal")
     if shares_sign:
         system.tie(incoming, incoming.reshape(-1)[:1], ("sign",))
     out = _affine(system, incoming, weight, bias)
@@ -90,22 +91,10 @@ def _row_norm(
         rows = system.fresh(*small.shape)
         system.tie(rows, small, ("permutation",))
         system.tie(rows, out, ("scale", "sign"))
+        system.mark(small, "diagonal")
+        system.shifts.tie(*align(rows, out))
         out = rows
     return with_fixed_rest(node, out.expand(labels.shape))
-
-
-def _alone_by_rows(
-    system: Constraints, labels: Tensor, several: Sequence[int], shares_sign: bool
-) -> Tensor:
-    """Rows without a gain, such as heads: each by itself."""
-    small = core(labels)
-    rows = _rows(small, several)
-    system.freeze(small, ("scale",))
-    if rows.shape[1] > 1:
-        system.block(rows)
-    if shares_sign:
-        system.tie(rows, rows[:, :1], ("sign",))
-    return system.follow(labels, ("sign",))
 
 
 def _rows(small: Tensor, several: Sequence[int]) -> Tensor:
@@ -124,6 +113,24 @@ def _shared_by_rows(system: Constraints, labels: Tensor, several: Sequence[int])
         system.block(_rows(small, several))
     shape = [1 if d in several else n for d, n in enumerate(labels.shape)]
     return common.expand(shape)
+
+
+def _plain_norm(
+    system: Constraints, labels: Tensor, row: Sequence[int], shares_sign: bool
+) -> Tensor:
+    """A norm without a gain, under which rows may be rotated."""
+    small = core(labels)
+    several = [d for d in moving_dims(small) if d not in row]
+    if several and small.numel() > len(rows := _rows(small, several)):
+        system.block(rows)
+    system.freeze(small, ("scale",))
+    system.mark(small, "centred" if shares_sign else "orthogonal")
+    if shares_sign:
+        first = small
+        for d in row:
+            first = first.narrow(d, 0, 1)
+        system.tie(small, first, ("sign",))
+    return labels
 
 
 def group_norm(

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
 from lightning_bnn.symmetry.rules.labels import (
+    Squares,
     Unsupported,
     Value,
     core,
@@ -24,8 +25,11 @@ Sign = Literal["passes", "stops", "is forgotten"]
 
 
 # ------------------------------------------------------------ reductions
-def reduction(scale: Literal["passes", "stops"], sign: Sign) -> Rule:
-    """A reduction, and whether a common scale and sign pass, stop, or are forgotten."""
+def reduction(scale: Literal["passes", "stops"], sign: Sign, rotates: bool = False) -> Rule:
+    """A reduction, and whether a common scale and sign pass, stop, or are forgotten.
+
+    One that ``rotates`` does not change when the row is rotated; nor do sums of squares.
+    """
 
     def rule(
         system: Constraints,
@@ -43,6 +47,10 @@ def reduction(scale: Literal["passes", "stops"], sign: Sign) -> Rule:
             system.freeze(labels, ("sign",))
         moving = [d for d in moving_dims(labels) if d in dims]
         out = labels
+        if moving or scale == "stops" or sign != "passes":
+            of_squares = isinstance(x, Squares) and scale == sign == "passes"
+            turns = bool(moving) and (rotates or of_squares)
+            system.mark(labels, "orthogonal" if turns else "diagonal")
         if moving or sign == "is forgotten":
             out = reduce_channels(system, labels, moving, sign)
         for d in reversed(dims):
@@ -97,7 +105,7 @@ def norm(
 ) -> Any:
     """A vector norm: a common scale passes, signs are forgotten; a count of non-zeros has none."""
     if p != 0:
-        return reduction("passes", "is forgotten")(system, node, x, dim, keepdim)
+        return reduction("passes", "is forgotten", p == 2)(system, node, x, dim, keepdim)
     count = reduction("stops", "is forgotten")(system, node, x, dim, keepdim)
     return Value(system.follow(count.labels, ()))
 
@@ -134,9 +142,11 @@ def pool(dims: int) -> Rule:
     """Pooling and resampling over the last ``dims`` dimensions."""
 
     def rule(system: Constraints, node: Node, x: Value, *args: Any, **kwargs: Any) -> Any:
+        kept = range(x.labels.ndim - dims)
         if "max" in operation_name(node):
             system.freeze(x.labels, ("sign",))
-        kept = range(x.labels.ndim - dims)
+        if "max" in operation_name(node) or not set(moving_dims(x.labels)) <= set(kept):
+            system.mark(x.labels, "diagonal")
         if set(moving_dims(x.labels)) <= set(kept):
             channels = x.labels[(...,) + (0,) * dims]
         else:

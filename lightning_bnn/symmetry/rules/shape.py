@@ -19,6 +19,7 @@ from lightning_bnn.symmetry.rules.labels import (
     Value,
     Weight,
     compress,
+    core,
     is_operand,
     moving_dims,
     narrow_except,
@@ -35,6 +36,8 @@ __all__ = [
     "scatter_slice",
     "stack",
     "uniform_like",
+    "view_as_complex",
+    "view_as_real",
 ]
 
 
@@ -137,6 +140,21 @@ def scatter_slice(
     assert callable(node.target)
     into, what = _full_labels(system, x).contiguous().clone(), _full_labels(system, source)
     return Value(compress(node.target(into, what, *args, **kwargs)))
+
+
+def view_as_complex(system: Constraints, node: Node, x: Any) -> Value:
+    """Pairs of channels become one that complex numbers may turn."""
+    real, imaginary = (system.labels(x).select(-1, k) for k in range(2))
+    system.tie(core(real), core(imaginary))
+    for _ in range(2):  # a product of complex numbers turns both ways
+        system.plane(real, imaginary)
+    return Value(compress(real))
+
+
+def view_as_real(system: Constraints, node: Node, x: Any) -> Value:
+    """A complex channel becomes two that move, scale and flip together."""
+    labels = system.labels(x)
+    return Value(torch.stack([labels, labels], -1))
 
 
 def copy(system: Constraints, node: Node, x: Any, source: Any, *args: Any) -> Value:

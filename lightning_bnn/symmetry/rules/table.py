@@ -11,7 +11,6 @@ from __future__ import annotations
 from lightning_bnn.symmetry.rules import (
     arithmetic,
     attention,
-    complex_numbers,
     elementwise,
     layer,
     norm,
@@ -28,21 +27,26 @@ __all__ = [
     "KEEP_LOGITS",
     "KEEP_NOISE",
     "KEEP_ZEROS",
+    "MIXES",
+    "PASSES_SHIFTS",
     "ACCEPT_NOISE",
     "RESHAPING",
     "RULES",
     "UNIFORM",
+    "WRITES_SHIFTS",
     "WITHOUT_VALUE",
     "rules_of",
 ]
 
 _ROWS: tuple[tuple[str, Rule], ...] = (
     # ------------------------------------------------------------ element-wise, one operand
-    ("dropout feature_dropout neg real positive lift_fresh", elementwise.passthrough),
+    ("neg real positive lift_fresh", elementwise.passthrough),
+    ("dropout feature_dropout", elementwise.dropout),
     ("relu leaky_relu rrelu", elementwise.homogeneous),
     ("tanh sin asin atan sinh asinh atanh erf tan", elementwise.odd),
     ("hardshrink softshrink tanhshrink softsign sign round trunc", elementwise.odd),
-    ("cos cosh square", elementwise.even),
+    ("cos cosh", elementwise.even),
+    ("square", elementwise.squares),
     ("abs", elementwise.absolute),
     ("gelu silu sigmoid hardswish hardsigmoid elu selu celu", elementwise.nonlinear),
     ("softplus mish relu6 log_sigmoid logit", elementwise.nonlinear),
@@ -69,10 +73,6 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("where", arithmetic.where),
     ("masked_fill", arithmetic.masked_fill),
     ("softmax _softmax log_softmax _log_softmax", arithmetic.softmax),
-    # ------------------------------------------------------------ complex numbers
-    ("view_as_complex", complex_numbers.view_as_complex),
-    ("complex", complex_numbers.from_parts),
-    ("view_as_real", complex_numbers.to_parts),
     # ------------------------------------------------------------ shape
     ("view reshape flatten ravel unflatten _unsafe_view view_copy _reshape_alias", shape.rearrange),
     ("view_as atleast_1d atleast_2d atleast_3d squeeze unsqueeze", shape.rearrange),
@@ -83,7 +83,9 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("repeat tile", repetition.repeat),
     ("repeat_interleave", repetition.repeat_interleave),
     ("pixel_shuffle pixel_unshuffle channel_shuffle", shape.rearrange),
-    ("contiguous clone alias detach lift_fresh_copy", shape.rearrange),
+    ("contiguous clone alias detach lift_fresh_copy resolve_conj", shape.rearrange),
+    ("view_as_complex", shape.view_as_complex),
+    ("view_as_real", shape.view_as_real),
     ("expand expand_as broadcast_to", shape.expand),
     ("cat concat concatenate", shape.concatenate),
     ("stack", shape.stack),
@@ -172,6 +174,28 @@ KEEP_NOISE = frozenset(
 """Of draws and of one number they compute independent draws of one law."""
 KEEP_ZEROS = frozenset("cat concat concatenate stack".split())
 """Zeros beside an input stay what they are, for channels that take their place later."""
+MIXES = frozenset(
+    "neg real positive lift_fresh dropout feature_dropout to _to_copy type_as square pow "
+    "add sub subtract rsub mul multiply div divide true_divide mean sum linalg_vector_norm norm "
+    "layer_norm rms_norm linear addmm matmul mm bmm baddbmm einsum embedding "
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
+    "scaled_dot_product_attention pad constant_pad_nd expand expand_as broadcast_to "
+    "view_as_complex view_as_real cat concat concatenate stack "
+    "slice_scatter select_scatter copy repeat repeat_interleave tile".split()
+) | {
+    name
+    for name, rule in RULES.items()
+    if rule is shape.rearrange or rule is shape.uniform_like or "pool" in name or "upsample" in name
+}
+"""Their rules say themselves which channels they keep from being mixed; after others none mix."""
+PASSES_SHIFTS = frozenset(
+    "lift_fresh dropout feature_dropout to _to_copy type_as add linear addmm matmul mm bmm "
+    "conv1d conv2d conv3d embedding scaled_dot_product_attention expand expand_as broadcast_to "
+    "cat concat concatenate stack repeat repeat_interleave tile".split()
+) | {name for name, rule in RULES.items() if rule is shape.rearrange}
+"""Their rules say themselves what becomes of a constant that is added to channels."""
+WRITES_SHIFTS = frozenset(f"layer_norm group_norm {_BATCH_NORMS}".split())
+"""Their biases write channels; a shift of what they read stops."""
 KEEP_LOGITS = frozenset(
     "view reshape flatten squeeze dropout softmax log_softmax contiguous clone alias".split()
 )

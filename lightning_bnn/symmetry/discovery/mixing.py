@@ -1,0 +1,247 @@
+"""Find the channels that may be mixed by matrices: rows of equals that only linear maps touch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lightning_bnn.symmetry.discovery.classes import ChannelClasses, Ints, name_of
+from lightning_bnn.symmetry.linear_groups import LinearGroup, LinearKind
+from lightning_bnn.symmetry.placements import Placement
+from lightning_bnn.symmetry.rules.constraints import Mark
+from lightning_bnn.symmetry.rules.labels import FROZEN
+
+__all__ = ["Factors", "linear_groups"]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Per channel its variables of scale and sign (-1: fixed); per axis the power of its scale."""
+
+    scale: Ints
+    sign: Ints
+    powers: Sequence[Ints]
+
+
+@dataclass(frozen=True)
+class _Space:
+    """Channels that one matrix mixes: per axis and power, ``(size, repeats)`` positions."""
+
+    kind: LinearKind
+    places: tuple[tuple[int, int, Ints], ...]
+
+    def signature(self) -> tuple[object, ...]:
+        return self.kind, tuple((axis, power, at.shape) for axis, power, at in self.places)
+
+
+def linear_groups(channels: ChannelClasses, factors: Factors) -> tuple[LinearGroup, ...]:
+    """Spaces of channels, those that act on the same axes in the same way in one group."""
+    marks = _Marks(channels)
+    spaces = [*_rows(channels, factors, marks), *_planes(channels, factors, marks)]
+    similar: dict[tuple[object, ...], list[_Space]] = defaultdict(list)
+    for space in spaces:
+        similar[space.signature()].append(space)
+    groups = [_group(channels, parts) for parts in similar.values()]
+    return tuple(sorted(groups, key=lambda g: (g.placements[0].axis, _first_position(g))))
+
+
+def _first_position(group: LinearGroup) -> int:
+    return int(group.placements[0].positions.min())
+
+
+def _group(channels: ChannelClasses, spaces: Sequence[_Space]) -> LinearGroup:
+    first = spaces[0]
+    columns = zip(*(space.places for space in spaces), strict=True)
+    places = tuple(
+        Placement(column[0][0], torch.from_numpy(np.stack([at for *_, at in column])), column[0][1])
+        for column in columns
+    )
+    size = first.places[0][2].shape[0]
+    return LinearGroup(first.kind, len(spaces), size, name_of(channels.axes, places), places)
+
+
+class _Marks:
+    """What keeps the channels of a class from mixing."""
+
+    def __init__(self, channels: ChannelClasses) -> None:
+        self.channels = channels
+        self._marked = {
+            mark: self._classes(labels) for mark, labels in channels.system.marks.items()
+        }
+
+    def _classes(self, labels: Sequence[Ints]) -> NDArray[np.bool_]:
+        marked = np.zeros(int(self.channels.roots.max()) + 1, np.bool_)
+        for part in labels:
+            marked[self.channels.roots[part[part >= 0]]] = True
+        return marked
+
+    def any(self, mark: Mark, roots: Ints) -> bool:
+        return bool(self._marked[mark][roots].any())
+
+    def linear(self, roots: Ints) -> Ints:
+        """Those classes that nothing keeps from mixing, or norms of rows only."""
+        free = ~self._marked["diagonal"] & ~self._marked["centred"]
+        return roots[free[roots] & (roots != self.channels.frozen)]
+
+
+# ------------------------------------------------------------ rows of equal channels
+def _rows(channels: ChannelClasses, factors: Factors, marks: _Marks) -> Iterator[_Space]:
+    """Rows of exchangeable channels; those that share signs are one space."""
+    rows = [row for row in channels.classes() if len(row) > 1 and not marks.any("diagonal", row)]
+    seen = _Occurrences(channels, factors)
+    by_sign: dict[tuple[int, ...], list[Ints]] = defaultdict(list)
+    for row in rows:
+        signs = seen.one_sign_each(row)
+        if signs is None:
+            continue
+        if marks.any("centred", row):
+            if len(set(signs)) == 1 and seen.roots_with_sign(signs[0]) <= set(row.tolist()):
+                yield from _space(channels, factors, "centred", [row])
+        elif len(set(signs)) == len(signs):
+            order = np.argsort(signs)
+            by_sign[tuple(sorted(signs))].append(row[order])
+    for variables, parts in by_sign.items():
+        together = np.concatenate(parts)
+        inside = set(together.tolist())
+        if all(seen.roots_with_sign(s) <= inside for s in variables):
+            rotates = marks.any("orthogonal", together)
+            general = not rotates and seen.has_free_scales(parts)
+            yield from _space(channels, factors, "general" if general else "orthogonal", parts)
+
+
+class _Occurrences:
+    """Which classes of channels on the axes of tensors have which variables."""
+
+    def __init__(self, channels: ChannelClasses, factors: Factors) -> None:
+        labels = np.unique(np.concatenate([np.zeros(0, np.int64), *channels.labels]))
+        labels = labels[labels > FROZEN]
+        self.signs, self.scales = (
+            _by_class(channels.roots[labels], variable[labels])
+            for variable in (factors.sign, factors.scale)
+        )
+        self._with_sign, self._with_scale = (_reversed(t) for t in (self.signs, self.scales))
+
+    def one_sign_each(self, row: Ints) -> list[int] | None:
+        """The sign variable of every class of a row; None where one has none or several."""
+        found = [self.signs.get(root, {-1}) for root in row.tolist()]
+        if any(len(f) != 1 or -1 in f for f in found):
+            return None
+        return [next(iter(f)) for f in found]
+
+    def roots_with_sign(self, sign: int) -> set[int]:
+        return self._with_sign[sign]
+
+    def has_free_scales(self, parts: Sequence[Ints]) -> bool:
+        """Whether every channel of a space has one scale of its own, the same in all parts."""
+        columns = np.stack(parts, 1).tolist()
+        found = [set().union(*(self.scales[root] for root in column)) for column in columns]
+        if any(len(f) != 1 or -1 in f for f in found):
+            return False
+        variables = [next(iter(f)) for f in found]
+        inside = {root for column in columns for root in column}
+        own = all(self._with_scale[v] <= inside for v in variables)
+        return own and len(set(variables)) == len(variables)
+
+
+def _by_class(roots: Ints, variables: Ints) -> dict[int, set[int]]:
+    table: dict[int, set[int]] = defaultdict(set)
+    for root, variable in np.unique(np.stack([roots, variables], 1), axis=0).tolist():
+        table[root].add(variable)
+    return table
+
+
+def _reversed(table: dict[int, set[int]]) -> dict[int, set[int]]:
+    result: dict[int, set[int]] = defaultdict(set)
+    for key, values in table.items():
+        for value in values:
+            result[value].add(key)
+    return result
+
+
+def _space(
+    channels: ChannelClasses, factors: Factors, kind: LinearKind, parts: Sequence[Ints]
+) -> Iterator[_Space]:
+    """The places of a space, unless its channels lie on an axis in ways that differ."""
+    columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
+    for row in parts:
+        for place in channels.placements(row[:, None]):
+            positions = place.positions.numpy()
+            powers = factors.powers[place.axis][channels.labels[place.axis][positions]]
+            if kind in ("orthogonal", "centred"):
+                powers = np.ones_like(powers)
+            if (powers != powers[:1]).any() or (powers == 0).any():
+                return
+            for power in np.unique(powers[0]).tolist():
+                columns[place.axis, power].append(positions[:, powers[0] == power])
+    places = tuple((a, p, np.concatenate(at, 1)) for (a, p), at in sorted(columns.items()))
+    if places:
+        yield _Space(kind, places)
+
+
+# ------------------------------------------------------------ planes turned by constants
+def _planes(channels: ChannelClasses, factors: Factors, marks: _Marks) -> Iterator[_Space]:
+    """Pairs of channels that rotary positions turn: complex numbers commute with them."""
+    pairs = _pairs(channels)
+    if not pairs.size:
+        return
+    partner = np.full(channels.system.nodes, -1)
+    partner[pairs[0]], partner[pairs[1]] = pairs[1], pairs[0]
+    is_second = np.zeros(channels.system.nodes, np.bool_)
+    is_second[pairs[1]] = True
+    seen = _Occurrences(channels, factors)
+    for root in marks.linear(np.unique(channels.roots[pairs])).tolist():
+        scales, signs = seen.scales.get(root, {-1}), seen.signs.get(root, {-1})
+        free = len(scales) == 1 and -1 not in scales
+        if len(signs) != 1 or -1 in signs or seen.roots_with_sign(next(iter(signs))) != {root}:
+            continue
+        if marks.any("orthogonal", np.array([root])) or not free:
+            kind: LinearKind = "unit complex"
+        else:
+            kind = "complex"
+        places = _plane_places(channels, factors, root, partner, is_second, kind)
+        if places:
+            yield _Space(kind, places)
+
+
+def _pairs(channels: ChannelClasses) -> Ints:
+    """Pairs that a constant turns both ways, each channel in one pair."""
+    found = np.concatenate([np.zeros((2, 0), np.int64), *channels.system.planes], 1)
+    pairs, count = np.unique(found, axis=1, return_counts=True)
+    pairs = pairs[:, (count > 1) & (pairs[0] != pairs[1])]
+    channel, uses = np.unique(pairs, return_counts=True)
+    once = np.isin(pairs, channel[uses == 1]).all(0)
+    return pairs[:, once]
+
+
+def _plane_places(
+    channels: ChannelClasses,
+    factors: Factors,
+    root: int,
+    partner: Ints,
+    is_second: NDArray[np.bool_],
+    kind: LinearKind,
+) -> tuple[tuple[int, int, Ints], ...]:
+    """Where the two sides of a plane live; nothing where a channel of it has no partner."""
+    places = []
+    for place in channels.placements(np.array([[root]])):
+        at = np.sort(place.positions.numpy()[0])
+        labels = channels.labels[place.axis][at]
+        second = is_second[labels]
+        first = at[~second]
+        by_label = dict(zip(labels.tolist(), at.tolist(), strict=True))
+        others = [by_label.get(int(p), -1) for p in partner[labels[~second]]]
+        powers = factors.powers[place.axis][labels]
+        if kind == "unit complex":
+            powers = np.ones_like(powers)
+        fits = len(by_label) == len(at) == 2 * len(first) and -1 not in others
+        if not fits or (powers == 0).any():
+            return ()
+        for power in np.unique(powers).tolist():
+            here = powers[~second] == power
+            places.append((place.axis, power, np.stack([first[here], np.array(others)[here]])))
+    return tuple(places)

@@ -1,0 +1,154 @@
+"""Mix channels by matrices: those inside attention heads, adapters and normalised streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params, is_stacked
+from lightning_bnn.symmetry.actions import tied
+from lightning_bnn.symmetry.axis_actions import Element
+from lightning_bnn.symmetry.groups import LinearGroup, Symmetries
+from lightning_bnn.symmetry.placements import Axis, Placement
+from lightning_bnn.symmetry.validation import check_mixings, check_params
+
+__all__ = [
+    "along_axis",
+    "from_axis",
+    "identity_mixings",
+    "mix",
+    "mix_some",
+    "mixed_axis",
+    "random_mixings",
+]
+
+
+def mix(params: Params, sym: Symmetries, matrices: Element) -> Params:
+    r"""Multiply what enters the channels of a space by a matrix, what leaves them by its inverse.
+
+    .. math:: W' = G_{out}\, W\, G_{in}^{-1}, \quad b' = G_{out}\, b
+
+    Queries take the inverse transpose of what keys take, so that their products stay.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        matrices: one tensor ``(spaces, size, size)`` or ``(members, spaces, size, size)`` per group
+            of ``sym.linear``: invertible for the kind ``"general"``, orthogonal for
+            ``"orthogonal"``, orthogonal with the vector of ones unchanged for ``"centred"``,
+            ``[[x, -y], [y, x]]`` for ``"complex"``, with determinant one for ``"unit complex"``.
+
+    Returns:
+        New parameters; tensors that no group touches are the same objects.
+    """
+    stacked = check_params(params, sym)
+    members = next(iter(params.values())).shape[0] if stacked else None
+    return mix_some(params, sym, check_mixings(matrices, sym, members))
+
+
+def mix_some(params: Params, sym: Symmetries, matrices: Element) -> Params:
+    """`mix` for a part of the tensors, without checks."""
+    result, inverses = dict(params), [torch.linalg.inv(g.double()).mT for g in matrices]
+    for g, group in enumerate(sym.linear):
+        for place in group.placements:
+            axis = sym.axes[place.axis]
+            if axis.tensor in params:
+                factor = matrices[g] if place.exponent == 1 else inverses[g]
+                result[axis.tensor] = mixed_axis(result[axis.tensor], sym, place, factor)
+    return tied(result, sym)
+
+
+def mixed_axis(w: Tensor, sym: Symmetries, place: Placement, matrices: Tensor) -> Tensor:
+    """One tensor whose channels at some positions of one axis are mixed."""
+    axis = sym.axes[place.axis]
+    offset = int(is_stacked({axis.tensor: w}, sym.shapes))
+    rows = along_axis(w, axis, offset)
+    positions = place.positions.to(w.device)
+    old = rows[..., positions]  # (members, ..., spaces, size, repeats)
+    factor = matrices.to(w)
+    if matrices.ndim > 3:
+        factor = factor.reshape(-1, *(1,) * (old.ndim - 4), *factor.shape[1:])
+    new = torch.matmul(factor, old)
+    if new.ndim > old.ndim or new.shape[0] != rows.shape[0]:
+        rows = rows.expand(*new.shape[:-3], rows.shape[-1])
+    changed = rows.clone()
+    changed[..., positions.reshape(-1)] = new.flatten(-3)
+    return from_axis(changed, w, axis, offset)
+
+
+def along_axis(w: Tensor, axis: Axis, offset: int) -> Tensor:
+    """A view whose last dimension is the axis, with its row blocks side by side."""
+    if axis.dim is None:
+        return w.flatten(offset)
+    if axis.blocks == 1:
+        return w.movedim(axis.dim + offset, -1)
+    parts = w.unflatten(offset, (axis.blocks, -1)).movedim(offset, -1)
+    return parts.movedim(axis.dim + offset, -1).flatten(-2)
+
+
+def from_axis(rows: Tensor, like: Tensor, axis: Axis, offset: int) -> Tensor:
+    """The tensor of which `along_axis` is the view."""
+    if axis.dim is None:
+        return rows.reshape(like.shape)
+    if axis.blocks == 1:
+        return rows.movedim(-1, axis.dim + offset).contiguous()
+    parts = rows.unflatten(-1, (axis.blocks, axis.size)).movedim(-1, axis.dim + offset)
+    return parts.movedim(-1, offset).reshape(like.shape)
+
+
+# ------------------------------------------------------------ elements
+def identity_mixings(sym: Symmetries) -> list[Tensor]:
+    """The matrices that mix nothing."""
+    return [
+        torch.eye(g.size, dtype=torch.float64).expand(g.spaces, -1, -1).clone() for g in sym.linear
+    ]
+
+
+def random_mixings(
+    sym: Symmetries,
+    generator: torch.Generator | None = None,
+    members: int | None = None,
+    spread: float = 0.3,
+) -> list[Tensor]:
+    """Random matrices of every group; ``spread`` is the deviation of their log singular values.
+
+    Rotations and reflections are uniform.
+    """
+    lead = () if members is None else (members,)
+    return [_random(g, (*lead, g.spaces), generator, spread) for g in sym.linear]
+
+
+def _random(
+    group: LinearGroup, shape: Sequence[int], generator: torch.Generator | None, spread: float
+) -> Tensor:
+    n = group.size
+    if group.kind in ("complex", "unit complex"):
+        return _random_complex(group, shape, generator, spread)
+    if group.kind == "centred":
+        ones = torch.ones(n, 1, dtype=torch.float64)
+        basis = torch.linalg.qr(ones, mode="complete").Q[:, 1:]
+        return basis @ _rotations(shape, n - 1, generator) @ basis.mT + 1 / n
+    turned = _rotations(shape, n, generator)
+    if group.kind == "orthogonal":
+        return turned
+    logs = torch.randn(*shape, n, generator=generator, dtype=torch.float64)
+    return turned * (spread * logs).exp()[..., None, :] @ _rotations(shape, n, generator)
+
+
+def _rotations(shape: Sequence[int], n: int, generator: torch.Generator | None) -> Tensor:
+    normal = torch.randn(*shape, n, n, generator=generator, dtype=torch.float64)
+    q, r = torch.linalg.qr(normal)
+    return q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+
+
+def _random_complex(
+    group: LinearGroup, shape: Sequence[int], generator: torch.Generator | None, spread: float
+) -> Tensor:
+    angle = 2 * torch.pi * torch.rand(*shape, generator=generator, dtype=torch.float64)
+    size = torch.ones(())
+    if group.kind == "complex":
+        size = (spread * torch.randn(*shape, generator=generator, dtype=torch.float64)).exp()
+    x, y = size * angle.cos(), size * angle.sin()
+    return torch.stack([torch.stack([x, -y], -1), torch.stack([y, x], -1)], -2)
