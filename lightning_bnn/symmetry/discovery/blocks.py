@@ -21,12 +21,14 @@ from lightning_bnn.symmetry.discovery.classes import (
 from lightning_bnn.symmetry.discovery.incidence import Block, Incidence, Units
 from lightning_bnn.symmetry.groups import PermutationGroup, Placement
 
-__all__ = ["permutation_groups"]
+__all__ = ["Family", "block_families", "permutation_groups"]
 
 LARGEST_SEARCH = 2_000_000
 
 
-def permutation_groups(channels: ChannelClasses) -> tuple[PermutationGroup, ...]:
+def permutation_groups(
+    channels: ChannelClasses, families: Sequence[Family]
+) -> tuple[PermutationGroup, ...]:
     """Groups of channels in graph order, then those of the blocks that contain them."""
     classes = channels.classes()
     groups: list[PermutationGroup] = []
@@ -37,38 +39,49 @@ def permutation_groups(channels: ChannelClasses) -> tuple[PermutationGroup, ...]
             places = once_per_dimension(channels.axes, channels.placements(members[:, None]))
             group_of[index] = len(groups)
             groups.append(PermutationGroup(len(members), name_of(channels.axes, places), places))
-    families = _placed(channels, classes, _families(channels, classes))
-    number = {id(f): len(groups) + k for k, (f, _) in enumerate(families)}
-    for family, places in families:
-        rows = (tuple(group_of.get(x) if isinstance(x, int) else number.get(id(x)) for x in row) for row in family.rows)
-        inner = tuple(row for row in rows if None not in row)
+    placed_families = _placed(channels, classes, families)
+    number = {id(f): len(groups) + k for k, (f, _) in enumerate(placed_families)}
+    for family, places in placed_families:
+        inner = []
+        for row in family.rows:
+            members = [group_of.get(x) if isinstance(x, int) else number.get(id(x)) for x in row]
+            known = tuple(g for g in members if g is not None)
+            inner += [known] if len(known) == len(members) else []
         kind = "channel" if family.copies and not inner else "block"
         name = name_of(channels.axes, places)
-        groups.append(PermutationGroup(len(family.units), name, places, kind, inner))
+        groups.append(PermutationGroup(len(family.units), name, places, kind, tuple(inner)))
     return tuple(groups)
 
 
 @dataclass(eq=False)
-class _Family:
-    """Exchangeable blocks; ``rows`` are the classes and families inside them, one per block."""
+class Family:
+    """Exchangeable blocks of classes.
+
+    Attributes:
+        units: the classes of every block, by their index.
+        copies: whether a block is one channel and its copies.
+        rows: the classes and families inside the blocks, one per block.
+    """
 
     units: Units
     copies: bool = False
-    rows: list[list[int | _Family]] = field(default_factory=list)
+    rows: list[list[int | Family]] = field(default_factory=list)
 
     @property
     def support(self) -> frozenset[int]:
+        """All classes that it moves."""
         return frozenset(i for unit in self.units for i in unit)
 
     @property
     def height(self) -> int:
-        inside = (f.height for row in self.rows for f in row if isinstance(f, _Family))
+        """How many families lie inside each other."""
+        inside = (f.height for row in self.rows for f in row if isinstance(f, Family))
         return 1 + max(inside, default=0)
 
 
 def _placed(
-    channels: ChannelClasses, classes: Sequence[Ints], families: Sequence[_Family]
-) -> list[tuple[_Family, tuple[Placement, ...]]]:
+    channels: ChannelClasses, classes: Sequence[Ints], families: Sequence[Family]
+) -> list[tuple[Family, tuple[Placement, ...]]]:
     """Families that move any weight, those inside others first."""
     result = []
     for family in families:
@@ -81,8 +94,9 @@ def _placed(
     )
 
 
-def _families(channels: ChannelClasses, classes: Sequence[Ints]) -> list[_Family]:
+def block_families(channels: ChannelClasses) -> list[Family]:
     """All families of blocks, with what is inside them."""
+    classes = channels.classes()
     incidence = Incidence(channels, classes)
     result = []
     for units in incidence.exchangeable(incidence.rows, incidence.tags):
@@ -96,15 +110,15 @@ def _families(channels: ChannelClasses, classes: Sequence[Ints]) -> list[_Family
             result += families
         if len(units) > 1:
             nested, free = inside.content(units[:1])
-            rows: list[list[int | _Family]] = [[row[m] for row in copies] for (m,) in nested]
+            rows: list[list[int | Family]] = [[row[m] for row in copies] for (m,) in nested]
             rows += [[unit[p] for unit in units] for p in free]
-            result.append(_Family(units, rows=rows))
+            result.append(Family(units, rows=rows))
     return result
 
 
-def _search(incidence: Incidence, members: Block, copies: Collection[int]) -> list[_Family]:
+def _search(incidence: Incidence, members: Block, copies: Collection[int]) -> list[Family]:
     """Blocks among some classes, each found from a tag: with the fewest others that must move."""
-    found: dict[frozenset[frozenset[int]], _Family] = {}
+    found: dict[frozenset[frozenset[int]], Family] = {}
     seeds = incidence.seeds(members)
     if len(seeds) ** 2 * len(members) > LARGEST_SEARCH:
         return []
@@ -115,12 +129,12 @@ def _search(incidence: Incidence, members: Block, copies: Collection[int]) -> li
             blocks = [b for b in incidence.exchangeable(members, moving) if len(b) > 1]
             new = incidence.obstacles(members, moving) if not blocks else set()
         for units in blocks:
-            family = _Family(units, copies=moving <= set(copies))
+            family = Family(units, copies=moving <= set(copies))
             found.setdefault(frozenset(frozenset(unit) for unit in units), family)
     return list(found.values())
 
 
-def _image(family: _Family, old: Block, new: Block) -> _Family:
+def _image(family: Family, old: Block, new: Block) -> Family:
     """The family that a block has in the place of one of another block."""
     at = dict(zip(old, new, strict=True))
     return replace(family, units=[[at[i] for i in unit] for unit in family.units])
@@ -129,7 +143,7 @@ def _image(family: _Family, old: Block, new: Block) -> _Family:
 class _Inside:
     """The families inside one block, and which of them lie in units of which others."""
 
-    def __init__(self, families: Sequence[_Family]) -> None:
+    def __init__(self, families: Sequence[Family]) -> None:
         self.families = list(families)
         self.at = {family.support: k for k, family in enumerate(families)}
         self._pair_up()
