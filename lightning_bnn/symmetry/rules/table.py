@@ -17,6 +17,7 @@ from lightning_bnn.symmetry.rules import (
     recurrence,
     reduction,
     repetition,
+    running,
     shape,
 )
 from lightning_bnn.symmetry.rules.constraints import Rule
@@ -70,12 +71,18 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("div divide true_divide", arithmetic.divide),
     ("maximum minimum fmax fmin", arithmetic.extreme),
     ("gt lt ge le eq ne", arithmetic.compare),
+    ("addcmul", arithmetic.add_product),
+    ("addcdiv", arithmetic.add_quotient),
+    ("lerp", arithmetic.lerp),
+    ("atan2 fmod remainder floor_divide logaddexp hypot copysign", arithmetic.combine),
+    ("logical_and logical_or logical_xor", arithmetic.combine),
+    ("bitwise_and bitwise_or bitwise_xor", arithmetic.combine),
     ("where", arithmetic.where),
     ("masked_fill", arithmetic.masked_fill),
     ("softmax _softmax log_softmax _log_softmax", arithmetic.softmax),
     # ------------------------------------------------------------ shape
     ("view reshape flatten ravel unflatten _unsafe_view view_copy _reshape_alias", shape.rearrange),
-    ("view_as atleast_1d atleast_2d atleast_3d squeeze unsqueeze", shape.rearrange),
+    ("view_as reshape_as atleast_1d atleast_2d atleast_3d squeeze unsqueeze", shape.rearrange),
     ("permute transpose t numpy_T mT mH adjoint movedim moveaxis", shape.rearrange),
     ("swapaxes swapdims rot90 flip roll", shape.rearrange),
     ("select slice narrow index index_select diagonal unfold", shape.rearrange),
@@ -91,13 +98,26 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("stack", shape.stack),
     ("slice_scatter select_scatter", shape.scatter_slice),
     ("copy", shape.copy),
-    ("pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad2d", shape.pad),
+    ("pad constant_pad_nd", shape.pad),
+    *((f"reflection_pad{d}d replication_pad{d}d", shape.pad) for d in (1, 2, 3)),
     ("zeros_like ones_like full_like new_zeros new_ones new_full zero", shape.uniform_like),
+    ("as_strided", running.strided),
+    # ------------------------------------------------------------ along tokens and space
+    ("cumsum", running.cumulative_sum),
+    ("cumprod logcumsumexp", running.cumulative_product),
+    ("cummax cummin", running.cumulative_extreme),
+    ("sort", running.sort),
+    ("argsort", running.argsort),
+    ("tril triu", running.triangle),
+    ("im2col", running.im2col),
+    ("col2im", running.col2im),
+    ("masked_scatter", running.masked_scatter),
     # ------------------------------------------------------------ reductions, pooling, resampling
     ("mean sum nanmean nansum", reduction.reduction(scale="passes", sign="passes")),
     ("amax amin", reduction.reduction(scale="passes", sign="stops")),
     ("logsumexp", reduction.reduction(scale="stops", sign="stops")),
-    ("max min", reduction.extreme_with_index),
+    ("prod any all count_nonzero", reduction.reduction(scale="stops", sign="stops")),
+    ("max min median nanmedian", reduction.extreme_with_index),
     ("var std var_mean std_mean", reduction.variance),
     ("linalg_vector_norm norm", reduction.norm),
     *((f"max_pool{d}d max_pool{d}d_with_indices", reduction.pool(d)) for d in (1, 2, 3)),
@@ -160,7 +180,7 @@ UNIFORM = frozenset(name for name, rule in RULES.items() if rule is shape.unifor
 BROADCASTING = frozenset(
     "add sub mul div maximum minimum where masked_fill gt lt ge le eq ne clamp_min clamp_max clamp "
     "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow clone contiguous alias transpose permute "
-    "unsqueeze".split()
+    "unsqueeze masked_scatter".split()
 )
 """Their rules take operands of size 1 along broadcast dimensions; others get the full size."""
 RESHAPING = frozenset("view reshape _unsafe_view flatten ravel".split())
