@@ -39,7 +39,7 @@ def _between_tables(channels: ChannelClasses, shifts: Shifts) -> Iterator[ShiftG
     tables = [
         k
         for k, axis in enumerate(channels.axes)
-        if uses[axis.tensor] == 1 and axis.blocks == 1 and axis.dim is not None
+        if uses[axis.tensor] == 1 and axis.blocks == 1 and axis.dim is not None and axis.size > 1
         if axis.role == "raw" or (axis.role == "out" and axis.tensor in shifts.tables)
     ]
     seen: set[tuple[int, int]] = set()
@@ -85,7 +85,7 @@ class _Where:
                     self.writers[part] += 1
                 elif described.role == "in":
                     self.readers[part][axis].append(at)
-                elif described.role != "out":
+                elif described.role not in ("out", "gain"):
                     self.others.add(part)
 
 

@@ -294,6 +294,8 @@ class Constraints:
         self._agree(entry, record, old[known], labels[known])
 
     def _agree(self, entry: Entry, record: Record, old: Labels, new: Labels) -> None:
+        if record.role == "bias":  # it shifts all that it writes
+            self.shifts.same.append(np.stack([old, new]))
         self.tie(old, new, ("permutation", "sign"))
         both = np.concatenate([old, new])
         if entry.scale * record.scale == 0:

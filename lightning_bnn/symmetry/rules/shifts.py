@@ -36,7 +36,7 @@ class Shifts:
         stops: channels at which a shift would be seen.
         same: pairs of channels with one shift.
         biases: the bias of every weight that reads channels; None where it has none, or several.
-        reads: the channels that a weight has read so far.
+        reads: the channels that a weight has read first.
         trades: pairs of channels of which only the sum is seen.
         tables: embeddings, whose rows can be shifted like biases.
     """
@@ -44,7 +44,7 @@ class Shifts:
     stops: list[NDArray[np.int64]] = field(default_factory=list)
     same: list[NDArray[np.int64]] = field(default_factory=list)
     biases: dict[str, str | None] = field(default_factory=dict)
-    reads: dict[str, list[NDArray[np.int64]]] = field(default_factory=dict)
+    reads: dict[tuple[str, tuple[int, ...]], Tensor] = field(default_factory=dict)
     trades: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     tables: set[str] = field(default_factory=set)
 
@@ -66,12 +66,11 @@ class Shifts:
             self.biases[weight.name] = None
         if self.biases[weight.name] is None:
             self.stop(incoming)
-        before = self.reads.setdefault(weight.name, [])
-        labels = np.unique(incoming.numpy())
-        for old in before:
-            if not np.array_equal(old, labels) and np.intersect1d(old, labels).size < labels.size:
-                self.stop(torch.from_numpy(np.union1d(old, labels)))
-        before.append(labels)
+        before = self.reads.setdefault((weight.name, tuple(weight.shape)), incoming)
+        if before.shape == incoming.shape:  # one bias takes up the shifts of all inputs
+            self.same.append(np.stack([before.numpy().ravel(), incoming.numpy().ravel()]))
+        else:
+            self.stop(torch.cat([before.reshape(-1), incoming.reshape(-1)]))
 
     def add(self, node: Node, x: Tensor, y: Tensor) -> None:
         """A sum of channels: only the sum of their shifts is seen."""
