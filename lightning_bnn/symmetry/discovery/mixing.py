@@ -40,7 +40,7 @@ class _Space:
 
 
 def linear_groups(
-    channels: ChannelClasses, factors: Factors, copies: Sequence[Ints]
+    channels: ChannelClasses, factors: Factors, copies: Sequence[Sequence[Ints]]
 ) -> tuple[LinearGroup, ...]:
     """Spaces of channels, those that act on the same axes in the same way in one group."""
     marks = _Marks(channels)
@@ -93,11 +93,12 @@ class _Marks:
 
 # ------------------------------------------------------------ rows of equal channels
 def _rows(
-    channels: ChannelClasses, factors: Factors, marks: _Marks, copies: Sequence[Ints]
+    channels: ChannelClasses, factors: Factors, marks: _Marks, copies: Sequence[Sequence[Ints]]
 ) -> Iterator[_Space]:
     """Rows of exchangeable channels; those that share signs are one space."""
-    rows = [*channels.classes(), *copies]
-    rows = [row for row in rows if len(row) > 1 and not marks.any("diagonal", row)]
+    alike = [[row] for row in channels.classes()] + [list(rows) for rows in copies]
+    mixed = (rows for rows in alike if not any(marks.any("diagonal", row) for row in rows))
+    rows = [row for rows in mixed for row in rows if len(row) > 1]
     seen = _Occurrences(channels, factors)
     by_sign: dict[tuple[int, ...], list[Ints]] = defaultdict(list)
     for row in rows:

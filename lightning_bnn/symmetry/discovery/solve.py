@@ -57,12 +57,12 @@ def solve(system: Constraints, shapes: Mapping[str, torch.Size]) -> Symmetries:
     )
 
 
-def _rows_of_copies(channels: ChannelClasses, families: Sequence[Family]) -> list[Ints]:
+def _rows_of_copies(channels: ChannelClasses, families: Sequence[Family]) -> list[list[Ints]]:
     """Channels that are exchangeable only together with their copies, and rows of the copies."""
     classes = channels.classes()
     found = [f.units for f in families if f.copies]
     rows = [[[classes[i] for i in row] for row in zip(*units, strict=True)] for units in found]
-    return [np.concatenate(row) for copies in rows for row in copies if len(row[0]) == 1]
+    return [[np.concatenate(row) for row in copies] for copies in rows if len(copies[0][0]) == 1]
 
 
 # ------------------------------------------------------------ log scales and signs
