@@ -10,12 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_bnn.symmetry.discovery.axes import axis_entries
-from lightning_bnn.symmetry.discovery.classes import (
-    ChannelClasses,
-    Ints,
-    connected,
-    permutation_groups,
-)
+from lightning_bnn.symmetry.discovery.blocks import Family, block_families, permutation_groups
+from lightning_bnn.symmetry.discovery.classes import ChannelClasses, Ints, connected
 from lightning_bnn.symmetry.discovery.factors import factor_groups
 from lightning_bnn.symmetry.discovery.mixing import Factors, linear_groups
 from lightning_bnn.symmetry.discovery.trades import shift_groups
@@ -49,14 +45,25 @@ def solve(system: Constraints, shapes: Mapping[str, torch.Size]) -> Symmetries:
     scale_powers = [e.scale * scale_sign[at] for e, at in pairs]
     sign_powers = [np.full(at.shape, e.sign) for e, at in pairs]
     channels = ChannelClasses(system, roots, axes, labels)
+    families = block_families(channels)
     return Symmetries(
         axes=axes,
-        permutations=permutation_groups(channels),
+        permutations=permutation_groups(channels, families),
         scalings=factor_groups(ScalingGroup, axes, labels, scale_id, scale_powers),
         signs=factor_groups(SignGroup, axes, labels, sign_id, sign_powers),
-        linear=linear_groups(channels, Factors(scale_id, sign_id, scale_powers)),
+        linear=linear_groups(
+            channels, Factors(scale_id, sign_id, scale_powers), _rows_of_copies(channels, families)
+        ),
         shifts=shift_groups(channels),
     )
+
+
+def _rows_of_copies(channels: ChannelClasses, families: Sequence[Family]) -> list[list[Ints]]:
+    """Channels that are exchangeable only together with their copies, and rows of the copies."""
+    classes = channels.classes()
+    found = [f.units for f in families if f.copies]
+    rows = [[[classes[i] for i in row] for row in zip(*units, strict=True)] for units in found]
+    return [[np.concatenate(row) for row in copies] for copies in rows if len(copies[0][0]) == 1]
 
 
 # ------------------------------------------------------------ log scales and signs

@@ -98,10 +98,11 @@ def to_numpy(labels: Tensor | Labels | int) -> Labels:
 class Constraints:
     """A system over channels (node 0 is fixed): ties of identity, of log scale and of sign.
 
-    ``noise`` holds, by draw, the channels that it was combined with; draws in ``seen_noise`` are
-    also used by themselves, which gives every element a place of its own. ``marks`` says what keeps
-    channels from being mixed, ``planes`` which ones a constant turns in pairs, and ``colours``
-    which ones numbers of their own tell apart. ``operation`` is the one whose rule is asked.
+    ``copies`` are the blocks that are one channel and its copies; ``noise`` holds, by draw, the
+    channels that it was combined with; draws in ``seen_noise`` are also used by themselves, which
+    gives every element a place of its own. ``marks`` says what keeps channels from being mixed,
+    ``planes`` which ones a constant turns in pairs, and ``colours`` which ones numbers of their own
+    tell apart. ``operation`` is the one whose rule is asked.
     """
 
     nodes: int = 1
@@ -112,6 +113,7 @@ class Constraints:
     )
     products: list[Product] = field(default_factory=list)
     blocks: list[Labels] = field(default_factory=list)
+    copies: set[int] = field(default_factory=set)
     seen: list[Labels] = field(default_factory=list)
     entries: dict[Key, Entry] = field(default_factory=dict)
     consumed: dict[tuple[str, RowRange], set[tuple[int | None, int]]] = field(default_factory=dict)
@@ -168,8 +170,15 @@ class Constraints:
         """Every one of these channels has a place of its own, as beside constants that differ."""
         self.colours.append(to_numpy(labels).ravel())
 
-    def block(self, rows: Tensor | Labels) -> None:
-        """Channels may be exchanged within a row, and rows as wholes, but nothing between."""
+    def block(self, rows: Tensor | Labels, copies: bool = False) -> None:
+        """Channels may be exchanged within a row, and rows as wholes, but nothing between.
+
+        Args:
+            rows: one row of channels for every block.
+            copies: whether a row is one channel and what it is combined with again and again.
+        """
+        if copies:
+            self.copies.add(len(self.blocks))
         self.blocks.append(to_numpy(rows))
 
     def collapse(self, labels: Tensor, keep: Sequence[int]) -> Tensor:
@@ -293,7 +302,7 @@ class Constraints:
             self.freeze(labels)
             return
         old = entry.labels[:, at]
-        known = old != UNSET
+        known = old >= 0  # else not used so far, or met by zeros only
         entry.labels[:, at] = np.where(known, old, labels)
         self._agree(entry, record, old[known], labels[known])
 
