@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
+from lightning_bnn.symmetry.discovery.block_rows import BlockRows
+from lightning_bnn.symmetry.discovery.hashing import mix
 from lightning_bnn.symmetry.groups import Axis, PermutationGroup, Placement
 from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.labels import FROZEN
 
-__all__ = ["ChannelClasses", "Ints", "connected", "mix", "name_of", "permutation_groups"]
+__all__ = ["ChannelClasses", "Ints", "connected", "name_of", "permutation_groups"]
 
 Ints = NDArray[np.integer]
 
@@ -27,14 +29,6 @@ def connected(ties: Sequence[Ints], nodes: int) -> Ints:
     pairs = np.concatenate([np.zeros((2, 0), np.int64), *ties], 1)
     graph = coo_matrix((np.ones(pairs.shape[1], bool), tuple(pairs)), (nodes, nodes))
     return connected_components(graph, directed=False)[1].astype(np.int64)
-
-
-def mix(values: Any, salt: int) -> NDArray[np.uint64] | np.uint64:
-    """Mix integers into 64 bits, so that sets can be compared by their sums."""
-    x = np.asarray(values).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(salt + 1)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    return x ^ (x >> np.uint64(31))
 
 
 @dataclass
@@ -63,7 +57,7 @@ class ChannelClasses:
                 np.add.at(self.where, self.roots[labels[at]], mix(at + (colour << 32), 6))
         self.first = np.full(count, np.iinfo(np.int64).max)
         self._place(node)
-        self._tag(count)
+        self.in_rows = BlockRows(self.system.blocks, self.roots)
 
     def _place(self, node_hash: NDArray[np.uint64]) -> None:
         """Per axis: the positions of every class, those of equal rank side by side."""
@@ -93,31 +87,13 @@ class ChannelClasses:
         at = np.repeat(first, count) + np.arange(count.sum()) - before
         return [int(axis) for axis in np.unique(self._placed_axes[at])]
 
-    def _tag(self, count: int) -> None:
-        self.tags: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        self.pinned: set[tuple[int, int]] = set()
-        self.tag_hash = np.zeros(count, np.uint64)
-        for tag, rows in enumerate(self.system.blocks):
-            if len(rows) < 2:
-                continue
-            roots = self.roots[np.where(rows < 0, FROZEN, rows)]
-            for block, row in enumerate(roots):
-                members = np.unique(row)
-                if (members == self.frozen).any():
-                    self.pinned.add((tag, block))
-                members = members[members != self.frozen]
-                with np.errstate(over="ignore"):
-                    self.tag_hash[members] += mix(tag * 1_000_003 + block, 4)
-                for root in members.tolist():
-                    self.tags[root].append((tag, block))
-
     def classes(self) -> list[Ints]:
         """Channels with equal signature, in the order of their first place."""
-        placed = np.unique(np.concatenate([*self.present, np.array(list(self.tags), np.int64)]))
+        placed = np.unique(np.concatenate([*self.present, self.in_rows.roots]))
         placed = placed[placed != self.frozen]
         if not placed.size:
             return []
-        key = np.stack([self.where[placed], self.tag_hash[placed]], 1)
+        key = np.stack([self.where[placed], self.in_rows.hash[placed]], 1)
         _, index = np.unique(key, axis=0, return_inverse=True)
         order = np.lexsort((self.first[placed], index.reshape(-1)))
         groups = np.split(placed[order], np.flatnonzero(np.diff(index.reshape(-1)[order])) + 1)
@@ -158,15 +134,10 @@ def _block_groups(
     channels: ChannelClasses, classes: Sequence[Ints], group_of: Mapping[int, int]
 ) -> list[PermutationGroup]:
     """Blocks with the same inside are exchangeable as wholes."""
-    tagged = [i for i, members in enumerate(classes) if int(members[0]) in channels.tags]
-    if not tagged:
-        return []
     similar: dict[Any, list[list[int]]] = defaultdict(list)
-    for component in _linked(channels, classes, tagged):
-        tags = [t for i in component for t in channels.tags[int(classes[i][0])]]
-        if not channels.pinned.intersection(tags):
-            walk = _walk(channels, classes, component)
-            similar[tuple(_block_key(channels, classes[i]) for i in walk)].append(walk)
+    for component in _free_components(channels, classes):
+        walk = _walk(channels, classes, component)
+        similar[tuple(_block_key(channels, classes[i]) for i in walk)].append(walk)
     result = []
     for blocks in similar.values():
         if len(blocks) < 2:
@@ -192,41 +163,41 @@ def _block_groups(
 
 def _block_key(channels: ChannelClasses, members: Ints) -> tuple[int, tuple[int, ...], int]:
     root = int(members[0])
-    return int(channels.where[root]), tuple(sorted(t for t, _ in channels.tags[root])), len(members)
+    operations = channels.in_rows.operation[channels.in_rows.of(root)]
+    return int(channels.where[root]), tuple(operations.tolist()), len(members)
 
 
 def _walk(channels: ChannelClasses, classes: Sequence[Ints], component: Sequence[int]) -> list[int]:
     """The classes of a block, each reached from one before it: blocks pair up link by link."""
-    sharing: dict[tuple[int, int], list[int]] = defaultdict(list)
+    rows = {i: channels.in_rows.of(int(classes[i][0])) for i in component}
+    sharing: dict[int, list[int]] = defaultdict(list)
     rank = {i: (_block_key(channels, classes[i]), channels.first[classes[i][0]]) for i in component}
     for i in sorted(component, key=rank.__getitem__):
-        for tag in channels.tags[int(classes[i][0])]:
-            sharing[tag].append(i)
+        for row in rows[i]:
+            sharing[row].append(i)
     walk = [min(component, key=rank.__getitem__)]
     seen = set(walk)
     for i in walk:
-        for tag in sorted(channels.tags[int(classes[i][0])]):
-            new = [j for j in sharing[tag] if j not in seen]
+        for row in rows[i]:
+            new = [j for j in sharing[row] if j not in seen]
             walk += new
             seen.update(new)
     return walk
 
 
-def _linked(
-    channels: ChannelClasses, classes: Sequence[Ints], tagged: Sequence[int]
-) -> list[list[int]]:
-    """Classes that lie in the same blocks, directly or by others."""
-    ids: dict[tuple[int, int], int] = {}
-    links = [
-        (k, len(tagged) + ids.setdefault(tag, len(ids)))
-        for k, i in enumerate(tagged)
-        for tag in channels.tags[int(classes[i][0])]
-    ]
-    component = connected([np.array(links).T], len(tagged) + len(ids))[: len(tagged)]
-    members: dict[int, list[int]] = defaultdict(list)
-    for k, c in enumerate(component):
-        members[int(c)].append(tagged[k])
-    return list(members.values())
+def _free_components(channels: ChannelClasses, classes: Sequence[Ints]) -> list[list[int]]:
+    """Classes that lie in the same rows, directly or by others, and in none that is pinned."""
+    firsts = np.array([members[0] for members in classes], np.int64)
+    members, rows = channels.in_rows.of_all(firsts)
+    count = len(channels.in_rows.operation)
+    links = np.stack([members, len(firsts) + rows])
+    component = connected([links], len(firsts) + count)[: len(firsts)]
+    pinned = component[members[channels.in_rows.pinned[rows]]]
+    tagged = np.unique(members)
+    tagged = tagged[~np.isin(component[tagged], pinned)]
+    order = tagged[np.argsort(component[tagged], kind="stable")]
+    parts = np.split(order, np.flatnonzero(np.diff(component[order])) + 1)
+    return [part.tolist() for part in parts if part.size]
 
 
 def _once_per_dimension(axes: Sequence[Axis], places: Sequence[Placement]) -> tuple[Placement, ...]:
