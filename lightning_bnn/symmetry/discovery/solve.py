@@ -127,7 +127,11 @@ def _fixpoint(
     is_fixed: Any,
     resolve: Any,
 ) -> Ints:
-    """Add what products imply until nothing changes; of two free factors the second is fixed."""
+    """Add what products imply until nothing changes.
+
+    Where both factors of a product are free, the second is fixed, or the product itself if that
+    fixes less: sums of products, such as scores without a softmax, have one scale for many factors.
+    """
     nodes, copies = size
     pending = list(products)
     while True:
@@ -146,6 +150,12 @@ def _fixpoint(
                     Product(product.out[~done], product.a[~done], product.b[~done], product.inverse)
                 )
         if not progressed:
-            b = still[0].b
-            ties += [np.stack([b + k * nodes, np.full_like(b, FROZEN)]) for k in range(copies)]
+            held = _fewest(roots, still[0])
+            zero = np.full_like(held, FROZEN)
+            ties += [np.stack([held + k * nodes, zero]) for k in range(copies)]
         pending = still
+
+
+def _fewest(roots: Ints, product: Product) -> Ints:
+    """The product or its second factor, whichever has fewer variables."""
+    return min((product.b, product.out), key=lambda nodes: np.unique(roots[nodes]).size)
