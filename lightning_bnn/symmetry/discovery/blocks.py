@@ -89,9 +89,7 @@ def _placed(
         places = once_per_dimension(channels.axes, channels.placements(units))
         if places:
             result.append((family, places))
-    return sorted(
-        result, key=lambda f: (f[0].height, f[1][0].axis, int(f[1][0].positions.min()))
-    )
+    return sorted(result, key=lambda f: (f[0].height, f[1][0].axis, int(f[1][0].positions.min())))
 
 
 def block_families(channels: ChannelClasses) -> list[Family]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +11,13 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
+from lightning_bnn.symmetry.discovery.block_rows import BlockRows
+from lightning_bnn.symmetry.discovery.hashing import mix
 from lightning_bnn.symmetry.groups import Axis, Placement
 from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.labels import FROZEN
 
-__all__ = ["ChannelClasses", "Ints", "connected", "mix", "name_of", "once_per_dimension"]
+__all__ = ["ChannelClasses", "Ints", "connected", "name_of", "once_per_dimension"]
 
 Ints = NDArray[np.integer]
 
@@ -29,20 +29,12 @@ def connected(ties: Sequence[Ints], nodes: int) -> Ints:
     return connected_components(graph, directed=False)[1].astype(np.int64)
 
 
-def mix(values: Any, salt: int) -> NDArray[np.uint64] | np.uint64:
-    """Mix integers into 64 bits, so that sets can be compared by their sums."""
-    x = np.asarray(values).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(salt + 1)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    return x ^ (x >> np.uint64(31))
-
-
 @dataclass
 class ChannelClasses:
     """Classes of channels: where each lives, which operations use it, in which blocks it lies.
 
     A row of channels that holds a fixed one stays in place as a whole, whatever moves inside it: it
-    is a colour of its channels. All other rows are ``tags`` of the classes in them, by class.
+    is a colour of its channels. All others are ``in_rows``.
     """
 
     system: Constraints
@@ -60,12 +52,14 @@ class ChannelClasses:
                 node[seen] += mix(op, 1)
             for axis, labels in enumerate(self.labels):
                 np.add.at(node, labels, mix(axis, 2))
-            self._tag(node, count)
+            self.in_rows = BlockRows(self.system.blocks, self.roots)
+            for nodes, colour in self.in_rows.colours:
+                np.add.at(node, nodes, colour)
             self.where = np.zeros(count, np.uint64)
             np.add.at(self.where, self.roots, mix(node, 3))
-            for colour, labels in enumerate(self.system.colours):
+            for number, labels in enumerate(self.system.colours):
                 at = np.flatnonzero(labels > FROZEN)
-                np.add.at(self.where, self.roots[labels[at]], mix(at + (colour << 32), 6))
+                np.add.at(self.where, self.roots[labels[at]], mix(at + (number << 32), 6))
         self.first = np.full(count, np.iinfo(np.int64).max)
         self._place(node)
 
@@ -97,30 +91,13 @@ class ChannelClasses:
         at = np.repeat(first, count) + np.arange(count.sum()) - before
         return [int(axis) for axis in np.unique(self._placed_axes[at])]
 
-    def _tag(self, node_hash: NDArray[np.uint64], count: int) -> None:
-        self.tags: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        self.tag_hash = np.zeros(count, np.uint64)
-        for tag, rows in enumerate(self.system.blocks):
-            if len(rows) < 2:
-                continue
-            nodes = np.where(rows < 0, FROZEN, rows)
-            roots = self.roots[nodes]
-            colour = mix(tag * 1_000_003 + np.arange(len(rows)), 4)
-            pinned = (roots == self.frozen).any(1)
-            np.add.at(node_hash, nodes[pinned], np.asarray(colour)[pinned, None])
-            for block in np.flatnonzero(~pinned).tolist():
-                members = np.unique(roots[block])
-                self.tag_hash[members] += np.asarray(colour)[block]
-                for root in members.tolist():
-                    self.tags[root].append((tag, block))
-
     def classes(self) -> list[Ints]:
         """Channels with equal signature, in the order of their first place."""
-        placed = np.unique(np.concatenate([*self.present, np.array(list(self.tags), np.int64)]))
+        placed = np.unique(np.concatenate([*self.present, self.in_rows.roots]))
         placed = placed[placed != self.frozen]
         if not placed.size:
             return []
-        key = np.stack([self.where[placed], self.tag_hash[placed]], 1)
+        key = np.stack([self.where[placed], self.in_rows.hash[placed]], 1)
         _, index = np.unique(key, axis=0, return_inverse=True)
         order = np.lexsort((self.first[placed], index.reshape(-1)))
         groups = np.split(placed[order], np.flatnonzero(np.diff(index.reshape(-1)[order])) + 1)

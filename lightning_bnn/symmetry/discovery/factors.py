@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_bnn.symmetry.discovery.classes import Ints, mix, name_of
+from lightning_bnn.symmetry.discovery.classes import Ints, name_of
+from lightning_bnn.symmetry.discovery.hashing import mix
 from lightning_bnn.symmetry.groups import Axis, Group, Placement
 
 __all__ = ["factor_groups"]

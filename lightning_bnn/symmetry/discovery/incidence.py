@@ -32,7 +32,9 @@ class Incidence:
 
     def __init__(self, channels: ChannelClasses, classes: Sequence[Ints]) -> None:
         roots = [int(members[0]) for members in classes]
-        self.rows = {i: channels.tags[r] for i, r in enumerate(roots) if r in channels.tags}
+        of, operation = channels.in_rows.of, channels.in_rows.operation
+        rows = {i: [(int(operation[row]), row) for row in of(r)] for i, r in enumerate(roots)}
+        self.rows = {i: found for i, found in rows.items() if found}
         self._uses = {i: (int(channels.where[roots[i]]), len(classes[i])) for i in self.rows}
         self._first = {i: int(channels.first[roots[i]]) for i in self.rows}
         self.tags = {tag for rows in self.rows.values() for tag, _ in rows}
@@ -104,7 +106,8 @@ class Incidence:
         form = []
         for i in walk:
             mine = sorted(row for row in self.rows[i] if row in sharing)
-            form.append((key[i], tuple((row[0], number.setdefault(row, len(number))) for row in mine)))
+            numbered = ((row[0], number.setdefault(row, len(number))) for row in mine)
+            form.append((key[i], tuple(numbered)))
             for row in mine:
                 new = [j for j in sharing[row] if j not in seen]
                 walk += new

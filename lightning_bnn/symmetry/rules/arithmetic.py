@@ -55,7 +55,8 @@ def add(
         labels = _beside_noise(system, node, x, y)
         system.freeze(labels, ("scale", "sign"))
         return Value(labels)
-    system.shifts.add(node, system.labels(x), system.labels(y))
+    is_table = [isinstance(v, Weight) for v in (x, y)]
+    system.shifts.add(node, system.labels(x), system.labels(y), is_table)
     if isinstance(x, Turned) and isinstance(y, Turned):
         system.plane(x.labels, y.labels)
     return Value(unify(system, system.labels(x), system.labels(y)))

@@ -7,6 +7,7 @@ keys. Every other operation stops them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +74,7 @@ class Shifts:
         else:
             self.stop(torch.cat([before.reshape(-1), incoming.reshape(-1)]))
 
-    def add(self, node: Node, x: Tensor, y: Tensor) -> None:
+    def add(self, node: Node, x: Tensor, y: Tensor, is_table: Sequence[bool]) -> None:
         """A sum of channels: only the sum of their shifts is seen."""
         if bool((core(x) <= FROZEN).all()) or bool((core(y) <= FROZEN).all()):
             return
@@ -81,7 +82,10 @@ class Shifts:
         for labels in (x, y):
             if not forgotten or labels.ndim - 1 in moving_dims(labels):
                 self.stop(labels)
-        if all(isinstance(a, Node) and len(a.users) == 1 for a in node.args[:2]):
+        whole = all(
+            table or len(moving_dims(t)) == 1 for t, table in zip((x, y), is_table, strict=True)
+        )
+        if whole and all(isinstance(a, Node) and len(a.users) == 1 for a in node.args[:2]):
             self.trades.append((x, y))
 
 
