@@ -39,6 +39,7 @@ from lightning_bnn.symmetry.groups import (
     LinearGroup,
     PermutationGroup,
     ScalingGroup,
+    ShiftGroup,
     SignGroup,
     Symmetries,
 )
@@ -54,6 +55,7 @@ from lightning_bnn.symmetry.orders import (
     transpositions_between,
 )
 from lightning_bnn.symmetry.removal import Removal, plan_removal
+from lightning_bnn.symmetry.shifting import random_shifts, shift
 from lightning_bnn.symmetry.sorting import sort_permutations
 from lightning_bnn.symmetry.verify import verify
 
@@ -67,6 +69,7 @@ __all__ = [
     "PermutationGroup",
     "Removal",
     "ScalingGroup",
+    "ShiftGroup",
     "SignGroup",
     "Symmetries",
     "UnitOrders",
@@ -93,11 +96,13 @@ __all__ = [
     "random_mixings",
     "random_permutations",
     "random_scales",
+    "random_shifts",
     "random_signs",
     "ranks",
     "remove_softmax_shift",
     "rescale",
     "scale_optimizer_state",
+    "shift",
     "shift_logits",
     "sort_permutations",
     "transform_optimizer_state",

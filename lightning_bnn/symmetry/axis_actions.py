@@ -26,7 +26,7 @@ __all__ = [
 Element = Sequence[Tensor]
 Kind = Literal["permutations", "scalings", "signs"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-EVERY = (*KINDS, "linear")
+EVERY = (*KINDS, "linear", "shifts")
 
 
 def axes_by_tensor(sym: Symmetries, kind: Kind) -> dict[str, list[int]]:

@@ -12,12 +12,15 @@ from torch import Tensor
 
 from lightning_bnn.symmetry.linear_groups import LinearGroup
 from lightning_bnn.symmetry.placements import Axis, Placement
+from lightning_bnn.symmetry.shift_groups import Reader, ShiftGroup
 
 __all__ = [
     "Axis",
     "Frozen",
     "Group",
     "LinearGroup",
+    "Reader",
+    "ShiftGroup",
     "PermutationGroup",
     "Placement",
     "ScalingGroup",
@@ -90,6 +93,7 @@ class Symmetries:
         scalings: positive factors that pass through the network.
         signs: flips that pass through the network.
         linear: channels that may be mixed by matrices: those inside heads, adapters, streams.
+        shifts: biases that other biases take up, or that nothing sees (those of keys).
         frozen: what was not understood, and is therefore held fixed.
         softmax_shift: the layer whose outputs are the logits, if there is one.
         weights: names of the tensors that count for the mass (all parameters but biases).
@@ -117,6 +121,7 @@ class Symmetries:
     evaluation_only: str = ""
     unchecked: str = ""
     linear: tuple[LinearGroup, ...] = ()
+    shifts: tuple[ShiftGroup, ...] = ()
 
     @cached_property
     def log10_permutations(self) -> float:
@@ -134,10 +139,22 @@ class Symmetries:
         return sum(g.units for g in self.signs)
 
     @property
+    def shift_dof(self) -> int:
+        """Number of independent shifts of channels."""
+        return sum(g.size for g in self.shifts)
+
+    @property
     def dimension(self) -> int:
-        """Dimension of the continuous group: of matrices, and of scales that are none of these."""
+        """Dimension of the continuous group: matrices, shifts, and scales that are no matrices."""
         covered = sum(int(inside.sum()) for inside in self.mixed_scales)
-        return self.scaling_dof - covered + sum(g.dimension for g in self.linear)
+        matrices = sum(g.dimension for g in self.linear)
+        return self.scaling_dof - covered + matrices + self.shift_dof
+
+    @property
+    def _described_dimension(self) -> str:
+        numbers = sum(shape.numel() for shape in self.shapes.values())
+        share = f" ({100 * self.dimension / numbers:.2g} % of all numbers)" if numbers else ""
+        return f"{self.dimension}{share}"
 
     @cached_property
     def mixed_scales(self) -> tuple[Tensor, ...]:
@@ -158,7 +175,8 @@ class Symmetries:
         """The tensors that any group moves."""
         groups = (*self.permutations, *self.scalings, *self.signs)
         places = [p for g in groups for p in g.placements]
-        places += [p for g in self.linear for p in g.placements]
+        places += [p for group in self.linear for p in group.placements]
+        places += [p for shift in self.shifts for p in shift.placements]
         names = {self.axes[p.axis].tensor for p in places}
         last = self.softmax_shift
         return frozenset(names | ({last.weight} if last is not None else set()))
@@ -191,9 +209,10 @@ class Symmetries:
         ):
             lines += _rows(title, groups)
         lines += _linear_rows(self.linear)
+        lines += _shift_rows(self.shifts)
         lines.append(
             f"permutations: 10^{self.log10_permutations:.1f}   free scales: {self.scaling_dof}   "
-            f"free signs: {self.sign_dof}   continuous dimension: {self.dimension}"
+            f"free signs: {self.sign_dof}   continuous dimension: {self._described_dimension}"
         )
         lines += [f"frozen: {item}" for item in self.frozen]
         if self.constants:
@@ -230,8 +249,26 @@ def _linear_rows(groups: tuple[LinearGroup, ...]) -> list[str]:
     ]
 
 
+def _shift_rows(groups: tuple[ShiftGroup, ...]) -> list[str]:
+    lines = []
+    for title, dead in (("shift", False), ("dead bias", True)):
+        names = [g.name for g in groups if g.is_dead == dead]
+        size = sum(g.size for g in groups if g.is_dead == dead)
+        if names:
+            lines.append(f"{title:<12}{size:>7}{len(names):>8}  {_shorten(names)}")
+    return lines
+
+
 def _shorten(names: list[str], most: int = 3) -> str:
     distinct = list(dict.fromkeys(names))
     return ", ".join(distinct[:most]) + (
         f", ... ({len(distinct)} tensors)" if len(distinct) > most else ""
     )
+
+
+torch.serialization.add_safe_globals(
+    [
+        *(Axis, Frozen, LinearGroup, PermutationGroup, Placement, Reader, ScalingGroup),
+        *(ShiftGroup, SignGroup, SoftmaxShift, Symmetries),
+    ]
+)

@@ -18,6 +18,7 @@ __all__ = [
     "check_params",
     "check_permutations",
     "check_scales",
+    "check_shifts",
     "check_signs",
 ]
 
@@ -154,6 +155,26 @@ def check_mixings(
         problem = _problem(value.double(), group)
         if problem:
             raise ValueError(f"`matrices[{k}]` ({group.name}, {group.kind}) must {problem}.")
+    return values
+
+
+def check_shifts(
+    values: Sequence[Tensor], sym: Symmetries, members: int | None = None
+) -> list[Tensor]:
+    """Refuse shifts that do not belong to the channels, or are not finite."""
+    values = [torch.as_tensor(v) for v in values]
+    if len(values) != len(sym.shifts):
+        raise ValueError(
+            f"`shifts` must hold one tensor per group: {len(sym.shifts)}, got {len(values)}."
+        )
+    for k, (value, group) in enumerate(zip(values, sym.shifts, strict=True)):
+        if value.shape not in ((group.size,), (members, group.size)):
+            raise ValueError(
+                f"`shifts[{k}]` must have {group.size} numbers ({group.name}), or as many for each "
+                f"member of a stack, got shape {tuple(value.shape)}."
+            )
+        if not bool(value.isfinite().all()):
+            raise ValueError(f"`shifts[{k}]` ({group.name}) must be finite.")
     return values
 
 

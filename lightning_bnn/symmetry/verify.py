@@ -17,6 +17,7 @@ from lightning_bnn.symmetry.elements import random_permutations, random_scales, 
 from lightning_bnn.symmetry.forward import Inputs, in_runnable_precision, on_network, outputs
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.mixing import mix_some, random_mixings
+from lightning_bnn.symmetry.shifting import random_shifts, shift_some
 from lightning_bnn.symmetry.validation import check_params
 
 __all__ = [
@@ -84,6 +85,7 @@ def random_element(
     params = multiply(params, sym, factors)
     if mixing:
         params = mix_some(params, sym, random_mixings(sym, generator))
+        params = shift_some(params, sym, random_shifts(sym, generator))
     return permute(params, sym, random_permutations(sym, generator))
 
 

@@ -43,9 +43,11 @@ from lightning_bnn.symmetry.rules.table import (
     BROADCASTING,
     KEEP_NOISE,
     MIXES,
+    PASSES_SHIFTS,
     RULES,
     UNIFORM,
     WITHOUT_VALUE,
+    WRITES_SHIFTS,
 )
 
 __all__ = ["Interpreter"]
@@ -159,9 +161,14 @@ class Interpreter:
         for x in operands:
             if isinstance(x, Value) and (not known or _is_quadratic(x, name)):
                 self.system.mark(x.labels, "diagonal")
-        for x in () if known else tree_leaves(result, is_leaf=is_operand):
+        results = tree_leaves(result, is_leaf=is_operand)
+        for x in () if known else results:
             if isinstance(x, Value):
                 self.system.mark(x.labels, "diagonal")
+        ends = [] if name in PASSES_SHIFTS else list(operands)
+        for x in ends if name in WRITES_SHIFTS else [*ends, *results]:
+            if isinstance(x, Value) and name not in PASSES_SHIFTS:
+                self.system.shifts.stop(x.labels)
 
     def _see_channels(self, operands: list[Any]) -> None:
         """Channels that different operations are applied to are not exchangeable."""

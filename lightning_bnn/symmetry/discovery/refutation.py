@@ -19,6 +19,7 @@ from lightning_bnn.symmetry.elements import random_scales, random_signs
 from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, in_runnable_precision, outputs
 from lightning_bnn.symmetry.groups import Frozen, PermutationGroup, Symmetries
 from lightning_bnn.symmetry.mixing import mix_some, random_mixings
+from lightning_bnn.symmetry.shifting import random_shifts, shift_some
 from lightning_bnn.symmetry.verify import log_probabilities, random_shift
 
 __all__ = ["refute"]
@@ -42,7 +43,9 @@ def refute(
     """
     sym = _refuted(model, sym, inputs, custom_rules)
     factors = _only(sym, [group for group in _every(sym) if group[0] != "permutations"])
-    if training is None or not (factors.scalings or factors.signs or factors.linear):
+    if training is None or not (
+        factors.scalings or factors.signs or factors.linear or factors.shifts
+    ):
         return sym
     factors = replace(factors, softmax_shift=None, frozen=())
     try:
@@ -53,7 +56,14 @@ def refute(
     finally:
         model.eval()
     frozen = (*sym.frozen, *left.frozen)
-    return replace(sym, scalings=left.scalings, signs=left.signs, linear=left.linear, frozen=frozen)
+    return replace(
+        sym,
+        scalings=left.scalings,
+        signs=left.signs,
+        linear=left.linear,
+        shifts=left.shifts,
+        frozen=frozen,
+    )
 
 
 class _Unrepeatable(UnsupportedModel):
@@ -178,7 +188,8 @@ def _covering_elements(
             order = torch.randperm(group.units, generator=generator)
             cycles.append(torch.empty_like(order).scatter_(0, order, order.roll(1)))
         mixed = mix_some(multiply(params, sym, factors), sym, random_mixings(sym, generator))
-        yield permute(mixed, sym, cycles)
+        moved = shift_some(mixed, sym, random_shifts(sym, generator))
+        yield permute(moved, sym, cycles)
 
 
 def _only(sym: Symmetries, kept: Sequence[tuple[str, int, str]]) -> Symmetries:

@@ -18,6 +18,7 @@ from lightning_bnn.symmetry.discovery.classes import (
 )
 from lightning_bnn.symmetry.discovery.factors import factor_groups
 from lightning_bnn.symmetry.discovery.mixing import Factors, linear_groups
+from lightning_bnn.symmetry.discovery.trades import shift_groups
 from lightning_bnn.symmetry.groups import Axis, ScalingGroup, SignGroup, Symmetries
 from lightning_bnn.symmetry.rules.constraints import Constraints, Product
 from lightning_bnn.symmetry.rules.labels import FROZEN
@@ -53,6 +54,7 @@ def solve(system: Constraints, shapes: Mapping[str, torch.Size]) -> Symmetries:
         scalings=factor_groups(ScalingGroup, axes, labels, scale_id, scale_powers),
         signs=factor_groups(SignGroup, axes, labels, sign_id, sign_powers),
         linear=linear_groups(channels, Factors(scale_id, sign_id, scale_powers)),
+        shifts=shift_groups(channels),
     )
 
 

@@ -41,6 +41,7 @@ def add(
         labels = _beside_noise(system, node, x, y)
         system.freeze(labels, ("scale", "sign"))
         return Value(labels)
+    system.shifts.add(node, system.labels(x), system.labels(y))
     if isinstance(x, Turned) and isinstance(y, Turned):
         system.plane(x.labels, y.labels)
     return Value(unify(system, system.labels(x), system.labels(y)))

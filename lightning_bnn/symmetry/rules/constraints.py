@@ -22,6 +22,7 @@ from lightning_bnn.symmetry.rules.labels import (
     moving_dims,
     narrow_except,
 )
+from lightning_bnn.symmetry.rules.shifts import Shifts
 from lightning_bnn.symmetry.rules.weight_views import RowRange, parameter_dims, positions
 
 __all__ = ["Constraints", "Entry", "Kind", "Mark", "Product", "Record", "Rule"]
@@ -111,6 +112,7 @@ class Constraints:
     marks: dict[Mark, list[Labels]] = field(default_factory=lambda: {m: [] for m in get_args(Mark)})
     planes: list[Labels] = field(default_factory=list)
     colours: list[Labels] = field(default_factory=list)
+    shifts: Shifts = field(default_factory=Shifts)
 
     # ------------------------------------------------------------------ channels and ties
     def fresh(self, *shape: int) -> Tensor:
@@ -131,7 +133,10 @@ class Constraints:
 
     def freeze(self, labels: Tensor | Labels, kinds: Iterable[str] = ALL) -> None:
         """Forbid channels to move, scale and flip, or some of that."""
-        self.tie(core(labels) if isinstance(labels, Tensor) else labels, FROZEN, kinds)
+        small = core(labels) if isinstance(labels, Tensor) else torch.from_numpy(np.asarray(labels))
+        self.tie(small, FROZEN, kinds)
+        if tuple(kinds) == ALL:
+            self.shifts.stop(small)
 
     def mark(self, labels: Tensor | Labels, mark: Mark) -> None:
         """Say what keeps channels from being mixed by any invertible matrix.
@@ -172,6 +177,7 @@ class Constraints:
             for row in table[1:] if bool((first < 0).any()) else ():
                 first = torch.where(first < 0, row, first)
             self.tie(table, first[None])
+            self.shifts.stop(table)
         return first
 
     def labels(self, x: Value | Weight | Constant | float | int) -> Tensor:
@@ -279,6 +285,8 @@ class Constraints:
         self._agree(entry, record, old[known], labels[known])
 
     def _agree(self, entry: Entry, record: Record, old: Labels, new: Labels) -> None:
+        if record.role == "bias":  # it shifts all that it writes
+            self.shifts.same.append(np.stack([old, new]))
         self.tie(old, new, ("permutation", "sign"))
         both = np.concatenate([old, new])
         if entry.scale * record.scale == 0:

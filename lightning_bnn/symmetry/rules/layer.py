@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from lightning_bnn.symmetry.rules.labels import (
     shape_of,
 )
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
+from lightning_bnn.symmetry.rules.shifts import is_forgotten_by_softmax, rows_sum_to_one
 
 __all__ = [
     "addmm",
@@ -60,6 +61,7 @@ def write(
 ) -> None:
     """A weight and a bias write channels; the other dimension of the weight reads the incoming."""
     system.consume(weight, Record(out_dim, out, "out"), Record(1 - out_dim, incoming, "in", -1))
+    system.shifts.read(weight, bias, incoming)
     if bias is not None:
         system.consume(bias, Record(0, out.reshape(-1), "bias"))
 
@@ -96,6 +98,8 @@ def convolution(transposed: bool = False) -> Rule:
             )
         groups = kwargs.get("groups", args[3] if len(args) > 3 else 1)
         incoming, out = system.collapse(labels, [1]), system.fresh(shape_of(node)[1])
+        if transposed or _pads(args, kwargs):  # zeros at the border are not shifted
+            system.shifts.stop(incoming)
         inside = [t.reshape(groups, -1) for t in (incoming, out)]
         if transposed:
             write(system, inside[1], incoming, weight, bias, out_dim=1)
@@ -108,6 +112,11 @@ def convolution(transposed: bool = False) -> Rule:
     return rule
 
 
+def _pads(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    padding = kwargs.get("padding", args[1] if len(args) > 1 else 0)
+    return padding not in (0, "valid") and any(padding)
+
+
 def embedding(system: Constraints, node: Node, weight: Any, *args: Any, **kwargs: Any) -> Value:
     """New channels, one per column of the table."""
     if not isinstance(weight, Weight):
@@ -116,6 +125,7 @@ def embedding(system: Constraints, node: Node, weight: Any, *args: Any, **kwargs
         raise Unsupported("indices that are computed from channels")
     out = system.fresh(weight.shape[1])
     system.consume(weight, Record(1, out, "out"))
+    system.shifts.tables.add(weight.name)
     shape = shape_of(node)
     return Value(along(out, len(shape) - 1, shape))
 
@@ -129,7 +139,22 @@ def matmul(system: Constraints, node: Node, x: Any, y: Any) -> Value:
     a, b = system.labels(x), system.labels(y)
     if min(a.ndim, b.ndim) < 2:
         raise Unsupported("a product with a vector")
-    return Value(contract(system, a[..., :, :, None], b[..., None, :, :], [-2], shape_of(node)))
+    out = contract(system, a[..., :, :, None], b[..., None, :, :], [-2], shape_of(node))
+    _shift_product(system, node, a, b, out)
+    return Value(out)
+
+
+def _shift_product(system: Constraints, node: Node, a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Averages of rows are shifted like the rows; a shift of keys is forgotten by the softmax."""
+    averages = rows_sum_to_one(node.args[0])
+    tokens = b.ndim - (2 if averages else 1)
+    system.shifts.stop(a)
+    if averages:
+        system.shifts.tie(out, b.narrow(-2, 0, 1))
+    else:
+        system.shifts.stop(out)
+    if tokens in moving_dims(b) or not (averages or is_forgotten_by_softmax(node)):
+        system.shifts.stop(b)
 
 
 def baddbmm(system: Constraints, node: Node, bias: Any, x: Any, y: Any, **kwargs: Any) -> Value:

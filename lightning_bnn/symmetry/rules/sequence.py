@@ -19,6 +19,7 @@ from lightning_bnn.symmetry.rules.labels import (
     Weight,
     along,
     compress,
+    moving_dims,
     shape_of,
 )
 from lightning_bnn.symmetry.rules.layer import contract, write
@@ -125,4 +126,11 @@ def attention(
         scores = Value(unify(system, scores.labels, system.labels(attn_mask)))
     softmax(system, node, scores, -1)
     weighted = scores.labels[..., :, :, None], v[..., None, :, :]
-    return Value(contract(system, *weighted, [-2], shape_of(node)))
+    out = contract(system, *weighted, [-2], shape_of(node))
+    system.shifts.stop(q)
+    system.shifts.tie(out, v.narrow(-2, 0, 1))
+    drops = bool(args and args[0] or kwargs.get("dropout_p"))
+    for labels, stops in ((k, False), (v, drops)):
+        if stops or labels.ndim - 2 in moving_dims(labels):
+            system.shifts.stop(labels)
+    return Value(out)

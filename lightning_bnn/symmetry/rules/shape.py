@@ -114,11 +114,7 @@ def _execute(node: Node, args: Any, kwargs: Any, pick: Callable[[Any], Tensor]) 
 
 def concatenate(system: Constraints, node: Node, parts: Sequence[Any], dim: int = 0) -> Value:
     """The channels of the parts side by side."""
-    full = [
-        _full_labels(system, p)
-        for p in parts
-        if not (isinstance(p, Value) and p.labels.numel() == 0)
-    ]
+    full = [t for t in (_full_labels(system, p) for p in parts) if t.numel()]
     moving = {*moving_dims(*full), dim % full[0].ndim}
     joined = torch.cat([narrow_except(t, moving) for t in full], dim)
     return Value(compress(joined).expand(shape_of(node)))

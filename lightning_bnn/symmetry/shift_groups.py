@@ -1,0 +1,47 @@
+"""Groups of shifts: biases that trade with other biases, or that nothing sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lightning_bnn.symmetry.placements import Placement
+
+__all__ = ["Reader", "ShiftGroup"]
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A layer that reads shifted channels, and whose bias takes the shift up.
+
+    ``channels`` says where the channels lie along the incoming axis of the weight.
+    """
+
+    channels: Placement
+    bias: str
+
+
+@dataclass(frozen=True, eq=False)
+class ShiftGroup:
+    r"""Numbers that may be added to the channels that a bias writes.
+
+    With a shift c the bias becomes :math:`b + c`, and the bias of every layer that reads the
+    channels :math:`b' - W' c`. A bias that no layer reads is dead, such as that of keys, which the
+    softmax forgets. What a second table of the same sum takes up has exponent -1.
+
+    Attributes:
+        size: the number of channels.
+        name: the bias, or table, that is shifted.
+        placements: where the channels lie along biases and tables; the shift is added with
+            exponent 1 and subtracted with exponent -1.
+        readers: the layers whose biases take the shift up.
+    """
+
+    size: int
+    name: str
+    placements: tuple[Placement, ...] = field(repr=False)
+    readers: tuple[Reader, ...] = field(default=(), repr=False)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether nothing sees the shift."""
+        return not self.readers and all(place.exponent == 1 for place in self.placements)

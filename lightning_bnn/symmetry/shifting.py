@@ -1,0 +1,95 @@
+"""Shift channels: add to the biases that write them, take from those of the layers that read."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params, is_stacked
+from lightning_bnn.symmetry.actions import tied
+from lightning_bnn.symmetry.axis_actions import Element
+from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.mixing import along_axis, from_axis
+from lightning_bnn.symmetry.placements import Placement
+from lightning_bnn.symmetry.shift_groups import Reader
+from lightning_bnn.symmetry.validation import check_params, check_shifts
+
+__all__ = ["random_shifts", "shift", "shift_some"]
+
+
+def shift(params: Params, sym: Symmetries, shifts: Element) -> Params:
+    r"""Add numbers to the channels that biases write; the layers that read them take them up.
+
+    .. math:: b + c, \quad b' - W' c
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        shifts: one tensor ``(size,)`` or ``(members, size)`` per group of ``sym.shifts``.
+    """
+    stacked = check_params(params, sym)
+    members = next(iter(params.values())).shape[0] if stacked else None
+    return shift_some(params, sym, check_shifts(shifts, sym, members))
+
+
+def shift_some(params: Params, sym: Symmetries, shifts: Element) -> Params:
+    """`shift` without checks."""
+    result = dict(params)
+    for group, value in zip(sym.shifts, shifts, strict=True):
+        for place in group.placements:
+            name = sym.axes[place.axis].tensor
+            result[name] = _added(result[name], sym, place, value)
+        for reader in group.readers:
+            old = result[reader.bias]
+            result[reader.bias] = old - _carried(params, sym, reader, value).to(old)
+    return tied(result, sym)
+
+
+def _added(w: Tensor, sym: Symmetries, place: Placement, value: Tensor) -> Tensor:
+    axis = sym.axes[place.axis]
+    offset = int(is_stacked({axis.tensor: w}, sym.shapes))
+    rows = along_axis(w, axis, offset)
+    spread = _on_axis(sym, place, value.to(w)) * place.exponent
+    if value.ndim > 1:
+        spread = spread.reshape(-1, *(1,) * (rows.ndim - 2), spread.shape[-1])
+    return from_axis(rows + spread, w, axis, offset)
+
+
+def _on_axis(sym: Symmetries, place: Placement, value: Tensor) -> Tensor:
+    """The shift of every position of an axis."""
+    axis = sym.axes[place.axis]
+    full = value.new_zeros(*value.shape[:-1], axis.blocks * axis.size)
+    positions = place.positions.to(value.device)
+    repeated = value[..., None].expand(*value.shape, positions.shape[1])
+    full[..., positions.reshape(-1)] = repeated.flatten(-2)
+    return full
+
+
+def _carried(params: Params, sym: Symmetries, reader: Reader, value: Tensor) -> Tensor:
+    """What a shift of its inputs adds to the outputs of a layer."""
+    axis = sym.axes[reader.channels.axis]
+    w = params[axis.tensor]
+    assert axis.dim is not None
+    offset = int(is_stacked({axis.tensor: w}, sym.shapes))
+    spread = _on_axis(sym, reader.channels, value.to(w))
+    if not offset:
+        w, spread = w[None], spread.reshape(1, -1)
+    spread = spread.reshape(-1, axis.blocks, axis.size)
+    blocks = w.movedim(axis.dim + 1, -1)  # (members, outgoing, ..., incoming)
+    if blocks.ndim > 3:
+        blocks = blocks.sum(tuple(range(2, blocks.ndim - 1)))
+    blocks = blocks.unflatten(1, (axis.blocks, -1))
+    carried = torch.einsum("mbri,mbi->mbr", blocks, spread.expand(blocks.shape[0], -1, -1))
+    return carried.flatten(1) if offset else carried.flatten()
+
+
+def random_shifts(
+    sym: Symmetries, generator: torch.Generator | None = None, members: int | None = None
+) -> list[Tensor]:
+    """Standard normal shifts of every group."""
+    lead = () if members is None else (members,)
+    return [_normal((*lead, group.size), generator) for group in sym.shifts]
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
