@@ -1,4 +1,4 @@
-"""Permutations, scales, signs and matrices acted out on numpy arrays, from the description of `Symmetries`.
+"""Elements of a group acted out on numpy arrays, from the description of `Symmetries` alone.
 
 Nothing of the package is used but the fields of its result, so that it can be judged by this.
 """
@@ -11,7 +11,7 @@ Weights = dict[str, np.ndarray]
 
 
 def permuted(weights: Weights, symmetries: Any, orders: list[np.ndarray]) -> Weights:
-    """Unit k of the new network is unit ``orders[g][k]`` of the old: channels first, then blocks."""
+    """Unit k of the new network is unit ``orders[g][k]`` of the old; channels before blocks."""
     moved = dict(weights)
     for tensor in _tensors(symmetries, symmetries.permutations):
         moved[tensor] = _moved(weights[tensor], tensor, symmetries, orders)

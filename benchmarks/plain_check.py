@@ -104,8 +104,10 @@ def generic_weights(model: nn.Module, symmetries: Any, seed: int) -> Weights:
 
 def with_buffers(model: nn.Module, weights: Weights) -> Weights:
     """The same with the buffers as they are, which groups may move."""
-    buffers = {n: b.double().numpy() if b.is_floating_point() else b.numpy()
-               for n, b in model.named_buffers(remove_duplicate=False)}
+    buffers = {
+        n: b.double().numpy() if b.is_floating_point() else b.numpy()
+        for n, b in model.named_buffers(remove_duplicate=False)
+    }
     return {**buffers, **weights}
 
 
@@ -200,8 +202,16 @@ def _offenders(symmetries, kind, run, weights, old, sizes, random) -> list[dict[
             continue
         if len(part) == 1:
             group = getattr(symmetries, kind)[part[0]]
-            wrong.append({"kind": kind, "group": part[0], "name": group.name, "units": getattr(group, "units", getattr(group, "size", 0)),
-                          "error": error, "places": _places(symmetries, group)})
+            wrong.append(
+                {
+                    "kind": kind,
+                    "group": part[0],
+                    "name": group.name,
+                    "units": getattr(group, "units", getattr(group, "size", 0)),
+                    "error": error,
+                    "places": _places(symmetries, group),
+                }
+            )
         else:
             half = len(part) // 2
             pending += [part[:half], part[half:]]

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from torch import nn
-
 from modern_networks import (
     GAT,
     GCN,
@@ -23,6 +21,7 @@ from modern_networks import (
     MergedLoRA,
     MoE,
 )
+from torch import nn
 
 
 def kernel_dimension(network, *inputs):

@@ -58,7 +58,9 @@ def known(case, batch=2, length=5):
     torch.manual_seed(0)
     model = randomise(case.build().double()).eval()
     example, others = case.inputs(batch, length), case.inputs(batch + 1, length - 2)
-    example, others = ([x.double() if x.is_floating_point() else x for x in i] for i in (example, others))
+    example, others = (
+        [x.double() if x.is_floating_point() else x for x in i] for i in (example, others)
+    )
     symmetries = discover(model, *example)
     assert Counter((g.units, g.kind) for g in symmetries.permutations) == Counter(case.groups)
     assert (symmetries.scaling_dof, symmetries.sign_dof) == (case.scales, case.signs)
@@ -72,7 +74,9 @@ def known(case, batch=2, length=5):
 def parameters(cases):
     return [
         pytest.param(
-            c, id=c.name, marks=pytest.mark.xfail(strict=True, reason=c.missing) if c.missing else ()
+            c,
+            id=c.name,
+            marks=pytest.mark.xfail(strict=True, reason=c.missing) if c.missing else (),
         )
         for c in cases
     ]
@@ -391,9 +395,12 @@ ARCHITECTURES = [
     # heads, 5 gains
     Known(
         "ViT",
-        hugging_face(("ViT", "ForImageClassification"), image_size=32, patch_size=8, **{
-            k: v for k, v in BERT.items() if k not in ("vocab_size", "max_position_embeddings")
-        }),
+        hugging_face(
+            ("ViT", "ForImageClassification"),
+            image_size=32,
+            patch_size=8,
+            **{k: v for k, v in BERT.items() if k not in ("vocab_size", "max_position_embeddings")},
+        ),
         images,
         ENCODER,
         128 + 160,
