@@ -219,7 +219,7 @@ CASES = [
     Case("mlp", lambda: models.mlp(20, [16, 12], 4), vector(20), 2, 28, 0),
     Case("tanh mlp", tanh_mlp, vector(20), 2, 0, 28),
     Case("optunet", models.optunet, lambda: torch.randn(4, 1, 28, 28), 3, 12, 0),
-    Case("grouped cnn", GroupedCNN, image(16, 4), 9, 252, 48),
+    Case("grouped cnn", GroupedCNN, image(16, 4), 13, 252, 48),
     Case("u-net", UNet, image(16), 13, 10, 18),
     Case("attention", Attention, lambda: torch.randn(2, 6, 8), 11, 64),
     Case("sdpa", SDPA, lambda: torch.randn(2, 6, 8), 10, 64),

@@ -20,12 +20,14 @@ __all__ = ["Family", "assign", "assign_blocks", "families"]
 class Family:
     """A group that is matched at once: channels, or blocks together with the channels inside them.
 
-    ``rest`` are the places of a block that no inner group moves.
+    ``inner`` are those of the inner groups that have no place in common, ``rows`` their indices;
+    ``rest`` are the places of a block that none of them moves.
     """
 
     group: int
     inner: tuple[tuple[int, ...], ...]
     rest: tuple[Placement, ...]
+    rows: tuple[int, ...] = ()
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -37,11 +39,7 @@ def families(sym: Symmetries) -> list[Family]:
     """All groups in graph order, the inner ones also with their blocks."""
     all_families = []
     for k, group in enumerate(sym.permutations):
-        inside = [sym.permutations[g] for row in group.inner for g in row]
-        taken: dict[int, list[Tensor]] = {}
-        for member in inside:
-            for place in member.placements:
-                taken.setdefault(place.axis, []).append(place.positions.reshape(-1))
+        rows, taken = _apart(sym, group.inner)
         rest = []
         for place in group.placements:
             columns = torch.ones(place.positions.shape[1], dtype=torch.bool)
@@ -49,8 +47,27 @@ def families(sym: Symmetries) -> list[Family]:
                 columns = ~torch.isin(place.positions[0], torch.cat(taken[place.axis]))
             if bool(columns.any()):
                 rest.append(Placement(place.axis, place.positions[:, columns]))
-        all_families.append(Family(k, group.inner, tuple(rest)))
+        inner = tuple(group.inner[row] for row in rows)
+        all_families.append(Family(k, inner, tuple(rest), rows))
     return sorted(all_families, key=lambda f: sym.permutations[f.group].placements[0].axis)
+
+
+def _apart(
+    sym: Symmetries, inner: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], dict[int, list[Tensor]]]:
+    """Rows of inner groups without a place in common, and what they take of every axis."""
+    rows, taken = [], dict[int, list[Tensor]]()
+    for k, row in enumerate(inner):
+        places = [p for g in row for p in sym.permutations[g].placements]
+        if not any(
+            bool(torch.isin(p.positions, torch.cat(taken[p.axis])).any())
+            for p in places
+            if p.axis in taken
+        ):
+            rows.append(k)
+            for p in places:
+                taken.setdefault(p.axis, []).append(p.positions.reshape(-1))
+    return tuple(rows), taken
 
 
 def assign(similarity: Float[Tensor, "units units"]) -> Int[Tensor, " units"]:

@@ -44,15 +44,10 @@ def axis_permutation(
     """Old position of every new position on one axis, with a member dimension if one is given."""
     length = sym.axes[axis].blocks * sym.axes[axis].size
     index = torch.arange(length, device=device)
-    channels: list[tuple[Tensor, Tensor]] = []
-    blocks: list[tuple[Tensor, Tensor]] = []
-    for g, place in sym.placements_by_axis("permutations").get(axis, ()):
-        kind = blocks if sym.permutations[g].kind == "block" else channels
-        kind.append((place.positions.to(index.device), permutations[g].to(index.device)))
-    for stage in (channels, blocks):
-        if stage:
-            moves = _moves(stage, length, index.device)
-            index = moves if stage is channels else take_along_last(index, moves)
+    for k, stage in enumerate(sym.stages(axis)):
+        pairs = [(p.positions.to(index.device), permutations[g].to(index.device)) for g, p in stage]
+        moves = _moves(pairs, length, index.device)
+        index = take_along_last(index, moves) if k else moves
     return index
 
 

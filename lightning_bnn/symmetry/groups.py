@@ -43,8 +43,8 @@ class Group:
 class PermutationGroup(Group):
     """The symmetric group on its units; those of a ``block`` are heads or convolution groups.
 
-    ``inner`` lists, for every class of interchangeable channels inside the blocks, the indices of
-    the groups that permute them, one per block.
+    ``inner`` lists, for every class of interchangeable channels or of smaller blocks inside the
+    blocks, the indices of the groups that permute them, one per block.
     """
 
     kind: str = "channel"
@@ -89,7 +89,7 @@ class Symmetries:
 
     Attributes:
         permutations: groups of interchangeable units, in graph order, channels before the blocks
-            that contain them.
+            that contain them, smaller blocks before larger ones; they act in this order.
         scalings: positive factors that pass through the network.
         signs: flips that pass through the network.
         linear: channels that may be mixed by matrices: those inside heads, adapters, streams.
@@ -184,6 +184,28 @@ class Symmetries:
     def placements_by_axis(self, kind: str) -> dict[int, list[tuple[int, Placement]]]:
         """For each axis the (group, placement) pairs of permutations, scalings or signs."""
         return self._by_axis[kind]
+
+    def stages(self, axis: int) -> list[list[tuple[int, Placement]]]:
+        """The (group, placement) pairs of an axis in the order in which they act.
+
+        Those of one stage have no position in common: they may act at once.
+        """
+        return self._stages.get(axis, [])
+
+    @cached_property
+    def _stages(self) -> dict[int, list[list[tuple[int, Placement]]]]:
+        tables: dict[int, list[list[tuple[int, Placement]]]] = {}
+        for axis, pairs in self.placements_by_axis("permutations").items():
+            stages: list[list[tuple[int, Placement]]] = []
+            next_stage = torch.zeros(self.axes[axis].blocks * self.axes[axis].size, dtype=torch.int)
+            for group, place in pairs:
+                positions = place.positions.reshape(-1).cpu()
+                at = int(next_stage[positions].max())
+                next_stage[positions] = at + 1
+                stages += [[]] * (at == len(stages))
+                stages[at] = [*stages[at], (group, place)]
+            tables[axis] = stages
+        return tables
 
     @cached_property
     def _by_axis(self) -> dict[str, dict[int, list[tuple[int, Placement]]]]:

@@ -94,9 +94,9 @@ class _Ascent:
         }
         self.across = {a: groups_on.get(other_axis(sym, a), set()) for a in places_by_axis}
         self.homes = {
-            member: (g, slot, row)
+            member: (g, k, slot)
             for g, group in enumerate(sym.permutations)
-            for row in group.inner
+            for k, row in enumerate(group.inner)
             for slot, member in enumerate(row)
         }
         self.neighbours = self._neighbours()
@@ -159,7 +159,7 @@ class _Ascent:
     def _improve(self, family: Family, known: set[int] | None) -> bool:
         """Reassign one family by what is known already; return whether it changed."""
         group = self.sym.permutations[family.group]
-        if group.inner:
+        if family.inner:
             return self._improve_blocks(family, known)
         similarity = self._similarity(group.placements, known)
         if similarity is None:
@@ -172,12 +172,17 @@ class _Ascent:
         self._reorder(family.group, order)
         return True
 
+    def _standing_at(self, group: int) -> int:
+        """The group whose units stand in the places of another one: blocks may have moved."""
+        if group not in self.homes:
+            return group
+        home, row, slot = self.homes[group]
+        blocks = self._standing_at(home)
+        return self.sym.permutations[blocks].inner[row][int(self.permutations[blocks][slot])]
+
     def _reorder(self, group: int, order: Tensor) -> None:
         """Reorder units as they stand: an inner order belongs to the block that sits there."""
-        target = group
-        if group in self.homes:
-            blocks, slot, row = self.homes[group]
-            target = row[int(self.permutations[blocks][slot])]
+        target = self._standing_at(group)
         self.permutations[target] = self.permutations[target][order]
         self.version[group] += 1
         for place in self.sym.permutations[group].placements:
@@ -187,6 +192,8 @@ class _Ascent:
             w = self.current[axis.tensor]
             self.current[axis.tensor] = permute_axis(w, axis, index.to(w.device))
             key = (place.axis, place.positions.numpy().tobytes())
+            for other in [k for k in self.cache if k[0] == place.axis and k != key]:
+                del self.cache[other]
             if key in self.cache:
                 versions, part = self.cache[key]
                 self.cache[key] = versions, part[:, order]
@@ -218,12 +225,13 @@ class _Ascent:
         return True
 
     def _place_blocks(self, family: Family, order: Tensor, orders: Sequence[Tensor]) -> None:
-        at_slots, before = self.permutations[family.group], list(self.permutations)
-        for row, new in zip(family.inner, orders, strict=True):
+        group = self._standing_at(family.group)
+        at_slots, before = self.permutations[group], list(self.permutations)
+        for row, new in zip(family.rows, orders, strict=True):
             for slot in range(len(order)):
-                g = row[int(at_slots[order[slot]])]
+                g = self.sym.permutations[group].inner[row][int(at_slots[order[slot]])]
                 self.permutations[g] = before[g][new[slot]]
-        self.permutations[family.group] = at_slots[order]
+        self.permutations[group] = at_slots[order]
 
     def _joined(self, row: Sequence[int], inside: set[int]) -> list[Placement]:
         """The places of one class of channels in all blocks that are seen from outside."""

@@ -9,6 +9,7 @@ permuted copy of a network in which such units are exchangeable, as copies of ea
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -24,6 +25,7 @@ from lightning_bnn.symmetry.validation import check_finite, check_params
 __all__ = ["SortKey", "sort_permutations"]
 
 SortKey = Literal["max", "first", "mean", "median", "norm", "outgoing"]
+_POOLED: dict[SortKey, SortKey] = {"first": "max", "outgoing": "max"}
 
 
 def sort_permutations(
@@ -37,7 +39,9 @@ def sort_permutations(
         by: statistic of the weights that enter a unit: their ``"max"``, ``"mean"``, ``"median"``,
             ``"norm"`` or the ``"first"`` of them (once the layer before is sorted); or
             ``"outgoing"``, the first weight that leaves the unit, once the layer behind is sorted.
-            Blocks are sorted by the same statistic over the whole block.
+            Blocks are sorted by the same statistic over the whole block; of channels and heads of
+            which each contains a part of each other (grouped queries), one has no first weight
+            before the other is sorted: it is sorted by the largest.
         descending: largest first.
     """
     if by not in get_args(SortKey):
@@ -48,8 +52,11 @@ def sort_permutations(
     device = next(iter(params.values())).device
     result = [torch.arange(g.units, device=device).expand(*lead, g.units) for g in sym.permutations]
     done: set[int] = set()
+    around = _around(sym)
+    crossing = _crossing(sym, around)
     for index in _order(sym, backwards=by == "outgoing"):
-        key = _key(params, sym, sym.permutations[index], by, result)
+        alone = crossing[index] <= done
+        key = _key(params, sym, sym.permutations[index], by if alone else _POOLED.get(by, by), result, around[index])
         if key is not None:
             places = ranks(-key if descending else key)
             places = break_ties(params, sym, index, places, result, done, descending)
@@ -79,13 +86,44 @@ def _order(sym: Symmetries, backwards: bool) -> list[int]:
             p.axis == at.axis for p in sym.permutations[member].placements
         )
 
-    inner = {g for group in sym.permutations for row in group.inner for g in row}
-    order = []
-    for g in sorted((g for g in range(len(sym.permutations)) if g not in inner), key=depth):
+    def visit(g: int) -> list[int]:
         inside = sorted((m for row in sym.permutations[g].inner for m in row), key=depth)
         first = [m for m in inside if compared(g, m)]
-        order += [*first, g, *(m for m in inside if m not in first)]
-    return order
+        rest = [m for m in inside if m not in first]
+        return [*(k for m in first for k in visit(m)), g, *(k for m in rest for k in visit(m))]
+
+    inner = {g for group in sym.permutations for row in group.inner for g in row}
+    outermost = (g for g in range(len(sym.permutations)) if g not in inner)
+    return [k for g in sorted(outermost, key=depth) for k in visit(g)]
+
+
+def _around(sym: Symmetries) -> list[set[int]]:
+    """For every group, those of the blocks that it lies in."""
+    around: list[set[int]] = [set() for _ in sym.permutations]
+    for g in reversed(range(len(sym.permutations))):
+        for row in sym.permutations[g].inner:
+            for member in row:
+                around[member] |= {g, *around[g]}
+    return around
+
+
+def _crossing(sym: Symmetries, around: Sequence[set[int]]) -> list[set[int]]:
+    """Groups whose units have parts of the units of each other: which is first depends on both."""
+    crossing: list[set[int]] = [set() for _ in sym.permutations]
+    for axis in sym.placements_by_axis("permutations"):
+        stages = sym.stages(axis)
+        if len(stages) < 2:
+            continue
+        owner = torch.full((len(stages), sym.axes[axis].blocks * sym.axes[axis].size), -1)
+        for k, stage in enumerate(stages):
+            for g, place in stage:
+                owner[k, place.positions.reshape(-1).cpu()] = g
+        for a, b in itertools.combinations(range(len(stages)), 2):
+            for g, h in torch.unique(owner[[a, b]], dim=1).T.tolist():
+                if min(g, h) >= 0 and g not in around[h] and h not in around[g]:
+                    crossing[g].add(h)
+                    crossing[h].add(g)
+    return crossing
 
 
 def _key(
@@ -94,10 +132,11 @@ def _key(
     group: PermutationGroup,
     by: SortKey,
     permutations: Sequence[Tensor],
+    around: set[int],
 ) -> Tensor | None:
     place = (reader(sym, group) if by == "outgoing" else None) or writer(sym, group)
     if place is None:
         return None
     if by == "first" or (by == "outgoing" and reader(sym, group) is not None):
-        return corner(params, sym, place, permutations)
+        return corner(params, sym, place, permutations, around)
     return statistic(params, sym, place, "max" if by == "outgoing" else by)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 import torch
@@ -144,18 +144,22 @@ def _reduce(
 
 
 def corner(
-    params: Params, sym: Symmetries, place: Placement, permutations: Sequence[Tensor]
+    params: Params,
+    sym: Symmetries,
+    place: Placement,
+    permutations: Sequence[Tensor],
+    around: Collection[int],
 ) -> Tensor:
     """Every unit's weight at the first index of all other dimensions, once they are permuted.
 
-    Blocks that have their places already do not move the units themselves.
+    The blocks around the units (indices of groups) do not move the units themselves.
     """
     axis = sym.axes[place.axis]
     w = params[axis.tensor]
     offset = _offset(w, sym, axis)
     unmoved = [
-        torch.arange(g.units) if g.kind == "block" else p
-        for g, p in zip(sym.permutations, permutations, strict=True)
+        torch.arange(group.units) if g in around else p
+        for g, (group, p) in enumerate(zip(sym.permutations, permutations, strict=True))
     ]
     index = axis_permutation(sym, place.axis, unmoved, w.device)
     at = index[..., place.positions[:, 0].to(w.device)]

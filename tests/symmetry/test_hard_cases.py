@@ -79,7 +79,8 @@ def test_blocks_of_two_partitions_are_told_apart():
     grouped = {k: nn.Conv1d(4, 4, 1, groups=2) for k in ("rows", "columns")}
     model = Forward(rows_and_columns, a=nn.Conv1d(3, 4, 1), c=lin(8 * 5, 2), **grouped).double()
     sym = exact(model, torch.randn(2, 3, 5).double())
-    assert units(sym) == [(2, "channel")] * 4  # those that the grouped convolutions make
+    made = [(2, "channel")] * 4  # those that the grouped convolutions make
+    assert units(sym) == [*made, (2, "block"), (2, "block")]  # rows, and columns, as wholes
     assert not sym.frozen  # none that had to be refuted by numbers
 
 

@@ -87,7 +87,7 @@ def attention(**options):
 
 
 X = sequences(10)
-HEADS = "heads with rotary positions, one norm or one key are not exchanged yet"
+NORMS = "the signs of heads that share one query-key norm are not all found"
 SHIFT = "the check refutes the shift of a bias"
 EXPERTS = "experts are not found yet"
 
@@ -105,7 +105,6 @@ BLOCKS = [
         {(3, CHANNEL): 4, (2, BLOCK): 3},
         12,
         12,
-        HEADS,
     ),
     # one pair; four queries
     Known(
@@ -115,7 +114,6 @@ BLOCKS = [
         {(3, CHANNEL): 2, (4, BLOCK): 1},
         6,
         6,
-        HEADS,
     ),
     # no two frequencies alike: values only; one scale and sign per frequency, h w / 2; h heads
     *(
@@ -126,7 +124,6 @@ BLOCKS = [
             {(4, CHANNEL): 2, (2, BLOCK): 1},
             4 + 8,
             4 + 8,
-            HEADS,
         )
         for layout in ("half", "interleaved")
     ),
@@ -137,7 +134,6 @@ BLOCKS = [
         {(4, CHANNEL): 2, (2, BLOCK): 3},
         4 + 8,
         4 + 8,
-        HEADS,
     ),
     # two frequencies and two free channels per head
     Known(
@@ -147,7 +143,6 @@ BLOCKS = [
         {(2, CHANNEL): 2, (6, CHANNEL): 2, (2, BLOCK): 1},
         4 + 4 + 12,
         4 + 4 + 12,
-        HEADS,
     ),
     # one order for both heads' queries; scale: gain against gain; signs: h w between queries and
     # keys, 2 w of the gains
@@ -158,7 +153,7 @@ BLOCKS = [
         {(3, CHANNEL): 3, (2, BLOCK): 1},
         3 + 6,
         6 + 6 + 6,
-        HEADS,
+        NORMS,
     ),
     # gains of their own: an order, gain against gain, and 3 signs per channel of a head
     Known(
@@ -177,7 +172,7 @@ BLOCKS = [
         {(4, CHANNEL): 2, (2, BLOCK): 1},
         2 + 8,
         4 + 8 + 8,
-        HEADS,
+        NORMS,
     ),
     # every head has a slope of its own: no exchange
     Known("ALiBi", attention(positions="alibi"), X, {(3, CHANNEL): 4}, 12, 12),
@@ -377,7 +372,6 @@ ARCHITECTURES = [
             GROUPED,
             2 * (8 + 16 + 48) + 160,
             304 + 32,
-            HEADS,
         )
         for name in ("Llama", "Mistral")
     ),
@@ -389,7 +383,7 @@ ARCHITECTURES = [
         GROUPED,
         2 * (4 + 16 + 48) + 160,
         2 * (8 + 16 + 16 + 48) + 160 + 32,
-        HEADS,
+        NORMS,
     ),
     # 4 experts of 48 units in each layer
     Known(

@@ -1,9 +1,9 @@
-"""Classes of exchangeable channels, and blocks of them, from what tracing collected."""
+"""Classes of exchangeable channels: where each lives, and in which blocks."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from lightning_bnn.symmetry.groups import Axis, PermutationGroup, Placement
+from lightning_bnn.symmetry.groups import Axis, Placement
 from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.labels import FROZEN
 
-__all__ = ["ChannelClasses", "Ints", "connected", "mix", "name_of", "permutation_groups"]
+__all__ = ["ChannelClasses", "Ints", "connected", "mix", "name_of", "once_per_dimension"]
 
 Ints = NDArray[np.integer]
 
@@ -39,7 +39,11 @@ def mix(values: Any, salt: int) -> NDArray[np.uint64] | np.uint64:
 
 @dataclass
 class ChannelClasses:
-    """Classes of channels: where each lives, which operations use it, in which blocks it lies."""
+    """Classes of channels: where each lives, which operations use it, in which blocks it lies.
+
+    A row of channels that holds a fixed one stays in place as a whole, whatever moves inside it: it
+    is a colour of its channels. All other rows are ``tags`` of the classes in them, by class.
+    """
 
     system: Constraints
     roots: Ints
@@ -56,6 +60,7 @@ class ChannelClasses:
                 node[seen] += mix(op, 1)
             for axis, labels in enumerate(self.labels):
                 np.add.at(node, labels, mix(axis, 2))
+            self._tag(node, count)
             self.where = np.zeros(count, np.uint64)
             np.add.at(self.where, self.roots, mix(node, 3))
             for colour, labels in enumerate(self.system.colours):
@@ -63,7 +68,6 @@ class ChannelClasses:
                 np.add.at(self.where, self.roots[labels[at]], mix(at + (colour << 32), 6))
         self.first = np.full(count, np.iinfo(np.int64).max)
         self._place(node)
-        self._tag(count)
 
     def _place(self, node_hash: NDArray[np.uint64]) -> None:
         """Per axis: the positions of every class, those of equal rank side by side."""
@@ -79,22 +83,34 @@ class ChannelClasses:
             lowest = np.minimum.reduceat(order, start) if labels.size else start
             np.minimum.at(self.first, present, lowest + offset)
             offset += labels.size
+        roots = np.concatenate([np.zeros(0, np.int64), *self.present])
+        axes = np.repeat(np.arange(len(self.present)), [p.size for p in self.present])
+        order = np.argsort(roots, kind="stable")
+        self._placed_roots, self._placed_axes = roots[order], axes[order]
 
-    def _tag(self, count: int) -> None:
+    def _axes_with(self, units: Ints) -> list[int]:
+        """The axes on which any of these classes lies."""
+        roots = np.unique(units)
+        first = np.searchsorted(self._placed_roots, roots)
+        count = np.searchsorted(self._placed_roots, roots, side="right") - first
+        before = np.repeat(np.cumsum(count) - count, count)
+        at = np.repeat(first, count) + np.arange(count.sum()) - before
+        return [int(axis) for axis in np.unique(self._placed_axes[at])]
+
+    def _tag(self, node_hash: NDArray[np.uint64], count: int) -> None:
         self.tags: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        self.pinned: set[tuple[int, int]] = set()
         self.tag_hash = np.zeros(count, np.uint64)
         for tag, rows in enumerate(self.system.blocks):
             if len(rows) < 2:
                 continue
-            roots = self.roots[np.where(rows < 0, FROZEN, rows)]
-            for block, row in enumerate(roots):
-                members = np.unique(row)
-                if (members == self.frozen).any():
-                    self.pinned.add((tag, block))
-                members = members[members != self.frozen]
-                with np.errstate(over="ignore"):
-                    self.tag_hash[members] += mix(tag * 1_000_003 + block, 4)
+            nodes = np.where(rows < 0, FROZEN, rows)
+            roots = self.roots[nodes]
+            colour = mix(tag * 1_000_003 + np.arange(len(rows)), 4)
+            pinned = (roots == self.frozen).any(1)
+            np.add.at(node_hash, nodes[pinned], np.asarray(colour)[pinned, None])
+            for block in np.flatnonzero(~pinned).tolist():
+                members = np.unique(roots[block])
+                self.tag_hash[members] += np.asarray(colour)[block]
                 for root in members.tolist():
                     self.tags[root].append((tag, block))
 
@@ -113,7 +129,7 @@ class ChannelClasses:
     def placements(self, units: Ints) -> tuple[Placement, ...]:
         """Where units, given as rows of classes, live."""
         result = []
-        for axis in range(len(self.axes)):
+        for axis in self._axes_with(units):
             present, start, order = self.present[axis], self.start[axis], self.order[axis]
             at = np.searchsorted(present, units)
             here = np.append(present, -1)[at] == units
@@ -127,96 +143,7 @@ class ChannelClasses:
         return tuple(result)
 
 
-def permutation_groups(channels: ChannelClasses) -> tuple[PermutationGroup, ...]:
-    """Groups of channels in graph order, then those of the blocks that contain them."""
-    classes = channels.classes()
-    groups: list[PermutationGroup] = []
-    group_of: dict[int, int] = {}
-    placed = set(np.concatenate([np.zeros(0, np.int64), *channels.present]).tolist())
-    for index, members in enumerate(classes):
-        if len(members) > 1 and int(members[0]) in placed:
-            places = _once_per_dimension(channels.axes, channels.placements(members[:, None]))
-            group_of[index] = len(groups)
-            groups.append(PermutationGroup(len(members), name_of(channels.axes, places), places))
-    return (*groups, *_block_groups(channels, classes, group_of))
-
-
-def _block_groups(
-    channels: ChannelClasses, classes: Sequence[Ints], group_of: Mapping[int, int]
-) -> list[PermutationGroup]:
-    """Blocks with the same inside are exchangeable as wholes."""
-    tagged = [i for i, members in enumerate(classes) if int(members[0]) in channels.tags]
-    if not tagged:
-        return []
-    similar: dict[Any, list[list[int]]] = defaultdict(list)
-    for component in _linked(channels, classes, tagged):
-        tags = [t for i in component for t in channels.tags[int(classes[i][0])]]
-        if not channels.pinned.intersection(tags):
-            walk = _walk(channels, classes, component)
-            similar[tuple(_block_key(channels, classes[i]) for i in walk)].append(walk)
-    result = []
-    for blocks in similar.values():
-        if len(blocks) < 2:
-            continue
-        blocks.sort(key=lambda b: min(channels.first[classes[i][0]] for i in b))
-        units = np.stack([np.concatenate([classes[i] for i in block]) for block in blocks])
-        places = _once_per_dimension(channels.axes, channels.placements(units))
-        inner = tuple(
-            tuple(group_of[block[k]] for block in blocks)
-            for k in range(len(blocks[0]))
-            if blocks[0][k] in group_of
-        )
-        if places:
-            result.append(
-                PermutationGroup(
-                    len(blocks), name_of(channels.axes, places), places, "block", inner
-                )
-            )
-    return sorted(
-        result, key=lambda g: (g.placements[0].axis, int(g.placements[0].positions.min()))
-    )
-
-
-def _block_key(channels: ChannelClasses, members: Ints) -> tuple[int, tuple[int, ...], int]:
-    root = int(members[0])
-    return int(channels.where[root]), tuple(sorted(t for t, _ in channels.tags[root])), len(members)
-
-
-def _walk(channels: ChannelClasses, classes: Sequence[Ints], component: Sequence[int]) -> list[int]:
-    """The classes of a block, each reached from one before it: blocks pair up link by link."""
-    sharing: dict[tuple[int, int], list[int]] = defaultdict(list)
-    rank = {i: (_block_key(channels, classes[i]), channels.first[classes[i][0]]) for i in component}
-    for i in sorted(component, key=rank.__getitem__):
-        for tag in channels.tags[int(classes[i][0])]:
-            sharing[tag].append(i)
-    walk = [min(component, key=rank.__getitem__)]
-    seen = set(walk)
-    for i in walk:
-        for tag in sorted(channels.tags[int(classes[i][0])]):
-            new = [j for j in sharing[tag] if j not in seen]
-            walk += new
-            seen.update(new)
-    return walk
-
-
-def _linked(
-    channels: ChannelClasses, classes: Sequence[Ints], tagged: Sequence[int]
-) -> list[list[int]]:
-    """Classes that lie in the same blocks, directly or by others."""
-    ids: dict[tuple[int, int], int] = {}
-    links = [
-        (k, len(tagged) + ids.setdefault(tag, len(ids)))
-        for k, i in enumerate(tagged)
-        for tag in channels.tags[int(classes[i][0])]
-    ]
-    component = connected([np.array(links).T], len(tagged) + len(ids))[: len(tagged)]
-    members: dict[int, list[int]] = defaultdict(list)
-    for k, c in enumerate(component):
-        members[int(c)].append(tagged[k])
-    return list(members.values())
-
-
-def _once_per_dimension(axes: Sequence[Axis], places: Sequence[Placement]) -> tuple[Placement, ...]:
+def once_per_dimension(axes: Sequence[Axis], places: Sequence[Placement]) -> tuple[Placement, ...]:
     """A gain has incoming and outgoing channels on one dimension: it is moved once."""
     seen: set[tuple[str, int | None]] = set()
     kept = []

@@ -20,8 +20,10 @@ from lightning_bnn.symmetry.discovery.values import (
     full_size,
     has_channels,
     is_random,
+    is_zero,
     one_law,
     unknown,
+    with_copies,
 )
 from lightning_bnn.symmetry.groups import Frozen
 from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
@@ -42,8 +44,10 @@ from lightning_bnn.symmetry.rules.table import (
     ALLOCATIONS,
     BROADCASTING,
     KEEP_NOISE,
+    KEEP_ZEROS,
     MIXES,
     PASSES_SHIFTS,
+    RESHAPING,
     RULES,
     UNIFORM,
     WITHOUT_VALUE,
@@ -94,6 +98,8 @@ class Interpreter:
         name = operation_name(node).removesuffix("_")
         self.operations.add(name)
         value_of = values.__getitem__ if name in BROADCASTING else full_size(values)
+        if name in RESHAPING:
+            value_of = with_copies(self.system, values)
         arguments: Any = (node.args, node.kwargs)
         args, kwargs = torch.fx.map_arg(arguments, value_of)
         operands = [x for x in tree_leaves((args, kwargs), is_leaf=is_operand) if is_operand(x)]
@@ -121,7 +127,8 @@ class Interpreter:
             return draw(node, operands)
         if all(isinstance(x, Constant) for x in operands):
             return fold(node, args, kwargs)
-        if name not in UNIFORM and not any(map(has_channels, operands)):
+        beside_zeros = name in KEEP_ZEROS and any(map(is_zero, operands))
+        if name not in UNIFORM and not beside_zeros and not any(map(has_channels, operands)):
             return self._of_noise(name, node, operands)
         return self._apply_rule(name, node, args, kwargs, operands)
 
@@ -151,6 +158,7 @@ class Interpreter:
             self._see_draws(operands)
         if name not in self.rules:
             raise Unsupported("this operation has no rule")
+        self.system.operation = name
         result = self.rules[name](self.system, node, *args, **kwargs)
         self._mark(name, operands, result)
         return result

@@ -21,7 +21,7 @@ __all__ = ["Factors", "linear_groups"]
 
 @dataclass(frozen=True)
 class Factors:
-    """Per channel its variables of scale and sign (-1: fixed); per axis the power of its scale."""
+    """Per channel its variables of scale and sign (-1: fixed); on axes the powers of its scale."""
 
     scale: Ints
     sign: Ints
@@ -39,10 +39,12 @@ class _Space:
         return self.kind, tuple((axis, power, at.shape) for axis, power, at in self.places)
 
 
-def linear_groups(channels: ChannelClasses, factors: Factors) -> tuple[LinearGroup, ...]:
+def linear_groups(
+    channels: ChannelClasses, factors: Factors, copies: Sequence[Sequence[Ints]]
+) -> tuple[LinearGroup, ...]:
     """Spaces of channels, those that act on the same axes in the same way in one group."""
     marks = _Marks(channels)
-    spaces = [*_rows(channels, factors, marks), *_planes(channels, factors, marks)]
+    spaces = [*_rows(channels, factors, marks, copies), *_planes(channels, factors, marks)]
     similar: dict[tuple[object, ...], list[_Space]] = defaultdict(list)
     for space in spaces:
         similar[space.signature()].append(space)
@@ -90,9 +92,13 @@ class _Marks:
 
 
 # ------------------------------------------------------------ rows of equal channels
-def _rows(channels: ChannelClasses, factors: Factors, marks: _Marks) -> Iterator[_Space]:
+def _rows(
+    channels: ChannelClasses, factors: Factors, marks: _Marks, copies: Sequence[Sequence[Ints]]
+) -> Iterator[_Space]:
     """Rows of exchangeable channels; those that share signs are one space."""
-    rows = [row for row in channels.classes() if len(row) > 1 and not marks.any("diagonal", row)]
+    alike = [[row] for row in channels.classes()] + [list(rows) for rows in copies]
+    mixed = (rows for rows in alike if not any(marks.any("diagonal", row) for row in rows))
+    rows = [row for rows in mixed for row in rows if len(row) > 1]
     seen = _Occurrences(channels, factors)
     by_sign: dict[tuple[int, ...], list[Ints]] = defaultdict(list)
     for row in rows:
@@ -150,8 +156,9 @@ class _Occurrences:
 
 def _by_class(roots: Ints, variables: Ints) -> dict[int, set[int]]:
     table: dict[int, set[int]] = defaultdict(set)
-    for root, variable in np.unique(np.stack([roots, variables], 1), axis=0).tolist():
-        table[root].add(variable)
+    span = int(variables.max(initial=-1)) + 2
+    for pair in np.unique(roots * span + variables + 1).tolist():  # -1: none
+        table[pair // span].add(pair % span - 1)
     return table
 
 
@@ -171,7 +178,7 @@ def _space(
     for row in parts:
         for place in channels.placements(row[:, None]):
             positions = place.positions.numpy()
-            powers = factors.powers[place.axis][channels.labels[place.axis][positions]]
+            powers = factors.powers[place.axis][positions]
             if kind in ("orthogonal", "centred"):
                 powers = np.ones_like(powers)
             if (powers != powers[:1]).any() or (powers == 0).any():
@@ -194,18 +201,34 @@ def _planes(channels: ChannelClasses, factors: Factors, marks: _Marks) -> Iterat
     is_second = np.zeros(channels.system.nodes, np.bool_)
     is_second[pairs[1]] = True
     seen = _Occurrences(channels, factors)
-    for root in marks.linear(np.unique(channels.roots[pairs])).tolist():
-        scales, signs = seen.scales.get(root, {-1}), seen.signs.get(root, {-1})
+    candidates = marks.linear(np.unique(channels.roots[pairs])).tolist()
+    for roots in _with_one_sign(candidates, seen):
+        scales = set().union(*(seen.scales.get(root, {-1}) for root in roots))
         free = len(scales) == 1 and -1 not in scales
-        if len(signs) != 1 or -1 in signs or seen.roots_with_sign(next(iter(signs))) != {root}:
-            continue
-        if marks.any("orthogonal", np.array([root])) or not free:
+        if marks.any("orthogonal", np.array(roots)) or not free:
             kind: LinearKind = "unit complex"
         else:
             kind = "complex"
-        places = _plane_places(channels, factors, root, partner, is_second, kind)
-        if places:
-            yield _Space(kind, places)
+        parts = [_plane_places(channels, factors, r, partner, is_second, kind) for r in roots]
+        if all(parts):
+            yield _Space(kind, _joined([place for part in parts for place in part]))
+
+
+def _with_one_sign(roots: Sequence[int], seen: _Occurrences) -> list[list[int]]:
+    """Sets of classes that have one sign in common, and nothing else has it."""
+    sets: dict[int, list[int]] = defaultdict(list)
+    for root in roots:
+        signs = seen.signs.get(root, {-1})
+        if len(signs) == 1 and -1 not in signs:
+            sets[next(iter(signs))].append(root)
+    return [found for sign, found in sets.items() if seen.roots_with_sign(sign) == set(found)]
+
+
+def _joined(places: Sequence[tuple[int, int, Ints]]) -> tuple[tuple[int, int, Ints], ...]:
+    columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
+    for axis, power, at in places:
+        columns[axis, power].append(at)
+    return tuple((a, p, np.concatenate(at, 1)) for (a, p), at in sorted(columns.items()))
 
 
 def _pairs(channels: ChannelClasses) -> Ints:
@@ -235,7 +258,7 @@ def _plane_places(
         first = at[~second]
         by_label = dict(zip(labels.tolist(), at.tolist(), strict=True))
         others = [by_label.get(int(p), -1) for p in partner[labels[~second]]]
-        powers = factors.powers[place.axis][labels]
+        powers = factors.powers[place.axis][at]
         if kind == "unit complex":
             powers = np.ones_like(powers)
         fits = len(by_label) == len(at) == 2 * len(first) and -1 not in others

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_bnn.symmetry.discovery.channels import Channels
+from lightning_bnn.symmetry.discovery.classes import connected
 from lightning_bnn.symmetry.discovery.solve import solve
 from lightning_bnn.symmetry.groups import Frozen, Symmetries
+from lightning_bnn.symmetry.rules.labels import FROZEN
 
 __all__ = ["symmetries_of"]
+
+_NO_CHANNELS = "what it writes are inputs, outputs or constants of the network, or added to them"
+_NO_TWINS = "no two of the channels that it writes are used alike"
 
 
 def symmetries_of(channels: Channels) -> Symmetries:
@@ -24,13 +30,30 @@ def symmetries_of(channels: Channels) -> Symmetries:
     symmetries = solve(channels.system, shapes)
     return replace(
         symmetries,
-        frozen=tuple(dict.fromkeys(channels.frozen)),
+        frozen=tuple(dict.fromkeys(channels.frozen)) or _why_nothing_moves(channels, symmetries),
         softmax_shift=channels.shift,
         weights=_weights(channels, symmetries, shapes),
         shapes=shapes,
         aliases={n: first for n, first in first_name.items() if n != first},
         constants={n: t for n, t in channels.constants.items() if n in shapes},
     )
+
+
+def _why_nothing_moves(channels: Channels, symmetries: Symmetries) -> tuple[Frozen, ...]:
+    """A reason for every weight, where a network that was understood has no symmetry at all."""
+    found = symmetries.permutations, symmetries.scalings, symmetries.signs
+    if any((*found, symmetries.linear, symmetries.shifts)):
+        return ()
+    system = channels.system
+    roots = connected(system.ties["permutation"], system.nodes)
+    reasons = {}
+    for entry in system.entries.values():
+        if entry.role in ("out", "raw", "gain"):
+            fixed = roots[np.maximum(entry.labels, FROZEN)] == roots[FROZEN]
+            which = _NO_CHANNELS if bool(fixed.all()) else _NO_TWINS
+            reasons.setdefault(entry.name, Frozen("parameter", entry.name, "", which))
+    nothing = Frozen("network", "", "", "its outputs depend on no weight")
+    return tuple(reasons.values()) or (nothing,)
 
 
 def _freeze_what_is_not_exchangeable(channels: Channels) -> None:

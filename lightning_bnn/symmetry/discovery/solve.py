@@ -10,12 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_bnn.symmetry.discovery.axes import axis_entries
-from lightning_bnn.symmetry.discovery.classes import (
-    ChannelClasses,
-    Ints,
-    connected,
-    permutation_groups,
-)
+from lightning_bnn.symmetry.discovery.blocks import Family, block_families, permutation_groups
+from lightning_bnn.symmetry.discovery.classes import ChannelClasses, Ints, connected
 from lightning_bnn.symmetry.discovery.factors import factor_groups
 from lightning_bnn.symmetry.discovery.mixing import Factors, linear_groups
 from lightning_bnn.symmetry.discovery.trades import shift_groups
@@ -45,17 +41,29 @@ def solve(system: Constraints, shapes: Mapping[str, torch.Size]) -> Symmetries:
         for e in entries
     )
     labels = [np.where(e.labels < 0, FROZEN, e.labels).ravel() for e in entries]
-    scale_powers = [e.scale * scale_sign for e in entries]
-    sign_powers = [np.full(system.nodes, e.sign) for e in entries]
+    pairs = list(zip(entries, labels, strict=True))
+    scale_powers = [e.scale * scale_sign[at] for e, at in pairs]
+    sign_powers = [np.full(at.shape, e.sign) for e, at in pairs]
     channels = ChannelClasses(system, roots, axes, labels)
+    families = block_families(channels)
     return Symmetries(
         axes=axes,
-        permutations=permutation_groups(channels),
+        permutations=permutation_groups(channels, families),
         scalings=factor_groups(ScalingGroup, axes, labels, scale_id, scale_powers),
         signs=factor_groups(SignGroup, axes, labels, sign_id, sign_powers),
-        linear=linear_groups(channels, Factors(scale_id, sign_id, scale_powers)),
+        linear=linear_groups(
+            channels, Factors(scale_id, sign_id, scale_powers), _rows_of_copies(channels, families)
+        ),
         shifts=shift_groups(channels),
     )
+
+
+def _rows_of_copies(channels: ChannelClasses, families: Sequence[Family]) -> list[list[Ints]]:
+    """Channels that are exchangeable only together with their copies, and rows of the copies."""
+    classes = channels.classes()
+    found = [f.units for f in families if f.copies]
+    rows = [[[classes[i] for i in row] for row in zip(*units, strict=True)] for units in found]
+    return [[np.concatenate(row) for row in copies] for copies in rows if len(copies[0][0]) == 1]
 
 
 # ------------------------------------------------------------ log scales and signs
@@ -126,7 +134,11 @@ def _fixpoint(
     is_fixed: Any,
     resolve: Any,
 ) -> Ints:
-    """Add what products imply until nothing changes; of two free factors the second is fixed."""
+    """Add what products imply until nothing changes.
+
+    Where both factors of a product are free, the second is fixed, or the product itself if that
+    fixes less: sums of products, such as scores without a softmax, have one scale for many factors.
+    """
     nodes, copies = size
     pending = list(products)
     while True:
@@ -145,6 +157,12 @@ def _fixpoint(
                     Product(product.out[~done], product.a[~done], product.b[~done], product.inverse)
                 )
         if not progressed:
-            b = still[0].b
-            ties += [np.stack([b + k * nodes, np.full_like(b, FROZEN)]) for k in range(copies)]
+            held = _fewest(roots, still[0])
+            zero = np.full_like(held, FROZEN)
+            ties += [np.stack([held + k * nodes, zero]) for k in range(copies)]
         pending = still
+
+
+def _fewest(roots: Ints, product: Product) -> Ints:
+    """The product or its second factor, whichever has fewer variables."""
+    return min((product.b, product.out), key=lambda nodes: np.unique(roots[nodes]).size)

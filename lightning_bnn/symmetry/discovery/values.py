@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_map
 
+from lightning_bnn.symmetry.rules.broadcasting import copies
+from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
     Noise,
@@ -22,12 +24,17 @@ from lightning_bnn.symmetry.rules.labels import (
     noise_of,
 )
 
-__all__ = ["draw", "fold", "full_size", "has_channels", "is_random", "one_law", "unknown"]
+__all__ = ["draw", "fold", "full_size", "has_channels", "is_random", "is_zero", "one_law", "unknown", "with_copies"]
 
 
 def has_channels(x: Any) -> bool:
     """Whether a symmetry might move it."""
     return isinstance(x, Weight) or (isinstance(x, Value) and bool((core(x.labels) != 0).any()))
+
+
+def is_zero(x: Any) -> bool:
+    """Whether it is a constant that is zero everywhere."""
+    return isinstance(x, Constant) and x.tensor.numel() > 0 and not bool(x.tensor.any())
 
 
 def is_random(node: Node) -> bool:
@@ -59,6 +66,22 @@ def full_size(values: Mapping[Node, Any]) -> Callable[[Node], Any]:
         value, meta = values[node], node.meta.get("val")
         if isinstance(value, Value) and isinstance(meta, Tensor):
             return replace(value, labels=value.labels.expand(meta.shape))
+        return value
+
+    return get
+
+
+def with_copies(system: Constraints, values: Mapping[Node, Any]) -> Callable[[Node], Any]:
+    """Values by node; what was broadcast, over other dimensions than the first, becomes copies."""
+
+    def get(node: Node) -> Any:
+        value, meta = values[node], node.meta.get("val")
+        if type(value) is Value and isinstance(meta, Tensor):
+            labels = value.labels
+            for dim in range(1, labels.ndim):
+                if labels.shape[dim] == 1 < meta.shape[dim]:
+                    labels = copies(system, labels, dim, meta.shape[dim])
+            return Value(labels.expand(meta.shape))
         return value
 
     return get

@@ -28,9 +28,23 @@ from lightning_bnn.symmetry.rules.labels import (
     core,
     moving_dims,
     shape_of,
+    solid,
 )
 
-__all__ = ["add", "compare", "divide", "extreme", "masked_fill", "multiply", "softmax", "where"]
+__all__ = [
+    "add",
+    "add_product",
+    "add_quotient",
+    "combine",
+    "compare",
+    "divide",
+    "extreme",
+    "lerp",
+    "masked_fill",
+    "multiply",
+    "softmax",
+    "where",
+]
 
 
 def add(
@@ -122,6 +136,43 @@ def where(system: Constraints, node: Node, condition: Any, x: Any, y: Any) -> Va
     else:
         tie_permutations(system, system.labels(condition), chosen)
     return Value(torch.broadcast_to(chosen, shape_of(node)))
+
+
+def add_product(
+    system: Constraints, node: Node, x: Any, a: Any, b: Any, value: float = 1, **kwargs: Any
+) -> Value:
+    """``x + a * b``."""
+    return _add_combined(system, x, multiply(system, node, a, b))
+
+
+def add_quotient(
+    system: Constraints, node: Node, x: Any, a: Any, b: Any, value: float = 1, **kwargs: Any
+) -> Value:
+    """``x + a / b``."""
+    return _add_combined(system, x, divide(system, node, a, b))
+
+
+def _add_combined(system: Constraints, x: Any, combined: Value) -> Value:
+    system.mark(combined.labels, "diagonal")
+    system.shifts.stop(combined.labels)
+    return Value(unify(system, system.labels(x), combined.labels))
+
+
+def lerp(system: Constraints, node: Node, x: Any, y: Any, weight: Any) -> Value:
+    """A mean of two operands; a weight that differs between channels moves with them."""
+    labels = unify(system, system.labels(x), system.labels(y))
+    if isinstance(weight, int | float):
+        return Value(labels)
+    share = system.labels(weight)
+    system.freeze(share, ("scale", "sign"))
+    mean = multiply_labels(system, solid(labels), solid(share))
+    return Value(mean)
+
+
+def combine(system: Constraints, node: Node, x: Any, y: Any, *args: Any, **kwargs: Any) -> Value:
+    """Any function of two numbers: only permutations pass."""
+    both = [nonlinear(system, node, v).labels for v in (x, y)]
+    return Value(unify(system, *both))
 
 
 def masked_fill(system: Constraints, node: Node, x: Any, mask: Any, value: Any) -> Value:

@@ -13,13 +13,14 @@ from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
     STRUCTURAL_ZERO,
     Noise,
-    Unsupported,
     core,
     moving_dims,
     narrow_except,
 )
 
-__all__ = ["align", "multiply_labels", "tie_permutations", "tie_to_noise", "unify"]
+__all__ = ["align", "copies", "multiply_labels", "tie_permutations", "tie_to_noise", "unify"]
+
+MOST_COPIES = 200_000
 
 
 def align(*operands: Tensor) -> list[Tensor]:
@@ -80,20 +81,55 @@ def unify(system: Constraints, *operands: Tensor) -> Tensor:
     first, *others = (narrow_except(t, moving) for t in full)
     for other in others:
         system.tie(first, other, ("scale", "sign"))
-    out = torch.broadcast_to(_covering(operands, moving), full[0].shape)
+    base = _covering(operands, moving)
+    if base is None:
+        base = _combinations(system, full, moving)
+        system.tie(base, first, ("scale", "sign"))
+        system.shifts.stop(base)
+        for labels in (base, *operands):
+            system.mark(labels, "diagonal")
+    out = torch.broadcast_to(base, full[0].shape)
     if bool((core(out) < 0).any()):
         for labels in full:
             out = torch.where(out < 0, labels, out)
     return out
 
 
-def _covering(operands: Sequence[Tensor], moving: Sequence[int]) -> Tensor:
+def _covering(operands: Sequence[Tensor], moving: Sequence[int]) -> Tensor | None:
     """Of the operands that reach along every moving dimension, the one with fewest channels."""
     shape = torch.broadcast_shapes(*(t.shape for t in operands))
     candidates = [t for t in operands if all(t.shape[d] == shape[d] for d in moving)]
-    if not candidates:
-        raise Unsupported("an outer product of channels")
-    return min(candidates, key=lambda t: (not bool((core(t) > 0).any()), len(moving_dims(t))))
+    return min(
+        candidates,
+        key=lambda t: (not bool((core(t) > 0).any()), len(moving_dims(t))),
+        default=None,
+    )
+
+
+def _combinations(system: Constraints, operands: Sequence[Tensor], moving: Sequence[int]) -> Tensor:
+    """New channels in all pairs: each row and each column of them is a block."""
+    out = system.fresh(*narrow_except(operands[0], moving).shape)
+    for operand in map(core, operands):
+        if bool((operand > 0).any()):
+            _block_over(system, moving_dims(operand), out, operand)
+    return out
+
+
+def copies(system: Constraints, labels: Tensor, dim: int, number: int) -> Tensor:
+    """Channels, and their copies along a dimension of size 1: new ones, which stay with theirs.
+
+    Other than channels that are the same for all tokens, copies may be exchanged.
+    """
+    small = core(labels)
+    shape = [*labels.shape[:dim], number, *labels.shape[dim + 1 :]]
+    if bool((small <= FROZEN).any()) or small.numel() * number > MOST_COPIES:
+        return labels.expand(shape)
+    out = system.fresh(*small.shape[:dim], number, *small.shape[dim + 1 :])
+    system.tie(out, small, ("scale", "sign"))
+    system.shifts.tie(out, small)
+    rows = torch.cat([small, out], dim).movedim(dim, -1)
+    system.block(rows.reshape(-1, number + 1), copies=True)
+    return out.expand(shape)
 
 
 def multiply_labels(
@@ -117,14 +153,12 @@ def multiply_labels(
         return full_y
     moving = moving_dims(full_x, full_y)
     a, b = (narrow_except(t, moving) for t in (full_x, full_y))
-    out = system.fresh(*a.shape)
-    try:
-        base = torch.broadcast_to(_covering([x, y], moving), full_x.shape)
-        system.tie(out, narrow_except(base, moving), ("permutation",))
-    except Unsupported:  # channels in all pairs: each row and each column is a block
-        for operand in (a, b):
-            system.mark(operand, "diagonal")
-            _block_over(system, moving_dims(operand), out, operand)
+    base = _covering([x, y], moving)
+    if base is None:
+        out = _combinations(system, (full_x, full_y), moving)
+    else:
+        out = system.fresh(*a.shape)
+        system.tie(out, narrow_except(base.expand(full_x.shape), moving), ("permutation",))
     if len(moving_dims(full_x)) < len(moving_dims(full_y)) and not inverse:
         a, b = b, a
     zero = (a < 0) | (b < 0)
@@ -151,7 +185,8 @@ def _mark_products(system: Constraints, x: Tensor, y: Tensor, summed: Sequence[i
 
 def _block_over(system: Constraints, shared: Sequence[int], x: Tensor, y: Tensor) -> None:
     """Whatever two operands have at one index of the shared dimensions stays together."""
-    system.block(np.concatenate([_rows(x, shared, y), _rows(y, shared, x)], 1))
+    rows = [_rows(x, shared, y), _rows(y, shared, x)]
+    system.block(np.concatenate(rows, 1), copies=min(r.shape[1] for r in rows) == 1)
 
 
 def _rows(x: Tensor, shared: Sequence[int], other: Tensor) -> Labels:

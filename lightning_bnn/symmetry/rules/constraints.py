@@ -19,6 +19,7 @@ from lightning_bnn.symmetry.rules.labels import (
     Weight,
     constant_labels,
     core,
+    fixed,
     moving_dims,
     narrow_except,
 )
@@ -34,6 +35,13 @@ Labels: TypeAlias = NDArray[np.int64]
 ALL: tuple[Kind, ...] = ("permutation", "scale", "sign")
 UNSET = -2
 LARGEST_RAW_TENSOR = 4_000_000
+LARGEST_COMPUTED_TENSOR = 2**16
+PLACING = frozenset(
+    "add sub subtract rsub mul multiply cat stack where index index_select gather embedding to "
+    "_to_copy type_as clone dropout native_dropout pad constant_pad_nd upsample_bicubic2d "
+    "upsample_bilinear2d upsample_nearest2d".split()
+)
+"""What tables of positions meet: a channel for every element of a large one is worth its memory."""
 
 
 class Record(NamedTuple):
@@ -90,19 +98,22 @@ def to_numpy(labels: Tensor | Labels | int) -> Labels:
 class Constraints:
     """A system over channels (node 0 is fixed): ties of identity, of log scale and of sign.
 
-    ``noise`` holds, by draw, the channels that it was combined with; draws in ``seen_noise`` are
-    also used by themselves, which gives every element a place of its own. ``marks`` says what keeps
-    channels from being mixed, ``planes`` which ones a constant turns in pairs, and ``colours``
-    which ones numbers of their own tell apart.
+    ``copies`` are the blocks that are one channel and its copies; ``noise`` holds, by draw, the
+    channels that it was combined with; draws in ``seen_noise`` are also used by themselves, which
+    gives every element a place of its own. ``marks`` says what keeps channels from being mixed,
+    ``planes`` which ones a constant turns in pairs, and ``colours`` which ones numbers of their own
+    tell apart. ``operation`` is the one whose rule is asked.
     """
 
     nodes: int = 1
     uses: int = 0
+    operation: str = ""
     ties: dict[str, list[Labels]] = field(
         default_factory=lambda: {k: [] for k in (*ALL, "inverse scale")}
     )
     products: list[Product] = field(default_factory=list)
     blocks: list[Labels] = field(default_factory=list)
+    copies: set[int] = field(default_factory=set)
     seen: list[Labels] = field(default_factory=list)
     entries: dict[Key, Entry] = field(default_factory=dict)
     consumed: dict[tuple[str, RowRange], set[tuple[int | None, int]]] = field(default_factory=dict)
@@ -159,8 +170,15 @@ class Constraints:
         """Every one of these channels has a place of its own, as beside constants that differ."""
         self.colours.append(to_numpy(labels).ravel())
 
-    def block(self, rows: Tensor | Labels) -> None:
-        """Channels may be exchanged within a row, and rows as wholes, but nothing between."""
+    def block(self, rows: Tensor | Labels, copies: bool = False) -> None:
+        """Channels may be exchanged within a row, and rows as wholes, but nothing between.
+
+        Args:
+            rows: one row of channels for every block.
+            copies: whether a row is one channel and what it is combined with again and again.
+        """
+        if copies:
+            self.copies.add(len(self.blocks))
         self.blocks.append(to_numpy(rows))
 
     def collapse(self, labels: Tensor, keep: Sequence[int]) -> Tensor:
@@ -199,8 +217,12 @@ class Constraints:
     # ------------------------------------------------------------------ weights
     def raw(self, weight: Weight) -> Value:
         """A weight used as an activation: every element is a channel of its own."""
-        if not weight.full_shape.numel() or weight.full_shape.numel() > LARGEST_RAW_TENSOR:
-            raise Unsupported("a very large tensor used element by element")
+        if weight.name in self.conflicts:  # it is held fixed anyway
+            return fixed(weight.shape)
+        size = weight.full_shape.numel()
+        places = self.operation in PLACING
+        if not size or size > (LARGEST_RAW_TENSOR if places else LARGEST_COMPUTED_TENSOR):
+            raise Unsupported("a large tensor used element by element")
         if not weight.full_shape:
             first = torch.zeros(weight.shape, dtype=torch.long)
             weight = replace(weight, coords=(first,), full_shape=torch.Size([1]))
@@ -280,7 +302,7 @@ class Constraints:
             self.freeze(labels)
             return
         old = entry.labels[:, at]
-        known = old != UNSET
+        known = old >= 0  # else not used so far, or met by zeros only
         entry.labels[:, at] = np.where(known, old, labels)
         self._agree(entry, record, old[known], labels[known])
 

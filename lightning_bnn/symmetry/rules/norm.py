@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.fx import Node
 
+from lightning_bnn.symmetry.rules.broadcasting import align, tie_permutations
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
     Weight,
     along,
     core,
+    moving_dims,
     solid,
     with_fixed_rest,
 )
@@ -72,15 +75,44 @@ def _row_norm(
     shares_sign: bool,
 ) -> Any:
     labels = solid(system.labels(x))
-    row = range(labels.ndim - len(shape), labels.ndim)
+    normal = list(range(labels.ndim - len(shape), labels.ndim))
     if weight is None and bias is None:
-        return with_fixed_rest(node, _plain_norm(system, labels, row, shares_sign))
-    incoming = system.collapse(labels, row)
+        return with_fixed_rest(node, _plain_norm(system, labels, normal, shares_sign))
+    several = [d for d in moving_dims(labels) if d not in normal]
+    incoming = _shared_by_rows(system, labels, several) if several else labels
+    incoming = system.collapse(incoming, normal)
     system.freeze(incoming, ("scale",))
     system.mark(incoming, "diagonal")
     if shares_sign:
         system.tie(incoming, incoming.reshape(-1)[:1], ("sign",))
-    return with_fixed_rest(node, _affine(system, incoming, weight, bias).expand(labels.shape))
+    out = _affine(system, incoming, weight, bias)
+    if several:
+        small = core(labels)
+        rows = system.fresh(*small.shape)
+        system.tie(rows, small, ("permutation",))
+        system.tie(rows, out, ("scale", "sign"))
+        system.mark(small, "diagonal")
+        system.shifts.tie(*align(rows, out))
+        out = rows
+    return with_fixed_rest(node, out.expand(labels.shape))
+
+
+def _rows(small: Tensor, several: Sequence[int]) -> Tensor:
+    rest = [d for d in range(small.ndim) if d not in several]
+    table = small.permute(*several, *rest)
+    return table.reshape(int(np.prod(table.shape[: len(several)])), -1)
+
+
+def _shared_by_rows(system: Constraints, labels: Tensor, several: Sequence[int]) -> Tensor:
+    """Channels of one row that stand for those of all rows, such as heads with one gain."""
+    small = core(labels)
+    common = system.fresh(*(1 if d in several else n for d, n in enumerate(small.shape)))
+    system.tie(small, common, ("scale", "sign"))
+    tie_permutations(system, small, common)
+    if common.numel() > 1:
+        system.block(_rows(small, several))
+    shape = [1 if d in several else n for d, n in enumerate(labels.shape)]
+    return common.expand(shape)
 
 
 def _plain_norm(
@@ -88,6 +120,9 @@ def _plain_norm(
 ) -> Tensor:
     """A norm without a gain, under which rows may be rotated."""
     small = core(labels)
+    several = [d for d in moving_dims(small) if d not in row]
+    if several and small.numel() > len(rows := _rows(small, several)):
+        system.block(rows)
     system.freeze(small, ("scale",))
     system.mark(small, "centred" if shares_sign else "orthogonal")
     if shares_sign:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.labels import (
+    FROZEN,
     STRUCTURAL_ZERO,
     Constant,
     Unsupported,
@@ -51,15 +52,25 @@ def pad(
     fill = next((a for a in (*args, kwargs.get("value")) if isinstance(a, int | float)), 0)
     if set(padded) & set(moving_dims(x.labels)):
         if not by_value:
-            raise Unsupported("channels padded by reflection")
-        if fill != 0:
-            raise Unsupported("channels padded with a constant")
-        zeros = torch.nn.functional.pad(x.labels, list(widths), value=STRUCTURAL_ZERO)
-        return Value(compress(zeros))
+            return Value(_mirrored(x.labels, widths, mode, operation_name(node)))
+        beside = STRUCTURAL_ZERO if fill == 0 else FROZEN
+        return Value(compress(torch.nn.functional.pad(x.labels, list(widths), value=beside)))
     if fill != 0:
         system.freeze(x.labels, ("scale", "sign"))
     unpadded = [d for d in range(x.labels.ndim) if d not in padded]
     return Value(narrow_except(x.labels, unpadded).expand(shape_of(node)))
+
+
+def _mirrored(labels: Tensor, widths: Sequence[int], mode: str, name: str) -> Tensor:
+    """Channels that stand at the border once more: labels taken from where the values are."""
+    kinds = ("replicate", "circular", "reflect")
+    kind = next((k for k in kinds if k == mode or k.removesuffix("e")[:7] in name), "reflect")
+    for k in range(0, len(widths), 2):
+        dim = labels.ndim - 1 - k // 2
+        places = torch.arange(labels.shape[dim], dtype=torch.float64)[None]
+        index = torch.nn.functional.pad(places, list(widths[k : k + 2]), mode=kind)[0].long()
+        labels = labels.index_select(dim, index)
+    return compress(labels)
 
 
 def expand(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -59,7 +59,8 @@ class Shifts:
         self.same.append(np.stack([t.numpy().ravel() for t in pair]))
 
     def read(self, weight: Weight, bias: Weight | None, incoming: Tensor) -> None:
-        """A linear layer reads channels: its bias takes a shift up."""
+        """A linear layer reads channels: its bias takes a shift up. Zeros are not shifted."""
+        incoming = incoming.clamp_min(FROZEN)
         whole = bias is not None and not bias.is_buffer
         name = bias.name if whole and bias is not None else None
         if self.biases.setdefault(weight.name, name) != name:

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from lightning_bnn.symmetry.rules import (
     arithmetic,
+    attention,
     elementwise,
     layer,
     norm,
+    recurrence,
     reduction,
-    sequence,
+    repetition,
+    running,
     shape,
 )
 from lightning_bnn.symmetry.rules.constraints import Rule
@@ -24,9 +27,11 @@ __all__ = [
     "BROADCASTING",
     "KEEP_LOGITS",
     "KEEP_NOISE",
+    "KEEP_ZEROS",
     "MIXES",
     "PASSES_SHIFTS",
     "ACCEPT_NOISE",
+    "RESHAPING",
     "RULES",
     "UNIFORM",
     "WRITES_SHIFTS",
@@ -66,17 +71,24 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("div divide true_divide", arithmetic.divide),
     ("maximum minimum fmax fmin", arithmetic.extreme),
     ("gt lt ge le eq ne", arithmetic.compare),
+    ("addcmul", arithmetic.add_product),
+    ("addcdiv", arithmetic.add_quotient),
+    ("lerp", arithmetic.lerp),
+    ("atan2 fmod remainder floor_divide logaddexp hypot copysign", arithmetic.combine),
+    ("logical_and logical_or logical_xor", arithmetic.combine),
+    ("bitwise_and bitwise_or bitwise_xor", arithmetic.combine),
     ("where", arithmetic.where),
     ("masked_fill", arithmetic.masked_fill),
     ("softmax _softmax log_softmax _log_softmax", arithmetic.softmax),
     # ------------------------------------------------------------ shape
     ("view reshape flatten ravel unflatten _unsafe_view view_copy _reshape_alias", shape.rearrange),
-    ("view_as atleast_1d atleast_2d atleast_3d squeeze unsqueeze", shape.rearrange),
+    ("view_as reshape_as atleast_1d atleast_2d atleast_3d squeeze unsqueeze", shape.rearrange),
     ("permute transpose t numpy_T mT mH adjoint movedim moveaxis", shape.rearrange),
     ("swapaxes swapdims rot90 flip roll", shape.rearrange),
     ("select slice narrow index index_select diagonal unfold", shape.rearrange),
     ("chunk split split_with_sizes unbind tensor_split hsplit vsplit", shape.rearrange),
-    ("repeat repeat_interleave tile", shape.rearrange),
+    ("repeat tile", repetition.repeat),
+    ("repeat_interleave", repetition.repeat_interleave),
     ("pixel_shuffle pixel_unshuffle channel_shuffle", shape.rearrange),
     ("contiguous clone alias detach lift_fresh_copy resolve_conj", shape.rearrange),
     ("view_as_complex", shape.view_as_complex),
@@ -86,13 +98,26 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("stack", shape.stack),
     ("slice_scatter select_scatter", shape.scatter_slice),
     ("copy", shape.copy),
-    ("pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad2d", shape.pad),
+    ("pad constant_pad_nd", shape.pad),
+    *((f"reflection_pad{d}d replication_pad{d}d", shape.pad) for d in (1, 2, 3)),
     ("zeros_like ones_like full_like new_zeros new_ones new_full zero", shape.uniform_like),
+    ("as_strided", running.strided),
+    # ------------------------------------------------------------ along tokens and space
+    ("cumsum", running.cumulative_sum),
+    ("cumprod logcumsumexp", running.cumulative_product),
+    ("cummax cummin", running.cumulative_extreme),
+    ("sort", running.sort),
+    ("argsort", running.argsort),
+    ("tril triu", running.triangle),
+    ("im2col", running.im2col),
+    ("col2im", running.col2im),
+    ("masked_scatter", running.masked_scatter),
     # ------------------------------------------------------------ reductions, pooling, resampling
     ("mean sum nanmean nansum", reduction.reduction(scale="passes", sign="passes")),
     ("amax amin", reduction.reduction(scale="passes", sign="stops")),
     ("logsumexp", reduction.reduction(scale="stops", sign="stops")),
-    ("max min", reduction.extreme_with_index),
+    ("prod any all count_nonzero", reduction.reduction(scale="stops", sign="stops")),
+    ("max min median nanmedian", reduction.extreme_with_index),
     ("var std var_mean std_mean", reduction.variance),
     ("linalg_vector_norm norm", reduction.norm),
     *((f"max_pool{d}d max_pool{d}d_with_indices", reduction.pool(d)) for d in (1, 2, 3)),
@@ -119,11 +144,15 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("conv1d conv2d conv3d", layer.convolution()),
     ("conv_transpose1d conv_transpose2d conv_transpose3d", layer.convolution(transposed=True)),
     # ------------------------------------------------------------ sequences
-    ("lstm", sequence.recurrent([False, False, True, False], has_cell=True)),
-    ("gru", sequence.recurrent([False, False, True])),
-    ("rnn_tanh", sequence.recurrent([True])),
-    ("rnn_relu", sequence.recurrent([True], homogeneous=True)),
-    ("scaled_dot_product_attention", sequence.attention),
+    ("lstm", recurrence.LSTM.sequence),
+    ("gru", recurrence.GRU.sequence),
+    ("rnn_tanh", recurrence.TANH_RNN.sequence),
+    ("rnn_relu", recurrence.RELU_RNN.sequence),
+    ("lstm_cell", recurrence.LSTM.step),
+    ("gru_cell", recurrence.GRU.step),
+    ("rnn_tanh_cell", recurrence.TANH_RNN.step),
+    ("rnn_relu_cell", recurrence.RELU_RNN.step),
+    ("scaled_dot_product_attention", attention.attention),
 )
 _BATCH_NORMS = (
     "batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit_functional "
@@ -150,9 +179,12 @@ UNIFORM = frozenset(name for name, rule in RULES.items() if rule is shape.unifor
 """One value everywhere, whatever the operand holds."""
 BROADCASTING = frozenset(
     "add sub mul div maximum minimum where masked_fill gt lt ge le eq ne clamp_min clamp_max clamp "
-    "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow".split()
+    "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow clone contiguous alias transpose permute "
+    "unsqueeze masked_scatter".split()
 )
 """Their rules take operands of size 1 along broadcast dimensions; others get the full size."""
+RESHAPING = frozenset("view reshape _unsafe_view flatten ravel".split())
+"""Of operands of size 1 along broadcast dimensions they make copies."""
 ACCEPT_NOISE = frozenset("add sub subtract rsub mul multiply where masked_fill".split())
 """Their rules know what to do with independent draws."""
 KEEP_NOISE = frozenset(
@@ -160,6 +192,8 @@ KEEP_NOISE = frozenset(
     "bitwise_not to _to_copy type_as exp log sqrt pow abs sign".split()
 )
 """Of draws and of one number they compute independent draws of one law."""
+KEEP_ZEROS = frozenset("cat concat concatenate stack".split())
+"""Zeros beside an input stay what they are, for channels that take their place later."""
 MIXES = frozenset(
     "neg real positive lift_fresh dropout feature_dropout to _to_copy type_as square pow "
     "add sub subtract rsub mul multiply div divide true_divide mean sum linalg_vector_norm norm "
@@ -167,7 +201,7 @@ MIXES = frozenset(
     "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
     "scaled_dot_product_attention pad constant_pad_nd expand expand_as broadcast_to "
     "view_as_complex view_as_real cat concat concatenate stack "
-    "slice_scatter select_scatter copy".split()
+    "slice_scatter select_scatter copy repeat repeat_interleave tile".split()
 ) | {
     name
     for name, rule in RULES.items()
@@ -177,7 +211,7 @@ MIXES = frozenset(
 PASSES_SHIFTS = frozenset(
     "lift_fresh dropout feature_dropout to _to_copy type_as add linear addmm matmul mm bmm "
     "conv1d conv2d conv3d embedding scaled_dot_product_attention expand expand_as broadcast_to "
-    "cat concat concatenate stack".split()
+    "cat concat concatenate stack repeat repeat_interleave tile".split()
 ) | {name for name, rule in RULES.items() if rule is shape.rearrange}
 """Their rules say themselves what becomes of a constant that is added to channels."""
 WRITES_SHIFTS = frozenset(f"layer_norm group_norm {_BATCH_NORMS}".split())

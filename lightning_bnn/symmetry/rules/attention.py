@@ -1,0 +1,49 @@
+"""How attention treats channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from lightning_bnn.symmetry.rules.arithmetic import softmax
+from lightning_bnn.symmetry.rules.broadcasting import unify
+from lightning_bnn.symmetry.rules.constraints import Constraints
+from lightning_bnn.symmetry.rules.labels import Value, moving_dims, shape_of
+from lightning_bnn.symmetry.rules.layer import contract
+from lightning_bnn.symmetry.rules.repetition import repeated
+
+__all__ = ["attention"]
+
+
+def attention(
+    system: Constraints,
+    node: Node,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    *args: Any,
+    enable_gqa: bool = False,
+    **kwargs: Any,
+) -> Value:
+    """Dot-product attention: the scales of query and key cancel in each head; values pass."""
+    q, k, v = (system.labels(t) for t in (query, key, value))
+    if enable_gqa:
+        k, v = (repeated(system, t, t.ndim - 3, q.shape[-3] // t.shape[-3]) for t in (k, v))
+    batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+    tokens = (*batch, q.shape[-2], k.shape[-2])
+    scores = Value(contract(system, q[..., :, None, :], k[..., None, :, :], [-1], tokens))
+    if attn_mask is not None:
+        scores = Value(unify(system, scores.labels, system.labels(attn_mask)))
+    softmax(system, node, scores, -1)
+    weighted = scores.labels[..., :, :, None], v[..., None, :, :]
+    out = contract(system, *weighted, [-2], shape_of(node))
+    system.shifts.stop(q)
+    system.shifts.tie(out, v.narrow(-2, 0, 1))
+    drops = bool(args and args[0] or kwargs.get("dropout_p"))
+    for labels, stops in ((k, False), (v, drops)):
+        if stops or labels.ndim - 2 in moving_dims(labels):
+            system.shifts.stop(labels)
+    return Value(out)
