@@ -1,4 +1,4 @@
-"""Permutations, scales, signs and matrices acted out on numpy arrays, from the description of `Symmetries`.
+"""Elements of a group acted out on numpy arrays, from the description of `Symmetries` alone.
 
 Nothing of the package is used but the fields of its result, so that it can be judged by this.
 """
@@ -11,7 +11,7 @@ Weights = dict[str, np.ndarray]
 
 
 def permuted(weights: Weights, symmetries: Any, orders: list[np.ndarray]) -> Weights:
-    """Unit k of the new network is unit ``orders[g][k]`` of the old: inner groups come first."""
+    """Unit k of the new network is unit ``orders[g][k]`` of the old; channels before blocks."""
     moved = dict(weights)
     for tensor in _tensors(symmetries, symmetries.permutations):
         moved[tensor] = _moved(weights[tensor], tensor, symmetries, orders)
@@ -85,18 +85,19 @@ def _moved(old: np.ndarray, tensor: str, symmetries: Any, orders: list[np.ndarra
 
 
 def _sources(axis: int, symmetries: Any, orders: list[np.ndarray]) -> np.ndarray:
-    """The old position of every new one, one group after the other."""
-    index = list(range(symmetries.axes[axis].blocks * symmetries.axes[axis].size))
+    """The old position of every new one: through the blocks, then through the channels."""
+    length = symmetries.axes[axis].blocks * symmetries.axes[axis].size
+    stages = {"channel": list(range(length)), "block": list(range(length))}
     for group, order in zip(symmetries.permutations, orders, strict=True):
-        before = list(index)
+        stage = stages["block" if group.kind == "block" else "channel"]
         for place in group.placements:
             if place.axis != axis:
                 continue
             positions = place.positions.tolist()
             for unit in range(group.units):
                 for new, old in zip(positions[unit], positions[order[unit]], strict=True):
-                    index[new] = before[old]
-    return np.array(index)
+                    stage[new] = old
+    return np.array([stages["channel"][b] for b in stages["block"]])
 
 
 def _times(w: np.ndarray, axis: Any, factors: np.ndarray) -> np.ndarray:

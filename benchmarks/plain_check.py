@@ -25,7 +25,25 @@ class InFloat64(TorchDispatchMode):
         args, kwargs = tree_map(
             lambda x: torch.float64 if x is torch.float32 else x, (args, kwargs or {})
         )
+        if function is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float64:
+            return _grouped_product(*args, **kwargs)
         return function(*args, **kwargs)
+
+
+def _grouped_product(x, weights, offs=None, bias=None, out_dtype=None):
+    """Rows times the matrix of their group, for which torch has no float64."""
+    ends = offs.tolist()
+    parts = [x[a:b] @ w for a, b, w in zip([0, *ends], ends, weights, strict=False)]
+    rest = x.new_zeros(len(x) - (ends[-1] if ends else 0), weights.shape[-1])
+    return torch.cat([*parts, rest])
+
+
+def _forget(model: nn.Module) -> None:
+    """Empty the caches that some modules keep of what they have computed from their weights."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if name.endswith("cache") and isinstance(value, dict):
+                value.clear()
 
 
 def runner(model: nn.Module, inputs: dict[str, Any]) -> Run:
@@ -42,6 +60,7 @@ def runner(model: nn.Module, inputs: dict[str, Any]) -> Run:
             with torch.no_grad(), InFloat64(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 torch.manual_seed(0)
+                _forget(model)
                 out = torch.func.functional_call(model, state, (), inputs, strict=False)
         finally:
             torch.set_default_dtype(default)
@@ -85,8 +104,10 @@ def generic_weights(model: nn.Module, symmetries: Any, seed: int) -> Weights:
 
 def with_buffers(model: nn.Module, weights: Weights) -> Weights:
     """The same with the buffers as they are, which groups may move."""
-    buffers = {n: b.double().numpy() if b.is_floating_point() else b.numpy()
-               for n, b in model.named_buffers(remove_duplicate=False)}
+    buffers = {
+        n: b.double().numpy() if b.is_floating_point() else b.numpy()
+        for n, b in model.named_buffers(remove_duplicate=False)
+    }
     return {**buffers, **weights}
 
 
@@ -181,8 +202,16 @@ def _offenders(symmetries, kind, run, weights, old, sizes, random) -> list[dict[
             continue
         if len(part) == 1:
             group = getattr(symmetries, kind)[part[0]]
-            wrong.append({"kind": kind, "group": part[0], "name": group.name, "units": getattr(group, "units", getattr(group, "size", 0)),
-                          "error": error, "places": _places(symmetries, group)})
+            wrong.append(
+                {
+                    "kind": kind,
+                    "group": part[0],
+                    "name": group.name,
+                    "units": getattr(group, "units", getattr(group, "size", 0)),
+                    "error": error,
+                    "places": _places(symmetries, group),
+                }
+            )
         else:
             half = len(part) // 2
             pending += [part[:half], part[half:]]

@@ -68,8 +68,11 @@ def _run_all(options: Any, results: dict[str, Any]) -> None:
     for number, network in enumerate(todo, 1):
         results[network.name] = _in_a_process(network, options.seconds, options.gigabytes)
         options.results.write_text(json.dumps(results, indent=1))
-        print(f"[{'#' * (30 * number // len(todo)):<30}] {number}/{len(todo)} "
-              f"{network.name}: {_verdict(results[network.name])}", flush=True)
+        print(
+            f"[{'#' * (30 * number // len(todo)):<30}] {number}/{len(todo)} "
+            f"{network.name}: {_verdict(results[network.name])}",
+            flush=True,
+        )
 
 
 # ------------------------------------------------------------ one network
@@ -107,9 +110,11 @@ def examine(network: Network) -> dict[str, Any]:
         example = _that_runs(model, network, 2, 7)
     except Exception as error:  # noqa: BLE001
         return {"not built": _words(error)}
-    report: dict[str, Any] = {"model": getattr(model, "zoo_name", type(model).__name__),
-                              "parameters": sum(p.numel() for p in model.parameters()),
-                              "inputs": {k: list(v.shape) for k, v in example.items()}}
+    report: dict[str, Any] = {
+        "model": getattr(model, "zoo_name", type(model).__name__),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "inputs": {k: list(v.shape) for k, v in example.items()},
+    }
     before, start = _peak(), time.process_time()
     try:
         symmetries = discover(model, **example)
@@ -120,7 +125,7 @@ def examine(network: Network) -> dict[str, Any]:
     others = [_that_runs(model, network, 3, 5), _that_runs(model, network, 1, 9)]
     try:
         report |= check(model, symmetries, others)
-    except Exception as error:  # noqa: BLE001
+    except Exception:  # noqa: BLE001
         report["check failed"] = traceback.format_exc()[-1500:]
     return report
 
@@ -175,15 +180,19 @@ def _verdict(report: dict[str, Any]) -> str:
         return f"WRONG together: {max(report['errors'].values()):.0e}"
     if not report["groups"] and not report["scales"] and not report["signs"]:
         return f"nothing found ({len(report['frozen'])} frozen)"
-    return (f"{report['groups']} groups, {report['scales']} scales, {report['signs']} signs, "
-            f"{len(report['frozen'])} frozen, {report['seconds']:.1f} s"
-            + ("" if report["errors"] else ", not checked"))
+    return (
+        f"{report['groups']} groups, {report['scales']} scales, {report['signs']} signs, "
+        f"{len(report['frozen'])} frozen, {report['seconds']:.1f} s"
+        + ("" if report["errors"] else ", not checked")
+    )
 
 
 def table(results: dict[str, Any]) -> str:
     """One line per network, then counts, and the reasons for what is frozen by frequency."""
-    lines = [f"{'network':<36}{'model':<34}{'groups':>7}{'log10':>8}{'scales':>8}{'signs':>7}{'matr.':>6}"
-             f"{'frozen':>7}{'error':>9}{'s':>7}{'MB':>7}"]
+    lines = [
+        f"{'network':<36}{'model':<34}{'groups':>7}{'log10':>8}{'scales':>8}{'signs':>7}{'matr.':>6}"
+        f"{'frozen':>7}{'error':>9}{'s':>7}{'MB':>7}"
+    ]
     outcomes: collections.Counter[str] = collections.Counter()
     reasons: collections.Counter[str] = collections.Counter()
     for name, report in results.items():
@@ -195,7 +204,8 @@ def table(results: dict[str, Any]) -> str:
         worst = max(errors.values(), default=math.nan)
         lines.append(
             f"{name:<36}{report['model'][:33]:<34}{report['groups']:>7}{report['log10']:>8}"
-            f"{report['scales']:>8}{report['signs']:>7}{report.get('matrices', 0):>6}{len(report['frozen']):>7}{worst:>9.0e}"
+            f"{report['scales']:>8}{report['signs']:>7}{report.get('matrices', 0):>6}"
+            f"{len(report['frozen']):>7}{worst:>9.0e}"
             f"{report['seconds']:>7.1f}{report['peak MB']:>7.0f}"
             + (f"  {_verdict(report)}" if worst > WRONG or not report["groups"] else "")
         )

@@ -208,13 +208,16 @@ def _small(config: Any) -> dict[str, Any]:
     for key in TOKENS:
         if isinstance(getattr(config, key, None), int) and getattr(config, key) >= 60:
             changes[key] = 3
-    layers = getattr(config, "layer_types", None)
-    if isinstance(layers, list) and layers:
-        kinds = list(dict.fromkeys(layers))  # one layer of each type
-        depth = max(2, len(kinds))
-        changes["layer_types"] = (kinds * depth)[:depth]
-        changes["num_hidden_layers"] = depth
+    changes |= _one_layer_of_each(getattr(config, "layer_types", None))
     return changes
+
+
+def _one_layer_of_each(kinds: Any) -> dict[str, Any]:
+    if not isinstance(kinds, list) or not kinds:
+        return {}
+    kinds = list(dict.fromkeys(kinds))
+    depth = max(2, len(kinds))
+    return {"layer_types": (kinds * depth)[:depth], "num_hidden_layers": depth}
 
 
 def _parts(config: Any) -> list[Any]:
@@ -261,7 +264,11 @@ def _by_signature(model: nn.Module, batch: int, length: int) -> Iterator[dict[st
         yield {"input_values": torch.randn(batch, 128, 128), **decoder}
     if "input_features" in names:
         bins = next(
-            (getattr(config, n) for n in ("num_mel_bins", "input_feat_per_channel") if hasattr(config, n)),
+            (
+                getattr(config, n)
+                for n in ("num_mel_bins", "input_feat_per_channel")
+                if hasattr(config, n)
+            ),
             80,
         )
         yield {"input_features": torch.randn(batch, bins, 80), **decoder}
@@ -276,7 +283,9 @@ def _pictures(config: Any, batch: int) -> Iterator[torch.Tensor]:
     parts = _parts(config)
     size = next((p.image_size for p in parts if getattr(p, "image_size", None)), 32)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
-    channels = next((p.num_channels for p in parts if isinstance(getattr(p, "num_channels", None), int)), 3)
+    channels = next(
+        (p.num_channels for p in parts if isinstance(getattr(p, "num_channels", None), int)), 3
+    )
     yield torch.randn(batch, channels, height, width)
     yield torch.randn(batch, channels, 64, 64)
     yield torch.randn(batch, 2, channels, height, width)

@@ -238,7 +238,9 @@ class GAT(nn.Module):
 
     def forward(self, x, adjacency):
         h = self.features(x).unflatten(-1, (self.heads, -1))
-        scores = (h * self.target).sum(-1)[..., :, None, :] + (h * self.source).sum(-1)[..., None, :, :]
+        scores = (h * self.target).sum(-1)[..., :, None, :] + (h * self.source).sum(-1)[
+            ..., None, :, :
+        ]
         scores = F.leaky_relu(scores, 0.2).masked_fill(adjacency[..., None] == 0, -math.inf)
         out = torch.einsum("...ijh,...jhc->...ihc", scores.softmax(-2), h)
         return self.last(F.elu(out.flatten(-2)))

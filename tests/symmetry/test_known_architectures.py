@@ -1,0 +1,419 @@
+"""Blocks and architectures that people use, with their groups, scales and signs counted by hand."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from cases import randomise
+from modern_networks import (
+    GAT,
+    GCN,
+    Attention,
+    Decoder,
+    GatedMLP,
+    LoRA,
+    LowRank,
+    Mamba,
+    MergedLoRA,
+    MoE,
+)
+from torch import nn
+
+from lightning_bnn.symmetry import discover, verify
+
+CHANNEL, BLOCK = "channel", "block"
+NEAR = torch.eye(5) + torch.diag(torch.ones(4), 1) + torch.diag(torch.ones(4), -1)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A network, inputs of any batch size, its groups by units and kind, and why not yet found."""
+
+    name: str
+    build: Any
+    inputs: Any
+    groups: dict[tuple[int, str], int]
+    scales: int
+    signs: int
+    missing: str = field(default="")
+
+
+def sequences(d):
+    return lambda batch, length: (torch.randn(batch, length, d),)
+
+
+def tokens(batch, length):
+    return (torch.randint(4, 11, (batch, length)),)
+
+
+def graphs(batch, _):
+    return torch.randn(batch, 5, 5), NEAR
+
+
+def known(case, batch=2, length=5, tolerance=1e-10):
+    """Whether everything that was counted by hand is found, and keeps the function elsewhere."""
+    torch.manual_seed(0)
+    model = randomise(case.build().double()).eval()
+    example, others = case.inputs(batch, length), case.inputs(batch + 1, length - 2)
+    example, others = (
+        [x.double() if x.is_floating_point() else x for x in i] for i in (example, others)
+    )
+    symmetries = discover(model, *example)
+    assert Counter((g.units, g.kind) for g in symmetries.permutations) == Counter(case.groups)
+    assert (symmetries.scaling_dof, symmetries.sign_dof) == (case.scales, case.signs)
+    log10 = sum(k * math.log10(math.factorial(n)) for (n, _), k in case.groups.items())
+    assert math.isclose(symmetries.log10_permutations, log10, rel_tol=1e-12, abs_tol=1e-12)
+    assert not symmetries.frozen
+    assert verify(model, symmetries, *example) < tolerance
+    assert verify(model, symmetries, *others) < tolerance
+
+
+def parameters(cases):
+    return [
+        pytest.param(
+            c,
+            id=c.name,
+            marks=pytest.mark.xfail(strict=True, reason=c.missing) if c.missing else (),
+        )
+        for c in cases
+    ]
+
+
+def attention(**options):
+    return lambda: Attention(**options)
+
+
+X = sequences(10)
+NORMS = "the signs of heads that share one query-key norm are not all found"
+SHIFT = "the check refutes the shift of a bias"
+EXPERTS = "experts are not found yet"
+
+# h heads of w channels: queries with keys, values with outputs
+BLOCKS = [
+    # w channels inside each of two pairs of h heads, each with scale and sign; h heads
+    Known("attention", attention(), X, {(3, CHANNEL): 4, (2, BLOCK): 1}, 12, 12),
+    Known("without bias", attention(bias=False), X, {(3, CHANNEL): 4, (2, BLOCK): 1}, 12, 12),
+    Known("dropout", attention(dropout=0.1), X, {(3, CHANNEL): 4, (2, BLOCK): 1}, 12, 12),
+    # as many pairs as heads of keys; two queries in each of two groups, and the groups
+    Known(
+        "grouped queries",
+        attention(heads=4, kv_heads=2),
+        X,
+        {(3, CHANNEL): 4, (2, BLOCK): 3},
+        12,
+        12,
+    ),
+    # one pair; four queries
+    Known(
+        "one key for all",
+        attention(heads=4, kv_heads=1),
+        X,
+        {(3, CHANNEL): 2, (4, BLOCK): 1},
+        6,
+        6,
+    ),
+    # no two frequencies alike: values only; one scale and sign per frequency, h w / 2; h heads
+    *(
+        Known(
+            f"rotary {layout}",
+            attention(width=4, rotary=layout),
+            X,
+            {(4, CHANNEL): 2, (2, BLOCK): 1},
+            4 + 8,
+            4 + 8,
+        )
+        for layout in ("half", "interleaved")
+    ),
+    Known(
+        "rotary, grouped queries",
+        attention(heads=4, kv_heads=2, width=4, rotary="half"),
+        X,
+        {(4, CHANNEL): 2, (2, BLOCK): 3},
+        4 + 8,
+        4 + 8,
+    ),
+    # two frequencies and two free channels per head
+    Known(
+        "partly rotary",
+        attention(width=6, rotary="half", rotated=4),
+        X,
+        {(2, CHANNEL): 2, (6, CHANNEL): 2, (2, BLOCK): 1},
+        4 + 4 + 12,
+        4 + 4 + 12,
+    ),
+    # one order for both heads' queries; scale: gain against gain; signs: h w between queries and
+    # keys, 2 w of the gains
+    Known(
+        "query-key norm",
+        attention(norm="shared"),
+        X,
+        {(3, CHANNEL): 3, (2, BLOCK): 1},
+        3 + 6,
+        6 + 6 + 6,
+        NORMS,
+    ),
+    # gains of their own: an order, gain against gain, and 3 signs per channel of a head
+    Known(
+        "query-key norms of heads",
+        attention(norm="own"),
+        X,
+        {(3, CHANNEL): 4, (2, BLOCK): 1},
+        12,
+        18 + 6,
+    ),
+    # per frequency: gain against gain, a sign per head; 2 w signs of the gains
+    Known(
+        "query-key norm, rotary",
+        attention(norm="shared", width=4, rotary="half"),
+        X,
+        {(4, CHANNEL): 2, (2, BLOCK): 1},
+        2 + 8,
+        4 + 8 + 8,
+        NORMS,
+    ),
+    # every head has a slope of its own: no exchange
+    Known("ALiBi", attention(positions="alibi"), X, {(3, CHANNEL): 4}, 12, 12),
+    # columns of the table move with the heads
+    Known("T5 table", attention(positions="t5"), X, {(3, CHANNEL): 4, (2, BLOCK): 1}, 12, 12),
+    # without softmax one more scale and sign per head, between scores and values
+    Known(
+        "linear attention",
+        attention(scores="linear", bias=False),
+        X,
+        {(3, CHANNEL): 4, (2, BLOCK): 1},
+        12 + 2,
+        12 + 2,
+        "the scale of a product of two activations is not shared out yet",
+    ),
+    # the map stops scales and signs of queries and keys
+    Known(
+        "linear attention with a map",
+        attention(scores="elu", bias=False),
+        X,
+        {(3, CHANNEL): 4, (2, BLOCK): 1},
+        6,
+        6,
+    ),
+    # scale and sign of the linear half
+    Known("SwiGLU", GatedMLP, sequences(6), {(10, CHANNEL): 1}, 10, 10),
+    # both halves against the output
+    Known(
+        "bilinear",
+        lambda: GatedMLP(activation=nn.Identity()),
+        sequences(6),
+        {(10, CHANNEL): 1},
+        20,
+        20,
+        "the second factor of a product of two linear maps has no scale yet",
+    ),
+    # ReLU units inside every expert; experts with their rows of the router
+    Known("experts", MoE, sequences(5), {(4, CHANNEL): 3, (3, BLOCK): 1}, 12, 0, EXPERTS),
+    Known(
+        "best two experts",
+        lambda: MoE(top=2),
+        sequences(5),
+        {(4, CHANNEL): 3, (3, BLOCK): 1},
+        12,
+        0,
+        EXPERTS,
+    ),
+    # channels, states, rank; row against convolution, state, rank, one number for all
+    Known(
+        "Mamba",
+        Mamba,
+        sequences(6),
+        {(10, CHANNEL): 1, (5, CHANNEL): 1, (3, CHANNEL): 1},
+        10 + 5 + 3 + 1,
+        10 + 5 + 3 + 1,
+        "states that a decay per channel tells apart are held fixed",
+    ),
+    # tanh units, and the rank
+    Known("LoRA", LoRA, sequences(6), {(7, CHANNEL): 1, (2, CHANNEL): 1}, 2, 7 + 2),
+    Known(
+        "merged LoRA",
+        MergedLoRA,
+        sequences(6),
+        {(7, CHANNEL): 1, (2, CHANNEL): 1},
+        2,
+        7 + 2,
+        "weights that are computed from weights are held fixed",
+    ),
+    Known("low rank", LowRank, sequences(6), {(3, CHANNEL): 1, (5, CHANNEL): 1}, 3, 3 + 5),
+    # stream, queries, values, units; gains 3 d and head 2 w; signs: the stream, too
+    Known("decoder", Decoder, tokens, {(6, CHANNEL): 3, (7, CHANNEL): 1}, 18 + 12, 18 + 12 + 6),
+    Known(
+        "decoder, SwiGLU",
+        lambda: Decoder(heads=2, width=3, gated=True),
+        tokens,
+        {(6, CHANNEL): 1, (3, CHANNEL): 4, (7, CHANNEL): 1, (2, BLOCK): 1},
+        18 + 12 + 7,
+        18 + 12 + 7 + 6,
+    ),
+    # a layer norm lets the whole stream flip only
+    Known(
+        "decoder, layer norm",
+        lambda: Decoder(norm=nn.LayerNorm),
+        tokens,
+        {(6, CHANNEL): 3, (7, CHANNEL): 1},
+        18 + 12,
+        18 + 12 + 1,
+    ),
+    Known("graph convolution", GCN, graphs, {(6, CHANNEL): 1}, 6, 0),
+    # ELU stops scales and signs
+    Known(
+        "graph attention",
+        GAT,
+        graphs,
+        {(4, CHANNEL): 3, (3, BLOCK): 1},
+        0,
+        0,
+        "an einsum of this form has no rule yet",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", parameters(BLOCKS))
+def test_blocks_have_the_groups_that_were_counted_by_hand(case):
+    known(case)
+
+
+# ------------------------------------------------------------ transformers
+class Logits(nn.Module):
+    """What a model of transformers says, without its cache."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x).logits
+
+
+def hugging_face(name, **options):
+    """A tiny model: two layers, 4 heads of 8 channels, 48 units."""
+
+    def build():
+        transformers = pytest.importorskip("transformers")
+        config = getattr(transformers, f"{name[0]}Config")(
+            attn_implementation="eager", use_cache=False, **options
+        )
+        return Logits(getattr(transformers, "".join(name))(config))
+
+    return build
+
+
+BERT = {
+    "vocab_size": 11,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 40,
+}
+LLAMA = BERT | {"num_key_value_heads": 2, "tie_word_embeddings": False}
+
+
+def images(batch, _):
+    return (torch.randn(batch, 3, 32, 32),)
+
+
+ENCODER = {(32, CHANNEL): 1, (8, CHANNEL): 16, (48, CHANNEL): 2, (4, BLOCK): 2}
+GROUPED = {(32, CHANNEL): 1, (8, CHANNEL): 4, (48, CHANNEL): 2, (2, BLOCK): 6}
+
+ARCHITECTURES = [
+    # heads 2 * 64; post-norm: only the last gain is free; a sign for the input of each of 5 norms
+    *(
+        Known(
+            name,
+            hugging_face((name, "ForMaskedLM"), **BERT),
+            tokens,
+            ENCODER,
+            128 + 32,
+            160 + 5,
+            SHIFT,
+        )
+        for name in ("Bert", "Roberta")
+    ),
+    # heads, 4 gains (the last is tied to the embedding); the stream flips as a whole
+    Known(
+        "GPT2",
+        hugging_face(
+            ("GPT2", "LMHeadModel"),
+            vocab_size=11,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_inner=48,
+            n_positions=40,
+        ),
+        tokens,
+        ENCODER,
+        128 + 128,
+        256 + 1,
+    ),
+    # one frequency and 6 free channels per head; 5 gains
+    Known(
+        "GPTNeoX",
+        hugging_face(("GPTNeoX", "ForCausalLM"), **BERT),
+        tokens,
+        {(32, CHANNEL): 1, (6, CHANNEL): 8, (8, CHANNEL): 8, (48, CHANNEL): 2, (4, BLOCK): 2},
+        56 + 64 + 160,
+        280 + 1,
+    ),
+    # per layer 2 * 4 frequencies, 2 * 8 values, 48 units; 5 gains; signs: the stream, too
+    *(
+        Known(
+            name,
+            hugging_face((name, "ForCausalLM"), **LLAMA),
+            tokens,
+            GROUPED,
+            2 * (8 + 16 + 48) + 160,
+            304 + 32,
+        )
+        for name in ("Llama", "Mistral")
+    ),
+    # gain against gain for 4 frequencies; signs: 8 frequencies of two keys, 16 of gains
+    Known(
+        "Qwen3",
+        hugging_face(("Qwen3", "ForCausalLM"), head_dim=8, **LLAMA),
+        tokens,
+        GROUPED,
+        2 * (4 + 16 + 48) + 160,
+        2 * (8 + 16 + 16 + 48) + 160 + 32,
+        NORMS,
+    ),
+    # 4 experts of 48 units in each layer
+    Known(
+        "Mixtral",
+        hugging_face(("Mixtral", "ForCausalLM"), num_local_experts=4, **LLAMA),
+        tokens,
+        {(32, CHANNEL): 1, (8, CHANNEL): 4, (48, CHANNEL): 8, (2, BLOCK): 6, (4, BLOCK): 2},
+        2 * (8 + 16 + 4 * 48) + 160,
+        592 + 32,
+        EXPERTS,
+    ),
+    # heads, 5 gains
+    Known(
+        "ViT",
+        hugging_face(
+            ("ViT", "ForImageClassification"),
+            image_size=32,
+            patch_size=8,
+            **{k: v for k, v in BERT.items() if k not in ("vocab_size", "max_position_embeddings")},
+        ),
+        images,
+        ENCODER,
+        128 + 160,
+        288 + 1,
+        SHIFT,
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", parameters(ARCHITECTURES))
+def test_architectures_have_the_groups_that_were_counted_by_hand(case):
+    known(case, tolerance=1e-6)  # norms and rotary tables are computed in float32 inside
