@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -28,10 +28,12 @@ from lightning_bnn.symmetry.validation import (
 
 __all__ = [
     "flip",
+    "multiplied_tensor",
     "multiply",
     "permute",
     "permute_some",
     "permuted_tensor",
+    "reached_axes",
     "rescale",
     "shift_logits",
     "tied",
@@ -141,24 +143,32 @@ def permuted_tensor(
 def multiply(params: Params, sym: Symmetries, factors: Mapping[Kind, Element]) -> Params:
     """Multiply every tensor by the factors of its axes, in one pass per axis."""
     result, offset = dict(params), int(is_stacked(params, sym.shapes))
-    axes: dict[str, dict[int, list[Kind]]] = {}
-    for kind in factors:
-        for name, reached in axes_by_tensor(sym, kind).items():
-            for axis in reached:
-                axes.setdefault(name, {}).setdefault(axis, []).append(kind)
+    axes = reached_axes(sym, factors)
     for name in axes.keys() & params.keys():
-        result[name] = _multiply_tensor(params[name], sym, axes[name], factors, offset)
+        result[name] = multiplied_tensor(params[name], sym, axes[name], factors, offset)
     return tied(result, sym)
 
 
-def _multiply_tensor(
+def reached_axes(sym: Symmetries, kinds: Iterable[Kind]) -> dict[str, dict[int, list[Kind]]]:
+    """By tensor, the axes that factors of some kinds reach, and the kinds that reach each."""
+    axes: dict[str, dict[int, list[Kind]]] = {}
+    for kind in kinds:
+        for name, reached in axes_by_tensor(sym, kind).items():
+            for axis in reached:
+                axes.setdefault(name, {}).setdefault(axis, []).append(kind)
+    return axes
+
+
+def multiplied_tensor(
     w: Tensor,
     sym: Symmetries,
     axes: Mapping[int, Sequence[Kind]],
     factors: Mapping[Kind, Element],
-    offset: int,
+    offset: int = 0,
+    in_place: bool = False,
 ) -> Tensor:
-    is_copy = False
+    """One tensor after `multiply`; ``axes`` are those of its axes that factors reach."""
+    is_copy = in_place
     for axis, kinds in axes.items():
         parts = (axis_factors(sym, axis, k, factors[k], w.dtype, w.device) for k in kinds)
         factor = math.prod(

@@ -2,37 +2,77 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params
+from lightning_bnn.randomness import key_of
 
-__all__ = ["Comparison", "perturbed", "tolerance_of"]
+__all__ = [
+    "POOL",
+    "Comparison",
+    "agree",
+    "normal_pool",
+    "perturbed",
+    "perturb_",
+    "tiled_",
+    "tolerance_in",
+    "tolerance_of",
+]
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+POOL = 65_521
 _OUT_OF_SIGHT = 1e6  # times as large as what moves: its rounding would pass for an error
 
 
 def tolerance_of(params: Params) -> float:
     """The relative error of outputs that rounding explains."""
     floating = (t.dtype for t in params.values() if t.is_floating_point())
-    return _TOLERANCE.get(next(floating, torch.float32), 1e-2)
+    return tolerance_in(next(floating, torch.float32))
+
+
+def tolerance_in(dtype: torch.dtype) -> float:
+    """The same for a precision."""
+    return _TOLERANCE.get(dtype, 1e-2)
 
 
 def perturbed(params: Params, names: Collection[str] = (), size: float = 0.3) -> Params:
     """Another function: some parameters (else all) times independent positive factors."""
-    generator = torch.Generator().manual_seed(5)
+    chosen = {n for n in params if n in names or not names}
+    return {n: _perturbed_tensor(n, t, size) if n in chosen else t for n, t in params.items()}
 
-    def moved(t: Tensor) -> Tensor:
-        noise = torch.randn(t.shape, generator=generator, dtype=torch.float64)
-        return t * (size * noise).exp().to(t)
 
-    chosen = {n for n, t in params.items() if t.is_floating_point() and (n in names or not names)}
-    return {n: moved(t) if n in chosen else t for n, t in params.items()}
+def _perturbed_tensor(name: str, t: Tensor, size: float = 0.3) -> Tensor:
+    """A copy of a tensor of floats times positive factors, which depend on its name."""
+    return perturb_(name, t.clone(memory_format=torch.contiguous_format), size)
+
+
+def perturb_(name: str, t: Tensor, size: float = 0.3) -> Tensor:
+    """The same in place, for a contiguous tensor; all but floats are left as they are."""
+    if not t.is_floating_point():
+        return t
+    return tiled_(torch.mul, t, (size * normal_pool(5)).exp().roll(key_of(name) % POOL))
+
+
+@functools.cache
+def normal_pool(seed: int) -> Tensor:
+    """Normal numbers, prime in number, so that no shape of a tensor falls in step with them."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(POOL, generator=generator, dtype=torch.float64)
+
+
+def tiled_(operation: Callable[..., Tensor], t: Tensor, row: Tensor) -> Tensor:
+    """Combine a contiguous tensor, in place, with a row that is repeated as often as it takes."""
+    flat, row = t.view(-1), row.to(t)
+    whole = len(flat) // len(row) * len(row)
+    for part in (flat[:whole].view(-1, len(row)), flat[whole:]):
+        operation(part, row[: part.shape[-1]], out=part)
+    return t
 
 
 @dataclass(frozen=True)
@@ -66,6 +106,21 @@ class Comparison:
             return math.nan
         pairs = zip(self.old, new, self.compared, self.sizes, strict=True)
         return max(_error(a, b, mask, size) for a, b, mask, size in pairs if size > 0)
+
+
+def agree(old: Sequence[Tensor], new: Sequence[Tensor], tolerance: float) -> bool:
+    """Whether all elements of outputs are equal up to rounding, relative to what is usual there."""
+    if [t.shape for t in old] != [t.shape for t in new]:
+        return False
+    return all(_agree(a, b, tolerance) for a, b in zip(old, new, strict=True))
+
+
+def _agree(old: Tensor, new: Tensor, tolerance: float) -> bool:
+    sizes = old.abs()[torch.isfinite(old) & (old != 0)]
+    usual = float(sizes.median()) if sizes.numel() else 0.0
+    return torch.allclose(
+        old.double(), new.double(), rtol=tolerance, atol=tolerance * usual, equal_nan=True
+    )
 
 
 def _visible(old: Tensor, wrong: Tensor, tolerance: float) -> tuple[Tensor, float]:

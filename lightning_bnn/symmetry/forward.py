@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,13 +20,16 @@ from lightning_bnn.symmetry.shared_tensors import named_tensors, place_of
 __all__ = [
     "Inputs",
     "UnsupportedModel",
+    "as_real",
     "check_filled",
     "check_forward",
     "doubled",
     "first_line",
+    "in_precision",
     "in_runnable_precision",
     "on_network",
     "outputs",
+    "same_noise",
     "structural_copy",
     "tensors_of",
 ]
@@ -116,14 +120,32 @@ def outputs(network: nn.Module, params: Params, inputs: Inputs) -> list[Tensor]:
     """
     trained = {name for name, _ in network.named_parameters()}
     separate = {n: t if n in trained and t.ndim > 1 else t.clone() for n, t in params.items()}
-    on_gpu = {t.device.index or 0 for t in params.values() if t.device.type == "cuda"}
+    with same_noise(params.values()):
+        returned = functional_call(structural_copy(network), separate, inputs.args, inputs.named)
+    return [as_real(t) for t in tensors_of(returned)]
+
+
+@contextmanager
+def same_noise(tensors: Iterable[Any]) -> Iterator[None]:
+    """Start the random numbers of torch anew, on every device that holds one of the tensors."""
+    devices = {t.device for t in tensors if isinstance(t, Tensor)}
+    on_gpu = {device.index or 0 for device in devices if device.type == "cuda"}
     with torch.random.fork_rng(devices=sorted(on_gpu)):
         torch.manual_seed(0)
-        returned = functional_call(structural_copy(network), separate, inputs.args, inputs.named)
-    return [_real(t) for t in tensors_of(returned)]
+        yield
 
 
-def _real(tensor: Tensor) -> Tensor:
+def in_precision(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A tensor with its floats (complex numbers likewise) in a precision, if one is given."""
+    if dtype is not None and tensor.is_floating_point():
+        return tensor.to(dtype)
+    if dtype is torch.float64 and tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """Complex numbers as pairs, integers as floats."""
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
     return tensor if tensor.is_floating_point() else tensor.double()

@@ -14,7 +14,7 @@ from lightning_bnn.symmetry.placements import Placement
 from lightning_bnn.symmetry.shift_groups import Reader
 from lightning_bnn.symmetry.validation import check_params, check_shifts
 
-__all__ = ["random_shifts", "shift", "shift_some"]
+__all__ = ["added", "carried", "random_shifts", "shift", "shift_some"]
 
 
 def shift(params: Params, sym: Symmetries, shifts: Element) -> Params:
@@ -38,14 +38,15 @@ def shift_some(params: Params, sym: Symmetries, shifts: Element) -> Params:
     for group, value in zip(sym.shifts, shifts, strict=True):
         for place in group.placements:
             name = sym.axes[place.axis].tensor
-            result[name] = _added(result[name], sym, place, value)
+            result[name] = added(result[name], sym, place, value)
         for reader in group.readers:
             old = result[reader.bias]
-            result[reader.bias] = old - _carried(params, sym, reader, value).to(old)
+            result[reader.bias] = old - carried(params, sym, reader, value).to(old)
     return tied(result, sym)
 
 
-def _added(w: Tensor, sym: Symmetries, place: Placement, value: Tensor) -> Tensor:
+def added(w: Tensor, sym: Symmetries, place: Placement, value: Tensor) -> Tensor:
+    """One tensor whose channels at some positions of one axis are shifted."""
     axis = sym.axes[place.axis]
     offset = int(is_stacked({axis.tensor: w}, sym.shapes))
     rows = along_axis(w, axis, offset)
@@ -65,7 +66,7 @@ def _on_axis(sym: Symmetries, place: Placement, value: Tensor) -> Tensor:
     return full
 
 
-def _carried(params: Params, sym: Symmetries, reader: Reader, value: Tensor) -> Tensor:
+def carried(params: Params, sym: Symmetries, reader: Reader, value: Tensor) -> Tensor:
     """What a shift of its inputs adds to the outputs of a layer."""
     axis = sym.axes[reader.channels.axis]
     w = params[axis.tensor]
@@ -79,8 +80,8 @@ def _carried(params: Params, sym: Symmetries, reader: Reader, value: Tensor) -> 
     if blocks.ndim > 3:
         blocks = blocks.sum(tuple(range(2, blocks.ndim - 1)))
     blocks = blocks.unflatten(1, (axis.blocks, -1))
-    carried = torch.einsum("mbri,mbi->mbr", blocks, spread.expand(blocks.shape[0], -1, -1))
-    return carried.flatten(1) if offset else carried.flatten()
+    outgoing = torch.einsum("mbri,mbi->mbr", blocks, spread.expand(blocks.shape[0], -1, -1))
+    return outgoing.flatten(1) if offset else outgoing.flatten()
 
 
 def random_shifts(

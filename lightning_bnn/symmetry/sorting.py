@@ -56,7 +56,14 @@ def sort_permutations(
     crossing = _crossing(sym, around)
     for index in _order(sym, backwards=by == "outgoing"):
         alone = crossing[index] <= done
-        key = _key(params, sym, sym.permutations[index], by if alone else _POOLED.get(by, by), result, around[index])
+        key = _key(
+            params,
+            sym,
+            sym.permutations[index],
+            by if alone else _POOLED.get(by, by),
+            result,
+            around[index],
+        )
         if key is not None:
             places = ranks(-key if descending else key)
             places = break_ties(params, sym, index, places, result, done, descending)

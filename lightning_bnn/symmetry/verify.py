@@ -17,6 +17,7 @@ from lightning_bnn.symmetry.elements import random_permutations, random_scales, 
 from lightning_bnn.symmetry.forward import Inputs, in_runnable_precision, on_network, outputs
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.mixing import mix_some, random_mixings
+from lightning_bnn.symmetry.motions import logit_shift
 from lightning_bnn.symmetry.shifting import random_shifts, shift_some
 from lightning_bnn.symmetry.validation import check_params
 
@@ -55,15 +56,17 @@ def verify(
     def measure(network: nn.Module, inputs: Inputs) -> float:
         before = P.of(network)
         check_params(before, sym, "model")
-        after = random_element(before, sym, generator, mixing=True)
-        if softmax_shift:
-            after = random_shift(after, sym, generator)
-        wrong = perturbed(before, sym.touched)
-        runs = [outputs(network, p, inputs) for p in (before, wrong, after)]
-        if softmax_shift:
-            runs = [log_probabilities(out, sym) for out in runs]
-        old, other, new = runs
+
+        def after() -> Params:
+            element = random_element(before, sym, generator, mixing=True)
+            return random_shift(element, sym, generator) if softmax_shift else element
+
+        ways = (lambda: before, lambda: perturbed(before, sym.touched), after)
+        old, other, new = (seen(outputs(network, way(), inputs)) for way in ways)  # one at a time
         return Comparison.between(old, other, tolerance_of(before)).error(new)
+
+    def seen(out: list[Tensor]) -> list[Tensor]:
+        return log_probabilities(out, sym) if softmax_shift else out
 
     return in_runnable_precision(model, inputs, measure)
 
@@ -91,9 +94,5 @@ def random_element(
 
 def random_shift(params: Params, sym: Symmetries, generator: torch.Generator) -> Params:
     """Parameters whose logits are shifted at random."""
-    if sym.softmax_shift is None:
-        raise ValueError("The network does not end in a layer whose outputs are its logits.")
-    shape = sym.shapes[sym.softmax_shift.weight][1:]
-    return shift_logits(
-        params, sym, torch.randn(shape, generator=generator), torch.randn((), generator=generator)
-    )
+    vector, number = logit_shift(sym, generator)
+    return shift_logits(params, sym, vector, number)

@@ -171,7 +171,9 @@ def test_what_is_not_understood_is_named(operation):
         nn.ReLU(),
         Forward(lambda s, x: 2 * x, a=nn.Linear(5, 3)),
         Forward(lambda s, x: s.a(x) + s.a(x).roll(1, -1) ** 3, a=nn.Linear(5, 3)),
-        Forward(lambda s, x: (s.a(x), s.b(torch.tanh(s.a(x)))), a=nn.Linear(5, 3), b=nn.Linear(3, 2)),
+        Forward(
+            lambda s, x: (s.a(x), s.b(torch.tanh(s.a(x)))), a=nn.Linear(5, 3), b=nn.Linear(3, 2)
+        ),
         Forward(lambda s, x: s.a(s.b(x) * 0 + 1), a=nn.Linear(6, 3), b=nn.Linear(5, 6)),
     ],
 )

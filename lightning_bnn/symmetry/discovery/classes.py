@@ -83,6 +83,19 @@ class ChannelClasses:
             lowest = np.minimum.reduceat(order, start) if labels.size else start
             np.minimum.at(self.first, present, lowest + offset)
             offset += labels.size
+        roots = np.concatenate([np.zeros(0, np.int64), *self.present])
+        axes = np.repeat(np.arange(len(self.present)), [p.size for p in self.present])
+        order = np.argsort(roots, kind="stable")
+        self._placed_roots, self._placed_axes = roots[order], axes[order]
+
+    def _axes_with(self, units: Ints) -> list[int]:
+        """The axes on which any of these classes lies."""
+        roots = np.unique(units)
+        first = np.searchsorted(self._placed_roots, roots)
+        count = np.searchsorted(self._placed_roots, roots, side="right") - first
+        before = np.repeat(np.cumsum(count) - count, count)
+        at = np.repeat(first, count) + np.arange(count.sum()) - before
+        return [int(axis) for axis in np.unique(self._placed_axes[at])]
 
     def _tag(self, node_hash: NDArray[np.uint64], count: int) -> None:
         self.tags: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -116,7 +129,7 @@ class ChannelClasses:
     def placements(self, units: Ints) -> tuple[Placement, ...]:
         """Where units, given as rows of classes, live."""
         result = []
-        for axis in range(len(self.axes)):
+        for axis in self._axes_with(units):
             present, start, order = self.present[axis], self.start[axis], self.order[axis]
             at = np.searchsorted(present, units)
             here = np.append(present, -1)[at] == units

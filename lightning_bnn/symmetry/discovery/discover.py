@@ -71,8 +71,7 @@ def discover(
         symmetries = replace(
             symmetries_of(channels), batch_norm=batch_norm, evaluation_only=graphs.evaluation_only
         )
-        trains = None if graphs.evaluation_only else graphs.training_inputs
-        symmetries = refute(model, symmetries, inputs, bool(custom), trains)
+        symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
     if symmetries.unchecked:
         _log.warning("discover: nothing was checked: %s.", symmetries.unchecked)
     return symmetries

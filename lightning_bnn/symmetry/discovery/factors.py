@@ -22,7 +22,15 @@ def factor_groups(
     variable: Ints,
     exponents: Sequence[Ints],
 ) -> tuple[Any, ...]:
-    """Variables that act on the same axes in the same way form one group."""
+    """Variables that act on the same axes in the same way form one group.
+
+    Args:
+        kind: what the groups are.
+        axes: where they act.
+        labels: the channel at every position of every axis.
+        variable: that of every channel, -1 for none.
+        exponents: by which power it acts at every position of every axis.
+    """
     variables, positions, axis_ids, powers = _actions(labels, variable, exponents)
     if not variables.size:
         return ()
@@ -67,10 +75,8 @@ def _actions(
 ) -> tuple[Ints, Ints, Ints, Ints]:
     parts = []
     for axis, (nodes, exponent) in enumerate(zip(labels, exponents, strict=True)):
-        at = np.flatnonzero((variable[nodes] >= 0) & (exponent[nodes] != 0))
-        parts.append(
-            np.stack([variable[nodes[at]], at, np.full_like(at, axis), exponent[nodes[at]]])
-        )
+        at = np.flatnonzero((variable[nodes] >= 0) & (exponent != 0))
+        parts.append(np.stack([variable[nodes[at]], at, np.full_like(at, axis), exponent[at]]))
     table = np.concatenate(parts, 1) if parts else np.zeros((4, 0), np.int64)
     return table[0], table[1], table[2], table[3]
 

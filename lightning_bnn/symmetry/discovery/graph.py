@@ -29,7 +29,9 @@ class Graph:
     Attributes:
         module: the operations.
         sources: what every placeholder stands for.
-        results: the nodes that the network returns, without the buffers it updates.
+        results: the nodes that the network returns, each once, without the buffers it updates.
+        outputs: the same in the order of the network, as often as it returns them.
+        names_of_inputs: the inputs that are passed by name, in the order of the placeholders.
         written: the buffers that it changes, and what it writes into them.
     """
 
@@ -41,13 +43,18 @@ class Graph:
         output = next(n for n in nodes if n.op == "output")
         returned = dict.fromkeys(n for n in tree_leaves(output.args) if isinstance(n, Node))
         self.results = [n for n in returned if n.name in names]
+        by_name = {n.name: n for n in self.results}
+        order = program.graph_signature.user_outputs
+        self.outputs = [by_name[name] for name in order if name in by_name]
+        _, named = program.call_spec.in_spec.children()
+        self.names_of_inputs: list[str] = list(named.context)
         self.written = [(name, node) for node in nodes for name in self._buffers_written_by(node)]
 
     def _source(self, node: Node) -> Source:
         program, signature = self._program, self._program.graph_signature
         name = signature.inputs_to_parameters.get(node.name)
         if name is not None:
-            return Source("parameter", name)
+            return Source("parameter", name, program.state_dict[name])
         name = signature.inputs_to_buffers.get(node.name)
         if name is not None:
             persistent = name not in signature.non_persistent_buffers

@@ -104,7 +104,9 @@ class Incidence:
         form = []
         for i in walk:
             mine = sorted(row for row in self.rows[i] if row in sharing)
-            form.append((key[i], tuple((row[0], number.setdefault(row, len(number))) for row in mine)))
+            form.append(
+                (key[i], tuple((row[0], number.setdefault(row, len(number))) for row in mine))
+            )
             for row in mine:
                 new = [j for j in sharing[row] if j not in seen]
                 walk += new

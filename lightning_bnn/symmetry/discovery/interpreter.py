@@ -158,6 +158,7 @@ class Interpreter:
             self._see_draws(operands)
         if name not in self.rules:
             raise Unsupported("this operation has no rule")
+        self.system.operation = name
         result = self.rules[name](self.system, node, *args, **kwargs)
         self._mark(name, operands, result)
         return result

@@ -21,7 +21,7 @@ __all__ = ["Factors", "linear_groups"]
 
 @dataclass(frozen=True)
 class Factors:
-    """Per channel its variables of scale and sign (-1: fixed); per axis the power of its scale."""
+    """Per channel its variables of scale and sign (-1: fixed); on axes the powers of its scale."""
 
     scale: Ints
     sign: Ints
@@ -156,8 +156,9 @@ class _Occurrences:
 
 def _by_class(roots: Ints, variables: Ints) -> dict[int, set[int]]:
     table: dict[int, set[int]] = defaultdict(set)
-    for root, variable in np.unique(np.stack([roots, variables], 1), axis=0).tolist():
-        table[root].add(variable)
+    span = int(variables.max(initial=-1)) + 2
+    for pair in np.unique(roots * span + variables + 1).tolist():  # -1: none
+        table[pair // span].add(pair % span - 1)
     return table
 
 
@@ -177,7 +178,7 @@ def _space(
     for row in parts:
         for place in channels.placements(row[:, None]):
             positions = place.positions.numpy()
-            powers = factors.powers[place.axis][channels.labels[place.axis][positions]]
+            powers = factors.powers[place.axis][positions]
             if kind in ("orthogonal", "centred"):
                 powers = np.ones_like(powers)
             if (powers != powers[:1]).any() or (powers == 0).any():
@@ -257,7 +258,7 @@ def _plane_places(
         first = at[~second]
         by_label = dict(zip(labels.tolist(), at.tolist(), strict=True))
         others = [by_label.get(int(p), -1) for p in partner[labels[~second]]]
-        powers = factors.powers[place.axis][labels]
+        powers = factors.powers[place.axis][at]
         if kind == "unit complex":
             powers = np.ones_like(powers)
         fits = len(by_label) == len(at) == 2 * len(first) and -1 not in others

@@ -41,8 +41,9 @@ def solve(system: Constraints, shapes: Mapping[str, torch.Size]) -> Symmetries:
         for e in entries
     )
     labels = [np.where(e.labels < 0, FROZEN, e.labels).ravel() for e in entries]
-    scale_powers = [e.scale * scale_sign for e in entries]
-    sign_powers = [np.full(system.nodes, e.sign) for e in entries]
+    pairs = list(zip(entries, labels, strict=True))
+    scale_powers = [e.scale * scale_sign[at] for e, at in pairs]
+    sign_powers = [np.full(at.shape, e.sign) for e, at in pairs]
     channels = ChannelClasses(system, roots, axes, labels)
     families = block_families(channels)
     return Symmetries(
@@ -133,7 +134,11 @@ def _fixpoint(
     is_fixed: Any,
     resolve: Any,
 ) -> Ints:
-    """Add what products imply until nothing changes; of two free factors the second is fixed."""
+    """Add what products imply until nothing changes.
+
+    Where both factors of a product are free, the second is fixed, or the product itself if that
+    fixes less: sums of products, such as scores without a softmax, have one scale for many factors.
+    """
     nodes, copies = size
     pending = list(products)
     while True:
@@ -152,6 +157,12 @@ def _fixpoint(
                     Product(product.out[~done], product.a[~done], product.b[~done], product.inverse)
                 )
         if not progressed:
-            b = still[0].b
-            ties += [np.stack([b + k * nodes, np.full_like(b, FROZEN)]) for k in range(copies)]
+            held = _fewest(roots, still[0])
+            zero = np.full_like(held, FROZEN)
+            ties += [np.stack([held + k * nodes, zero]) for k in range(copies)]
         pending = still
+
+
+def _fewest(roots: Ints, product: Product) -> Ints:
+    """The product or its second factor, whichever has fewer variables."""
+    return min((product.b, product.out), key=lambda nodes: np.unique(roots[nodes]).size)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_bnn.symmetry.discovery.classes import ChannelClasses, Ints, connected
-from lightning_bnn.symmetry.placements import Placement
+from lightning_bnn.symmetry.placements import Axis, Placement
 from lightning_bnn.symmetry.rules.labels import FROZEN, core
 from lightning_bnn.symmetry.rules.shifts import Shifts
 from lightning_bnn.symmetry.shift_groups import Reader, ShiftGroup
@@ -28,7 +28,7 @@ def shift_groups(channels: ChannelClasses) -> tuple[ShiftGroup, ...]:
     axes_of = _Where(channels, parts)
     groups = []
     for axis, described in enumerate(channels.axes):
-        if described.role == "bias" and described.blocks == 1:
+        if axes_of.writes(described) and described.blocks == 1:
             groups += list(_of_bias(channels, axis, parts, stopped, axes_of, shifts.biases))
     return (*groups, *_between_tables(channels, shifts))
 
@@ -76,17 +76,22 @@ class _Where:
         self.writers: dict[int, int] = defaultdict(int)
         self.readers: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         self.others: set[int] = set()
+        self._tables = channels.system.shifts.tables
         for axis, (described, labels) in enumerate(
             zip(channels.axes, channels.labels, strict=True)
         ):
             found = [(int(p), at) for at, p in enumerate(parts[labels]) if labels[at] > FROZEN]
             for part, at in found:
-                if described.role == "bias":
+                if self.writes(described):
                     self.writers[part] += 1
                 elif described.role == "in":
                     self.readers[part][axis].append(at)
                 elif described.role not in ("out", "gain"):
                     self.others.add(part)
+
+    def writes(self, axis: Axis) -> bool:
+        """Whether a number can be added to the channels of a bias, or of all rows of a table."""
+        return axis.role == "bias" or (axis.role == "out" and axis.tensor in self._tables)
 
 
 def _of_bias(

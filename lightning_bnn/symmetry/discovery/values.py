@@ -24,7 +24,17 @@ from lightning_bnn.symmetry.rules.labels import (
     noise_of,
 )
 
-__all__ = ["draw", "fold", "full_size", "has_channels", "is_random", "is_zero", "one_law", "unknown", "with_copies"]
+__all__ = [
+    "draw",
+    "fold",
+    "full_size",
+    "has_channels",
+    "is_random",
+    "is_zero",
+    "one_law",
+    "unknown",
+    "with_copies",
+]
 
 
 def has_channels(x: Any) -> bool:

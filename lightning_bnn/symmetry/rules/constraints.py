@@ -19,6 +19,7 @@ from lightning_bnn.symmetry.rules.labels import (
     Weight,
     constant_labels,
     core,
+    fixed,
     moving_dims,
     narrow_except,
 )
@@ -34,6 +35,13 @@ Labels: TypeAlias = NDArray[np.int64]
 ALL: tuple[Kind, ...] = ("permutation", "scale", "sign")
 UNSET = -2
 LARGEST_RAW_TENSOR = 4_000_000
+LARGEST_COMPUTED_TENSOR = 2**16
+PLACING = frozenset(
+    "add sub subtract rsub mul multiply cat stack where index index_select gather embedding to "
+    "_to_copy type_as clone dropout native_dropout pad constant_pad_nd upsample_bicubic2d "
+    "upsample_bilinear2d upsample_nearest2d".split()
+)
+"""What tables of positions meet: a channel for every element of a large one is worth its memory."""
 
 
 class Record(NamedTuple):
@@ -94,11 +102,12 @@ class Constraints:
     channels that it was combined with; draws in ``seen_noise`` are also used by themselves, which
     gives every element a place of its own. ``marks`` says what keeps channels from being mixed,
     ``planes`` which ones a constant turns in pairs, and ``colours`` which ones numbers of their own
-    tell apart.
+    tell apart. ``operation`` is the one whose rule is asked.
     """
 
     nodes: int = 1
     uses: int = 0
+    operation: str = ""
     ties: dict[str, list[Labels]] = field(
         default_factory=lambda: {k: [] for k in (*ALL, "inverse scale")}
     )
@@ -208,8 +217,12 @@ class Constraints:
     # ------------------------------------------------------------------ weights
     def raw(self, weight: Weight) -> Value:
         """A weight used as an activation: every element is a channel of its own."""
-        if not weight.full_shape.numel() or weight.full_shape.numel() > LARGEST_RAW_TENSOR:
-            raise Unsupported("a very large tensor used element by element")
+        if weight.name in self.conflicts:  # it is held fixed anyway
+            return fixed(weight.shape)
+        size = weight.full_shape.numel()
+        places = self.operation in PLACING
+        if not size or size > (LARGEST_RAW_TENSOR if places else LARGEST_COMPUTED_TENSOR):
+            raise Unsupported("a large tensor used element by element")
         if not weight.full_shape:
             first = torch.zeros(weight.shape, dtype=torch.long)
             weight = replace(weight, coords=(first,), full_shape=torch.Size([1]))

@@ -61,9 +61,7 @@ class Recurrence:
                 incoming = torch.cat(hidden[-(cells // layers) :])
         return _outputs(node, incoming, [hidden, units][: self.states])
 
-    def step(
-        self, system: Constraints, node: Node, x: Any, state: Any, *weights: Any
-    ) -> Any:
+    def step(self, system: Constraints, node: Node, x: Any, state: Any, *weights: Any) -> Any:
         """One step of one cell."""
         states = list(state) if self.states > 1 else [state]
         new = self._units(system, weights[0])

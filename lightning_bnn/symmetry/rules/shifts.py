@@ -77,8 +77,10 @@ class Shifts:
         """A sum of channels: only the sum of their shifts is seen."""
         if bool((core(x) <= FROZEN).all()) or bool((core(y) <= FROZEN).all()):
             return
-        self.stop(x)
-        self.stop(y)
+        forgotten = is_forgotten_by_softmax(node)
+        for labels in (x, y):
+            if not forgotten or labels.ndim - 1 in moving_dims(labels):
+                self.stop(labels)
         if all(isinstance(a, Node) and len(a.users) == 1 for a in node.args[:2]):
             self.trades.append((x, y))
 
@@ -97,13 +99,24 @@ def rows_sum_to_one(node: Any) -> bool:
         name, size = operation_name(node).removesuffix("_"), node.meta["val"].shape[-1]
         if name in ("softmax", "_softmax"):
             return bool(node.args[1] in (-1, node.meta["val"].ndim - 1))
-        if name == "dropout" and not node.args[2] or name in _KEEPS_ROWS:
+        if name in ("div", "divide") and _is_sum_of_rows(node.args[1], node.args[0]):
+            return True
+        keeps_all = name == "dropout" and not (node.args[1] and node.args[2])
+        if keeps_all or name in _KEEPS_ROWS:
             node = node.args[0]
         else:
             return False
         if not isinstance(node, Node) or node.meta["val"].shape[-1] != size:
             return False
     return False
+
+
+def _is_sum_of_rows(node: Any, rows: Any) -> bool:
+    """Whether a tensor holds the sums of another one over its last dimension, which it keeps."""
+    if not isinstance(node, Node) or node.op != "call_function" or operation_name(node) != "sum":
+        return False
+    last = node.meta["val"].ndim - 1
+    return node.args[0] is rows and node.args[1:] in (([-1], True), ([last], True))
 
 
 def is_forgotten_by_softmax(node: Node) -> bool:

@@ -1,0 +1,79 @@
+"""Generic weights of a network, made one tensor at a time: zeros of a fresh one hide errors."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn import params as P
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry.comparison import POOL, normal_pool, perturb_, tiled_
+from lightning_bnn.symmetry.forward import in_precision
+from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.motions import Read
+
+__all__ = ["RandomWeights", "perturbing"]
+
+
+class RandomWeights:
+    """Random weights of the size of those of a network, each in memory of its own when read.
+
+    What the groups move and what is trained is random; other state is as it is. What is positive,
+    such as a variance, stays so.
+    """
+
+    def __init__(self, network: nn.Module, sym: Symmetries) -> None:
+        self.state = P.of(network)
+        self.sym = sym
+        self._buffers = {name for name, _ in network.named_buffers()}
+        self._sizes: dict[str, float] = {}
+        moved = {a.tensor for a in sym.axes} | set(P.weight_names(network))
+        generator = torch.Generator().manual_seed(1)
+        self._starts = {
+            name: int(torch.randint(POOL, (), generator=generator))
+            for name in sorted(self.state.keys() & moved)
+            if self.state[name].is_floating_point() and self.state[name].numel()
+        }
+
+    def by_any_name(self, read: Read) -> Read:
+        """Read tensors that have several names by the first."""
+        return lambda name: read(self.sym.aliases.get(name, name))
+
+    def all_by(self, read: Read) -> Params:
+        """All that is read at once; tensors that share their memory in the network do so again."""
+        made = {name: read(name) for name in self.state if name not in self.sym.aliases}
+        return {name: made[self.sym.aliases.get(name, name)] for name in self.state}
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, in the precision of the network and in memory of its own."""
+        old = self.state[name]
+        t = torch.empty(old.shape, dtype=old.dtype, device=old.device).copy_(old)
+        if name not in self._starts:
+            return t
+        if not math.isfinite(size := self._size(name, old)):
+            t.nan_to_num_(0, 0, 0)
+            self._sizes[name] = size = float(t.norm()) / math.sqrt(t.numel())
+        row = normal_pool(1).roll(-self._starts[name])
+        if name not in self._buffers:
+            return tiled_(torch.add, t, 0.3 * (size or 0.1) * row)
+        zero, small = t == 0, tiled_(torch.add, torch.zeros_like(t), 0.1 * row)
+        return torch.where(zero, small, tiled_(torch.mul, t, (0.3 * row).exp()))
+
+    def _size(self, name: str, old: Tensor) -> float:
+        if name not in self._sizes:
+            self._sizes[name] = float(old.norm()) / math.sqrt(old.numel())
+        return self._sizes[name]
+
+
+def perturbing(
+    read: Read, names: frozenset[str], size: float, precision: torch.dtype | None
+) -> Read:
+    """How another function is read: some tensors (else all) times random positive factors."""
+
+    def perturbed(name: str) -> Tensor:
+        t = in_precision(read(name), precision)
+        return perturb_(name, t, size) if name in names or not names else t
+
+    return perturbed

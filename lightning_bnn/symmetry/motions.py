@@ -1,0 +1,151 @@
+"""One element of the group, as it changes one tensor after the other.
+
+Where all tensors of a network need not be held at once, each is read, moved and given back by
+name. What a further kind of symmetry does to a tensor is one more step in `Motion.moved`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.symmetry.actions import multiplied_tensor, permuted_tensor, reached_axes
+from lightning_bnn.symmetry.axis_actions import Element, Kind, axes_by_tensor
+from lightning_bnn.symmetry.elements import random_scales, random_signs
+from lightning_bnn.symmetry.forward import in_precision
+from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.mixing_in_place import Mixing, mix_, random_reflections
+from lightning_bnn.symmetry.placements import Placement
+from lightning_bnn.symmetry.shift_groups import Reader
+from lightning_bnn.symmetry.shifting import added, carried, random_shifts
+
+__all__ = ["Motion", "Read", "covering_motions", "logit_shift"]
+
+Read = Callable[[str], Tensor]
+"""From the first name of a tensor of the state to the tensor, in memory of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Motion:
+    """An element of the group of one network.
+
+    Attributes:
+        sym: what `discover` has found.
+        factors: scales and signs, by kind.
+        cycles: one order of the units for every group of permutations; empty for none.
+        mixings: one for every group of matrices; empty for none.
+        shifts: one vector for every group of shifts; empty for none. They act first.
+        logits: what is added to every row of the last weight and to every one of its biases.
+    """
+
+    sym: Symmetries
+    factors: Mapping[Kind, Element] = field(default_factory=dict)
+    cycles: Element = ()
+    mixings: Sequence[Mixing] = ()
+    shifts: Element = ()
+    logits: tuple[Tensor, Tensor] | None = None
+
+    def reading(self, read: Read, precision: torch.dtype | None = None) -> Read:
+        """How the moved network is read, where ``read`` reads the one at rest."""
+        return lambda name: self.moved(name, read, precision)
+
+    def moved(self, name: str, read: Read, precision: torch.dtype | None = None) -> Tensor:
+        """One tensor of the moved network; others of the one at rest may be read for it.
+
+        Args:
+            name: its first name.
+            read: gives what it has read in memory of its own.
+            precision: in which products and sums are made; that of the tensor where none is given.
+        """
+        w = self._shifted(name, read, precision)
+        if name in self._permuted:  # before the cast: half as much to move
+            w = permuted_tensor({name: w}, self.sym, name, self._permuted[name], self.cycles)
+        w = in_precision(w, precision)
+        if name in self._multiplied:
+            axes = self._multiplied[name]
+            w = multiplied_tensor(w, self.sym, axes, self.factors, in_place=True)
+        for place, mixing in self._mixed.get(name, ()):
+            w = mix_(w, self.sym, place, mixing)
+        return self._with_shifted_logits(name, w)
+
+    def _shifted(self, name: str, read: Read, precision: torch.dtype | None) -> Tensor:
+        w = read(name)
+        for place, value in self._added.get(name, ()):
+            w = added(in_precision(w, precision), self.sym, place, value)
+        for reader, value in self._carried.get(name, ()):
+            weight = self.sym.axes[reader.channels.axis].tensor
+            read_by = {weight: in_precision(read(weight), precision)}
+            w = in_precision(w, precision)
+            w -= carried(read_by, self.sym, reader, value).to(w)
+        return w
+
+    def _with_shifted_logits(self, name: str, w: Tensor) -> Tensor:
+        last = self.sym.softmax_shift
+        if self.logits is None or last is None or name not in (last.weight, last.bias):
+            return w
+        vector, number = self.logits
+        return w.add_((vector if name == last.weight else number).to(w))
+
+    @cached_property
+    def _multiplied(self) -> Mapping[str, Mapping[int, list[Kind]]]:
+        return reached_axes(self.sym, self.factors)
+
+    @cached_property
+    def _permuted(self) -> Mapping[str, list[int]]:
+        return axes_by_tensor(self.sym, "permutations") if self.cycles else {}
+
+    @cached_property
+    def _added(self) -> Mapping[str, list[tuple[Placement, Tensor]]]:
+        table: dict[str, list[tuple[Placement, Tensor]]] = {}
+        for value, group in zip(self.shifts, self.sym.shifts if self.shifts else (), strict=True):
+            for place in group.placements:
+                table.setdefault(self.sym.axes[place.axis].tensor, []).append((place, value))
+        return table
+
+    @cached_property
+    def _carried(self) -> Mapping[str, list[tuple[Reader, Tensor]]]:
+        table: dict[str, list[tuple[Reader, Tensor]]] = {}
+        for value, group in zip(self.shifts, self.sym.shifts if self.shifts else (), strict=True):
+            for reader in group.readers:
+                table.setdefault(reader.bias, []).append((reader, value))
+        return table
+
+    @cached_property
+    def _mixed(self) -> Mapping[str, list[tuple[Placement, Mixing]]]:
+        table: dict[str, list[tuple[Placement, Mixing]]] = {}
+        for mixing, group in zip(
+            self.mixings, self.sym.linear if self.mixings else (), strict=True
+        ):
+            for place in group.placements:
+                table.setdefault(self.sym.axes[place.axis].tensor, []).append((place, mixing))
+        return table
+
+
+def covering_motions(sym: Symmetries, generator: torch.Generator) -> tuple[Motion, Motion]:
+    """Two that cycle through and mix all units, and flip every sign in one of them."""
+    signs = random_signs(sym, generator)
+    one, two = (_covering(sym, flips, generator) for flips in (signs, [-s for s in signs]))
+    return one, two
+
+
+def _covering(sym: Symmetries, flips: Element, generator: torch.Generator) -> Motion:
+    factors: dict[Kind, Element] = {"signs": flips, "scalings": random_scales(sym, generator)}
+    cycles = []
+    for group in sym.permutations:
+        order = torch.randperm(group.units, generator=generator)
+        cycles.append(torch.empty_like(order).scatter_(0, order, order.roll(1)))
+    mixings, shifts = random_reflections(sym, generator), random_shifts(sym, generator)
+    return Motion(sym, factors, cycles, mixings, shifts)
+
+
+def logit_shift(sym: Symmetries, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A random shift of the logits: a vector for the weight and a number for the bias."""
+    if sym.softmax_shift is None:
+        raise ValueError("The network does not end in a layer whose outputs are its logits.")
+    shape = sym.shapes[sym.softmax_shift.weight][1:]
+    vector = torch.randn(shape, generator=generator)
+    return vector, torch.randn((), generator=generator)
