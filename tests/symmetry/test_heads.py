@@ -127,9 +127,7 @@ def test_one_norm_module_for_all_heads(norm):
         return s.out(y.transpose(1, 2).flatten(2))
 
     layers = {name: nn.Linear(10, 24) for name in "qkv"}
-    model = Forward(
-        forward, **layers, norm_q=norm(6), norm_k=norm(6), out=nn.Linear(24, 3)
-    )
+    model = Forward(forward, **layers, norm_q=norm(6), norm_k=norm(6), out=nn.Linear(24, 3))
     assert counts(exact(model, X)) == {(6, "channel"): 5, (4, "block"): 1}
 
 

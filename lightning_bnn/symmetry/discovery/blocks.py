@@ -44,9 +44,9 @@ def permutation_groups(
     for family, places in placed_families:
         inner = []
         for row in family.rows:
-            members = [group_of.get(x) if isinstance(x, int) else number.get(id(x)) for x in row]
-            known = tuple(g for g in members if g is not None)
-            inner += [known] if len(known) == len(members) else []
+            found = [group_of.get(x) if isinstance(x, int) else number.get(id(x)) for x in row]
+            known = tuple(g for g in found if g is not None)
+            inner += [known] if len(known) == len(found) else []
         kind = "channel" if family.copies and not inner else "block"
         name = name_of(channels.axes, places)
         groups.append(PermutationGroup(len(family.units), name, places, kind, tuple(inner)))
@@ -121,7 +121,8 @@ def _search(incidence: Incidence, members: Block, copies: Collection[int]) -> li
     if len(seeds) ** 2 * len(members) > LARGEST_SEARCH:
         return []
     for seed in seeds:
-        moving, blocks, new = {seed}, [], {seed}
+        moving, new = {seed}, {seed}
+        blocks: list[Units] = []
         while new and not blocks:
             moving |= new
             blocks = [b for b in incidence.exchangeable(members, moving) if len(b) > 1]

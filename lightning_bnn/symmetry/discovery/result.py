@@ -46,7 +46,7 @@ def _why_nothing_moves(channels: Channels, symmetries: Symmetries) -> tuple[Froz
         return ()
     system = channels.system
     roots = connected(system.ties["permutation"], system.nodes)
-    reasons = {}
+    reasons: dict[str, Frozen] = {}
     for entry in system.entries.values():
         if entry.role in ("out", "raw", "gain"):
             fixed = roots[np.maximum(entry.labels, FROZEN)] == roots[FROZEN]

@@ -1,4 +1,4 @@
-"""How attention treats channels."""
+"""How attention treats channels: heads are blocks, and queries share the keys of their group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How repetition treats channels: their copies may be exchanged, where they are told apart later."""
+"""How repetition treats channels: copies may be exchanged, where they are told apart later."""
 
 from __future__ import annotations
 

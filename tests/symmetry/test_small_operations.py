@@ -1,0 +1,183 @@
+"""Operations that networks use here and there: what passes, and what is refused with a reason."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import Forward
+from torch import nn
+
+from lightning_bnn.symmetry import discover, verify
+
+torch.manual_seed(0)
+X = torch.randn(2, 4, 5).double()
+OTHER = torch.randn(3, 4, 5).double()
+IMAGE = torch.randn(2, 3, 6, 6).double()
+
+
+def layers(width=6):
+    return {"a": nn.Linear(5, 6), "b": nn.Linear(5, 6), "o": nn.Linear(width, 3)}
+
+
+def counts(model, x, *others):
+    """Groups, scales and signs, after a check on these inputs and on others."""
+    sym = discover(model.double(), x)
+    assert not any("refuted" in f.reason for f in sym.frozen)
+    for inputs in (x, *others):
+        assert verify(model, sym, inputs) < 1e-10
+    return [g.units for g in sym.permutations], sym.scaling_dof, sym.sign_dof, sym
+
+
+HALVES = torch.tensor([1.0, 2.0, 1.0, 2.0, 1.0, 2.0]).double()
+PASSING = {
+    "reshape_as": (
+        lambda s, x: s.o(s.a(x).tanh().flatten(1).reshape_as(x.new_zeros(len(x), 4, 6))),
+        [6],
+        0,
+        6,
+    ),
+    "addcmul": (lambda s, x: s.o(torch.addcmul(s.a(x), s.b(x).relu(), s.b(x))), [6], 0, 0),
+    "addcdiv": (lambda s, x: s.o(torch.addcdiv(s.a(x), s.b(x), 1 + s.a(x).exp())), [6], 0, 0),
+    "lerp": (lambda s, x: s.o(torch.lerp(s.a(x), s.b(x).relu(), 0.3)), [6], 6, 0),
+    "lerp by channels": (
+        lambda s, x: s.o(torch.lerp(s.a(x), s.b(x).relu(), s.b(x).sigmoid())),
+        [6],
+        0,
+        0,
+    ),
+    "cumsum": (lambda s, x: s.o(s.a(x).relu().cumsum(1)), [6], 6, 0),
+    "cumprod": (lambda s, x: s.o(s.a(x).sigmoid().cumprod(1)), [6], 0, 0),
+    "cummax": (lambda s, x: s.o(s.a(x).cummax(1).values), [6], 6, 0),
+    "sort": (lambda s, x: s.o(s.a(x).sort(1).values), [6], 6, 0),
+    "median": (lambda s, x: s.o(s.a(x).median(1).values), [6], 6, 0),
+    "prod": (lambda s, x: s.o(s.a(x).sigmoid().prod(1)), [6], 0, 0),
+    "hypot": (lambda s, x: s.o(torch.hypot(s.a(x), s.b(x))), [6], 0, 0),
+    "tril": (
+        lambda s, x: s.o(torch.tril((s.b(x) @ s.b(x).mT).exp()) @ s.a(x).tanh()),
+        [6, 6],
+        0,
+        12,
+    ),
+    "masked_scatter": (
+        lambda s, x: s.o(
+            s.a(x).relu().masked_scatter((x[..., :1] > 0).expand(-1, -1, 6), s.b(x).relu())
+        ),
+        [6],
+        6,
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_what_leaves_channels_alone(name):
+    forward, groups, scales, signs = PASSING[name]
+    model = Forward(forward, **layers())
+    *found, sym = counts(model, X, OTHER)
+    assert found == [groups, scales, signs]
+    assert not sym.frozen
+
+
+def test_channels_beside_constants_that_differ_are_told_apart():
+    """A close cousin of a weight that is the same for all."""
+    model = Forward(lambda s, x: s.o(torch.lerp(s.a(x), s.b(x).relu(), HALVES / 4)), **layers())
+    assert counts(model, X)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "groups"),
+    [("constant", [6]), ("reflect", [4, 2]), ("replicate", [2, 4]), ("circular", [2, 4])],
+)
+def test_channels_that_are_padded(mode, groups):
+    """Channels at the border stand there twice, and are exchanged among themselves."""
+    value = {"value": 1.0} if mode == "constant" else {}
+
+    def forward(s, x):
+        return s.o(F.pad(s.a(x).relu(), (1, 1), mode=mode, **value))
+
+    found, scales, *_ = counts(Forward(forward, **layers(8)), X, OTHER)
+    assert (found, scales) == (groups, 6)
+
+
+def test_windows_of_images():
+    convolution = nn.Conv2d(3, 4, 1)
+    unfolded = Forward(
+        lambda s, x: s.o(F.unfold(s.a(x).relu(), 2).mT), a=convolution, o=nn.Linear(16, 2)
+    )
+    folded = Forward(
+        lambda s, x: s.o(F.fold(F.unfold(s.a(x).relu(), 2), (6, 6), 2)),
+        a=convolution,
+        o=nn.Conv2d(4, 2, 1),
+    )
+    for model in (unfolded, folded):
+        assert counts(model, IMAGE)[:3] == ([4], 4, 0)
+
+
+def outer_sum(s, x):
+    """Every unit of one layer beside every unit of another."""
+    return s.o((s.a(x)[..., None] + s.b(x)[..., None, :]).relu().flatten(-2))
+
+
+def test_sums_of_all_pairs():
+    model = Forward(outer_sum, a=nn.Linear(5, 3), b=nn.Linear(5, 4), o=nn.Linear(12, 2))
+    found, scales, signs, sym = counts(model, X, OTHER)
+    assert (sorted(found), scales, signs) == ([3, 4], 1, 0)
+    assert not sym.frozen
+
+
+def test_copies_of_channels_are_exchanged_where_they_are_told_apart():
+    """Three copies of two units, each with a gate of its own: copies and units are exchanged."""
+
+    def forward(s, x):
+        return s.o(s.a(x).tanh().repeat_interleave(3, -1) * s.b(x).sigmoid())
+
+    model = Forward(forward, a=nn.Linear(5, 2), b=nn.Linear(5, 6), o=nn.Linear(6, 2))
+    assert sorted(counts(model, X, OTHER)[0]) == [2, 3, 3]
+
+
+def test_places_of_one_channel_are_no_copies():
+    """Flattened space repeats a channel, too, but its values differ: a cousin of copies."""
+
+    def forward(s, x):
+        return s.o(s.a(x).tanh().flatten(1) * s.b(x.flatten(1)).sigmoid())
+
+    layers = {"a": nn.Conv1d(4, 2, 1), "b": nn.Linear(20, 10), "o": nn.Linear(10, 2)}
+    assert counts(Forward(forward, **layers), X, OTHER)[0] == [2]
+
+
+REFUSED = {
+    "cumsum": lambda s, x: s.o(s.a(x).relu().cumsum(-1)),
+    "sort": lambda s, x: s.o(s.a(x).sort(-1).values),
+    "tril": lambda s, x: s.o(torch.tril(s.a(x).relu())),
+    "as_strided": lambda s, x: s.o(s.a(x).relu().as_strided((2, 4, 6), (24, 6, 1))),
+    "masked_scatter": lambda s, x: s.o(
+        s.a(x).relu().masked_scatter(s.b(x).detach() > 0, s.b(x).relu())
+    ),
+    "fft_fft": lambda s, x: s.o(torch.fft.fft(s.a(x)).real),
+}
+
+
+@pytest.mark.parametrize("operation", REFUSED)
+def test_what_is_not_understood_is_named(operation):
+    found, scales, signs, sym = counts(Forward(REFUSED[operation], **layers()), X)
+    assert found == []
+    assert scales == signs == 0
+    assert operation in {f.operation.removesuffix("_") for f in sym.frozen}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Linear(5, 3),
+        nn.ReLU(),
+        Forward(lambda s, x: 2 * x, a=nn.Linear(5, 3)),
+        Forward(lambda s, x: s.a(x) + s.a(x).roll(1, -1) ** 3, a=nn.Linear(5, 3)),
+        Forward(
+            lambda s, x: (s.a(x), s.b(torch.tanh(s.a(x)))), a=nn.Linear(5, 3), b=nn.Linear(3, 2)
+        ),
+        Forward(lambda s, x: s.a(s.b(x) * 0 + 1), a=nn.Linear(6, 3), b=nn.Linear(5, 6)),
+    ],
+)
+def test_a_network_without_symmetries_says_why(model):
+    sym = discover(model.double(), X)
+    assert sym.frozen or sym.permutations or sym.scalings or sym.signs
+    assert all(f.reason for f in sym.frozen)
