@@ -13,6 +13,7 @@ tensor([1., 1., 1.])
 
 from lightning_bnn.symmetry.actions import flip, permute, rescale, shift_logits
 from lightning_bnn.symmetry.activation_matching import match_activations
+from lightning_bnn.symmetry.balanced_form import balancing_matrices, mixing_gaps
 from lightning_bnn.symmetry.canonical import (
     canonical_scales_and_signs,
     canonicalise,
@@ -71,6 +72,7 @@ __all__ = [
     "Symmetries",
     "UnitOrders",
     "UnsupportedModel",
+    "balancing_matrices",
     "barrier",
     "canonical_scales_and_signs",
     "canonicalise",
@@ -86,6 +88,7 @@ __all__ = [
     "match_activations",
     "min_mass",
     "mix",
+    "mixing_gaps",
     "nearest_transposition",
     "order_change",
     "permute",

@@ -9,7 +9,7 @@ permuted copy of a network in which such units are exchangeable, as copies of ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -27,7 +27,12 @@ SortKey = Literal["max", "first", "mean", "median", "norm", "outgoing"]
 
 
 def sort_permutations(
-    params: Params, sym: Symmetries, by: SortKey = "max", descending: bool = True
+    params: Params,
+    sym: Symmetries,
+    by: SortKey = "max",
+    descending: bool = True,
+    *,
+    held: Collection[int] = (),
 ) -> list[Tensor]:
     """The permutations that sort the units of every group.
 
@@ -39,6 +44,7 @@ def sort_permutations(
             ``"outgoing"``, the first weight that leaves the unit, once the layer behind is sorted.
             Blocks are sorted by the same statistic over the whole block.
         descending: largest first.
+        held: indices of groups whose units stay where they are.
     """
     if by not in get_args(SortKey):
         raise ValueError(f"`by` must be one of {', '.join(get_args(SortKey))}, got {by!r}.")
@@ -50,7 +56,7 @@ def sort_permutations(
     done: set[int] = set()
     for index in _order(sym, backwards=by == "outgoing"):
         key = _key(params, sym, sym.permutations[index], by, result)
-        if key is not None:
+        if key is not None and index not in held:
             places = ranks(-key if descending else key)
             places = break_ties(params, sym, index, places, result, done, descending)
             result[index] = places.argsort(dim=-1, stable=True)
