@@ -99,7 +99,7 @@ def _balanced(params: Params, sym: Symmetries, scaling: Scaling | None, target: 
     """Scales, then matrices, then signs and phases until none changes those behind it."""
     held = covered(sym, sym.scalings, ("general", "complex"))
     if scaling == "min-mass" or (scaling is not None and _reads_mixed_channels(sym)):
-        least = min_mass(params, sym, mixing=True, tolerance=1e-16)
+        least = min_mass(params, sym, mixing=True, tolerance=1e-13)
         params = multiply(params, sym, {"scalings": least.scales})
         params = mix_some(params, sym, least.matrices)
     if scaling != "min-mass":

@@ -126,7 +126,7 @@ class _Radii:
             flat = owner.reshape(-1).to(up.device)
             up[:, flat] = larger.repeat_interleave(owner.shape[1], -1)
             down[:, flat] = smaller.repeat_interleave(owner.shape[1], -1)
-        return torch.exp(-2 * torch.cat([down, torch.zeros_like(up[:, :1]), up], -1))
+        return torch.exp(-2 * torch.cat([down, up.new_zeros(len(up), 1), up], -1))
 
     def _grams(self, group: LinearGroup, lowest: Tensor) -> tuple[Tensor, Tensor]:
         """W diag(l) W^T of both sides of every space."""
@@ -163,7 +163,7 @@ def _half_log(mass: Tensor, part: Tensor) -> Tensor:
 def _partner_mass(problem: MassProblem, f: Tensor) -> Tensor:
     """For every factor the sum of what it multiplies, other factors included."""
     n = problem.variables
-    total = torch.cat([problem.plus, torch.zeros_like(f[:, :1]), problem.minus], -1)
+    total = torch.cat([problem.plus, f.new_zeros(len(f), 1), problem.minus], -1)
     for m in problem.matrices:
         rows = torch.matmul(m.squares, f[:, m.columns][..., None])[..., 0]
         columns = torch.matmul(m.squares.mT, f[:, m.rows][..., None])[..., 0]

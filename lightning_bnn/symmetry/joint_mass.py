@@ -33,6 +33,7 @@ from lightning_bnn.symmetry.spaces import coupled, covered, multiplied, sides
 __all__ = ["JointMinimum", "solve_jointly", "without_free_scales"]
 
 
+_PATIENCE = 16  # rounds without half the gap, after which rounding is to blame
 _EXACT = 1e-24  # the gap falls with the step, not with its square
 
 
@@ -64,14 +65,19 @@ def solve_jointly(
     state = _State(params, sym, start)
     before = state.problem().value(torch.zeros_like(state.u))
     state.go_to_limit()
-    value, gap, iteration = before, torch.full_like(before, torch.inf), 0
-    while iteration < most:
+    value, gap = before, torch.full_like(before, torch.inf)
+    iteration, look, wait = 0, 0, 1
+    while iteration < most and wait <= _PATIENCE:
         iteration += 1
         last, value = value, state.round()
-        if bool((last - value <= 0.1 * tolerance * value).all()) or iteration == most:
-            before_round, gap = gap, state.gap()
-            if bool(((gap <= tolerance) | (gap > 0.5 * before_round)).all()):
+        rests = bool((last - value <= max(1e-4 * tolerance, 1e-15) * value).all())
+        if (rests and iteration >= look) or iteration == most:
+            seen, gap = gap, state.gap()
+            if bool((gap <= tolerance).all()):
                 break
+            falls = bool((gap < 0.5 * seen).any())
+            wait = 1 if falls else 2 * wait
+            look = iteration + wait
     logs, matrices = _no_worse(params, state, before)
     return JointMinimum(
         before, value, logs, matrices, gap, iteration, state.dead(), state.attained
