@@ -47,7 +47,11 @@ from lightning_bnn.symmetry.interpolation import Barrier, barrier, interpolate
 from lightning_bnn.symmetry.matching import match
 from lightning_bnn.symmetry.min_mass import MinMass, mass, min_mass
 from lightning_bnn.symmetry.mixing import identity_mixings, mix, random_mixings
-from lightning_bnn.symmetry.optimizer_state import scale_optimizer_state, transform_optimizer_state
+from lightning_bnn.symmetry.optimizer_state import (
+    mix_optimizer_state,
+    scale_optimizer_state,
+    transform_optimizer_state,
+)
 from lightning_bnn.symmetry.orders import (
     OrderChange,
     UnitOrders,
@@ -88,6 +92,7 @@ __all__ = [
     "match_activations",
     "min_mass",
     "mix",
+    "mix_optimizer_state",
     "mixing_gaps",
     "nearest_transposition",
     "order_change",
