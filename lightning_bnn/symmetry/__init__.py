@@ -34,6 +34,7 @@ from lightning_bnn.symmetry.elements import (
     random_scales,
     random_signs,
 )
+from lightning_bnn.symmetry.folding import fold_norms
 from lightning_bnn.symmetry.forward import UnsupportedModel
 from lightning_bnn.symmetry.groups import (
     Frozen,
@@ -82,6 +83,7 @@ __all__ = [
     "canonicalise",
     "discover",
     "flip",
+    "fold_norms",
     "identity",
     "identity_mixings",
     "interpolate",
