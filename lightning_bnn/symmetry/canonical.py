@@ -109,7 +109,9 @@ def _balanced(params: Params, sym: Symmetries, scaling: Scaling | None, target: 
     inside = covered(sym, sym.signs, (*_ORDERED, "complex", "unit complex"))
     for _ in range(len(sym.linear) + 1 if sym.signs else 0):
         _, signs = canonical_scales_and_signs(params, sym, None)
-        signs = [torch.where(unit.to(s.device), 1, s) for unit, s in zip(inside, signs, strict=True)]
+        signs = [
+            torch.where(unit.to(s.device), 1, s) for unit, s in zip(inside, signs, strict=True)
+        ]
         if all(bool((s == 1).all()) for s in signs):
             break
         params = multiply(params, sym, {"signs": signs})

@@ -26,9 +26,7 @@ __all__ = ["fold_norms"]
 _SAME_CHANNELS = ("dropout", "contiguous", "clone", "alias", "detach", "feature_dropout")
 
 
-def fold_norms(
-    model: nn.Module, *example: Any, partial: bool = False, **named: Any
-) -> nn.Module:
+def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: Any) -> nn.Module:
     """Copy a network without the gains and biases of its norms: the next linear maps take them.
 
     ``nn.LayerNorm``, ``nn.RMSNorm`` and modules that compute the same with a ``weight``, and maybe
@@ -133,7 +131,9 @@ def _replace(model: nn.Module, name: str, plain: nn.Module) -> None:
 def _leave_fused_kernels(model: nn.Module) -> None:
     """Fused layers read the gains of their norms: without these they take the ordinary path."""
     for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and module.norm1.weight is None:
+        if isinstance(module, nn.TransformerEncoderLayer) and any(
+            norm.weight is None for norm in (module.norm1, module.norm2)
+        ):
             module.activation_relu_or_gelu = 0
 
 
@@ -185,7 +185,9 @@ def _reader(graph: Graph, node: Node) -> _Reader:
     for argument in node.args[1:3]:
         source = graph.sources.get(argument) if isinstance(argument, Node) else None
         if source is None or source.kind != "parameter":
-            raise _Unfoldable("it is read by a linear map whose weight is no parameter as it stands")
+            raise _Unfoldable(
+                "it is read by a linear map whose weight is no parameter as it stands"
+            )
         names.append(source.name)
     return _Reader(node, names[0], names[1] if len(names) > 1 else None)
 
@@ -200,7 +202,15 @@ def _keeps_channels(operation: str, node: Node, read: Node) -> bool:
         return True
     before, after = read.meta["val"].shape, node.meta["val"].shape
     last, arguments = len(before) - 1, [a for a in node.args[1:] if isinstance(a, int)]
-    if operation in ("view", "reshape", "unflatten", "flatten", "_unsafe_view", "expand", "squeeze"):
+    if operation in (
+        "view",
+        "reshape",
+        "unflatten",
+        "flatten",
+        "_unsafe_view",
+        "expand",
+        "squeeze",
+    ):
         return len(after) > 0 and after[-1] == before[-1] and _moves_rows(operation, before, after)
     if operation == "transpose":
         return all(a % len(before) != last for a in arguments)

@@ -79,9 +79,7 @@ def solve_jointly(
             wait = 1 if falls else 2 * wait
             look = iteration + wait
     logs, matrices = _no_worse(params, state, before)
-    return JointMinimum(
-        before, value, logs, matrices, gap, iteration, state.dead(), state.attained
-    )
+    return JointMinimum(before, value, logs, matrices, gap, iteration, state.dead(), state.attained)
 
 
 class _State:

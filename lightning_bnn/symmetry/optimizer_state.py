@@ -74,7 +74,10 @@ def scale_optimizer_state(
 
 
 def mix_optimizer_state(
-    optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor], sym: Symmetries, matrices: Element
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[str, Tensor],
+    sym: Symmetries,
+    matrices: Element,
 ) -> None:
     """Carry an optimizer along when its network is mixed: momentum as gradients, by the inverse.
 

@@ -76,9 +76,7 @@ def coupled(sym: Symmetries, group: LinearGroup, others: Collection[LinearGroup]
     )
 
 
-def covered(
-    sym: Symmetries, groups: Sequence[Group], kinds: Collection[str]
-) -> tuple[Tensor, ...]:
+def covered(sym: Symmetries, groups: Sequence[Group], kinds: Collection[str]) -> tuple[Tensor, ...]:
     """For every group, which of its units move inside spaces of the given kinds only."""
     inside = {a: torch.zeros(x.blocks * x.size, dtype=torch.bool) for a, x in enumerate(sym.axes)}
     for linear in sym.linear:

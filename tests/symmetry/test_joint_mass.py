@@ -20,7 +20,8 @@ def least_by_descent(params, sym, seed, start=None):
     g = generator(seed)
     logs = [0.3 * torch.randn(s.units, generator=g, dtype=torch.float64) for s in sym.scalings]
     free = [
-        torch.eye(s.size).double() + 0.2 * torch.randn(s.spaces, s.size, s.size, generator=g).double()
+        torch.eye(s.size).double()
+        + 0.2 * torch.randn(s.spaces, s.size, s.size, generator=g).double()
         for s in sym.linear
     ]
     variables = [t.requires_grad_() for t in (*logs, *free)]
