@@ -275,8 +275,9 @@ def _phase(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
         rows = rows_at(stack[sym.axes[place.axis].tensor], sym, place)
         at = rows.square().sum(-2, keepdim=True).argmax(-1, keepdim=True)
         found = torch.take_along_dim(rows, at, -1)[..., 0]
-        nothing = number is None or (number == 0).all(-1, keepdim=True)
-        number = found if number is None else torch.where(nothing, found, number)
+        if number is None:
+            number = found
+        number = torch.where((number == 0).all(-1, keepdim=True), found, number)
     assert number is not None
     size = number.norm(dim=-1)
     x = torch.where(size > 0, number[..., 0] / size, 1)

@@ -120,7 +120,7 @@ def _replace(model: nn.Module, name: str, plain: nn.Module) -> None:
     """Put the norm without gain where the norm was; those of torch keep their class."""
     old = model.get_submodule(name)
     if type(old) in (nn.LayerNorm, nn.RMSNorm):
-        old.elementwise_affine = False
+        setattr(old, "elementwise_affine", False)  # noqa: B010
         for key in list(dict(old.named_parameters())):
             old.register_parameter(key, None)
         return
@@ -197,7 +197,7 @@ def _placeholders(graph: Graph, name: str) -> list[Node]:
 
 
 def _keeps_channels(operation: str, node: Node, read: Node) -> bool:
-    """Whether an operation only moves vectors, whose channels are on the last axis before and after."""
+    """Whether an operation moves or averages vectors and leaves their channels on the last axis."""
     if operation in _SAME_CHANNELS:
         return True
     before, after = read.meta["val"].shape, node.meta["val"].shape
@@ -217,6 +217,9 @@ def _keeps_channels(operation: str, node: Node, read: Node) -> bool:
     if operation == "permute":
         order = node.args[1]
         return isinstance(order, list | tuple) and int(order[-1]) % len(before) == last  # type: ignore[arg-type]
+    if operation == "mean":
+        axes = node.args[1] if len(node.args) > 1 else None
+        return isinstance(axes, list | tuple) and all(int(a) % len(before) != last for a in axes)  # type: ignore[arg-type]
     if operation in ("select", "slice"):
         return (arguments[0] if arguments else 0) % len(before) != last
     if operation == "unsqueeze":

@@ -17,7 +17,7 @@ unit i are known to be at least :math:`l_j`, then :math:`e^{2 x_i} \sum_j W_{ij}
 space, :math:`\|e^X N^{1/2}\|^2 \ge \|e^X\|^2 \lambda_{min}(N)` with :math:`N = W diag(l) W^T` gives
 :math:`\log \|e^X\| \le \log(m / \lambda_{min}(N)) / 2`, and its other side bounds
 :math:`e^{-X}`. A space at the other end has the factor :math:`\sigma_{min}^2` everywhere. Inputs
-and outputs have factor one; from there the bounds spread through the network, each pass a valid one.
+and outputs have factor one; from there the bounds spread through the network, all of them valid.
 """
 
 from __future__ import annotations

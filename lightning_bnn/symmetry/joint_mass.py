@@ -11,7 +11,6 @@ limit, with zeros for the directions that lead nowhere; matrices near it are ret
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -210,7 +209,8 @@ class _State:
         """Units, and spaces of matrices, that nothing balances."""
         flow = self.problem().flow(self.u)
         units = self.free & ~((flow.inflow > 0) & (flow.outflow > 0))
-        return units.sum(-1) + sum((~self.full[k]).sum(-1) for k in self.groups)
+        spaces = [(~self.full[k]).sum(-1) for k in self.groups]
+        return torch.stack([units.sum(-1), *spaces]).sum(0)
 
 
 def _half(step: Tensor, full: Tensor) -> Tensor:

@@ -83,15 +83,7 @@ def min_mass(
         tolerance: certified relative gap at which to stop.
         max_iterations: sweeps and Newton steps after which to stop in any case.
     """
-    if solver not in ("balance", "cvxpy"):
-        raise ValueError(f"`solver` must be 'balance' or 'cvxpy', got {solver!r}.")
-    if tolerance <= 0 or max_iterations < 1:
-        raise ValueError(
-            "`tolerance` must be positive and `max_iterations` at least 1, "
-            f"got {tolerance} and {max_iterations}."
-        )
-    if mixing not in (False, True, "only"):
-        raise ValueError(f"`mixing` must be True, False or 'only', got {mixing!r}.")
+    _check_options(solver, tolerance, max_iterations, mixing)
     stacked = check_params(params, sym)
     check_finite(params, sym)
     if mixing is not False:
@@ -123,6 +115,18 @@ def min_mass(
     parts = (t if stacked else t[0] for t in (before, after, gap, dead, attained))
     total, least, bound, lost, reached = parts
     return MinMass(total, least, tuple(scales), bound, iterations, lost, reached)
+
+
+def _check_options(solver: str, tolerance: float, max_iterations: int, mixing: bool | str) -> None:
+    if solver not in ("balance", "cvxpy"):
+        raise ValueError(f"`solver` must be 'balance' or 'cvxpy', got {solver!r}.")
+    if tolerance <= 0 or max_iterations < 1:
+        raise ValueError(
+            "`tolerance` must be positive and `max_iterations` at least 1, "
+            f"got {tolerance} and {max_iterations}."
+        )
+    if mixing not in (False, True, "only"):
+        raise ValueError(f"`mixing` must be True, False or 'only', got {mixing!r}.")
 
 
 def _jointly(
