@@ -219,7 +219,7 @@ def _keeps_channels(operation: str, node: Node, read: Node) -> bool:
         return isinstance(order, list | tuple) and int(order[-1]) % len(before) == last  # type: ignore[arg-type]
     if operation == "mean":
         axes = node.args[1] if len(node.args) > 1 else None
-        return isinstance(axes, list | tuple) and all(int(a) % len(before) != last for a in axes)  # type: ignore[arg-type]
+        return isinstance(axes, list | tuple) and all(int(a) % len(before) != last for a in axes)
     if operation in ("select", "slice"):
         return (arguments[0] if arguments else 0) % len(before) != last
     if operation == "unsqueeze":

@@ -256,8 +256,10 @@ def _no_worse(params: Params, state: _State, before: Tensor) -> tuple[Tensor, li
 def _mass_after(params: Params, state: _State, scaled: Params) -> Tensor:
     """Mass of the network itself, not of its limit."""
     rest = {n: params[n] for n in state.sym.weights if n not in state.first}
-    total = sum(t.square().flatten(1).sum(-1) for t in scaled.values())
-    return total + mass_problem(rest, state.sym).value(state.u) if rest else total
+    parts = [t.square().flatten(1).sum(-1) for t in scaled.values()]
+    if rest:
+        parts.append(mass_problem(rest, state.sym).value(state.u))
+    return torch.stack(parts).sum(0)
 
 
 def _near_limit(a: Tensor, b: Tensor) -> Tensor:
