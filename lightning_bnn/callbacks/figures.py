@@ -182,8 +182,8 @@ def _curves(trainer: Any) -> dict[str, Any]:
         if not history or not isinstance(callback, SymmetryCallback):
             continue
         steps = [step for step, _ in history]
-        rows = torch.tensor([row for _, row in history])
         names = getattr(callback, "layers", ()) or ("mass", "minimum", "excess")
+        rows = torch.tensor([row[: len(names)] for _, row in history])
         columns = {name: rows[:, k] for k, name in enumerate(names)}
         columns.pop("excess", None)
         tag = "tau" if hasattr(callback, "layers") else "mass"

@@ -12,7 +12,16 @@ from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.network import Network
 from lightning_bnn.callbacks.watching import SymmetryCallback
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry import MinMass, mass, min_mass, rescale, scale_optimizer_state
+from lightning_bnn.symmetry import (
+    MinMass,
+    Symmetries,
+    mass,
+    min_mass,
+    mix,
+    mix_optimizer_state,
+    rescale,
+    scale_optimizer_state,
+)
 
 __all__ = ["MassGap"]
 
@@ -24,7 +33,9 @@ class MassGap(SymmetryCallback):
     changes the penalty but not the function. Logged every n steps:
 
     - ``mass``, ``mass_minimum`` and ``mass_excess``, which is above the minimum in percent,
-    - ``largest_weight/<layer>``, and ``largest_weight_at_minimum/<layer>`` once rescaled.
+    - ``largest_weight/<layer>``, and ``largest_weight_at_minimum/<layer>`` once rescaled,
+    - where matrices may mix channels, as in attention heads and adapters: ``mass_excess/heads``,
+      what these matrices alone could save, and ``mass_excess/joint``, matrices and scales together.
 
     Works with any LightningModule; the network and its input are found in the first batch.
 
@@ -34,7 +45,8 @@ class MassGap(SymmetryCallback):
         batch_norm: ``"carrier"`` holds the weights before a batch norm and lets its gain carry the
             scale; ``"eval"`` treats it as a fixed affine map.
         apply: an experiment: replace the weights, frozen ones too, by those of least mass at
-            every look. The function stays, momentum is carried along; the run that follows is
+            every look, over matrices too where there are any. The function stays, momentum is
+            carried along (second moments as `mix_optimizer_state` says); the run that follows is
             another one.
 
     References:
@@ -51,7 +63,8 @@ class MassGap(SymmetryCallback):
         super().__init__(module, every_n_steps, batch_norm)
         self.apply = apply
         self.history: list[tuple[int, list[float]]] = []
-        """Step and (mass, minimum, excess in percent), as logged."""
+        """Step and (mass, minimum, excess in percent), as logged; then excess over the matrices of
+        heads, and over these and scales together, where there are such matrices."""
         self._scales: tuple[Tensor, ...] | None = None
 
     @property
@@ -80,45 +93,70 @@ class MassGap(SymmetryCallback):
         if not bool(mass(weights, self.network.symmetries).isfinite().all()):
             rank_zero_warn("MassGap does not look at weights that are not finite.")
             return
-        result = min_mass(weights, self.network.symmetries, start=self._scales)
-        balanced = rescale(weights, self.network.symmetries, result.scales)
+        symmetries = self.network.symmetries
+        result = min_mass(weights, symmetries, start=self._scales)
+        balanced = rescale(weights, symmetries, result.scales)
         self._scales = result.scales
-        self._log(trainer, pl_module, weights, balanced, result)
+        parts = []
+        if _mixes(symmetries):
+            parts = [min_mass(weights, symmetries, mixing="only", tolerance=_TOLERANCE)]
+            parts += [min_mass(weights, symmetries, mixing=True, tolerance=_TOLERANCE)]
+        self._log(trainer, pl_module, weights, balanced, result, parts)
         if self.apply:
-            self._replace(trainer, weights, balanced, result.scales)
+            best = parts[-1] if parts else result
+            if parts:
+                balanced = rescale(weights, symmetries, best.scales)
+                balanced = mix(balanced, symmetries, best.matrices)
+            self._replace(trainer, weights, balanced, best)
 
     def _check(self, network: Network) -> None:
-        if not network.symmetries.scalings:
+        if not network.symmetries.scalings and not _mixes(network.symmetries):
             raise ValueError("the network has no units that could be rescaled.")
 
     def _log(
-        self, trainer: Any, pl_module: Any, weights: Params, balanced: Params, result: MinMass
+        self,
+        trainer: Any,
+        pl_module: Any,
+        weights: Params,
+        balanced: Params,
+        result: MinMass,
+        parts: list[MinMass],
     ) -> None:
         assert self.network is not None
         names = self.network.symmetries.weights
-        numbers = torch.stack([result.mass, result.minimum, result.excess]).double()
+        excesses = [part.excess for part in (result, *parts)]
+        numbers = torch.stack([result.mass, result.minimum, *excesses]).double()
         largest = torch.stack([_largest(w, names) for w in (weights, balanced)])
         row = numbers.flatten(1).mean(1).tolist() if numbers.ndim > 1 else numbers.tolist()
-        values = dict(zip(("mass", "mass_minimum", "mass_excess"), row, strict=True))
+        values = dict(zip(_NAMES, row, strict=False))
         for kind, numbers in zip(("", "_at_minimum"), largest.tolist(), strict=True):
             layers = zip(names, numbers, strict=True)
             values |= {f"largest_weight{kind}/{name}": value for name, value in layers}
         self._log_all(trainer, pl_module, values)
         self.history.append((figure_step(trainer), row))
 
-    def _replace(
-        self, trainer: Any, weights: Params, balanced: Params, scales: tuple[Tensor, ...]
-    ) -> None:
-        """Write the balanced weights over the live ones, and rescale the state of optimizers."""
+    def _replace(self, trainer: Any, weights: Params, balanced: Params, best: MinMass) -> None:
+        """Write the best weights over the live ones, and move the state of optimizers along."""
         assert self.network is not None
         names = dict(self.network.module.named_parameters())
         for optimizer in trainer.optimizers:
             trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
             if any(id(p) in trained for p in names.values()):
-                scale_optimizer_state(optimizer, names, self.network.symmetries, scales)
+                scale_optimizer_state(optimizer, names, self.network.symmetries, best.scales)
+                if best.matrices:
+                    mix_optimizer_state(optimizer, names, self.network.symmetries, best.matrices)
         for name, tensor in balanced.items():
             weights[name].copy_(tensor)
-        self._scales = tuple(torch.ones_like(scale) for scale in scales)
+        self._scales = tuple(torch.ones_like(scale) for scale in best.scales)
+
+
+_NAMES = ("mass", "mass_minimum", "mass_excess", "mass_excess/heads", "mass_excess/joint")
+_TOLERANCE = 1e-6  # of the certified gap: what is missed is of the order of its square
+
+
+def _mixes(symmetries: Symmetries) -> bool:
+    """Whether matrices that change the mass may act on channels."""
+    return any(group.rescales for group in symmetries.linear)
 
 
 def _largest(weights: Params, names: Any) -> Tensor:

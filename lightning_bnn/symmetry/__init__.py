@@ -13,6 +13,7 @@ tensor([1., 1., 1.])
 
 from lightning_bnn.symmetry.actions import flip, permute, rescale, shift_logits
 from lightning_bnn.symmetry.activation_matching import match_activations
+from lightning_bnn.symmetry.balanced_form import balancing_matrices, mixing_gaps
 from lightning_bnn.symmetry.canonical import (
     canonical_scales_and_signs,
     canonicalise,
@@ -33,6 +34,7 @@ from lightning_bnn.symmetry.elements import (
     random_scales,
     random_signs,
 )
+from lightning_bnn.symmetry.folding import fold_norms
 from lightning_bnn.symmetry.forward import UnsupportedModel
 from lightning_bnn.symmetry.groups import (
     Frozen,
@@ -47,7 +49,11 @@ from lightning_bnn.symmetry.interpolation import Barrier, barrier, interpolate
 from lightning_bnn.symmetry.matching import match
 from lightning_bnn.symmetry.min_mass import MinMass, mass, min_mass
 from lightning_bnn.symmetry.mixing import identity_mixings, mix, random_mixings
-from lightning_bnn.symmetry.optimizer_state import scale_optimizer_state, transform_optimizer_state
+from lightning_bnn.symmetry.optimizer_state import (
+    mix_optimizer_state,
+    scale_optimizer_state,
+    transform_optimizer_state,
+)
 from lightning_bnn.symmetry.orders import (
     OrderChange,
     UnitOrders,
@@ -74,11 +80,13 @@ __all__ = [
     "Symmetries",
     "UnitOrders",
     "UnsupportedModel",
+    "balancing_matrices",
     "barrier",
     "canonical_scales_and_signs",
     "canonicalise",
     "discover",
     "flip",
+    "fold_norms",
     "identity",
     "identity_mixings",
     "interpolate",
@@ -89,6 +97,8 @@ __all__ = [
     "match_activations",
     "min_mass",
     "mix",
+    "mix_optimizer_state",
+    "mixing_gaps",
     "nearest_transposition",
     "order_change",
     "permute",

@@ -18,9 +18,12 @@ from torch import Tensor
 from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.actions import multiply, permute, shift_logits
 from lightning_bnn.symmetry.axis_actions import Kind, axis_factors, broadcastable
+from lightning_bnn.symmetry.balanced_form import balancing_matrices, orienting_matrices
 from lightning_bnn.symmetry.groups import Group, Placement, Symmetries
 from lightning_bnn.symmetry.min_mass import min_mass
+from lightning_bnn.symmetry.mixing import mix_some
 from lightning_bnn.symmetry.sorting import SortKey, sort_permutations
+from lightning_bnn.symmetry.spaces import covered
 from lightning_bnn.symmetry.units import sorted_rows, statistic, unit_rows, writer
 from lightning_bnn.symmetry.validation import check_finite, check_params
 
@@ -42,6 +45,7 @@ def canonicalise(
     permutation: SortKey | None = "max",
     softmax_shift: bool = False,
     *,
+    mixing: Literal["balanced"] | None = None,
     target: float = 1.0,
     descending: bool = True,
 ) -> Params:
@@ -56,6 +60,8 @@ def canonicalise(
         permutation: what units are sorted by, see `sort_permutations`.
         softmax_shift: also set the mean over classes of the last layer's weights and biases to
             zero. This changes logits, not probabilities.
+        mixing: ``"balanced"`` also brings the channels that matrices may mix (``sym.linear``) to
+            their balanced form, see `balancing_matrices`; they keep the order that it gives them.
         target: the norm or standard deviation that every unit gets.
         descending: largest first.
 
@@ -66,16 +72,74 @@ def canonicalise(
     check_params(params, sym)
     if softmax_shift:
         params = remove_softmax_shift(params, sym)
-    scales, signs = canonical_scales_and_signs(params, sym, scaling, target)
-    params = multiply(params, sym, {"scalings": scales, "signs": signs})
+    if mixing not in (None, "balanced"):
+        raise ValueError(f"`mixing` must be 'balanced' or None, got {mixing!r}.")
+    held: set[int] = set()
+    if mixing is not None and sym.linear:
+        params = _balanced(params, sym, scaling, target)
+        inside = covered(sym, sym.permutations, _ORDERED)
+        held = {
+            k
+            for k, (group, units) in enumerate(zip(sym.permutations, inside, strict=True))
+            if group.kind != "block" and bool(units.all())
+        }
+    else:
+        scales, signs = canonical_scales_and_signs(params, sym, scaling, target)
+        params = multiply(params, sym, {"scalings": scales, "signs": signs})
     if permutation is not None and sym.permutations:
-        params = permute(params, sym, sort_permutations(params, sym, permutation, descending))
+        order = sort_permutations(params, sym, permutation, descending, held=held)
+        params = permute(params, sym, order)
     return params
+
+
+_ORDERED = ("general", "orthogonal", "centred")  # their balanced form sorts the channels
+
+
+def _balanced(params: Params, sym: Symmetries, scaling: Scaling | None, target: float) -> Params:
+    """Scales, then matrices, then signs and phases until none changes those behind it."""
+    held = covered(sym, sym.scalings, ("general", "complex"))
+    if scaling == "min-mass" or (scaling is not None and _reads_mixed_channels(sym)):
+        least = min_mass(params, sym, mixing=True, tolerance=1e-13)
+        params = multiply(params, sym, {"scalings": least.scales})
+        params = mix_some(params, sym, least.matrices)
+    if scaling != "min-mass":
+        scales, _ = canonical_scales_and_signs(params, sym, scaling, target, held=held)
+        params = multiply(params, sym, {"scalings": scales})
+    params = mix_some(params, sym, balancing_matrices(params, sym))
+    inside = covered(sym, sym.signs, (*_ORDERED, "complex", "unit complex"))
+    for _ in range(len(sym.linear) + 1 if sym.signs else 0):
+        _, signs = canonical_scales_and_signs(params, sym, None)
+        signs = [
+            torch.where(unit.to(s.device), 1, s) for unit, s in zip(inside, signs, strict=True)
+        ]
+        if all(bool((s == 1).all()) for s in signs):
+            break
+        params = multiply(params, sym, {"signs": signs})
+        params = mix_some(params, sym, orienting_matrices(params, sym))
+    return params
+
+
+def _reads_mixed_channels(sym: Symmetries) -> bool:
+    """Whether matrices act on the other side of weights whose size sets a scale."""
+    writers = [writer(sym, g) for g in sym.scalings]
+    return any(
+        sym.axes[p.axis].tensor == sym.axes[w.axis].tensor and p.axis != w.axis
+        for w in writers
+        if w is not None
+        for g in sym.linear
+        if g.kind == "general"
+        for p in g.placements
+    )
 
 
 # ------------------------------------------------------------ scales and signs
 def canonical_scales_and_signs(
-    params: Params, sym: Symmetries, scaling: Scaling | None, target: float = 1.0
+    params: Params,
+    sym: Symmetries,
+    scaling: Scaling | None,
+    target: float = 1.0,
+    *,
+    held: Sequence[Tensor] | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The scales that bring every unit to the target, and the signs of the canonical form.
 
@@ -87,6 +151,7 @@ def canonical_scales_and_signs(
         sym: what `discover` returned.
         scaling: as in `canonicalise`; ``None`` leaves all scales at one.
         target: the norm or standard deviation that every unit gets.
+        held: for every group of scalings, a mask of the units whose scale stays one.
     """
     if scaling is not None and scaling not in get_args(Scaling):
         raise ValueError(
@@ -111,10 +176,11 @@ def canonical_scales_and_signs(
             size = statistic(params, sym, place, "norm" if scaling == "unit-norm" else "std", w)
             _check_sizes(size, sym.axes[place.axis].tensor)
             usable = size > 0
+            fixed = torch.zeros_like(usable) if held is None else held[index].to(usable.device)
             scale = torch.where(usable, target / torch.where(usable, size, 1), 1)
             there = (scale - 1).abs() <= _ROUNDING * torch.finfo(size.dtype).eps
-            factors[kind][index] = torch.where(there, 1, scale)  # again changes nothing
-            dead += usable.numel() - int(usable.sum())
+            factors[kind][index] = torch.where(there | fixed, 1, scale)  # again changes nothing
+            dead += int((~usable & ~fixed).sum())
     if dead:
         _log.warning("%d units have no incoming weight: their scale is left alone.", dead)
     return factors["scalings"], factors["signs"]

@@ -23,7 +23,7 @@ from lightning_bnn.symmetry.axis_actions import axes_by_tensor
 from lightning_bnn.symmetry.groups import Axis, Symmetries
 from lightning_bnn.symmetry.validation import check_params
 
-__all__ = ["Flow", "MassProblem", "Matrix", "mass", "mass_problem"]
+__all__ = ["Flow", "MassProblem", "Matrix", "factor_index", "mass", "mass_problem"]
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,6 @@ class _Builder:
         first = next(iter(params.values()))
         members = first.shape[0] if self.offset else 1
         self.n = sym.scaling_dof
-        self.starts = [0, *torch.tensor([g.units for g in sym.scalings]).cumsum(0).tolist()]
         self.constant = torch.zeros(members, dtype=torch.float64, device=first.device)
         self.plus, self.minus = (self.constant.new_zeros(members, self.n) for _ in range(2))
         self.matrices: list[Matrix] = []
@@ -223,14 +222,22 @@ class _Builder:
         self.matrices.append(Matrix(_matrix_squares(w, first, second), rows, columns))
 
     def _table(self, axis: int) -> Tensor:
-        """Index of the factor of every position."""
-        blocks, size = self.sym.axes[axis].blocks, self.sym.axes[axis].size
-        table = torch.full((blocks * size,), self.n)
-        for g, place in self.sym.placements_by_axis("scalings")[axis]:
-            unit = self.starts[g] + torch.arange(self.sym.scalings[g].units)
-            index = unit if place.exponent > 0 else unit + self.n + 1
-            table[place.positions] = index[:, None].expand_as(place.positions)
-        return table.to(self.constant.device)
+        return factor_index(self.sym, axis).to(self.constant.device)
+
+
+def factor_index(sym: Symmetries, axis: int) -> Tensor:
+    """Index of the factor of every position on an axis, see `Matrix`."""
+    n, start = sym.scaling_dof, 0
+    table = torch.full((sym.axes[axis].blocks * sym.axes[axis].size,), n)
+    starts = []
+    for group in sym.scalings:
+        starts.append(start)
+        start += group.units
+    for g, place in sym.placements_by_axis("scalings")[axis]:
+        unit = starts[g] + torch.arange(sym.scalings[g].units)
+        index = unit if place.exponent > 0 else unit + n + 1
+        table[place.positions] = index[:, None].expand_as(place.positions)
+    return table
 
 
 def _matrix_squares(w: Tensor, rows: Axis, columns: Axis) -> Tensor:

@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from lightning_bnn.params import Params
+from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.attainment import without_vanishing_terms
 from lightning_bnn.symmetry.balancing import balance, newton_direction
 from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.joint_mass import solve_jointly, without_free_scales
 from lightning_bnn.symmetry.mass_oracle import solve_by_cvxpy
 from lightning_bnn.symmetry.mass_problem import MassProblem, mass, mass_problem
 from lightning_bnn.symmetry.validation import check_finite, check_params
@@ -38,6 +39,8 @@ class MinMass:
         dead: units without incoming or without outgoing weight; their scale is one.
         attained: whether finite scales reach the minimum. They do not where weights only lead to
             or only come from units that nothing balances, such as those before a head of zeros.
+        matrices: with ``mixing``, the matrices that reach it together with the scales, for `mix`;
+            near it where none does.
         excess: mass above the minimum, in percent of it.
     """
 
@@ -48,6 +51,7 @@ class MinMass:
     iterations: int
     dead: Int[Tensor, "*members"]
     attained: Bool[Tensor, "*members"]
+    matrices: tuple[Tensor, ...] = field(default=(), repr=False)
 
     @property
     def excess(self) -> Tensor:
@@ -61,30 +65,31 @@ def min_mass(
     sym: Symmetries,
     solver: Literal["balance", "cvxpy"] = "balance",
     *,
+    mixing: bool | Literal["only"] = False,
     start: Sequence[Tensor] | None = None,
     tolerance: float = 1e-10,
     max_iterations: int = 200,
 ) -> MinMass:
-    """Find the scales of least mass (P1, the min-mass problem).
+    """Find the scales of least mass (P1, the min-mass problem), or scales and matrices.
 
     Args:
         params: one network or a stack.
         sym: what `discover` returned.
         solver: ``"balance"`` is exact and fast; ``"cvxpy"`` is the paper's way, for one small
             network.
+        mixing: also over the matrices that mix the channels of heads and adapters (``sym.linear``);
+            ``"only"`` for these alone, with no other scale. Rotations do not change the mass.
         start: scales to start from, such as those of the step before.
         tolerance: certified relative gap at which to stop.
         max_iterations: sweeps and Newton steps after which to stop in any case.
     """
-    if solver not in ("balance", "cvxpy"):
-        raise ValueError(f"`solver` must be 'balance' or 'cvxpy', got {solver!r}.")
-    if tolerance <= 0 or max_iterations < 1:
-        raise ValueError(
-            "`tolerance` must be positive and `max_iterations` at least 1, "
-            f"got {tolerance} and {max_iterations}."
-        )
+    _check_options(solver, tolerance, max_iterations, mixing)
     stacked = check_params(params, sym)
     check_finite(params, sym)
+    if mixing is not False:
+        if solver != "balance":
+            raise ValueError("`solver='cvxpy'` knows no `mixing`; use solver='balance'.")
+        return _jointly(params, sym, start, tolerance, max_iterations, mixing == "only")
     whole = mass_problem(params, sym)
     u = torch.zeros_like(whole.plus)
     before = whole.value(u)
@@ -110,6 +115,57 @@ def min_mass(
     parts = (t if stacked else t[0] for t in (before, after, gap, dead, attained))
     total, least, bound, lost, reached = parts
     return MinMass(total, least, tuple(scales), bound, iterations, lost, reached)
+
+
+def _check_options(solver: str, tolerance: float, max_iterations: int, mixing: bool | str) -> None:
+    if solver not in ("balance", "cvxpy"):
+        raise ValueError(f"`solver` must be 'balance' or 'cvxpy', got {solver!r}.")
+    if tolerance <= 0 or max_iterations < 1:
+        raise ValueError(
+            "`tolerance` must be positive and `max_iterations` at least 1, "
+            f"got {tolerance} and {max_iterations}."
+        )
+    if mixing not in (False, True, "only"):
+        raise ValueError(f"`mixing` must be True, False or 'only', got {mixing!r}.")
+
+
+def _jointly(
+    params: Params,
+    sym: Symmetries,
+    start: Sequence[Tensor] | None,
+    tolerance: float,
+    most: int,
+    only: bool,
+) -> MinMass:
+    """Over scales and matrices; ``only`` over the scales that belong to groups of matrices."""
+    reduced, inside = without_free_scales(sym) if only else (sym, [])
+    stacked = is_stacked(params, sym.shapes)
+    logs = None
+    if start is not None and not only:
+        members = next(iter(params.values())).shape[0] if stacked else 1
+        like = torch.zeros(members, sym.scaling_dof, dtype=torch.float64)
+        logs = _join(start, like) if sym.scalings else None
+    found = solve_jointly(params, reduced, logs, tolerance, most)
+    scales = list(found.logs.exp().split([g.units for g in reduced.scalings], -1))
+    if only:
+        scales = _spread(scales, inside, found.mass)
+    parts = (found.mass, found.minimum, found.gap, found.dead, found.attained)
+    total, least, gap, dead, attained = (t if stacked else t[0] for t in parts)
+    scales, matrices = ([t if stacked else t[0] for t in ts] for ts in (scales, found.matrices))
+    return MinMass(
+        total, least, tuple(scales), gap, found.iterations, dead, attained, tuple(matrices)
+    )
+
+
+def _spread(scales: Sequence[Tensor], inside: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+    """Scales of some units as scales of all, one for the others."""
+    remaining, result = iter(scales), []
+    for units in inside:
+        whole = like.new_ones(len(like), len(units))
+        if bool(units.any()):
+            whole[:, units.to(like.device)] = next(remaining)
+        result.append(whole)
+    return result
 
 
 def _no_worse(problem: MassProblem, u: Tensor, fall: Tensor, before: Tensor) -> Tensor:

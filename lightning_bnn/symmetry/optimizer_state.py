@@ -1,4 +1,4 @@
-"""Carry optimizers along when their networks are permuted, flipped or rescaled."""
+"""Carry optimizers along when their networks are permuted, flipped, rescaled or mixed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import multiply, permute_some
 from lightning_bnn.symmetry.axis_actions import Element
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.validation import check_permutations, check_scales, check_signs
+from lightning_bnn.symmetry.mixing import mixed_axis
+from lightning_bnn.symmetry.validation import (
+    check_mixings,
+    check_permutations,
+    check_scales,
+    check_signs,
+)
 
-__all__ = ["scale_optimizer_state", "transform_optimizer_state"]
+__all__ = ["mix_optimizer_state", "scale_optimizer_state", "transform_optimizer_state"]
 
 
 # ------------------------------------------------------------ optimizer state
@@ -65,6 +71,46 @@ def scale_optimizer_state(
         return multiply(buffers, sym, {"scalings": [s**power for s in scales]})
 
     _change_buffers(optimizer, names, rescale)
+
+
+def mix_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[str, Tensor],
+    sym: Symmetries,
+    matrices: Element,
+) -> None:
+    """Carry an optimizer along when its network is mixed: momentum as gradients, by the inverse.
+
+    A gradient is multiplied by the inverse transpose of what multiplies its weight. For rotations
+    that is the same matrix, and training by gradient descent with momentum goes on as before; for
+    other matrices the run that follows is a different one. Second moments, those of Adam, cannot be
+    carried exactly, not even for rotations: they have no cross terms. They are mixed by the squared
+    entries of the matrix, which is right for entries of a gradient that are uncorrelated.
+
+    Args:
+        optimizer: the optimizer, changed in place.
+        names: the live parameters, ``dict(module.named_parameters())`` of the module that the
+            symmetries were found on.
+        sym: what `discover` returned.
+        matrices: as in `mix`.
+    """
+    _check_names(optimizer, names, sym)
+    first = next(iter(names.values()))
+    forward = check_mixings(matrices, sym, len(first) if first.ndim else None)
+    inverse = [torch.linalg.inv(g.double()).mT for g in forward]
+
+    def move(key: str, buffers: Params) -> Params:
+        result = dict(buffers)
+        power = 2 if key in _SECOND_MOMENTS else 1
+        for group, g, back in zip(sym.linear, forward, inverse, strict=True):
+            for place in group.placements:
+                name = sym.axes[place.axis].tensor
+                if name in result:
+                    factor = (back if place.exponent == 1 else g) ** power
+                    result[name] = mixed_axis(result[name], sym, place, factor)
+        return result
+
+    _change_buffers(optimizer, names, move)
 
 
 _SECOND_MOMENTS = frozenset(("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta"))

@@ -10,7 +10,7 @@ permuted copy of a network in which such units are exchangeable, as copies of ea
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -29,7 +29,12 @@ _POOLED: dict[SortKey, SortKey] = {"first": "max", "outgoing": "max"}
 
 
 def sort_permutations(
-    params: Params, sym: Symmetries, by: SortKey = "max", descending: bool = True
+    params: Params,
+    sym: Symmetries,
+    by: SortKey = "max",
+    descending: bool = True,
+    *,
+    held: Collection[int] = (),
 ) -> list[Tensor]:
     """The permutations that sort the units of every group.
 
@@ -43,6 +48,7 @@ def sort_permutations(
             which each contains a part of each other (grouped queries), one has no first weight
             before the other is sorted: it is sorted by the largest.
         descending: largest first.
+        held: indices of groups whose units stay where they are.
     """
     if by not in get_args(SortKey):
         raise ValueError(f"`by` must be one of {', '.join(get_args(SortKey))}, got {by!r}.")
@@ -55,16 +61,10 @@ def sort_permutations(
     around = _around(sym)
     crossing = _crossing(sym, around)
     for index in _order(sym, backwards=by == "outgoing"):
-        alone = crossing[index] <= done
-        key = _key(
-            params,
-            sym,
-            sym.permutations[index],
-            by if alone else _POOLED.get(by, by),
-            result,
-            around[index],
-        )
-        if key is not None:
+        group = sym.permutations[index]
+        used = by if crossing[index] <= done else _POOLED.get(by, by)
+        key = _key(params, sym, group, used, result, around[index])
+        if key is not None and index not in held:
             places = ranks(-key if descending else key)
             places = break_ties(params, sym, index, places, result, done, descending)
             result[index] = places.argsort(dim=-1, stable=True)

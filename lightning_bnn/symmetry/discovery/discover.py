@@ -63,7 +63,7 @@ def discover(
     inputs = on_network(model, Inputs(example, named))
     check_filled(inputs)
     custom = {_bare(name): rule for name, rule in (rules or {}).items()}
-    with _in_evaluation(model):
+    with in_evaluation(model):
         graphs = trace_graphs(model, inputs, batch_norm)
         channels = follow_channels(model, graphs, {**rules_of(batch_norm), **custom})
         for name in custom.keys() - channels.interpreter.operations:
@@ -78,7 +78,7 @@ def discover(
 
 
 @contextmanager
-def _in_evaluation(model: nn.Module) -> Iterator[None]:
+def in_evaluation(model: nn.Module) -> Iterator[None]:
     """Evaluation mode for a while; afterwards modes and random numbers are as they were."""
     was_training, state = [m for m in model.modules() if m.training], random.getstate()
     try:

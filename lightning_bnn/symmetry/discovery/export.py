@@ -29,7 +29,7 @@ from lightning_bnn.symmetry.forward import (
     tensors_of,
 )
 
-__all__ = ["Graphs", "trace_graphs"]
+__all__ = ["Graphs", "trace", "trace_graphs"]
 
 _OUTSIDE = ("/torch/", "/lightning/", "/lightning_bnn/", "<frozen", "<string>", "<eval_with_key>")
 
@@ -56,7 +56,7 @@ class Graphs(NamedTuple):
 
 def trace_graphs(model: nn.Module, inputs: Inputs, batch_norm: str) -> Graphs:
     """Trace a network that is in evaluation mode, in both modes."""
-    evaluation = _export(model, inputs)
+    evaluation = trace(model, inputs)
     training, used, reason = _training_graph(model, inputs)
     graphs = [graph for graph in (evaluation, training) if graph is not None]
     mutable = frozenset(name for graph in graphs for name, _ in graph.written)
@@ -75,7 +75,7 @@ def _training_graph(model: nn.Module, inputs: Inputs) -> tuple[Graph | None, Inp
         for tried in (inputs, doubled(inputs)):
             if tried is not None:
                 try:
-                    return _export(model, tried), tried, ""
+                    return trace(model, tried), tried, ""
                 except (UnsupportedModel, ValueError) as error:
                     reason = reason or f"training could not be traced: {error}"
     finally:
@@ -100,7 +100,7 @@ def _read_buffers(graphs: list[Graph]) -> frozenset[str]:
 
 
 # ------------------------------------------------------------ one graph
-def _export(model: nn.Module, inputs: Inputs) -> Graph:
+def trace(model: nn.Module, inputs: Inputs) -> Graph:
     """Trace a module into a graph in which no operation writes into a tensor that is read again."""
     failure: Exception | None = None
     for strict in (False, True):

@@ -1,0 +1,285 @@
+r"""One representative for every orbit of matrices: the balanced form of heads, adapters, streams.
+
+For a space with A on the one side and B on the other, G A and :math:`G^{-T} B`, three steps:
+
+1. Balance, :math:`A A^T = B B^T`. With :math:`A^T = Q_A R_A`, :math:`B^T = Q_B R_B` and
+   :math:`R_A R_B^T = U S Y^T` that is :math:`G = S^{-1/2} Y^T R_B`, without an inverse.
+2. Turn to the eigenvectors of :math:`A A^T + B B^T`, the largest first.
+3. Choose signs, or phases: the largest entry of each row of the first writer is positive.
+
+Rotations only take steps 2 and 3, complex numbers 1 and 3, and phases 3. What is left of the group
+after a step leaves the steps before it alone, whatever the other groups do.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry.groups import LinearGroup, Symmetries
+from lightning_bnn.symmetry.mixing import identity_mixings, mix_some
+from lightning_bnn.symmetry.spaces import coupled, multiplied, rows_at, sides, weight_places
+from lightning_bnn.symmetry.validation import check_finite, check_params
+
+__all__ = [
+    "Balance",
+    "balance_spaces",
+    "balancing_matrices",
+    "mixing_gaps",
+    "orienting_matrices",
+    "weights_of_spaces",
+]
+
+_NEAR = 1e-6  # singular values nearer than this leave the form undetermined in most of its digits
+_RANK = 1e-13
+_COMPLEX = ("complex", "unit complex")
+_log = logging.getLogger(__name__)
+
+
+def balancing_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
+    """The matrices that bring every space to its balanced form; for `mix`.
+
+    A space is left as it is if one of its sides, or their product, has not full rank: then nothing
+    balances it. Where two singular values are nearly the same, the form is not unique: both cases
+    are logged, see `mixing_gaps`.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+    """
+    stack, stacked = weights_of_spaces(params, sym)
+    matrices, dead = _balanced(stack, sym)
+    stack = mix_some(stack, sym, matrices)
+    turned = [_rotation(stack, sym, g) for g in sym.linear]
+    _warn(dead, turned)
+    rotations = [
+        torch.where(d[..., None, None], _identity(r.matrices), r.matrices)
+        for d, r in zip(dead, turned, strict=True)
+    ]
+    matrices = [r @ m for r, m in zip(rotations, matrices, strict=True)]
+    stack = mix_some(stack, sym, rotations)
+    signs = _orientations(stack, sym)
+    matrices = [s @ m for s, m in zip(signs, matrices, strict=True)]
+    return [m if stacked else m[0] for m in matrices]
+
+
+def orienting_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
+    """The signs and phases of a network in balanced form; for `mix`.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+    """
+    stack, stacked = weights_of_spaces(params, sym)
+    return [m if stacked else m[0] for m in _orientations(stack, sym)]
+
+
+def mixing_gaps(params: Params, sym: Symmetries) -> list[Tensor]:
+    """Smallest distance of two singular values of every space, relative to the larger of the two.
+
+    The balanced form is only as exact as rounding divided by this gap. It is infinite where there
+    is nothing to order, and zero where a space has no full rank.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+
+    Returns:
+        For every group of ``sym.linear`` a tensor ``(spaces,)`` or ``(members, spaces)``.
+    """
+    stack, stacked = weights_of_spaces(params, sym)
+    matrices, dead = _balanced(stack, sym)
+    stack = mix_some(stack, sym, matrices)
+    gaps = [_rotation(stack, sym, g).gap for g in sym.linear]
+    gaps = [torch.where(d, 0, gap) for d, gap in zip(dead, gaps, strict=True)]
+    return [gap if stacked else gap[0] for gap in gaps]
+
+
+def weights_of_spaces(params: Params, sym: Symmetries) -> tuple[Params, bool]:
+    """The weights at spaces as a stack in double precision, and whether they were a stack."""
+    stacked = check_params(params, sym)
+    check_finite(params, sym)
+    names = {sym.axes[p.axis].tensor for g in sym.linear for p in weight_places(sym, g)}
+    names = {n for n in sym.shapes if n in names} or set(list(sym.shapes)[:1])
+    stack = {n: params[n].detach().double() for n in sym.shapes if n in names}
+    return stack if stacked else {n: t[None] for n, t in stack.items()}, stacked
+
+
+def _warn(dead: list[Tensor], turned: list[_Turn]) -> None:
+    lost = sum(int(d.sum()) for d in dead)
+    if lost:
+        _log.warning("%d spaces have no full rank on both sides: they are left as they are.", lost)
+    parts = [r.gap[~d] for d, r in zip(dead, turned, strict=True)]
+    close = sum(int((gap < _NEAR).sum()) for gap in parts)
+    if close:
+        _log.warning(
+            "%d spaces have singular values that are nearly the same (relative gap below %g): "
+            "their balanced form is not unique.",
+            close,
+            _NEAR,
+        )
+
+
+# ------------------------------------------------------------ step 1: balance
+class Balance(NamedTuple):
+    """The closed form for one pair: what multiplies A and B, and the singular values of A^T B.
+
+    Rows of the two matrices that belong to vanishing singular values are zero: the limit of a
+    balance that no matrix reaches.
+    """
+
+    forward: Tensor
+    inverse_transpose: Tensor
+    singular: Tensor
+
+    @property
+    def full(self) -> Tensor:
+        """Whether a matrix reaches the balance, for every space."""
+        return (self.singular > 0).all(-1)
+
+
+def balance_spaces(a: Tensor, b: Tensor) -> Balance:
+    """Balance matrices ``(..., size, weights)`` in closed form."""
+    ra, rb = _triangle(a), _triangle(b)
+    left, singular, right = torch.linalg.svd(ra @ rb.mT)
+    noise = _RANK * torch.linalg.matrix_norm(ra) * torch.linalg.matrix_norm(rb)
+    singular = torch.where(singular > noise[..., None], singular, 0)
+    root = torch.where(singular > 0, singular, torch.inf).rsqrt()[..., None]
+    return Balance(root * (right @ rb), root * (left.mT @ ra), singular)
+
+
+def _triangle(a: Tensor) -> Tensor:
+    """The square R of a QR factorisation of the transpose."""
+    missing = a.shape[-2] - a.shape[-1]
+    if missing > 0:
+        a = torch.cat([a, a.new_zeros(*a.shape[:-1], missing)], -1)
+    return torch.linalg.qr(a.mT, mode="r").R
+
+
+def _balanced(stack: Params, sym: Symmetries, most: int = 500) -> tuple[list[Tensor], list[Tensor]]:
+    """Matrices that balance all spaces, and which of them cannot be balanced."""
+    total = _identities(stack, sym)
+    free = [(k, g) for k, g in enumerate(sym.linear) if g.rescales]
+    dead = [torch.zeros(t.shape[:2], dtype=torch.bool, device=t.device) for t in total]
+    feeds = {k: coupled(sym, g, [g]) for k, g in free}
+    together = any(coupled(sym, g, [h for _, h in free]) for _, g in free)
+    for _ in range(most if together else 1):
+        moved = 0.0
+        for k, group in free:
+            step, dead[k] = _step(stack, sym, group)
+            step = _damped(step) if feeds[k] else step
+            stack = multiplied(stack, sym, group, step, torch.linalg.inv(step).mT)
+            total[k] = step @ total[k]
+            moved = max(moved, float((step.mT @ step - _identity(step)).abs().max()))
+        if moved < 1e-14:
+            break
+    return total, dead
+
+
+def _identities(stack: Params, sym: Symmetries) -> list[Tensor]:
+    like = next(iter(stack.values()))
+    return [m.to(like).repeat(like.shape[0], 1, 1, 1) for m in identity_mixings(sym)]
+
+
+def _identity(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device).expand_as(like)
+
+
+def _step(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tensor, Tensor]:
+    a, b = sides(stack, sym, group)
+    if group.kind == "complex":
+        ratio = b.square().sum((-1, -2)) / a.square().sum((-1, -2))
+        usable = (ratio > 0) & ratio.isfinite()
+        size = torch.where(usable, ratio, 1) ** 0.25
+        return size[..., None, None] * torch.eye(2).to(a), ~usable
+    found = balance_spaces(a, b)
+    full = found.full[..., None, None]
+    return torch.where(full, found.forward, _identity(found.forward)), ~found.full
+
+
+def _damped(step: Tensor) -> Tensor:
+    """Half of a step, where the two sides of a space are one tensor."""
+    values, vectors = torch.linalg.eigh(step.mT @ step)
+    return vectors * values.clamp_min(1e-300)[..., None, :] ** 0.25 @ vectors.mT
+
+
+# ------------------------------------------------------------ step 2: turn
+class _Turn(NamedTuple):
+    matrices: Tensor
+    gap: Tensor
+
+
+def _rotation(stack: Params, sym: Symmetries, group: LinearGroup) -> _Turn:
+    """To the eigenvectors of all that is written and read, the largest first."""
+    a, b = sides(stack, sym, group)
+    gram = a @ a.mT + b @ b.mT
+    if group.kind in _COMPLEX:
+        return _Turn(_identity(gram), gram.new_full(gram.shape[:2], torch.inf))
+    basis = _basis(group).to(gram)
+    values, vectors = torch.linalg.eigh(basis.mT @ gram @ basis)
+    values = values.flip(-1)
+    gap = (values[..., :-1] - values[..., 1:]) / values[..., :-1].clamp_min(1e-300)
+    smallest = gap.amin(-1) if gap.shape[-1] else gap.new_full(gap.shape[:-1], torch.inf)
+    return _Turn(_lifted(vectors.flip(-1).mT, basis), smallest)
+
+
+def _basis(group: LinearGroup) -> Tensor:
+    """The directions that are free to turn, as columns."""
+    if group.kind != "centred":
+        return torch.eye(group.size, dtype=torch.float64)
+    ones = torch.ones(group.size, 1, dtype=torch.float64)
+    return torch.linalg.qr(ones, mode="complete").Q[:, 1:]
+
+
+def _lifted(turn: Tensor, basis: Tensor) -> Tensor:
+    """A rotation of the free directions as one of all channels."""
+    rest = torch.eye(basis.shape[0]).to(basis) - basis @ basis.mT
+    return basis @ turn @ basis.mT + rest
+
+
+# ------------------------------------------------------------ step 3: signs and phases
+def _orientations(stack: Params, sym: Symmetries) -> list[Tensor]:
+    """Signs and phases of all groups, each after those whose writers come before."""
+    result = _identities(stack, sym)
+    for k in sorted(range(len(sym.linear)), key=lambda k: sym.linear[k].placements[0].axis):
+        group = sym.linear[k]
+        if weight_places(sym, group):
+            orient = _phase if group.kind in _COMPLEX else _signs
+            result[k] = orient(stack, sym, group)
+            stack = multiplied(stack, sym, group, result[k], result[k])
+    return result
+
+
+def _signs(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
+    """Make the largest entry of every row of the first writer that has any positive."""
+    basis = _basis(group)
+    sign: Tensor | None = None
+    for place in weight_places(sym, group):
+        rows = rows_at(stack[sym.axes[place.axis].tensor], sym, place)
+        rows = basis.to(rows).mT @ rows
+        at = rows.abs().argmax(-1, keepdim=True)
+        found = torch.take_along_dim(rows, at, -1)[..., 0].sign()
+        sign = found if sign is None else torch.where(sign == 0, found, sign)
+    assert sign is not None
+    return _lifted(torch.diag_embed(torch.where(sign < 0, -1.0, 1.0).to(sign)), basis.to(sign))
+
+
+def _phase(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
+    """Make the largest complex entry of the first writer that has any real and positive."""
+    number: Tensor | None = None
+    for place in weight_places(sym, group):
+        rows = rows_at(stack[sym.axes[place.axis].tensor], sym, place)
+        at = rows.square().sum(-2, keepdim=True).argmax(-1, keepdim=True)
+        found = torch.take_along_dim(rows, at, -1)[..., 0]
+        if number is None:
+            number = found
+        number = torch.where((number == 0).all(-1, keepdim=True), found, number)
+    assert number is not None
+    size = number.norm(dim=-1)
+    x = torch.where(size > 0, number[..., 0] / size, 1)
+    y = torch.where(size > 0, -number[..., 1] / size, 0)
+    return torch.stack([torch.stack([x, -y], -1), torch.stack([y, x], -1)], -2)

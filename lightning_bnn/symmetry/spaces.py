@@ -1,0 +1,88 @@
+"""The weights at the channels of a space: what writes them, what reads them, and who owns them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry.groups import Group, LinearGroup, Symmetries
+from lightning_bnn.symmetry.mixing import along_axis, mixed_axis
+from lightning_bnn.symmetry.placements import Placement
+
+__all__ = ["Sides", "coupled", "covered", "multiplied", "rows_at", "sides", "weight_places"]
+
+Sides = tuple[Tensor, Tensor]
+
+
+def weight_places(sym: Symmetries, group: LinearGroup) -> list[Placement]:
+    """The placements of a group whose tensors count for the mass, in graph order."""
+    return [p for p in group.placements if sym.axes[p.axis].tensor in sym.weights]
+
+
+def rows_at(w: Tensor, sym: Symmetries, place: Placement) -> Tensor:
+    """The weights of a stacked tensor channel by channel, ``(members, spaces, size, weights)``."""
+    rows = along_axis(w, sym.axes[place.axis], 1)[..., place.positions.to(w.device)]
+    return rows.movedim((-3, -2), (1, 2)).flatten(3)
+
+
+def sides(stack: Params, sym: Symmetries, group: LinearGroup) -> Sides:
+    """The two matrices of every space that G and its inverse transpose multiply, biases excluded.
+
+    Args:
+        stack: a stack of networks in double precision, or those tensors of it that are there.
+        sym: what `discover` returned.
+        group: one of ``sym.linear``.
+    """
+    parts: dict[int, list[Tensor]] = {1: [], -1: []}
+    for place in weight_places(sym, group):
+        name = sym.axes[place.axis].tensor
+        parts[place.exponent].append(rows_at(stack[name], sym, place))
+    first = next(iter(stack.values()))
+    none = first.new_zeros(first.shape[0], group.spaces, group.size, 0)
+    return torch.cat([none, *parts[1]], -1), torch.cat([none, *parts[-1]], -1)
+
+
+def multiplied(
+    stack: Params, sym: Symmetries, group: LinearGroup, forward: Tensor, inverse_transpose: Tensor
+) -> Params:
+    """Multiply one side of the spaces of one group by a matrix, the other by a second one.
+
+    Args:
+        stack: a stack of networks, or those tensors of it that are there.
+        sym: what `discover` returned.
+        group: one of ``sym.linear``.
+        forward: ``(members, spaces, size, size)``, for the places with exponent 1.
+        inverse_transpose: the same for those with exponent -1.
+    """
+    result = dict(stack)
+    for place in group.placements:
+        name = sym.axes[place.axis].tensor
+        if name in stack:
+            factor = forward if place.exponent == 1 else inverse_transpose
+            result[name] = mixed_axis(result[name], sym, place, factor)
+    return result
+
+
+def coupled(sym: Symmetries, group: LinearGroup, others: Collection[LinearGroup]) -> bool:
+    """Whether a matrix of the group and one of the others act on two sides of one tensor."""
+    return any(
+        sym.axes[p.axis].tensor == sym.axes[q.axis].tensor and p.axis != q.axis
+        for other in others
+        for p in weight_places(sym, group)
+        for q in weight_places(sym, other)
+    )
+
+
+def covered(sym: Symmetries, groups: Sequence[Group], kinds: Collection[str]) -> tuple[Tensor, ...]:
+    """For every group, which of its units move inside spaces of the given kinds only."""
+    inside = {a: torch.zeros(x.blocks * x.size, dtype=torch.bool) for a, x in enumerate(sym.axes)}
+    for linear in sym.linear:
+        for place in linear.placements if linear.kind in kinds else ():
+            inside[place.axis][place.positions.reshape(-1)] = True
+    return tuple(
+        torch.stack([inside[p.axis][p.positions].all(1) for p in g.placements]).all(0)
+        for g in groups
+    )

@@ -1,0 +1,113 @@
+"""Small networks whose channels matrices may mix, shared by tests of what is done with these."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import discover
+
+
+class Decoder(nn.Module):
+    """One layer with RMSNorm, rotary positions if wanted, and grouped queries."""
+
+    def __init__(self, d=8, heads=2, groups=2, rotary=False, gains=True, layers=1, vocab=5):
+        super().__init__()
+        self.heads, self.groups, self.rotary, self.size = heads, groups, rotary, d // heads
+        inner = self.size * groups
+        self.embed = nn.Embedding(vocab, d)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "n1": nn.RMSNorm(d, elementwise_affine=gains),
+                    "q": nn.Linear(d, d, bias=False),
+                    "k": nn.Linear(d, inner, bias=False),
+                    "v": nn.Linear(d, inner),
+                    "o": nn.Linear(d, d),
+                    "n2": nn.RMSNorm(d, elementwise_affine=gains),
+                    "up": nn.Linear(d, 2 * d),
+                    "down": nn.Linear(2 * d, d),
+                }
+            )
+            for _ in range(layers)
+        )
+        self.norm, self.head = nn.RMSNorm(d, elementwise_affine=gains), nn.Linear(d, vocab)
+
+    def split(self, t, heads):
+        return t.unflatten(-1, (heads, self.size)).transpose(1, 2)
+
+    def turn(self, t):
+        half = self.size // 2
+        angle = torch.arange(t.shape[2], dtype=t.dtype)[:, None] * 0.3 ** torch.arange(half)
+        a, b = t.chunk(2, -1)
+        return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+
+    def forward(self, x):
+        h = self.embed(x)
+        for layer in self.layers:
+            y = layer["n1"](h)
+            q, k, v = (
+                self.split(layer[n](y), c)
+                for n, c in (("q", self.heads), ("k", self.groups), ("v", self.groups))
+            )
+            if self.rotary:
+                q, k = self.turn(q), self.turn(k)
+            k, v = (t.repeat_interleave(self.heads // self.groups, 1) for t in (k, v))
+            a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            h = h + layer["o"](a.transpose(1, 2).flatten(2))
+            h = h + layer["down"](F.gelu(layer["up"](layer["n2"](h))))
+        return self.head(self.norm(h))
+
+
+class Chain(nn.Module):
+    """Three linear maps in a row behind a ReLU, and a scaled unit that reads what they mix."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(*s) for s in ((4, 6), (6, 3), (3, 3), (3, 5), (5, 2)))
+
+    def forward(self, x):
+        a, b, c, d, e = self.maps
+        return e(torch.relu(d(c(b(torch.relu(a(x)))))))
+
+
+class LayerNormed(nn.Module):
+    """A stream behind layer norms without gains, with low-rank updates."""
+
+    def __init__(self, d=5):
+        super().__init__()
+        self.norm = nn.LayerNorm(d, elementwise_affine=False)
+        self.first, self.last = nn.Linear(3, d), nn.Linear(d, 2)
+        self.up, self.down = nn.Linear(d, 7), nn.Linear(7, d)
+
+    def forward(self, x):
+        h = self.first(x)
+        h = h + self.down(torch.tanh(self.up(self.norm(h))))
+        return self.last(self.norm(h))
+
+
+TOKENS = torch.tensor([[0, 3, 1, 4], [2, 2, 0, 1]])
+NETWORKS = {
+    "heads": (lambda: Decoder(), TOKENS),
+    "grouped queries": (lambda: Decoder(groups=1), TOKENS),
+    "rotary": (lambda: Decoder(groups=1, rotary=True), TOKENS),
+    "stream": (lambda: Decoder(gains=False), TOKENS),
+    "chain": (Chain, torch.randn(3, 4, generator=torch.Generator().manual_seed(0))),
+    "centred": (LayerNormed, torch.randn(3, 3, generator=torch.Generator().manual_seed(0))),
+}
+_KNOWN = {}
+
+
+def known(name):
+    """A network in double precision with generic weights, its input and its symmetries."""
+    if name not in _KNOWN:
+        build, x = NETWORKS[name]
+        torch.manual_seed(0)
+        model = build().double().eval()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.3 * torch.randn_like(p))
+        x = x.double() if x.is_floating_point() else x
+        _KNOWN[name] = model, x, discover(model, x)
+    model, x, sym = _KNOWN[name]
+    return model, x, sym, P.of(model)

@@ -1,0 +1,138 @@
+import logging
+
+import pytest
+import torch
+from mixing_networks import NETWORKS, known
+
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import (
+    balancing_matrices,
+    canonicalise,
+    mix,
+    mixing_gaps,
+    random_mixings,
+    rescale,
+)
+from lightning_bnn.symmetry.balanced_form import balance_spaces
+from lightning_bnn.symmetry.spaces import sides
+from lightning_bnn.symmetry.verify import random_element
+
+
+def generator(seed=5):
+    return torch.Generator().manual_seed(seed)
+
+
+def furthest(a, b):
+    return max(float((a[n] - b[n]).abs().max()) for n in a)
+
+
+@pytest.mark.parametrize("scaling", ["unit-norm", "min-mass"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_it_is_a_canonical_form(name, scaling):
+    """Keeps the function, again changes nothing, the same on the whole orbit."""
+    model, x, sym, params = known(name)
+    assert sym.linear
+    form = canonicalise(params, sym, scaling, mixing="balanced")
+    y = P.apply(model, params, x)
+    torch.testing.assert_close(P.apply(model, form, x), y, rtol=1e-10, atol=1e-10)
+    assert furthest(canonicalise(form, sym, scaling, mixing="balanced"), form) < 1e-11
+    other = random_element(params, sym, generator(), mixing=True)
+    assert furthest(other, params) > 0.1
+    assert furthest(canonicalise(other, sym, scaling, mixing="balanced"), form) < 1e-8
+
+
+def test_without_it_matrices_show():
+    _, _, sym, params = known("heads")
+    other = mix(params, sym, random_mixings(sym, generator()))
+    assert furthest(canonicalise(other, sym), canonicalise(params, sym)) > 0.1
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_stack_is_every_member(name):
+    model, _, sym, _ = known(name)
+    stack = P.populate(model, 3, generator())
+    together = P.unstack(canonicalise(stack, sym, mixing="balanced"))
+    for form, member in zip(together, P.unstack(stack), strict=True):
+        assert furthest(form, canonicalise(member, sym, mixing="balanced")) < 1e-9
+    assert [g.shape for g in mixing_gaps(stack, sym)] == [(3, g.spaces) for g in sym.linear]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_the_matrices_do(name):
+    """Sides are balanced, Gram matrices diagonal and sorted, first entries positive."""
+    _, _, sym, params = known(name)
+    params = mix(params, sym, balancing_matrices(params, sym))
+    stack = {n: t[None] for n, t in params.items()}
+    for group in sym.linear:
+        a, b = sides(stack, sym, group)
+        if group.rescales and group.kind == "general":
+            torch.testing.assert_close(a @ a.mT, b @ b.mT, rtol=1e-9, atol=1e-9)
+        if group.kind == "complex":
+            assert torch.allclose(a.square().sum((-1, -2)), b.square().sum((-1, -2)))
+        if group.kind in ("general", "orthogonal"):
+            gram = a @ a.mT + b @ b.mT
+            diagonal = gram.diagonal(dim1=-2, dim2=-1)
+            assert (diagonal[..., :-1] > diagonal[..., 1:]).all()
+            assert (gram - torch.diag_embed(diagonal)).abs().max() < 1e-10
+
+
+def test_closed_form_against_the_definition():
+    """G by an eigenvalue problem of A A^T and B B^T: the geometric mean of two matrices."""
+    a, b = torch.randn(2, 1, 4, 6, dtype=torch.float64, generator=generator())
+    found = balance_spaces(a, b)
+    p, q = a @ a.mT, b @ b.mT
+
+    def root(m, power):
+        values, vectors = torch.linalg.eigh(m)
+        return vectors * values[..., None, :] ** power @ vectors.mT
+
+    # G^T G solves X P X = Q
+    middle = root(root(p, 0.5) @ q @ root(p, 0.5), 0.5)
+    expected = root(p, -0.5) @ middle @ root(p, -0.5)
+    torch.testing.assert_close(found.forward.mT @ found.forward, expected)
+    torch.testing.assert_close(
+        found.forward @ found.inverse_transpose.mT, torch.eye(4).double()[None]
+    )
+    torch.testing.assert_close(found.singular, torch.linalg.svdvals(a.mT @ b)[..., :4])
+
+
+def test_rank_deficient_spaces_stay_and_say_so(caplog):
+    model, x, sym, params = known("heads")
+    params = {n: t.clone() for n, t in params.items()}
+    params["layers.0.o.weight"][:, :4] = 0
+    with caplog.at_level(logging.WARNING):
+        matrices = balancing_matrices(params, sym)
+    assert "1 spaces have no full rank" in caplog.text
+    assert torch.equal(matrices[1][0].abs(), torch.eye(4).double())
+    assert mixing_gaps(params, sym)[1][0] == 0
+    form = canonicalise(params, sym, mixing="balanced")
+    torch.testing.assert_close(P.apply(model, form, x), P.apply(model, params, x))
+
+
+def test_equal_singular_values_are_reported(caplog):
+    _, _, sym, params = known("heads")
+    params = {n: t.clone() for n, t in params.items()}
+    for name in ("q", "k"):
+        params[f"layers.0.{name}.weight"][:4] = torch.eye(8)[:4].double()
+    assert mixing_gaps(params, sym)[0][0] < 1e-10
+    with caplog.at_level(logging.WARNING):
+        balancing_matrices(params, sym)
+    assert "not unique" in caplog.text
+
+
+def test_scales_of_other_units_keep_their_target():
+    _, _, sym, params = known("heads")
+    form = canonicalise(params, sym, "unit-norm", mixing="balanced")
+    for gain in ("layers.0.n1.weight", "layers.0.n2.weight", "norm.weight"):
+        torch.testing.assert_close(form[gain], torch.ones(8).double())
+    assert rescale(params, sym, [torch.ones(g.units) for g in sym.scalings]).keys() == form.keys()
+
+
+@pytest.mark.bad_input
+def test_errors():
+    _, _, sym, params = known("heads")
+    with pytest.raises(ValueError, match="`mixing` must be 'balanced' or None, got 'qr'"):
+        canonicalise(params, sym, mixing="qr")
+    broken = {**params, "embed.weight": torch.full_like(params["embed.weight"], torch.nan)}
+    with pytest.raises(ValueError, match=r"embed.weight.*NaN"):
+        canonicalise(broken, sym, mixing="balanced")

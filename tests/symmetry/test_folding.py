@@ -1,0 +1,161 @@
+import pytest
+import torch
+import torchvision
+from mixing_networks import TOKENS, Decoder
+from torch import nn
+
+from lightning_bnn.symmetry import discover, fold_norms, verify
+
+
+def randomised(model):
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return model.double().eval()
+
+
+class HandWritten(nn.Module):
+    """An RMSNorm as models write it, with a gain around zero if wanted."""
+
+    def __init__(self, d, around_zero=False):
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.randn(d)), 1e-6
+        self.around_zero = around_zero
+
+    def forward(self, x):
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return x * (1 + self.weight if self.around_zero else self.weight)
+
+
+class Residual(nn.Module):
+    """One residual block before a norm and a head."""
+
+    def __init__(self, norm, bias=True, d=6):
+        super().__init__()
+        self.first, self.head = nn.Linear(3, d), nn.Linear(d, 2, bias=bias)
+        self.up, self.down = nn.Linear(d, 5, bias=bias), nn.Linear(5, d)
+        self.norm1, self.norm2 = norm(d), norm(d)
+
+    def forward(self, x):
+        h = self.first(x)
+        h = h + self.down(torch.tanh(self.up(self.norm1(h))))
+        return self.head(self.norm2(h))
+
+
+class Encoder(nn.Module):
+    """The encoder of torch with a head that reads one token of it."""
+
+    def __init__(self, norm_first=True, dropout=0.0):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            8, 2, 12, dropout, batch_first=True, norm_first=norm_first
+        )
+        norm = nn.LayerNorm(8) if norm_first else None
+        self.first = nn.Linear(3, 8)
+        self.body = nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.body(self.first(x))[:, 0])
+
+
+def vit():
+    model = torchvision.models.VisionTransformer(8, 4, 2, 2, 8, 16, num_classes=3)
+    return nn.Sequential(model)
+
+
+VECTORS = torch.randn(4, 3, generator=torch.Generator().manual_seed(1)).double()
+SEQUENCES = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(1)).double()
+IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)).double()
+NETWORKS = {
+    "decoder": (lambda: Decoder(), TOKENS, "orthogonal"),
+    "by hand": (lambda: Residual(HandWritten), VECTORS, "orthogonal"),
+    "around zero": (lambda: Residual(lambda d: HandWritten(d, True)), VECTORS, "orthogonal"),
+    "readers without bias": (lambda: Residual(nn.LayerNorm, bias=False), VECTORS, "centred"),
+    "encoder": (Encoder, SEQUENCES, "centred"),
+    "vit": (vit, IMAGES, "centred"),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_stream_turns_once_the_gains_are_folded(name):
+    build, x, kind = NETWORKS[name]
+    model = randomised(build())
+    before = {n: p.clone() for n, p in model.state_dict().items()}
+    folded = fold_norms(model, x)
+    assert all(torch.equal(before[n], p) for n, p in model.state_dict().items())
+    for inputs in (x, x[:1], x.flip(0)):
+        torch.testing.assert_close(folded(inputs), model(inputs), rtol=1e-10, atol=1e-10)
+        with torch.no_grad():
+            torch.testing.assert_close(folded(inputs), model(inputs), rtol=1e-10, atol=1e-10)
+    with_gains, without = discover(model, x), discover(folded, x)
+    assert kind not in {g.kind for g in with_gains.linear}
+    assert [g.kind for g in without.linear].count(kind) == 1
+    assert without.error < 1e-10
+    assert verify(folded, without, x[:1]) < 1e-10
+    gone = {"norm1", "norm2", "n1", "n2", "ln_1", "ln_2", "ln", "norm"}
+    assert not any(n.split(".")[-2] in gone for n in dict(folded.named_parameters()) if "." in n)
+
+
+def test_dropout_on_the_stream_keeps_it_from_turning():
+    """It strikes single channels in training: the function stays, rotations are none."""
+    model = randomised(Encoder(dropout=0.1))
+    folded = fold_norms(model, SEQUENCES)
+    torch.testing.assert_close(folded(SEQUENCES), model(SEQUENCES), rtol=1e-10, atol=1e-10)
+    assert "centred" not in {g.kind for g in discover(folded, SEQUENCES).linear}
+
+
+def test_again_there_is_nothing_to_fold():
+    model = randomised(Residual(nn.LayerNorm))
+    once = fold_norms(model, VECTORS)
+    twice = fold_norms(once, VECTORS)
+    assert all(
+        torch.equal(a, b) for a, b in zip(once.parameters(), twice.parameters(), strict=True)
+    )
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(model.up.weight, once.up.weight)
+
+
+class Tied(nn.Module):
+    """A head that is the embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(5, 6), nn.RMSNorm(6)
+
+    def forward(self, x):
+        return nn.functional.linear(self.norm(self.embed(x)), self.embed.weight)
+
+
+class Masked(nn.Module):
+    """A norm that is read by an activation, and a linear map whose weight is computed."""
+
+    def __init__(self, computed):
+        super().__init__()
+        self.norm, self.head, self.computed = nn.LayerNorm(3), nn.Linear(3, 2), computed
+
+    def forward(self, x):
+        h = self.norm(x)
+        return (
+            nn.functional.linear(h, 2 * self.head.weight) if self.computed else self.head(h.relu())
+        )
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("build", "x", "message"),
+    [
+        (Tied, TOKENS, "'norm' cannot be folded: 'embed.weight' is read elsewhere, too"),
+        (lambda: Encoder(False), SEQUENCES, "norm1' cannot be folded: it is read by `add`"),
+        (lambda: Masked(False), VECTORS, "it is read by `relu`"),
+        (lambda: Masked(True), VECTORS, "whose weight is no parameter"),
+        (lambda: nn.LayerNorm(3), VECTORS, "it is read by the output of the network"),
+    ],
+)
+def test_what_cannot_be_folded_is_refused_or_left(build, x, message):
+    model = randomised(build())
+    with pytest.raises(ValueError, match=message):
+        fold_norms(model, x)
+    left = fold_norms(model, x, partial=True)
+    torch.testing.assert_close(left(x), model(x), rtol=1e-10, atol=1e-10)
