@@ -13,20 +13,24 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from lightning_bnn.symmetry.discovery.graph import ancestors
+from lightning_bnn.symmetry.discovery.graph import ancestors, descendants
 from lightning_bnn.symmetry.discovery.values import (
     draw,
     fold,
     full_size,
     has_channels,
+    is_applied,
     is_random,
     one_law,
     unknown,
 )
 from lightning_bnn.symmetry.groups import Frozen
+from lightning_bnn.symmetry.rules import weight_products
 from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
+from lightning_bnn.symmetry.rules.factored import as_parts, as_values
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
+    Factored,
     Noise,
     Unsupported,
     Value,
@@ -41,6 +45,8 @@ from lightning_bnn.symmetry.rules.table import (
     ALLOCATIONS,
     BROADCASTING,
     KEEP_NOISE,
+    OF_WEIGHTS,
+    TAKE_WEIGHTS,
     UNIFORM,
     WITHOUT_VALUE,
 )
@@ -62,12 +68,14 @@ class Interpreter:
         self.system = Constraints()
         self.frozen: list[Frozen] = []
         self.operations: set[str] = set()
+        self.active: set[Node] = set()
 
     def run(
         self, module: GraphModule, inputs: Mapping[Node, Any], results: Iterable[Node]
     ) -> dict[Node, Any]:
         """Values of all nodes that the results depend on, from those of the placeholders."""
         values, live = dict(inputs), ancestors(results)
+        self.active |= descendants(n for n, x in inputs.items() if isinstance(x, Value))
         for node in module.graph.nodes:
             if node.op == "get_attr":
                 values[node] = getattr(module, str(node.target), None)
@@ -80,6 +88,9 @@ class Interpreter:
         if isinstance(operand, Value):
             self._see_draws([operand])
             self.system.freeze(operand.labels)
+        elif isinstance(operand, Factored):
+            for part in operand.parts:
+                self.system.freeze(part)
         elif isinstance(operand, Weight):
             self.system.conflicts.setdefault(
                 operand.name, "used by an operation that is not understood"
@@ -141,16 +152,34 @@ class Interpreter:
     def _apply_rule(
         self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]
     ) -> Any:
-        self._see_channels(operands)
+        rules = self.rules
+        if name in OF_WEIGHTS and self._computes_weight(node, operands):
+            rules = OF_WEIGHTS
+            args, kwargs = as_parts(self.system, args, kwargs)
+        elif name not in TAKE_WEIGHTS:
+            args, kwargs = as_values(self.system, args, kwargs)
+        leaves = tree_leaves((args, kwargs), is_leaf=is_operand)
+        self._see_channels([x for x in leaves if is_operand(x)])
         if name not in ACCEPT_NOISE:
             self._see_draws(operands)
-        if name not in self.rules:
+        if name not in rules:
             raise Unsupported("this operation has no rule")
-        return self.rules[name](self.system, node, *args, **kwargs)
+        return rules[name](self.system, node, *args, **kwargs)
+
+    def _computes_weight(self, node: Node, operands: list[Any]) -> bool:
+        """Whether weights alone are combined into one that a layer will apply."""
+        if any(isinstance(x, Value) for x in operands):
+            return False
+        if any(isinstance(x, Factored) for x in operands):
+            return True
+        combined = OF_WEIGHTS[operation_name(node).removesuffix("_")] is not weight_products.reshape
+        return combined and is_applied(node, self.active)
 
     def _see_channels(self, operands: list[Any]) -> None:
         """Channels that different operations are applied to are not exchangeable."""
-        labels = [np.unique(core(x.labels).numpy()) for x in operands if isinstance(x, Value)]
+        parts = [p for x in operands if isinstance(x, Factored) for p in x.parts]
+        parts += [x.labels for x in operands if isinstance(x, Value)]
+        labels = [np.unique(core(p).numpy()) for p in parts]
         self.system.seen.append(np.unique(np.concatenate([np.zeros(0, np.int64), *labels])))
 
     def _see_draws(self, operands: Iterable[Any]) -> None:

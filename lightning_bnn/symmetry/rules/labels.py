@@ -19,6 +19,7 @@ __all__ = [
     "FROZEN",
     "STRUCTURAL_ZERO",
     "Constant",
+    "Factored",
     "Noise",
     "Unsupported",
     "Value",
@@ -93,9 +94,21 @@ class Weight:
         return cls(name, coords, shape, is_buffer)
 
 
+@dataclass(frozen=True, eq=False)
+class Factored:
+    """A tensor computed from weights: an element moves as the product of what its indices say.
+
+    ``parts`` are labels in the shape of the tensor, each along dimensions of its own: those of a
+    matrix are one row of labels for its rows and one for its columns.
+    """
+
+    parts: tuple[Tensor, ...]
+    shape: torch.Size
+
+
 def is_operand(x: object) -> bool:
     """Whether something stands for a tensor."""
-    return isinstance(x, Value | Weight | Constant)
+    return isinstance(x, Value | Weight | Constant | Factored)
 
 
 def fixed(shape: Sequence[int]) -> Value:

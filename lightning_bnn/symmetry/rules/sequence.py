@@ -12,6 +12,7 @@ from torch.fx import Node
 from lightning_bnn.symmetry.rules.arithmetic import softmax
 from lightning_bnn.symmetry.rules.broadcasting import unify
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
+from lightning_bnn.symmetry.rules.contraction import contract
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
     Unsupported,
@@ -21,7 +22,7 @@ from lightning_bnn.symmetry.rules.labels import (
     compress,
     shape_of,
 )
-from lightning_bnn.symmetry.rules.layer import contract, write
+from lightning_bnn.symmetry.rules.layer import write
 
 __all__ = ["attention", "recurrent"]
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from lightning_bnn.symmetry.rules import (
     arithmetic,
+    contraction,
     elementwise,
     layer,
     norm,
     reduction,
     sequence,
     shape,
+    weight_products,
 )
 from lightning_bnn.symmetry.rules.constraints import Rule
 
@@ -24,8 +26,10 @@ __all__ = [
     "BROADCASTING",
     "KEEP_LOGITS",
     "KEEP_NOISE",
+    "OF_WEIGHTS",
     "ACCEPT_NOISE",
     "RULES",
+    "TAKE_WEIGHTS",
     "UNIFORM",
     "WITHOUT_VALUE",
     "rules_of",
@@ -105,9 +109,13 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     # ------------------------------------------------------------ layers
     ("linear", layer.linear),
     ("addmm", layer.addmm),
-    ("matmul mm bmm", layer.matmul),
-    ("baddbmm", layer.baddbmm),
-    ("einsum", layer.einsum),
+    *(_CONTRACTIONS := (
+        ("matmul mm bmm mv", contraction.matmul),
+        ("dot vdot inner", contraction.dot),
+        ("outer ger", contraction.outer),
+        ("einsum", contraction.einsum),
+    )),
+    ("baddbmm", contraction.baddbmm),
     ("embedding", layer.embedding),
     ("conv1d conv2d conv3d", layer.convolution()),
     ("conv_transpose1d conv_transpose2d conv_transpose3d", layer.convolution(transposed=True)),
@@ -122,6 +130,22 @@ _BATCH_NORMS = (
     "batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit_functional "
     "_native_batch_norm_legit"
 )
+_OF_WEIGHTS: tuple[tuple[str, Rule], ...] = (
+    *_CONTRACTIONS,
+    ("add sub subtract rsub", weight_products.add),
+    ("mul multiply", weight_products.multiply),
+    ("div divide true_divide", weight_products.divide),
+    ("mean sum", weight_products.reduction),
+    ("norm linalg_vector_norm var std amax amin", weight_products.norm),
+    ("softmax _softmax log_softmax _log_softmax", weight_products.softmax),
+    ("_weight_norm _weight_norm_interface", weight_products.weight_norm),
+)
+_SHAPES = (shape.rearrange, shape.expand)
+_POINTWISE = (
+    *(elementwise.passthrough, elementwise.homogeneous, elementwise.odd, elementwise.nonlinear),
+    *(elementwise.even, elementwise.absolute, elementwise.power, elementwise.clamp),
+    *(elementwise.clamp_max, elementwise.cast),
+)
 
 
 def rules_of(batch_norm_mode: str) -> dict[str, Rule]:
@@ -131,6 +155,17 @@ def rules_of(batch_norm_mode: str) -> dict[str, Rule]:
 
 
 RULES = rules_of("carrier")
+OF_WEIGHTS: dict[str, Rule] = {
+    **{name: weight_products.reshape for name, rule in RULES.items() if rule in _SHAPES},
+    **{name: weight_products.each_part(r) for name, r in RULES.items() if r in _POINTWISE},
+    **{name: rule for names, rule in _OF_WEIGHTS for name in names.split()},
+}
+"""The rules of weights that are computed from weights, where no activation takes part."""
+TAKE_WEIGHTS = frozenset(
+    "linear addmm matmul mm bmm mv dot vdot inner outer ger einsum baddbmm embedding conv1d conv2d "
+    "conv3d conv_transpose1d conv_transpose2d conv_transpose3d".split()
+)
+"""Their rules take computed weights beside activations; others see one part of them."""
 
 # ------------------------------------------------------------ what needs no rule, or more than one
 WITHOUT_VALUE = frozenset(
@@ -143,7 +178,7 @@ UNIFORM = frozenset(name for name, rule in RULES.items() if rule is shape.unifor
 """One value everywhere, whatever the operand holds."""
 BROADCASTING = frozenset(
     "add sub mul div maximum minimum where masked_fill gt lt ge le eq ne clamp_min clamp_max clamp "
-    "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow".split()
+    "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow matmul mm bmm mv einsum baddbmm".split()
 )
 """Their rules take operands of size 1 along broadcast dimensions; others get the full size."""
 ACCEPT_NOISE = frozenset("add sub subtract rsub mul multiply where masked_fill".split())
