@@ -168,10 +168,11 @@ class Interpreter:
 
     def _computes_weight(self, node: Node, operands: list[Any]) -> bool:
         """Whether weights alone are combined into one that a layer will apply."""
-        if any(isinstance(x, Value) for x in operands):
-            return False
-        if any(isinstance(x, Factored) for x in operands):
+        computed = [x for x in operands if isinstance(x, Factored)]
+        if any(x.active for x in computed):
             return True
+        if computed or any(isinstance(x, Value) for x in operands):
+            return bool(computed) and not any(isinstance(x, Value) for x in operands)
         combined = OF_WEIGHTS[operation_name(node).removesuffix("_")] is not weight_products.reshape
         return combined and is_applied(node, self.active)
 

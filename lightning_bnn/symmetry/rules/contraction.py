@@ -12,7 +12,13 @@ from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
 from lightning_bnn.symmetry.rules.constraints import Constraints
-from lightning_bnn.symmetry.rules.factored import as_value, contracted, factored, parts_of
+from lightning_bnn.symmetry.rules.factored import (
+    as_value,
+    contracted,
+    factored,
+    outer_product,
+    parts_of,
+)
 from lightning_bnn.symmetry.rules.labels import (
     Factored,
     Unsupported,
@@ -23,6 +29,7 @@ from lightning_bnn.symmetry.rules.labels import (
     moving_dims,
     shape_of,
 )
+from lightning_bnn.symmetry.rules.lookahead import is_summed
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
 from lightning_bnn.symmetry.rules.tensor_weights import apply_weight
 
@@ -48,11 +55,9 @@ def sum_of_products(
     if len(operands) > 2 and active and not any(isinstance(x, Factored) for x in operands):
         return _in_turn(system, node, operands, letters, result)
     done = contracted(system, [parts_of(system, x) for x in operands], letters, result)
-    if not active:
+    if not (active or any(x.active for x in operands if isinstance(x, Factored))):
         return factored(done, shape_of(node))
-    labels = torch.zeros((1,) * len(result), dtype=torch.long)
-    for part in sorted(done, key=lambda p: len(moving_dims(p))):
-        labels = core(multiply_labels(system, labels, part))
+    labels = outer_product(system, done, len(result))
     return Value(compress(labels.expand(shape_of(node))))
 
 
@@ -71,7 +76,7 @@ def _in_turn(
         sizes = _sizes((x, operands[at]), (of_x, letters[at]))
         y = operands[at]
         if isinstance(y, Weight):
-            labels = apply_weight(system, x.labels, y, (of_x, letters[at]), kept)
+            (labels,) = apply_weight(system, x.labels, y, (of_x, letters[at]), kept)
         else:
             labels = _product(system, (x, y), (of_x, letters[at]), kept)
         x, of_x = Value(labels.expand([sizes[c] for c in kept])), kept
@@ -112,8 +117,9 @@ def _of_one_weight(
 ) -> Value:
     at = next(k for k, x in enumerate(operands) if isinstance(x, Weight))
     x = system.labels(operands[1 - at])
-    labels = apply_weight(system, x, operands[at], (letters[1 - at], letters[at]), result)
-    return Value(labels.expand(shape_of(node)))
+    summed = lambda c: is_summed(node, result.index(c))
+    parts = apply_weight(system, x, operands[at], (letters[1 - at], letters[at]), result, summed)
+    return factored(parts, shape_of(node), active=True)
 
 
 def contract(

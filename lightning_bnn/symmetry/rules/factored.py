@@ -39,6 +39,7 @@ __all__ = [
     "contracted",
     "factored",
     "merged",
+    "outer_product",
     "parts_of",
     "total",
 ]
@@ -151,14 +152,24 @@ def _spread(part: Tensor, letters: str, names: Sequence[str]) -> Tensor:
 
 
 # ------------------------------------------------------------ what comes out
-def factored(parts: Sequence[Tensor], shape: Sequence[int]) -> Factored:
-    """Parts that move, for a tensor of this shape."""
+def factored(parts: Sequence[Tensor], shape: Sequence[int], active: bool = False) -> Any:
+    """Parts that move, for a tensor of this shape; an activation of one part is a plain value."""
     cores = [core(p)[(None,) * (len(shape) - p.ndim)] for p in parts]
-    return Factored(tuple(p for p in cores if moving_dims(p)), torch.Size(shape))
+    cores = [p for p in cores if moving_dims(p)]
+    moved = [p for p in cores if bool((p != FROZEN).any())]
+    if active and len(moved) < 2:
+        labels = moved[0] if moved else torch.full((1,) * len(shape), FROZEN)
+        return Value(compress(labels.expand(tuple(shape))))
+    return Factored(tuple(cores), torch.Size(shape), active)
 
 
 def as_value(system: Constraints, x: Factored, like: Tensor | None = None) -> Value:
-    """As an activation: one part stays, that along the dimensions of others, or the last."""
+    """As a plain value: one part stays, that along the dimensions of others, or the last.
+
+    Of an activation every pair of channels becomes one.
+    """
+    if x.active:
+        return Value(compress(outer_product(system, x.parts, len(x.shape)).expand(x.shape)))
     parts = sorted(x.parts, key=moving_dims)
     if like is not None:
         ndim = len(x.shape)
@@ -168,6 +179,14 @@ def as_value(system: Constraints, x: Factored, like: Tensor | None = None) -> Va
         system.freeze(part)
     labels = parts[-1] if parts else torch.full((1,) * len(x.shape), FROZEN)
     return Value(compress(labels).expand(x.shape))
+
+
+def outer_product(system: Constraints, parts: Sequence[Tensor], ndim: int) -> Tensor:
+    """Labels of what moves as the product of several parts."""
+    labels = torch.full((1,) * ndim, FROZEN)
+    for part in sorted(parts, key=lambda p: len(moving_dims(p))):
+        labels = core(multiply_labels(system, labels, part))
+    return labels
 
 
 def as_parts(system: Constraints, args: Any, kwargs: Any) -> Any:

@@ -99,11 +99,13 @@ class Factored:
     """A tensor computed from weights: an element moves as the product of what its indices say.
 
     ``parts`` are labels in the shape of the tensor, each along dimensions of its own: those of a
-    matrix are one row of labels for its rows and one for its columns.
+    matrix are one row of labels for its rows and one for its columns. ``active`` says that it is an
+    activation, such as the outputs of all experts before they are summed.
     """
 
     parts: tuple[Tensor, ...]
     shape: torch.Size
+    active: bool = False
 
 
 def is_operand(x: object) -> bool:

@@ -7,7 +7,7 @@ channels of its own. A weight that has experts along its first dimension is one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -27,9 +27,14 @@ __all__ = ["apply_weight", "join_rows", "spread"]
 
 
 def apply_weight(
-    system: Constraints, x: Tensor, weight: Weight, letters: Sequence[str], result: str
-) -> Tensor:
-    """Labels of ``einsum(f"{x},{weight}->{result}")``; raises where more than new channels come out.
+    system: Constraints,
+    x: Tensor,
+    weight: Weight,
+    letters: Sequence[str],
+    result: str,
+    is_summed: Callable[[str], bool] = lambda letter: False,
+) -> list[Tensor]:
+    """Parts of ``einsum(f"{x},{weight}->{result}")``; raises where more than new channels come out.
 
     Args:
         system: gets the ties.
@@ -37,6 +42,8 @@ def apply_weight(
         weight: the weight, or a view of it.
         letters: those of the activation and of the weight.
         result: those of the result.
+        is_summed: whether experts, by their letter, are summed next: then they write the same
+            channels.
     """
     of_x, x = _without_broadcast(x, letters[0], weight, letters[1])
     weight, of_w = _walked(weight, letters[1], of_x, result)
@@ -50,19 +57,24 @@ def apply_weight(
     moving = [of_x[d] for d in moving_dims(x)]
     kept = [c for c in of_x if c in read or (c in experts and c in moving)]
     channels = system.collapse(x, [of_x.index(c) for c in kept])
-    out = system.fresh(*(sizes[c] for c in (*experts, *written)))
+    common = bool(experts and written and is_summed(experts[0]))
+    of_out = written if common else [*experts, *written]
+    out = system.fresh(*(sizes[c] for c in of_out))
     records = [
-        _record(out, (*experts, *written), of_w, "out"),
+        _record(out, of_out, of_w, "out"),
         _record(channels, kept, of_w, "in", -1),
     ]
     if experts:
         inside = channels if experts[0] in kept else None
-        extra = _tie_experts(system, weight, of_w, experts[0], out, inside, kept)
+        place, extra = _tie_experts(system, weight, of_w, experts[0], None if common else out, inside, kept)
         records = [*extra, *records]
-    if not (experts or written):
+    if not of_out:
         system.freeze(out)
     system.consume(weight, *(r for r in records if r.dim != ()))
-    return spread(out, (*experts, *written), result, sizes)
+    labels = [spread(out, of_out, result, sizes)]
+    if common:
+        labels.append(spread(place, experts, result, sizes))
+    return labels
 
 
 def _without_broadcast(x: Tensor, of_x: str, weight: Weight, of_w: str) -> tuple[str, Tensor]:
@@ -104,26 +116,25 @@ def _tie_experts(
     weight: Weight,
     of_w: str,
     expert: str,
-    out: Tensor,
+    out: Tensor | None,
     channels: Tensor | None,
     kept: Sequence[str],
-) -> list[Record]:
+) -> tuple[Tensor, list[Record]]:
     """Experts are blocks of all that they read and write; a record of where they stand, if needed."""
     at = of_w.index(expert)
     owners, walked = owners_of(weight, [at])
     others = [d for d in range(len(of_w)) if d not in walked and weight.shape[d] > 1]
     if others and owners != [0]:
         raise Unsupported("experts that are not the first dimension of their weight")
-    place = system.fresh(out.shape[0])
+    count = weight.shape[at]
+    place = system.fresh(count)
     system.freeze(place, ("scale", "sign") if channels is not None else ("permutation", "scale", "sign"))
-    rows = [place[:, None], out.reshape(out.shape[0], -1)]
+    rows = [place[:, None], *([] if out is None else [out.reshape(count, -1)])]
     if channels is not None:
-        rows.append(channels.movedim(kept.index(expert), 0).reshape(out.shape[0], -1))
+        rows.append(channels.movedim(kept.index(expert), 0).reshape(count, -1))
     join_rows(system, rows)
-    if all(d in walked for d, n in enumerate(weight.shape) if n > 1):
-        return []  # what is written or read has a place in the first dimension already
-    stands = [out.ndim == 1 or walked != [at], walked != [at]]
-    return [] if any(stands) else [Record(at, place, "expert")]
+    has_rows = walked != [at] or (out is not None and out.ndim == 1)
+    return place, [] if has_rows else [Record(at, place, "expert")]
 
 
 def join_rows(system: Constraints, parts: Sequence[Tensor]) -> None:

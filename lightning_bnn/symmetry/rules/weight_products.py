@@ -50,6 +50,12 @@ __all__ = [
 ]
 
 
+def _like(parts: Sequence[Tensor], shape: Sequence[int], *operands: Any) -> Any:
+    """A computed weight; an activation if an operand is one."""
+    active = any(isinstance(x, Value) or (isinstance(x, Factored) and x.active) for x in operands)
+    return factored(parts, shape, active)
+
+
 # ------------------------------------------------------------ element by element
 def _aligned(parts: Sequence[Tensor], ndim: int) -> list[Tensor]:
     return [p[(None,) * (ndim - p.ndim)] for p in parts]
@@ -64,9 +70,9 @@ def multiply(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> 
         if isinstance(mask, Constant):
             parts = _aligned(parts_of(system, weight), len(shape))
             _keep_equal(system, parts, torch.broadcast_to(mask.tensor, shape))
-            return factored(parts, shape)
+            return _like(parts, shape, x, y)
     parts = [p for z in (x, y) for p in _aligned(parts_of(system, z), len(shape))]
-    return factored(merged(system, parts), shape)
+    return _like(merged(system, parts), shape, x, y)
 
 
 def _keep_equal(system: Constraints, parts: Sequence[Tensor], mask: Tensor) -> None:
@@ -86,14 +92,14 @@ def divide(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Fa
         raise Unsupported("a rounded division")
     shape = shape_of(node)
     above, below = (_aligned(parts_of(system, z), len(shape)) for z in (x, y))
-    return factored(merged(system, above, below), shape)
+    return _like(merged(system, above, below), shape, x, y)
 
 
 def add(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Factored:
     """A sum of weights ties rows with rows and columns with columns."""
     shape = shape_of(node)
     first, second = (_aligned(parts_of(system, z), len(shape)) for z in (x, y))
-    return factored(total(system, first, second), shape)
+    return _like(total(system, first, second), shape, x, y)
 
 
 def each_part(rule: Rule) -> Rule:
@@ -104,7 +110,7 @@ def each_part(rule: Rule) -> Rule:
             raise Unsupported("a function of a computed weight and another tensor")
         parts = parts_of(system, x)
         done = [rule(system, node, Value(p), *args, **kwargs).labels for p in parts]
-        return factored(done, shape_of(node))
+        return _like(done, shape_of(node), x)
 
     return on_each
 
@@ -137,8 +143,8 @@ def _reduced(
         result = [p.squeeze(dims) for p in result]
     value = node.meta["val"]
     if isinstance(value, tuple | list):
-        return tuple(factored(result, v.shape) for v in value)
-    return factored(result, value.shape)
+        return tuple(_like(result, v.shape, x) for v in value)
+    return _like(result, value.shape, x)
 
 
 def reduction(system: Constraints, node: Node, x: Any, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
@@ -167,8 +173,10 @@ def reshape(system: Constraints, node: Node, *args: Any, **kwargs: Any) -> Any:
         results.append(rearrange(system, node, labels, *_plain(args[1:]), **kwargs))
     value = node.meta["val"]
     if isinstance(value, tuple | list):
-        return tuple(factored([r[k].labels for r in results], v.shape) for k, v in enumerate(value))
-    return factored([r.labels for r in results], value.shape)
+        return tuple(
+            _like([r[k].labels for r in results], v.shape, args[0]) for k, v in enumerate(value)
+        )
+    return _like([r.labels for r in results], value.shape, args[0])
 
 
 def _plain(args: Any) -> Any:
