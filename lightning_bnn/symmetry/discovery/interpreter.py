@@ -31,6 +31,7 @@ from lightning_bnn.symmetry.rules.factored import as_parts, as_values
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
     Factored,
+    Index,
     Noise,
     Unsupported,
     Value,
@@ -41,6 +42,8 @@ from lightning_bnn.symmetry.rules.labels import (
     operation_name,
 )
 from lightning_bnn.symmetry.rules.table import (
+    INDEX_SHAPES,
+    TAKE_INDICES,
     ACCEPT_NOISE,
     ALLOCATIONS,
     BROADCASTING,
@@ -88,6 +91,8 @@ class Interpreter:
         if isinstance(operand, Value):
             self._see_draws([operand])
             self.system.freeze(operand.labels)
+            if isinstance(operand, Index):
+                self.system.freeze(operand.channels)
         elif isinstance(operand, Factored):
             for part in operand.parts:
                 self.system.freeze(part)
@@ -152,6 +157,10 @@ class Interpreter:
     def _apply_rule(
         self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]
     ) -> Any:
+        if name in INDEX_SHAPES and isinstance(args[0], Index):
+            return _moved_index(self.rules[name](self.system, node, *args, **kwargs), args[0])
+        if name not in TAKE_INDICES and any(isinstance(x, Index) for x in operands):
+            raise Unsupported("an index among channels")
         rules = self.rules
         if name in OF_WEIGHTS and self._computes_weight(node, operands):
             rules = OF_WEIGHTS
@@ -186,6 +195,13 @@ class Interpreter:
     def _see_draws(self, operands: Iterable[Any]) -> None:
         """Draws that are used by themselves, too, have a place."""
         self.system.seen_noise.update(x.source for x in operands if isinstance(x, Noise))
+
+
+def _moved_index(result: Any, index: Index) -> Any:
+    """A rearrangement of an index among channels is one."""
+    if isinstance(result, Value):
+        return Index(result.labels, index.channels)
+    return tuple(Index(part.labels, index.channels) for part in result)
 
 
 def _report(node: Node, reason: str) -> Frozen:

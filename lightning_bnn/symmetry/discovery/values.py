@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
     Factored,
+    Index,
     Noise,
     Value,
     Weight,
@@ -39,7 +40,7 @@ __all__ = [
 
 def has_channels(x: Any) -> bool:
     """Whether a symmetry might move it."""
-    return isinstance(x, Weight | Factored) or (isinstance(x, Value) and bool((core(x.labels) != 0).any()))
+    return isinstance(x, Weight | Factored | Index) or (isinstance(x, Value) and bool((core(x.labels) != 0).any()))
 
 
 def is_applied(node: Node, active: Container[Node]) -> bool:

@@ -8,7 +8,7 @@ executed on the labels themselves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ __all__ = [
     "STRUCTURAL_ZERO",
     "Constant",
     "Factored",
+    "Index",
     "Noise",
     "Unsupported",
     "Value",
@@ -64,6 +65,17 @@ class Noise(Value):
     """
 
     source: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Index(Value):
+    """Positions of channels, such as those of the experts that were chosen: they move with them.
+
+    Its labels are fixed; ``channels`` is the row of labels that the positions are in. An operation
+    that does not know what an index is must not see it.
+    """
+
+    channels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
 
 
 @dataclass(frozen=True, eq=False)

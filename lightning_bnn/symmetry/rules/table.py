@@ -12,6 +12,7 @@ from lightning_bnn.symmetry.rules import (
     arithmetic,
     contraction,
     elementwise,
+    indexing,
     layer,
     norm,
     reduction,
@@ -24,11 +25,13 @@ from lightning_bnn.symmetry.rules.constraints import Rule
 __all__ = [
     "ALLOCATIONS",
     "BROADCASTING",
+    "INDEX_SHAPES",
     "KEEP_LOGITS",
     "KEEP_NOISE",
     "OF_WEIGHTS",
     "ACCEPT_NOISE",
     "RULES",
+    "TAKE_INDICES",
     "TAKE_WEIGHTS",
     "UNIFORM",
     "WITHOUT_VALUE",
@@ -73,7 +76,7 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("view_as atleast_1d atleast_2d atleast_3d squeeze unsqueeze", shape.rearrange),
     ("permute transpose t numpy_T mT mH adjoint movedim moveaxis", shape.rearrange),
     ("swapaxes swapdims rot90 flip roll", shape.rearrange),
-    ("select slice narrow index index_select diagonal unfold", shape.rearrange),
+    ("select slice narrow diagonal unfold", shape.rearrange),
     ("chunk split split_with_sizes unbind tensor_split hsplit vsplit", shape.rearrange),
     ("repeat repeat_interleave tile", shape.rearrange),
     ("pixel_shuffle pixel_unshuffle channel_shuffle", shape.rearrange),
@@ -85,6 +88,14 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("copy", shape.copy),
     ("pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad2d", shape.pad),
     ("zeros_like ones_like full_like new_zeros new_ones new_full zero", shape.uniform_like),
+    # ------------------------------------------------------------ indices
+    ("index index_select", indexing.index),
+    ("gather take_along_dim", indexing.gather),
+    ("scatter scatter_add scatter_reduce", indexing.scatter),
+    ("index_add index_copy index_reduce", indexing.index_add),
+    ("embedding_bag _embedding_bag _embedding_bag_forward_only", indexing.embedding_bag),
+    ("topk", indexing.topk),
+    ("one_hot", indexing.one_hot),
     # ------------------------------------------------------------ reductions, pooling, resampling
     ("mean sum nanmean nansum", reduction.reduction(scale="passes", sign="passes")),
     ("amax amin", reduction.reduction(scale="passes", sign="stops")),
@@ -155,6 +166,10 @@ def rules_of(batch_norm_mode: str) -> dict[str, Rule]:
 
 
 RULES = rules_of("carrier")
+INDEX_SHAPES = frozenset(name for name, rule in RULES.items() if rule in _SHAPES)
+"""Of an index among channels they compute such an index."""
+TAKE_INDICES = frozenset("gather take_along_dim scatter one_hot index index_select eq".split())
+"""Their rules know indices among channels; to all others these are held fixed."""
 OF_WEIGHTS: dict[str, Rule] = {
     **{name: weight_products.reshape for name, rule in RULES.items() if rule in _SHAPES},
     **{name: weight_products.each_part(r) for name, r in RULES.items() if r in _POINTWISE},

@@ -168,15 +168,29 @@ def norm(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> 
 def reshape(system: Constraints, node: Node, *args: Any, **kwargs: Any) -> Any:
     """Any rearrangement, executed on the labels of every part."""
     results = []
+    value = node.meta["val"]
     for part in args[0].parts:
         labels = Value(part.expand(args[0].shape))
         results.append(rearrange(system, node, labels, *_plain(args[1:]), **kwargs))
-    value = node.meta["val"]
+    if isinstance(value, Tensor):
+        results = _apart(system, results)
     if isinstance(value, tuple | list):
         return tuple(
             _like([r[k].labels for r in results], v.shape, args[0]) for k, v in enumerate(value)
         )
     return _like([r.labels for r in results], value.shape, args[0])
+
+
+def _apart(system: Constraints, results: Sequence[Value]) -> list[Value]:
+    """Of dimensions that are flattened into one, such as those of a kernel, the first one moves."""
+    kept: list[Value] = []
+    for result in results:
+        dims = set(moving_dims(result.labels))
+        if any(dims & set(moving_dims(other.labels)) for other in kept):
+            system.freeze(result.labels)
+        else:
+            kept.append(result)
+    return kept
 
 
 def _plain(args: Any) -> Any:

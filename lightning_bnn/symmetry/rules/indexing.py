@@ -1,0 +1,254 @@
+"""How indices treat channels: gathers and scatters, along batch dimensions or among channels.
+
+What depends on the input alone (the edges of a graph, the tokens of a text) picks positions that no
+symmetry moves, so that they pick among whatever is not a channel. Indices that ``topk`` finds among
+channels move with these: they are an `Index`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from lightning_bnn.symmetry.rules.broadcasting import unify
+from lightning_bnn.symmetry.rules.constraints import Constraints, Record
+from lightning_bnn.symmetry.rules.labels import (
+    FROZEN,
+    Constant,
+    Index,
+    Unsupported,
+    Value,
+    Weight,
+    along,
+    core,
+    fixed,
+    moving_dims,
+    operation_name,
+    shape_of,
+)
+from lightning_bnn.symmetry.rules.shape import rearrange
+
+__all__ = [
+    "compare_index",
+    "embedding_bag",
+    "gather",
+    "index",
+    "index_add",
+    "one_hot",
+    "scatter",
+    "topk",
+]
+
+
+def _depends_on_channels(x: Any) -> bool:
+    return isinstance(x, Index) or (isinstance(x, Value) and bool((core(x.labels) != FROZEN).any()))
+
+
+def _kept(labels: Tensor, dims: Sequence[int], why: str) -> None:
+    if set(dims) & set(moving_dims(labels)):
+        raise Unsupported(why)
+
+
+# ------------------------------------------------------------ picked by the input
+def index(system: Constraints, node: Node, x: Any, *args: Any) -> Any:
+    """``x[i]`` and ``index_select``: rows of what is not a channel, or rows of a table."""
+    by_select = operation_name(node) == "index_select"
+    where = [None] * (args[0] % ndim_of(x)) + [args[1]] if by_select else list(args[0])
+    if not any(isinstance(i, Value) for i in where):
+        return rearrange(system, node, x, *args)
+    if any(_depends_on_channels(i) for i in where):
+        raise Unsupported("an index computed from channels")
+    picked = [d for d, i in enumerate(where) if i is not None]
+    shape = shape_of(node)
+    if isinstance(x, Weight):
+        return _rows_of_table(system, x, picked, shape)
+    labels = system.labels(x)
+    _kept(labels, picked, "channels picked by an index computed from the input")
+    return Value(_after_index(labels, where, picked, shape))
+
+
+def ndim_of(x: Any) -> int:
+    """How many dimensions an operand has."""
+    return x.labels.ndim if isinstance(x, Value) else len(getattr(x, "tensor", x).shape)
+
+
+def _after_index(
+    labels: Tensor, where: Sequence[Any], picked: Sequence[int], shape: torch.Size
+) -> Tensor:
+    """Labels of what is picked: the dimensions of the indices stand where advanced indexing says."""
+    width = max(ndim_of(where[d]) for d in picked)
+    adjacent = list(picked) == list(range(picked[0], picked[-1] + 1))
+    first = picked[0] if adjacent else 0
+    for d in reversed(picked):
+        labels = labels.select(d, 0)
+    for _ in range(width):
+        labels = labels.unsqueeze(first)
+    return labels.expand(shape)
+
+
+def _rows_of_table(
+    system: Constraints, weight: Weight, picked: Sequence[int], shape: torch.Size
+) -> Value:
+    """Rows of a table: its last dimension has channels, all others are held fixed."""
+    if picked != [0] or len(weight.shape) != 2 or not len(shape):
+        raise Unsupported("a weight indexed by an activation")
+    out = system.fresh(weight.shape[1])
+    system.consume(weight, Record(1, out, "out"))
+    return Value(along(out, len(shape) - 1, shape))
+
+
+def gather(system: Constraints, node: Node, x: Any, dim: int, at: Any, **kwargs: Any) -> Value:
+    """Elements along one dimension: positions that do not move, or channels that ``topk`` found."""
+    labels, shape = system.labels(x), shape_of(node)
+    dim %= labels.ndim
+    if isinstance(at, Index):
+        return _gather_channels(system, labels, dim, at, shape)
+    if _depends_on_channels(at):
+        raise Unsupported("an index computed from channels")
+    _kept(labels, [dim], "channels picked by an index computed from the input")
+    return Value(labels.narrow(dim, 0, 1).expand(*labels.shape[:dim], shape[dim], *labels.shape[dim + 1 :])[tuple(slice(n) for n in shape)])
+
+
+def scatter(
+    system: Constraints, node: Node, x: Any, dim: int, at: Any, source: Any, *args: Any, **kwargs: Any
+) -> Value:
+    """Sums, means, extremes or copies of what is sent to each position: channels must agree."""
+    shape, base = shape_of(node), system.labels(x)
+    dim %= len(shape)
+    if isinstance(at, Index):
+        return _scatter_channels(system, node, x, dim, at, source)
+    if _depends_on_channels(at):
+        raise Unsupported("an index computed from channels")
+    sent = system.labels(source) if not isinstance(source, int | float) else fixed(shape).labels
+    _kept(base, [dim], "channels written by an index computed from the input")
+    if isinstance(source, int | float) and source != 0:
+        system.freeze(base, ("scale", "sign"))
+    _kept(sent, [dim], "channels sent by an index computed from the input")
+    reduces = kwargs.get("reduce", next((a for a in args if isinstance(a, str)), "sum"))
+    if reduces in ("amax", "amin"):
+        system.freeze(base, ("sign",))
+        system.freeze(sent, ("sign",))
+    if reduces in ("prod", "multiply"):
+        raise Unsupported("a product over what is scattered")
+    return Value(_written(system, base, sent, dim, shape, isinstance(source, int | float)))
+
+
+def _written(
+    system: Constraints, base: Tensor, sent: Tensor, dim: int, shape: torch.Size, number: bool
+) -> Tensor:
+    base = base.narrow(dim, 0, 1) if base.shape[dim] > 1 else base
+    if number:
+        return base.expand(shape)
+    if sent.ndim != base.ndim:
+        raise Unsupported("a scatter between different dimensions")
+    return unify(system, base, sent.narrow(dim, 0, 1)).expand(shape)
+
+
+def index_add(
+    system: Constraints, node: Node, x: Any, dim: int, at: Any, source: Any, *args: Any, **kwargs: Any
+) -> Value:
+    """``index_add``, ``index_copy`` and ``index_reduce``: rows sent to rows."""
+    return scatter(system, node, x, dim, at, source, *[a for a in args if isinstance(a, str)])
+
+
+def embedding_bag(
+    system: Constraints, node: Node, weight: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Sums, means or maxima of rows of a table."""
+    shape = node.meta["val"][0].shape
+    if not isinstance(weight, Weight):
+        raise Unsupported("a table that is computed")
+    out = system.fresh(weight.shape[1])
+    system.consume(weight, Record(1, out, "out"))
+    mode = args[3] if len(args) > 3 else kwargs.get("mode", 0)
+    if mode == 2:
+        system.freeze(out, ("sign",))
+    rest = (fixed(v.shape) for v in node.meta["val"][1:])
+    return (Value(along(out, len(shape) - 1, shape)), *rest)
+
+
+# ------------------------------------------------------------ picked among channels
+def topk(
+    system: Constraints, node: Node, x: Any, k: int, dim: int = -1, *args: Any, **kwargs: Any
+) -> Any:
+    """The largest of some channels, which all may be exchanged: values by rank, and an `Index`."""
+    labels = system.labels(x)
+    dim %= labels.ndim
+    values, places = node.meta["val"]
+    moving = moving_dims(labels)
+    if dim not in moving:
+        if bool((core(labels) != FROZEN).any()):
+            raise Unsupported("the largest along a dimension that is not of channels")
+        return fixed(values.shape), fixed(places.shape)
+    if moving != [dim]:
+        raise Unsupported("the largest channels of several rows")
+    system.freeze(labels, ("scale", "sign"))
+    row = core(labels).reshape(-1)
+    return fixed(values.shape), Index(fixed(places.shape).labels, row)
+
+
+def _gather_channels(
+    system: Constraints, labels: Tensor, dim: int, at: Index, shape: torch.Size
+) -> Value:
+    if moving_dims(labels) != [dim] or labels.shape[dim] != len(at.channels):
+        raise Unsupported("an index among other channels")
+    row = core(labels).reshape(-1)
+    system.tie(row, at.channels, ("permutation",))
+    system.freeze(row, ("scale", "sign"))
+    return fixed(shape)
+
+
+def _scatter_channels(
+    system: Constraints, node: Node, x: Any, dim: int, at: Index, source: Any
+) -> Value:
+    """What is sent to channels, such as the weights of the chosen experts, has their places."""
+    shape = shape_of(node)
+    uniform = isinstance(x, Constant) and bool((x.tensor == x.tensor.reshape(-1)[0]).all())
+    number = isinstance(source, int | float) or isinstance(source, Constant)
+    still = number or bool((core(system.labels(source)) == FROZEN).all())
+    if shape[dim] != len(at.channels) or not still:
+        raise Unsupported("channels sent to channels")
+    if isinstance(source, Constant) and not bool((source.tensor == source.tensor.reshape(-1)[0]).all()):
+        raise Unsupported("a constant sent to channels")
+    if not uniform:
+        labels = system.labels(x)
+        if moving_dims(labels) != [dim]:
+            raise Unsupported("an index among other channels")
+        system.tie(core(labels).reshape(-1), at.channels, ("permutation",))
+    return _along_channels(system, at, dim, shape)
+
+
+def _along_channels(system: Constraints, at: Index, dim: int, shape: Sequence[int]) -> Value:
+    row = system.follow(at.channels, ())
+    return Value(along(row, dim, shape))
+
+
+def one_hot(system: Constraints, node: Node, at: Any, classes: int = -1) -> Value:
+    """Which channel was chosen; without channels, which class: fixed."""
+    shape = shape_of(node)
+    if not isinstance(at, Index):
+        raise Unsupported("a class of channels")
+    row = system.follow(at.channels, ())
+    if shape[-1] > len(row):
+        row = torch.cat([row, torch.full((shape[-1] - len(row),), FROZEN)])
+    return Value(along(row, len(shape) - 1, shape))
+
+
+def compare_index(system: Constraints, node: Node, x: Any, y: Any) -> Value:
+    """An `Index` compared with all of its values: which channel was chosen."""
+    at, values = (x, y) if isinstance(x, Index) else (y, x)
+    shape = shape_of(node)
+    if not (isinstance(at, Index) and isinstance(values, Constant)):
+        raise Unsupported("an index among channels compared with another")
+    n = len(at.channels)
+    dims = [d for d in range(values.tensor.ndim) if values.tensor.shape[d] == n and values.tensor.numel() == n]
+    if len(dims) != 1 or values.tensor.reshape(-1).tolist() != list(range(n)):
+        raise Unsupported("an index among channels compared with numbers")
+    dim = len(shape) - values.tensor.ndim + dims[0]
+    if at.labels.ndim >= len(shape) - dim and at.labels.shape[dim - len(shape)] != 1:
+        raise Unsupported("an index among channels compared with numbers")
+    return _along_channels(system, at, dim, shape)
