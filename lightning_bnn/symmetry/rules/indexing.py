@@ -16,6 +16,7 @@ from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.broadcasting import unify
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record
+from lightning_bnn.symmetry.rules.factored import factored, parts_of
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
     Constant,
@@ -38,6 +39,7 @@ __all__ = [
     "gather",
     "index",
     "index_add",
+    "index_put",
     "one_hot",
     "scatter",
     "topk",
@@ -60,12 +62,14 @@ def index(system: Constraints, node: Node, x: Any, *args: Any) -> Any:
     where = [None] * (args[0] % ndim_of(x)) + [args[1]] if by_select else list(args[0])
     if not any(isinstance(i, Value) for i in where):
         return rearrange(system, node, x, *args)
-    if any(_depends_on_channels(i) for i in where):
-        raise Unsupported("an index computed from channels")
     picked = [d for d, i in enumerate(where) if i is not None]
     shape = shape_of(node)
+    if isinstance(x, Weight) and picked == [0] and not _is_hidden(where[0]):
+        return _rows_of_table(system, x, where[0], shape)
+    if any(_depends_on_channels(i) for i in where):
+        raise Unsupported("an index computed from channels")
     if isinstance(x, Weight):
-        return _rows_of_table(system, x, picked, shape)
+        raise Unsupported("a weight indexed by an activation")
     labels = system.labels(x)
     _kept(labels, picked, "channels picked by an index computed from the input")
     return Value(_after_index(labels, where, picked, shape))
@@ -90,15 +94,39 @@ def _after_index(
     return labels.expand(shape)
 
 
-def _rows_of_table(
-    system: Constraints, weight: Weight, picked: Sequence[int], shape: torch.Size
-) -> Value:
-    """Rows of a table: its last dimension has channels, all others are held fixed."""
-    if picked != [0] or len(weight.shape) != 2 or not len(shape):
-        raise Unsupported("a weight indexed by an activation")
-    out = system.fresh(weight.shape[1])
-    system.consume(weight, Record(1, out, "out"))
-    return Value(along(out, len(shape) - 1, shape))
+def _is_hidden(at: Any) -> bool:
+    return not isinstance(at, Index) and _depends_on_channels(at)
+
+
+def _rows_of_table(system: Constraints, weight: Weight, at: Any, shape: torch.Size) -> Any:
+    """Rows of a table: new channels; matrices of a stack have their rows and columns in common.
+
+    Rows that the input picks are held fixed; those that `topk` picks move with its channels.
+    """
+    width = len(shape) - len(weight.shape) + 1
+    if len(weight.shape) == 2 and not isinstance(at, Index):
+        out = system.fresh(weight.shape[1])
+        system.consume(weight, Record(1, out, "out"))
+        return Value(along(out, len(shape) - 1, shape))
+    parts = [torch.full([shape[d] if d == k else 1 for d in range(len(shape))], FROZEN) for k in range(width)]
+    for part in parts_of(system, weight):
+        if moving_dims(part) == [0]:
+            _tie_rows(system, part.reshape(-1), at)
+        elif 0 in moving_dims(part):
+            raise Unsupported("a weight indexed by an activation")
+        else:
+            parts.append(part[(0,) + (None,) * width])
+    return factored(parts, shape, active=len(weight.shape) == 2)
+
+
+def _tie_rows(system: Constraints, row: Tensor, at: Any) -> None:
+    system.freeze(row, ("scale", "sign"))
+    if isinstance(at, Index) and len(row) == len(at.channels):
+        system.tie(row, at.channels, ("permutation",))
+    else:
+        system.freeze(row)
+        if isinstance(at, Index):
+            system.freeze(at.channels)
 
 
 def gather(system: Constraints, node: Node, x: Any, dim: int, at: Any, **kwargs: Any) -> Value:
@@ -153,6 +181,16 @@ def index_add(
 ) -> Value:
     """``index_add``, ``index_copy`` and ``index_reduce``: rows sent to rows."""
     return scatter(system, node, x, dim, at, source, *[a for a in args if isinstance(a, str)])
+
+
+def index_put(
+    system: Constraints, node: Node, x: Any, where: Sequence[Any], source: Any, *args: Any
+) -> Value:
+    """``x[i] = source`` and ``x[i] += source`` for rows of the first dimension."""
+    at = where[0]
+    if len(where) != 1 or at is None or ndim_of(at) != 1 or ndim_of(source) != ndim_of(x):
+        raise Unsupported("a write to several dimensions")
+    return scatter(system, node, x, 0, at, source)
 
 
 def embedding_bag(
