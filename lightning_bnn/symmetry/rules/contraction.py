@@ -54,8 +54,16 @@ def sum_of_products(
             pass
     if len(operands) > 2 and active and not any(isinstance(x, Factored) for x in operands):
         return _in_turn(system, node, operands, letters, result)
-    done = contracted(system, [parts_of(system, x) for x in operands], letters, result)
-    if not (active or any(x.active for x in operands if isinstance(x, Factored))):
+    active = active or any(x.active for x in operands if isinstance(x, Factored))
+    parts = [parts_of(system, x) for x in operands]
+    readers = [
+        k
+        for k, x in enumerate(operands)
+        if (not isinstance(x, Value) and not (isinstance(x, Factored) and x.active))
+        and (active or k == 0)
+    ]
+    done = contracted(system, parts, letters, result, readers)
+    if not active:
         return factored(done, shape_of(node))
     labels = outer_product(system, done, len(result))
     return Value(compress(labels.expand(shape_of(node))))

@@ -115,9 +115,30 @@ def total(system: Constraints, parts: Sequence[Tensor], others: Sequence[Tensor]
 
 
 def contracted(
-    system: Constraints, operands: Sequence[Sequence[Tensor]], letters: Sequence[str], result: str
+    system: Constraints,
+    operands: Sequence[Sequence[Tensor]],
+    letters: Sequence[str],
+    result: str,
+    readers: Sequence[int] = (),
 ) -> list[Tensor]:
-    """Parts of an einsum: along a dimension that is summed, what meets there must cancel."""
+    """Parts of an einsum: along a dimension that is summed, what meets there must cancel.
+
+    Args:
+        system: gets the ties.
+        operands: the parts of each operand.
+        letters: one word for each operand, with a letter for each of its dimensions.
+        result: the letters of the result.
+        readers: the operands that are weights which read what the others write.
+    """
+    for k in readers:
+        for part in operands[k]:
+            summed = {letters[k][d] for d in moving_dims(part)} - set(result)
+            for j, others in enumerate(operands):
+                for other in others:
+                    if j > k and summed & {letters[j][d] for d in moving_dims(other)}:
+                        system.read_after(part, other)
+            if summed:
+                system.read(part)
     names = [*result, *sorted({c for t in letters for c in t} - set(result))]
     parts = [_spread(p, t, names) for ps, t in zip(operands, letters, strict=True) for p in ps]
     parts = [p for p in parts if moving_dims(p) or int(p) != FROZEN]

@@ -135,7 +135,7 @@ def _computed_convolution(
     incoming = system.collapse(x, [1]).reshape(groups, -1)
     channels = [incoming] if incoming.numel() > 1 else []
     letters = ("gio", "goi")[not transposed]
-    done = contracted(system, [[core(c) for c in channels], rows], ("gi", letters), "go")
+    done = contracted(system, [[core(c) for c in channels], rows], ("gi", letters), "go", [1])
     out = torch.zeros((1, 1), dtype=torch.long)
     for part in sorted(done, key=lambda p: len(moving_dims(p))):
         out = core(multiply_labels(system, out, part))
