@@ -256,8 +256,11 @@ def _is_matrix(axes: Sequence[Axis]) -> bool:
     if len(dims) == 1:
         return len(axes) == 2
     first, second = sorted(axes, key=lambda a: a.blocks)[:2]
-    return len(axes) == 2 and None not in dims and first.blocks == 1 and (
-        second.blocks == 1 or first.dim == 0
+    return (
+        len(axes) == 2
+        and None not in dims
+        and first.blocks == 1
+        and (second.blocks == 1 or first.dim == 0)
     )
 
 

@@ -200,7 +200,9 @@ def _reordered(
     """A tensor whose other axes have their new order."""
     axes = sym.placements_by_axis("permutations").keys() - {place.axis}
     tensor = sym.axes[place.axis].tensor
-    for a in sorted((a for a in axes if sym.axes[a].tensor == tensor), key=lambda a: sym.axes[a].blocks):
+    for a in sorted(
+        (a for a in axes if sym.axes[a].tensor == tensor), key=lambda a: sym.axes[a].blocks
+    ):
         index = axis_permutation(sym, a, permutations, w.device)
         w = permute_axis(w, sym.axes[a], index, offset)
     return w

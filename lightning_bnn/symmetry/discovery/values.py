@@ -40,7 +40,9 @@ __all__ = [
 
 def has_channels(x: Any) -> bool:
     """Whether a symmetry might move it."""
-    return isinstance(x, Weight | Factored | Index) or (isinstance(x, Value) and bool((core(x.labels) != 0).any()))
+    return isinstance(x, Weight | Factored | Index) or (
+        isinstance(x, Value) and bool((core(x.labels) != 0).any())
+    )
 
 
 def is_applied(node: Node, active: Container[Node]) -> bool:

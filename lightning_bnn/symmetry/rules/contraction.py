@@ -106,9 +106,7 @@ def _product(
     names = [*result, *sorted({c for t in letters for c in t} - set(result))]
     a, b = (_spread(system.labels(o), t, names) for o, t in zip(operands, letters, strict=True))
     sizes = _sizes([Value(a), Value(b)], ("".join(names),) * 2)
-    return contract(
-        system, a, b, list(range(len(result), len(names))), [sizes[c] for c in result]
-    )
+    return contract(system, a, b, list(range(len(result), len(names))), [sizes[c] for c in result])
 
 
 def _spread(labels: Tensor, letters: str, names: Sequence[str]) -> Tensor:

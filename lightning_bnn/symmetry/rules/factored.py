@@ -81,16 +81,16 @@ def _leaf(system: Constraints, weight: Weight) -> list[Tensor]:
         whole = Weight.whole(weight.name, weight.full_shape, weight.is_buffer)
         system.consume(whole, *(Record(d, row, "out") for d, row in enumerate(rows)))
         system.leaves[weight.name] = rows
-    parts = [
-        row[core(c)] for row, c in zip(rows, weight.coords, strict=True) if row.numel() > 1
-    ]
+    parts = [row[core(c)] for row, c in zip(rows, weight.coords, strict=True) if row.numel() > 1]
     single = [row for row in rows if row.numel() == 1]
     for row in single:  # the size of a single row is that of the whole
         system.freeze(row, ("scale", "sign"))
     return parts
 
 
-def merged(system: Constraints, parts: Sequence[Tensor], inverse: Sequence[Tensor] = ()) -> list[Tensor]:
+def merged(
+    system: Constraints, parts: Sequence[Tensor], inverse: Sequence[Tensor] = ()
+) -> list[Tensor]:
     """Parts along the same dimensions as one: their product, divided by those of a denominator."""
     result: dict[tuple[int, ...], Tensor] = {}
     for part in parts:
@@ -109,9 +109,14 @@ def total(system: Constraints, parts: Sequence[Tensor], others: Sequence[Tensor]
     for one, two in ((left, right), (right, left)):
         for dims in one.keys() - two.keys():
             crossing = any(set(dims) & set(other) for other in two)
-            system.freeze(one[dims], ("permutation", "scale", "sign") if crossing else ("scale", "sign"))
+            system.freeze(
+                one[dims], ("permutation", "scale", "sign") if crossing else ("scale", "sign")
+            )
     both = [core(unify(system, left[k], right[k])) for k in left.keys() & right.keys()]
-    return [*both, *(p for s, o in ((left, right), (right, left)) for k, p in s.items() if k not in o)]
+    return [
+        *both,
+        *(p for s, o in ((left, right), (right, left)) for k, p in s.items() if k not in o),
+    ]
 
 
 def contracted(
@@ -155,7 +160,9 @@ def contracted(
         pending -= summed
         if met:
             product = core(reduce(lambda a, b: multiply_labels(system, a, b), met))
-            out = core(reduce_channels(system, product, [d for d in moving_dims(product) if d in summed]))
+            out = core(
+                reduce_channels(system, product, [d for d in moving_dims(product) if d in summed])
+            )
             if moving_dims(out):
                 parts.append(out)
             else:

@@ -108,7 +108,10 @@ def _rows_of_table(system: Constraints, weight: Weight, at: Any, shape: torch.Si
         out = system.fresh(weight.shape[1])
         system.consume(weight, Record(1, out, "out"))
         return Value(along(out, len(shape) - 1, shape))
-    parts = [torch.full([shape[d] if d == k else 1 for d in range(len(shape))], FROZEN) for k in range(width)]
+    parts = [
+        torch.full([shape[d] if d == k else 1 for d in range(len(shape))], FROZEN)
+        for k in range(width)
+    ]
     for part in parts_of(system, weight):
         if moving_dims(part) == [0]:
             _tie_rows(system, part.reshape(-1), at)
@@ -138,11 +141,22 @@ def gather(system: Constraints, node: Node, x: Any, dim: int, at: Any, **kwargs:
     if _depends_on_channels(at):
         raise Unsupported("an index computed from channels")
     _kept(labels, [dim], "channels picked by an index computed from the input")
-    return Value(labels.narrow(dim, 0, 1).expand(*labels.shape[:dim], shape[dim], *labels.shape[dim + 1 :])[tuple(slice(n) for n in shape)])
+    return Value(
+        labels.narrow(dim, 0, 1).expand(*labels.shape[:dim], shape[dim], *labels.shape[dim + 1 :])[
+            tuple(slice(n) for n in shape)
+        ]
+    )
 
 
 def scatter(
-    system: Constraints, node: Node, x: Any, dim: int, at: Any, source: Any, *args: Any, **kwargs: Any
+    system: Constraints,
+    node: Node,
+    x: Any,
+    dim: int,
+    at: Any,
+    source: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Value:
     """Sums, means, extremes or copies of what is sent to each position: channels must agree."""
     shape, base = shape_of(node), system.labels(x)
@@ -177,7 +191,14 @@ def _written(
 
 
 def index_add(
-    system: Constraints, node: Node, x: Any, dim: int, at: Any, source: Any, *args: Any, **kwargs: Any
+    system: Constraints,
+    node: Node,
+    x: Any,
+    dim: int,
+    at: Any,
+    source: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Value:
     """``index_add``, ``index_copy`` and ``index_reduce``: rows sent to rows."""
     return scatter(system, node, x, dim, at, source, *[a for a in args if isinstance(a, str)])
@@ -193,9 +214,7 @@ def index_put(
     return scatter(system, node, x, 0, at, source)
 
 
-def embedding_bag(
-    system: Constraints, node: Node, weight: Any, *args: Any, **kwargs: Any
-) -> Any:
+def embedding_bag(system: Constraints, node: Node, weight: Any, *args: Any, **kwargs: Any) -> Any:
     """Sums, means or maxima of rows of a table."""
     shape = node.meta["val"][0].shape
     if not isinstance(weight, Weight):
@@ -250,7 +269,9 @@ def _scatter_channels(
     still = number or bool((core(system.labels(source)) == FROZEN).all())
     if shape[dim] != len(at.channels) or not still:
         raise Unsupported("channels sent to channels")
-    if isinstance(source, Constant) and not bool((source.tensor == source.tensor.reshape(-1)[0]).all()):
+    if isinstance(source, Constant) and not bool(
+        (source.tensor == source.tensor.reshape(-1)[0]).all()
+    ):
         raise Unsupported("a constant sent to channels")
     if not uniform:
         labels = system.labels(x)
@@ -283,7 +304,11 @@ def compare_index(system: Constraints, node: Node, x: Any, y: Any) -> Value:
     if not (isinstance(at, Index) and isinstance(values, Constant)):
         raise Unsupported("an index among channels compared with another")
     n = len(at.channels)
-    dims = [d for d in range(values.tensor.ndim) if values.tensor.shape[d] == n and values.tensor.numel() == n]
+    dims = [
+        d
+        for d in range(values.tensor.ndim)
+        if values.tensor.shape[d] == n and values.tensor.numel() == n
+    ]
     if len(dims) != 1 or values.tensor.reshape(-1).tolist() != list(range(n)):
         raise Unsupported("an index among channels compared with numbers")
     dim = len(shape) - values.tensor.ndim + dims[0]

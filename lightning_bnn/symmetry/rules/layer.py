@@ -58,7 +58,10 @@ def _linear_of_computed(system: Constraints, node: Node, x: Any, weight: Any, bi
     )
     if bias is None:
         return product
-    labels = [t if isinstance(t, Value) else as_value(system, factored(parts_of(system, t), t.shape)) for t in (product, bias)]
+    labels = [
+        t if isinstance(t, Value) else as_value(system, factored(parts_of(system, t), t.shape))
+        for t in (product, bias)
+    ]
     return Value(unify(system, *(v.labels for v in labels)).expand(shape_of(node)))
 
 
@@ -122,7 +125,13 @@ def convolution(transposed: bool = False) -> Rule:
 
 
 def _computed_convolution(
-    system: Constraints, node: Node, x: Tensor, weight: Factored, bias: Any, groups: int, transposed: bool
+    system: Constraints,
+    node: Node,
+    x: Tensor,
+    weight: Factored,
+    bias: Any,
+    groups: int,
+    transposed: bool,
 ) -> Value:
     """A convolution whose weight is computed; positions of its kernel are held fixed."""
     parts = []

@@ -121,12 +121,14 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     # ------------------------------------------------------------ layers
     ("linear", layer.linear),
     ("addmm", layer.addmm),
-    *(_CONTRACTIONS := (
-        ("matmul mm bmm mv", contraction.matmul),
-        ("dot vdot inner", contraction.dot),
-        ("outer ger", contraction.outer),
-        ("einsum", contraction.einsum),
-    )),
+    *(
+        _CONTRACTIONS := (
+            ("matmul mm bmm mv", contraction.matmul),
+            ("dot vdot inner", contraction.dot),
+            ("outer ger", contraction.outer),
+            ("einsum", contraction.einsum),
+        )
+    ),
     ("baddbmm", contraction.baddbmm),
     ("embedding", layer.embedding),
     ("conv1d conv2d conv3d", layer.convolution()),

@@ -66,7 +66,9 @@ def apply_weight(
     ]
     if experts:
         inside = channels if experts[0] in kept else None
-        place, extra = _tie_experts(system, weight, of_w, experts[0], None if common else out, inside, kept)
+        place, extra = _tie_experts(
+            system, weight, of_w, experts[0], None if common else out, inside, kept
+        )
         records = [*extra, *records]
     if not of_out:
         system.freeze(out)
@@ -86,9 +88,7 @@ def _without_broadcast(x: Tensor, of_x: str, weight: Weight, of_w: str) -> tuple
     return "".join(c for d, c in enumerate(of_x) if d not in alone), x
 
 
-def _record(
-    labels: Tensor, letters: Sequence[str], of_w: str, role: str, scale: int = 1
-) -> Record:
+def _record(labels: Tensor, letters: Sequence[str], of_w: str, role: str, scale: int = 1) -> Record:
     """Labels along some letters of a weight, in the order that these have there."""
     order = sorted(range(len(letters)), key=lambda k: of_w.index(letters[k]))
     dims = tuple(of_w.index(letters[k]) for k in order)
@@ -128,7 +128,9 @@ def _tie_experts(
         raise Unsupported("experts that are not the first dimension of their weight")
     count = weight.shape[at]
     place = system.fresh(count)
-    system.freeze(place, ("scale", "sign") if channels is not None else ("permutation", "scale", "sign"))
+    system.freeze(
+        place, ("scale", "sign") if channels is not None else ("permutation", "scale", "sign")
+    )
     rows = [place[:, None], *([] if out is None else [out.reshape(count, -1)])]
     if channels is not None:
         rows.append(channels.movedim(kept.index(expert), 0).reshape(count, -1))
@@ -147,9 +149,7 @@ def join_rows(system: Constraints, parts: Sequence[Tensor]) -> None:
         system.block(torch.cat([*single[:1], *several], 1))
 
 
-def spread(
-    labels: Tensor, letters: Sequence[str], result: str, sizes: Mapping[str, int]
-) -> Tensor:
+def spread(labels: Tensor, letters: Sequence[str], result: str, sizes: Mapping[str, int]) -> Tensor:
     """Labels along some letters in the shape of the result."""
     order = sorted(range(len(letters)), key=lambda k: result.index(letters[k]))
     view = [sizes[c] if c in letters else 1 for c in result]

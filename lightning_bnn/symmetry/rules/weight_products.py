@@ -126,7 +126,12 @@ def _dims(dim: Any, ndim: int) -> list[int]:
 
 
 def _reduced(
-    system: Constraints, node: Node, x: Any, dim: Any, keepdim: bool, outer: Callable[[Tensor], Tensor]
+    system: Constraints,
+    node: Node,
+    x: Any,
+    dim: Any,
+    keepdim: bool,
+    outer: Callable[[Tensor], Tensor],
 ) -> Any:
     """What is reduced keeps its permutations only; ``outer`` says what becomes of the rest."""
     shape = x.shape if isinstance(x, Weight | Factored) else x.tensor.shape
@@ -147,7 +152,9 @@ def _reduced(
     return _like(result, value.shape, x)
 
 
-def reduction(system: Constraints, node: Node, x: Any, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
+def reduction(
+    system: Constraints, node: Node, x: Any, dim: Any = None, keepdim: bool = False, **kw: Any
+) -> Any:
     """A sum or a mean over some dimensions of a computed weight."""
     return _reduced(system, node, x, dim, keepdim, lambda part: part)
 
@@ -157,7 +164,13 @@ def norm(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> 
     numbers = list(args)
     if "norm" in node.name and numbers:
         numbers = numbers[1:]
-    dim = kwargs.get("dim", next((a for a in numbers if isinstance(a, list | tuple | int) and not isinstance(a, bool)), None))
+    dim = kwargs.get(
+        "dim",
+        next(
+            (a for a in numbers if isinstance(a, list | tuple | int) and not isinstance(a, bool)),
+            None,
+        ),
+    )
     keepdim = kwargs.get("keepdim", next((a for a in numbers if isinstance(a, bool)), False))
     for part in parts_of(system, x):
         system.freeze(part, ("scale",))

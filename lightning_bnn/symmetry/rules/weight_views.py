@@ -102,9 +102,7 @@ def owners_of(weight: Weight, dims: Sequence[int]) -> tuple[list[int], list[int]
     return owners, sorted({d for p in owners for d in moving[p]})
 
 
-def _scattered(
-    weight: Weight, record: Any, has_row_labels: bool
-) -> tuple[int | None, Table]:
+def _scattered(weight: Weight, record: Any, has_row_labels: bool) -> tuple[int | None, Table]:
     """Labels in the shape of some dimensions of a view, brought to the places of the parameter.
 
     Labels along the rows and one other dimension are columns as blocks of rows see them, where
