@@ -100,11 +100,10 @@ def test_experts_are_exchanged_with_their_router(gates):
     assert not sym.frozen
 
 
-@pytest.mark.parametrize("gates", [torch.tensor([1.0, 2.0, 3.0]), torch.eye(EXPERTS)[0]])
-def test_experts_with_gates_of_their_own_are_not_exchanged(gates):
-    sym = exact(experts(dense(lambda s, x: gates.to(x).expand(len(x), -1))))
-    assert (EXPERTS, "block") not in units(sym)
-    assert units(sym) == INSIDE
+@pytest.mark.parametrize(("gates", "alike"), [((1.0, 2.0, 3.0), 0), ((1.0, 2.0, 2.0), 2)])
+def test_only_experts_with_equal_gates_are_exchanged(gates, alike):
+    sym = exact(experts(dense(lambda s, x: torch.tensor(gates).to(x).expand(len(x), -1))))
+    assert units(sym) == [*INSIDE, *([(alike, "block")] if alike else [])]
 
 
 def test_a_bias_shared_by_experts_forbids_their_own_permutations():
@@ -138,7 +137,12 @@ def with_output_bias(s, x):
     return torch.einsum("ebd,be->bd", torch.bmm(h, s.w2) + s.b2[:, None], softmax(s, x))
 
 
-@pytest.mark.parametrize("forward", [by_three, by_bmm, by_transposed, with_output_bias])
+def by_copies(s, x):
+    h = torch.relu(torch.bmm(x[None].repeat(EXPERTS, 1, 1), s.w1) + s.b1[:, None])
+    return (torch.bmm(h, s.w2) * softmax(s, x).T[..., None]).sum(0)
+
+
+@pytest.mark.parametrize("forward", [by_three, by_bmm, by_copies, by_transposed, with_output_bias])
 def test_experts_in_one_tensor(forward):
     sym = exact(experts(forward, b2=weight(EXPERTS, IN)))
     assert units(sym) == [*INSIDE, (EXPERTS, "block")]

@@ -132,6 +132,7 @@ def test_relations_have_their_own_matrix_and_stay_where_they_are():
 def test_channels_picked_by_the_input_are_held_fixed():
     def forward(s, x, e):
         return s.c(torch.relu(s.a(x)).gather(1, e[:1, :6].expand(len(x), -1) % 6))
+
     sym = exact(Forward(forward, a=lin(4, 6), c=lin(6, 2)).double(), *graph(6, 11))
     assert not sym.permutations
     assert [f.operation for f in sym.frozen] == ["gather"]
@@ -140,8 +141,10 @@ def test_channels_picked_by_the_input_are_held_fixed():
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_of_embeddings(mode):
     table = nn.EmbeddingBag(9, 5, mode=mode)
+
     def forward(s, i, at):
         return s.c(torch.relu(s.table(i, at)))
+
     model = Forward(forward, table=table, c=lin(5, 2)).double()
     i = torch.randint(9, (7,), generator=torch.Generator().manual_seed(0))
     sym = exact(model, i, torch.tensor([0, 3, 5]), other=[(i, torch.tensor([0, 1, 4]))])

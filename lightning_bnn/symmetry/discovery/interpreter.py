@@ -42,6 +42,7 @@ from lightning_bnn.symmetry.rules.labels import (
     operation_name,
 )
 from lightning_bnn.symmetry.rules.table import (
+    EXPANDING,
     INDEX_SHAPES,
     TAKE_INDICES,
     ACCEPT_NOISE,
@@ -132,6 +133,8 @@ class Interpreter:
             return draw(node, operands)
         if all(isinstance(x, Constant) for x in operands):
             return fold(node, args, kwargs)
+        if name in EXPANDING and type(args[0]) is Value:
+            return self.rules[name](self.system, node, *args, **kwargs)
         if name not in UNIFORM and not any(map(has_channels, operands)):
             return self._of_noise(name, node, operands)
         return self._apply_rule(name, node, args, kwargs, operands)

@@ -33,6 +33,7 @@ from lightning_bnn.symmetry.rules.labels import (
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
 
 __all__ = [
+    "apart",
     "as_parts",
     "as_value",
     "as_values",
@@ -85,7 +86,19 @@ def _leaf(system: Constraints, weight: Weight) -> list[Tensor]:
     single = [row for row in rows if row.numel() == 1]
     for row in single:  # the size of a single row is that of the whole
         system.freeze(row, ("scale", "sign"))
-    return parts
+    return apart(system, parts)
+
+
+def apart(system: Constraints, parts: Sequence[Tensor]) -> list[Tensor]:
+    """Of dimensions that are flattened into one, such as those of a kernel, the first one moves."""
+    kept: list[Tensor] = []
+    for part in parts:
+        dims = set(moving_dims(part))
+        if any(dims & set(moving_dims(other)) for other in kept):
+            system.freeze(part)
+        else:
+            kept.append(part)
+    return kept
 
 
 def merged(

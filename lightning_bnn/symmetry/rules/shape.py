@@ -32,6 +32,7 @@ __all__ = [
     "expand",
     "pad",
     "rearrange",
+    "repeat",
     "scatter_slice",
     "stack",
     "uniform_like",
@@ -64,6 +65,16 @@ def expand(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -
     if not isinstance(x, Value):
         return rearrange(system, node, x, *args, **kwargs)
     return Value(x.labels[(None,) * (len(shape_of(node)) - x.labels.ndim)])
+
+
+def repeat(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Copies along dimensions of size one are what broadcasting makes, and stay visible, too."""
+    if not isinstance(x, Value):
+        return rearrange(system, node, x, *args, **kwargs)
+    shape = shape_of(node)
+    labels = x.labels[(None,) * (len(shape) - x.labels.ndim)]
+    once = [1 if n == 1 else m // n for n, m in zip(labels.shape, shape, strict=True)]
+    return Value(compress(labels.repeat(once)))
 
 
 def rearrange(system: Constraints, node: Node, *args: Any, **kwargs: Any) -> Any:

@@ -25,6 +25,7 @@ from lightning_bnn.symmetry.rules.constraints import Rule
 __all__ = [
     "ALLOCATIONS",
     "BROADCASTING",
+    "EXPANDING",
     "INDEX_SHAPES",
     "KEEP_LOGITS",
     "KEEP_NOISE",
@@ -78,7 +79,8 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("swapaxes swapdims rot90 flip roll", shape.rearrange),
     ("select slice narrow diagonal unfold", shape.rearrange),
     ("chunk split split_with_sizes unbind tensor_split hsplit vsplit", shape.rearrange),
-    ("repeat repeat_interleave tile", shape.rearrange),
+    ("repeat_interleave tile", shape.rearrange),
+    ("repeat", shape.repeat),
     ("pixel_shuffle pixel_unshuffle channel_shuffle", shape.rearrange),
     ("contiguous clone alias detach lift_fresh_copy", shape.rearrange),
     ("expand expand_as broadcast_to", shape.expand),
@@ -154,7 +156,7 @@ _OF_WEIGHTS: tuple[tuple[str, Rule], ...] = (
     ("softmax _softmax log_softmax _log_softmax", weight_products.softmax),
     ("_weight_norm _weight_norm_interface", weight_products.weight_norm),
 )
-_SHAPES = (shape.rearrange, shape.expand)
+_SHAPES = (shape.rearrange, shape.expand, shape.repeat)
 _POINTWISE = (
     *(elementwise.passthrough, elementwise.homogeneous, elementwise.odd, elementwise.nonlinear),
     *(elementwise.even, elementwise.absolute, elementwise.power, elementwise.clamp),
@@ -194,6 +196,8 @@ ALLOCATIONS = frozenset("empty new_empty empty_like rand_like randn_like randint
 """Tensors of which only the shape counts: what is in an empty one is written over."""
 UNIFORM = frozenset(name for name, rule in RULES.items() if rule is shape.uniform_like)
 """One value everywhere, whatever the operand holds."""
+EXPANDING = frozenset("expand expand_as broadcast_to repeat".split())
+"""What they copy stays visible as such, even where no symmetry moves it."""
 BROADCASTING = frozenset(
     "add sub mul div maximum minimum where masked_fill gt lt ge le eq ne clamp_min clamp_max clamp "
     "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow matmul mm bmm mv einsum baddbmm".split()

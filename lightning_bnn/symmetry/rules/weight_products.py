@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lightning_bnn.symmetry.rules import elementwise
 from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
 from lightning_bnn.symmetry.rules.factored import (
+    apart,
     factored,
     merged,
     parts_of,
@@ -186,24 +187,12 @@ def reshape(system: Constraints, node: Node, *args: Any, **kwargs: Any) -> Any:
         labels = Value(part.expand(args[0].shape))
         results.append(rearrange(system, node, labels, *_plain(args[1:]), **kwargs))
     if isinstance(value, Tensor):
-        results = _apart(system, results)
+        results = [Value(p) for p in apart(system, [r.labels for r in results])]
     if isinstance(value, tuple | list):
         return tuple(
             _like([r[k].labels for r in results], v.shape, args[0]) for k, v in enumerate(value)
         )
     return _like([r.labels for r in results], value.shape, args[0])
-
-
-def _apart(system: Constraints, results: Sequence[Value]) -> list[Value]:
-    """Of dimensions that are flattened into one, such as those of a kernel, the first one moves."""
-    kept: list[Value] = []
-    for result in results:
-        dims = set(moving_dims(result.labels))
-        if any(dims & set(moving_dims(other.labels)) for other in kept):
-            system.freeze(result.labels)
-        else:
-            kept.append(result)
-    return kept
 
 
 def _plain(args: Any) -> Any:
