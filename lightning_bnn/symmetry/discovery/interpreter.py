@@ -42,14 +42,14 @@ from lightning_bnn.symmetry.rules.labels import (
     operation_name,
 )
 from lightning_bnn.symmetry.rules.table import (
-    EXPANDING,
-    INDEX_SHAPES,
-    TAKE_INDICES,
     ACCEPT_NOISE,
     ALLOCATIONS,
     BROADCASTING,
+    EXPANDING,
+    INDEX_SHAPES,
     KEEP_NOISE,
     OF_WEIGHTS,
+    TAKE_INDICES,
     TAKE_WEIGHTS,
     UNIFORM,
     WITHOUT_VALUE,
@@ -133,9 +133,8 @@ class Interpreter:
             return draw(node, operands)
         if all(isinstance(x, Constant) for x in operands):
             return fold(node, args, kwargs)
-        if name in EXPANDING and type(args[0]) is Value:
-            return self.rules[name](self.system, node, *args, **kwargs)
-        if name not in UNIFORM and not any(map(has_channels, operands)):
+        needed = name in UNIFORM or (name in EXPANDING and type(args[0]) is Value)
+        if not needed and not any(map(has_channels, operands)):
             return self._of_noise(name, node, operands)
         return self._apply_rule(name, node, args, kwargs, operands)
 

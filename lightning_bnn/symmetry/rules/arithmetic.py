@@ -17,9 +17,9 @@ from lightning_bnn.symmetry.rules.broadcasting import (
     tie_to_noise,
     unify,
 )
+from lightning_bnn.symmetry.rules.chosen import compare_index
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record
 from lightning_bnn.symmetry.rules.elementwise import homogeneous, nonlinear
-from lightning_bnn.symmetry.rules.indexing import compare_index
 from lightning_bnn.symmetry.rules.labels import (
     Index,
     Noise,

@@ -24,7 +24,7 @@ from lightning_bnn.symmetry.rules.labels import (
 )
 from lightning_bnn.symmetry.rules.weight_views import UNSET, RowRange, places_of
 
-__all__ = ["Constraints", "Entry", "Kind", "Product", "Record", "Rule"]
+__all__ = ["Constraints", "Entry", "Key", "Kind", "Product", "Record", "Rule"]
 
 Kind = Literal["permutation", "scale", "sign"]
 Rule = Callable[..., Any]
@@ -37,7 +37,8 @@ class Record(NamedTuple):
     """How dimensions of a weight follow channels: by ``scale`` times their log factor.
 
     ``dim`` is one dimension of the view, None for the flattened tensor, or several, in whose shape
-    the labels are.
+    the labels are; ``in_blocks`` says that the first of these counts blocks of rows, which move as
+    wholes.
     """
 
     dim: int | tuple[int, ...] | None
@@ -45,6 +46,7 @@ class Record(NamedTuple):
     role: str
     scale: int = 1
     sign: int = 1
+    in_blocks: bool = False
 
 
 class Product(NamedTuple):
@@ -167,34 +169,6 @@ class Constraints:
         self.tie(out, small, ("permutation", *kinds))
         self.freeze(out, [k for k in ("scale", "sign") if k not in kinds])
         return out.expand(labels.shape)
-
-    def read(self, labels: Tensor) -> None:
-        """Note that a layer reads its input along these rows of a weight others are computed from."""
-        for key in self._leaf_axes(labels):
-            entry = self.entries.pop(key)
-            self.uses += 1
-            entry.role, entry.last_read = "in", self.uses
-            self.entries[key] = entry
-
-    def read_after(self, labels: Tensor, written: Tensor) -> None:
-        """A weight reads what another writes, and so comes after it in graph order."""
-        readers = {key.name for key in self._leaf_axes(labels)}
-        writers = {key.name for key in self._leaf_axes(written)} - readers
-        order = list(self.entries)
-        first = next((k for k, key in enumerate(order) if key.name in readers), len(order))
-        early = [key for key in order[first:] if key.name in writers]
-        order = [*order[:first], *early, *(key for key in order[first:] if key not in early)]
-        self.entries = {key: self.entries[key] for key in order}
-        self.read(labels)
-
-    def _leaf_axes(self, labels: Tensor) -> list[Key]:
-        nodes = np.unique(to_numpy(core(labels)))
-        return [
-            Key(name, dim)
-            for name, rows in self.leaves.items()
-            for dim, row in enumerate(rows)
-            if row.numel() > 1 and np.isin(row.numpy(), nodes).any()
-        ]
 
     # ------------------------------------------------------------------ weights
     def raw(self, weight: Weight) -> Value:

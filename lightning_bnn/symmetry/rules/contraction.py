@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from string import ascii_letters
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import Node
 
@@ -25,7 +24,6 @@ from lightning_bnn.symmetry.rules.labels import (
     Value,
     Weight,
     compress,
-    core,
     moving_dims,
     shape_of,
 )
@@ -72,7 +70,7 @@ def sum_of_products(
 def _in_turn(
     system: Constraints, node: Node, operands: Sequence[Any], letters: Sequence[str], result: str
 ) -> Any:
-    """Activations first, then weight after weight; letters are summed where they are last needed."""
+    """Activations first, then weight after weight; letters are summed where last needed."""
     order = sorted(range(len(operands)), key=lambda k: isinstance(operands[k], Weight))
     at, *pending = order
     x, of_x = Value(system.labels(operands[at])), letters[at]
@@ -123,7 +121,10 @@ def _of_one_weight(
 ) -> Value:
     at = next(k for k, x in enumerate(operands) if isinstance(x, Weight))
     x = system.labels(operands[1 - at])
-    summed = lambda c: is_summed(node, result.index(c))
+
+    def summed(letter: str) -> bool:
+        return is_summed(node, result.index(letter))
+
     parts = apply_weight(system, x, operands[at], (letters[1 - at], letters[at]), result, summed)
     return factored(parts, shape_of(node), active=True)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
-from lightning_bnn.symmetry.rules.constraints import Constraints, Record
+from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
     Constant,
@@ -30,6 +30,7 @@ from lightning_bnn.symmetry.rules.labels import (
     is_operand,
     moving_dims,
 )
+from lightning_bnn.symmetry.rules.leaves import leaf, note_readers
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
 
 __all__ = [
@@ -51,7 +52,7 @@ def parts_of(system: Constraints, x: Any) -> list[Tensor]:
     if isinstance(x, Factored):
         return list(x.parts)
     if isinstance(x, Weight):
-        return _leaf(system, x)
+        return apart(system, leaf(system, x))
     if isinstance(x, Constant) and x.tensor.numel() and bool((x.tensor == 0).all()):
         raise Unsupported("a weight beside zeros")
     if isinstance(x, Value | Constant):
@@ -66,27 +67,6 @@ def parts_of(system: Constraints, x: Any) -> list[Tensor]:
 def _fixed_along(dim: int, labels: Tensor) -> Tensor:
     """What is at different indices differs, and no symmetry moves it."""
     return torch.full([n if d == dim else 1 for d, n in enumerate(labels.shape)], FROZEN)
-
-
-def _leaf(system: Constraints, weight: Weight) -> list[Tensor]:
-    """One row of labels for every dimension of the parameter, the same in each of its uses."""
-    if len(weight.full_shape) < 2:
-        labels = system.raw(weight).labels
-        if moving_dims(labels):
-            return [core(labels)]
-        system.freeze(labels, ("scale", "sign"))
-        return []
-    rows = system.leaves.get(weight.name)
-    if rows is None:
-        rows = [system.fresh(n) for n in weight.full_shape]
-        whole = Weight.whole(weight.name, weight.full_shape, weight.is_buffer)
-        system.consume(whole, *(Record(d, row, "out") for d, row in enumerate(rows)))
-        system.leaves[weight.name] = rows
-    parts = [row[core(c)] for row, c in zip(rows, weight.coords, strict=True) if row.numel() > 1]
-    single = [row for row in rows if row.numel() == 1]
-    for row in single:  # the size of a single row is that of the whole
-        system.freeze(row, ("scale", "sign"))
-    return apart(system, parts)
 
 
 def apart(system: Constraints, parts: Sequence[Tensor]) -> list[Tensor]:
@@ -148,39 +128,40 @@ def contracted(
         result: the letters of the result.
         readers: the operands that are weights which read what the others write.
     """
-    for k in readers:
-        for part in operands[k]:
-            summed = {letters[k][d] for d in moving_dims(part)} - set(result)
-            for j, others in enumerate(operands):
-                for other in others:
-                    if j > k and summed & {letters[j][d] for d in moving_dims(other)}:
-                        system.read_after(part, other)
-            if summed:
-                system.read(part)
+    note_readers(system, operands, letters, result, readers)
     names = [*result, *sorted({c for t in letters for c in t} - set(result))]
     parts = [_spread(p, t, names) for ps, t in zip(operands, letters, strict=True) for p in ps]
     parts = [p for p in parts if moving_dims(p) or int(p) != FROZEN]
     pending = set(range(len(result), len(names)))
     while pending:
-        summed, met = {pending.pop()}, []
-        while True:
-            new = [p for p in parts if summed & set(moving_dims(p))]
-            parts = [p for p in parts if not summed & set(moving_dims(p))]
-            if not new:
-                break
-            met += new
-            summed |= {d for p in new for d in moving_dims(p) if d >= len(result)}
+        met, parts, summed = _meeting(parts, pending.pop(), len(result))
         pending -= summed
-        if met:
-            product = core(reduce(lambda a, b: multiply_labels(system, a, b), met))
-            out = core(
-                reduce_channels(system, product, [d for d in moving_dims(product) if d in summed])
-            )
-            if moving_dims(out):
-                parts.append(out)
-            else:
-                system.freeze(out, ("scale", "sign"))
+        parts += _summed(system, met, summed)
     return merged(system, [p[(...,) + (0,) * (len(names) - len(result))] for p in parts])
+
+
+def _meeting(
+    parts: list[Tensor], dim: int, kept: int
+) -> tuple[list[Tensor], list[Tensor], set[int]]:
+    """The parts that meet along a summed dimension, or along others linked to it; and the rest."""
+    summed, met = {dim}, []
+    while new := [p for p in parts if summed & set(moving_dims(p))]:
+        parts = [p for p in parts if not summed & set(moving_dims(p))]
+        met += new
+        summed |= {d for p in new for d in moving_dims(p) if d >= kept}
+    return met, parts, summed
+
+
+def _summed(system: Constraints, met: Sequence[Tensor], summed: set[int]) -> list[Tensor]:
+    if not met:
+        return []
+    product = core(reduce(lambda a, b: multiply_labels(system, a, b), met))
+    moving = [d for d in moving_dims(product) if d in summed]
+    out = core(reduce_channels(system, product, moving))
+    if moving_dims(out):
+        return [out]
+    system.freeze(out, ("scale", "sign"))
+    return []
 
 
 def _spread(part: Tensor, letters: str, names: Sequence[str]) -> Tensor:

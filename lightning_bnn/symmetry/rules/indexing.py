@@ -1,8 +1,7 @@
 """How indices treat channels: gathers and scatters, along batch dimensions or among channels.
 
 What depends on the input alone (the edges of a graph, the tokens of a text) picks positions that no
-symmetry moves, so that they pick among whatever is not a channel. Indices that ``topk`` finds among
-channels move with these: they are an `Index`.
+symmetry moves, so that they pick among whatever is not a channel.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from torch import Tensor
 from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.broadcasting import unify
+from lightning_bnn.symmetry.rules.chosen import gather_channels, scatter_channels
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record
 from lightning_bnn.symmetry.rules.factored import factored, parts_of
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
-    Constant,
     Index,
     Unsupported,
     Value,
@@ -34,15 +33,12 @@ from lightning_bnn.symmetry.rules.labels import (
 from lightning_bnn.symmetry.rules.shape import rearrange
 
 __all__ = [
-    "compare_index",
     "embedding_bag",
     "gather",
     "index",
     "index_add",
     "index_put",
-    "one_hot",
     "scatter",
-    "topk",
 ]
 
 
@@ -83,7 +79,7 @@ def ndim_of(x: Any) -> int:
 def _after_index(
     labels: Tensor, where: Sequence[Any], picked: Sequence[int], shape: torch.Size
 ) -> Tensor:
-    """Labels of what is picked: the dimensions of the indices stand where advanced indexing says."""
+    """Labels of what is picked, the dimensions of the indices in the place that torch gives them."""
     width = max(ndim_of(where[d]) for d in picked)
     adjacent = list(picked) == list(range(picked[0], picked[-1] + 1))
     first = picked[0] if adjacent else 0
@@ -137,7 +133,7 @@ def gather(system: Constraints, node: Node, x: Any, dim: int, at: Any, **kwargs:
     labels, shape = system.labels(x), shape_of(node)
     dim %= labels.ndim
     if isinstance(at, Index):
-        return _gather_channels(system, labels, dim, at, shape)
+        return gather_channels(system, labels, dim, at, shape)
     if _depends_on_channels(at):
         raise Unsupported("an index computed from channels")
     _kept(labels, [dim], "channels picked by an index computed from the input")
@@ -162,7 +158,7 @@ def scatter(
     shape, base = shape_of(node), system.labels(x)
     dim %= len(shape)
     if isinstance(at, Index):
-        return _scatter_channels(system, node, x, dim, at, source)
+        return scatter_channels(system, node, x, dim, at, source)
     if _depends_on_channels(at):
         raise Unsupported("an index computed from channels")
     sent = system.labels(source) if not isinstance(source, int | float) else fixed(shape).labels
@@ -219,6 +215,8 @@ def embedding_bag(system: Constraints, node: Node, weight: Any, *args: Any, **kw
     shape = node.meta["val"][0].shape
     if not isinstance(weight, Weight):
         raise Unsupported("a table that is computed")
+    if any(_depends_on_channels(x) for x in (*args, *kwargs.values())):
+        raise Unsupported("indices or weights of a bag that are computed from channels")
     out = system.fresh(weight.shape[1])
     system.consume(weight, Record(1, out, "out"))
     mode = args[3] if len(args) > 3 else kwargs.get("mode", 0)
@@ -226,92 +224,3 @@ def embedding_bag(system: Constraints, node: Node, weight: Any, *args: Any, **kw
         system.freeze(out, ("sign",))
     rest = (fixed(v.shape) for v in node.meta["val"][1:])
     return (Value(along(out, len(shape) - 1, shape)), *rest)
-
-
-# ------------------------------------------------------------ picked among channels
-def topk(
-    system: Constraints, node: Node, x: Any, k: int, dim: int = -1, *args: Any, **kwargs: Any
-) -> Any:
-    """The largest of some channels, which all may be exchanged: values by rank, and an `Index`."""
-    labels = system.labels(x)
-    dim %= labels.ndim
-    values, places = node.meta["val"]
-    moving = moving_dims(labels)
-    if dim not in moving:
-        if bool((core(labels) != FROZEN).any()):
-            raise Unsupported("the largest along a dimension that is not of channels")
-        return fixed(values.shape), fixed(places.shape)
-    if moving != [dim]:
-        raise Unsupported("the largest channels of several rows")
-    system.freeze(labels, ("scale", "sign"))
-    row = core(labels).reshape(-1)
-    return fixed(values.shape), Index(fixed(places.shape).labels, row)
-
-
-def _gather_channels(
-    system: Constraints, labels: Tensor, dim: int, at: Index, shape: torch.Size
-) -> Value:
-    if moving_dims(labels) != [dim] or labels.shape[dim] != len(at.channels):
-        raise Unsupported("an index among other channels")
-    row = core(labels).reshape(-1)
-    system.tie(row, at.channels, ("permutation",))
-    system.freeze(row, ("scale", "sign"))
-    return fixed(shape)
-
-
-def _scatter_channels(
-    system: Constraints, node: Node, x: Any, dim: int, at: Index, source: Any
-) -> Value:
-    """What is sent to channels, such as the weights of the chosen experts, has their places."""
-    shape = shape_of(node)
-    uniform = isinstance(x, Constant) and bool((x.tensor == x.tensor.reshape(-1)[0]).all())
-    number = isinstance(source, int | float) or isinstance(source, Constant)
-    still = number or bool((core(system.labels(source)) == FROZEN).all())
-    if shape[dim] != len(at.channels) or not still:
-        raise Unsupported("channels sent to channels")
-    if isinstance(source, Constant) and not bool(
-        (source.tensor == source.tensor.reshape(-1)[0]).all()
-    ):
-        raise Unsupported("a constant sent to channels")
-    if not uniform:
-        labels = system.labels(x)
-        if moving_dims(labels) != [dim]:
-            raise Unsupported("an index among other channels")
-        system.tie(core(labels).reshape(-1), at.channels, ("permutation",))
-    return _along_channels(system, at, dim, shape)
-
-
-def _along_channels(system: Constraints, at: Index, dim: int, shape: Sequence[int]) -> Value:
-    row = system.follow(at.channels, ())
-    return Value(along(row, dim, shape))
-
-
-def one_hot(system: Constraints, node: Node, at: Any, classes: int = -1) -> Value:
-    """Which channel was chosen; without channels, which class: fixed."""
-    shape = shape_of(node)
-    if not isinstance(at, Index):
-        raise Unsupported("a class of channels")
-    row = system.follow(at.channels, ())
-    if shape[-1] > len(row):
-        row = torch.cat([row, torch.full((shape[-1] - len(row),), FROZEN)])
-    return Value(along(row, len(shape) - 1, shape))
-
-
-def compare_index(system: Constraints, node: Node, x: Any, y: Any) -> Value:
-    """An `Index` compared with all of its values: which channel was chosen."""
-    at, values = (x, y) if isinstance(x, Index) else (y, x)
-    shape = shape_of(node)
-    if not (isinstance(at, Index) and isinstance(values, Constant)):
-        raise Unsupported("an index among channels compared with another")
-    n = len(at.channels)
-    dims = [
-        d
-        for d in range(values.tensor.ndim)
-        if values.tensor.shape[d] == n and values.tensor.numel() == n
-    ]
-    if len(dims) != 1 or values.tensor.reshape(-1).tolist() != list(range(n)):
-        raise Unsupported("an index among channels compared with numbers")
-    dim = len(shape) - values.tensor.ndim + dims[0]
-    if at.labels.ndim >= len(shape) - dim and at.labels.shape[dim - len(shape)] != 1:
-        raise Unsupported("an index among channels compared with numbers")
-    return _along_channels(system, at, dim, shape)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from lightning_bnn.symmetry.rules import (
     arithmetic,
+    chosen,
     contraction,
     elementwise,
     indexing,
@@ -97,8 +98,9 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("index_add index_copy index_reduce", indexing.index_add),
     ("index_put _index_put", indexing.index_put),
     ("embedding_bag _embedding_bag _embedding_bag_forward_only", indexing.embedding_bag),
-    ("topk", indexing.topk),
-    ("one_hot", indexing.one_hot),
+    ("topk", chosen.topk),
+    ("argmax argmin", chosen.argmax),
+    ("one_hot", chosen.one_hot),
     # ------------------------------------------------------------ reductions, pooling, resampling
     ("mean sum nanmean nansum", reduction.reduction(scale="passes", sign="passes")),
     ("amax amin", reduction.reduction(scale="passes", sign="stops")),

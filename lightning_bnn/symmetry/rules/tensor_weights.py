@@ -57,12 +57,13 @@ def apply_weight(
     moving = [of_x[d] for d in moving_dims(x)]
     kept = [c for c in of_x if c in read or (c in experts and c in moving)]
     channels = system.collapse(x, [of_x.index(c) for c in kept])
-    common = bool(experts and written and is_summed(experts[0]))
+    common = bool(experts and written) and _stands_alone(weight, of_w.index(experts[0]))
+    common = common and is_summed(experts[0])
     of_out = written if common else [*experts, *written]
     out = system.fresh(*(sizes[c] for c in of_out))
     records = [
-        _record(out, of_out, of_w, "out"),
-        _record(channels, kept, of_w, "in", -1),
+        _record(out, of_out, of_w, "out", in_blocks=bool(experts)),
+        _record(channels, kept, of_w, "in", -1, in_blocks=bool(experts)),
     ]
     if experts:
         inside = channels if experts[0] in kept else None
@@ -79,6 +80,10 @@ def apply_weight(
     return labels
 
 
+def _stands_alone(weight: Weight, dim: int) -> bool:
+    return owners_of(weight, [dim])[1] == [dim]
+
+
 def _without_broadcast(x: Tensor, of_x: str, weight: Weight, of_w: str) -> tuple[str, Tensor]:
     """The activation without the dimensions that it has for the sake of the weight alone."""
     sizes = dict(zip(of_w, weight.shape, strict=True))
@@ -88,12 +93,19 @@ def _without_broadcast(x: Tensor, of_x: str, weight: Weight, of_w: str) -> tuple
     return "".join(c for d, c in enumerate(of_x) if d not in alone), x
 
 
-def _record(labels: Tensor, letters: Sequence[str], of_w: str, role: str, scale: int = 1) -> Record:
+def _record(
+    labels: Tensor,
+    letters: Sequence[str],
+    of_w: str,
+    role: str,
+    scale: int = 1,
+    in_blocks: bool = False,
+) -> Record:
     """Labels along some letters of a weight, in the order that these have there."""
     order = sorted(range(len(letters)), key=lambda k: of_w.index(letters[k]))
     dims = tuple(of_w.index(letters[k]) for k in order)
     labels = labels.permute(order)
-    return Record(dims if len(dims) != 1 else dims[0], labels, role, scale)
+    return Record(dims if len(dims) != 1 else dims[0], labels, role, scale, in_blocks=in_blocks)
 
 
 def _walked(weight: Weight, letters: str, of_x: str, result: str) -> tuple[Weight, str]:
@@ -120,7 +132,7 @@ def _tie_experts(
     channels: Tensor | None,
     kept: Sequence[str],
 ) -> tuple[Tensor, list[Record]]:
-    """Experts are blocks of all that they read and write; a record of where they stand, if needed."""
+    """Experts are blocks of all that they read and write; with a record of where they stand."""
     at = of_w.index(expert)
     owners, walked = owners_of(weight, [at])
     others = [d for d in range(len(of_w)) if d not in walked and weight.shape[d] > 1]

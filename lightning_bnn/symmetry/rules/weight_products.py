@@ -33,6 +33,7 @@ from lightning_bnn.symmetry.rules.labels import (
     core,
     is_operand,
     moving_dims,
+    operation_name,
     shape_of,
 )
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
@@ -131,7 +132,6 @@ def _reduced(
     node: Node,
     x: Any,
     dim: Any,
-    keepdim: bool,
     outer: Callable[[Tensor], Tensor],
 ) -> Any:
     """What is reduced keeps its permutations only; ``outer`` says what becomes of the rest."""
@@ -145,9 +145,10 @@ def _reduced(
             result.append(outer(part))
         else:
             system.freeze(part, ("scale", "sign"))
-    if not keepdim:
-        result = [p.squeeze(dims) for p in result]
     value = node.meta["val"]
+    first = value[0] if isinstance(value, tuple | list) else value
+    if first.ndim < len(shape):
+        result = [p.squeeze(dims) for p in result]
     if isinstance(value, tuple | list):
         return tuple(_like(result, v.shape, x) for v in value)
     return _like(result, value.shape, x)
@@ -157,25 +158,20 @@ def reduction(
     system: Constraints, node: Node, x: Any, dim: Any = None, keepdim: bool = False, **kw: Any
 ) -> Any:
     """A sum or a mean over some dimensions of a computed weight."""
-    return _reduced(system, node, x, dim, keepdim, lambda part: part)
+    return _reduced(system, node, x, dim, lambda part: part)
 
 
-def norm(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Any:
+def norm(
+    system: Constraints, node: Node, x: Any, *args: Any, dim: Any = None, **kwargs: Any
+) -> Any:
     """A norm, a variance or an extreme: the scale of the weights before it is held fixed."""
-    numbers = list(args)
-    if "norm" in node.name and numbers:
-        numbers = numbers[1:]
-    dim = kwargs.get(
-        "dim",
-        next(
-            (a for a in numbers if isinstance(a, list | tuple | int) and not isinstance(a, bool)),
-            None,
-        ),
-    )
-    keepdim = kwargs.get("keepdim", next((a for a in numbers if isinstance(a, bool)), False))
+    is_norm = "norm" in operation_name(node)
+    numbers = args[1:] if is_norm else args
+    if dim is None and numbers and not isinstance(numbers[0], bool):
+        dim = numbers[0]
     for part in parts_of(system, x):
-        system.freeze(part, ("scale",))
-    return _reduced(system, node, x, dim, keepdim, lambda part: core(system.follow(part, ())))
+        system.freeze(part, ("scale",) if is_norm else ("scale", "sign"))
+    return _reduced(system, node, x, dim, lambda part: core(system.follow(part, ())))
 
 
 # ------------------------------------------------------------ shape

@@ -33,22 +33,15 @@ def places_of(
         mapping, rows = _parameter_dims(weight)
     except Unsupported:
         mapping, rows = {}, _range_of_rows(weight)
-    has_row_labels = any(_owners(weight, record) == [0] for record in records)
     return rows, [
         _by_dimension(weight, record, mapping)
         if record.dim is None or record.dim in mapping
-        else _scattered(weight, record, has_row_labels)
+        else _scattered(weight, record)
         for record in records
     ]
 
 
-def _owners(weight: Weight, record: Any) -> list[int]:
-    if record.dim is None:
-        return []
-    return owners_of(weight, record.dim if isinstance(record.dim, tuple) else (record.dim,))[0]
-
-
-# ------------------------------------------------------------ a view whose dimensions are the tensor's
+# ------------------------------------------------------------ a view with the tensor's dimensions
 def _by_dimension(weight: Weight, record: Any, mapping: dict[int, int]) -> tuple[int | None, Table]:
     labels = np.asarray(record.labels)
     if record.dim is None:
@@ -102,18 +95,20 @@ def owners_of(weight: Weight, dims: Sequence[int]) -> tuple[list[int], list[int]
     return owners, sorted({d for p in owners for d in moving[p]})
 
 
-def _scattered(weight: Weight, record: Any, has_row_labels: bool) -> tuple[int | None, Table]:
+def _scattered(weight: Weight, record: Any) -> tuple[int | None, Table]:
     """Labels in the shape of some dimensions of a view, brought to the places of the parameter.
 
-    Labels along the rows and one other dimension are columns as blocks of rows see them, where
-    other labels say how the rows move; else, labels along several dimensions are flattened.
+    Labels along the rows and one other dimension may be columns as blocks of rows see them; else,
+    labels along several dimensions are those of the flattened parameter.
     """
     dims = record.dim if isinstance(record.dim, tuple) else (record.dim,)
     owners, walked = owners_of(weight, dims)
+    if record.in_blocks and len(owners) > 2 and owners[0] == 0:
+        raise Unsupported("experts with channels along several dimensions")
     labels = _in_shape_of(record.labels, dims, weight.shape)
     if not owners:
         raise Unsupported("a single channel in a weight that is reshaped across its dimensions")
-    joint = len(owners) > 1 and not (has_row_labels and len(owners) == 2 and owners[0] == 0)
+    joint = len(owners) > 1 and not (record.in_blocks and len(owners) == 2 and owners[0] == 0)
     if joint:
         owners, walked = list(range(len(weight.full_shape))), list(range(len(weight.shape)))
     shape = [weight.full_shape[p] for p in owners]
