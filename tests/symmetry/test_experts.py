@@ -229,3 +229,15 @@ def test_an_index_used_as_a_number_forbids_the_exchange():
     sym = exact(experts(index_as_a_number))
     assert EXPERTS not in [g.units for g in sym.permutations]
     assert [f.reason for f in sym.frozen] == ["an index among channels"]
+
+
+def top_one(s, x):
+    p = softmax(s, x)
+    at = p.argmax(-1)
+    h = torch.relu(torch.bmm(x[:, None], s.w1[at]))
+    return torch.bmm(h, s.w2[at])[:, 0] * p.gather(-1, at[:, None])
+
+
+def test_the_one_expert_of_the_largest_gate():
+    sym = exact(experts(top_one))
+    assert sorted(units(sym)) == [(EXPERTS, "channel"), (HIDDEN, "channel")]

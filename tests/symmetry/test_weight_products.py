@@ -247,3 +247,24 @@ def test_a_weight_plus_a_constant_is_held_fixed(other):
 def test_columns_of_a_low_rank_update_beside_fixed_inputs_do_not_move():
     sym = exact(Forward(lambda s, x: F.linear(x, s.b @ s.a), b=w(2, 3), a=w(3, 4)).double(), X)
     assert units(sym) == [3]
+
+
+@pytest.mark.parametrize(
+    ("computed", "permuted", "signs"),
+    [
+        (lambda v, c: v * c, [], 6),
+        (lambda v, c: v / c, [], 6),
+        (lambda v, c: v * c[:, :1], [6], 6),
+        (lambda v, c: v / v.std(1, keepdim=True), [5, 6], 0),
+        (lambda v, c: v / v.amax(1, keepdim=True), [5, 6], 0),
+        (lambda v, c: v / v.norm(dim=1, keepdim=True), [5, 6], 6),
+    ],
+)
+def test_what_constants_and_statistics_of_rows_leave(computed, permuted, signs):
+    c = torch.rand(5, 6, generator=torch.Generator().manual_seed(0)) + 1
+
+    def forward(s, x):
+        return s.c(torch.relu(F.linear(torch.tanh(s.a(x)), computed(s.w, c.to(x)))))
+
+    sym = exact(Forward(forward, a=lin(4, 6), w=w(5, 6), c=lin(5, 2)).double(), X)
+    assert (sorted(units(sym)), sym.sign_dof) == (permuted, signs)

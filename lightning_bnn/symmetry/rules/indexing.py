@@ -79,7 +79,7 @@ def ndim_of(x: Any) -> int:
 def _after_index(
     labels: Tensor, where: Sequence[Any], picked: Sequence[int], shape: torch.Size
 ) -> Tensor:
-    """Labels of what is picked, the dimensions of the indices in the place that torch gives them."""
+    """Labels of what is picked: dimensions of the indices stand where advanced indexing says."""
     width = max(ndim_of(where[d]) for d in picked)
     adjacent = list(picked) == list(range(picked[0], picked[-1] + 1))
     first = picked[0] if adjacent else 0

@@ -7,7 +7,7 @@ reads them. ``y = F.linear(x, W + B @ A)`` ties what ``x @ W.T + x @ A.T @ B.T``
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -133,6 +133,7 @@ def _reduced(
     x: Any,
     dim: Any,
     outer: Callable[[Tensor], Tensor],
+    sign: Literal["passes", "is forgotten"] = "passes",
 ) -> Any:
     """What is reduced keeps its permutations only; ``outer`` says what becomes of the rest."""
     shape = x.shape if isinstance(x, Weight | Factored) else x.tensor.shape
@@ -140,7 +141,7 @@ def _reduced(
     for part in parts_of(system, x):
         inside = [d for d in moving_dims(part) if d in dims]
         if inside:
-            part = core(reduce_channels(system, part, inside))
+            part = core(reduce_channels(system, part, inside, sign))
         if moving_dims(part):
             result.append(outer(part))
         else:
@@ -171,7 +172,8 @@ def norm(
         dim = numbers[0]
     for part in parts_of(system, x):
         system.freeze(part, ("scale",) if is_norm else ("scale", "sign"))
-    return _reduced(system, node, x, dim, lambda part: core(system.follow(part, ())))
+    sign: Literal["passes", "is forgotten"] = "is forgotten" if is_norm else "passes"
+    return _reduced(system, node, x, dim, lambda part: core(system.follow(part, ())), sign)
 
 
 # ------------------------------------------------------------ shape
