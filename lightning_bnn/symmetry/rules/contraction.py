@@ -118,7 +118,7 @@ def _spread(labels: Tensor, letters: str, names: Sequence[str]) -> Tensor:
 
 def _of_one_weight(
     system: Constraints, node: Node, operands: Sequence[Any], letters: Sequence[str], result: str
-) -> Value:
+) -> Any:
     at = next(k for k, x in enumerate(operands) if isinstance(x, Weight))
     x = system.labels(operands[1 - at])
 
