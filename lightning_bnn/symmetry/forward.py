@@ -52,6 +52,7 @@ def structural_copy(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Mo
         shared = _tensors_in_precision(model, dtype)
     for module in model.modules():  # a LightningModule in a run holds its Trainer, data included
         shared |= {id(x): x for x in runners_of(module)}
+        shared |= _computed_tensors(module, dtype)
     try:
         return copy.deepcopy(model, shared)
     except Exception as error:
@@ -73,6 +74,12 @@ def _tensors_in_precision(model: nn.Module, dtype: torch.dtype) -> dict[int, Any
             cast[place] = nn.Parameter(new, requires_grad=False) if trained else new.clone()
         by_identity[id(old)] = cast[place]
     return by_identity
+
+
+def _computed_tensors(module: nn.Module, dtype: torch.dtype | None) -> dict[int, Any]:
+    """Attributes with a history, such as the weight that weight norm computes: they do not copy."""
+    computed = [x for x in vars(module).values() if isinstance(x, Tensor) and not x.is_leaf]
+    return {id(x): x.detach().to(dtype if x.is_floating_point() else None) for x in computed}
 
 
 def check_forward(model: nn.Module, inputs: Inputs) -> None:

@@ -54,9 +54,7 @@ def _terms(params: Params, sym: Symmetries) -> tuple[Any, csr_matrix]:
         if not places:
             continue
         followed = {sym.axes[a].dim for a, _, _ in places}
-        if None in followed:
-            w = w.reshape(-1)
-        elif max(d for d in followed if d is not None) < 2 <= w.ndim:
+        if None not in followed and max(d for d in followed if d is not None) < 2 <= w.ndim:
             w = w.flatten(2).sum(-1) if w.ndim > 2 else w
         total = sum(_exponents(sym, a, start, place, w.shape) for a, start, place in places)
         squares.append(w.reshape(-1).numpy())
@@ -72,8 +70,12 @@ def _exponents(sym: Symmetries, axis: int, start: Any, place: Any, shape: torch.
     variable = np.full(blocks * size, -1)
     units = start + np.arange(place.positions.shape[0])
     variable[place.positions.numpy()] = units[:, None]
-    if blocks > 1:
-        entry = np.repeat(variable.reshape(blocks, size), shape[0] // blocks, 0)
+    if sym.axes[axis].dim is None:
+        entry = variable
+    elif blocks > 1:
+        rows = np.repeat(variable.reshape(blocks, size), shape[0] // blocks, 0)
+        view = [shape[0], *(size if d == dim else 1 for d in range(1, len(shape)))]
+        entry = np.broadcast_to(rows.reshape(view), shape)
     else:
         view = [size if d == dim else 1 for d in range(len(shape))]
         entry = np.broadcast_to(variable.reshape(view), shape)

@@ -19,7 +19,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
-from lightning_bnn.symmetry.axis_actions import axes_by_tensor
+from lightning_bnn.symmetry.axis_actions import axes_by_tensor, broadcastable
 from lightning_bnn.symmetry.groups import Axis, Symmetries
 from lightning_bnn.symmetry.validation import check_params
 
@@ -181,6 +181,8 @@ class _Builder:
         dims = {self.sym.axes[a].dim for a in axes}
         if not axes:
             self.constant += _square_sums(w, ())
+        elif len(axes) > 1 and not _is_matrix([self.sym.axes[a] for a in axes]):
+            self._element_by_element(w, axes)
         elif None in dims:
             self._single(w.flatten(1).double().square(), axes)
         elif len(dims) == 1:
@@ -213,6 +215,21 @@ class _Builder:
         self.constant += total[:, self.n]
         self.minus += total[:, self.n + 1 :]
 
+    def _element_by_element(self, w: Tensor, axes: Sequence[int]) -> None:
+        """Any two axes: every weight is a matrix of one by one."""
+        if len(axes) > 2:
+            raise ValueError(
+                f"`sym`: {self.sym.axes[axes[0]].tensor!r} is scaled along {len(axes)} dimensions, "
+                "for which no mass problem is known."
+            )
+        rows, columns = (
+            broadcastable(self._table(a), self.sym.axes[a], w[0], 0).expand(w.shape[1:])
+            for a in axes
+        )
+        squares = w.flatten(1).double().square()
+        rows, columns = rows.reshape(-1, 1), columns.reshape(-1, 1)
+        self.matrices.append(Matrix(squares[..., None, None], rows, columns))
+
     def _two_dimensions(self, w: Tensor, axes: Sequence[int]) -> None:
         first, second = (self.sym.axes[a] for a in axes[:2])
         if first.blocks > 1:
@@ -238,6 +255,20 @@ def factor_index(sym: Symmetries, axis: int) -> Tensor:
         index = unit if place.exponent > 0 else unit + n + 1
         table[place.positions] = index[:, None].expand_as(place.positions)
     return table
+
+
+def _is_matrix(axes: Sequence[Axis]) -> bool:
+    """Two axes of a matrix, of which the second may see the rows in blocks, or both of a gain."""
+    dims = {a.dim for a in axes}
+    if len(dims) == 1:
+        return len(axes) == 2
+    first, second = sorted(axes, key=lambda a: a.blocks)[:2]
+    return (
+        len(axes) == 2
+        and None not in dims
+        and first.blocks == 1
+        and (second.blocks == 1 or first.dim == 0)
+    )
 
 
 def _matrix_squares(w: Tensor, rows: Axis, columns: Axis) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
-from lightning_bnn.symmetry.axis_actions import axis_permutation, take_along_last
+from lightning_bnn.symmetry.axis_actions import axis_permutation, permute_axis, take_along_last
 from lightning_bnn.symmetry.groups import Axis, Group, Placement, Symmetries
 
 __all__ = [
@@ -157,6 +157,9 @@ def corner(
     axis = sym.axes[place.axis]
     w = params[axis.tensor]
     offset = _offset(w, sym, axis)
+    if _is_no_matrix(sym, axis):
+        permutations = _without_own_blocks(sym, place, permutations)
+        w = _reordered(w, sym, place, permutations, offset)
     unmoved = [
         torch.arange(group.units) if g in around else p
         for g, (group, p) in enumerate(zip(sym.permutations, permutations, strict=True))
@@ -166,12 +169,47 @@ def corner(
     if axis.dim is None:
         return _pick(w.reshape(*w.shape[:offset], -1), offset, {0: at})
     where = {axis.dim: at % axis.size}
+    if _is_no_matrix(sym, axis):
+        rows = sym.shapes[axis.tensor][0] // axis.blocks
+        return _pick(w, offset, where if axis.blocks == 1 else {0: at // axis.size * rows, **where})
     other = other_axis(sym, place.axis)
     if other is not None:
         partner_dim = sym.axes[other].dim
         assert partner_dim is not None
         where[partner_dim] = _first_partner(sym, place, other, at, permutations)
     return _pick(w, offset, where)
+
+
+def _is_no_matrix(sym: Symmetries, axis: Axis) -> bool:
+    """Whether units lie along more than two dimensions of a tensor, or along several at once."""
+    dims = {a.dim for a in sym.axes if a.tensor == axis.tensor}
+    return len(dims) > 2 or (len(dims) == 2 and None in dims)
+
+
+def _without_own_blocks(
+    sym: Symmetries, place: Placement, permutations: Sequence[Tensor]
+) -> list[Tensor]:
+    """The permutations, but blocks that have a place on the same axis stay where they are."""
+    return [
+        torch.arange(g.units)
+        if g.kind == "block" and any(p.axis == place.axis for p in g.placements)
+        else order
+        for g, order in zip(sym.permutations, permutations, strict=True)
+    ]
+
+
+def _reordered(
+    w: Tensor, sym: Symmetries, place: Placement, permutations: Sequence[Tensor], offset: int
+) -> Tensor:
+    """A tensor whose other axes have their new order."""
+    axes = sym.placements_by_axis("permutations").keys() - {place.axis}
+    tensor = sym.axes[place.axis].tensor
+    for a in sorted(
+        (a for a in axes if sym.axes[a].tensor == tensor), key=lambda a: sym.axes[a].blocks
+    ):
+        index = axis_permutation(sym, a, permutations, w.device)
+        w = permute_axis(w, sym.axes[a], index, offset)
+    return w
 
 
 def _first_partner(

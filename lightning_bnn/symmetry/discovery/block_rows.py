@@ -19,7 +19,7 @@ class BlockRows:
     """Rows of channels that stay together, numbered over all operations.
 
     Attributes:
-        roots: the classes of channels that lie in rows without a fixed one, once for each, in order.
+        roots: the classes of channels in rows without a fixed one, once for each row, in order.
         rows: the rows, aligned with them.
         operation: by row, the operation that it belongs to.
         hash: by class, a number for the set of its rows.

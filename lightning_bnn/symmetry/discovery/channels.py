@@ -17,8 +17,10 @@ from lightning_bnn.symmetry.discovery.values import unknown
 from lightning_bnn.symmetry.groups import Frozen, SoftmaxShift
 from lightning_bnn.symmetry.rules.broadcasting import unify
 from lightning_bnn.symmetry.rules.constraints import Rule
+from lightning_bnn.symmetry.rules.factored import as_value
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
+    Factored,
     Unsupported,
     Weight,
     is_operand,
@@ -97,6 +99,8 @@ class Channels:
         placeholder = graph.placeholder_of(name)
         before = self._operand(placeholder, graph.sources[placeholder])
         try:
+            if isinstance(value, Factored):
+                value = as_value(self.system, value)
             unify(self.system, *(self.system.labels(x) for x in (before, value)))
         except (Unsupported, RuntimeError):
             self.interpreter.freeze(before)

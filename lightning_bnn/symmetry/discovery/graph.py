@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Graph", "Source", "ancestors", "writes"]
+__all__ = ["Graph", "Source", "ancestors", "descendants", "writes"]
 
 
 class Source(NamedTuple):
@@ -113,4 +113,16 @@ def ancestors(nodes: Iterable[Node]) -> set[Node]:
         if node not in reached:
             reached.add(node)
             pending += node.all_input_nodes
+    return reached
+
+
+def descendants(nodes: Iterable[Node]) -> set[Node]:
+    """Everything that depends on nodes."""
+    reached: set[Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in reached:
+            reached.add(node)
+            pending += node.users
     return reached

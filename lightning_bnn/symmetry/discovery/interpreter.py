@@ -13,12 +13,13 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from lightning_bnn.symmetry.discovery.graph import ancestors
+from lightning_bnn.symmetry.discovery.graph import ancestors, descendants
 from lightning_bnn.symmetry.discovery.values import (
     draw,
     fold,
     full_size,
     has_channels,
+    is_applied,
     is_random,
     is_zero,
     one_law,
@@ -26,9 +27,13 @@ from lightning_bnn.symmetry.discovery.values import (
     with_copies,
 )
 from lightning_bnn.symmetry.groups import Frozen
+from lightning_bnn.symmetry.rules import weight_products
 from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
+from lightning_bnn.symmetry.rules.factored import as_parts, as_values
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
+    Factored,
+    Index,
     Noise,
     Squares,
     Unsupported,
@@ -43,12 +48,17 @@ from lightning_bnn.symmetry.rules.table import (
     ACCEPT_NOISE,
     ALLOCATIONS,
     BROADCASTING,
+    EXPANDING,
+    INDEX_SHAPES,
     KEEP_NOISE,
     KEEP_ZEROS,
     MIXES,
+    OF_WEIGHTS,
     PASSES_SHIFTS,
     RESHAPING,
     RULES,
+    TAKE_INDICES,
+    TAKE_WEIGHTS,
     UNIFORM,
     WITHOUT_VALUE,
     WRITES_SHIFTS,
@@ -71,12 +81,14 @@ class Interpreter:
         self.system = Constraints()
         self.frozen: list[Frozen] = []
         self.operations: set[str] = set()
+        self.active: set[Node] = set()
 
     def run(
         self, module: GraphModule, inputs: Mapping[Node, Any], results: Iterable[Node]
     ) -> dict[Node, Any]:
         """Values of all nodes that the results depend on, from those of the placeholders."""
         values, live = dict(inputs), ancestors(results)
+        self.active |= descendants(n for n, x in inputs.items() if isinstance(x, Value))
         for node in module.graph.nodes:
             if node.op == "get_attr":
                 values[node] = getattr(module, str(node.target), None)
@@ -89,6 +101,11 @@ class Interpreter:
         if isinstance(operand, Value):
             self._see_draws([operand])
             self.system.freeze(operand.labels)
+            if isinstance(operand, Index):
+                self.system.freeze(operand.channels)
+        elif isinstance(operand, Factored):
+            for part in operand.parts:
+                self.system.freeze(part)
         elif isinstance(operand, Weight):
             self.system.conflicts.setdefault(
                 operand.name, "used by an operation that is not understood"
@@ -127,8 +144,9 @@ class Interpreter:
             return draw(node, operands)
         if all(isinstance(x, Constant) for x in operands):
             return fold(node, args, kwargs)
-        beside_zeros = name in KEEP_ZEROS and any(map(is_zero, operands))
-        if name not in UNIFORM and not beside_zeros and not any(map(has_channels, operands)):
+        needed = name in UNIFORM or (name in EXPANDING and type(args[0]) is Value)
+        needed |= name in KEEP_ZEROS and any(map(is_zero, operands))
+        if not needed and not any(map(has_channels, operands)):
             return self._of_noise(name, node, operands)
         return self._apply_rule(name, node, args, kwargs, operands)
 
@@ -153,34 +171,71 @@ class Interpreter:
     def _apply_rule(
         self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]
     ) -> Any:
-        self._see_channels(operands)
+        if name in INDEX_SHAPES and isinstance(args[0], Index):
+            return _moved_index(self.rules[name](self.system, node, *args, **kwargs), args[0])
+        if name not in TAKE_INDICES and any(isinstance(x, Index) for x in operands):
+            raise Unsupported("an index among channels")
+        rules = self.rules
+        if name in OF_WEIGHTS and self._computes_weight(node, operands):
+            rules = OF_WEIGHTS
+            args, kwargs = as_parts(self.system, args, kwargs)
+        elif name not in TAKE_WEIGHTS:
+            args, kwargs = as_values(self.system, args, kwargs)
+        leaves = tree_leaves((args, kwargs), is_leaf=is_operand)
+        self._see_channels([x for x in leaves if is_operand(x)])
         if name not in ACCEPT_NOISE:
             self._see_draws(operands)
-        if name not in self.rules:
+        if name not in rules:
             raise Unsupported("this operation has no rule")
         self.system.operation = name
-        result = self.rules[name](self.system, node, *args, **kwargs)
-        self._mark(name, operands, result)
+        result = rules[name](self.system, node, *args, **kwargs)
+        self._mark(name, operands, result, self._marks_by_itself(name, rules))
         return result
 
-    def _mark(self, name: str, operands: list[Any], result: Any) -> None:
+    def _marks_by_itself(self, name: str, rules: Mapping[str, Rule]) -> bool:
+        """Whether the rule is one that says which channels it keeps from being mixed."""
+        if rules is OF_WEIGHTS:
+            return name in TAKE_WEIGHTS or rules[name] is weight_products.reshape or name == "add"
+        return rules[name] is RULES.get(name, rules[name])
+
+    def _mark(self, name: str, operands: list[Any], result: Any, by_rule: bool) -> None:
         """Only operations that are known to be linear leave channels that can be mixed."""
-        known = name in MIXES and self.rules[name] is RULES.get(name, self.rules[name])
-        for x in operands:
-            if isinstance(x, Value) and (not known or _is_quadratic(x, name)):
-                self.system.mark(x.labels, "diagonal")
         results = tree_leaves(result, is_leaf=is_operand)
+        chooses = any(isinstance(x, Index) for x in operands)
+        computes = any(isinstance(x, Factored) for x in (*operands, *results))
+        known = by_rule and name in MIXES and not chooses
+        for x in operands:
+            if not known or (isinstance(x, Squares) and name not in ("mean", "sum")):
+                self._mark_all(x)
         for x in () if known else results:
+            self._mark_all(x)
+        if name in PASSES_SHIFTS and by_rule and not chooses and not computes:
+            return
+        for x in operands if name in WRITES_SHIFTS else (*operands, *results):
             if isinstance(x, Value):
-                self.system.mark(x.labels, "diagonal")
-        ends = [] if name in PASSES_SHIFTS else list(operands)
-        for x in ends if name in WRITES_SHIFTS else [*ends, *results]:
-            if isinstance(x, Value) and name not in PASSES_SHIFTS:
                 self.system.shifts.stop(x.labels)
+
+    def _mark_all(self, x: Any) -> None:
+        """Nothing mixes the channels of an operand."""
+        parts = x.parts if isinstance(x, Factored) else [x.labels] if isinstance(x, Value) else []
+        for part in parts:
+            self.system.mark(part, "diagonal")
+
+    def _computes_weight(self, node: Node, operands: list[Any]) -> bool:
+        """Whether weights alone are combined into one that a layer will apply."""
+        computed = [x for x in operands if isinstance(x, Factored)]
+        if any(x.active for x in computed):
+            return True
+        if computed or any(isinstance(x, Value) for x in operands):
+            return bool(computed) and not any(isinstance(x, Value) for x in operands)
+        combined = OF_WEIGHTS[operation_name(node).removesuffix("_")] is not weight_products.reshape
+        return combined and is_applied(node, self.active)
 
     def _see_channels(self, operands: list[Any]) -> None:
         """Channels that different operations are applied to are not exchangeable."""
-        labels = [np.unique(core(x.labels).numpy()) for x in operands if isinstance(x, Value)]
+        parts = [p for x in operands if isinstance(x, Factored) for p in x.parts]
+        parts += [x.labels for x in operands if isinstance(x, Value)]
+        labels = [np.unique(core(p).numpy()) for p in parts]
         self.system.seen.append(np.unique(np.concatenate([np.zeros(0, np.int64), *labels])))
 
     def _see_draws(self, operands: Iterable[Any]) -> None:
@@ -188,9 +243,11 @@ class Interpreter:
         self.system.seen_noise.update(x.source for x in operands if isinstance(x, Noise))
 
 
-def _is_quadratic(x: Value, name: str) -> bool:
-    """Squares that are not summed next."""
-    return isinstance(x, Squares) and name not in ("mean", "sum")
+def _moved_index(result: Any, index: Index) -> Any:
+    """A rearrangement of an index among channels is one."""
+    if isinstance(result, Value):
+        return Index(result.labels, index.channels)
+    return tuple(Index(part.labels, index.channels) for part in result)
 
 
 def _report(node: Node, reason: str) -> Frozen:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from lightning_bnn.symmetry.rules.broadcasting import copies
 from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
+    Factored,
+    Index,
     Noise,
     Value,
     Weight,
@@ -22,13 +24,16 @@ from lightning_bnn.symmetry.rules.labels import (
     fixed,
     is_operand,
     noise_of,
+    operation_name,
 )
+from lightning_bnn.symmetry.rules.table import TAKE_WEIGHTS
 
 __all__ = [
     "draw",
     "fold",
     "full_size",
     "has_channels",
+    "is_applied",
     "is_random",
     "is_zero",
     "one_law",
@@ -39,7 +44,22 @@ __all__ = [
 
 def has_channels(x: Any) -> bool:
     """Whether a symmetry might move it."""
-    return isinstance(x, Weight) or (isinstance(x, Value) and bool((core(x.labels) != 0).any()))
+    return isinstance(x, Weight | Factored | Index) or (
+        isinstance(x, Value) and bool((core(x.labels) != 0).any())
+    )
+
+
+def is_applied(node: Node, active: Container[Node]) -> bool:
+    """Whether a layer applies what is computed from weights to an activation."""
+    pending, seen = [node], {node}
+    while pending:
+        for user in pending.pop().users:
+            if user in active and operation_name(user).removesuffix("_") in TAKE_WEIGHTS:
+                return True
+            if user not in active and user not in seen:
+                seen.add(user)
+                pending.append(user)
+    return False
 
 
 def is_zero(x: Any) -> bool:

@@ -17,9 +17,11 @@ from lightning_bnn.symmetry.rules.broadcasting import (
     tie_to_noise,
     unify,
 )
+from lightning_bnn.symmetry.rules.chosen import compare_index
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record
 from lightning_bnn.symmetry.rules.elementwise import homogeneous, nonlinear
 from lightning_bnn.symmetry.rules.labels import (
+    Index,
     Noise,
     Turned,
     Unsupported,
@@ -125,6 +127,8 @@ def extreme(system: Constraints, node: Node, x: Any, y: Any) -> Value:
 
 def compare(system: Constraints, node: Node, x: Any, y: Any = 0) -> Value:
     """A comparison does not change when both sides are scaled."""
+    if isinstance(x, Index) or isinstance(y, Index):
+        return compare_index(system, node, x, y)
     return Value(system.follow(extreme(system, node, x, y).labels, ()))
 
 

@@ -10,8 +10,8 @@ from torch.fx import Node
 from lightning_bnn.symmetry.rules.arithmetic import softmax
 from lightning_bnn.symmetry.rules.broadcasting import unify
 from lightning_bnn.symmetry.rules.constraints import Constraints
+from lightning_bnn.symmetry.rules.contraction import contract
 from lightning_bnn.symmetry.rules.labels import Value, moving_dims, shape_of
-from lightning_bnn.symmetry.rules.layer import contract
 from lightning_bnn.symmetry.rules.repetition import repeated
 
 __all__ = ["attention"]

@@ -24,16 +24,15 @@ from lightning_bnn.symmetry.rules.labels import (
     narrow_except,
 )
 from lightning_bnn.symmetry.rules.shifts import Shifts
-from lightning_bnn.symmetry.rules.weight_views import RowRange, parameter_dims, positions
+from lightning_bnn.symmetry.rules.weight_views import UNSET, RowRange, places_of
 
-__all__ = ["Constraints", "Entry", "Kind", "Mark", "Product", "Record", "Rule"]
+__all__ = ["Constraints", "Entry", "Key", "Kind", "Mark", "Product", "Record", "Rule"]
 
 Kind = Literal["permutation", "scale", "sign"]
 Mark = Literal["diagonal", "orthogonal", "centred"]
 Rule = Callable[..., Any]
 Labels: TypeAlias = NDArray[np.int64]
 ALL: tuple[Kind, ...] = ("permutation", "scale", "sign")
-UNSET = -2
 LARGEST_RAW_TENSOR = 4_000_000
 LARGEST_COMPUTED_TENSOR = 2**16
 PLACING = frozenset(
@@ -45,13 +44,19 @@ PLACING = frozenset(
 
 
 class Record(NamedTuple):
-    """How one dimension of a weight follows channels: by ``scale`` times their log factor."""
+    """How dimensions of a weight follow channels: by ``scale`` times their log factor.
 
-    dim: int | None
+    ``dim`` is one dimension of the view, None for the flattened tensor, or several, in whose shape
+    the labels are; ``in_blocks`` says that the first of these counts blocks of rows, which move as
+    wholes.
+    """
+
+    dim: int | tuple[int, ...] | None
     labels: Tensor
     role: str
     scale: int = 1
     sign: int = 1
+    in_blocks: bool = False
 
 
 class Product(NamedTuple):
@@ -103,6 +108,8 @@ class Constraints:
     gives every element a place of its own. ``marks`` says what keeps channels from being mixed,
     ``planes`` which ones a constant turns in pairs, and ``colours`` which ones numbers of their own
     tell apart. ``operation`` is the one whose rule is asked.
+    ``leaves`` holds, by weight that others are computed from, one row of channels for each of its
+    dimensions.
     """
 
     nodes: int = 1
@@ -124,6 +131,7 @@ class Constraints:
     planes: list[Labels] = field(default_factory=list)
     colours: list[Labels] = field(default_factory=list)
     shifts: Shifts = field(default_factory=Shifts)
+    leaves: dict[str, list[Tensor]] = field(default_factory=dict)
 
     # ------------------------------------------------------------------ channels and ties
     def fresh(self, *shape: int) -> Tensor:
@@ -255,7 +263,7 @@ class Constraints:
 
     def _add(self, key: Key, entry: Entry) -> None:
         for other in self.entries:
-            if other.name == key.name and other != key:
+            if other.name == key.name and other != key and not self._stated_together(other, key):
                 if (other.dim is None) != (key.dim is None):
                     self.conflicts.setdefault(
                         key.name, "used both as a layer's weight and element by element"
@@ -264,30 +272,35 @@ class Constraints:
                     self.conflicts.setdefault(key.name, "used through overlapping slices")
         self.entries[key] = entry
 
+    def _stated_together(self, *keys: Key) -> bool:
+        """Whether one use of a weight has several of its axes, the flattened one among them."""
+        return any(
+            name == keys[0].name and {(k.dim, k.slot) for k in keys} <= axes and len(axes) > 1
+            for (name, _), axes in self.consumed.items()
+            if (None, 0) in axes
+        )
+
     def consume(self, weight: Weight, *records: Record) -> None:
         """State that a weight follows channels along its dimensions; later uses must agree."""
-        mapping, rows = parameter_dims(weight)
-        slots: dict[tuple[int | None, int], Record] = {}
-        for record in records:
-            dim = None if record.dim is None else mapping[record.dim]
-            slots[dim, sum(d == dim for d, _ in slots)] = record
+        rows, places = places_of(weight, records)
+        slots: dict[tuple[int | None, int], tuple[Record, Labels]] = {}
+        for record, (dim, table) in zip(records, places, strict=True):
+            slots[dim, sum(d == dim for d, _ in slots)] = record, table
 
         def key(dim: int | None, slot: int) -> Key:
-            return Key(weight.name, dim, slot, rows if dim != 0 else None)
+            in_blocks = (dim, slot) in slots and len(slots[dim, slot][1]) > 1
+            return Key(weight.name, dim, slot, None if dim == 0 or in_blocks else rows)
 
         before = self.consumed.setdefault((weight.name, rows), set(slots))
         for axis in before ^ set(slots):
-            self._freeze_unmatched(key(*axis), slots.get(axis))
-        for axis, record in slots.items():
-            self._consume_record(weight, key(*axis), record)
+            self._freeze_unmatched(key(*axis), slots[axis][0] if axis in slots else None)
+        for axis, (record, table) in slots.items():
+            self._consume_record(weight, key(*axis), record, table)
 
-    def _consume_record(self, weight: Weight, key: Key, record: Record) -> None:
-        labels = to_numpy(record.labels)
-        labels = np.atleast_2d(labels) if key.dim is not None else labels.reshape(1, -1)
-        size = weight.full_shape.numel() if key.dim is None else weight.full_shape[key.dim]
-        at = positions(weight, key.dim, record.dim, labels.shape[1])
+    def _consume_record(self, weight: Weight, key: Key, record: Record, labels: Labels) -> None:
+        """Labels in the places of the parameter, `UNSET` where the view does not reach."""
         if key not in self.entries:
-            empty = np.full((labels.shape[0], size), UNSET)
+            empty = np.full_like(labels, UNSET)
             role, scale, sign = record.role, record.scale, record.sign
             self._add(key, Entry(key.name, key.dim, empty, role, scale, sign, key.rows))
         entry = self.entries[key]
@@ -301,9 +314,9 @@ class Constraints:
             self.conflicts.setdefault(key.name, "used with different groupings")
             self.freeze(labels)
             return
-        old = entry.labels[:, at]
-        known = old >= 0  # else not used so far, or met by zeros only
-        entry.labels[:, at] = np.where(known, old, labels)
+        old = entry.labels
+        known = (old >= 0) & (labels != UNSET)  # else not used so far, or met by zeros only
+        entry.labels = np.where(known | (labels == UNSET), old, labels)
         self._agree(entry, record, old[known], labels[known])
 
     def _agree(self, entry: Entry, record: Record, old: Labels, new: Labels) -> None:

@@ -8,7 +8,7 @@ executed on the labels themselves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ __all__ = [
     "FROZEN",
     "STRUCTURAL_ZERO",
     "Constant",
+    "Factored",
+    "Index",
     "Noise",
     "Squares",
     "Turned",
@@ -78,6 +80,17 @@ class Turned(Value):
 
 
 @dataclass(frozen=True, eq=False)
+class Index(Value):
+    """Positions of channels, such as those of the experts that were chosen: they move with them.
+
+    Its labels are fixed; ``channels`` is the row of labels that the positions are in. An operation
+    that does not know what an index is must not see it.
+    """
+
+    channels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+
+
+@dataclass(frozen=True, eq=False)
 class Constant:
     """A tensor that depends neither on the input nor on the parameters, known exactly."""
 
@@ -105,9 +118,23 @@ class Weight:
         return cls(name, coords, shape, is_buffer)
 
 
+@dataclass(frozen=True, eq=False)
+class Factored:
+    """A tensor computed from weights: an element moves as the product of what its indices say.
+
+    ``parts`` are labels in the shape of the tensor, each along dimensions of its own: those of a
+    matrix are one row of labels for its rows and one for its columns. ``active`` says that it is an
+    activation, such as the outputs of all experts before they are summed.
+    """
+
+    parts: tuple[Tensor, ...]
+    shape: torch.Size
+    active: bool = False
+
+
 def is_operand(x: object) -> bool:
     """Whether something stands for a tensor."""
-    return isinstance(x, Value | Weight | Constant)
+    return isinstance(x, Value | Weight | Constant | Factored)
 
 
 def fixed(shape: Sequence[int]) -> Value:

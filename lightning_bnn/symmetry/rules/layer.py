@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from string import ascii_lowercase
 from typing import Any
 
 import torch
@@ -12,28 +13,24 @@ from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
+from lightning_bnn.symmetry.rules.contraction import baddbmm, ndim_of, sum_of_products
+from lightning_bnn.symmetry.rules.factored import as_value, contracted, factored, parts_of
 from lightning_bnn.symmetry.rules.labels import (
+    Factored,
     Unsupported,
     Value,
     Weight,
     along,
-    compress,
     core,
     moving_dims,
     shape_of,
 )
-from lightning_bnn.symmetry.rules.reduction import reduce_channels
-from lightning_bnn.symmetry.rules.shifts import is_forgotten_by_softmax, rows_sum_to_one
 
 __all__ = [
     "addmm",
-    "baddbmm",
-    "contract",
     "convolution",
-    "einsum",
     "embedding",
     "linear",
-    "matmul",
     "write",
 ]
 
@@ -41,14 +38,31 @@ __all__ = [
 # ------------------------------------------------------------ linear maps
 def linear(system: Constraints, node: Node, x: Any, weight: Any, bias: Any = None) -> Value:
     """Consumes the channels of the last dimension and makes new ones."""
-    is_matrix = isinstance(weight, Weight) and len(weight.shape) == 2
-    if not is_matrix or not isinstance(bias, Weight | None):
-        raise Unsupported("a weight that is computed")
+    plain = isinstance(weight, Weight) and isinstance(bias, Weight | None)
+    if not plain or isinstance(x, Factored) or len(weight.shape) != 2:
+        return _linear_of_computed(system, node, x, weight, bias)
     labels = system.labels(x)
     channels = system.collapse(labels, [labels.ndim - 1])
     out = system.fresh(weight.shape[0])
     write(system, out, channels, weight, bias)
     return Value(along(out, labels.ndim - 1, shape_of(node)))
+
+
+def _linear_of_computed(system: Constraints, node: Node, x: Any, weight: Any, bias: Any) -> Any:
+    """A linear map whose weight or bias is computed; without an activation, a computed weight."""
+    ndim = len(shape_of(node))
+    lead = ascii_lowercase[: max(ndim - 1, 0)]
+    letters = "YX" if ndim_of(weight) == 2 else "X"
+    product = sum_of_products(
+        system, node, (x, weight), (lead + "X", letters), lead + letters.removesuffix("X")
+    )
+    if bias is None:
+        return product
+    labels = [
+        t if isinstance(t, Value) else as_value(system, factored(parts_of(system, t), t.shape))
+        for t in (product, bias)
+    ]
+    return Value(unify(system, *(v.labels for v in labels)).expand(shape_of(node)))
 
 
 def write(
@@ -69,10 +83,13 @@ def write(
 def addmm(
     system: Constraints, node: Node, bias: Any, x: Any, weight: Any, *args: Any, **kwargs: Any
 ) -> Value:
-    """A linear map whose weight stands on the right: ``bias + x @ weight``."""
-    if args or kwargs or not isinstance(weight, Weight):
-        raise Unsupported("a scaled addmm")
-    return linear(system, node, x, _transpose(weight), bias)
+    """``bias + x @ weight``, both possibly scaled by numbers, which change no channel."""
+    if isinstance(weight, Weight) and isinstance(bias, Weight) and len(bias.shape) == 1:
+        return linear(system, node, x, _transpose(weight), bias)
+    for operand in (bias, x, weight):
+        if isinstance(operand, Value):
+            system.shifts.stop(operand.labels)
+    return baddbmm(system, node, bias, x, weight)
 
 
 def _transpose(weight: Weight) -> Weight:
@@ -92,10 +109,11 @@ def convolution(transposed: bool = False) -> Rule:
         **kwargs: Any,
     ) -> Value:
         labels = system.labels(x)
+        if isinstance(weight, Factored):
+            groups = kwargs.get("groups", args[3] if len(args) > 3 else 1)
+            return _computed_convolution(system, node, labels, weight, bias, groups, transposed)
         if not isinstance(weight, Weight) or labels.ndim != len(weight.shape):
-            raise Unsupported(
-                "a convolution without a batch dimension, or with a weight that is computed"
-            )
+            raise Unsupported("a convolution without a batch dimension")
         groups = kwargs.get("groups", args[3] if len(args) > 3 else 1)
         incoming, out = system.collapse(labels, [1]), system.fresh(shape_of(node)[1])
         if transposed or _pads(args, kwargs):  # zeros at the border are not shifted
@@ -117,113 +135,57 @@ def _pads(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return padding not in (0, "valid") and any(padding)
 
 
+def _computed_convolution(
+    system: Constraints,
+    node: Node,
+    x: Tensor,
+    weight: Factored,
+    bias: Any,
+    groups: int,
+    transposed: bool,
+) -> Value:
+    """A convolution whose weight is computed; positions of its kernel are held fixed."""
+    parts = []
+    for part in weight.parts:
+        if set(moving_dims(part)) <= {0, 1}:
+            parts.append(part.squeeze(list(range(2, part.ndim))))
+        else:
+            system.freeze(part)
+    rows = [p.unflatten(0, (groups, -1)) if p.shape[0] > 1 else p[None] for p in parts]
+    incoming = system.collapse(x, [1]).reshape(groups, -1)
+    channels = [incoming] if incoming.numel() > 1 else []
+    letters = ("gio", "goi")[not transposed]
+    done = contracted(system, [[core(c) for c in channels], rows], ("gi", letters), "go", [1])
+    out = torch.zeros((1, 1), dtype=torch.long)
+    for part in sorted(done, key=lambda p: len(moving_dims(p))):
+        out = core(multiply_labels(system, out, part))
+    shape = shape_of(node)
+    labels = along(out.expand(groups, shape[1] // groups).reshape(-1), 1, shape)
+    if bias is None:
+        return Value(labels)
+    b = as_value(system, factored(parts_of(system, bias), bias.shape)).labels
+    return Value(unify(system, labels, along(b, 1, (1, len(b), *shape[2:]))).expand(shape))
+
+
 def embedding(system: Constraints, node: Node, weight: Any, *args: Any, **kwargs: Any) -> Value:
     """New channels, one per column of the table."""
-    if not isinstance(weight, Weight):
-        raise Unsupported("a table that is computed")
     if args and isinstance(args[0], Value) and bool((core(args[0].labels) != 0).any()):
         raise Unsupported("indices that are computed from channels")
+    shape = shape_of(node)
+    if isinstance(weight, Factored):
+        return _computed_table(system, weight, shape)
     out = system.fresh(weight.shape[1])
     system.consume(weight, Record(1, out, "out"))
     system.shifts.tables.add(weight.name)
-    shape = shape_of(node)
     return Value(along(out, len(shape) - 1, shape))
 
 
-def matmul(system: Constraints, node: Node, x: Any, y: Any) -> Value:
-    """A linear map when one operand is a weight, else products summed over the shared dimension."""
-    if isinstance(y, Weight) and len(y.shape) == 2:
-        return linear(system, node, x, _transpose(y))
-    if isinstance(x, Weight) or isinstance(y, Weight):
-        raise Unsupported("a product with a weight that is not a matrix on the right")
-    a, b = system.labels(x), system.labels(y)
-    if min(a.ndim, b.ndim) < 2:
-        raise Unsupported("a product with a vector")
-    out = contract(system, a[..., :, :, None], b[..., None, :, :], [-2], shape_of(node))
-    _shift_product(system, node, a, b, out)
-    return Value(out)
-
-
-def _shift_product(system: Constraints, node: Node, a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Averages of rows are shifted like the rows; a shift of keys is forgotten by the softmax."""
-    averages = rows_sum_to_one(node.args[0])
-    tokens = b.ndim - (2 if averages else 1)
-    system.shifts.stop(a)
-    if averages:
-        system.shifts.tie(out, b.narrow(-2, 0, 1))
-    else:
-        system.shifts.stop(out)
-    if tokens in moving_dims(b) or not (averages or is_forgotten_by_softmax(node)):
-        system.shifts.stop(b)
-
-
-def baddbmm(system: Constraints, node: Node, bias: Any, x: Any, y: Any, **kwargs: Any) -> Value:
-    """``bias + x @ y``, both possibly scaled."""
-    product = matmul(system, node, x, y)
-    return Value(unify(system, system.labels(bias), product.labels))
-
-
-def einsum(
-    system: Constraints, node: Node, equation: str, operands: Sequence[Any], **kwargs: Any
-) -> Value:
-    """A product over named dimensions, then a sum over those that do not appear in the result."""
-    terms, _, result = equation.replace(" ", "").partition("->")
-    letters = terms.split(",")
-    if (
-        "." in equation
-        or len(operands) != 2
-        or not result
-        or any(len(set(t)) < len(t) for t in letters)
-    ):
-        raise Unsupported(f"the equation {equation!r}")
-    if isinstance(operands[1], Weight):
-        return _einsum_linear(system, node, letters, result, operands)
-    if any(isinstance(o, Weight) for o in operands):
-        raise Unsupported("a weight on the left")
-    names = [*result, *sorted({c for t in letters for c in t} - set(result))]
-    a, b = (_spread(system.labels(o), t, names) for o, t in zip(operands, letters, strict=True))
-    summed = list(range(len(result), len(names)))
-    return Value(contract(system, a, b, summed, shape_of(node)))
-
-
-def _spread(labels: Tensor, letters: str, names: Sequence[str]) -> Tensor:
-    order = [letters.index(c) for c in names if c in letters]
-    moved = labels.permute(order)
-    for d, name in enumerate(names):
-        if name not in letters:
-            moved = moved.unsqueeze(d)
-    return moved
-
-
-def _einsum_linear(
-    system: Constraints, node: Node, letters: Sequence[str], result: str, operands: Sequence[Any]
-) -> Value:
-    x, w = letters
-    shared = [c for c in w if c in x and c not in result]
-    if len(w) != 2 or len(shared) != 1:
-        raise Unsupported("a weight with more than two dimensions")
-    (inner,) = shared
-    (outer,) = [c for c in w if c != inner]
-    if (
-        outer in x
-        or result.replace(outer, "") != x.replace(inner, "")
-        or not result.endswith(outer)
-    ):
-        raise Unsupported("a weight that is not a linear map of the last dimension")
-    weight = operands[1] if w[0] == outer else _transpose(operands[1])
-    labels = system.labels(operands[0]).movedim(x.index(inner), -1)
-    return linear(system, node, Value(labels), weight)
-
-
-def contract(
-    system: Constraints, a: Tensor, b: Tensor, dims: Sequence[int], shape: Sequence[int]
-) -> Tensor:
-    """Element-wise product, then a sum: the blocks are what both operands share."""
-    product = compress(multiply_labels(system, a, b, summed=dims))
-    dims = [d % product.ndim for d in dims]
-    moving = [d for d in moving_dims(product) if d in dims]
-    if moving:
-        product = reduce_channels(system, product, moving)
-    for d in sorted(dims, reverse=True):
-        product = product.select(d, 0)
-    return product.expand(tuple(shape))
+def _computed_table(system: Constraints, weight: Factored, shape: Sequence[int]) -> Value:
+    """Of a table that is computed the columns are channels; its rows are held fixed."""
+    out = torch.zeros(1, dtype=torch.long)
+    for part in weight.parts:
+        if moving_dims(part) == [1]:
+            out = part[0]
+        else:
+            system.freeze(part)
+    return Value(along(out.expand(weight.shape[1]), len(shape) - 1, shape))

@@ -31,7 +31,8 @@ def repeat(system: Constraints, node: Node, x: Any, sizes: Any, *args: Any) -> A
         return rearrange(system, node, x, sizes, *args)
     labels = x.labels[(None,) * (len(sizes) - x.labels.ndim)]
     for dim, number in enumerate(sizes):
-        labels = repeated(system, labels, dim, number, in_turn=True)
+        if labels.shape[dim] > 1:  # else it is what broadcasting makes, and stays visible
+            labels = repeated(system, labels, dim, number, in_turn=True)
     return Value(labels)
 
 

@@ -11,7 +11,10 @@ from __future__ import annotations
 from lightning_bnn.symmetry.rules import (
     arithmetic,
     attention,
+    chosen,
+    contraction,
     elementwise,
+    indexing,
     layer,
     norm,
     recurrence,
@@ -19,20 +22,26 @@ from lightning_bnn.symmetry.rules import (
     repetition,
     running,
     shape,
+    weight_products,
 )
 from lightning_bnn.symmetry.rules.constraints import Rule
 
 __all__ = [
     "ALLOCATIONS",
     "BROADCASTING",
+    "EXPANDING",
+    "INDEX_SHAPES",
     "KEEP_LOGITS",
     "KEEP_NOISE",
     "KEEP_ZEROS",
     "MIXES",
     "PASSES_SHIFTS",
+    "OF_WEIGHTS",
     "ACCEPT_NOISE",
     "RESHAPING",
     "RULES",
+    "TAKE_INDICES",
+    "TAKE_WEIGHTS",
     "UNIFORM",
     "WRITES_SHIFTS",
     "WITHOUT_VALUE",
@@ -85,7 +94,7 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("view_as reshape_as atleast_1d atleast_2d atleast_3d squeeze unsqueeze", shape.rearrange),
     ("permute transpose t numpy_T mT mH adjoint movedim moveaxis", shape.rearrange),
     ("swapaxes swapdims rot90 flip roll", shape.rearrange),
-    ("select slice narrow index index_select diagonal unfold", shape.rearrange),
+    ("select slice narrow diagonal unfold", shape.rearrange),
     ("chunk split split_with_sizes unbind tensor_split hsplit vsplit", shape.rearrange),
     ("repeat tile", repetition.repeat),
     ("repeat_interleave", repetition.repeat_interleave),
@@ -112,6 +121,16 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("im2col", running.im2col),
     ("col2im", running.col2im),
     ("masked_scatter", running.masked_scatter),
+    # ------------------------------------------------------------ indices
+    ("index index_select", indexing.index),
+    ("gather take_along_dim", indexing.gather),
+    ("scatter scatter_add scatter_reduce", indexing.scatter),
+    ("index_add index_copy index_reduce", indexing.index_add),
+    ("index_put _index_put", indexing.index_put),
+    ("embedding_bag _embedding_bag _embedding_bag_forward_only", indexing.embedding_bag),
+    ("topk", chosen.topk),
+    ("argmax argmin", chosen.argmax),
+    ("one_hot", chosen.one_hot),
     # ------------------------------------------------------------ reductions, pooling, resampling
     ("mean sum nanmean nansum", reduction.reduction(scale="passes", sign="passes")),
     ("amax amin", reduction.reduction(scale="passes", sign="stops")),
@@ -137,9 +156,15 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     # ------------------------------------------------------------ layers
     ("linear", layer.linear),
     ("addmm", layer.addmm),
-    ("matmul mm bmm", layer.matmul),
-    ("baddbmm", layer.baddbmm),
-    ("einsum", layer.einsum),
+    *(
+        _CONTRACTIONS := (
+            ("matmul mm bmm mv", contraction.matmul),
+            ("dot vdot inner", contraction.dot),
+            ("outer ger", contraction.outer),
+            ("einsum", contraction.einsum),
+        )
+    ),
+    ("baddbmm", contraction.baddbmm),
     ("embedding", layer.embedding),
     ("conv1d conv2d conv3d", layer.convolution()),
     ("conv_transpose1d conv_transpose2d conv_transpose3d", layer.convolution(transposed=True)),
@@ -158,6 +183,22 @@ _BATCH_NORMS = (
     "batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit_functional "
     "_native_batch_norm_legit"
 )
+_OF_WEIGHTS: tuple[tuple[str, Rule], ...] = (
+    *_CONTRACTIONS,
+    ("add sub subtract rsub", weight_products.add),
+    ("mul multiply", weight_products.multiply),
+    ("div divide true_divide", weight_products.divide),
+    ("mean sum", weight_products.reduction),
+    ("norm linalg_vector_norm var std amax amin", weight_products.norm),
+    ("softmax _softmax log_softmax _log_softmax", weight_products.softmax),
+    ("_weight_norm _weight_norm_interface", weight_products.weight_norm),
+)
+_SHAPES = (shape.rearrange, shape.expand, repetition.repeat, repetition.repeat_interleave)
+_POINTWISE = (
+    *(elementwise.passthrough, elementwise.homogeneous, elementwise.odd, elementwise.nonlinear),
+    *(elementwise.even, elementwise.absolute, elementwise.power, elementwise.clamp),
+    *(elementwise.clamp_max, elementwise.cast),
+)
 
 
 def rules_of(batch_norm_mode: str) -> dict[str, Rule]:
@@ -167,6 +208,21 @@ def rules_of(batch_norm_mode: str) -> dict[str, Rule]:
 
 
 RULES = rules_of("carrier")
+INDEX_SHAPES = frozenset(name for name, rule in RULES.items() if rule in _SHAPES)
+"""Of an index among channels they compute such an index."""
+TAKE_INDICES = frozenset("gather take_along_dim scatter one_hot index index_select eq".split())
+"""Their rules know indices among channels; to all others these are held fixed."""
+OF_WEIGHTS: dict[str, Rule] = {
+    **{name: weight_products.reshape for name, rule in RULES.items() if rule in _SHAPES},
+    **{name: weight_products.each_part(r) for name, r in RULES.items() if r in _POINTWISE},
+    **{name: rule for names, rule in _OF_WEIGHTS for name in names.split()},
+}
+"""The rules of weights that are computed from weights, where no activation takes part."""
+TAKE_WEIGHTS = frozenset(
+    "linear addmm matmul mm bmm mv dot vdot inner outer ger einsum baddbmm embedding conv1d conv2d "
+    "conv3d conv_transpose1d conv_transpose2d conv_transpose3d".split()
+)
+"""Their rules take computed weights beside activations; others see one part of them."""
 
 # ------------------------------------------------------------ what needs no rule, or more than one
 WITHOUT_VALUE = frozenset(
@@ -177,10 +233,12 @@ ALLOCATIONS = frozenset("empty new_empty empty_like rand_like randn_like randint
 """Tensors of which only the shape counts: what is in an empty one is written over."""
 UNIFORM = frozenset(name for name, rule in RULES.items() if rule is shape.uniform_like)
 """One value everywhere, whatever the operand holds."""
+EXPANDING = frozenset("expand expand_as broadcast_to repeat".split())
+"""What they copy stays visible as such, even where no symmetry moves it."""
 BROADCASTING = frozenset(
     "add sub mul div maximum minimum where masked_fill gt lt ge le eq ne clamp_min clamp_max clamp "
     "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow clone contiguous alias transpose permute "
-    "unsqueeze masked_scatter".split()
+    "unsqueeze masked_scatter matmul mm bmm mv einsum baddbmm".split()
 )
 """Their rules take operands of size 1 along broadcast dimensions; others get the full size."""
 RESHAPING = frozenset("view reshape _unsafe_view flatten ravel".split())
@@ -197,7 +255,8 @@ KEEP_ZEROS = frozenset("cat concat concatenate stack".split())
 MIXES = frozenset(
     "neg real positive lift_fresh dropout feature_dropout to _to_copy type_as square pow "
     "add sub subtract rsub mul multiply div divide true_divide mean sum linalg_vector_norm norm "
-    "layer_norm rms_norm linear addmm matmul mm bmm baddbmm einsum embedding "
+    "layer_norm rms_norm linear addmm matmul mm bmm mv dot baddbmm einsum embedding "
+    "index index_select "
     "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
     "scaled_dot_product_attention pad constant_pad_nd expand expand_as broadcast_to "
     "view_as_complex view_as_real cat concat concatenate stack "

@@ -1,0 +1,128 @@
+"""Indices that are chosen among channels, such as those of the experts that ``topk`` picks.
+
+They are an `Index`: their values move when the channels do, so that they may only be used to find
+these channels again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from lightning_bnn.symmetry.rules.constraints import Constraints
+from lightning_bnn.symmetry.rules.labels import (
+    FROZEN,
+    Constant,
+    Index,
+    Unsupported,
+    Value,
+    along,
+    core,
+    fixed,
+    moving_dims,
+    shape_of,
+)
+
+__all__ = ["argmax", "compare_index", "gather_channels", "one_hot", "scatter_channels", "topk"]
+
+
+def argmax(system: Constraints, node: Node, x: Any, dim: Any = None, *args: Any) -> Any:
+    """The place of the largest (or smallest) of some channels, which all may be exchanged."""
+    labels = system.labels(x)
+    if dim is None or moving_dims(labels) != [dim % labels.ndim]:
+        raise Unsupported("the largest along a dimension that is not of channels alone")
+    system.freeze(labels, ("scale", "sign"))
+    return Index(fixed(shape_of(node)).labels, core(labels).reshape(-1))
+
+
+def topk(
+    system: Constraints, node: Node, x: Any, k: int, dim: int = -1, *args: Any, **kwargs: Any
+) -> Any:
+    """The largest of some channels, which all may be exchanged: values by rank, and an `Index`."""
+    labels = system.labels(x)
+    dim %= labels.ndim
+    values, places = node.meta["val"]
+    moving = moving_dims(labels)
+    if dim not in moving:
+        if bool((core(labels) != FROZEN).any()):
+            raise Unsupported("the largest along a dimension that is not of channels")
+        return fixed(values.shape), fixed(places.shape)
+    if moving != [dim]:
+        raise Unsupported("the largest channels of several rows")
+    system.freeze(labels, ("scale", "sign"))
+    row = core(labels).reshape(-1)
+    return fixed(values.shape), Index(fixed(places.shape).labels, row)
+
+
+def gather_channels(
+    system: Constraints, labels: Tensor, dim: int, at: Index, shape: torch.Size
+) -> Value:
+    """What the chosen channels hold, in the order of the choice: it does not move."""
+    if moving_dims(labels) != [dim] or labels.shape[dim] != len(at.channels):
+        raise Unsupported("an index among other channels")
+    row = core(labels).reshape(-1)
+    system.tie(row, at.channels, ("permutation",))
+    system.freeze(row, ("scale", "sign"))
+    return fixed(shape)
+
+
+def scatter_channels(
+    system: Constraints, node: Node, x: Any, dim: int, at: Index, source: Any
+) -> Value:
+    """What is sent to channels, such as the weights of the chosen experts, has their places."""
+    shape = shape_of(node)
+    uniform = isinstance(x, Constant) and bool((x.tensor == x.tensor.reshape(-1)[0]).all())
+    number = isinstance(source, int | float | Constant)
+    still = number or bool((core(system.labels(source)) == FROZEN).all())
+    if shape[dim] != len(at.channels) or not still:
+        raise Unsupported("channels sent to channels")
+    if isinstance(source, Constant) and not bool(
+        (source.tensor == source.tensor.reshape(-1)[0]).all()
+    ):
+        raise Unsupported("a constant sent to channels")
+    if not uniform:
+        labels = system.labels(x)
+        if moving_dims(labels) != [dim]:
+            raise Unsupported("an index among other channels")
+        system.tie(core(labels).reshape(-1), at.channels, ("permutation",))
+    return _along_channels(system, at, dim, shape)
+
+
+def _along_channels(system: Constraints, at: Index, dim: int, shape: Sequence[int]) -> Value:
+    row = system.follow(at.channels, ())
+    return Value(along(row, dim, shape))
+
+
+def one_hot(system: Constraints, node: Node, at: Any, classes: int = -1) -> Value:
+    """Which channel was chosen; without channels, which class: fixed."""
+    shape = shape_of(node)
+    if not isinstance(at, Index):
+        raise Unsupported("a class of channels")
+    row = system.follow(at.channels, ())
+    if shape[-1] > len(row):
+        row = torch.cat([row, torch.full((shape[-1] - len(row),), FROZEN)])
+    return Value(along(row, len(shape) - 1, shape))
+
+
+def compare_index(system: Constraints, node: Node, x: Any, y: Any) -> Value:
+    """An `Index` compared with all of its values: which channel was chosen."""
+    at, values = (x, y) if isinstance(x, Index) else (y, x)
+    shape = shape_of(node)
+    if not (isinstance(at, Index) and isinstance(values, Constant)):
+        raise Unsupported("an index among channels compared with another")
+    n = len(at.channels)
+    dims = [
+        d
+        for d in range(values.tensor.ndim)
+        if values.tensor.shape[d] == n and values.tensor.numel() == n
+    ]
+    if len(dims) != 1 or values.tensor.reshape(-1).tolist() != list(range(n)):
+        raise Unsupported("an index among channels compared with numbers")
+    dim = len(shape) - values.tensor.ndim + dims[0]
+    if at.labels.ndim >= len(shape) - dim and at.labels.shape[dim - len(shape)] != 1:
+        raise Unsupported("an index among channels compared with numbers")
+    return _along_channels(system, at, dim, shape)

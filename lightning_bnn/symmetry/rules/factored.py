@@ -1,0 +1,236 @@
+"""Labels of tensors that are computed from weights: their parts, made, merged, summed.
+
+A part is a tensor of labels with the dimensions of what it labels, of size 1 where it does not
+change. An element moves as the product of its parts, so that a matrix has one part for its rows
+and one for its columns, and a sum over products of weights ties part with part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
+from lightning_bnn.symmetry.rules.constraints import Constraints
+from lightning_bnn.symmetry.rules.labels import (
+    FROZEN,
+    Constant,
+    Factored,
+    Unsupported,
+    Value,
+    Weight,
+    compress,
+    constant_labels,
+    core,
+    is_operand,
+    moving_dims,
+)
+from lightning_bnn.symmetry.rules.leaves import leaf, note_readers
+from lightning_bnn.symmetry.rules.reduction import reduce_channels
+
+__all__ = [
+    "apart",
+    "as_parts",
+    "as_value",
+    "as_values",
+    "contracted",
+    "factored",
+    "merged",
+    "outer_product",
+    "parts_of",
+    "total",
+]
+
+
+def parts_of(system: Constraints, x: Any) -> list[Tensor]:
+    """The parts of any operand; numbers have none."""
+    if isinstance(x, Factored):
+        return list(x.parts)
+    if isinstance(x, Weight):
+        return apart(system, leaf(system, x))
+    if isinstance(x, Constant) and x.tensor.numel() and bool((x.tensor == 0).all()):
+        raise Unsupported("a weight beside zeros")
+    if isinstance(x, Value | Constant):
+        labels = x.labels if isinstance(x, Value) else constant_labels(x.tensor)
+        if bool((core(labels) < 0).any()):
+            raise Unsupported("a weight beside padding")
+        still = [d for d, n in enumerate(labels.shape) if n > 1 and d not in moving_dims(labels)]
+        return [core(labels), *(_fixed_along(d, labels) for d in still)]
+    return []
+
+
+def _fixed_along(dim: int, labels: Tensor) -> Tensor:
+    """What is at different indices differs, and no symmetry moves it."""
+    return torch.full([n if d == dim else 1 for d, n in enumerate(labels.shape)], FROZEN)
+
+
+def apart(system: Constraints, parts: Sequence[Tensor]) -> list[Tensor]:
+    """Of dimensions that are flattened into one, such as those of a kernel, the first one moves."""
+    kept: list[Tensor] = []
+    for part in parts:
+        dims = set(moving_dims(part))
+        if any(dims & set(moving_dims(other)) for other in kept):
+            system.freeze(part)
+        else:
+            kept.append(part)
+    return kept
+
+
+def merged(
+    system: Constraints, parts: Sequence[Tensor], inverse: Sequence[Tensor] = ()
+) -> list[Tensor]:
+    """Parts along the same dimensions as one: their product, divided by those of a denominator."""
+    result: dict[tuple[int, ...], Tensor] = {}
+    for part in parts:
+        key = tuple(moving_dims(part))
+        result[key] = multiply_labels(system, result[key], part) if key in result else part
+    for part in inverse:
+        key = tuple(moving_dims(part))
+        above = result.get(key, torch.full((1,) * part.ndim, FROZEN))
+        result[key] = multiply_labels(system, above, part, inverse=True)
+    return [core(p) for p in result.values()]
+
+
+def total(system: Constraints, parts: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """Parts of a sum: those along the same dimensions are tied, all others have no size."""
+    left, right = ({tuple(moving_dims(p)): p for p in s} for s in (parts, others))
+    for one, two in ((left, right), (right, left)):
+        for dims in one.keys() - two.keys():
+            crossing = any(set(dims) & set(other) for other in two)
+            system.freeze(
+                one[dims], ("permutation", "scale", "sign") if crossing else ("scale", "sign")
+            )
+    both = [core(unify(system, left[k], right[k])) for k in left.keys() & right.keys()]
+    return [
+        *both,
+        *(p for s, o in ((left, right), (right, left)) for k, p in s.items() if k not in o),
+    ]
+
+
+def contracted(
+    system: Constraints,
+    operands: Sequence[Sequence[Tensor]],
+    letters: Sequence[str],
+    result: str,
+    readers: Sequence[int] = (),
+) -> list[Tensor]:
+    """Parts of an einsum: along a dimension that is summed, what meets there must cancel.
+
+    Args:
+        system: gets the ties.
+        operands: the parts of each operand.
+        letters: one word for each operand, with a letter for each of its dimensions.
+        result: the letters of the result.
+        readers: the operands that are weights which read what the others write.
+    """
+    note_readers(system, operands, letters, result, readers)
+    names = [*result, *sorted({c for t in letters for c in t} - set(result))]
+    parts = [_spread(p, t, names) for ps, t in zip(operands, letters, strict=True) for p in ps]
+    parts = [p for p in parts if moving_dims(p) or int(p) != FROZEN]
+    pending = set(range(len(result), len(names)))
+    while pending:
+        met, parts, summed = _meeting(parts, pending.pop(), len(result))
+        pending -= summed
+        parts += _summed(system, met, summed)
+    return merged(system, [p[(...,) + (0,) * (len(names) - len(result))] for p in parts])
+
+
+def _meeting(
+    parts: list[Tensor], dim: int, kept: int
+) -> tuple[list[Tensor], list[Tensor], set[int]]:
+    """The parts that meet along a summed dimension, or along others linked to it; and the rest."""
+    summed, met = {dim}, []
+    while new := [p for p in parts if summed & set(moving_dims(p))]:
+        parts = [p for p in parts if not summed & set(moving_dims(p))]
+        met += new
+        summed |= {d for p in new for d in moving_dims(p) if d >= kept}
+    return met, parts, summed
+
+
+def _summed(system: Constraints, met: Sequence[Tensor], summed: set[int]) -> list[Tensor]:
+    if not met:
+        return []
+    if len(met) == 2:  # a sum over pairs, which matrices may mix
+        product = core(multiply_labels(system, met[0], met[1], summed=sorted(summed)))
+    else:
+        for part in met:
+            system.mark(part, "diagonal")
+        product = core(reduce(lambda a, b: multiply_labels(system, a, b), met))
+    moving = [d for d in moving_dims(product) if d in summed]
+    out = core(reduce_channels(system, product, moving))
+    if moving_dims(out):
+        return [out]
+    system.freeze(out, ("scale", "sign"))
+    return []
+
+
+def _spread(part: Tensor, letters: str, names: Sequence[str]) -> Tensor:
+    order = [letters.index(c) for c in names if c in letters]
+    part = part.permute(order)
+    for d, name in enumerate(names):
+        if name not in letters:
+            part = part.unsqueeze(d)
+    return part
+
+
+# ------------------------------------------------------------ what comes out
+def factored(parts: Sequence[Tensor], shape: Sequence[int], active: bool = False) -> Any:
+    """Parts that move, for a tensor of this shape; an activation of one part is a plain value."""
+    cores = [core(p)[(None,) * (len(shape) - p.ndim)] for p in parts]
+    cores = [p for p in cores if moving_dims(p)]
+    moved = [p for p in cores if bool((p != FROZEN).any())]
+    if active and len(moved) < 2:
+        labels = moved[0] if moved else torch.full((1,) * len(shape), FROZEN)
+        return Value(compress(labels.expand(tuple(shape))))
+    return Factored(tuple(cores), torch.Size(shape), active)
+
+
+def as_value(system: Constraints, x: Factored, like: Tensor | None = None) -> Value:
+    """As a plain value: one part stays, that along the dimensions of others, or the last.
+
+    Of an activation every pair of channels becomes one.
+    """
+    if x.active:
+        return Value(compress(outer_product(system, x.parts, len(x.shape)).expand(x.shape)))
+    parts = sorted(x.parts, key=moving_dims)
+    if like is not None:
+        ndim = len(x.shape)
+        dims = [d - like.ndim + ndim for d in moving_dims(like)]
+        parts.sort(key=lambda p: moving_dims(p) == dims)
+    for part in parts[:-1]:
+        system.freeze(part)
+    labels = parts[-1] if parts else torch.full((1,) * len(x.shape), FROZEN)
+    return Value(compress(labels).expand(x.shape))
+
+
+def outer_product(system: Constraints, parts: Sequence[Tensor], ndim: int) -> Tensor:
+    """Labels of what moves as the product of several parts."""
+    labels = torch.full((1,) * ndim, FROZEN)
+    for part in sorted(parts, key=lambda p: len(moving_dims(p))):
+        labels = core(multiply_labels(system, labels, part))
+    return labels
+
+
+def as_parts(system: Constraints, args: Any, kwargs: Any) -> Any:
+    """Arguments whose weights are known by their parts."""
+    return tree_map(
+        lambda x: factored(parts_of(system, x), x.shape) if isinstance(x, Weight) else x,
+        (args, kwargs),
+        is_leaf=is_operand,
+    )
+
+
+def as_values(system: Constraints, args: Any, kwargs: Any) -> Any:
+    """Arguments for a rule that knows activations only: of computed weights one part is left."""
+    leaves = tree_leaves((args, kwargs), is_leaf=is_operand)
+    like = next((x.labels for x in leaves if isinstance(x, Value)), None)
+    return tree_map(
+        lambda x: as_value(system, x, like) if isinstance(x, Factored) else x,
+        (args, kwargs),
+        is_leaf=is_operand,
+    )

@@ -1,0 +1,81 @@
+"""What becomes of a dimension further down a graph: whether the next thing is a sum over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils._pytree import tree_map
+
+from lightning_bnn.symmetry.rules.labels import compress, moving_dims, operation_name, shape_of
+
+__all__ = ["is_summed"]
+
+_LINEAR = frozenset("mul add sub div dropout to _to_copy neg contiguous clone alias".split())
+_SHAPES = frozenset(
+    "view reshape flatten unflatten squeeze unsqueeze permute transpose t movedim expand".split()
+)
+_SUMS = frozenset(["sum", "mean"])
+
+
+def is_summed(node: Node, dim: int) -> bool:
+    """Whether sums over a dimension of what a node computes come before anything not linear."""
+    shape = shape_of(node)
+    marker = torch.arange(shape[dim]).reshape([-1 if d == dim else 1 for d in range(len(shape))])
+    return _ends_in_sum(node, marker.expand(shape))
+
+
+def _ends_in_sum(node: Node, marker: Tensor) -> bool:
+    users = list(node.users)
+    return bool(users) and all(_summed_by(user, node, marker) for user in users)
+
+
+def _summed_by(user: Node, node: Node, marker: Tensor) -> bool:
+    name, dims = operation_name(user).removesuffix("_"), moving_dims(marker)
+    if name in _SUMS:
+        of = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim")
+        return not of or {d % marker.ndim for d in _listed(of)} >= set(dims)
+    if name in ("einsum", "matmul", "bmm", "mm"):
+        return _contracted_by(user, node, dims, marker.ndim)
+    if name in _LINEAR:
+        shape = shape_of(user)
+        return len(marker.shape) <= len(shape) and _ends_in_sum(user, _broadcast(marker, shape))
+    if name in _SHAPES:
+        return _ends_in_sum(user, compress(_moved(user, node, marker)))
+    return False
+
+
+def _listed(dims: Any) -> Sequence[int]:
+    return [dims] if isinstance(dims, int) else dims
+
+
+def _broadcast(marker: Tensor, shape: torch.Size) -> Tensor:
+    try:
+        return marker.expand(shape)
+    except RuntimeError:
+        return marker
+
+
+def _moved(user: Node, node: Node, marker: Tensor) -> Tensor:
+    args, kwargs = tree_map(lambda a: marker if a is node else a, (user.args, user.kwargs))
+    target: Any = user.target
+    if operation_name(user) == "view":
+        target, args = torch.ops.aten.reshape.default, args[:2]
+    result: Tensor = target(*args, **kwargs)
+    return result
+
+
+def _contracted_by(user: Node, node: Node, dims: Sequence[int], ndim: int) -> bool:
+    """Whether a product without weights sums over the dimensions."""
+    operands: Any = user.args[1] if operation_name(user) == "einsum" else user.args[:2]
+    if any(x is not node and x.op == "placeholder" for x in operands):
+        return False
+    at = list(operands).index(node)
+    if operation_name(user) != "einsum":
+        return list(dims) == [ndim - 1 if at == 0 else ndim - 2]
+    terms, _, result = str(user.args[0]).replace(" ", "").partition("->")
+    term = terms.split(",")[at]
+    return "." not in term and all(term[d] not in result for d in dims)

@@ -1,0 +1,215 @@
+"""Weights computed from other weights: low-rank updates, norms, products, and layers that use them.
+
+What is computed is a `Factored` operand: rows and columns keep labels of their own until a layer
+reads them. ``y = F.linear(x, W + B @ A)`` ties what ``x @ W.T + x @ A.T @ B.T`` would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lightning_bnn.symmetry.rules import elementwise
+from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
+from lightning_bnn.symmetry.rules.factored import (
+    apart,
+    factored,
+    merged,
+    parts_of,
+    total,
+)
+from lightning_bnn.symmetry.rules.labels import (
+    Constant,
+    Factored,
+    Unsupported,
+    Value,
+    Weight,
+    core,
+    is_operand,
+    moving_dims,
+    operation_name,
+    shape_of,
+)
+from lightning_bnn.symmetry.rules.reduction import reduce_channels
+from lightning_bnn.symmetry.rules.shape import rearrange
+
+__all__ = [
+    "add",
+    "divide",
+    "each_part",
+    "multiply",
+    "norm",
+    "reduction",
+    "reshape",
+    "softmax",
+    "weight_norm",
+]
+
+
+def _like(parts: Sequence[Tensor], shape: Sequence[int], *operands: Any) -> Any:
+    """A computed weight; an activation if an operand is one."""
+    active = any(isinstance(x, Value) or (isinstance(x, Factored) and x.active) for x in operands)
+    return factored(parts, shape, active)
+
+
+# ------------------------------------------------------------ element by element
+def _aligned(parts: Sequence[Tensor], ndim: int) -> list[Tensor]:
+    return [p[(None,) * (ndim - p.ndim)] for p in parts]
+
+
+def multiply(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Factored:
+    """Rows times rows, columns times columns; a weight times itself forgets its sign."""
+    if len(node.args) > 1 and node.args[0] is node.args[1]:
+        return each_part(elementwise.even)(system, node, x)
+    shape = shape_of(node)
+    for mask, weight in ((x, y), (y, x)):
+        if isinstance(mask, Constant):
+            parts = _aligned(parts_of(system, weight), len(shape))
+            _keep_equal(system, parts, torch.broadcast_to(mask.tensor, shape))
+            return _like(parts, shape, x, y)
+    parts = [p for z in (x, y) for p in _aligned(parts_of(system, z), len(shape))]
+    return _like(merged(system, parts), shape, x, y)
+
+
+def _keep_equal(system: Constraints, parts: Sequence[Tensor], mask: Tensor) -> None:
+    """Only rows (and columns) that a constant multiplies by the same numbers are exchangeable."""
+    for part in parts:
+        dims = moving_dims(part)
+        others = [d for d in range(mask.ndim) if d not in dims]
+        rows = mask.detach().cpu().permute(*dims, *others).reshape(part.numel(), -1)
+        kinds = np.unique(rows.numpy(), axis=0, return_inverse=True)[1].reshape(-1)
+        for kind in range(int(kinds.max()) + 1 if kinds.max() else 0):
+            system.seen.append(np.unique(part.reshape(-1).numpy()[kinds == kind]))
+
+
+def divide(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Factored:
+    """Rows over rows, columns over columns."""
+    if kwargs.get("rounding_mode"):
+        raise Unsupported("a rounded division")
+    shape = shape_of(node)
+    above, below = (_aligned(parts_of(system, z), len(shape)) for z in (x, y))
+    return _like(merged(system, above, below), shape, x, y)
+
+
+def add(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Factored:
+    """A sum of weights ties rows with rows and columns with columns."""
+    shape = shape_of(node)
+    first, second = (_aligned(parts_of(system, z), len(shape)) for z in (x, y))
+    return _like(total(system, first, second), shape, x, y)
+
+
+def each_part(rule: Rule) -> Rule:
+    """A function of every element by itself, asked of each part."""
+
+    def on_each(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(is_operand(a) for a in tree_leaves((args, kwargs), is_leaf=is_operand)):
+            raise Unsupported("a function of a computed weight and another tensor")
+        parts = parts_of(system, x)
+        done = [rule(system, node, Value(p), *args, **kwargs).labels for p in parts]
+        return _like(done, shape_of(node), x)
+
+    return on_each
+
+
+softmax = each_part(elementwise.nonlinear)
+
+
+# ------------------------------------------------------------ reductions
+def _dims(dim: Any, ndim: int) -> list[int]:
+    if dim is None or (isinstance(dim, Sequence) and not dim):
+        return list(range(ndim))
+    return sorted({d % ndim for d in (dim if isinstance(dim, Sequence) else [dim])})
+
+
+def _reduced(
+    system: Constraints,
+    node: Node,
+    x: Any,
+    dim: Any,
+    outer: Callable[[Tensor], Tensor],
+    sign: Literal["passes", "is forgotten"] = "passes",
+) -> Any:
+    """What is reduced keeps its permutations only; ``outer`` says what becomes of the rest."""
+    shape = x.shape if isinstance(x, Weight | Factored) else x.tensor.shape
+    dims, result = _dims(dim, len(shape)), []
+    for part in parts_of(system, x):
+        inside = [d for d in moving_dims(part) if d in dims]
+        if inside:
+            part = core(reduce_channels(system, part, inside, sign))
+        if moving_dims(part):
+            result.append(outer(part))
+        else:
+            system.freeze(part, ("scale", "sign"))
+    value = node.meta["val"]
+    first = value[0] if isinstance(value, tuple | list) else value
+    if first.ndim < len(shape):
+        result = [p.squeeze(dims) for p in result]
+    if isinstance(value, tuple | list):
+        return tuple(_like(result, v.shape, x) for v in value)
+    return _like(result, value.shape, x)
+
+
+def reduction(
+    system: Constraints, node: Node, x: Any, dim: Any = None, keepdim: bool = False, **kw: Any
+) -> Any:
+    """A sum or a mean over some dimensions of a computed weight."""
+    return _reduced(system, node, x, dim, lambda part: part)
+
+
+def norm(
+    system: Constraints, node: Node, x: Any, *args: Any, dim: Any = None, **kwargs: Any
+) -> Any:
+    """A norm, a variance or an extreme: the scale of the weights before it is held fixed."""
+    is_norm = "norm" in operation_name(node)
+    numbers = args[1:] if is_norm else args
+    if dim is None and numbers and not isinstance(numbers[0], bool):
+        dim = numbers[0]
+    for part in parts_of(system, x):
+        system.freeze(part, ("scale",) if is_norm else ("scale", "sign"))
+    sign: Literal["passes", "is forgotten"] = "is forgotten" if is_norm else "passes"
+    return _reduced(system, node, x, dim, lambda part: core(system.follow(part, ())), sign)
+
+
+# ------------------------------------------------------------ shape
+def reshape(system: Constraints, node: Node, *args: Any, **kwargs: Any) -> Any:
+    """Any rearrangement, executed on the labels of every part."""
+    results = []
+    value = node.meta["val"]
+    for part in args[0].parts:
+        labels = Value(part.expand(args[0].shape))
+        results.append(rearrange(system, node, labels, *_plain(args[1:]), **kwargs))
+    if isinstance(value, Tensor):
+        results = [Value(p) for p in apart(system, [r.labels for r in results])]
+    if isinstance(value, tuple | list):
+        return tuple(
+            _like([r[k].labels for r in results], v.shape, args[0]) for k, v in enumerate(value)
+        )
+    return _like([r.labels for r in results], value.shape, args[0])
+
+
+def _plain(args: Any) -> Any:
+    """Arguments of which only the shape counts."""
+    return tree_map(
+        lambda x: Value(torch.zeros(()).long().expand(x.shape)) if isinstance(x, Factored) else x,
+        args,
+        is_leaf=is_operand,
+    )
+
+
+# ------------------------------------------------------------ normalisations
+def weight_norm(system: Constraints, node: Node, v: Any, g: Any, dim: int = 0) -> Any:
+    """``g * v / ||v||``: the gain has the scale, and both have the sign."""
+    parts = parts_of(system, v)
+    for part in parts:
+        system.freeze(part, ("scale",))
+    parts = merged(system, [*parts, *parts_of(system, g)])
+    value = node.meta["val"]
+    if isinstance(value, tuple | list):
+        return factored(parts, value[0].shape), factored([], value[1].shape)
+    return factored(parts, value.shape)

@@ -1,0 +1,243 @@
+"""Mixtures of experts: units inside experts, experts with their router, and what forbids that."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import Forward
+from torch import nn
+
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import canonicalise, discover, min_mass, verify
+from lightning_bnn.symmetry.verify import random_element
+
+TOKENS, IN, EXPERTS, HIDDEN = 7, 4, 3, 5
+INSIDE = [(HIDDEN, "channel")] * EXPERTS
+
+
+def weight(*shape):
+    generator = torch.Generator().manual_seed(sum(shape))
+    return nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64))
+
+
+def experts(forward, **more):
+    torch.manual_seed(0)
+    parts = {
+        "r": nn.Linear(IN, EXPERTS),
+        "w1": weight(EXPERTS, IN, HIDDEN),
+        "b1": weight(EXPERTS, HIDDEN),
+        "w2": weight(EXPERTS, HIDDEN, IN),
+    }
+    return Forward(forward, **{**parts, **more}).double()
+
+
+def tokens(n=TOKENS):
+    return torch.randn(n, IN, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+
+
+def exact(model):
+    sym = discover(model, tokens())
+    assert not any("refuted" in f.reason for f in sym.frozen)
+    for seed, x in enumerate([tokens(), tokens(2), tokens(11)]):
+        assert verify(model, sym, x, generator=torch.Generator().manual_seed(seed)) < 1e-11
+    return sym
+
+
+def units(sym):
+    return [(g.units, g.kind) for g in sym.permutations]
+
+
+# ------------------------------------------------------------ how tokens are sent
+def softmax(s, x):
+    return s.r(x).softmax(-1)
+
+
+def scattered(s, x):
+    values, at = s.r(x).topk(2)
+    return torch.zeros_like(s.r(x)).scatter(-1, at, values.softmax(-1))
+
+
+def one_hot(s, x):
+    values, at = softmax(s, x).topk(2)
+    return (F.one_hot(at, EXPERTS) * values[..., None]).sum(1)
+
+
+def compared(s, x):
+    values, at = softmax(s, x).topk(2)
+    return ((at[..., None] == torch.arange(EXPERTS)) * values[..., None]).sum(1)
+
+
+def threshold(s, x):
+    logits = s.r(x)
+    return logits.masked_fill(logits < logits.topk(2)[0][:, -1:], -torch.inf).softmax(-1)
+
+
+def with_selection_bias(s, x):
+    p = s.r(x).sigmoid()
+    at = (p + s.selection).topk(2)[1]
+    chosen = p.gather(-1, at)
+    return torch.zeros_like(p).scatter(-1, at, chosen / chosen.sum(-1, keepdim=True))
+
+
+def dense(gates):
+    def forward(s, x):
+        h = torch.relu(torch.einsum("bd,edf->bef", x, s.w1) + s.b1)
+        return (torch.einsum("bef,efd->bed", h, s.w2) * gates(s, x)[..., None]).sum(1)
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    "gates", [softmax, scattered, one_hot, compared, threshold, with_selection_bias]
+)
+def test_experts_are_exchanged_with_their_router(gates):
+    model = experts(dense(gates), selection=nn.Buffer(torch.randn(EXPERTS)))
+    sym = exact(model)
+    assert units(sym) == [*INSIDE, (EXPERTS, "block")]
+    assert (sym.scaling_dof, sym.sign_dof) == (EXPERTS * HIDDEN, 0)
+    moved = {sym.axes[p.axis].tensor for p in sym.permutations[-1].placements}
+    assert {"r.weight", "r.bias", "w1", "b1", "w2"} <= moved
+    assert ("selection" in moved) == (gates is with_selection_bias)
+    assert not sym.frozen
+
+
+@pytest.mark.parametrize(("gates", "alike"), [((1.0, 2.0, 3.0), 0), ((1.0, 2.0, 2.0), 2)])
+def test_only_experts_with_equal_gates_are_exchanged(gates, alike):
+    sym = exact(experts(dense(lambda s, x: torch.tensor(gates).to(x).expand(len(x), -1))))
+    assert units(sym) == [*INSIDE, *([(alike, "block")] if alike else [])]
+
+
+def test_a_bias_shared_by_experts_forbids_their_own_permutations():
+    def forward(s, x):
+        h = torch.relu(torch.einsum("bd,edf->bef", x, s.w1) + s.shared)
+        return torch.einsum("bef,efd,be->bd", h, s.w2, softmax(s, x))
+
+    sym = exact(experts(forward, shared=weight(HIDDEN)))
+    assert (HIDDEN, "channel") not in units(sym)
+    assert sym.scaling_dof == HIDDEN
+
+
+# ------------------------------------------------------------ how experts are computed
+def by_three(s, x):
+    h = torch.relu(torch.einsum("bd,edf->bef", x, s.w1) + s.b1)
+    return torch.einsum("bef,efd,be->bd", h, s.w2, softmax(s, x))
+
+
+def by_bmm(s, x):
+    h = torch.relu(torch.baddbmm(s.b1[:, None], x.expand(EXPERTS, -1, -1), s.w1))
+    return (torch.bmm(h, s.w2) * softmax(s, x).T[..., None]).sum(0)
+
+
+def by_transposed(s, x):
+    h = torch.relu(torch.einsum("edf,bd->ebf", s.w1, x) + s.b1[:, None])
+    return torch.einsum("ebd,be->bd", h @ s.w2, softmax(s, x))
+
+
+def with_output_bias(s, x):
+    h = torch.relu(torch.einsum("bd,edf->ebf", x, s.w1) + s.b1[:, None])
+    return torch.einsum("ebd,be->bd", torch.bmm(h, s.w2) + s.b2[:, None], softmax(s, x))
+
+
+def by_copies(s, x):
+    h = torch.relu(torch.bmm(x[None].repeat(EXPERTS, 1, 1), s.w1) + s.b1[:, None])
+    return (torch.bmm(h, s.w2) * softmax(s, x).T[..., None]).sum(0)
+
+
+@pytest.mark.parametrize("forward", [by_three, by_bmm, by_copies, by_transposed, with_output_bias])
+def test_experts_in_one_tensor(forward):
+    sym = exact(experts(forward, b2=weight(EXPERTS, IN)))
+    assert units(sym) == [*INSIDE, (EXPERTS, "block")]
+    assert sym.scaling_dof == EXPERTS * HIDDEN
+    assert not [f for f in sym.frozen if f.module != "b2"]
+
+
+def behind_and_before_layers(s, x):
+    return s.c(by_bmm(s, torch.relu(s.a(x))))
+
+
+def test_what_experts_read_and_write_stays_free():
+    layers = {"a": nn.Linear(IN, IN), "c": nn.Linear(IN, 2)}
+    model = experts(behind_and_before_layers, **layers)
+    sym = exact(model)
+    assert units(sym) == [(IN, "channel"), *INSIDE, (IN, "channel"), (EXPERTS, "block")]
+    assert (sym.scaling_dof, sym.sign_dof) == (IN + EXPERTS * HIDDEN + IN, IN)
+    params = P.of(model)
+    moved = random_element(params, sym, torch.Generator().manual_seed(1))
+    for choice in ({}, {"permutation": "first"}, {"permutation": "outgoing"}):
+        one, two = (canonicalise(p, sym, **choice) for p in (params, moved))
+        assert all(torch.allclose(one[n], two[n], atol=1e-12) for n in one)
+    least = [min_mass(p, sym).minimum for p in (params, moved)]
+    torch.testing.assert_close(*least, rtol=1e-8, atol=0)
+    oracle = min_mass(params, sym, solver="cvxpy").minimum
+    torch.testing.assert_close(least[0], oracle, rtol=1e-6, atol=0)
+
+
+def gated(s, x):
+    g, u = torch.einsum("bd,edf->ebf", x, s.w1).chunk(2, -1)
+    return torch.einsum("ebd,be->bd", torch.bmm(F.silu(g) * u, s.w2), softmax(s, x))
+
+
+def test_gated_experts():
+    sym = exact(experts(gated, w1=weight(EXPERTS, IN, 2 * HIDDEN)))
+    assert units(sym) == [*INSIDE, (EXPERTS, "block")]
+    assert (sym.scaling_dof, sym.sign_dof) == (EXPERTS * HIDDEN, EXPERTS * HIDDEN)
+
+
+def in_a_list(s, x):
+    p = softmax(s, x)
+    return sum(p[:, k : k + 1] * s.o[k](torch.relu(s.e[k](x))) for k in range(EXPERTS))
+
+
+def test_units_inside_experts_of_a_list():
+    layers = {
+        "e": nn.ModuleList([nn.Linear(IN, HIDDEN) for _ in range(EXPERTS)]),
+        "o": nn.ModuleList([nn.Linear(HIDDEN, IN) for _ in range(EXPERTS)]),
+    }
+    sym = exact(Forward(in_a_list, r=nn.Linear(IN, EXPERTS), **layers).double())
+    assert units(sym) == INSIDE
+
+
+# ------------------------------------------------------------ weights of the chosen experts
+def chosen_by_einsum(s, x):
+    values, at = softmax(s, x).topk(2)
+    h = torch.relu(torch.einsum("td,tkdf->tkf", x, s.w1[at]) + s.b1[at])
+    return (torch.einsum("tkf,tkfd->tkd", h, s.w2[at]) * values[..., None]).sum(1)
+
+
+def chosen_by_bmm(s, x):
+    values, at = softmax(s, x).topk(2)
+    at = at.reshape(-1)
+    h = torch.bmm(x.repeat_interleave(2, 0)[:, None], s.w1[at])[:, 0] + s.b1[at]
+    y = torch.bmm(torch.relu(h)[:, None], s.w2[at])[:, 0] * values.reshape(-1)[:, None]
+    return y.view(len(x), 2, -1).sum(1)
+
+
+@pytest.mark.parametrize("forward", [chosen_by_einsum, chosen_by_bmm])
+def test_gathered_experts_are_exchanged_and_share_their_permutation(forward):
+    sym = exact(experts(forward))
+    assert sorted(units(sym)) == [(EXPERTS, "channel"), (HIDDEN, "channel")]
+    assert sym.scaling_dof == HIDDEN
+    assert not sym.frozen
+
+
+def index_as_a_number(s, x):
+    values, at = softmax(s, x).topk(1)
+    h = torch.relu(torch.bmm(x[:, None], s.w1[at[:, 0]]))
+    return torch.bmm(h, s.w2[at[:, 0]])[:, 0] * (at + values)
+
+
+def test_an_index_used_as_a_number_forbids_the_exchange():
+    sym = exact(experts(index_as_a_number))
+    assert EXPERTS not in [g.units for g in sym.permutations]
+    assert [f.reason for f in sym.frozen] == ["an index among channels"]
+
+
+def top_one(s, x):
+    p = softmax(s, x)
+    at = p.argmax(-1)
+    h = torch.relu(torch.bmm(x[:, None], s.w1[at]))
+    return torch.bmm(h, s.w2[at])[:, 0] * p.gather(-1, at[:, None])
+
+
+def test_the_one_expert_of_the_largest_gate():
+    sym = exact(experts(top_one))
+    assert sorted(units(sym)) == [(EXPERTS, "channel"), (HIDDEN, "channel")]
