@@ -22,6 +22,7 @@ from lightning_bnn.symmetry.balanced_form import balancing_matrices, orienting_m
 from lightning_bnn.symmetry.groups import Group, Placement, Symmetries
 from lightning_bnn.symmetry.min_mass import min_mass
 from lightning_bnn.symmetry.mixing import mix_some
+from lightning_bnn.symmetry.shifting import remove_shifts
 from lightning_bnn.symmetry.sorting import SortKey, sort_permutations
 from lightning_bnn.symmetry.spaces import covered
 from lightning_bnn.symmetry.units import sorted_rows, statistic, unit_rows, writer
@@ -46,6 +47,7 @@ def canonicalise(
     softmax_shift: bool = False,
     *,
     mixing: Literal["balanced"] | None = None,
+    shifts: bool = False,
     target: float = 1.0,
     descending: bool = True,
 ) -> Params:
@@ -62,6 +64,7 @@ def canonicalise(
             zero. This changes logits, not probabilities.
         mixing: ``"balanced"`` also brings the channels that matrices may mix (``sym.linear``) to
             their balanced form, see `balancing_matrices`; they keep the order that it gives them.
+        shifts: also set biases that other biases can take up, and those that nothing sees, to zero.
         target: the norm or standard deviation that every unit gets.
         descending: largest first.
 
@@ -72,6 +75,8 @@ def canonicalise(
     check_params(params, sym)
     if softmax_shift:
         params = remove_softmax_shift(params, sym)
+    if shifts:
+        params = remove_shifts(params, sym)
     if mixing not in (None, "balanced"):
         raise ValueError(f"`mixing` must be 'balanced' or None, got {mixing!r}.")
     held: set[int] = set()

@@ -14,7 +14,7 @@ from lightning_bnn.symmetry.placements import Placement
 from lightning_bnn.symmetry.shift_groups import Reader
 from lightning_bnn.symmetry.validation import check_params, check_shifts
 
-__all__ = ["added", "carried", "random_shifts", "shift", "shift_some"]
+__all__ = ["added", "carried", "random_shifts", "remove_shifts", "shift", "shift_some"]
 
 
 def shift(params: Params, sym: Symmetries, shifts: Element) -> Params:
@@ -33,15 +33,20 @@ def shift(params: Params, sym: Symmetries, shifts: Element) -> Params:
 
 
 def shift_some(params: Params, sym: Symmetries, shifts: Element) -> Params:
-    """`shift` without checks."""
-    result = dict(params)
+    """Shift channels without checks of the parameters and the numbers."""
     for group, value in zip(sym.shifts, shifts, strict=True):
-        for place in group.placements:
-            name = sym.axes[place.axis].tensor
-            result[name] = added(result[name], sym, place, value)
-        for reader in group.readers:
-            old = result[reader.bias]
-            result[reader.bias] = old - carried(params, sym, reader, value).to(old)
+        params = _shift_one(params, sym, group, value)
+    return params
+
+
+def _shift_one(params: Params, sym: Symmetries, group: ShiftGroup, value: Tensor) -> Params:
+    result = dict(params)
+    for place in group.placements:
+        name = sym.axes[place.axis].tensor
+        result[name] = added(result[name], sym, place, value)
+    for reader in group.readers:
+        old = result[reader.bias]
+        result[reader.bias] = old - carried(params, sym, reader, value).to(old)
     return tied(result, sym)
 
 
@@ -82,6 +87,27 @@ def carried(params: Params, sym: Symmetries, reader: Reader, value: Tensor) -> T
     blocks = blocks.unflatten(1, (axis.blocks, -1))
     outgoing = torch.einsum("mbri,mbi->mbr", blocks, spread.expand(blocks.shape[0], -1, -1))
     return outgoing.flatten(1) if offset else outgoing.flatten()
+
+
+def remove_shifts(params: Params, sym: Symmetries) -> Params:
+    """One network for all that shifts make equal: biases that may be shifted become zero.
+
+    Of a table that takes up what another one gains, the mean of its rows becomes zero; so does that
+    of a table whose shift the layers behind it take up.
+    """
+    for group in sym.shifts:  # in graph order: a bias that takes a shift up may hand it on
+        place = group.placements[-1]
+        params = _shift_one(params, sym, group, -place.exponent * _mean(params, sym, place))
+    return params
+
+
+def _mean(params: Params, sym: Symmetries, place: Placement) -> Tensor:
+    """The mean of a tensor over everything but the channels of a place."""
+    w = params[sym.axes[place.axis].tensor]
+    offset = int(is_stacked({sym.axes[place.axis].tensor: w}, sym.shapes))
+    rows = along_axis(w, sym.axes[place.axis], offset)
+    means = rows.mean(tuple(range(offset, rows.ndim - 1))) if rows.ndim > offset + 1 else rows
+    return means[..., place.positions[:, 0].to(w.device)]
 
 
 def random_shifts(

@@ -32,13 +32,14 @@ def test_it_is_a_canonical_form(name, scaling):
     """Keeps the function, again changes nothing, the same on the whole orbit."""
     model, x, sym, params = known(name)
     assert sym.linear
-    form = canonicalise(params, sym, scaling, mixing="balanced")
+    whole = {"scaling": scaling, "mixing": "balanced", "shifts": True}
+    form = canonicalise(params, sym, **whole)
     y = P.apply(model, params, x)
     torch.testing.assert_close(P.apply(model, form, x), y, rtol=1e-10, atol=1e-10)
-    assert furthest(canonicalise(form, sym, scaling, mixing="balanced"), form) < 1e-11
+    assert furthest(canonicalise(form, sym, **whole), form) < 1e-11
     other = random_element(params, sym, generator(), mixing=True)
     assert furthest(other, params) > 0.1
-    assert furthest(canonicalise(other, sym, scaling, mixing="balanced"), form) < 1e-8
+    assert furthest(canonicalise(other, sym, **whole), form) < 1e-8
 
 
 def test_without_it_matrices_show():

@@ -23,7 +23,7 @@ def shift_groups(channels: ChannelClasses) -> tuple[ShiftGroup, ...]:
     shifts: Shifts = channels.system.shifts
     parts = connected(list(shifts.same), channels.system.nodes)
     stopped = np.zeros(parts.max() + 1, np.bool_)
-    for labels in (*shifts.stops, np.array([FROZEN])):
+    for labels in (*shifts.stops, *_read_by_tables(channels), np.array([FROZEN])):
         stopped[parts[labels[labels >= 0]]] = True
     axes_of = _Where(channels, parts)
     groups = []
@@ -31,6 +31,13 @@ def shift_groups(channels: ChannelClasses) -> tuple[ShiftGroup, ...]:
         if axes_of.writes(described) and described.blocks == 1:
             groups += list(_of_bias(channels, axis, parts, stopped, axes_of, shifts.biases))
     return (*groups, *_between_tables(channels, shifts))
+
+
+def _read_by_tables(channels: ChannelClasses) -> list[Ints]:
+    """What a weight reads that does something else, too, along this axis, such as a tied table."""
+    readers = {axis.tensor for axis in channels.axes if axis.role == "in"}
+    reads = channels.system.shifts.reads.items()
+    return [labels.numpy().ravel() for (name, _), labels in reads if name not in readers]
 
 
 def _between_tables(channels: ChannelClasses, shifts: Shifts) -> Iterator[ShiftGroup]:
