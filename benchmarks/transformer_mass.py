@@ -6,6 +6,7 @@ one table each, and draws docs/transformer_mass.png.
 
 from __future__ import annotations
 
+import argparse
 import copy
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,9 @@ def train(model: nn.Module, x: Tensor, batch: Any) -> tuple[list[int], list[dict
 
 def main() -> None:
     """Train both, print and draw."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "transformer_mass.png")
+    picture = parser.parse_args().picture
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), constrained_layout=True)
     for axis, title, build in zip(
         axes, ("characters", "digits"), (characters, digits), strict=True
@@ -197,7 +201,7 @@ def main() -> None:
             axis.plot(steps, [row[kind] for row in rows], label=kind)
         axis.set(title=title, xlabel="step", ylabel="excess mass (%)")
     axes[0].legend(frameon=False)
-    figure.savefig(ROOT / "docs" / "transformer_mass.png", dpi=120)
+    figure.savefig(picture, dpi=120)
 
 
 if __name__ == "__main__":

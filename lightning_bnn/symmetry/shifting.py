@@ -11,7 +11,7 @@ from lightning_bnn.symmetry.axis_actions import Element
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.mixing import along_axis, from_axis
 from lightning_bnn.symmetry.placements import Placement
-from lightning_bnn.symmetry.shift_groups import Reader
+from lightning_bnn.symmetry.shift_groups import Reader, ShiftGroup
 from lightning_bnn.symmetry.validation import check_params, check_shifts
 
 __all__ = ["added", "carried", "random_shifts", "remove_shifts", "shift", "shift_some"]

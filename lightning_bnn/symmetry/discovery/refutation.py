@@ -78,17 +78,25 @@ def _trains_as_it_evaluates(graphs: Graphs, inputs: Inputs) -> bool:
 def _refuted(case: _Case, sym: Symmetries, custom_rules: bool) -> Symmetries:
     """By the graph, one weight at a time, if it is what the network does; else by the network."""
     name = type(case.model).__name__
-    try:
-        check = _check_by_graph(case, sym)
-        if check is not None:
-            return _judged(check, sym, custom_rules, name)
-    except Exception:  # an operation that does not run in float64, or only inside its module
-        pass  # the network itself says what is wrong
+    judged = _judged_by_graph(case, sym, custom_rules, name)
+    if judged is not None:
+        return judged
 
     def by_network(network: nn.Module, inputs: Inputs) -> Symmetries:
         return _judged(Check.of_network(network, inputs, sym), sym, custom_rules, name)
 
     return in_runnable_precision(case.model, case.inputs, by_network)
+
+
+def _judged_by_graph(
+    case: _Case, sym: Symmetries, custom_rules: bool, name: str
+) -> Symmetries | None:
+    """What the graph says; None where the network itself must say what is wrong."""
+    try:
+        check = _check_by_graph(case, sym)
+        return None if check is None else _judged(check, sym, custom_rules, name)
+    except Exception:  # an operation that does not run in float64, or only inside its module
+        return None
 
 
 def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> Symmetries:
@@ -114,6 +122,8 @@ def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> Sym
             f"the groups at {names} change the outputs."
         )
     sym = _without(sym, wrong)
+    if check.error(sym) > check.tolerance:
+        sym = _without_what_fails_together(check, sym)
     if check.error(sym) > check.tolerance:
         raise UnsupportedModel(
             f"The symmetries found in {name} change its outputs and were refused."
@@ -156,6 +166,15 @@ def _offenders(check: Check, sym: Symmetries) -> list[tuple[str, int, str]]:
         else:
             pending += [part[: len(part) // 2], part[len(part) // 2 :]]
     return wrong
+
+
+def _without_what_fails_together(check: Check, sym: Symmetries) -> Symmetries:
+    """Groups that hold one by one, but not together: kind by kind fewer, until the rest holds."""
+    for kind in ("permutations", "shifts", "linear", "signs", "scalings"):
+        if check.error(sym) <= check.tolerance:
+            break
+        sym = _without(sym, [group for group in _every(sym) if group[0] == kind])
+    return sym
 
 
 def _every(sym: Symmetries) -> list[tuple[str, int, str]]:
