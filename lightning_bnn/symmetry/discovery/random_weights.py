@@ -29,6 +29,7 @@ class RandomWeights:
         self.sym = sym
         self._buffers = {name for name, _ in network.named_buffers()}
         self._sizes: dict[str, float] = {}
+        self._broken: set[str] = set()
         moved = {a.tensor for a in sym.axes} | set(P.weight_names(network))
         generator = torch.Generator().manual_seed(1)
         self._starts = {
@@ -52,18 +53,24 @@ class RandomWeights:
         t = torch.empty(old.shape, dtype=old.dtype, device=old.device).copy_(old)
         if name not in self._starts:
             return t
-        if not math.isfinite(size := self._size(name, old)):
-            t.nan_to_num_(0, 0, 0)
-            self._sizes[name] = size = float(t.norm()) / math.sqrt(t.numel())
+        size = self._size(name, t)
         row = normal_pool(1).roll(-self._starts[name])
         if name not in self._buffers:
             return tiled_(torch.add, t, 0.3 * (size or 0.1) * row)
         zero, small = t == 0, tiled_(torch.add, torch.zeros_like(t), 0.1 * row)
         return torch.where(zero, small, tiled_(torch.mul, t, (0.3 * row).exp()))
 
-    def _size(self, name: str, old: Tensor) -> float:
+    def _size(self, name: str, t: Tensor) -> float:
+        """The size of the numbers of a tensor, from which those that are not finite are removed."""
+        if name in self._broken:
+            t.nan_to_num_(0, 0, 0)
         if name not in self._sizes:
-            self._sizes[name] = float(old.norm()) / math.sqrt(old.numel())
+            size = float(t.norm()) / math.sqrt(t.numel())
+            if not math.isfinite(size):
+                self._broken.add(name)
+                t.nan_to_num_(0, 0, 0)
+                size = float(t.norm()) / math.sqrt(t.numel())
+            self._sizes[name] = size
         return self._sizes[name]
 
 
