@@ -11,7 +11,7 @@ Weights = dict[str, np.ndarray]
 
 
 def permuted(weights: Weights, symmetries: Any, orders: list[np.ndarray]) -> Weights:
-    """Unit k of the new network is unit ``orders[g][k]`` of the old; channels before blocks."""
+    """Unit k of the new network is unit ``orders[g][k]`` of the old; inner groups move first."""
     moved = dict(weights)
     for tensor in _tensors(symmetries, symmetries.permutations):
         moved[tensor] = _moved(weights[tensor], tensor, symmetries, orders)
@@ -85,19 +85,16 @@ def _moved(old: np.ndarray, tensor: str, symmetries: Any, orders: list[np.ndarra
 
 
 def _sources(axis: int, symmetries: Any, orders: list[np.ndarray]) -> np.ndarray:
-    """The old position of every new one: through the blocks, then through the channels."""
-    length = symmetries.axes[axis].blocks * symmetries.axes[axis].size
-    stages = {"channel": list(range(length)), "block": list(range(length))}
+    """The old position of every new one: the groups act one after the other, inner ones first."""
+    sources = list(range(symmetries.axes[axis].blocks * symmetries.axes[axis].size))
     for group, order in zip(symmetries.permutations, orders, strict=True):
-        stage = stages["block" if group.kind == "block" else "channel"]
+        before = list(sources)
         for place in group.placements:
-            if place.axis != axis:
-                continue
-            positions = place.positions.tolist()
-            for unit in range(group.units):
+            positions = place.positions.tolist() if place.axis == axis else []
+            for unit in range(len(positions)):
                 for new, old in zip(positions[unit], positions[order[unit]], strict=True):
-                    stage[new] = old
-    return np.array([stages["channel"][b] for b in stages["block"]])
+                    sources[new] = before[old]
+    return np.array(sources)
 
 
 def _times(w: np.ndarray, axis: Any, factors: np.ndarray) -> np.ndarray:
