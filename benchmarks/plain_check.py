@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,10 @@ def with_buffers(model: nn.Module, weights: Weights) -> Weights:
 
 
 def check(model: nn.Module, symmetries: Any, inputs: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Errors of each kind by itself and of all together, and the single groups that are wrong."""
+    """Errors of each kind by itself and of all together, and the single groups that are wrong.
+
+    ``control`` is the error of a group that is wrong on purpose, which must be seen.
+    """
     report: dict[str, Any] = {"errors": {}, "wrong": []}
     for number, one in enumerate(inputs):
         weights = with_buffers(model, generic_weights(model, symmetries, 7 + number))
@@ -131,10 +134,24 @@ def check(model: nn.Module, symmetries: Any, inputs: Iterable[dict[str, Any]]) -
             report["errors"][kind] = max(error, report["errors"].get(kind, 0.0))
             if error > WRONG and kind != "together":
                 report["wrong"] += _offenders(symmetries, kind, run, weights, old, sizes, random)
+        broken = _without_a_place(symmetries)
+        if broken is not None:
+            element = _element(broken, ("permutations",), random)
+            control = _error(old, run(_act(weights, broken, element)), sizes)
+            report["control"] = min(control, report.get("control", np.inf))
         repeat = _error(old, run(weights), sizes)
         report["errors"]["identity"] = max(repeat, report["errors"].get("identity", 0.0))
     report["wrong"] = list({(w["kind"], w["group"]): w for w in report["wrong"]}.values())
     return report
+
+
+def _without_a_place(symmetries: Any) -> Any:
+    """A negative control: the first group that moves several tensors forgets all but one."""
+    for group in symmetries.permutations:
+        if len({symmetries.axes[p.axis].tensor for p in group.placements}) > 1:
+            wrong = replace(group, placements=group.placements[:1])
+            return replace(symmetries, permutations=(wrong,), linear=())
+    return None
 
 
 def _element(symmetries: Any, kinds: Iterable[str], random: Any) -> dict[str, list[np.ndarray]]:

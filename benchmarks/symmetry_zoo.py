@@ -213,6 +213,8 @@ def table(results: dict[str, Any]) -> str:
         outcomes["examined"] += 1
         outcomes["wrong"] += worst > WRONG
         outcomes["checked"] += bool(errors)
+        outcomes["controls"] += "control" in report
+        outcomes["controls not seen"] += report.get("control", math.inf) < WRONG
         outcomes["empty"] += empty
         outcomes["empty without a word"] += empty and not report["frozen"]
         outcomes["refuted inside"] += any("refuted" in f for f in report["frozen"])
