@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.params import Params
@@ -38,7 +38,7 @@ def alignment(
     if symmetries is None:
         raise ValueError("`symmetries` must be what `discover` returned, to match networks.")
     if align == "weights":
-        permutations = match(networks, reference, symmetries)
+        permutations: Sequence[Tensor] = match(networks, reference, symmetries)
     elif model is None or batches is None:
         raise ValueError("`model` and `batches` must be given, to match activations.")
     else:

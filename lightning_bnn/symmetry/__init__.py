@@ -12,7 +12,6 @@ tensor([1., 1., 1.])
 """
 
 from lightning_bnn.symmetry.actions import flip, permute, rescale, shift_logits
-from lightning_bnn.symmetry.activation_matching import match_activations
 from lightning_bnn.symmetry.balanced_form import balancing_matrices, mixing_gaps
 from lightning_bnn.symmetry.canonical import (
     canonical_scales_and_signs,
@@ -45,8 +44,14 @@ from lightning_bnn.symmetry.groups import (
     SignGroup,
     Symmetries,
 )
-from lightning_bnn.symmetry.interpolation import Barrier, barrier, interpolate
-from lightning_bnn.symmetry.matching import match
+from lightning_bnn.symmetry.matching import (
+    Barrier,
+    MatchResult,
+    barrier,
+    interpolate,
+    match,
+    match_activations,
+)
 from lightning_bnn.symmetry.min_mass import MinMass, mass, min_mass
 from lightning_bnn.symmetry.mixing import identity_mixings, mix, random_mixings
 from lightning_bnn.symmetry.optimizer_state import (
@@ -69,6 +74,7 @@ __all__ = [
     "Barrier",
     "Frozen",
     "LinearGroup",
+    "MatchResult",
     "MinMass",
     "NearestTransposition",
     "OrderChange",

@@ -1,123 +1,37 @@
-"""Rebasin by weights: the permutation that brings a network closest to another."""
+"""Coordinate ascent: one group after the other takes the assignment that suits the rest."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params, unstack
-from lightning_bnn.symmetry.actions import permuted_tensor
-from lightning_bnn.symmetry.assignment import Family, assign, assign_blocks, families
-from lightning_bnn.symmetry.axis_actions import axes_by_tensor, permute_axis
-from lightning_bnn.symmetry.elements import identity, random_permutations
-from lightning_bnn.symmetry.groups import Placement, Symmetries
-from lightning_bnn.symmetry.units import other_axis, unit_rows
-from lightning_bnn.symmetry.validation import check_finite, check_one_network, check_params
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry.actions import multiplied_tensor, permuted_tensor
+from lightning_bnn.symmetry.axis_actions import Element, Kind, permute_axis
+from lightning_bnn.symmetry.groups import Placement
+from lightning_bnn.symmetry.matching.assignment import Family, assign, assign_blocks
+from lightning_bnn.symmetry.matching.plan import Plan
+from lightning_bnn.symmetry.units import unit_rows
 
-__all__ = ["match"]
+__all__ = ["Ascent"]
 
 _log = logging.getLogger(__name__)
 
 
-@torch.no_grad()
-def match(
-    params: Params,
-    reference: Params,
-    sym: Symmetries,
-    *,
-    restarts: int = 0,
-    seed: int = 0,
-    max_sweeps: int = 100,
-) -> list[Tensor]:
-    r"""Permutations after which a network is closest to a reference, by coordinate ascent.
-
-    A first pass goes from the input to the output and compares only with what is already matched;
-    sweeps in random order follow until no group changes. Blocks (heads, convolution groups) are
-    matched together with their inside.
-
-    References:
-        Git Re-Basin: Merging Models modulo Permutation Symmetries (Ainsworth, Hayase, Srinivasa,
-        2023)
-
-    Args:
-        params: one network, or a stack whose members are matched one by one.
-        reference: the network to come close to.
-        sym: what `discover` returned.
-        restarts: further tries from random permutations; the best is kept.
-        seed: of the sweeps and restarts.
-        max_sweeps: sweeps per try.
-
-    Returns:
-        One permutation per group, for `permute`.
-    """
-    if restarts < 0 or max_sweeps < 1:
-        raise ValueError(
-            f"`restarts` must be at least 0 and `max_sweeps` at least 1, got {restarts} and "
-            f"{max_sweeps}."
-        )
-    check_one_network(reference, sym, "reference")
-    check_finite(reference, sym, "reference")
-    stacked = check_params(params, sym)
-    check_finite(params, sym)
-    if stacked:
-        matched = [
-            match(p, reference, sym, restarts=restarts, seed=seed, max_sweeps=max_sweeps)
-            for p in unstack(params)
-        ]
-        return [torch.stack(rows) for rows in zip(*matched, strict=True)]
-    generator = torch.Generator().manual_seed(seed)
-    ascent = _Ascent(params, reference, sym)
-    best = ascent.run(identity(sym), generator, max_sweeps, forward_pass=True)
-    score = ascent.score() if restarts else 0.0
-    for _ in range(restarts):
-        start = random_permutations(sym, generator)
-        other = ascent.run(start, generator, max_sweeps, forward_pass=False)
-        if ascent.score() > score:
-            best, score = other, ascent.score()
-    return best
-
-
-class _Ascent:
+class Ascent:
     """Coordinate ascent; similarities are kept until a group on the other side moves."""
 
-    def __init__(self, params: Params, reference: Params, sym: Symmetries) -> None:
-        self.sym, self.params, self.reference = sym, params, reference
-        self.families = families(sym)
-        self.tensors = axes_by_tensor(sym, "permutations")
-        self.statistics = {a.tensor for a in sym.axes if a.role in ("mean", "variance")}
-        places_by_axis = sym.placements_by_axis("permutations")
-        groups_on: dict[int | None, set[int]] = {
-            axis: {g for g, _ in places} for axis, places in places_by_axis.items()
-        }
-        self.across = {a: groups_on.get(other_axis(sym, a), set()) for a in places_by_axis}
-        self.homes = {
-            member: (g, k, slot)
-            for g, group in enumerate(sym.permutations)
-            for k, row in enumerate(group.inner)
-            for slot, member in enumerate(row)
-        }
-        self.neighbours = self._neighbours()
+    def __init__(
+        self, plan: Plan, params: Params, reference: Params, signs: Element | None = None
+    ) -> None:
+        self.plan, self.sym = plan, plan.sym
+        self.params, self.reference = params, reference
+        self.signs = None if signs is None else [s.clone() for s in signs]
         self.reference_rows: dict[tuple[int, bytes], Tensor] = {}
-
-    def _neighbours(self) -> list[set[int]]:
-        """Families that see a family on the other side of a tensor."""
-        family_of: dict[int, set[int]] = {}
-        for k, family in enumerate(self.families):
-            for g in family.members:
-                family_of.setdefault(g, set()).add(k)
-        result: list[set[int]] = [set() for _ in self.families]
-        for k, family in enumerate(self.families):
-            for axis in self._axes_of(family):
-                for g in self.across[axis]:
-                    for other in family_of[g] - {k}:
-                        result[other].add(k)
-        return result
-
-    def _axes_of(self, family: Family) -> set[int]:
-        return {p.axis for g in family.members for p in self.sym.permutations[g].placements}
 
     def run(
         self,
@@ -131,29 +45,29 @@ class _Ascent:
         self.version = [0] * len(self.permutations)
         self.cache: dict[tuple[int, bytes], tuple[list[int], Tensor]] = {}
         self.current = dict(self.params)
-        if not forward_pass:
-            self._regather(self.tensors)
+        if not forward_pass or self.signs is not None:
+            self._regather(self.plan.tensors)
         known: set[int] = set()
-        for family in self.families if forward_pass else ():
+        for family in self.plan.families if forward_pass else ():
             self._improve(family, known | set(family.members))
             known |= set(family.members)
-        pending = set(range(len(self.families)))
+        pending = set(range(len(self.plan.families)))
         for _ in range(max_sweeps):
-            shuffled = torch.randperm(len(self.families), generator=generator).tolist()
+            shuffled = torch.randperm(len(self.plan.families), generator=generator).tolist()
             order = [k for k in shuffled if k in pending]
             if not order:
                 return self.permutations
             for k in order:
                 pending.discard(k)
-                if self._improve(self.families[k], None):
-                    pending |= self.neighbours[k]
-        _log.warning("match: still improving after %d sweeps.", max_sweeps)
+                if self._improve(self.plan.families[k], None):
+                    pending |= self.plan.neighbours[k]
+        _log.warning("match: coordinate ascent is still improving after %d sweeps.", max_sweeps)
         return self.permutations
 
     def score(self, names: Iterable[str] | None = None) -> float:
         """Similarity of the tensors as they stand now."""
-        chosen = self.tensors if names is None else names
-        pairs = [(self.reference[n], self.current[n]) for n in chosen if n not in self.statistics]
+        chosen = self.plan.compared if names is None else set(names) & set(self.plan.compared)
+        pairs = [(self.reference[n], self.current[n]) for n in sorted(chosen)]
         return sum(float((a * b).sum(dtype=torch.float64)) for a, b in pairs)
 
     def _improve(self, family: Family, known: set[int] | None) -> bool:
@@ -164,19 +78,49 @@ class _Ascent:
         similarity = self._similarity(group.placements, known)
         if similarity is None:
             return False
-        order = assign(similarity)
-        units = torch.arange(len(order))
-        gain = (similarity[units, order] - similarity.diagonal()).sum()
-        if not gain > 1e-7 * similarity.diagonal().abs().sum():
+        mirror = None if self.signs is None else self.plan.mirrors[family.group]
+        values = similarity if mirror is None else similarity.abs()
+        order = assign(values)
+        chosen = similarity[torch.arange(len(order)), order]
+        gain = (chosen if mirror is None else chosen.abs()).sum() - similarity.diagonal().sum()
+        if not gain > 1e-7 * values.amax(1).abs().sum():
             return False
+        before = None if known is not None else self._remembered(family)
         self._reorder(family.group, order)
-        return True
+        if mirror is not None:
+            self._flip(family.group, mirror, chosen)
+        return before is None or self._kept(family, *before)
+
+    def _remembered(self, family: Family) -> tuple[Any, ...] | None:
+        """What must be restored if a family that sees itself has got worse."""
+        if not self.plan.sees_itself(family):
+            return None
+        names = sorted({self.sym.axes[a].tensor for a in self.plan.axes_of(family)})
+        signs = None if self.signs is None else [s.clone() for s in self.signs]
+        return names, self.score(names), list(self.permutations), signs
+
+    def _kept(self, family: Family, names: Any, score: float, old: Any, signs: Any) -> bool:
+        if self.score(names) > score + 1e-7 * abs(score):
+            return True
+        self.permutations, self.signs = old, signs
+        self._regather(names)
+        self.version[family.group] += 1
+        return False
+
+    def _flip(self, group: int, mirror: int, chosen: Tensor) -> None:
+        """Flip the units whose best partner is their own opposite."""
+        assert self.signs is not None
+        factors = torch.where(chosen < 0, -1.0, 1.0).to(self.signs[mirror])
+        self.signs[mirror][self.permutations[group]] *= factors
+        self._regather(
+            {self.sym.axes[p.axis].tensor for p in self.sym.permutations[group].placements}
+        )
 
     def _standing_at(self, group: int) -> int:
         """The group whose units stand in the places of another one: blocks may have moved."""
-        if group not in self.homes:
+        if group not in self.plan.homes:
             return group
-        home, row, slot = self.homes[group]
+        home, row, slot = self.plan.homes[group]
         blocks = self._standing_at(home)
         return self.sym.permutations[blocks].inner[row][int(self.permutations[blocks][slot])]
 
@@ -201,7 +145,9 @@ class _Ascent:
     def _improve_blocks(self, family: Family, known: set[int] | None) -> bool:
         inside = set(family.members)
         blocks = self.sym.permutations[family.group].units
-        rest = self._similarity([p for p in family.rest if not self.across[p.axis] & inside], known)
+        rest = self._similarity(
+            [p for p in family.rest if not self.plan.across[p.axis] & inside], known
+        )
         tables = []
         for row in family.inner:
             units = self.sym.permutations[row[0]].units
@@ -210,7 +156,7 @@ class _Ascent:
             tables.append(table.reshape(blocks, units, blocks, units))
         order, orders = assign_blocks(torch.zeros(blocks, blocks) if rest is None else rest, tables)
         before = list(self.permutations)
-        names = sorted({self.sym.axes[a].tensor for a in self._axes_of(family)})
+        names = sorted({self.sym.axes[a].tensor for a in self.plan.axes_of(family)})
         score = self.score(names)
         self._place_blocks(family, order, orders)
         if all(torch.equal(a, b) for a, b in zip(before, self.permutations, strict=True)):
@@ -235,19 +181,14 @@ class _Ascent:
 
     def _joined(self, row: Sequence[int], inside: set[int]) -> list[Placement]:
         """The places of one class of channels in all blocks that are seen from outside."""
-        joined = []
-        for k, place in enumerate(self.sym.permutations[row[0]].placements):
-            if not self.across[place.axis] & inside:
-                positions = [self.sym.permutations[g].placements[k].positions for g in row]
-                joined.append(Placement(place.axis, torch.cat(positions)))
-        return joined
+        return [p for p in self.plan.joined(row) if not self.plan.across[p.axis] & inside]
 
     def _similarity(self, places: Sequence[Placement], known: set[int] | None) -> Tensor | None:
         """Inner products of all pairs of units, over the places whose other side is known."""
         parts = []
         for place in places:
-            across = self.across[place.axis]
-            counts = self.sym.axes[place.axis].tensor not in self.statistics
+            across = self.plan.across[place.axis]
+            counts = self.sym.axes[place.axis].tensor in self.plan.compared
             if counts and (known is None or across <= known):
                 parts.append(self._part(place, [self.version[g] for g in sorted(across)]))
         return torch.stack(parts).sum(0) if parts else None
@@ -267,6 +208,11 @@ class _Ascent:
     def _regather(self, names: Iterable[str]) -> None:
         self.cache.clear()
         for name in names:
+            tensors = {name: self.params[name]}
+            if self.signs is not None and name in self.plan.flipped:
+                flipped = self.plan.flipped[name]
+                factors: dict[Kind, Element] = {"signs": self.signs}
+                tensors[name] = multiplied_tensor(tensors[name], self.sym, flipped, factors, 0)
             self.current[name] = permuted_tensor(
-                self.params, self.sym, name, self.tensors[name], self.permutations
+                tensors, self.sym, name, self.plan.tensors[name], self.permutations
             )

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lightning_bnn.params import Params, of, unstack
-from lightning_bnn.symmetry.assignment import assign, assign_blocks, families
 from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.forward import structural_copy
 from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.matching.assignment import assign, assign_blocks, families
 from lightning_bnn.symmetry.units import writer
 from lightning_bnn.symmetry.validation import check_params
 

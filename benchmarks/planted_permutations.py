@@ -1,0 +1,156 @@
+"""Planted permutations: how many of a hundred are found again, by which way of matching.
+
+A network is copied, noise is added to the copy, its units are permuted, and every way of matching
+is asked for the permutation. Streams that nothing anchors (stem, head and biases are zero) are what
+coordinate ascent fails on. Where noise makes another permutation better than the planted one, an
+objective at least as large counts as found.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import (
+    Symmetries,
+    discover,
+    identity,
+    match,
+    permute,
+    random_permutations,
+)
+from lightning_bnn.symmetry.matching.ascent import Ascent
+from lightning_bnn.symmetry.matching.plan import Plan
+
+
+class Residual(nn.Module):
+    """A stream of one width, and blocks of two linear layers beside it."""
+
+    def __init__(self, hidden: int, stream: int, blocks: int, inputs: int = 3) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(inputs, stream), nn.Linear(stream, inputs)
+        self.first = nn.ModuleList(nn.Linear(stream, hidden) for _ in range(blocks))
+        self.second = nn.ModuleList(nn.Linear(hidden, stream) for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for first, second in zip(self.first, self.second, strict=True):
+            x = x + second(first(x).relu())
+        return self.head(x)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    build: Callable[[], nn.Module]
+    x: tuple[int, ...]
+    change: Callable[[P.Params], P.Params] = lambda params: params
+    trials: int = 100
+
+
+def without_ends(params: P.Params) -> P.Params:
+    """Nothing tells the units of the stream apart but the blocks."""
+    ends = ("stem", "head")
+    return {n: t * 0 if n.startswith(ends) or n.endswith("bias") else t for n, t in params.items()}
+
+
+def centred(params: P.Params) -> P.Params:
+    """Rows and columns sum to zero, so that the centre of all permutations tells nothing."""
+    return {
+        n: t - t.mean(0) - t.mean(1, keepdim=True) + t.mean() if t.ndim == 2 else t
+        for n, t in without_ends(params).items()
+    }
+
+
+def cases() -> Iterator[Case]:
+    for layers in ([64, 64], [64, 64, 64]):
+        ends = (64, 10) if len(layers) == 2 else (2, 1)
+        name = "-".join(map(str, [ends[0], *layers, ends[1]]))
+        yield Case(f"MLP {name}", lambda a=ends, b=layers: models.mlp(a[0], b, a[1]), (1, ends[0]))
+    for blocks in (1, 2, 4):
+        yield Case(f"residual (30, 50) x {blocks}", lambda b=blocks: Residual(30, 50, b), (1, 3))
+    yield Case("(3, 5) x 2, ends zero", lambda: Residual(3, 5, 2), (1, 3), without_ends)
+    for blocks in (1, 2, 4):
+        name = f"(30, 50) x {blocks}, ends zero"
+        yield Case(name, lambda b=blocks: Residual(30, 50, b), (1, 3), without_ends)
+    yield Case("(30, 50) x 2, centred", lambda: Residual(30, 50, 2), (1, 3), centred)
+    yield Case("OptuNet", models.optunet, (1, 1, 28, 28), trials=20)
+
+
+def noisy(params: P.Params, noise: float, generator: torch.Generator) -> P.Params:
+    """Noise in units of the deviation of every tensor."""
+    return {
+        n: t + noise * t.std() * torch.randn(t.shape, generator=generator)
+        if t.is_floating_point() and t.numel() > 1 and "running" not in n
+        else t
+        for n, t in params.items()
+    }
+
+
+def from_the_identity(params: P.Params, reference: P.Params, sym: Symmetries) -> list[Tensor]:
+    """Git Re-Basin: groups in random order, from where the network stands."""
+    ascent = Ascent(Plan(sym), params, reference)
+    generator = torch.Generator().manual_seed(0)
+    return ascent.run(identity(sym), generator, 100, forward_pass=False)
+
+
+WAYS: dict[str, Callable[..., list[Tensor]]] = {
+    "Git Re-Basin": from_the_identity,
+    "ascent": lambda a, b, s: match(a, b, s, method="ascent"),
+    "restarts=10": lambda a, b, s: match(a, b, s, method="ascent", restarts=10),
+    "frank-wolfe": lambda a, b, s: match(a, b, s, method="frank-wolfe"),
+    "best": match,
+}
+
+
+def row(case: Case, noise: float, trials: int) -> dict[str, tuple[int, float]]:
+    """Per way: how many are found, and milliseconds for one of them."""
+    found = dict.fromkeys(WAYS, (0, 0.0))
+    for trial in range(trials):
+        torch.manual_seed(trial)
+        model = case.build()
+        params = case.change({n: t.clone() for n, t in P.of(model).items()})
+        sym = discover(model, torch.randn(case.x))
+        plan, generator = Plan(sym), torch.Generator().manual_seed(1000 + trial)
+        copy = case.change(noisy(params, noise, generator))
+        planted = permute(copy, sym, random_permutations(sym, generator))
+        goal = float(plan.similarity(copy, params))
+        for name, way in WAYS.items():
+            start = time.perf_counter()
+            back = permute(planted, sym, way(planted, params, sym))
+            seconds = time.perf_counter() - start
+            reached = float(plan.similarity(back, params)) >= goal - 1e-6 * abs(goal)
+            count, total = found[name]
+            found[name] = (count + reached, total + seconds)
+    return {n: (count, 1e3 * total / trials) for n, (count, total) in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--only", default="", help="part of a case's name")
+    parser.add_argument("--noise", type=float, nargs="+", default=[0, 0.2, 0.5])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    width = 16
+    print(f"{'found of 100, ms':<28}{'noise':>6}" + "".join(f"{w:>{width}}" for w in WAYS))
+    for case in cases():
+        if options.only not in case.name:
+            continue
+        trials = min(options.trials, case.trials)
+        for noise in options.noise:
+            cells = row(case, noise, trials)
+            text = (f"{100 * c / trials:.0f} ({ms:.1f})" for c, ms in cells.values())
+            print(
+                f"{case.name:<28}{noise:>6.0%}" + "".join(f"{t:>{width}}" for t in text),
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

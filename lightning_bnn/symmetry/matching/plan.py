@@ -1,0 +1,139 @@
+"""What every way of matching asks about the groups of a network: who sees whom, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry.actions import reached_axes
+from lightning_bnn.symmetry.axis_actions import Kind, axes_by_tensor
+from lightning_bnn.symmetry.groups import Placement, Symmetries
+from lightning_bnn.symmetry.matching.assignment import Family, families
+from lightning_bnn.symmetry.units import other_axis
+
+__all__ = ["Plan"]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The groups of a network as matching needs them; made once, used for every pair."""
+
+    sym: Symmetries
+
+    @cached_property
+    def families(self) -> list[Family]:
+        """Groups that are reassigned at once."""
+        return families(self.sym)
+
+    @cached_property
+    def tensors(self) -> dict[str, list[int]]:
+        """The axes of every tensor that a permutation reaches."""
+        return axes_by_tensor(self.sym, "permutations")
+
+    @cached_property
+    def compared(self) -> list[str]:
+        """The tensors that count: all that permutations reach but running statistics."""
+        statistics = {a.tensor for a in self.sym.axes if a.role in ("mean", "variance")}
+        return [name for name in self.tensors if name not in statistics]
+
+    @cached_property
+    def across(self) -> dict[int, set[int]]:
+        """By axis, the groups on the other side of its tensor."""
+        places_by_axis = self.sym.placements_by_axis("permutations")
+        groups_on: dict[int | None, set[int]] = {
+            axis: {g for g, _ in places} for axis, places in places_by_axis.items()
+        }
+        return {a: groups_on.get(other_axis(self.sym, a), set()) for a in places_by_axis}
+
+    @cached_property
+    def homes(self) -> dict[int, tuple[int, int, int]]:
+        """Of every group inside a block: the group of blocks, its row there, the block."""
+        return {
+            member: (g, k, slot)
+            for g, group in enumerate(self.sym.permutations)
+            for k, row in enumerate(group.inner)
+            for slot, member in enumerate(row)
+        }
+
+    @cached_property
+    def neighbours(self) -> list[set[int]]:
+        """Of every family, those that see it on the other side of a tensor."""
+        family_of: dict[int, set[int]] = {}
+        for k, family in enumerate(self.families):
+            for g in family.members:
+                family_of.setdefault(g, set()).add(k)
+        result: list[set[int]] = [set() for _ in self.families]
+        for k, family in enumerate(self.families):
+            for axis in self.axes_of(family):
+                for g in self.across[axis]:
+                    for other in family_of[g] - {k}:
+                        result[other].add(k)
+        return result
+
+    @cached_property
+    def mirrors(self) -> list[int | None]:
+        """Of every group of channels, the sign group that flips the same units everywhere."""
+        flips = {_everywhere(group.placements): k for k, group in enumerate(self.sym.signs)}
+        return [
+            None if group.inner or g in self.homes else flips.get(_everywhere(group.placements))
+            for g, group in enumerate(self.sym.permutations)
+        ]
+
+    @cached_property
+    def flipped(self) -> dict[str, dict[int, list[Kind]]]:
+        """The axes of every tensor that flips of units reach."""
+        return reached_axes(self.sym, ("signs",))
+
+    def sees_itself(self, family: Family) -> bool:
+        """Whether a family acts on both sides of some tensor."""
+        inside = set(family.members)
+        return any(self.across[axis] & inside for axis in self.axes_of(family))
+
+    @cached_property
+    def couples(self) -> bool:
+        """Whether one assignment per family is not the whole answer."""
+        return any(self.neighbours) or any(map(self.sees_itself, self.families))
+
+    def axes_of(self, family: Family) -> set[int]:
+        """All axes on which some group of a family acts."""
+        return {p.axis for g in family.members for p in self.sym.permutations[g].placements}
+
+    def joined(self, row: Sequence[int]) -> list[Placement]:
+        """The places of one class of channels in all blocks, one after the other."""
+        first = self.sym.permutations[row[0]].placements
+        every = [
+            [self.sym.permutations[g].placements[k].positions for g in row]
+            for k in range(len(first))
+        ]
+        return [Placement(p.axis, torch.cat(e)) for p, e in zip(first, every, strict=True)]
+
+    def similarity(self, moved: Params, reference: Params) -> Tensor:
+        """Inner product with the reference, of one network or of every member of a stack."""
+        total = torch.zeros((), dtype=torch.float64)
+        for name in self.compared:
+            dims = list(range(-reference[name].ndim, 0))
+            product = moved[name].double() * reference[name].double()
+            total = total + (product.sum(dims) if dims else product).cpu()
+        return total
+
+    def bound(self, params: Params, reference: Params) -> Tensor:
+        """What no rearrangement can exceed: every tensor with its entries sorted."""
+        total = torch.zeros((), dtype=torch.float64)
+        for name in self.compared:
+            goal = reference[name].double().flatten().sort().values
+            own = params[name].double().reshape(*_lead(params, reference, name), -1).sort(-1).values
+            total = total + (own * goal).sum(-1).cpu()
+        return total
+
+
+def _lead(params: Params, reference: Params, name: str) -> tuple[int, ...]:
+    return tuple(params[name].shape[: params[name].ndim - reference[name].ndim])
+
+
+def _everywhere(placements: Sequence[Placement]) -> tuple[tuple[int, bytes], ...]:
+    return tuple(sorted((p.axis, p.positions.numpy().tobytes()) for p in placements))

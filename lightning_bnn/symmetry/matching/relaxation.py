@@ -1,0 +1,195 @@
+"""Soft permutations: what a network is to all groups at once when units are mixed by weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry.axis_actions import permute_axis
+from lightning_bnn.symmetry.elements import identity
+from lightning_bnn.symmetry.groups import Placement
+from lightning_bnn.symmetry.matching.assignment import Family, assign, assign_blocks
+from lightning_bnn.symmetry.matching.plan import Plan
+from lightning_bnn.symmetry.mixing import along_axis, from_axis
+from lightning_bnn.symmetry.units import unit_rows
+
+__all__ = ["Relaxation", "Table"]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """One doubly stochastic matrix and the places where it acts.
+
+    Blocks have one for their order and one, over all their channels, for every class inside.
+    """
+
+    units: int
+    places: tuple[Placement, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxation:
+    """The similarity of two networks as a function of doubly stochastic matrices.
+
+    Kernels of grouped convolutions do not count: their rows and columns move together only as long
+    as blocks are whole.
+    """
+
+    plan: Plan
+
+    @cached_property
+    def families(self) -> list[Family]:
+        """Groups that are inside no other."""
+        return [f for f in self.plan.families if f.group not in self.plan.homes]
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """Of all families, one after the other."""
+        return list(chain.from_iterable(map(self._tables_of, self.families)))
+
+    def _tables_of(self, family: Family) -> list[Table]:
+        group = self.plan.sym.permutations[family.group]
+        if not family.inner:
+            return [Table(group.units, group.placements)]
+        joined = [tuple(self.plan.joined(row)) for row in family.inner]
+        inside = [Table(len(places[0].positions), places) for places in joined]
+        return [Table(group.units, family.rest), *inside]
+
+    @cached_property
+    def pieces(self) -> dict[str, dict[int, list[tuple[int, Placement]]]]:
+        """By tensor and axis, the tables that act there, and where."""
+        found: dict[str, dict[int, list[tuple[int, Placement]]]] = {}
+        for k, table in enumerate(self.tables):
+            for place in table.places:
+                name = self.plan.sym.axes[place.axis].tensor
+                found.setdefault(name, {}).setdefault(place.axis, []).append((k, place))
+        grouped = {a.tensor for a in self.plan.sym.axes if a.blocks > 1}
+        return {n: found[n] for n in self.plan.compared if n in found and n not in grouped}
+
+    @cached_property
+    def degree(self) -> int:
+        """Degree of the similarity along a line."""
+        return max((len(axes) for axes in self.pieces.values()), default=1)
+
+    # -------------------------------------------------------- values
+    def barycentre(self, members: int, like: Tensor) -> list[Tensor]:
+        """The matrices that prefer no permutation to another."""
+        return [like.new_full((members, t.units, t.units), 1 / t.units) for t in self.tables]
+
+    def value_and_gradients(
+        self, params: Params, reference: Params, matrices: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Similarity of every member, and its derivatives by all matrices."""
+        gradients = [torch.zeros_like(m) for m in matrices]
+        value = torch.zeros(len(next(iter(params.values()))), dtype=torch.float64)
+        for name, axes in self.pieces.items():
+            for number, (axis, pieces) in enumerate(axes.items()):
+                w = params[name]
+                for other, more in axes.items():
+                    w = w if other == axis else self._mixed(w, other, more, matrices)
+                new = self._slopes(w, reference, pieces)
+                for (k, _), slope in zip(pieces, new, strict=True):
+                    gradients[k] += slope
+                if number == 0:
+                    value += self._value(w, reference[name], pieces, new, matrices)
+        return value, gradients
+
+    def _slopes(
+        self, w: Tensor, reference: Params, pieces: list[tuple[int, Placement]]
+    ) -> list[Tensor]:
+        sym = self.plan.sym
+        return [
+            unit_rows(reference, sym, place).to(w) @ unit_rows({}, sym, place, w).mT
+            for _, place in pieces
+        ]
+
+    def _value(
+        self,
+        w: Tensor,
+        goal: Tensor,
+        pieces: list[tuple[int, Placement]],
+        slopes: Sequence[Tensor],
+        matrices: Sequence[Tensor],
+    ) -> Tensor:
+        """What stands still and what the last axis moves."""
+        value = (w * goal.to(w)).flatten(1).sum(1, dtype=torch.float64)
+        for (k, _), slope in zip(pieces, slopes, strict=True):
+            value += (matrices[k] * slope).sum((1, 2), dtype=torch.float64)
+            value -= slope.diagonal(dim1=1, dim2=2).sum(1, dtype=torch.float64)
+        return value.cpu()
+
+    def _mixed(
+        self, w: Tensor, axis: int, pieces: list[tuple[int, Placement]], matrices: Sequence[Tensor]
+    ) -> Tensor:
+        rows = along_axis(w, self.plan.sym.axes[axis], 1)
+        changed = rows.clone()
+        for k, place in pieces:
+            positions = place.positions.to(w.device)
+            old = rows[..., positions]  # (members, ..., units, repeats)
+            factor = matrices[k].reshape(-1, *(1,) * (old.ndim - 3), *matrices[k].shape[1:])
+            changed[..., positions.reshape(-1)] = torch.matmul(factor, old).flatten(-2)
+        return from_axis(changed, w, self.plan.sym.axes[axis], 1)
+
+    def value_at(self, params: Params, reference: Params, matrices: Sequence[Tensor]) -> Tensor:
+        """Similarity of every member, for matrices of any kind."""
+        value = torch.zeros(len(next(iter(params.values()))), dtype=torch.float64)
+        for name, axes in self.pieces.items():
+            w = params[name]
+            for axis, pieces in axes.items():
+                w = self._mixed(w, axis, pieces, matrices)
+            value += (w * reference[name].to(w)).flatten(1).sum(1, dtype=torch.float64).cpu()
+        return value
+
+    def value_of(self, params: Params, reference: Params, orders: Sequence[Tensor]) -> Tensor:
+        """Similarity of every member, for one permutation per table."""
+        value = torch.zeros(len(next(iter(params.values()))), dtype=torch.float64)
+        for name, axes in self.pieces.items():
+            w = params[name]
+            for a, pieces in axes.items():
+                axis = self.plan.sym.axes[a]
+                index = torch.arange(axis.blocks * axis.size).repeat(len(w), 1)
+                for k, place in pieces:
+                    index[:, place.positions.reshape(-1)] = place.positions[orders[k]].flatten(1)
+                w = permute_axis(w, axis, index.to(w.device), 1)
+            value += (w * reference[name].to(w)).flatten(1).sum(1, dtype=torch.float64).cpu()
+        return value
+
+    # -------------------------------------------------------- permutations
+    def best(self, tables: Sequence[Tensor]) -> list[Tensor]:
+        """Of every member, the permutation of every table that a linear similarity likes best."""
+        rows = [t.detach().cpu() for t in tables]
+        members = [self._best_of_one([r[m] for r in rows]) for m in range(len(rows[0]))]
+        return [torch.stack(orders) for orders in zip(*members, strict=True)]
+
+    def _best_of_one(self, tables: Sequence[Tensor]) -> list[Tensor]:
+        left, result = iter(tables), list[Tensor]()
+        for family in self.families:
+            if not family.inner:
+                result.append(assign(next(left)))
+                continue
+            rest = next(left)
+            n = len(rest)
+            inside = [next(left) for _ in family.inner]
+            parts = [t.reshape(n, len(t) // n, n, len(t) // n) for t in inside]
+            order, orders = assign_blocks(rest, parts)
+            result.append(order)
+            result += [(order[:, None] * o.shape[1] + o).reshape(-1) for o in orders]
+        return result
+
+    def element(self, orders: Sequence[Tensor]) -> list[Tensor]:
+        """The permutations of all groups, for the orders of all tables of one network."""
+        result, left = identity(self.plan.sym), iter(orders)
+        for family in self.families:
+            order = next(left)
+            result[family.group] = order
+            for row in family.inner:
+                inside = next(left).reshape(len(order), -1)
+                for slot, block in enumerate(order.tolist()):
+                    result[row[block]] = inside[slot] % inside.shape[1]
+        return result

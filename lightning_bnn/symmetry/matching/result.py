@@ -1,0 +1,67 @@
+"""What `match` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry.actions import flip, permute
+from lightning_bnn.symmetry.groups import Symmetries
+
+__all__ = ["MatchResult"]
+
+
+@dataclass(frozen=True, eq=False)
+class MatchResult(Sequence[Tensor]):
+    """Permutations that bring a network, or every member of a stack, close to a reference.
+
+    It is itself the sequence of its permutations: ``permute(params, sym, match(...))``.
+
+    Attributes:
+        permutations: one per group, with a leading dimension for a stack.
+        objective: what the method maximises: the inner product of weights or of activations;
+            one number, or one per member.
+        bound: what no permutation can exceed; entries of every tensor may go anywhere.
+        method: how it was found; per member for a stack.
+        signs: flips that come before the permutations, where they were asked for.
+    """
+
+    permutations: tuple[Tensor, ...]
+    objective: Tensor
+    bound: Tensor
+    method: str | tuple[str, ...]
+    signs: tuple[Tensor, ...] | None = None
+
+    @property
+    def share(self) -> Tensor:
+        """Share of the bound that is reached; not a number where the bound is not positive."""
+        return torch.where(self.bound > 0, self.objective / self.bound, torch.nan)
+
+    def apply(self, params: Params, sym: Symmetries) -> Params:
+        """The matched network or stack."""
+        return permute(flip(params, sym, self.signs) if self.signs else params, sym, self)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Tensor, ...]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | tuple[Tensor, ...]:
+        """The permutation of one group, or of several."""
+        return self.permutations[index]
+
+    def __len__(self) -> int:
+        """The number of groups."""
+        return len(self.permutations)
+
+    def __str__(self) -> str:
+        """Method, objective and the share of the bound that is reached."""
+        share, objective = (float(x.mean()) for x in (self.share, self.objective))
+        methods = {self.method} if isinstance(self.method, str) else set(self.method)
+        many = "" if self.objective.ndim == 0 else f" in the mean of {len(self.objective)} networks"
+        found = " and ".join(sorted(methods))
+        return f"{found}: objective {objective:.4g}, {share:.1%} of the bound{many}"
