@@ -18,11 +18,16 @@ FORMATS = (".ckpt", ".pt", ".pth", ".safetensors")
 _NESTED = ("state_dict", "model_state_dict", "model")
 
 
-def read_state(path: Path) -> tuple[Params, dict[str, Any]]:
-    """The tensors of a file by name, and the step and epoch if the file has them."""
+def read_state(path: Path, mmap: bool = False) -> tuple[Params, dict[str, Any]]:
+    """The tensors of a file by name, and the step and epoch if the file has them.
+
+    Args:
+        path: a file of one of `FORMATS`.
+        mmap: leave tensors that torch has written on the disk until they are used.
+    """
     if path.suffix == ".safetensors":
         return _read_safetensors(path), {}
-    content = load(path)
+    content = load(path, mmap=mmap)
     content = content if isinstance(content, dict) else {}
     nested = (content[key] for key in _NESTED if isinstance(content.get(key), dict))
     state = next(nested, content)

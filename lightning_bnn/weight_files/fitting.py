@@ -1,0 +1,219 @@
+"""Which tensor of a file is which of a network: prefixes, tied tensors, and what belongs to none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn import params as P
+from lightning_bnn.weight_files.stored import StoredNetwork
+
+__all__ = ["FittedNetwork", "NetworkNames", "Others", "fit"]
+
+Others = Literal["refuse", "copy"]
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class NetworkNames:
+    """What a network calls its tensors.
+
+    Attributes:
+        tensors: all of them, each once.
+        aliases: further names of tied tensors, and their first names.
+        buffers: names that a file may have besides, because the network computes them anew.
+        base: a first part of names that files may leave out.
+        ignored: patterns of names that old files have, and that nothing uses.
+    """
+
+    tensors: Mapping[str, Tensor]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    buffers: frozenset[str] = frozenset()
+    base: str = ""
+    ignored: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, module: nn.Module, base: str = "", ignored: Iterable[str] = ()) -> NetworkNames:
+        """Those of a module.
+
+        Args:
+            module: any network.
+            base: a first part of names that files may leave out.
+            ignored: patterns of names that old files have, and that nothing uses.
+        """
+        firsts: dict[int, str] = {}
+        aliases = {}
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            first = firsts.setdefault(id(tensor), name)
+            if first != name:
+                aliases[name] = first
+        buffers = frozenset(name for name, _ in module.named_buffers())
+        return cls(P.of(module), aliases, buffers, base, tuple(ignored))
+
+
+@dataclass(frozen=True, eq=False)
+class FittedNetwork:
+    """A network on disk under the names of the network that it is.
+
+    Attributes:
+        stored: where it is.
+        places: by name in the network, the name in the file.
+        again: further names of tied tensors in the file, and the names in the network.
+        others: names in the file that are none of the network.
+    """
+
+    stored: StoredNetwork
+    places: Mapping[str, str]
+    again: Mapping[str, str]
+    others: tuple[str, ...]
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """By name in the file, the name in the network."""
+        return {place: name for name, place in self.places.items()} | dict(self.again)
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, by its name in the network, as it is stored."""
+        return self.stored.read(self.places[name])
+
+    def number(self, name: str) -> Tensor:
+        """One tensor to compute with: half precision becomes float32; all numbers are finite."""
+        tensor = self.read(name)
+        if not tensor.is_floating_point():
+            return tensor
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{self.stored.path}: {self.places[name]!r} is not finite.")
+        return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def fit(
+    stored: StoredNetwork, names: NetworkNames, prefix: str | None = None, others: Others = "refuse"
+) -> FittedNetwork:
+    """Find the tensors of a network in a file, behind the one prefix with which all are there.
+
+    Args:
+        stored: what is on disk.
+        names: of the network.
+        prefix: what stands before all names in the file, if it is known.
+        others: whether to refuse floating tensors that are none of the network, which would not
+            move with it, or to copy them as they are.
+    """
+    tables = [_places(stored, names, *renaming) for renaming in _renamings(stored, names, prefix)]
+    fitting = {frozenset(t.items()): t for t in tables if not _misfit(stored, names, t)}
+    if len(fitting) > 1:
+        raise ValueError(f"Several networks in {stored.path} fit: choose one by its `prefix`.")
+    if not fitting:
+        nearest = max(tables, key=lambda t: sum(place in stored.tensors for place in t.values()))
+        raise ValueError(f"{stored.path} does not fit: {_misfit(stored, names, nearest)}.")
+    (places,) = fitting.values()
+    again = _again(stored, names, places)
+    rest = [n for n in stored.tensors if n not in again and n not in set(places.values())]
+    fitted = FittedNetwork(stored, places, again, tuple(rest))
+    _check_types(fitted, names)
+    _check_ties(fitted)
+    if others == "refuse":
+        _check_others(fitted, names)
+    return fitted
+
+
+def _renamings(
+    stored: StoredNetwork, names: NetworkNames, prefix: str | None
+) -> Iterator[tuple[str, str]]:
+    """What may be put before all names, and what may be left out at their beginning."""
+    first = next(iter(names.tensors))
+    aliases = [alias for alias, name in names.aliases.items() if name == first]
+    for known in {first, *aliases} if prefix is None else ():
+        for name in stored.tensors:
+            if name.endswith(f".{known}"):
+                yield name.removesuffix(known), ""
+    yield prefix or "", ""
+    if names.base and prefix is None:
+        yield "", f"{names.base}."
+
+
+def _places(
+    stored: StoredNetwork, names: NetworkNames, prefix: str, left_out: str
+) -> dict[str, str]:
+    """Where every tensor should be; tied ones may be there under any of their names."""
+    places = {}
+    for name in names.tensors:
+        aliases = [alias for alias, first in names.aliases.items() if first == name]
+        options = [prefix + n.removeprefix(left_out) for n in (name, *aliases)]
+        places[name] = next((n for n in options if n in stored.tensors), options[0])
+    return places
+
+
+def _misfit(stored: StoredNetwork, names: NetworkNames, places: Mapping[str, str]) -> str | None:
+    missing = [place for place in places.values() if place not in stored.tensors]
+    if missing:
+        more = f" and {len(missing) - 1} more names" if len(missing) > 1 else ""
+        return f"it lacks {missing[0]!r}{more}"
+    for name, tensor in names.tensors.items():
+        shape = stored.tensors[places[name]].shape
+        if shape != tensor.shape:
+            return (
+                f"{places[name]!r} has shape {tuple(shape)}, the network has {tuple(tensor.shape)}"
+            )
+    return None
+
+
+def _again(
+    stored: StoredNetwork, names: NetworkNames, places: Mapping[str, str]
+) -> dict[str, str]:
+    """Tied tensors that the file holds more than once."""
+    found, taken = {}, set(places.values())
+    every = {**dict(zip(names.tensors, names.tensors, strict=True)), **names.aliases}
+    for name, first in every.items():
+        prefix = _prefix_of(names, places)
+        place = prefix + name
+        if place in stored.tensors and place not in taken and first in names.aliases.values():
+            found[place] = first
+    return found
+
+
+def _prefix_of(names: NetworkNames, places: Mapping[str, str]) -> str:
+    """What stands before names in the file, from one that has no other name."""
+    single = (n for n in names.tensors if n not in names.aliases.values())
+    name = next((n for n in single if places[n].endswith(n)), None)
+    return places[name].removesuffix(name) if name is not None else ""
+
+
+# ------------------------------------------------------------ what cannot be moved
+def _check_types(fitted: FittedNetwork, names: NetworkNames) -> None:
+    for name, tensor in names.tensors.items():
+        dtype = fitted.stored.tensors[fitted.places[name]].dtype
+        if tensor.is_floating_point() != (dtype in _FLOATS):
+            raise ValueError(
+                f"{fitted.stored.path}: {fitted.places[name]!r} is of type "
+                f"{str(dtype).removeprefix('torch.')}, and the network has "
+                f"{str(tensor.dtype).removeprefix('torch.')}: quantised networks are not read."
+            )
+
+
+def _check_ties(fitted: FittedNetwork) -> None:
+    for place, name in fitted.again.items():
+        if not torch.equal(fitted.stored.read(place), fitted.read(name)):
+            raise ValueError(
+                f"{fitted.stored.path}: {place!r} and {fitted.places[name]!r} are one tensor in "
+                "the network, and differ in the file."
+            )
+
+
+def _check_others(fitted: FittedNetwork, names: NetworkNames) -> None:
+    """Numbers of something else would stay where they are while the network moves."""
+    for name in fitted.others:
+        tensor = fitted.stored.tensors[name]
+        harmless = tensor.shape.numel() <= 1 or not tensor.dtype.is_floating_point
+        known = any(name.endswith(buffer) for buffer in names.buffers)
+        unused = any(re.search(pattern, name) for pattern in names.ignored)
+        if not (harmless or known or unused):
+            raise ValueError(
+                f"{fitted.stored.path} holds {name!r}, which is none of the network and would not "
+                "move with it; `--others copy` keeps such tensors as they are."
+            )

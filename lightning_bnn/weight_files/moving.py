@@ -1,0 +1,40 @@
+"""One tensor in another frame of its network: flipped, then permuted, bit by bit the same numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.symmetry import Symmetries
+from lightning_bnn.symmetry.actions import multiplied_tensor, permuted_tensor, reached_axes
+from lightning_bnn.symmetry.axis_actions import Element, axes_by_tensor
+
+__all__ = ["moved"]
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def moved(
+    tensor: Tensor,
+    name: str,
+    sym: Symmetries,
+    permutations: Element,
+    signs: Element | None = None,
+) -> Tensor:
+    """One tensor of a network after `flip` and `permute`; types and bits stay what they are.
+
+    Args:
+        tensor: of one network.
+        name: its name there.
+        sym: what `discover` returned.
+        permutations: one per group.
+        signs: flips that come before.
+    """
+    flips = reached_axes(sym, ("signs",)).get(name) if signs is not None else None
+    if signs is not None and flips:
+        tensor = multiplied_tensor(tensor, sym, flips, {"signs": signs})
+    axes = axes_by_tensor(sym, "permutations").get(name)
+    if not axes:
+        return tensor
+    bits = tensor.view(_BITS[tensor.dtype.itemsize])
+    return permuted_tensor({name: bits}, sym, name, axes, permutations).view(tensor.dtype)
