@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import inspect
 import math
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +12,7 @@ from torch import Tensor, nn
 
 from lightning_bnn import params as P
 from lightning_bnn.bank import find_prefix, read_state, strip_prefix
+from lightning_bnn.commands.named_networks import example_of, network_of
 from lightning_bnn.symmetry import Symmetries, discover, min_mass, verify
 
 __all__ = ["symmetries"]
@@ -46,8 +43,8 @@ def symmetries(
         seed: of the initialisation and of the example input.
     """
     torch.manual_seed(seed)
-    example = _example(input)
-    model = _build(network, init or {})
+    example = example_of(input)
+    model = network_of(network, init or {})
     source = _load(model, Path(checkpoint), prefix) if checkpoint is not None else ""
     started = time.perf_counter()
     sym = discover(model, *example, batch_norm=batch_norm)
@@ -88,79 +85,6 @@ def _masses(params: P.Params, sym: Symmetries) -> list[str]:
     if int(smallest.dead):
         lines.append(f"dead units:           {int(smallest.dead)}")
     return lines
-
-
-# ------------------------------------------------------------ input
-_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64)
-
-
-def _example(text: str) -> tuple[Tensor, ...]:
-    if not text:
-        raise ValueError(
-            "`--input` is missing: give the shape of the input, e.g. --input 1,3,224,224"
-        )
-    return tuple(_tensor(part) for part in text.split(";"))
-
-
-def _tensor(text: str) -> Tensor:
-    shape, _, kind = text.partition(":")
-    dtype = getattr(torch, kind or "float32", None)
-    try:
-        sizes = [int(n) for n in shape.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1 or math.prod(sizes) > 2**31 or dtype not in _TYPES:
-        raise ValueError(
-            f"`--input` must be positive sizes with an optional type, like 1,3,224,224 or "
-            f"2,16:int64, got {text!r}."
-        )
-    if dtype.is_floating_point:
-        return torch.randn(sizes, dtype=dtype)
-    return torch.randint(0, 2, sizes, dtype=dtype)
-
-
-# ------------------------------------------------------------ network
-def _build(path: str, init: Mapping[str, Any]) -> nn.Module:
-    factory = _import(path)
-    if not callable(factory):
-        raise ValueError(
-            f"`{path}` is a {type(factory).__name__}, not a class or function that returns a "
-            "network."
-        )
-    if isinstance(factory, nn.Module):
-        return factory
-    try:
-        if inspect.isclass(factory) or inspect.isfunction(factory):
-            inspect.signature(factory).bind(**init)
-    except TypeError as error:
-        raise ValueError(
-            f"`{path}` cannot be called with {dict(init)}: {error}. Pass its arguments by --init."
-        ) from error
-    with _code_of_the_user(f"`{path}` raised"):
-        model = factory(**init)
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"`{path}` returned a {type(model).__name__}, not a torch.nn.Module.")
-    return model
-
-
-@contextlib.contextmanager
-def _code_of_the_user(what: str) -> Iterator[None]:
-    """Turn whatever the user's own code raises into one sentence."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{what} {type(error).__name__}: {error}") from error
-
-
-def _import(path: str) -> Any:
-    name_of_module, _, name = path.replace(".py:", ".").replace(":", ".").rpartition(".")
-    if not name_of_module:
-        raise ValueError(f"`{path}` is no import path: write package.module.Class.")
-    with _code_of_the_user(f"`{path}` cannot be imported:"):
-        module = importlib.import_module(name_of_module)
-    if not hasattr(module, name):
-        raise ValueError(f"There is no {name!r} in `{name_of_module}`.")
-    return getattr(module, name)
 
 
 # ------------------------------------------------------------ checkpoint

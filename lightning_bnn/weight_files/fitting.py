@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ class NetworkNames:
     """
 
     tensors: Mapping[str, Tensor]
-    aliases: Mapping[str, str] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
     buffers: frozenset[str] = frozenset()
     base: str = ""
     ignored: tuple[str, ...] = ()
@@ -104,47 +104,56 @@ def fit(
         others: whether to refuse floating tensors that are none of the network, which would not
             move with it, or to copy them as they are.
     """
-    tables = [_places(stored, names, *renaming) for renaming in _renamings(stored, names, prefix)]
-    fitting = {frozenset(t.items()): t for t in tables if not _misfit(stored, names, t)}
-    if len(fitting) > 1:
-        raise ValueError(f"Several networks in {stored.path} fit: choose one by its `prefix`.")
+    renamings = list(_renamings(stored, names, prefix))
+    tables = [_places(stored, names, renaming) for renaming in renamings]
+    fitting = [k for k, table in enumerate(tables) if not _misfit(stored, names, table)]
     if not fitting:
         nearest = max(tables, key=lambda t: sum(place in stored.tensors for place in t.values()))
         raise ValueError(f"{stored.path} does not fit: {_misfit(stored, names, nearest)}.")
-    (places,) = fitting.values()
-    again = _again(stored, names, places)
+    if any(tables[k] != tables[fitting[0]] for k in fitting):
+        raise ValueError(f"Several networks in {stored.path} fit: choose one by its `prefix`.")
+    renaming, places = renamings[fitting[0]], tables[fitting[0]]
+    again = _again(stored, names, places, renaming)
     rest = [n for n in stored.tensors if n not in again and n not in set(places.values())]
     fitted = FittedNetwork(stored, places, again, tuple(rest))
     _check_types(fitted, names)
     _check_ties(fitted)
     if others == "refuse":
-        _check_others(fitted, names)
+        _check_others(fitted, {renaming.place(name) for name in names.buffers}, names.ignored)
     return fitted
+
+
+class _Renaming(NamedTuple):
+    """What a file puts before all names, and what it leaves out at their beginning."""
+
+    prefix: str = ""
+    left_out: str = ""
+
+    def place(self, name: str) -> str:
+        """The name in the file."""
+        return self.prefix + name.removeprefix(self.left_out)
 
 
 def _renamings(
     stored: StoredNetwork, names: NetworkNames, prefix: str | None
-) -> Iterator[tuple[str, str]]:
-    """What may be put before all names, and what may be left out at their beginning."""
+) -> Iterator[_Renaming]:
     first = next(iter(names.tensors))
     aliases = [alias for alias, name in names.aliases.items() if name == first]
-    for known in {first, *aliases} if prefix is None else ():
+    for known in (first, *aliases) if prefix is None else ():
         for name in stored.tensors:
             if name.endswith(f".{known}"):
-                yield name.removesuffix(known), ""
-    yield prefix or "", ""
+                yield _Renaming(name.removesuffix(known))
+    yield _Renaming(prefix or "")
     if names.base and prefix is None:
-        yield "", f"{names.base}."
+        yield _Renaming(left_out=f"{names.base}.")
 
 
-def _places(
-    stored: StoredNetwork, names: NetworkNames, prefix: str, left_out: str
-) -> dict[str, str]:
+def _places(stored: StoredNetwork, names: NetworkNames, renaming: _Renaming) -> dict[str, str]:
     """Where every tensor should be; tied ones may be there under any of their names."""
     places = {}
     for name in names.tensors:
         aliases = [alias for alias, first in names.aliases.items() if first == name]
-        options = [prefix + n.removeprefix(left_out) for n in (name, *aliases)]
+        options = [renaming.place(n) for n in (name, *aliases)]
         places[name] = next((n for n in options if n in stored.tensors), options[0])
     return places
 
@@ -164,24 +173,12 @@ def _misfit(stored: StoredNetwork, names: NetworkNames, places: Mapping[str, str
 
 
 def _again(
-    stored: StoredNetwork, names: NetworkNames, places: Mapping[str, str]
+    stored: StoredNetwork, names: NetworkNames, places: Mapping[str, str], renaming: _Renaming
 ) -> dict[str, str]:
     """Tied tensors that the file holds more than once."""
-    found, taken = {}, set(places.values())
-    every = {**dict(zip(names.tensors, names.tensors, strict=True)), **names.aliases}
-    for name, first in every.items():
-        prefix = _prefix_of(names, places)
-        place = prefix + name
-        if place in stored.tensors and place not in taken and first in names.aliases.values():
-            found[place] = first
-    return found
-
-
-def _prefix_of(names: NetworkNames, places: Mapping[str, str]) -> str:
-    """What stands before names in the file, from one that has no other name."""
-    single = (n for n in names.tensors if n not in names.aliases.values())
-    name = next((n for n in single if places[n].endswith(n)), None)
-    return places[name].removesuffix(name) if name is not None else ""
+    firsts = names.aliases | {first: first for first in names.aliases.values()}
+    found = {renaming.place(name): first for name, first in firsts.items()}
+    return {p: first for p, first in found.items() if p in stored.tensors and p != places[first]}
 
 
 # ------------------------------------------------------------ what cannot be moved
@@ -205,14 +202,15 @@ def _check_ties(fitted: FittedNetwork) -> None:
             )
 
 
-def _check_others(fitted: FittedNetwork, names: NetworkNames) -> None:
+def _check_others(
+    fitted: FittedNetwork, buffers: Collection[str], ignored: Sequence[str]
+) -> None:
     """Numbers of something else would stay where they are while the network moves."""
     for name in fitted.others:
         tensor = fitted.stored.tensors[name]
         harmless = tensor.shape.numel() <= 1 or not tensor.dtype.is_floating_point
-        known = any(name.endswith(buffer) for buffer in names.buffers)
-        unused = any(re.search(pattern, name) for pattern in names.ignored)
-        if not (harmless or known or unused):
+        unused = name in buffers or any(re.search(pattern, name) for pattern in ignored)
+        if not (harmless or unused):
             raise ValueError(
                 f"{fitted.stored.path} holds {name!r}, which is none of the network and would not "
                 "move with it; `--others copy` keeps such tensors as they are."
