@@ -18,6 +18,7 @@ from lightning_bnn.symmetry.canonical import (
     canonicalise,
     remove_softmax_shift,
 )
+from lightning_bnn.symmetry.composition import compose, invert
 from lightning_bnn.symmetry.counting import (
     NearestTransposition,
     kendall_tau,
@@ -45,9 +46,12 @@ from lightning_bnn.symmetry.groups import (
     Symmetries,
 )
 from lightning_bnn.symmetry.matching import (
+    Alignment,
     Barrier,
     MatchResult,
+    align,
     barrier,
+    cycle_error,
     interpolate,
     match,
     match_activations,
@@ -71,6 +75,7 @@ from lightning_bnn.symmetry.sorting import sort_permutations
 from lightning_bnn.symmetry.verify import verify
 
 __all__ = [
+    "Alignment",
     "Barrier",
     "Frozen",
     "LinearGroup",
@@ -86,16 +91,20 @@ __all__ = [
     "Symmetries",
     "UnitOrders",
     "UnsupportedModel",
+    "align",
     "balancing_matrices",
     "barrier",
     "canonical_scales_and_signs",
     "canonicalise",
+    "compose",
+    "cycle_error",
     "discover",
     "flip",
     "fold_norms",
     "identity",
     "identity_mixings",
     "interpolate",
+    "invert",
     "kendall_tau",
     "log10_modes",
     "mass",

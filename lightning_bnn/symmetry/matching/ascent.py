@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import multiplied_tensor, permuted_tensor
 from lightning_bnn.symmetry.axis_actions import Element, Kind, permute_axis
+from lightning_bnn.symmetry.composition import standing_at
 from lightning_bnn.symmetry.groups import Placement
 from lightning_bnn.symmetry.matching.assignment import Family, assign, assign_blocks
 from lightning_bnn.symmetry.matching.plan import Plan
@@ -46,7 +47,7 @@ class Ascent:
         self.cache: dict[tuple[int, bytes], tuple[list[int], Tensor]] = {}
         self.current = dict(self.params)
         if not forward_pass or self.signs is not None:
-            self._regather(self.plan.tensors)
+            self._regather(self.plan.compared)
         known: set[int] = set()
         for family in self.plan.families if forward_pass else ():
             self._improve(family, known | set(family.members))
@@ -63,6 +64,26 @@ class Ascent:
                     pending |= self.plan.neighbours[k]
         _log.warning("match: coordinate ascent is still improving after %d sweeps.", max_sweeps)
         return self.permutations
+
+    def at(self, permutations: Sequence[Tensor]) -> Params:
+        """The tensors that count, for some permutations."""
+        self.permutations, self.current = list(permutations), dict(self.params)
+        self.cache = {}
+        self._regather(self.plan.compared)
+        return {n: self.current[n] for n in self.plan.compared}
+
+    def towards(
+        self, reference: Params, start: Sequence[Tensor], generator: torch.Generator
+    ) -> list[Tensor] | None:
+        """Ascend to another reference from some permutations; None if they stay."""
+        self.reference, self.reference_rows = reference, {}
+        signs = None if self.signs is None else [s.clone() for s in self.signs]
+        new = self.run(start, generator, 100, forward_pass=False)
+        same = all(torch.equal(a, b) for a, b in zip(start, new, strict=True))
+        flipped = signs is not None and any(
+            not torch.equal(a, b) for a, b in zip(signs, self.signs or (), strict=True)
+        )
+        return None if same and not flipped else new
 
     def score(self, names: Iterable[str] | None = None) -> float:
         """Similarity of the tensors as they stand now."""
@@ -83,7 +104,7 @@ class Ascent:
         order = assign(values)
         chosen = similarity[torch.arange(len(order)), order]
         gain = (chosen if mirror is None else chosen.abs()).sum() - similarity.diagonal().sum()
-        if not gain > 1e-7 * values.amax(1).abs().sum():
+        if not gain > 1e-6 * values.amax(1).abs().sum():
             return False
         before = None if known is not None else self._remembered(family)
         self._reorder(family.group, order)
@@ -118,11 +139,7 @@ class Ascent:
 
     def _standing_at(self, group: int) -> int:
         """The group whose units stand in the places of another one: blocks may have moved."""
-        if group not in self.plan.homes:
-            return group
-        home, row, slot = self.plan.homes[group]
-        blocks = self._standing_at(home)
-        return self.sym.permutations[blocks].inner[row][int(self.permutations[blocks][slot])]
+        return standing_at(group, self.permutations, self.sym, self.plan.homes)
 
     def _reorder(self, group: int, order: Tensor) -> None:
         """Reorder units as they stand: an inner order belongs to the block that sits there."""
@@ -131,6 +148,8 @@ class Ascent:
         self.version[group] += 1
         for place in self.sym.permutations[group].placements:
             axis = self.sym.axes[place.axis]
+            if axis.tensor not in self.plan.compared:
+                continue
             index = torch.arange(axis.blocks * axis.size)
             index[place.positions.reshape(-1)] = place.positions[order].reshape(-1)
             w = self.current[axis.tensor]
@@ -207,7 +226,7 @@ class Ascent:
 
     def _regather(self, names: Iterable[str]) -> None:
         self.cache.clear()
-        for name in names:
+        for name in set(names) & set(self.plan.compared):
             tensors = {name: self.params[name]}
             if self.signs is not None and name in self.plan.flipped:
                 flipped = self.plan.flipped[name]

@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import reached_axes
 from lightning_bnn.symmetry.axis_actions import Kind, axes_by_tensor
+from lightning_bnn.symmetry.composition import homes
 from lightning_bnn.symmetry.groups import Placement, Symmetries
 from lightning_bnn.symmetry.matching.assignment import Family, families
 from lightning_bnn.symmetry.units import other_axis
@@ -53,12 +54,7 @@ class Plan:
     @cached_property
     def homes(self) -> dict[int, tuple[int, int, int]]:
         """Of every group inside a block: the group of blocks, its row there, the block."""
-        return {
-            member: (g, k, slot)
-            for g, group in enumerate(self.sym.permutations)
-            for k, row in enumerate(group.inner)
-            for slot, member in enumerate(row)
-        }
+        return homes(self.sym)
 
     @cached_property
     def neighbours(self) -> list[set[int]]:

@@ -1,4 +1,4 @@
-"""What `match` returns."""
+"""What `match` returns: permutations, and how good they are."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MatchResult(Sequence[Tensor]):
         return self.permutations[index]
 
     def __len__(self) -> int:
-        """The number of groups."""
+        """The number of groups that are permuted."""
         return len(self.permutations)
 
     def __str__(self) -> str:

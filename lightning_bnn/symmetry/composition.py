@@ -1,0 +1,86 @@
+"""Products and inverses of permutations of all groups, those inside moving blocks as well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.symmetry.axis_actions import take_along_last
+from lightning_bnn.symmetry.groups import Symmetries
+
+__all__ = ["compose", "homes", "invert", "standing_at"]
+
+
+def compose(first: Sequence[Tensor], second: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
+    """One element that does what ``first`` and then ``second`` do.
+
+    Either may have a member dimension.
+    """
+    members = _members(first, second)
+    if members is None or not homes(sym):
+        return _compose(first, second, sym)
+    every = [_compose(_member(first, m), _member(second, m), sym) for m in range(members)]
+    return [torch.stack(rows) for rows in zip(*every, strict=True)]
+
+
+def invert(permutations: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
+    """The element that undoes one; with a member dimension if that has one."""
+    members = _members(permutations)
+    if members is None or not homes(sym):
+        return _invert(permutations, sym)
+    every = [_invert(_member(permutations, m), sym) for m in range(members)]
+    return [torch.stack(rows) for rows in zip(*every, strict=True)]
+
+
+def _compose(first: Sequence[Tensor], second: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
+    inside = homes(sym)
+    result: list[Tensor] = list(first)
+    for g, after in enumerate(second):
+        standing = standing_at(g, first, sym, inside)
+        result[standing] = take_along_last(first[standing], after)
+    return result
+
+
+def _invert(permutations: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
+    inside = homes(sym)
+    return [
+        permutations[standing_at(g, permutations, sym, inside)].argsort(-1)
+        for g in range(len(permutations))
+    ]
+
+
+def homes(sym: Symmetries) -> dict[int, tuple[int, int, int]]:
+    """Of every group inside a block: the group of blocks, its row there, the block."""
+    return {
+        member: (g, k, slot)
+        for g, group in enumerate(sym.permutations)
+        for k, row in enumerate(group.inner)
+        for slot, member in enumerate(row)
+    }
+
+
+def standing_at(
+    group: int,
+    permutations: Sequence[Tensor],
+    sym: Symmetries,
+    inside: dict[int, tuple[int, int, int]],
+) -> int:
+    """The group whose units stand in the places of another one after blocks have moved.
+
+    ``inside`` is what `homes` returns.
+    """
+    if group not in inside:
+        return group
+    home, row, slot = inside[group]
+    blocks = standing_at(home, permutations, sym, inside)
+    return sym.permutations[blocks].inner[row][int(permutations[blocks][slot])]
+
+
+def _members(*elements: Sequence[Tensor]) -> int | None:
+    return next((len(p) for element in elements for p in element if p.ndim == 2), None)
+
+
+def _member(element: Sequence[Tensor], m: int) -> list[Tensor]:
+    return [p[m] if p.ndim == 2 else p for p in element]

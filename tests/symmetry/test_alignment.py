@@ -1,0 +1,287 @@
+import itertools
+
+import pytest
+import torch
+from cases import CASES
+from scipy.optimize import linear_sum_assignment
+from torch import nn
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import (
+    align,
+    compose,
+    cycle_error,
+    discover,
+    flip,
+    invert,
+    match,
+    permute,
+    random_permutations,
+    random_scales,
+    random_signs,
+    rescale,
+)
+from lightning_bnn.symmetry.matching.frank_wolfe import _line_search
+from lightning_bnn.symmetry.matching.plan import Plan
+from lightning_bnn.symmetry.matching.relaxation import Relaxation
+
+LARGE = ("convnext_tiny", "mobilenet_v2", "resnet18", "resnet20 frn")
+SMALL = [c for c in CASES if c.name not in LARGE]
+
+
+class Stream(nn.Module):
+    """Blocks beside a stream that nothing else reads or writes with weights that differ."""
+
+    def __init__(self, hidden, width, blocks):
+        super().__init__()
+        self.first = nn.ModuleList(nn.Linear(width, hidden, bias=False) for _ in range(blocks))
+        self.second = nn.ModuleList(nn.Linear(hidden, width, bias=False) for _ in range(blocks))
+        self.stem, self.head = nn.Linear(3, width), nn.Linear(width, 3)
+        for end in (self.stem, self.head):
+            for p in end.parameters():
+                nn.init.zeros_(p)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for first, second in zip(self.first, self.second, strict=True):
+            x = x + second(first(x).relu())
+        return self.head(x)
+
+
+class Experts(nn.Module):
+    """Weights of three dimensions, blocks with units inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(3, 6, 4))
+        self.down = nn.Parameter(torch.randn(3, 4, 6))
+        self.router = nn.Linear(4, 3)
+        self.stem = nn.Linear(5, 4)
+
+    def forward(self, x):
+        x = self.stem(x).tanh()
+        hidden = torch.einsum("bi,ehi->beh", x, self.up).relu()
+        out = torch.einsum("beh,eoh->beo", hidden, self.down)
+        return (out * self.router(x).softmax(-1)[..., None]).sum(1)
+
+
+def close(a, b, tolerance=0.0):
+    return all(torch.allclose(a[n], b[n], rtol=0, atol=tolerance) for n in b)
+
+
+def mlps(members, hidden=(12, 10), inputs=6):
+    torch.manual_seed(0)
+    model = models.mlp(inputs, list(hidden), 4)
+    return model, discover(model, torch.randn(1, inputs)), P.populate(model, members)
+
+
+# ------------------------------------------------------------ products of permutations
+@pytest.mark.parametrize("case", SMALL, ids=lambda c: c.name)
+def test_products_and_inverses_act_like_one_after_the_other(case):
+    model, _, sym = case.known()
+    params, generator = P.of(model), torch.Generator().manual_seed(0)
+    a, b = (random_permutations(sym, generator) for _ in range(2))
+    both = permute(permute(params, sym, a), sym, b)
+    assert close(permute(params, sym, compose(a, b, sym)), both)
+    assert close(permute(permute(params, sym, a), sym, invert(a, sym)), params)
+    stacked = random_permutations(sym, generator, 2)
+    together = compose(stacked, b, sym)
+    for m in range(2):
+        alone = compose([p[m] for p in stacked], b, sym)
+        assert all(torch.equal(t[m], p) for t, p in zip(together, alone, strict=True))
+
+
+# ------------------------------------------------------------ Frank-Wolfe
+@pytest.mark.parametrize(("build", "x"), [(Experts, (2, 5)), (lambda: Stream(4, 5, 2), (2, 3))])
+def test_values_and_slopes_of_soft_permutations(build, x):
+    torch.manual_seed(0)
+    model = build().double()
+    sym = discover(model, torch.randn(x).double())
+    relaxation = Relaxation(Plan(sym))
+    stack = {n: torch.randn(2, *t.shape).double() for n, t in P.of(model).items()}
+    goal = {n: torch.randn_like(t) for n, t in P.of(model).items()}
+    matrices = [torch.rand(2, t.units, t.units).double() for t in relaxation.tables]
+    for m in matrices:
+        m.requires_grad_()
+    value = relaxation.value_at(stack, goal, matrices)
+    slopes = torch.autograd.grad(value.sum(), matrices)
+    with torch.no_grad():
+        found, gradients = relaxation.value_and_gradients(stack, goal, matrices)
+        assert torch.allclose(found, value)
+        assert all(torch.allclose(a, b) for a, b in zip(gradients, slopes, strict=True))
+        orders = [torch.rand(2, t.units).argsort(-1) for t in relaxation.tables]
+        hard = [torch.nn.functional.one_hot(o, o.shape[1]).double() for o in orders]
+        at_corner = relaxation.value_of(stack, goal, orders)
+        assert torch.allclose(at_corner, relaxation.value_at(stack, goal, hard))
+    assert relaxation.degree == 2
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3, 4])
+def test_line_search_finds_the_best_of_a_grid(degree):
+    generator = torch.Generator().manual_seed(degree)
+    coefficients = torch.randn(20, degree + 1, generator=generator, dtype=torch.float64)
+    coefficients[:, 1].abs_()
+
+    def value(at):
+        return (coefficients * at ** torch.arange(degree + 1.0)).sum(1)
+
+    count = max(degree - 1, 1)
+    points = [((k or count) / count, value((k or count) / count)) for k in range(count)]
+    found = _line_search(value(0.0), coefficients[:, 1], points)
+    best = torch.stack([value(t) for t in torch.linspace(0, 1, 1001).tolist()]).amax(0)
+    reached = (coefficients * found[:, None] ** torch.arange(degree + 1.0)).sum(1)
+    assert bool((reached >= best - 1e-9).all())
+
+
+def planted(model, x, noise, trial, signs=False):
+    sym, generator = discover(model, x), torch.Generator().manual_seed(trial)
+    params = {n: t.clone() for n, t in P.of(model).items()}
+    copy = {
+        n: t + (noise * t.std() if t.numel() > 1 else 0) * torch.randn(t.shape, generator=generator)
+        for n, t in params.items()
+    }
+    moved = permute(copy, sym, random_permutations(sym, generator))
+    return sym, params, copy, flip(moved, sym, random_signs(sym, generator)) if signs else moved
+
+
+def test_a_stream_that_nothing_anchors_is_recovered_by_the_joint_way_only():
+    found = {"ascent": 0, "frank-wolfe": 0, "best": 0}
+    for trial in range(4):
+        torch.manual_seed(trial)
+        sym, params, copy, moved = planted(Stream(15, 25, 2), torch.randn(1, 3), 0.2, trial)
+        for method in found:
+            result = match(moved, params, sym, method=method)
+            found[method] += close(result.apply(moved, sym), copy)
+    assert found["frank-wolfe"] == found["best"] == 4
+    assert found["ascent"] < 4
+
+
+def test_one_hidden_layer_is_one_assignment_for_every_method():
+    model, sym, stack = mlps(2, (12,))
+    a, b = P.unstack(stack)
+    rows = [torch.cat([p["1.weight"], p["1.bias"][:, None], p["3.weight"].T], 1) for p in (b, a)]
+    rows_in, columns = linear_sum_assignment((rows[0] @ rows[1].T).numpy(), maximize=True)
+    assert (rows_in == range(12)).all()
+    for method in ("best", "ascent", "frank-wolfe"):
+        assert match(a, b, sym, method=method)[0].tolist() == columns.tolist()
+    assert match(a, b, sym).method == "ascent"
+
+
+def test_best_is_never_below_another_method_and_no_method_above_the_bound():
+    _, sym, stack = mlps(6, (14, 13, 12))
+    reference = P.unstack(stack)[0]
+    found = {m: match(stack, reference, sym, method=m) for m in ("ascent", "frank-wolfe", "best")}
+    for method in ("ascent", "frank-wolfe"):
+        assert bool((found["best"].objective >= found[method].objective - 1e-4).all())
+    assert {"ascent", "frank-wolfe"} >= set(found["best"].method)
+    best = found["best"]
+    assert bool((best.objective <= best.bound + 1e-9).all())
+    assert best.share[0] == pytest.approx(1)
+    assert float(best.share[1:].max()) < 0.99
+    moved = best.apply(stack, sym)
+    by_hand = sum((moved[n] * reference[n]).flatten(1).sum(1) for n in reference if n != "7.bias")
+    assert torch.allclose(best.objective.float(), by_hand, rtol=1e-4)
+    assert "of the bound in the mean of 6 networks" in str(best)
+
+
+def test_a_stack_is_matched_as_its_members_are():
+    _, sym, stack = mlps(3)
+    reference = P.unstack(P.populate(models.mlp(6, [12, 10], 4), 1))[0]
+    together = match(stack, reference, sym, method="frank-wolfe")
+    for m, member in enumerate(P.unstack(stack)):
+        alone = match(member, reference, sym, method="frank-wolfe")
+        assert all(torch.equal(t[m], a) for t, a in zip(together, alone, strict=True))
+        assert together.objective[m] == pytest.approx(float(alone.objective))
+
+
+def test_flips_are_found_where_they_are_asked_for():
+    torch.manual_seed(0)
+    model = models.mlp(6, [12, 10], 3, nn.Tanh)
+    sym, params, copy, moved = planted(model, torch.randn(1, 6), 0.1, 0, signs=True)
+    with_flips = match(moved, params, sym, signs=True)
+    assert close(with_flips.apply(moved, sym), copy)
+    assert with_flips.objective > 1.2 * match(moved, params, sym).objective
+
+
+# ------------------------------------------------------------ many networks
+def distance_to_mean(stack, names):
+    return sum(float((stack[n] - stack[n].mean(0)).double().square().sum()) for n in names)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "stream", "groups"])
+def test_joint_alignment_is_never_worse_than_none_or_the_first(kind):
+    torch.manual_seed(0)
+    if kind == "mlp":
+        model, sym, stack = mlps(8)
+    else:
+        stream = kind == "stream"
+        model = Stream(7, 9, 2) if stream else models.optunet()
+        sym = discover(model, torch.randn(1, 3) if stream else torch.randn(1, 1, 28, 28))
+        stack = P.populate(model, 6)
+    joint, first = align(stack, sym), align(stack, sym, method="reference")
+    assert all(b <= a * (1 + 1e-6) for a, b in itertools.pairwise(joint.spread[1:]))
+    assert joint.spread[-1] < first.spread[-1] < first.spread[0] == joint.spread[0]
+    names = Plan(sym).compared
+    for found in (joint, first):
+        moved = distance_to_mean(found.apply(stack, sym), names)
+        assert moved == pytest.approx(found.spread[-1], rel=1e-5)
+        assert all(torch.equal(p[0], torch.arange(p.shape[1])) for p in found)
+
+
+@pytest.mark.parametrize("signs", [False, True])
+def test_permuted_copies_of_one_network_become_equal(signs):
+    torch.manual_seed(0)
+    model = models.mlp(6, [12, 10], 3, nn.Tanh if signs else nn.ReLU).double()
+    sym, params = discover(model, torch.randn(1, 6).double()), P.of(model)
+    generator, stack = (
+        torch.Generator().manual_seed(0),
+        {n: t.repeat(5, *[1] * t.ndim) for n, t in params.items()},
+    )
+    stack = permute(stack, sym, random_permutations(sym, generator, 5))
+    if signs:
+        stack = flip(stack, sym, random_signs(sym, generator, 5))
+    found = align(stack, sym, signs=signs)
+    moved = found.apply(stack, sym)
+    assert all(torch.equal(t[0], t[k]) for t in moved.values() for k in range(5))
+    assert close({n: t[0] for n, t in moved.items()}, {n: t[0] for n, t in stack.items()})
+    if not signs:
+        scaled = rescale(stack, sym, random_scales(sym, generator, 5))
+        assert align(scaled, sym).spread[-1] > 0.1
+        assert align(scaled, sym, scales="min-mass").spread[-1] < 1e-8
+
+
+def test_permutations_cancel_around_every_cycle_of_an_alignment_but_not_of_pairs():
+    _, sym, stack = mlps(5)
+    members, pairs = P.unstack(stack), list(itertools.permutations(range(5), 2))
+    found = align(stack, sym)
+    assert cycle_error({(a, b): found.between(a, b, sym) for a, b in pairs}, sym) == 0
+    one_by_one = {(a, b): match(members[a], members[b], sym) for a, b in pairs}
+    assert cycle_error(one_by_one, sym) > 0.1
+    moved = found.apply(stack, sym)
+    there = permute(members[2], sym, found.between(2, 1, sym))
+    back = permute({n: t[1] for n, t in moved.items()}, sym, invert([p[1] for p in found], sym))
+    assert close(back, members[1])
+    assert not close(there, members[2])
+
+
+@pytest.mark.bad_input
+def test_what_alignment_refuses():
+    _, sym, stack = mlps(3)
+    one = P.unstack(stack)[0]
+    for call, text in (
+        (lambda: align(one, sym), "`stack` must be a stack of networks"),
+        (lambda: align(stack, sym, method="mean"), "`method` must be 'joint' or 'reference'"),
+        (lambda: align(stack, sym, scales="best"), "`scales` must be 'min-mass' or None"),
+        (lambda: align(stack, sym, sweeps=0), "`sweeps` must be at least 1, got 0"),
+        (lambda: match(one, one, sym, method="hungarian"), "`method` must be one of best, ascent"),
+        (lambda: cycle_error({(0, 1): match(one, one, sym)}, sym), "at least three networks"),
+        (
+            lambda: align({n: t / 0 for n, t in stack.items()}, sym),
+            "`stack`: '1.weight' holds NaN",
+        ),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call()
+    single = align({n: t[:1] for n, t in stack.items()}, sym)
+    assert single.spread[-1] == pytest.approx(0, abs=1e-9)
