@@ -16,6 +16,8 @@ COMMANDS = {
     "population": "thousands of independent networks into one bank, on one machine or many",
     "bank": "look into a bank of networks, fill it from checkpoints, write it to files",
     "symmetries": "what can be permuted, rescaled and flipped in a network without changing it",
+    "match": "bring a network in a file into the frame of another, so that they can be averaged",
+    "merge": "average networks in files, once they are in one frame",
 }
 """What each command does; the function of its name lives in ``commands/<name>.py``."""
 TRAINING = {
@@ -113,11 +115,15 @@ def _call(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
     from jsonargparse import auto_cli
 
     from lightning_bnn.commands.parsers import StrictParser
+    from lightning_bnn.commands.several import call_with_several, takes_several
     from lightning_bnn.settings_files import config_files, read_settings
 
     for file in config_files(args):
         read_settings(file)
     prog = f"lightning-bnn {name}"
+    if takes_several(command):
+        call_with_several(command, args, prog, numbers="weights")
+        return
     if "config" not in inspect.signature(command).parameters:
         auto_cli(command, args=list(args), prog=prog, parser_class=StrictParser)
         return

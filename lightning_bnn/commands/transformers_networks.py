@@ -1,7 +1,8 @@
-"""Networks of a Hugging Face folder: the class that its configuration names, without its weights."""
+"""Networks of Hugging Face folders: of the class that a configuration names, without weights."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def transformers_network(folder: Path) -> nn.Module:
         raise ValueError(f"{folder} is quantised, and quantised networks are not read.")
     names = settings.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    kind = getattr(transformers, name, None) if isinstance(name, str) else None
+    kind: Any = getattr(transformers, name, None) if isinstance(name, str) else None
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise ValueError(
             f"{folder / 'config.json'} names {name!r}, which is no network of transformers "
@@ -45,7 +46,7 @@ def transformers_network(folder: Path) -> nn.Module:
 
 def _transformers(folder: Path) -> Any:
     try:
-        import transformers
+        transformers = importlib.import_module("transformers")
     except ImportError:
         raise ValueError(
             f"{folder} is a folder of Hugging Face: install transformers, or name the class of "

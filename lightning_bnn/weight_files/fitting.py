@@ -1,4 +1,4 @@
-"""Which tensor of a file is which of a network: prefixes, tied tensors, and what belongs to none."""
+"""Which tensor of a file is which of a network: prefixes, tied tensors, and foreign ones."""
 
 from __future__ import annotations
 
@@ -83,13 +83,16 @@ class FittedNetwork:
         return self.stored.read(self.places[name])
 
     def number(self, name: str) -> Tensor:
-        """One tensor to compute with: half precision becomes float32; all numbers are finite."""
+        """One tensor in float32, to compute with; all numbers are finite."""
         tensor = self.read(name)
         if not tensor.is_floating_point():
             return tensor
+        tensor = tensor.float()
         if not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{self.stored.path}: {self.places[name]!r} is not finite.")
-        return tensor if tensor.dtype == torch.float64 else tensor.float()
+            raise ValueError(
+                f"{self.stored.path}: {self.places[name]!r} holds NaN or infinite values."
+            )
+        return tensor
 
 
 def fit(
@@ -202,9 +205,7 @@ def _check_ties(fitted: FittedNetwork) -> None:
             )
 
 
-def _check_others(
-    fitted: FittedNetwork, buffers: Collection[str], ignored: Sequence[str]
-) -> None:
+def _check_others(fitted: FittedNetwork, buffers: Collection[str], ignored: Sequence[str]) -> None:
     """Numbers of something else would stay where they are while the network moves."""
     for name in fitted.others:
         tensor = fitted.stored.tensors[name]

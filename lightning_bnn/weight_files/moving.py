@@ -1,4 +1,4 @@
-"""One tensor in another frame of its network: flipped, then permuted, bit by bit the same numbers."""
+"""One tensor in another frame of its network: flipped, then permuted, with the same bits."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _read(path: Path, start: int, dtype: torch.dtype, shape: torch.Size) -> Tens
     numbers = torch.empty(shape.numel() * dtype.itemsize, dtype=torch.uint8)
     with path.open("rb") as file:
         file.seek(start)
-        if file.readinto(memoryview(numbers.numpy())) != len(numbers):
+        if file.readinto(numbers.numpy().data) != len(numbers):
             raise ValueError(f"{path} is damaged: it ends before its last tensor.")
     return numbers.view(dtype).reshape(shape)
 
@@ -132,7 +132,7 @@ def write_shard(
             assert (numbers.dtype, numbers.shape) == (expected.dtype, expected.shape), name
             flat = numbers.detach().cpu().contiguous().reshape(-1)
             if flat.numel():
-                file.write(memoryview(flat.view(torch.uint8).numpy()))
+                file.write(flat.view(torch.uint8).numpy().data)
             del numbers, flat
         file.flush()
         os.fsync(file.fileno())

@@ -48,9 +48,7 @@ def _check_free(target: Path, like: StoredNetwork, overwrite: bool) -> None:
         ours = {s.name for s in like.shards} | {p.name for p in companions(like.path)}
         foreign = sorted(p.name for p in target.iterdir() if p.name not in ours or p.is_dir())
         if foreign:
-            raise ValueError(
-                f"`--out`: {target} also holds {foreign[0]!r}, and is not replaced."
-            )
+            raise ValueError(f"`--out`: {target} also holds {foreign[0]!r}, and is not replaced.")
 
 
 def write_like(

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from lightning_bnn.params import Params, is_stacked, of
 
-__all__ = ["Barrier", "barrier", "interpolate"]
+__all__ = ["Barrier", "barrier", "interpolate", "reestimated"]
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -94,7 +94,7 @@ def barrier(
     for weight in weights:
         params = interpolate(a, b, weight)
         if batch_norm == "reestimate":
-            params = _reestimated(network, params, (x for x, _ in batches))
+            params = reestimated(network, params, (x for x, _ in batches))
         losses.append(_mean_loss(network, params, batches, loss))
     return Barrier(max(losses) - (losses[0] + losses[-1]) / 2, tuple(weights), tuple(losses))
 
@@ -111,8 +111,14 @@ def _mean_loss(
     return total / count
 
 
-def _reestimated(network: nn.Module, params: Params, inputs: Iterable[Any]) -> Params:
-    """Average the statistics over all batches, as a fresh pass in training mode would."""
+def reestimated(network: nn.Module, params: Params, inputs: Iterable[Any]) -> Params:
+    """Average the statistics over all batches, as a fresh pass in training mode would.
+
+    Args:
+        network: gives the computation.
+        params: one network; it is left untouched.
+        inputs: of all batches.
+    """
     norms = [
         m
         for m in network.modules()

@@ -1,0 +1,229 @@
+"""`lightning-bnn merge`: networks on disk, brought into one frame and averaged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from lightning_bnn.arguments import is_number
+from lightning_bnn.commands.disk_networks import DiskNetworks, open_networks, shown, target_of
+from lightning_bnn.commands.judged_examples import Examples, examples_of, loss
+from lightning_bnn.params import Params, stack, unstack
+from lightning_bnn.symmetry import Alignment, align
+from lightning_bnn.symmetry.matching.interpolation import reestimated
+from lightning_bnn.weight_files import FittedNetwork, moved, write_like
+
+__all__ = ["merge"]
+
+STATISTICS = ("running_mean", "running_var")
+
+
+def merge(
+    *networks: str,
+    out: str | None = None,
+    weights: list[float] | None = None,
+    network: str | None = None,
+    input: str = "",
+    init: dict[str, Any] | None = None,
+    prefix: str | None = None,
+    batch_norm: Literal["carrier", "eval"] = "carrier",
+    method: Literal["joint", "reference"] = "joint",
+    signs: bool = False,
+    seed: int = 0,
+    data: str | None = None,
+    others: Literal["refuse", "copy"] = "refuse",
+    overwrite: bool = False,
+    dry_run: bool = False,
+) -> None:
+    """Average networks after bringing all of them into the frame of the first one.
+
+    What is written is one network, with the names, types and metadata of the first. For example:
+    lightning-bnn merge a.safetensors b.safetensors c.safetensors --weights 0.5 0.3 0.2 --out
+    d.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
+
+    Args:
+        *networks: at least two networks: .safetensors, .ckpt, .pt, or folders of Hugging Face
+            (config.json beside model.safetensors or its shards).
+        out: what to write: a .safetensors file, or a folder if the first network is one.
+        weights: how much each network counts, e.g. 0.5 0.3 0.2; by default all count the same.
+        network: import path of a class or function that returns the network, or a configuration
+            as fit takes it (.yaml); for folders of Hugging Face, transformers knows it.
+        input: shape of the input, e.g. 1,3,224,224; with a type after a colon, e.g. 2,16:int64;
+            several separated by ;
+        init: arguments of the class, e.g. --init.num_classes 10
+        prefix: what stands before the names of the network in the files, e.g. net. (found by
+            itself when only one fits).
+        batch_norm: carrier holds the weights before a batch norm; eval treats it as a fixed affine
+            map.
+        method: joint matches every network to the sum of the others, reference all to the first.
+        signs: flip units as well, where the network lets them be flipped (true or false).
+        seed: of the order of the networks, the initialisation and the example input.
+        data: estimates the statistics of batch norms anew, and judges the average: import path of
+            a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with
+            inputs and targets.
+        others: what becomes of tensors in the first that are none of the network: refuse, or copy.
+        overwrite: replace what is at --out (true or false).
+        dry_run: print what is there before, and write nothing (true or false).
+    """
+    if len(networks) < 2:
+        raise ValueError(f"`networks` must be at least two, got {len(networks)}.")
+    parts = _shares(weights, len(networks))
+    read = open_networks(networks, network, input, init, prefix, batch_norm, others, seed)
+    target = target_of(out, read, overwrite, dry_run)
+    examples = examples_of(data) if data is not None else None
+    every = stack([read.read(k) for k in range(len(networks))])
+    told = ", ".join(f"{part:.3g} of {name}" for part, name in zip(parts, networks, strict=True))
+    print(f"the average of {told}, in the frame of {networks[0]}\n{read.describe()}", flush=True)
+    before = _numbers(read, every, parts, examples)
+    print("\n".join(f"{name}: {value:.6g}" for name, value in before.items()), flush=True)
+    if read.has_statistics and examples is None:
+        print(
+            "the statistics of batch norms are averaged, too: give `--data` to estimate them anew"
+        )
+    if dry_run:
+        return
+    alignment = align(every, read.sym, method=method, signs=signs, seed=seed)
+    every = alignment.apply(every, read.sym)
+    print(f"\n{alignment}")
+    after = _numbers(read, every, parts, examples)
+    print("\n".join(f"{name}: {before[name]:.6g} -> {after[name]:.6g}" for name in after))
+    new = _statistics(read, every, parts, examples)
+    del every
+    if target is not None:
+        _write(read, alignment, parts, new, target, overwrite)
+
+
+def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
+    """How much every network counts; all shares together are one."""
+    if weights is None:
+        return [1 / count] * count
+    good = all(is_number(w) and w >= 0 for w in weights)
+    if not good or len(weights) != count or not 0 < sum(weights) < math.inf:
+        raise ValueError(
+            f"`--weights` must be {count} numbers that are not negative, one for each network, got "
+            f"{' '.join(map(str, weights))}."
+        )
+    return [w / sum(weights) for w in weights]
+
+
+# ------------------------------------------------------------ numbers
+def _averaged(every: Params, parts: Sequence[float]) -> Params:
+    """The weighted mean of a stack; what is not floating is taken from the first."""
+    weights = torch.tensor(parts)
+    return {
+        name: torch.tensordot(weights, tensor, 1) if tensor.is_floating_point() else tensor[0]
+        for name, tensor in every.items()
+    }
+
+
+def _numbers(
+    read: DiskNetworks, every: Params, parts: Sequence[float], examples: Examples | None
+) -> dict[str, float]:
+    """How far the networks are from their average, and what it loses."""
+    mean = _averaged(every, parts)
+    squares = torch.zeros((), dtype=torch.float64)
+    for name in (n for n, t in mean.items() if t.is_floating_point()):
+        for part, tensor in zip(parts, every[name], strict=True):
+            squares += part * (tensor - mean[name]).square().sum(dtype=torch.float64)
+    numbers = {"distance to the average": math.sqrt(float(squares))}
+    if examples is not None:
+        losses = [_loss(read, member, examples) for member in unstack(every)]
+        own = sum(part * one for part, one in zip(parts, losses, strict=True))
+        mean = reestimated(read.network, mean, examples.inputs)
+        barrier = _loss(read, mean, examples) - own
+        numbers[f"barrier (loss of the average above theirs) on {examples}"] = barrier
+    return numbers
+
+
+@torch.no_grad()
+def _loss(read: DiskNetworks, params: Params, examples: Examples) -> float:
+    total, count = 0.0, 0
+    for x, y in examples.batches:
+        total += float(loss(functional_call(read.network, params, (x,)), y)) * len(y)
+        count += len(y)
+    return total / count
+
+
+@torch.no_grad()
+def _statistics(
+    read: DiskNetworks, every: Params, parts: Sequence[float], examples: Examples | None
+) -> Params:
+    """The statistics of batch norms on the data; nothing where there are neither."""
+    if examples is None or not read.has_statistics:
+        return {}
+    mean = reestimated(read.network, _averaged(every, parts), examples.inputs)
+    return {n: t for n, t in mean.items() if n.rpartition(".")[2] in STATISTICS}
+
+
+# ------------------------------------------------------------ writing
+def _write(
+    read: DiskNetworks,
+    alignment: Alignment,
+    parts: Sequence[float],
+    new: Params,
+    target: Path,
+    overwrite: bool,
+) -> None:
+    """Read, move, average and write one tensor after the other."""
+    read.forget_network()
+    first = read.files[0]
+    steps = iter(shown(first.stored.tensors, "writing"))
+    average = _averager(read, alignment, parts)
+
+    def value(place: str) -> Tensor:
+        next(steps)
+        name = first.names.get(place)
+        stored = first.stored.tensors[place]
+        if name is None:
+            return stored.read()
+        mean = new[name] if name in new else average(name)
+        written = mean.to(stored.dtype)
+        if written.is_floating_point() and not bool(torch.isfinite(written).all()):
+            raise ValueError(f"The average of {place!r} is too large for {stored.dtype}.")
+        return written
+
+    write_like(first.stored, target, value, overwrite)
+    print(f"wrote {target}")
+
+
+def _averager(
+    read: DiskNetworks, alignment: Alignment, parts: Sequence[float]
+) -> Callable[[str], Tensor]:
+    def element(k: int) -> tuple[list[Tensor], list[Tensor] | None]:
+        signs = alignment.signs
+        return [p[k] for p in alignment], None if signs is None else [s[k] for s in signs]
+
+    def average(name: str) -> Tensor:
+        total: Tensor | None = None
+        for k, (file, part) in enumerate(zip(read.files, parts, strict=True)):
+            tensor = moved(_wide(file, name), name, read.sym, *element(k))
+            if not tensor.is_floating_point():
+                total = tensor if total is None else total
+                _check_same(tensor, total, file, name)
+            else:
+                total = tensor.mul_(part) if total is None else total.add_(tensor, alpha=part)
+        assert total is not None
+        return total
+
+    return average
+
+
+def _check_same(tensor: Tensor, first: Tensor, file: FittedNetwork, name: str) -> None:
+    """Whole numbers have no average; only counts of batches may differ."""
+    if not name.endswith("num_batches_tracked") and not torch.equal(tensor, first):
+        raise ValueError(
+            f"{file.stored.path}: {file.places[name]!r} holds other whole numbers than the first "
+            "network, and they cannot be averaged."
+        )
+
+
+def _wide(file: FittedNetwork, name: str) -> Tensor:
+    """A tensor that can be added to others: half precision becomes float32."""
+    tensor = file.read(name)
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
