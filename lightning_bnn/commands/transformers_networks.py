@@ -31,7 +31,8 @@ def transformers_network(folder: Path) -> nn.Module:
     names = settings.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     kind: Any = getattr(transformers, name, None) if isinstance(name, str) else None
-    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+    is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not is_network:
         raise ValueError(
             f"{folder / 'config.json'} names {name!r}, which is no network of transformers "
             f"{transformers.__version__}; name its class by `--network`."

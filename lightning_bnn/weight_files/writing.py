@@ -76,7 +76,7 @@ def write_like(
 def _write_folder(like: StoredNetwork, folder: Path, value: Callable[[str], Tensor]) -> None:
     folder.mkdir()
     for path in companions(like.path):
-        if path.name != INDEX or len(like.shards) > 1 or not _is_one_file(like):
+        if path.name != INDEX or not _is_one_file(like):  # which nobody has read
             shutil.copyfile(path, folder / path.name)
     for shard in like.shards:
         write_shard(folder / shard.name, shard.tensors, shard.metadata, value)

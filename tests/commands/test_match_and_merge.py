@@ -1,0 +1,331 @@
+"""`lightning-bnn match` and `merge` as a user calls them."""
+
+import json
+import os
+import re
+import shutil
+import sys
+
+import disk_networks
+import pytest
+import torch
+from disk_networks import NORMED, PLAIN, drawn, normed, orders, plain, write
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from lightning_bnn import params as P
+from lightning_bnn.cli import main
+from lightning_bnn.symmetry.matching.interpolation import reestimated
+
+X = torch.randn(12, 4, generator=torch.Generator().manual_seed(5))
+
+
+def failure(capsys, *args):
+    with pytest.raises(SystemExit) as stopped:
+        main([str(a) for a in args])
+    assert stopped.value.code == 2
+    message = capsys.readouterr().err.strip()
+    assert "Traceback" not in message
+    assert message.count("\n") == 0
+    return message
+
+
+def loaded(build, path, prefix=""):
+    net = build().double()
+    net.load_state_dict({n.removeprefix(prefix): t for n, t in load_file(path).items()})
+    return net.eval()
+
+
+def outputs(build, path, prefix=""):
+    return loaded(build, path, prefix)(X.double())
+
+
+def distance(a, b):
+    a, b = load_file(a), load_file(b)
+    return sum(float((a[n].double() - b[n].double()).square().sum()) for n in a) ** 0.5
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A network, its copies in two other orders, and examples."""
+    net = drawn(plain)
+    for k in (1, 2):
+        write(tmp_path / f"a{k}.safetensors", orders(net, k))
+    write(tmp_path / "b.safetensors", P.of(net))
+    examples = {"inputs": X, "targets": net(X).argmax(1)}
+    torch.save(examples, tmp_path / "data.pt")
+    return tmp_path
+
+
+# ------------------------------------------------------------ match
+def test_a_planted_permutation_is_found(files, capsys):
+    a, b, c = (files / f"{name}.safetensors" for name in ("a1", "b", "c"))
+    main(["match", str(a), str(b), "--out", str(c), *PLAIN, "--data", str(files / "data.pt")])
+    out = capsys.readouterr().out
+    assert f"{a} moves into the frame of {b}" in out
+    assert "parameters: 104 in 6 tensors (float32)" in out
+    assert re.search(r"permutation +7 +1", out)
+    assert "ascent: objective" in out
+    assert "100.0% of the bound" in out
+    before = float(re.search(r"^distance: (\S+)$", out, re.M)[1])
+    assert before == pytest.approx(distance(a, b), rel=1e-4)
+    assert re.search(r"^distance: \S+ -> 0$", out, re.M)
+    assert re.search(r"^barrier on 12 examples of \S+: \S+ -> 0$", out, re.M)
+    assert distance(c, b) == 0 < distance(a, b)
+    with safe_open(c, "pt") as file:
+        assert file.metadata() == {"format": "pt", "from": "a1"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_types_stay_and_the_function_too(dtype, tmp_path):
+    """Other networks: what is written computes what A computes, only nearer to B."""
+    a = write(tmp_path / "a.safetensors", P.of(drawn(plain, 1)), dtype, "net.")
+    b = write(tmp_path / "b.safetensors", P.of(drawn(plain, 2)))
+    c = tmp_path / "c.safetensors"
+    main(["match", a, b, "--out", str(c), "--restarts", "2", "--method", "ascent", *PLAIN])
+    before, after = load_file(a), load_file(c)
+    assert before.keys() == after.keys()
+    assert {t.dtype for t in after.values()} == {dtype}
+    for name, tensor in before.items():  # the same bits in another order
+        assert torch.equal(tensor.flatten().sort().values, after[name].flatten().sort().values)
+    assert not torch.equal(before["net.1.weight"], after["net.1.weight"])
+    torch.testing.assert_close(outputs(plain, a, "net."), outputs(plain, c, "net."))
+
+
+def test_signs_are_flipped_where_they_may_be(tmp_path, monkeypatch):
+    from lightning_bnn import models
+
+    net = models.mlp(4, [6], 3, torch.nn.Tanh)
+    monkeypatch.setattr(disk_networks, "tanh", lambda: net, raising=False)
+    state = P.of(net)
+    flipped = {n: -t if n != "3.bias" else t for n, t in orders(net, 3).items()}
+    a, b = write(tmp_path / "a.safetensors", flipped), write(tmp_path / "b.safetensors", state)
+    network = ["--network", "disk_networks.tanh", "--input", "2,4"]
+    c = str(tmp_path / "c.safetensors")
+    main(["match", a, b, "--out", c, "--signs", "true", *network])
+    assert distance(c, b) < 1e-6 < distance(a, b)
+
+
+def test_a_lightning_checkpoint_moves(files):
+    state = {f"model.{n}": t for n, t in load_file(files / "a1.safetensors").items()}
+    torch.save({"state_dict": state, "epoch": 3}, files / "a.ckpt")
+    c = files / "c.safetensors"
+    main(["match", str(files / "a.ckpt"), str(files / "b.safetensors"), "--out", str(c), *PLAIN])
+    assert load_file(c).keys() == state.keys()
+    b = load_file(files / "b.safetensors")
+    assert all(torch.equal(load_file(c)[f"model.{n}"], t) for n, t in b.items())
+
+
+def test_a_dry_run_writes_nothing(files, capsys):
+    before = sorted(os.listdir(files))
+    main(
+        ["match", f"{files}/a1.safetensors", f"{files}/b.safetensors", "--dry_run", "true", *PLAIN]
+    )
+    out = capsys.readouterr().out
+    assert "distance: " in out
+    assert "->" not in out
+    networks = [f"{files}/{name}.safetensors" for name in ("a1", "a2", "b")]
+    main(["merge", *networks, "--dry_run", "true", "--out", f"{files}/m.safetensors", *PLAIN])
+    assert "->" not in capsys.readouterr().out
+    assert sorted(os.listdir(files)) == before
+
+
+# ------------------------------------------------------------ merge
+def test_copies_of_one_network_merge_into_it(files, capsys):
+    networks = [str(files / f"{name}.safetensors") for name in ("a1", "a2", "b")]
+    m = files / "m.safetensors"
+    weights = ["--weights", "0.5", "0.3", "0.2"]
+    main(["merge", *networks, *weights, "--out", str(m), *PLAIN, "--data", f"{files}/data.pt"])
+    out = capsys.readouterr().out
+    assert "0.5 of" in out
+    assert re.search(r"^barrier .*: \S+ -> -?(0|\S+e-\d+)$", out, re.M)
+    assert distance(m, networks[0]) < 1e-6 < distance(networks[1], networks[0])
+    torch.testing.assert_close(outputs(plain, m), outputs(plain, networks[2]), atol=1e-6, rtol=0)
+    naive = {
+        n: sum(w * load_file(f)[n] for w, f in zip((0.5, 0.3, 0.2), networks, strict=True))
+        for n in load_file(m)
+    }
+    write(files / "naive.safetensors", naive)
+    assert distance(files / "naive.safetensors", m) > 0.5  # a negative control
+
+
+def test_the_average_is_weighted(tmp_path, capsys):
+    """One layer has no order: what is written is what weights say, also of half precision."""
+    states = [{"weight": torch.randn(3, 4), "bias": torch.randn(3)} for _ in range(2)]
+    names = [
+        write(tmp_path / f"{k}.safetensors", s, [torch.bfloat16, torch.float32][k])
+        for k, s in enumerate(states)
+    ]
+    out = str(tmp_path / "out.safetensors")
+    linear = ["--network", "torch.nn.Linear", "--init", '{"in_features": 4, "out_features": 3}']
+    main(["merge", *names, "--weights", "3", "1", "--out", out, "--input", "2,4", *linear])
+    assert "0.75 of" in capsys.readouterr().out
+    for name, tensor in load_file(out).items():
+        exact = 0.75 * states[0][name].bfloat16().double() + 0.25 * states[1][name].double()
+        assert tensor.dtype == torch.bfloat16
+        torch.testing.assert_close(tensor.double(), exact, atol=0, rtol=2**-8)
+
+
+def test_statistics_of_batch_norms(tmp_path, capsys):
+    nets = [drawn(normed, k) for k in range(2)]
+    names = [write(tmp_path / f"{k}.safetensors", P.of(n)) for k, n in enumerate(nets)]
+    out, data = str(tmp_path / "out.safetensors"), str(tmp_path / "data.safetensors")
+    save_file({"inputs": X, "targets": torch.zeros(12, 3)}, data)
+    main(["merge", *names, "--out", out, *NORMED])
+    assert "statistics of batch norms are averaged" in capsys.readouterr().out
+    averaged = load_file(out)
+    main(["merge", *names, "--out", out, *NORMED, "--data", data, "--overwrite", "true"])
+    assert "statistics of batch norms" not in capsys.readouterr().out
+    new = load_file(out)
+    hidden = X @ new["0.weight"].T + new["0.bias"]
+    torch.testing.assert_close(new["1.running_mean"], hidden.mean(0))
+    torch.testing.assert_close(new["1.running_var"], hidden.var(0))
+    assert not torch.allclose(averaged["1.running_mean"], new["1.running_mean"])
+    assert torch.equal(averaged["0.weight"], new["0.weight"])
+    state = P.of(nets[0])
+    kept = {n: t.clone() for n, t in state.items()}
+    reestimated(normed().eval(), state, [X])
+    assert all(torch.equal(t, kept[n]) for n, t in state.items())
+
+
+# ------------------------------------------------------------ folders
+def hugging_face(folder, state):
+    folder.mkdir()
+    names = list(state)
+    table = {n: f"model-{1 + (k > 2)}.safetensors" for k, n in enumerate(names)}
+    for shard in set(table.values()):
+        save_file({n: state[n].clone() for n in names if table[n] == shard}, folder / shard)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
+    (folder / "config.json").write_text('{"architectures": ["Nothing"]}')
+    (folder / "vocab.txt").write_text(folder.name)
+    return str(folder)
+
+
+def test_folders_of_shards(tmp_path):
+    net = drawn(plain)
+    a, b = hugging_face(tmp_path / "a", orders(net, 1)), hugging_face(tmp_path / "b", P.of(net))
+    main(["match", a, b, "--out", str(tmp_path / "c"), *PLAIN])
+    assert sorted(os.listdir(tmp_path / "c")) == sorted(os.listdir(a))
+    assert (tmp_path / "c" / "vocab.txt").read_text() == "a"
+    for shard in ("model-1.safetensors", "model-2.safetensors"):
+        got, wanted = load_file(tmp_path / "c" / shard), load_file(tmp_path / "b" / shard)
+        assert all(torch.equal(got[n], t) for n, t in wanted.items())
+    main(["merge", a, b, "--out", str(tmp_path / "m"), *PLAIN])
+    merged = load_file(tmp_path / "m" / "model-2.safetensors")
+    for name, tensor in load_file(tmp_path / "a" / "model-2.safetensors").items():
+        torch.testing.assert_close(merged[name], tensor)
+
+
+def test_a_folder_without_transformers_is_one_sentence(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    a = hugging_face(tmp_path / "a", P.of(plain()))
+    assert "install transformers, or name the class" in failure(capsys, "match", a, a)
+
+
+def test_models_of_transformers(tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 11, "n_positions": 16}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "b")
+    shutil.copytree(tmp_path / "b", tmp_path / "a")
+    state = load_file(tmp_path / "b" / "model.safetensors")
+    order = torch.randperm(32)
+    fc, proj = "transformer.h.0.mlp.c_fc", "transformer.h.0.mlp.c_proj.weight"
+    moved = {f"{fc}.weight": state[f"{fc}.weight"][:, order], proj: state[proj][order]}
+    moved[f"{fc}.bias"] = state[f"{fc}.bias"][order]
+    save_file({n: t.contiguous() for n, t in (state | moved).items()},
+              tmp_path / "a" / "model.safetensors", {"format": "pt"})  # fmt: skip
+    main(["match", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "c")])
+    assert distance(tmp_path / "c/model.safetensors", tmp_path / "b/model.safetensors") == 0
+    (tmp_path / "a" / "config.json").write_text('{"architectures": ["os"]}')
+    assert "no network of transformers" in failure(capsys, "match", tmp_path / "a", tmp_path / "b")
+
+
+# ------------------------------------------------------------ mistakes
+@pytest.mark.bad_input
+def test_mistakes_are_one_sentence(files, capsys):
+    a, b, out = files / "a1.safetensors", files / "b.safetensors", files / "c.safetensors"
+    two = [a, b, "--out", out]
+    assert "`--network` is missing" in failure(capsys, "match", *two)
+    assert "`--out` is missing" in failure(capsys, "match", a, b, *PLAIN)
+    assert "no file or folder" in failure(capsys, "match", files / "no.pt", b, *PLAIN)
+    same = [a, b, "--out", b, "--overwrite", "true"]
+    assert "is one of the networks that are read" in failure(capsys, "match", *same, *PLAIN)
+    assert "must be at least two, got 1" in failure(capsys, "merge", a, "--out", out, *PLAIN)
+    for weights in (["1"], ["1", "-1"], ["0", "0"], ["nan", "1"], ["inf", "1"]):
+        message = failure(capsys, "merge", *two, "--weights", *weights, *PLAIN)
+        assert "`--weights` must be 2 numbers that are not negative" in message
+    write(out, load_file(a))
+    assert "`--overwrite true` replaces it" in failure(capsys, "match", *two, *PLAIN)
+    assert "did you mean `--restarts`" in failure(capsys, "match", *two, "--restart", "3")
+    assert "`networks`" in failure(capsys, "merge", "--out", out, *PLAIN)
+    linear = ["--network", "torch.nn.Linear", "--init", '{"in_features": 4, "out_features": 3}']
+    write(a, {"weight": torch.ones(3, 4), "bias": torch.ones(3)})
+    again = [a, a, "--out", files / "d.safetensors", *linear, "--input", "2,4"]
+    assert "no units that can be exchanged" in failure(capsys, "match", *again)
+
+
+@pytest.mark.bad_input
+def test_files_that_do_not_fit_are_one_sentence(files, capsys):
+    a, b = files / "a1.safetensors", files / "b.safetensors"
+    state = load_file(a)
+    two = ["match", a, b, "--out", files / "c.safetensors", *PLAIN]
+    write(b, {n: t for n, t in state.items() if n != "3.bias"})
+    assert f"{b} does not fit: it lacks '3.bias'" in failure(capsys, *two)
+    write(b, {**state, "3.bias": torch.ones(9)})
+    assert f"{b} does not fit: '3.bias' has shape (9,)" in failure(capsys, *two)
+    write(b, {**state, "3.bias": torch.full((6,), torch.nan)})
+    assert f"{b}: '3.bias' holds NaN" in failure(capsys, *two)
+    b.write_bytes(a.read_bytes()[:-3])
+    assert "is damaged" in failure(capsys, *two)
+
+
+@pytest.mark.bad_input
+def test_data_that_do_not_fit_are_one_sentence(files, capsys):
+    two = [files / "a1.safetensors", files / "b.safetensors", "--out", files / "c.safetensors"]
+    for content, message in (
+        ({"inputs": X}, "must hold `inputs` and `targets`"),
+        ({"inputs": X, "targets": torch.zeros(3)}, "must be as many"),
+        ({"inputs": X[:0], "targets": X[:0]}, "must be as many"),
+        ({"inputs": X * torch.nan, "targets": torch.zeros(12, 3)}, "holds NaN or infinite"),
+        ({"inputs": X, "targets": torch.zeros(12, 2)}, "the targets do not fit the network"),
+        ({"inputs": X, "targets": torch.zeros(12, 2).long()}, "the targets do not fit"),
+    ):
+        torch.save(content, files / "bad.pt")
+        bad = ["--data", files / "bad.pt", *PLAIN]
+        assert message in failure(capsys, "match", *two, *bad), message
+        assert message in failure(capsys, "merge", *two, *bad), message
+    for data, message in (
+        ("none.pt", "there is no file"),
+        ("nowhere.Data", "cannot be imported"),
+        ("torch.nn.Identity", "must be a LightningDataModule"),
+    ):
+        assert message in failure(capsys, "match", *two, *PLAIN, "--data", data)
+
+
+@pytest.mark.bad_input
+def test_whole_numbers_have_no_average(tmp_path, capsys, monkeypatch):
+    class Counted(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(4, 3)
+            self.register_buffer("order", torch.tensor([0, 1]))
+
+    monkeypatch.setattr(disk_networks, "counted", Counted, raising=False)
+    names = [
+        write(tmp_path / f"{k}.safetensors", {**P.of(Counted()), "order": torch.tensor([k, 1])})
+        for k in range(2)
+    ]
+    message = failure(capsys, "merge", *names, "--out", tmp_path / "out.safetensors", "--network",
+                      "disk_networks.counted", "--input", "2,4")  # fmt: skip
+    assert "holds other whole numbers than the first" in message
+    assert sorted(os.listdir(tmp_path)) == ["0.safetensors", "1.safetensors"]
+
+
+def test_help(capsys):
+    for command in ("match", "merge"):
+        with pytest.raises(SystemExit) as stopped:
+            main([command, "--help"])
+        assert stopped.value.code == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert f"For example: lightning-bnn {command} a.safetensors" in text
+        assert "a .safetensors file, or a folder" in text

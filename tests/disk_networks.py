@@ -1,0 +1,49 @@
+"""Small networks in files, their units in any order, for the commands that match and merge."""
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import discover, permute, random_permutations
+
+PLAIN = ["--network", "lightning_bnn.models.mlp", "--input", "2,4", "--init.inputs", "4"]
+PLAIN += ["--init.hidden", "[7, 6]", "--init.outputs", "3"]
+NORMED = ["--network", "disk_networks.normed", "--input", "5,4"]
+
+
+def plain():
+    return models.mlp(4, [7, 6], 3)
+
+
+def normed():
+    """A network with a norm over batches."""
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def drawn(build, seed=0):
+    """A network whose statistics are its own, too."""
+    torch.manual_seed(seed)
+    net = build()
+    for name, tensor in net.state_dict().items():
+        if name.endswith(("running_mean", "running_var")):
+            tensor.uniform_(0.5, 2)
+    return net.eval()
+
+
+def orders(net, seed):
+    """The same network with its units in another order."""
+    sym = discover(net, torch.randn(2, 4))
+    generator = torch.Generator().manual_seed(seed)
+    return permute(P.of(net), sym, random_permutations(sym, generator))
+
+
+def write(path, state, dtype=None, prefix=""):
+    """A safetensors file; returns its name."""
+    kept = {
+        prefix + n: t.to(dtype if t.is_floating_point() and dtype else t.dtype).contiguous()
+        for n, t in state.items()
+    }
+    save_file(kept, path, {"format": "pt", "from": path.stem})
+    return str(path)
