@@ -10,6 +10,7 @@ from lightning_bnn.symmetry import discover, permute, random_permutations
 
 PLAIN = ["--network", "lightning_bnn.models.mlp", "--input", "2,4", "--init.inputs", "4"]
 PLAIN += ["--init.hidden", "[7, 6]", "--init.outputs", "3"]
+KNOWN = {}
 NORMED = ["--network", "disk_networks.normed", "--input", "5,4"]
 
 
@@ -32,9 +33,16 @@ def drawn(build, seed=0):
     return net.eval()
 
 
+def known(net, *example, batch_norm="carrier"):
+    """Symmetries of a network, read once for all that have its layers."""
+    if repr(net) not in KNOWN:
+        KNOWN[repr(net)] = discover(net, *example, batch_norm=batch_norm)
+    return KNOWN[repr(net)]
+
+
 def orders(net, seed):
     """The same network with its units in another order."""
-    sym = discover(net, torch.randn(2, 4))
+    sym = known(net, torch.randn(2, 4))
     generator = torch.Generator().manual_seed(seed)
     return permute(P.of(net), sym, random_permutations(sym, generator))
 

@@ -26,12 +26,12 @@ from lightning_bnn.symmetry import Symmetries, discover
 from lightning_bnn.weight_files import (
     FittedNetwork,
     NetworkNames,
+    StoredNetwork,
     check_target,
     fit,
-    open_network,
 )
 
-__all__ = ["DiskNetworks", "open_networks", "shown", "target_of"]
+__all__ = ["DiskNetworks", "disk_networks", "shown", "target_of"]
 
 T = TypeVar("T")
 
@@ -80,8 +80,8 @@ class DiskNetworks:
         return any(isinstance(m, kind) and m.track_running_stats for m in self.network.modules())
 
 
-def open_networks(
-    paths: Sequence[str],
+def disk_networks(
+    stored: Sequence[StoredNetwork],
     network: str | None,
     input: str,
     init: Mapping[str, Any] | None,
@@ -90,10 +90,10 @@ def open_networks(
     others: Literal["refuse", "copy"],
     seed: int,
 ) -> DiskNetworks:
-    """Look into files, and read the symmetries of the network that they hold.
+    """Find the tensors of a network in files, and read its symmetries.
 
     Args:
-        paths: files or folders.
+        stored: files or folders that were opened.
         network: import path of a class or function, a configuration (.yaml), or nothing for
             folders of Hugging Face.
         input: shape of the input.
@@ -103,7 +103,6 @@ def open_networks(
         others: what becomes of tensors that are none of the network.
         seed: of the initialisation and of the example input.
     """
-    stored = [open_network(Path(path)) for path in paths]
     folder = next((s.path for s in stored if s.is_folder), None)
     torch.manual_seed(seed)
     module, example, names = _architecture(network, folder, input, init or {})
@@ -134,13 +133,13 @@ def _architecture(
 
 
 def target_of(
-    out: str | None, networks: DiskNetworks, overwrite: bool, dry_run: bool
+    out: str | None, stored: Sequence[StoredNetwork], overwrite: bool, dry_run: bool
 ) -> Path | None:
     """Where to write; None where only numbers are asked for.
 
     Args:
         out: what the user has written.
-        networks: those that are read.
+        stored: the networks that are read, the first of which gives the form.
         overwrite: whether what is there may be replaced.
         dry_run: whether only numbers are asked for.
     """
@@ -149,10 +148,10 @@ def target_of(
             raise ValueError("`--out` is missing: say where to write, or `--dry_run true`.")
         return None
     target = Path(out)
-    for file in networks.files:
-        if target.exists() and os.path.samefile(target, file.stored.path):
+    for one in stored:
+        if target.exists() and os.path.samefile(target, one.path):
             raise ValueError(f"`--out`: {target} is one of the networks that are read.")
-    check_target(target, networks.files[0].stored, overwrite)
+    check_target(target, stored[0], overwrite)
     return None if dry_run else target
 
 

@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.commands.disk_networks import DiskNetworks, open_networks, shown, target_of
+from lightning_bnn.commands.disk_networks import DiskNetworks, disk_networks, shown, target_of
 from lightning_bnn.commands.judged_examples import Examples, examples_of, loss
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import MatchResult, barrier
 from lightning_bnn.symmetry import match as match_weights
-from lightning_bnn.weight_files import moved, write_like
+from lightning_bnn.weight_files import moved, open_network, write_like
 
 __all__ = ["match"]
 
@@ -41,14 +41,15 @@ def match(
     """Bring network A into the frame of network B, as near to it as reordering its units can.
 
     A moves, B stays as it is. What is written computes what A computes, with the names, types and
-    metadata of A, and can be averaged with B. For example: lightning-bnn match a.safetensors
-    b.safetensors --out c.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
+    metadata of A, and can be averaged with B.
 
     Args:
         a: the network that moves: .safetensors, .ckpt, .pt, or a folder of Hugging Face
             (config.json beside model.safetensors or its shards).
         b: the network to come close to.
-        out: what to write: a .safetensors file, or a folder if A is one.
+        out: what to write: a .safetensors file, or a folder if A is one. For example:
+            lightning-bnn match a.safetensors b.safetensors --out c.safetensors --network
+            torchvision.models.resnet18 --input 1,3,224,224
         network: import path of a class or function that returns the network, or a configuration
             as fit takes it (.yaml); for folders of Hugging Face, transformers knows it.
         input: shape of the input, e.g. 1,3,224,224; with a type after a colon, e.g. 2,16:int64;
@@ -69,11 +70,13 @@ def match(
         overwrite: replace what is at --out (true or false).
         dry_run: print what is there before, and write nothing (true or false).
     """
-    networks = open_networks([a, b], network, input, init, prefix, batch_norm, others, seed)
-    target = target_of(out, networks, overwrite, dry_run)
+    stored = [open_network(Path(path)) for path in (a, b)]
+    target = target_of(out, stored, overwrite, dry_run)
+    examples = examples_of(data) if data is not None else None
+    networks = disk_networks(stored, network, input, init, prefix, batch_norm, others, seed)
     if not networks.sym.permutations and not (signs and networks.sym.signs):
         raise ValueError("The network has no units that can be exchanged: there is nothing to do.")
-    pair = _Pair(networks, examples_of(data) if data is not None else None)
+    pair = _Pair(networks, examples)
     print(f"{a} moves into the frame of {b}\n{networks.describe()}", flush=True)
     before = pair.numbers(lambda name, tensor: tensor)
     print("\n".join(f"{name}: {value:.6g}" for name, value in before.items()), flush=True)

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lightning_bnn.arguments import is_number
-from lightning_bnn.commands.disk_networks import DiskNetworks, open_networks, shown, target_of
+from lightning_bnn.commands.disk_networks import DiskNetworks, disk_networks, shown, target_of
 from lightning_bnn.commands.judged_examples import Examples, examples_of, loss
 from lightning_bnn.params import Params, stack, unstack
 from lightning_bnn.symmetry import Alignment, align
 from lightning_bnn.symmetry.matching.interpolation import reestimated
-from lightning_bnn.weight_files import FittedNetwork, moved, write_like
+from lightning_bnn.weight_files import FittedNetwork, moved, open_network, write_like
 
 __all__ = ["merge"]
 
@@ -43,14 +43,14 @@ def merge(
 ) -> None:
     """Average networks after bringing all of them into the frame of the first one.
 
-    What is written is one network, with the names, types and metadata of the first. For example:
-    lightning-bnn merge a.safetensors b.safetensors c.safetensors --weights 0.5 0.3 0.2 --out
-    d.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
+    What is written is one network, with the names, types and metadata of the first.
 
     Args:
         *networks: at least two networks: .safetensors, .ckpt, .pt, or folders of Hugging Face
             (config.json beside model.safetensors or its shards).
-        out: what to write: a .safetensors file, or a folder if the first network is one.
+        out: what to write: a .safetensors file, or a folder if the first network is one. For
+            example: lightning-bnn merge a.safetensors b.safetensors c.safetensors --weights 0.5 0.3
+            0.2 --out d.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
         weights: how much each network counts, e.g. 0.5 0.3 0.2; by default all count the same.
         network: import path of a class or function that returns the network, or a configuration
             as fit takes it (.yaml); for folders of Hugging Face, transformers knows it.
@@ -74,9 +74,10 @@ def merge(
     if len(networks) < 2:
         raise ValueError(f"`networks` must be at least two, got {len(networks)}.")
     parts = _shares(weights, len(networks))
-    read = open_networks(networks, network, input, init, prefix, batch_norm, others, seed)
-    target = target_of(out, read, overwrite, dry_run)
+    stored = [open_network(Path(path)) for path in networks]
+    target = target_of(out, stored, overwrite, dry_run)
     examples = examples_of(data) if data is not None else None
+    read = disk_networks(stored, network, input, init, prefix, batch_norm, others, seed)
     every = stack([read.read(k) for k in range(len(networks))])
     told = ", ".join(f"{part:.3g} of {name}" for part, name in zip(parts, networks, strict=True))
     print(f"the average of {told}, in the frame of {networks[0]}\n{read.describe()}", flush=True)
@@ -88,9 +89,11 @@ def merge(
         )
     if dry_run:
         return
-    alignment = align(every, read.sym, method=method, signs=signs, seed=seed)
-    every = alignment.apply(every, read.sym)
-    print(f"\n{alignment}")
+    alignment = Alignment((), (0.0,), method)  # where nothing can be exchanged
+    if read.sym.permutations:
+        alignment = align(every, read.sym, method=method, signs=signs, seed=seed)
+        every = alignment.apply(every, read.sym)
+        print(f"\n{alignment}")
     after = _numbers(read, every, parts, examples)
     print("\n".join(f"{name}: {before[name]:.6g} -> {after[name]:.6g}" for name in after))
     new = _statistics(read, every, parts, examples)
