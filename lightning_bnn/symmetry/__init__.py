@@ -46,6 +46,7 @@ from lightning_bnn.symmetry.groups import (
 )
 from lightning_bnn.symmetry.matching import (
     Barrier,
+    Learning,
     MatchResult,
     barrier,
     interpolate,
@@ -73,6 +74,7 @@ from lightning_bnn.symmetry.verify import verify
 __all__ = [
     "Barrier",
     "Frozen",
+    "Learning",
     "LinearGroup",
     "MatchResult",
     "MinMass",

@@ -2,7 +2,16 @@
 
 from lightning_bnn.symmetry.matching.activations import match_activations
 from lightning_bnn.symmetry.matching.interpolation import Barrier, barrier, interpolate
+from lightning_bnn.symmetry.matching.learning import Learning
 from lightning_bnn.symmetry.matching.match import match
 from lightning_bnn.symmetry.matching.result import MatchResult
 
-__all__ = ["Barrier", "MatchResult", "barrier", "interpolate", "match", "match_activations"]
+__all__ = [
+    "Barrier",
+    "Learning",
+    "MatchResult",
+    "barrier",
+    "interpolate",
+    "match",
+    "match_activations",
+]
