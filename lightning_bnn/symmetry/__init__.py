@@ -48,10 +48,12 @@ from lightning_bnn.symmetry.matching import (
     Barrier,
     Learning,
     MatchResult,
+    Repaired,
     barrier,
     interpolate,
     match,
     match_activations,
+    repair,
 )
 from lightning_bnn.symmetry.min_mass import MinMass, mass, min_mass
 from lightning_bnn.symmetry.mixing import identity_mixings, mix, random_mixings
@@ -82,6 +84,7 @@ __all__ = [
     "OrderChange",
     "PermutationGroup",
     "Removal",
+    "Repaired",
     "ScalingGroup",
     "ShiftGroup",
     "SignGroup",
@@ -118,6 +121,7 @@ __all__ = [
     "random_signs",
     "ranks",
     "remove_softmax_shift",
+    "repair",
     "rescale",
     "scale_optimizer_state",
     "shift",

@@ -4,14 +4,17 @@ from lightning_bnn.symmetry.matching.activations import match_activations
 from lightning_bnn.symmetry.matching.interpolation import Barrier, barrier, interpolate
 from lightning_bnn.symmetry.matching.learning import Learning
 from lightning_bnn.symmetry.matching.match import match
+from lightning_bnn.symmetry.matching.repair import Repaired, repair
 from lightning_bnn.symmetry.matching.result import MatchResult
 
 __all__ = [
     "Barrier",
     "Learning",
     "MatchResult",
+    "Repaired",
     "barrier",
     "interpolate",
     "match",
     "match_activations",
+    "repair",
 ]

@@ -103,7 +103,7 @@ class Lines:
             norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
             module.training = norm and bool(module.track_running_stats)
         order = torch.randperm(len(pairs), generator=keyed_generator(seed, "held back")).tolist()
-        count = min(max(1, round(learning.held_back * len(batches))), len(batches) - 1)
+        count = min(max(1, round(learning.held_back * len(pairs))), len(pairs) - 1)
         self.judging = [pairs[k] for k in sorted(order[:count])]
         self.teaching = [pairs[k] for k in sorted(order[count:])]
 
