@@ -95,6 +95,12 @@ def _check_model(model: nn.Module) -> None:
         raise ValueError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise UnsupportedModel(f"{type(model).__name__} only wraps a network: pass `model.module`.")
+    complex_ = [n for n, p in model.named_parameters() if p.is_complex()]
+    if complex_:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has complex parameters ({complex_[0]!r}): hold real and "
+            "imaginary parts as real ones, and join them by `torch.view_as_complex`."
+        )
     empty = [n for n, t in named_tensors(model) if t.device.type == "meta"]
     if empty:
         raise UnsupportedModel(
