@@ -111,9 +111,7 @@ def _balanced(params: Params, sym: Symmetries, scaling: Scaling | None, target: 
         params = _balanced(params, sym, "unit-norm", target)
         scales, _ = canonical_scales_and_signs(params, sym, scaling, target, held=held)
         return multiply(params, sym, {"scalings": scales})
-    if scaling == "min-mass" or (
-        scaling is not None and _reads_mixed_channels(sym, ("general",))
-    ):
+    if scaling == "min-mass" or (scaling is not None and _reads_mixed_channels(sym, ("general",))):
         least = min_mass(params, sym, mixing=True, tolerance=1e-13)
         params = multiply(params, sym, {"scalings": least.scales})
         params = mix_some(params, sym, least.matrices)

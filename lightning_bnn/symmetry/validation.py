@@ -147,9 +147,7 @@ def check_permutations(values: Sequence[Tensor], sym: Symmetries) -> list[Tensor
     return values
 
 
-def check_scales(
-    values: Sequence[Tensor], sym: Symmetries, name: str = "scales"
-) -> list[Tensor]:
+def check_scales(values: Sequence[Tensor], sym: Symmetries, name: str = "scales") -> list[Tensor]:
     """Refuse scales that are not positive and finite."""
     values = _check_shapes(values, sym.scalings, name)
     for k, value in enumerate(values):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -73,7 +74,8 @@ def discover(
         )
         symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
     if symmetries.unchecked:
-        _log.warning("discover: nothing was checked: %s.", symmetries.unchecked)
+        what = "nothing" if math.isnan(symmetries.error) else "not everything"
+        _log.warning("discover: %s was checked: %s.", what, symmetries.unchecked)
     return symmetries
 
 
