@@ -12,7 +12,7 @@ from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.mixing import along_axis, from_axis
 from lightning_bnn.symmetry.placements import Placement
 from lightning_bnn.symmetry.shift_groups import Reader, ShiftGroup
-from lightning_bnn.symmetry.validation import check_params, check_shifts
+from lightning_bnn.symmetry.validation import check_params, check_shifts, check_symmetries
 
 __all__ = ["added", "carried", "random_shifts", "remove_shifts", "shift", "shift_some"]
 
@@ -114,6 +114,7 @@ def random_shifts(
     sym: Symmetries, generator: torch.Generator | None = None, members: int | None = None
 ) -> list[Tensor]:
     """Standard normal shifts of every group."""
+    check_symmetries(sym)
     lead = () if members is None else (members,)
     return [_normal((*lead, group.size), generator) for group in sym.shifts]
 

@@ -18,10 +18,15 @@ from lightning_bnn.symmetry.discovery.random_weights import RandomWeights
 from lightning_bnn.symmetry.discovery.streaming import streamed_outputs
 from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, in_runnable_precision, outputs
 from lightning_bnn.symmetry.groups import Frozen, PermutationGroup, Symmetries
+from lightning_bnn.symmetry.rules.labels import operation_name
 
 __all__ = ["refute"]
 
 _NOTHING_MOVES = "the outputs do not depend on the weights at this example (is it zero?)"
+_ONE_KEY = (
+    "a softmax over one element forgets what it reads, such as queries and keys, so that the check "
+    "has not seen it (give an example of two tokens or more)"
+)
 
 
 @torch.no_grad()
@@ -39,6 +44,8 @@ def refute(
         custom_rules: whether the user has given rules.
     """
     sym = _refuted(_Case(model, graphs.evaluation, inputs), sym, custom_rules)
+    if not sym.unchecked and sym.touched and _forgets(graphs.evaluation):
+        sym = replace(sym, unchecked=_ONE_KEY)
     factors = _only(sym, [group for group in _every(sym) if group[0] != "permutations"])
     if graphs.evaluation_only or not _every(factors) or _trains_as_it_evaluates(graphs, inputs):
         return sym
@@ -54,6 +61,19 @@ def refute(
     frozen = (*sym.frozen, *left.frozen)
     kept: dict[str, Any] = {kind: getattr(left, kind) for kind in EVERY if kind != "permutations"}
     return replace(sym, frozen=frozen, **kept)
+
+
+def _forgets(graph: Graph | None) -> bool:
+    """Whether a softmax runs over a single element, which becomes one whatever it was."""
+    for node in () if graph is None else graph.module.graph.nodes:
+        name = operation_name(node) if node.op == "call_function" else ""
+        if name in ("softmax", "_softmax"):
+            dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+            if isinstance(dim, int) and node.meta["val"].ndim and node.meta["val"].shape[dim] == 1:
+                return True
+        if name == "scaled_dot_product_attention" and node.args[1].meta["val"].shape[-2] == 1:
+            return True
+    return False
 
 
 class _Unrepeatable(UnsupportedModel):
