@@ -44,11 +44,14 @@ class PermutationGroup(Group):
     """The symmetric group on its units; those of a ``block`` are heads or convolution groups.
 
     ``inner`` lists, for every class of interchangeable channels or of smaller blocks inside the
-    blocks, the indices of the groups that permute them, one per block.
+    blocks, the indices of the groups that permute them, one per block. Blocks may have tensors of
+    their own, such as experts that are modules: each row of ``tensors`` names one per block, which
+    change places as wholes.
     """
 
     kind: str = "channel"
     inner: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+    tensors: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
 
 
 class ScalingGroup(Group):
@@ -178,6 +181,7 @@ class Symmetries:
         places += [p for group in self.linear for p in group.placements]
         places += [p for shift in self.shifts for p in shift.placements]
         names = {self.axes[p.axis].tensor for p in places}
+        names |= {name for group in self.permutations for row in group.tensors for name in row}
         last = self.softmax_shift
         return frozenset(names | ({last.weight} if last is not None else set()))
 

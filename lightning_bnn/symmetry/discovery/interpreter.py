@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.symmetry.discovery.graph import ancestors, descendants
+from lightning_bnn.symmetry.discovery.twin_channels import Made
 from lightning_bnn.symmetry.discovery.values import (
     draw,
     fold,
@@ -74,6 +75,7 @@ class Interpreter:
         system: what the rules of the operations have stated.
         frozen: the operations that were not understood.
         operations: the names of all operations.
+        made: how many channels there were before and after every operation.
     """
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
@@ -82,6 +84,7 @@ class Interpreter:
         self.frozen: list[Frozen] = []
         self.operations: set[str] = set()
         self.active: set[Node] = set()
+        self.made: dict[Node, tuple[Made, Made]] = {}
 
     def run(
         self, module: GraphModule, inputs: Mapping[Node, Any], results: Iterable[Node]
@@ -93,7 +96,9 @@ class Interpreter:
             if node.op == "get_attr":
                 values[node] = getattr(module, str(node.target), None)
             elif node.op == "call_function" and node in live:
+                before = Made.so_far(self.system)
                 values[node] = self._call(node, values)
+                self.made[node] = before, Made.so_far(self.system)
         return values
 
     def freeze(self, operand: Any) -> None:

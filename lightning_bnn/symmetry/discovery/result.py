@@ -27,7 +27,7 @@ def symmetries_of(channels: Channels) -> Symmetries:
     first_name = channels.owners
     state = channels.model.state_dict()
     shapes = {first_name.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
-    symmetries = solve(channels.system, shapes)
+    symmetries = solve(channels.system, shapes, channels.twins or [])
     return replace(
         symmetries,
         frozen=tuple(dict.fromkeys(channels.frozen)) or _why_nothing_moves(channels, symmetries),
