@@ -80,7 +80,8 @@ def channels_of_twins(
         ranges = [[made[n] for n in branch if n in made] for branch in twins.nodes]
         ports = [[values.get(n) for n in branch] for branch in twins.ports]
         sizes = {
-            tuple(tuple(np.subtract(new, old).tolist()) for old, new in branch) for branch in ranges
+            tuple(tuple(np.subtract(new[1:], old[1:]).tolist()) for old, new in branch)
+            for branch in ranges
         }
         if len(sizes) == 1 and all(type(x) is Value for own in ports for x in own):
             places = system.fresh(len(twins.nodes)).numpy()
@@ -152,6 +153,11 @@ class _Family:
     axes: Renaming
     blocks: Renaming
 
+    @property
+    def every_tensor(self) -> frozenset[str]:
+        """The tensors of all branches, with those of branches inside them."""
+        return frozenset(name for names in self.twins.tensors for name in names)
+
 
 @dataclass
 class TwinRows:
@@ -206,11 +212,30 @@ class TwinRows:
         tag = len(self.system.blocks)
         self.families.append(_Family(twins, outside, tag, row_of, axes, blocks))
         self.system.block(np.stack(rows))
+        self._join_blocks(twins.blocks, row_of)
+
+    def _join_blocks(self, renaming: Renaming, row_of: Ints) -> None:
+        """Corresponding rows that share what they have outside the branches are one row."""
+        together: dict[int, list[int]] = defaultdict(list)
+        for number, first in renaming.items():
+            together[first].append(number)
+        blocks = self.system.blocks
+        for first, others in together.items():
+            numbers = [first, *others]
+            shared = [self._outside(blocks[k], row_of) for k in numbers]
+            if all(s == shared[0] for s in shared) and shared[0] and all(shared[0]):
+                blocks[first] = np.concatenate([blocks[k] for k in numbers], 1)
+                for k in others:
+                    blocks[k] = blocks[k][:0]
+
+    def _outside(self, block: Ints, row_of: Ints) -> list[frozenset[int]]:
+        """The classes of every row that lie in no branch."""
+        roots = self.roots[np.where(block < 0, FROZEN, block)]
+        return [frozenset(row[row_of[row] < 0].tolist()) for row in roots]
 
     def _inside(self, names: Sequence[str]) -> list[_Family]:
         """The families of branches that lie in a branch with these tensors."""
-        own = set(names)
-        return [f for f in self.families if own.issuperset(*f.twins.tensors)]
+        return [f for f in self.families if f.every_tensor <= set(names)]
 
     def _stand_apart(self, twins: TwinChannels, row_of: Ints) -> bool:
         """Whether the ports of every branch are channels of its own."""
@@ -237,11 +262,11 @@ class TwinRows:
     ) -> Renaming:
         """By block of branches inside a later branch that of those inside the first."""
         result: Renaming = {}
-        at = {frozenset().union(*f.twins.tensors): f.tag for f in inside[0]}
+        at = {f.every_tensor: f.tag for f in inside[0]}
         for names, families in zip(twins.tensors[1:], inside[1:], strict=True):
             image = dict(zip(names, twins.tensors[0], strict=True))
             for f in families:
-                tag = at.get(frozenset(image[n] for own in f.twins.tensors for n in own))
+                tag = at.get(frozenset(image[n] for n in f.every_tensor))
                 result |= {} if tag is None else {f.tag: tag}
         return result
 
@@ -321,7 +346,7 @@ class TwinRows:
 
 def _outside(names: Sequence[str], families: Sequence[_Family]) -> list[str | None]:
     """The tensors of a branch, None in the place of those that belong to branches inside it."""
-    inside = {n for f in families for own in f.twins.tensors for n in own}
+    inside = {name for f in families for name in f.every_tensor}
     return [None if name in inside else name for name in names]
 
 

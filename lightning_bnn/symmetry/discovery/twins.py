@@ -48,7 +48,7 @@ def find_twins(graph: Graph, sole: Collection[str]) -> list[Twins]:
     found = []
     for node, leaves, side_by_side in _joints(graph, live):
         for alike in _alike(leaves, graph.sources, sole):
-            twins = _twins(node, alike, graph.sources, side_by_side)
+            twins = _twins(node, alike, graph.sources, side_by_side, live)
             if twins is not None:
                 found.append(twins)
     return sorted(found, key=lambda twins: len(twins.nodes[0]))
@@ -178,7 +178,11 @@ def _own(pairs: _Pairs) -> dict[Node, bool]:
 
 
 def _twins(
-    joint: Node, kind: Sequence[_Pairs], sources: Mapping[Node, Source], side_by_side: bool
+    joint: Node,
+    kind: Sequence[_Pairs],
+    sources: Mapping[Node, Source],
+    side_by_side: bool,
+    live: Collection[Node],
 ) -> Twins | None:
     """The branches, if each has tensors of its own and nobody else sees what is inside."""
     inside = [a for a in _own(kind[1]) if a not in kind[1].ports and not _is_equal(a, sources)]
@@ -188,7 +192,7 @@ def _twins(
         for branch, own in zip(branches, ports, strict=True):
             own.append(branch[0])
     every = [node for branch in branches for node in branch]
-    if len(set(every)) < len(every) or not _is_closed(joint, branches):
+    if len(set(every)) < len(every) or not _is_closed(joint, branches, live):
         return None
     tensors = tuple(tuple(sources[n].name for n in b if n in sources) for b in branches)
     nodes = tuple(tuple(n for n in b if n not in sources) for b in branches)
@@ -201,14 +205,17 @@ def _is_equal(node: Node, sources: Mapping[Node, Source]) -> bool:
     return source is not None and (source.kind == "constant" or not source.persistent)
 
 
-def _is_closed(joint: Node, branches: Sequence[Sequence[Node]]) -> bool:
+def _is_closed(
+    joint: Node, branches: Sequence[Sequence[Node]], live: Collection[Node]
+) -> bool:
     """Whether nodes are read inside their own branch only, and the last one by the joint."""
     ends = _sums_below(joint)
     for branch in branches:
         members, last = set(branch), branch[0]
         for node in branch:
             allowed = ends if node is last else members
-            if not set(node.users) <= allowed or _writes_elsewhere(node, members):
+            users = {user for user in node.users if user in live or writes(user)}
+            if not users <= allowed or _writes_elsewhere(node, members):
                 return False
     return True
 
