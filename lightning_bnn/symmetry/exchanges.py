@@ -9,9 +9,9 @@ from torch import Tensor
 
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.axis_actions import Element
-from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.groups import PermutationGroup, Symmetries
 
-__all__ = ["exchange_tensors", "source_of"]
+__all__ = ["exchange_tensors", "first_axis", "source_of"]
 
 
 def exchange_tensors(params: Params, sym: Symmetries, permutations: Element) -> Params:
@@ -28,7 +28,9 @@ def exchange_tensors(params: Params, sym: Symmetries, permutations: Element) -> 
             given = [name for name in row if name in result]
             if given and len(given) < len(row):
                 missing = next(name for name in row if name not in result)
-                raise ValueError(f"`params` must hold {missing!r}: it may change places with {given[0]!r}.")
+                raise ValueError(
+                    f"`params` must hold {missing!r}: it may change places with {given[0]!r}."
+                )
             if given:
                 result |= _exchanged(result, row, order)
     return result
@@ -50,3 +52,11 @@ def source_of(name: str, sym: Symmetries, permutations: Element) -> str:
         if row is not None:
             name = row[int(order[row.index(name)])]
     return name
+
+
+def first_axis(sym: Symmetries, group: PermutationGroup) -> int:
+    """The first axis, in graph order, that a group moves, alone or with its tensor."""
+    moved = {name for row in group.tensors for name in row}
+    axes = [place.axis for place in group.placements[:1]]
+    axes += [k for k, axis in enumerate(sym.axes) if axis.tensor in moved and not axes][:1]
+    return min(axes, default=0)

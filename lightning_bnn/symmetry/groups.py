@@ -185,6 +185,15 @@ class Symmetries:
         last = self.softmax_shift
         return frozenset(names | ({last.weight} if last is not None else set()))
 
+    @cached_property
+    def exchangeable_tensors(self) -> dict[str, frozenset[str]]:
+        """By tensor that may change places with others, all of these and itself."""
+        found: dict[str, frozenset[str]] = {}
+        for row in (row for group in self.permutations for row in group.tensors):
+            together = frozenset(row).union(*(found.get(name, ()) for name in row))
+            found |= dict.fromkeys(together, together)
+        return found
+
     def placements_by_axis(self, kind: str) -> dict[int, list[tuple[int, Placement]]]:
         """For each axis the (group, placement) pairs of permutations, scalings or signs."""
         return self._by_axis[kind]

@@ -73,7 +73,12 @@ def match(
     best = ascent.run(identity(sym), generator, max_sweeps, forward_pass=True)
     score = ascent.score() if restarts else 0.0
     for _ in range(restarts):
-        start = random_permutations(sym, generator)
+        start = [
+            torch.arange(group.units) if group.tensors else order
+            for group, order in zip(
+                sym.permutations, random_permutations(sym, generator), strict=True
+            )
+        ]
         other = ascent.run(start, generator, max_sweeps, forward_pass=False)
         if ascent.score() > score:
             best, score = other, ascent.score()

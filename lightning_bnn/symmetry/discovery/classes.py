@@ -109,9 +109,7 @@ class ChannelClasses:
         groups = np.split(placed[order], np.flatnonzero(np.diff(index.reshape(-1)[order])) + 1)
         return sorted(groups, key=lambda g: (self.first[g[0]], int(g[0])))
 
-    def placements(
-        self, units: Ints, without: Collection[str] = ()
-    ) -> tuple[Placement, ...]:
+    def placements(self, units: Ints, without: Collection[str] = ()) -> tuple[Placement, ...]:
         """Where units, given as rows of classes, live, but for some tensors."""
         result = []
         for axis in self._axes_with(units):

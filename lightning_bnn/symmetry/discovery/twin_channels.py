@@ -257,9 +257,7 @@ class TwinRows:
                 result |= {b: a for a, b in pairs}
         return result
 
-    def _twins_inside(
-        self, twins: TwinChannels, inside: Sequence[Sequence[_Family]]
-    ) -> Renaming:
+    def _twins_inside(self, twins: TwinChannels, inside: Sequence[Sequence[_Family]]) -> Renaming:
         """By block of branches inside a later branch that of those inside the first."""
         result: Renaming = {}
         at = {f.every_tensor: f.tag for f in inside[0]}

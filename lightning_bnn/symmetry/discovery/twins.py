@@ -99,16 +99,11 @@ class _Pairs:
         while pending:
             a, b = pending.pop()
             if isinstance(a, Node) and isinstance(b, Node):
-                if a in self.image or b in self.origin:
-                    if self.image.get(a) is not b:
-                        return False
-                elif not self._pair(a, b, pending):
-                    return False
-            elif isinstance(a, list | tuple) and isinstance(b, list | tuple):
-                if len(a) != len(b):
-                    return False
-                pending += zip(a, b, strict=True)
-            elif isinstance(a, Node) or isinstance(b, Node) or type(a) is not type(b) or a != b:
+                known = a in self.image or b in self.origin
+                fits = self.image.get(a) is b if known else self._pair(a, b, pending)
+            else:
+                fits = _fit(a, b, pending)
+            if not fits:
                 return False
         return True
 
@@ -137,6 +132,14 @@ class _Pairs:
         if a.kind == "constant" or not (a.persistent and b.persistent):
             return bool(torch.equal(a.tensor, b.tensor))
         return a.name in self.sole and b.name in self.sole
+
+
+def _fit(a: Any, b: Any, pending: list[tuple[Any, Any]]) -> bool:
+    """Whether two arguments are equal but for their nodes, which are left to pair up."""
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        pending += zip(a, b, strict=False)
+        return len(a) == len(b)
+    return not isinstance(b, Node) and type(a) is type(b) and bool(a == b)
 
 
 def _parts_of_one(a: Node, b: Node) -> bool:
@@ -205,9 +208,7 @@ def _is_equal(node: Node, sources: Mapping[Node, Source]) -> bool:
     return source is not None and (source.kind == "constant" or not source.persistent)
 
 
-def _is_closed(
-    joint: Node, branches: Sequence[Sequence[Node]], live: Collection[Node]
-) -> bool:
+def _is_closed(joint: Node, branches: Sequence[Sequence[Node]], live: Collection[Node]) -> bool:
     """Whether nodes are read inside their own branch only, and the last one by the joint."""
     ends = _sums_below(joint)
     for branch in branches:
