@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from lightning_bnn.symmetry.discovery.graph import ancestors, descendants
+from lightning_bnn.symmetry.discovery.graph import ancestors, descendants, repeated
 from lightning_bnn.symmetry.discovery.twin_channels import Made
 from lightning_bnn.symmetry.discovery.values import (
     draw,
@@ -91,10 +91,13 @@ class Interpreter:
     ) -> dict[Node, Any]:
         """Values of all nodes that the results depend on, from those of the placeholders."""
         values, live = dict(inputs), ancestors(results)
+        same = repeated(module)
         self.active |= descendants(n for n, x in inputs.items() if isinstance(x, Value))
         for node in module.graph.nodes:
             if node.op == "get_attr":
                 values[node] = getattr(module, str(node.target), None)
+            elif same.get(node) in values:
+                values[node] = values[same[node]]
             elif node.op == "call_function" and node in live:
                 before = Made.so_far(self.system)
                 values[node] = self._call(node, values)

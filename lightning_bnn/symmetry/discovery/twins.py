@@ -7,7 +7,7 @@ their gates, only the channels can tell whether these may be exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from lightning_bnn.symmetry.discovery.graph import Graph, Source, ancestors, writes
+from lightning_bnn.symmetry.discovery.graph import Graph, Source, ancestors, repeated, writes
 from lightning_bnn.symmetry.rules.labels import operation_name
 
 __all__ = ["Twins", "find_twins"]
@@ -45,9 +45,10 @@ def find_twins(graph: Graph, sole: Collection[str]) -> list[Twins]:
         sole: the tensors that have one name only, and share their memory with no other.
     """
     live = ancestors([*graph.results, *(node for _, node in graph.written)])
+    same = repeated(graph.module)
     found = []
     for node, leaves, side_by_side in _joints(graph, live):
-        for alike in _alike(leaves, graph.sources, sole):
+        for alike in _alike(leaves, graph.sources, sole, same):
             twins = _twins(node, alike, graph.sources, side_by_side, live)
             if twins is not None:
                 found.append(twins)
@@ -89,6 +90,7 @@ class _Pairs:
 
     sources: Mapping[Node, Source]
     sole: Collection[str]
+    same: Mapping[Node, Node]
     image: dict[Node, Node] = field(default_factory=dict)
     origin: dict[Node, Node] = field(default_factory=dict)
     ports: dict[Node, Node] = field(default_factory=dict)
@@ -110,18 +112,22 @@ class _Pairs:
     def _pair(self, a: Node, b: Node, pending: list[tuple[Any, Any]]) -> bool:
         """Take two nodes for each other; what they are computed from is left to do."""
         self.image[a], self.origin[b] = b, a
-        if a is b:
+        if self.is_same(a, b):
             return True
         if a.op == b.op == "placeholder":
             return self._same_source(self.sources[a], self.sources[b])
         if a.op != "call_function" or a.op != b.op or a.target is not b.target:
             return False
-        if _parts_of_one(a, b):
+        if _parts_of_one(a, b, self.is_same):
             self.ports[a] = b
             return True
         pending += [(a.args, b.args), (list(a.kwargs), list(b.kwargs))]
         pending += [(a.kwargs[k], b.kwargs.get(k)) for k in a.kwargs]
         return True
+
+    def is_same(self, a: Any, b: Any) -> bool:
+        """Whether two nodes compute the same from the same."""
+        return self.same.get(a, a) is self.same.get(b, b)
 
     def _same_source(self, a: Source, b: Source) -> bool:
         """Tensors of one kind and shape, which nobody shares; constants with equal values."""
@@ -142,13 +148,13 @@ def _fit(a: Any, b: Any, pending: list[tuple[Any, Any]]) -> bool:
     return not isinstance(b, Node) and type(a) is type(b) and bool(a == b)
 
 
-def _parts_of_one(a: Node, b: Node) -> bool:
+def _parts_of_one(a: Node, b: Node, is_same: Callable[[Any, Any], bool]) -> bool:
     """Whether two nodes take parts of equal shape from one tensor, or compare one with numbers."""
     name = operation_name(a)
     shapes = [n.meta["val"].shape if isinstance(n.meta["val"], Tensor) else None for n in (a, b)]
-    if shapes[0] is None or shapes[0] != shapes[1] or not a.args or a.args[0] is not b.args[0]:
+    if shapes[0] is None or shapes[0] != shapes[1] or not (a.args and b.args):
         return False
-    if a.args == b.args:
+    if a.args[1:] == b.args[1:] or not is_same(a.args[0], b.args[0]):
         return False
     numbers = all(isinstance(x, int) for n in (a, b) for x in n.args[1:])
     same_dim = a.args[1:2] == b.args[1:2] and len(a.args) == len(b.args)
@@ -157,7 +163,10 @@ def _parts_of_one(a: Node, b: Node) -> bool:
 
 # ------------------------------------------------------------ branches
 def _alike(
-    leaves: Sequence[Node], sources: Mapping[Node, Source], sole: Collection[str]
+    leaves: Sequence[Node],
+    sources: Mapping[Node, Source],
+    sole: Collection[str],
+    same: Mapping[Node, Node],
 ) -> Iterator[list[_Pairs]]:
     """What is joined and corresponds: each as pairs of its nodes with those of the first."""
     kinds: list[list[_Pairs]] = []
@@ -166,18 +175,18 @@ def _alike(
             continue
         for kind in kinds:
             first = next(iter(kind[0].image))
-            pairs = _Pairs(sources, sole)
+            pairs = _Pairs(sources, sole, same)
             if pairs.reach(first, leaf) and (len(kind) == 1 or _own(pairs) == _own(kind[1])):
                 kind.append(pairs)
                 break
         else:
-            kinds.append([_Pairs(sources, sole, image={leaf: leaf})])
+            kinds.append([_Pairs(sources, sole, same, image={leaf: leaf})])
     return (kind for kind in kinds if len(kind) > 1)
 
 
 def _own(pairs: _Pairs) -> dict[Node, bool]:
     """The nodes of the first branch that the other has not, and which of them are ports."""
-    return {a: a in pairs.ports for a, b in pairs.image.items() if a is not b}
+    return {a: a in pairs.ports for a, b in pairs.image.items() if not pairs.is_same(a, b)}
 
 
 def _twins(
@@ -188,6 +197,8 @@ def _twins(
     live: Collection[Node],
 ) -> Twins | None:
     """The branches, if each has tensors of its own and nobody else sees what is inside."""
+    if next(iter(kind[0].image)) in kind[1].ports:
+        return None
     inside = [a for a in _own(kind[1]) if a not in kind[1].ports and not _is_equal(a, sources)]
     branches = [inside, *([pairs.image[a] for a in inside] for pairs in kind[1:])]
     ports = [list(kind[1].ports), *([pairs.image[a] for a in kind[1].ports] for pairs in kind[1:])]
