@@ -14,6 +14,7 @@ from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.graph import Graph, Source, ancestors
 from lightning_bnn.symmetry.discovery.interpreter import Interpreter
 from lightning_bnn.symmetry.discovery.logits import find_shift
+from lightning_bnn.symmetry.discovery.routers import Router, routers
 from lightning_bnn.symmetry.discovery.twin_channels import (
     TwinChannels,
     channels_of_twins,
@@ -63,6 +64,7 @@ class Channels:
         constants: buffers of which only the values count.
         shift: the layer that writes the logits.
         twins: branches that correspond in all graphs so far.
+        routers: layers in front of a softmax in all graphs so far.
     """
 
     def __init__(self, model: nn.Module, graphs: Graphs, rules: Mapping[str, Rule]) -> None:
@@ -74,6 +76,7 @@ class Channels:
         self.constants: dict[str, Tensor] = {}
         self.shift: SoftmaxShift | None = None
         self.twins: list[TwinChannels] | None = None
+        self.routers: set[Router] | None = None
         self._names_read: set[str] = set()
         self._overlapping = overlapping(named_tensors(model))
         for name, other in self._overlapping.items():
@@ -91,7 +94,7 @@ class Channels:
         live = ancestors(ends)
         inputs = {n: self._operand(n, s) for n, s in graph.sources.items() if n in live}
         values = self.interpreter.run(graph.module, inputs, ends)
-        self._follow_twins(graph, values)
+        self._compare_parts(graph, values)
         for name, node in written:
             self._write(graph, name, node, values[node])
         for node in graph.results:
@@ -102,10 +105,12 @@ class Channels:
         if shift is not None and not shared & {shift.weight, shift.bias}:
             self.shift = self.shift or shift
 
-    def _follow_twins(self, graph: Graph, values: Mapping[Node, Any]) -> None:
-        """Branches that correspond in this graph, too."""
+    def _compare_parts(self, graph: Graph, values: Mapping[Node, Any]) -> None:
+        """Branches that correspond in this graph, too, and layers in front of a softmax."""
         sole = Counter(self.owners.values())
         names = {name for name, uses in sole.items() if uses == 1} - self._overlapping.keys()
+        in_front = routers(graph, names)
+        self.routers = in_front if self.routers is None else self.routers & in_front
         found = find_twins(graph, names)
         twins = channels_of_twins(self.system, found, self.interpreter.made, values)
         self.twins = twins if self.twins is None else in_both(self.twins, twins)
