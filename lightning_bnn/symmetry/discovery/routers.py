@@ -6,6 +6,7 @@ of the weight, and one number to all biases.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ class Router(NamedTuple):
     """The weight and the bias of a layer in front of a softmax, by name."""
 
     weight: str
-    bias: str | None
+    bias: str | None = None
 
 
 def routers(graph: Graph, sole: Collection[str]) -> set[Router]:
@@ -37,27 +38,27 @@ def routers(graph: Graph, sole: Collection[str]) -> set[Router]:
     written = [node for _, node in graph.written]
     live = ancestors([*graph.results, *written])
     ends = {*graph.results, *written}
-    found: dict[Router, bool] = {}
+    layers: dict[tuple[Node, ...], set[Node]] = defaultdict(set)
     for node in live:
-        weights = _weights(node)
-        names = [graph.sources[w].name for w in weights if w in graph.sources]
-        if not weights or len(names) < len(weights) or not set(names) <= set(sole):
+        layers[_weights(node)].add(node)
+    found = set()
+    for weights, nodes in layers.items():
+        sources = [graph.sources[w] for w in weights if w in graph.sources]
+        known = weights and len(sources) == len(weights)
+        if not known or any(x.kind != "parameter" or x.name not in sole for x in sources):
             continue
-        alone = all(len(set(w.users) & live) == 1 for w in weights)
-        parameters = all(graph.sources[w].kind == "parameter" for w in weights)
-        if parameters and alone and _is_forgotten(node, live, ends):
-            found[Router(names[0], names[1] if len(names) > 1 else None)] = True
-    return set(found)
+        alone = all(set(w.users) & live <= nodes for w in weights)
+        if alone and all(_is_forgotten(node, live, ends) for node in nodes):
+            found.add(Router(*(x.name for x in sources)))
+    return found
 
 
-def _weights(node: Node) -> list[Node]:
+def _weights(node: Node) -> tuple[Node, ...]:
     """The weight and the bias of a linear map."""
     if node.op != "call_function" or operation_name(node) != "linear" or len(node.args) < 2:
-        return []
-    weight = node.args[1]
-    if isinstance(weight, Node) and weight.meta["val"].ndim == 2:
-        return [n for n in node.args[1:3] if isinstance(n, Node)]
-    return []
+        return ()
+    weights = tuple(n for n in node.args[1:3] if isinstance(n, Node))
+    return weights if weights and weights[0].meta["val"].ndim == 2 else ()
 
 
 # ------------------------------------------------------------ what is forgotten
@@ -73,6 +74,8 @@ def _is_forgotten(node: Node, live: Collection[Node], ends: Collection[Node]) ->
 
 def _forgets(user: Node, row: Node, live: Collection[Node], ends: Collection[Node]) -> bool:
     name = operation_name(user)
+    if name in ("zeros_like", "ones_like", "full_like", "sym_size"):
+        return True
     if name in ("topk", "argmax"):
         return _takes_best(user, row, live, ends)
     if not user.args or user.args[0] is not row or row in user.args[1:]:
