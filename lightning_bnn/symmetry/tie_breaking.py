@@ -79,8 +79,8 @@ def _rows(
     some = replace(place, positions=place.positions[units.to(place.positions.device)])
     group = sym.permutations[state[0]]
     if len(twin_places(sym, group, place)) > 1:  # in no order: they may change places
-        w = common_weight(params, sym, group, place)
-        return None if in_order else sorted_rows(unit_rows(params, sym, some, w), sym, some)
+        common = common_weight(params, sym, group, place)
+        return None if in_order else sorted_rows(unit_rows(params, sym, some, common), sym, some)
     if not in_order:
         return sorted_rows(unit_rows(params, sym, some), sym, some)
     w = _beside(params, sym, place, *state)

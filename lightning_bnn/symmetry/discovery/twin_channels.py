@@ -78,7 +78,7 @@ def channels_of_twins(
     result = []
     for twins in found:
         ranges = [[made[n] for n in branch if n in made] for branch in twins.nodes]
-        ports = [[values.get(n) for n in branch] for branch in twins.ports]
+        ports: list[list[Any]] = [[values.get(n) for n in branch] for branch in twins.ports]
         sizes = {
             tuple(tuple(np.subtract(new[1:], old[1:]).tolist()) for old, new in branch)
             for branch in ranges
@@ -307,14 +307,13 @@ class TwinRows:
         None where the channels do not stand at the same places in all of them.
         """
         found: dict[tuple[str, ...], None] = {}
-        for f in self.families:
-            places = self.roots[f.twins.places]
+        for family in self.families:
+            places = self.roots[family.twins.places]
             for column in units.T[np.isin(units, places).any(0)]:
                 at = self._branches(column)
                 if at is None:
                     return None
-                rows = zip(*(family.tensors[k] for family, k in at), strict=True)
-                found |= dict.fromkeys(rows)
+                found |= dict.fromkeys(zip(*(f.tensors[k] for f, k in at), strict=True))
         rows = tuple(found)
         return rows if all(self._is_aligned(units, row) for row in rows) else None
 

@@ -71,7 +71,7 @@ def _joints(graph: Graph, live: Collection[Node]) -> Iterator[tuple[Node, list[N
 def _is_sum(node: Node) -> bool:
     if node.op != "call_function" or operation_name(node).removesuffix("_") != "add":
         return False
-    return len(node.args) == 2 and node.kwargs.get("alpha", 1) == 1
+    return len(node.args) == 2 and bool(node.kwargs.get("alpha", 1) == 1)
 
 
 def _summands(total: Node) -> Iterator[Node]:

@@ -177,7 +177,8 @@ def _multiply_two(system: Constraints, x: Tensor, y: Tensor, inverse: bool) -> T
     system.colour(torch.cat([t.reshape(-1) for t in (a, b, out)]))
     for labels in (a, b):
         system.mark(labels, "diagonal")
-    system.products.append(Product(*(t.numpy().ravel() for t in (out, a, b)), inverse))
+    product, first, second = (t.numpy().ravel() for t in (out, a, b))
+    system.products.append(Product(product, first, second, inverse))
     return out.expand(torch.broadcast_shapes(x.shape, y.shape))
 
 
