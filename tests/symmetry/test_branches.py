@@ -255,6 +255,10 @@ def one_reads_weights_of_the_other(s, x):
     return gated(s, x) + F.linear(x, s.e[0][0].weight)[:, :D]
 
 
+def weights_are_added(s, x):
+    return s.r(x) + s.first[:, None].T + s.second[:, None].T
+
+
 def one_scale_for_each(s, x):
     return sum(c * e(x) for c, e in zip(s.scales, s.e, strict=True))
 
@@ -272,11 +276,14 @@ def one_scale_for_each(s, x):
         weighted_in_a_row,
         different_activations,
         one_scale_for_each,
+        weights_are_added,
         one_reads_weights_of_the_other,
     ],
 )
 def test_branches_that_are_told_apart_stay(forward):
-    sym = exact(network(forward, scales=nn.Buffer(torch.tensor([[1.0], [2.0], [3.0]]))))
+    more = {name: nn.Parameter(torch.zeros(COUNT)) for name in ("first", "second")}
+    scales = nn.Buffer(torch.tensor([[1.0], [2.0], [3.0]]))
+    sym = exact(network(forward, scales=scales, **more))
     assert not any(g.tensors for g in sym.permutations)
 
 

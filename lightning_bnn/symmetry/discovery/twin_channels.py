@@ -198,7 +198,7 @@ class TwinRows:
         own = [np.unique(self.roots[x]) for x in labels]
         found, times = np.unique(np.concatenate(own), return_counts=True)
         alone = found[(times == 1) & (found != self.roots[FROZEN])]
-        row_of = np.full(int(self.roots.max()) + 1, -1)
+        row_of = np.full(int(self.roots.max()) + 1, -1, np.int32)
         rows = []
         for k, x in enumerate(labels):
             roots, at = np.unique(self.roots[x], return_index=True)

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from lightning_bnn.symmetry.discovery.graph import Graph, Source, ancestors, repeated, writes
+from lightning_bnn.symmetry.discovery.graph import (
+    Graph,
+    Source,
+    ancestors,
+    descendants,
+    repeated,
+    writes,
+)
 from lightning_bnn.symmetry.rules.labels import operation_name
 
 __all__ = ["Twins", "find_twins"]
@@ -46,8 +53,10 @@ def find_twins(graph: Graph, sole: Collection[str]) -> list[Twins]:
     """
     live = ancestors([*graph.results, *(node for _, node in graph.written)])
     same = repeated(graph.module)
+    active = descendants(n for n, source in graph.sources.items() if source.kind == "input")
     found = []
     for node, leaves, side_by_side in _joints(graph, live):
+        leaves = [leaf for leaf in leaves if leaf in active]  # sums of weights are no branches
         for alike in _alike(leaves, graph.sources, sole, same):
             twins = _twins(node, alike, graph.sources, side_by_side, live)
             if twins is not None:
