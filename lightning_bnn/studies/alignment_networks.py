@@ -80,9 +80,14 @@ class Transformer(nn.Module):
             nn.Embedding(vocabulary, width) if vocabulary else nn.Conv2d(1, width, 2, 2)
         )
         self.words = words
-        self.places = nn.Parameter(0.1 * torch.randn(16, width))
+        self.places = nn.Parameter(torch.empty(16, width))
+        self.reset_parameters()
         self.blocks = nn.Sequential(*(Block(width, 4, words) for _ in range(2)))
         self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocabulary or 10)
+
+    def reset_parameters(self) -> None:
+        """Draw where tokens stand."""
+        nn.init.normal_(self.places, std=0.1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of the digit, or of the next character."""

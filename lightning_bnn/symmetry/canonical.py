@@ -25,7 +25,14 @@ from lightning_bnn.symmetry.mixing import mix_some
 from lightning_bnn.symmetry.shifting import remove_shifts
 from lightning_bnn.symmetry.sorting import SortKey, sort_permutations
 from lightning_bnn.symmetry.spaces import covered
-from lightning_bnn.symmetry.units import sorted_rows, statistic, unit_rows, writer
+from lightning_bnn.symmetry.units import (
+    side_by_side,
+    sorted_rows,
+    statistic,
+    twin_places,
+    unit_rows,
+    writer,
+)
 from lightning_bnn.symmetry.validation import check_finite, check_params
 
 __all__ = [
@@ -202,7 +209,9 @@ def canonical_scales_and_signs(
         factors["scalings"] = list(min_mass(params, sym, tolerance=1e-16).scales)
     dead = 0
     for _, kind, index, place in sorted(_writers(sym), key=lambda w: w[:3]):
-        w = _with_factors(params, sym, factors, place)
+        group = sym.scalings[index] if kind == "scalings" else sym.signs[index]
+        twins = [_with_factors(params, sym, factors, p) for p in twin_places(sym, group, place)]
+        w = side_by_side(twins, sym, sym.axes[place.axis])
         if kind == "signs":
             factors[kind][index] = _sign_of_largest(params, sym, sym.signs[index], place, w)
         elif scaling in ("unit-norm", "unit-std"):
@@ -235,7 +244,7 @@ def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:
         for index, group in enumerate(groups):
             place = writer(sym, group)
             if place is not None:
-                yield place.axis, kind, index, place
+                yield max(p.axis for p in twin_places(sym, group, place)), kind, index, place
 
 
 def _sign_of_largest(

@@ -16,6 +16,7 @@ from torch import Tensor
 from lightning_bnn.symmetry.actions import multiplied_tensor, permuted_tensor, reached_axes
 from lightning_bnn.symmetry.axis_actions import Element, Kind, axes_by_tensor
 from lightning_bnn.symmetry.elements import random_scales, random_signs
+from lightning_bnn.symmetry.exchanges import source_of
 from lightning_bnn.symmetry.forward import in_precision
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.mixing_in_place import Mixing, mix_, random_reflections
@@ -61,9 +62,10 @@ class Motion:
             read: gives what it has read in memory of its own.
             precision: in which products and sums are made; that of the tensor where none is given.
         """
-        w = self._shifted(name, read, precision)
-        if name in self._permuted:  # before the cast: half as much to move
-            w = permuted_tensor({name: w}, self.sym, name, self._permuted[name], self.cycles)
+        source = source_of(name, self.sym, self.cycles) if self.cycles else name
+        w = self._shifted(source, read, precision)
+        if source in self._permuted:  # before the cast: half as much to move
+            w = permuted_tensor({source: w}, self.sym, source, self._permuted[source], self.cycles)
         w = in_precision(w, precision)
         if name in self._multiplied:
             axes = self._multiplied[name]

@@ -107,7 +107,7 @@ def _mean(params: Params, sym: Symmetries, place: Placement) -> Tensor:
     offset = int(is_stacked({sym.axes[place.axis].tensor: w}, sym.shapes))
     rows = along_axis(w, sym.axes[place.axis], offset)
     means = rows.mean(tuple(range(offset, rows.ndim - 1))) if rows.ndim > offset + 1 else rows
-    return means[..., place.positions[:, 0].to(w.device)]
+    return means[..., place.positions.to(w.device)].mean(-1)
 
 
 def random_shifts(

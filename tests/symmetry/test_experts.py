@@ -187,13 +187,14 @@ def in_a_list(s, x):
     return sum(p[:, k : k + 1] * s.o[k](torch.relu(s.e[k](x))) for k in range(EXPERTS))
 
 
-def test_units_inside_experts_of_a_list():
+def test_experts_of_a_list_are_exchanged():
     layers = {
         "e": nn.ModuleList([nn.Linear(IN, HIDDEN) for _ in range(EXPERTS)]),
         "o": nn.ModuleList([nn.Linear(HIDDEN, IN) for _ in range(EXPERTS)]),
     }
     sym = exact(Forward(in_a_list, r=nn.Linear(IN, EXPERTS), **layers).double())
-    assert units(sym) == INSIDE
+    assert units(sym) == [*INSIDE, (EXPERTS, "block")]
+    assert ("e.0.weight", "e.1.weight", "e.2.weight") in sym.permutations[-1].tensors
 
 
 # ------------------------------------------------------------ weights of the chosen experts

@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Graph", "Source", "ancestors", "descendants", "writes"]
+__all__ = ["Graph", "Source", "ancestors", "descendants", "repeated", "writes"]
 
 
 class Source(NamedTuple):
@@ -126,3 +126,17 @@ def descendants(nodes: Iterable[Node]) -> set[Node]:
             reached.add(node)
             pending += node.users
     return reached
+
+
+def repeated(module: GraphModule) -> dict[Node, Node]:
+    """By node, the first that computes the same from the same, nothing of it random or written."""
+    changed = {n.args[0] for n in module.graph.nodes if writes(n)}
+    first: dict[Any, Node] = {}
+    same: dict[Node, Node] = {}
+    for node in module.graph.nodes:
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        plain = node.op == "call_function" and not (writes(node) or random)
+        if plain and not changed & {node, *node.all_input_nodes}:
+            arguments = torch.fx.map_arg((node.args, node.kwargs), lambda n: same.get(n, n))
+            same[node] = first.setdefault((node.target, str(arguments)), node)
+    return same

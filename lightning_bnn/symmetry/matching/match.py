@@ -175,12 +175,19 @@ class _Search:
         orders = frank_wolfe(relaxation, stack(members), self.reference)
         return [relaxation.element([o[m] for o in orders]) for m in range(len(members))]
 
+    def _random(self, generator: torch.Generator) -> list[Tensor]:
+        """Random permutations; blocks that have tensors of their own stay in their places."""
+        groups = self.plan.sym.permutations
+        orders = random_permutations(self.plan.sym, generator)
+        pairs = zip(groups, orders, strict=True)
+        return [torch.arange(g.units) if g.tensors else order for g, order in pairs]
+
     def _best(self, member: Params, ways: dict[str, list[Tensor]], alone: bool) -> Found:
         sym, generator = self.plan.sym, torch.Generator().manual_seed(self.seed)
         flips = [torch.ones(g.units) for g in sym.signs] if self.signs else None
         starts: list[tuple[str, list[Tensor] | None]] = [("ascent", None)] if alone else []
         starts += ways.items()
-        starts += [("ascent", random_permutations(sym, generator)) for _ in range(self.restarts)]
+        starts += [("ascent", self._random(generator)) for _ in range(self.restarts)]
         best, top = None, -float("inf")
         for name, start in starts:
             ascent = Ascent(self.plan, member, self.reference, flips)

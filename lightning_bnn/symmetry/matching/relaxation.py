@@ -46,8 +46,13 @@ class Relaxation:
 
     @cached_property
     def families(self) -> list[Family]:
-        """Groups that are inside no other."""
-        return [f for f in self.plan.families if f.group not in self.plan.homes]
+        """Groups that are inside no other which moves."""
+        groups, homes = self.plan.sym.permutations, self.plan.homes
+        return [
+            f
+            for f in self.plan.families
+            if f.group not in homes or groups[homes[f.group][0]].tensors
+        ]
 
     @cached_property
     def tables(self) -> list[Table]:
