@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_bnn.symmetry.axis_actions import EVERY
 from lightning_bnn.symmetry.comparison import agree, tolerance_of
@@ -17,6 +17,7 @@ from lightning_bnn.symmetry.discovery.graph import Graph
 from lightning_bnn.symmetry.discovery.random_weights import RandomWeights
 from lightning_bnn.symmetry.discovery.streaming import streamed_outputs
 from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, in_runnable_precision, outputs
+from lightning_bnn.symmetry.fresh_memory import reused_memory
 from lightning_bnn.symmetry.groups import Frozen, PermutationGroup, Symmetries
 
 __all__ = ["refute"]
@@ -93,8 +94,9 @@ def _judged_by_graph(
 ) -> Symmetries | None:
     """What the graph says; None where the network itself must say what is wrong."""
     try:
-        check = _check_by_graph(case, sym)
-        return None if check is None else _judged(check, sym, custom_rules, name)
+        with reused_memory():
+            check = _check_by_graph(case, sym)
+            return None if check is None else _judged(check, sym, custom_rules, name)
     except Exception:  # an operation that does not run in float64, or only inside its module
         return None
 
@@ -141,16 +143,24 @@ def _check_by_graph(case: _Case, sym: Symmetries) -> Check | None:
     if case.graph is None:
         return None
     weights = RandomWeights(case.model, sym)
-    params = weights.all_by(weights.read)
-    first, second = (outputs(case.model, params, case.inputs) for _ in range(2))
-    read, tolerance = weights.by_any_name(params.__getitem__), tolerance_of(params)
-    traced = streamed_outputs(case.graph, case.inputs, read, None)
-    same = agree(first, second, min(1e-6, tolerance)) and agree(first, traced, min(1e-4, tolerance))
-    del params, read, second, traced
-    if not same:
+    first = _agreed(case, case.graph, weights)
+    if first is None:
         return None
     check = Check.of_graph(case.graph, case.inputs, weights)
-    return check if agree(first, check.outputs, max(1e-2, tolerance)) else None
+    rounding = max(1e-2, tolerance_of(weights.state))
+    return check if agree(first, check.outputs, rounding) else None
+
+
+def _agreed(case: _Case, graph: Graph, weights: RandomWeights) -> list[Tensor] | None:
+    """What the network gives, if it does so again and its graph gives the same."""
+    with reused_memory():
+        params = weights.all_by(weights.read)
+        first, second = (outputs(case.model, params, case.inputs) for _ in range(2))
+        read, tolerance = weights.by_any_name(params.__getitem__), tolerance_of(params)
+        if not agree(first, second, min(1e-6, tolerance)):
+            return None
+        traced = streamed_outputs(graph, case.inputs, read, None)
+        return first if agree(first, traced, min(1e-4, tolerance)) else None
 
 
 # ------------------------------------------------------------ single groups
