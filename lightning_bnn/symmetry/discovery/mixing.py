@@ -212,8 +212,7 @@ def _planes(channels: ChannelClasses, factors: Factors, marks: _Marks) -> Iterat
         else:
             kind = "complex"
         parts = [
-            _plane_places(channels, factors, r, partner, is_second, kind)
-            for r in roots.tolist()
+            _plane_places(channels, factors, r, partner, is_second, kind) for r in roots.tolist()
         ]
         if all(parts):
             yield _Space(kind, _joined([place for part in parts for place in part]))
