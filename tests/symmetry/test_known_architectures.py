@@ -467,9 +467,10 @@ TOWERS = [
     # attention: 2 layers of the encoder, 2 * 2 of the decoder, in each 4 heads of 8 channels of
     # keys and of values: 6 * 4 * 2 groups, GL(8) each; the heads of all layers of a stack share a
     # table of relative positions, those that read the encoder have none: 1 + 1 + 2 groups. One
-    # table of words feeds both streams: one order of 32, and a sign each. 5 + 7 gains (root mean
-    # square, before a linear map); 4 * 48 units with ReLU: scales, no signs.
-    # dimension: 48 * 8^2 + 12 * 32 + 4 * 48
+    # table of words feeds both streams: one order of 32, and a sign each. 5 + 6 gains (root mean
+    # square, before a linear map; the table of words reads the last of the decoder, too); 4 * 48
+    # units with ReLU: scales, no signs.
+    # dimension: 48 GL(8), gains, units, and one number for each head in the tables of positions
     Known(
         "T5",
         seq2seq(
@@ -480,18 +481,19 @@ TOWERS = [
             d_ff=48,
             num_layers=2,
             num_heads=4,
-            tie_word_embeddings=False,
         ),
         pairs,
         {(32, CHANNEL): 1, (8, CHANNEL): 48, (48, CHANNEL): 4, (4, BLOCK): 4},
-        6 * 64 + 12 * 32 + 4 * 48,
-        6 * 64 + 12 * 32 + 32,
-        dimension=48 * 64 + 12 * 32 + 4 * 48,
+        6 * 64 + 11 * 32 + 4 * 48,
+        6 * 64 + 11 * 32 + 32,
+        dimension=48 * 64 + 11 * 32 + 4 * 48 + 2 * 4,
         tolerance=1e-6,  # its norms are computed in float32
     ),
     # conv1 has 32 units with GELU, the streams of encoder and decoder 32 each; 6 times attention,
     # each with heads of its own. 4 + 1 + 6 gains; the last of the decoder is read by the table of
     # words. The encoder adds what a GELU gives: no sign; the decoder flips as a whole.
+    # dimension: 48 GL(8), gains, and 12 shifts of 32: values, units, and queries of the encoder;
+    # those of the 5 norms that are read by keys, too, which have no bias, are not found
     Known(
         "Whisper",
         seq2seq(
@@ -516,26 +518,36 @@ TOWERS = [
         {(32, CHANNEL): 3, (8, CHANNEL): 48, (48, CHANNEL): 4, (4, BLOCK): 6},
         6 * 64 + 11 * 32,
         6 * 64 + 11 * 32 + 1,
+        dimension=48 * 64 + 11 * 32 + 12 * 32,
     ),
     # two towers as in ViT, 16 channels in which they meet. Per tower 2 * 64 channels of heads and
     # 5 gains before linear maps; each projection has one scale, since its rows are normalised.
-    # signs: 16 where they meet, the stream of each tower, and the patches before the first norm
-    Known(
-        "CLIP",
-        clip,
-        words_and_images,
-        {
-            (32, CHANNEL): 2,
-            (8, CHANNEL): 32,
-            (48, CHANNEL): 4,
-            (4, BLOCK): 4,
-            (16, CHANNEL): 1,
-        },
-        2 * (128 + 160) + 2,
-        2 * (128 + 160) + 16 + 3,
+    # signs: 16 where they meet, the stream of each tower, and the patches before the first norm.
+    # dimension: 32 GL(8), gains, O(16), the biases of keys, and 13 shifts of 32: 3 in each layer,
+    # and words against positions
+    *(
+        Known(
+            name,
+            clip,
+            words_and_images,
+            {
+                (32, CHANNEL): 2,
+                (8, CHANNEL): 32,
+                (48, CHANNEL): 4,
+                (4, BLOCK): 4,
+                (16, CHANNEL): 1,
+            },
+            2 * (128 + 160) + projections,
+            2 * (128 + 160) + 16 + 3,
+            missing,
+            32 * 64 + 10 * 32 + 120 + 4 * 32 + 13 * 32 + projections,
+        )
+        for name, projections, missing in (
+            ("CLIP", 2, "the scale of what is divided by its own norm is not found"),
+            ("CLIP, but for these scales", 0, ""),
+        )
     ),
-    # 6 layers with 2 heads of 32 channels and 192 units; gains: 2 in each layer and the last;
-    # dimension: 24 GL(32), 13 gains, and the shifts of biases
+    # 6 layers with 2 heads of 32 channels and 192 units; gains: 2 in each layer and the last
     Known(
         "timm: test_vit",
         timm_vit,
