@@ -19,7 +19,7 @@ from torch import Tensor
 
 __all__ = ["copied", "fresh", "reused_memory"]
 
-_SMALL, _SLAB, _ALIGNED = 2**16, 2**25, 64
+_SMALL, _SLAB, _ALIGNED = 2**16, 2**23, 64
 Block = NDArray[np.uint8]
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lightning_bnn.models import mlp
-from lightning_bnn.symmetry import discover
+from lightning_bnn.symmetry import UnsupportedModel, discover
 from lightning_bnn.symmetry.discovery.export import trace_graphs
 from lightning_bnn.symmetry.forward import Inputs
 from lightning_bnn.symmetry.fresh_memory import copied, fresh, reused_memory
@@ -83,6 +83,23 @@ def test_two_motions_generate_all_permutations_and_flip_every_sign(case):
         assert cycle[a] == b or cycle[b] == a  # neighbours: with the cycle, they generate all
     for a, b in zip(one.factors["signs"], two.factors["signs"], strict=True):
         assert torch.equal(a, -b)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("draws", "message"), [(True, "different outputs"), (False, "no reason")])
+def test_what_is_refused_because_it_draws_says_so(draws, message, monkeypatch):
+    """As a masked autoencoder does, which hides other patches at every call."""
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)) * (torch.rand(6) if draws else 1))
+
+    def refused(*_):
+        raise UnsupportedModel("no reason")
+
+    model = Forward(forward, a=nn.Linear(5, 6), b=nn.Linear(6, 3))
+    monkeypatch.setattr(refutation, "_refuted", refused)
+    with pytest.raises(UnsupportedModel, match=message):
+        discover(model, torch.randn(2, 5))
 
 
 # ------------------------------------------------------------ one trace for both modes

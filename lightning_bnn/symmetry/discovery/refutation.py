@@ -16,7 +16,16 @@ from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.graph import Graph
 from lightning_bnn.symmetry.discovery.random_weights import RandomWeights
 from lightning_bnn.symmetry.discovery.streaming import streamed_outputs
-from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, in_runnable_precision, outputs
+from lightning_bnn.symmetry.forward import (
+    Inputs,
+    UnsupportedModel,
+    as_real,
+    in_runnable_precision,
+    outputs,
+    same_noise,
+    structural_copy,
+    tensors_of,
+)
 from lightning_bnn.symmetry.fresh_memory import reused_memory
 from lightning_bnn.symmetry.groups import Frozen, PermutationGroup, Symmetries
 
@@ -39,7 +48,12 @@ def refute(
         inputs: to run it on.
         custom_rules: whether the user has given rules.
     """
-    sym = _refuted(_Case(model, graphs.evaluation, inputs), sym, custom_rules)
+    try:
+        sym = _refuted(_Case(model, graphs.evaluation, inputs), sym, custom_rules)
+    except UnsupportedModel as error:
+        if _draws(model, inputs):
+            raise _Unrepeatable(_says_different_things(type(model).__name__)) from error
+        raise
     factors = _only(sym, [group for group in _every(sym) if group[0] != "permutations"])
     if graphs.evaluation_only or not _every(factors) or _trains_as_it_evaluates(graphs, inputs):
         return sym
@@ -59,6 +73,22 @@ def refute(
 
 class _Unrepeatable(UnsupportedModel):
     """The same weights give other outputs every time."""
+
+
+def _says_different_things(name: str) -> str:
+    return (
+        f"{name} gives different outputs for the same input and weights in "
+        "evaluation mode, so that no symmetry can be checked. Make its forward deterministic, "
+        "or pass the submodule that is."
+    )
+
+
+def _draws(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether two calls differ if nobody repeats the random numbers."""
+    with same_noise(model.parameters()):
+        calls = [structural_copy(model)(*inputs.args, **inputs.named) for _ in range(2)]
+    first, second = ([as_real(t) for t in tensors_of(out)] for out in calls)
+    return not agree(first, second, 1e-6)
 
 
 class _Case(NamedTuple):
@@ -111,11 +141,7 @@ def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> Sym
         return replace(sym, error=check.error_seen)
     check.raise_tolerance_to_noise()
     if not check.repeatable():
-        raise _Unrepeatable(
-            f"{name} gives different outputs for the same input and weights in "
-            "evaluation mode, so that no symmetry can be checked. Make its forward deterministic, "
-            "or pass the submodule that is."
-        )
+        raise _Unrepeatable(_says_different_things(name))
     wrong = _offenders(check, sym)
     if custom_rules and wrong:
         names = ", ".join(name for _, _, name in wrong[:3])
