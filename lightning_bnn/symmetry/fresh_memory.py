@@ -65,7 +65,7 @@ def reused_memory() -> Iterator[None]:
 
 
 def fresh(shape: torch.Size, dtype: torch.dtype, device: Any = "cpu") -> Tensor:
-    """An empty contiguous tensor."""
+    """An empty contiguous tensor, in memory that an earlier one has left where there is any."""
     memory, size = _current.get(), shape.numel() * dtype.itemsize
     if memory is None or size < _SMALL or torch.device(device).type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
