@@ -327,7 +327,7 @@ def test_dropout_in_a_training_graph():
     assert sorted(g.units for g in sym.permutations) == [6, 8]
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_auxiliary_heads_of_googlenet():
     import torchvision
 
