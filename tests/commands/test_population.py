@@ -305,10 +305,10 @@ def test_ray_trains_parts_side_by_side_and_survives_a_killed_worker(config, tmp_
     killer.start()
     change = json.loads(LONG[1])
     options = {"part": 1, "change": change, "checkpoint_minutes": 0.005}
-    population(config, 2, bank, engine="ray", workers=2, **options)
+    population(config, 4, bank, engine="ray", workers=2, **options)
     killer.join()
     assert killed
-    population(config, 2, str(tmp_path / "here"), **options)
+    population(config, 4, str(tmp_path / "here"), **options)
     same(networks(tmp_path / "here"), networks(bank))
 
 
