@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -169,11 +170,7 @@ def check_mixings(
     values: Sequence[Tensor], sym: Symmetries, members: int | None = None
 ) -> list[Tensor]:
     """Refuse matrices that do not belong to the group of their space."""
-    values = _real_tensors(values, "matrices")
-    if len(values) != len(sym.linear):
-        raise ValueError(
-            f"`matrices` must hold one tensor per group: {len(sym.linear)}, got {len(values)}."
-        )
+    values = _one_per_group(_real_tensors(values, "matrices"), sym.linear, "matrices")
     for k, (value, group) in enumerate(zip(values, sym.linear, strict=True)):
         shape = (group.spaces, group.size, group.size)
         if value.shape not in (shape, (members, *shape)):
@@ -191,11 +188,7 @@ def check_shifts(
     values: Sequence[Tensor], sym: Symmetries, members: int | None = None
 ) -> list[Tensor]:
     """Refuse shifts that do not belong to the channels, or are not finite."""
-    values = _real_tensors(values, "shifts")
-    if len(values) != len(sym.shifts):
-        raise ValueError(
-            f"`shifts` must hold one tensor per group: {len(sym.shifts)}, got {len(values)}."
-        )
+    values = _one_per_group(_real_tensors(values, "shifts"), sym.shifts, "shifts")
     for k, (value, group) in enumerate(zip(values, sym.shifts, strict=True)):
         if value.shape not in ((group.size,), (members, group.size)):
             raise ValueError(
@@ -244,12 +237,17 @@ def _problem(matrices: Tensor, group: LinearGroup) -> str:
     return ""
 
 
-def _check_shapes(values: Sequence[Tensor], groups: Sequence[Group], name: str) -> list[Tensor]:
+def _one_per_group(values: Sequence[Tensor], groups: Sequence[Any], name: str) -> list[Tensor]:
     values = [torch.as_tensor(v) for v in values]
     if len(values) != len(groups):
         raise ValueError(
             f"`{name}` must hold one tensor per group: {len(groups)}, got {len(values)}."
         )
+    return values
+
+
+def _check_shapes(values: Sequence[Tensor], groups: Sequence[Group], name: str) -> list[Tensor]:
+    values = _one_per_group(values, groups, name)
     for k, (value, group) in enumerate(zip(values, groups, strict=True)):
         if value.shape[-1:] != (group.units,):
             raise ValueError(

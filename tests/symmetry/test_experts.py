@@ -4,19 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import Forward
+from checked_symmetries import exact as checked
+from checked_symmetries import units, weight
 from torch import nn
 
 from lightning_bnn import params as P
-from lightning_bnn.symmetry import canonicalise, discover, min_mass, verify
+from lightning_bnn.symmetry import canonicalise, min_mass
 from lightning_bnn.symmetry.verify import random_element
 
 TOKENS, IN, EXPERTS, HIDDEN = 7, 4, 3, 5
 INSIDE = [(HIDDEN, "channel")] * EXPERTS
-
-
-def weight(*shape):
-    generator = torch.Generator().manual_seed(sum(shape))
-    return nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64))
 
 
 def experts(forward, **more):
@@ -35,15 +32,7 @@ def tokens(n=TOKENS):
 
 
 def exact(model):
-    sym = discover(model, tokens())
-    assert not any("refuted" in f.reason for f in sym.frozen)
-    for seed, x in enumerate([tokens(), tokens(2), tokens(11)]):
-        assert verify(model, sym, x, generator=torch.Generator().manual_seed(seed)) < 1e-11
-    return sym
-
-
-def units(sym):
-    return [(g.units, g.kind) for g in sym.permutations]
+    return checked(model, tokens(), others=[(tokens(2),), (tokens(11),)])
 
 
 # ------------------------------------------------------------ how tokens are sent

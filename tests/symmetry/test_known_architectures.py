@@ -11,7 +11,6 @@ from cases import randomise
 from modern_networks import (
     GAT,
     GCN,
-    Attention,
     Decoder,
     GatedMLP,
     LoRA,
@@ -19,13 +18,14 @@ from modern_networks import (
     Mamba,
     MergedLoRA,
     MoE,
+    attention,
+    path,
 )
 from torch import nn
 
 from lightning_bnn.symmetry import discover, verify
 
 CHANNEL, BLOCK = "channel", "block"
-NEAR = torch.eye(5) + torch.diag(torch.ones(4), 1) + torch.diag(torch.ones(4), -1)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def tokens(batch, length):
 
 
 def graphs(batch, _):
-    return torch.randn(batch, 5, 5), NEAR
+    return torch.randn(batch, 5, 5), path(5)
 
 
 def known(case, batch=2, length=5):
@@ -83,10 +83,6 @@ def parameters(cases):
         )
         for c in cases
     ]
-
-
-def attention(**options):
-    return lambda: Attention(**options)
 
 
 X = sequences(10)

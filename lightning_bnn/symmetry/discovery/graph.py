@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -116,25 +116,23 @@ def _written_tensor(node: Node) -> Node:
 
 def ancestors(nodes: Iterable[Node]) -> set[Node]:
     """Everything that nodes depend on: dead code must not constrain a channel."""
-    reached: set[Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in reached:
-            reached.add(node)
-            pending += node.all_input_nodes
-    return reached
+    return _reached(nodes, lambda node: node.all_input_nodes)
 
 
 def descendants(nodes: Iterable[Node]) -> set[Node]:
     """Everything that depends on nodes."""
+    return _reached(nodes, lambda node: node.users)
+
+
+def _reached(nodes: Iterable[Node], neighbours: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """The nodes themselves and whatever a walk along neighbours meets."""
     reached: set[Node] = set()
     pending = list(nodes)
     while pending:
         node = pending.pop()
         if node not in reached:
             reached.add(node)
-            pending += node.users
+            pending += neighbours(node)
     return reached
 
 
