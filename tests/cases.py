@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import nn
+from torchvision.models.convnext import CNBlockConfig
+from torchvision.models.resnet import BasicBlock
 
 from lightning_bnn import models
 from lightning_bnn.symmetry import discover
@@ -157,6 +159,31 @@ class Recurrent(nn.Module):
         return self.last(self.gru(self.lstm(x)[0])[0][:, -1])
 
 
+class NarrowResNet(torchvision.models.ResNet):
+    """torchvision's ResNet with one block a stage and an eighth of the channels."""
+
+    def __init__(self):
+        super().__init__(BasicBlock, [1, 1, 1, 1])
+        self.conv1 = nn.Conv2d(3, 8, 7, stride=2, padding=3, bias=False)
+        self.bn1, self.fc = nn.BatchNorm2d(8), nn.Linear(64, 10)
+
+    def _make_layer(self, block, planes, *args, **kwargs):
+        self.inplanes = max(planes // 16, 8)  # channels of the stage before
+        return super()._make_layer(block, planes // 8, *args, **kwargs)
+
+
+def narrow_convnext():
+    """torchvision's ConvNeXt with three blocks in two stages."""
+    stages = [CNBlockConfig(8, 16, 2), CNBlockConfig(16, None, 1)]
+    return torchvision.models.ConvNeXt(stages, stochastic_depth_prob=0.1, num_classes=10)
+
+
+def narrow_mobilenet():
+    """torchvision's MobileNetV2 with four blocks: expansion, channels, repetitions, stride."""
+    blocks = [[1, 64, 1, 1], [6, 24, 1, 2], [6, 32, 2, 2]]
+    return torchvision.models.MobileNetV2(10, width_mult=0.25, inverted_residual_setting=blocks)
+
+
 @dataclass(frozen=True)
 class Case:
     """A network, its input, the number of its permutation groups and of its free scales."""
@@ -227,12 +254,18 @@ CASES = [
     Case("tied transformer", TiedTransformer, lambda: torch.randint(11, (2, 6)), 7, 28),
     Case("recurrent", Recurrent, lambda: torch.randn(2, 4, 5), 5, 0, 31),
     Case("resnet20 frn", models.resnet20_frn, image(16, 1), 12, 0),
-    Case("resnet18", torchvision_model("resnet18"), image(48), 12, 2880, 4800),
-    Case("convnext_tiny", torchvision_model("convnext_tiny"), image(32, 1), 22, 14688),
-    Case("mobilenet_v2", torchvision_model("mobilenet_v2"), image(64), 25, 712),
+    # 4 streams and 4 blocks of 8, 16, 32, 64 channels; signs of every channel with a norm
+    Case("resnet", NarrowResNet, image(32), 8, 2 * 120, 8 + 2 * 8 + 3 * (16 + 32 + 64)),
+    # 2 streams and 3 blocks; two gains in every block, those before the second stage and the end
+    Case("convnext", narrow_convnext, image(32, 1), 5, 2 * (8 + 8 + 16) + 8 + 16),
+    # streams of 16, 8 and 8 channels, the stem, an expansion in 3 blocks, the last convolution
+    Case("mobilenet", narrow_mobilenet, image(32), 8, 16 + 8 + 8),
 ]
 
 LARGE_CASES = [
+    Case("resnet18", torchvision_model("resnet18"), image(48), 12, 2880, 4800),
+    Case("convnext_tiny", torchvision_model("convnext_tiny"), image(32, 1), 22, 14688),
+    Case("mobilenet_v2", torchvision_model("mobilenet_v2"), image(64), 25, 712),
     Case("resnet50", torchvision_model("resnet50"), image(64), 37, 11456),
     Case("resnext50", torchvision_model("resnext50_32x4d"), image(64), 1045, 19008),
     Case("vgg11_bn", torchvision_model("vgg11_bn"), image(64), 10, 10944),

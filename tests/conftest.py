@@ -2,6 +2,7 @@ import logging
 
 import pytest
 import torch
+from annotation_checks import use_cheap_checks
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +29,5 @@ def undrawn():
 
 def pytest_configure(config):
     torch.set_num_threads(1)
+    if config.getoption("jaxtyping_packages", None):
+        use_cheap_checks()

@@ -244,3 +244,14 @@ class GAT(nn.Module):
         scores = F.leaky_relu(scores, 0.2).masked_fill(adjacency[..., None] == 0, -math.inf)
         out = torch.einsum("...ijh,...jhc->...ihc", scores.softmax(-2), h)
         return self.last(F.elu(out.flatten(-2)))
+
+
+def attention(**options):
+    """How to build attention with these options."""
+    return lambda: Attention(**options)
+
+
+def path(nodes):
+    """Which nodes of a path, each joined to the next, are near each other or the same."""
+    ones = torch.ones(nodes - 1)
+    return torch.eye(nodes) + torch.diag(ones, 1) + torch.diag(ones, -1)

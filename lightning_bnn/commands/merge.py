@@ -16,7 +16,7 @@ from lightning_bnn.commands.disk_networks import DiskNetworks, disk_networks, sh
 from lightning_bnn.commands.judged_examples import Examples, examples_of, loss
 from lightning_bnn.params import Params, stack, unstack
 from lightning_bnn.symmetry import Alignment, align
-from lightning_bnn.symmetry.matching.interpolation import reestimated
+from lightning_bnn.symmetry.matching.repair import reestimated
 from lightning_bnn.weight_files import FittedNetwork, moved, open_network, write_like
 
 __all__ = ["merge"]

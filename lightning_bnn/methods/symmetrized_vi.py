@@ -226,6 +226,7 @@ def _of_trained_units(sym: Symmetries, network: nn.Module) -> Symmetries:
         replace(group, inner=())
         for group in sym.permutations
         if not any(sym.axes[place.axis].tensor in fixed for place in group.placements)
+        and not any(name in fixed for row in group.tensors for name in row)
     ]
     return replace(sym, permutations=tuple(kept)) if fixed else sym
 

@@ -62,15 +62,15 @@ class DiagonalGaussian(Posterior):
     ) -> DiagonalGaussian:
         """From a stack of networks: their means and standard deviations.
 
-        Networks that are permutations of each other average to nothing; matched with one of them
+        Networks that are permutations of each other average to nothing; brought into one frame
         first, they make a compact representation of the whole stack. Buffers are those of the last
         network.
 
         Args:
             networks: a stack.
             reference: the network that all are matched with, by default the first.
-            align: match ``"weights"``, or ``"activations"`` on some data; by default networks stay
-                as they are.
+            align: match ``"weights"``, or ``"activations"`` on some data, with the reference, or
+                all networks with each other, ``"joint"``; by default networks stay as they are.
             symmetries: what ``discover`` returned, for matching.
             model: gives the computation, for activations.
             batches: inputs, for activations.
@@ -92,8 +92,7 @@ class DiagonalGaussian(Posterior):
         if size < 2:
             raise ValueError(f"`networks` must hold at least 2 networks, got {size}.")
         if align is not None:
-            first = {name: t[0] for name, t in networks.items()}
-            move = alignment(networks, reference or first, align, symmetries, model, batches)
+            move = alignment(networks, reference, align, symmetries, model, batches)
             networks = move(networks)
         elif reference is not None:
             raise ValueError("`reference` is used with `align`, which is None.")

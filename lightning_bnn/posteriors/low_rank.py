@@ -14,7 +14,9 @@ from torch import Tensor
 
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params, is_weight, ravel, stack_size, unravel
+from lightning_bnn.posteriors.alignment import Align, alignment
 from lightning_bnn.posteriors.base import Posterior, check_count, standard_normal, with_constants
+from lightning_bnn.symmetry import Symmetries
 
 __all__ = ["LowRankGaussian"]
 
@@ -64,19 +66,31 @@ class LowRankGaussian(Posterior):
         self.constants = NamedTensors({n: t for n, t in mean.items() if n not in weights})
 
     @classmethod
-    def fit(cls, networks: Params, rank: int | None = None, scale: float = 1.0) -> LowRankGaussian:
+    def fit(
+        cls,
+        networks: Params,
+        rank: int | None = None,
+        scale: float = 1.0,
+        align: Align | None = None,
+        symmetries: Symmetries | None = None,
+    ) -> LowRankGaussian:
         """From a stack of networks: moments of all, deviations of the last ones.
 
         Args:
             networks: a stack, in the order of the trajectory.
             rank: how many deviations are kept, by default 20 or all that there are.
             scale: multiplies the covariance.
+            align: bring the networks into one frame first: ``"joint"``, or by ``"weights"`` into
+                that of the first.
+            symmetries: what ``discover`` returned, for the alignment.
         """
         size = stack_size(networks)
         if size < 2:
             raise ValueError(f"`networks` must hold at least 2 networks, got {size}.")
         if rank is not None and not 2 <= rank <= size:
             raise ValueError(f"`rank` must be between 2 and {size}, got {rank}.")
+        if align is not None:
+            networks = alignment(networks, None, align, symmetries)(networks)
         kept = min(rank or 20, size)
         weights = {n: t for n, t in networks.items() if is_weight(n, t)}
         mean = {n: t.mean(0) if n in weights else t[-1] for n, t in networks.items()}

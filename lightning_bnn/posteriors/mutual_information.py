@@ -218,7 +218,9 @@ def draw_information(
 
 def _moved_tensors(sym: Symmetries, weights: Params) -> list[str]:
     places = (place for group in sym.permutations for place in group.placements)
-    return sorted({sym.axes[place.axis].tensor for place in places} & weights.keys())
+    exchanged = {name for group in sym.permutations for row in group.tensors for name in row}
+    moved = {sym.axes[place.axis].tensor for place in places} | exchanged
+    return sorted(moved & weights.keys())
 
 
 def _log_density(weights: Params, sampled: Sampled, names: Sequence[str]) -> Tensor:

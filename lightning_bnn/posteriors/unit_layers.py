@@ -86,6 +86,8 @@ def _unit_layer(
 ) -> UnitLayer | None:
     axes = [(sym.axes[place.axis], place.positions) for place in group.placements]
     axes = [(axis, positions) for axis, positions in axes if axis.tensor in names]
+    if group.tensors:
+        return None
     tensors = [axis.tensor for axis, _ in axes]
     if not tensors or len(set(tensors)) < len(tensors) or any(a.blocks > 1 for a, _ in axes):
         return None

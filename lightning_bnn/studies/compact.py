@@ -22,6 +22,7 @@ from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 
 __all__ = ["compact"]
 
+KINDS = ("networks", "q_d", "q_r", "q_r joint")
 _KEPT = (100, 90, 80, 70, 60, 50, 40, 30, 20, 10, 5, 1)
 
 
@@ -116,13 +117,17 @@ class _Study:
         gaussians: dict[str, DiagonalGaussian] = {}
         for name, stack in networks.items():
             gaussians[f"{name} q_d"] = DiagonalGaussian.fit(stack)
-            matched = DiagonalGaussian.fit(stack, align="activations", **self.matching)
-            gaussians[f"{name} q_r"] = matched
+            by_activations = DiagonalGaussian.fit(stack, align="activations", **self.matching)
+            gaussians[f"{name} q_r"] = by_activations
+            gaussians[f"{name} q_r joint"] = DiagonalGaussian.fit(
+                stack, align="joint", symmetries=self.matching["symmetries"]
+            )
         gaussians["VI"] = vi
         header = ["", "accuracy %", "of the mean %", "agreement", "total variation"]
         note = (
             "q_d: means and deviations of the weights as they are; q_r: of networks matched with "
-            "the first by activations. Agreement and total variation with the HMC networks."
+            "the first by activations, or jointly by weights. Agreement and total variation with "
+            "the HMC networks."
         )
         curves = self.pruning(gaussians, networks["Ensemble"])
         kept = torch.tensor([float(k) for k in _KEPT])
@@ -161,7 +166,7 @@ class _Study:
             with torch.no_grad():
                 drawn = gaussian.sample(self.draws, keyed_generator(self.seed, "compact", title))
             rows[title] = self.row(drawn, self.accuracy(gaussian.centre), hmc)
-        order = [f"{name} {kind}" for name in networks for kind in ("networks", "q_d", "q_r")]
+        order = [f"{name} {kind}" for name in networks for kind in KINDS]
         return [[title, *rows[title]] for title in (*order, "VI")]
 
     def row(self, networks: Params, of_mean: Cell, hmc: Averages) -> list[Cell]:

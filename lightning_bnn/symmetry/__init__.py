@@ -48,13 +48,16 @@ from lightning_bnn.symmetry.groups import (
 from lightning_bnn.symmetry.matching import (
     Alignment,
     Barrier,
+    Learning,
     MatchResult,
+    Repaired,
     align,
     barrier,
     cycle_error,
     interpolate,
     match,
     match_activations,
+    repair,
 )
 from lightning_bnn.symmetry.min_mass import MinMass, mass, min_mass
 from lightning_bnn.symmetry.mixing import identity_mixings, mix, random_mixings
@@ -78,6 +81,7 @@ __all__ = [
     "Alignment",
     "Barrier",
     "Frozen",
+    "Learning",
     "LinearGroup",
     "MatchResult",
     "MinMass",
@@ -85,6 +89,7 @@ __all__ = [
     "OrderChange",
     "PermutationGroup",
     "Removal",
+    "Repaired",
     "ScalingGroup",
     "ShiftGroup",
     "SignGroup",
@@ -125,6 +130,7 @@ __all__ = [
     "random_signs",
     "ranks",
     "remove_softmax_shift",
+    "repair",
     "rescale",
     "scale_optimizer_state",
     "shift",

@@ -18,6 +18,7 @@ from lightning_bnn.symmetry.axis_actions import (
     broadcastable,
     permute_axis,
 )
+from lightning_bnn.symmetry.exchanges import exchange_tensors
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.validation import (
     check_params,
@@ -65,7 +66,7 @@ def permute_some(params: Params, sym: Symmetries, permutations: Element) -> Para
     for tensor, axes in axes_by_tensor(sym, "permutations").items():
         if tensor in params:
             result[tensor] = permuted_tensor(params, sym, tensor, axes, permutations)
-    return tied(result, sym)
+    return tied(exchange_tensors(result, sym, permutations), sym)
 
 
 def tied(params: Params, sym: Symmetries) -> Params:

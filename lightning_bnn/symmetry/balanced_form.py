@@ -23,7 +23,7 @@ from lightning_bnn.params import Params
 from lightning_bnn.symmetry.groups import LinearGroup, Symmetries
 from lightning_bnn.symmetry.mixing import identity_mixings, mix_some
 from lightning_bnn.symmetry.spaces import coupled, multiplied, rows_at, sides, weight_places
-from lightning_bnn.symmetry.validation import check_finite, check_params
+from lightning_bnn.symmetry.validation import check_finite, check_params, check_squares
 
 __all__ = [
     "Balance",
@@ -106,6 +106,7 @@ def weights_of_spaces(params: Params, sym: Symmetries) -> tuple[Params, bool]:
     names = {sym.axes[p.axis].tensor for g in sym.linear for p in weight_places(sym, g)}
     names = {n for n in sym.shapes if n in names} or set(list(sym.shapes)[:1])
     stack = {n: params[n].detach().double() for n in sym.shapes if n in names}
+    check_squares(stack)
     return stack if stacked else {n: t[None] for n, t in stack.items()}, stacked
 
 

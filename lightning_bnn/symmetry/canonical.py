@@ -25,7 +25,14 @@ from lightning_bnn.symmetry.mixing import mix_some
 from lightning_bnn.symmetry.shifting import remove_shifts
 from lightning_bnn.symmetry.sorting import SortKey, sort_permutations
 from lightning_bnn.symmetry.spaces import covered
-from lightning_bnn.symmetry.units import sorted_rows, statistic, unit_rows, writer
+from lightning_bnn.symmetry.units import (
+    side_by_side,
+    sorted_rows,
+    statistic,
+    twin_places,
+    unit_rows,
+    writer,
+)
 from lightning_bnn.symmetry.validation import check_finite, check_params
 
 __all__ = [
@@ -98,12 +105,20 @@ def canonicalise(
 
 
 _ORDERED = ("general", "orthogonal", "centred")  # their balanced form sorts the channels
+_TURNED = ("orthogonal", "centred", "complex", "unit complex")
 
 
 def _balanced(params: Params, sym: Symmetries, scaling: Scaling | None, target: float) -> Params:
-    """Scales, then matrices, then signs and phases until none changes those behind it."""
+    """Scales, then matrices, then signs and phases until none changes those behind it.
+
+    A standard deviation changes with a rotation of what is read: it is set last, from unit norms.
+    """
     held = covered(sym, sym.scalings, ("general", "complex"))
-    if scaling == "min-mass" or (scaling is not None and _reads_mixed_channels(sym)):
+    if scaling == "unit-std" and _reads_mixed_channels(sym, ("general", *_TURNED)):
+        params = _balanced(params, sym, "unit-norm", target)
+        scales, _ = canonical_scales_and_signs(params, sym, scaling, target, held=held)
+        return multiply(params, sym, {"scalings": scales})
+    if scaling == "min-mass" or (scaling is not None and _reads_mixed_channels(sym, ("general",))):
         least = min_mass(params, sym, mixing=True, tolerance=1e-13)
         params = multiply(params, sym, {"scalings": least.scales})
         params = mix_some(params, sym, least.matrices)
@@ -111,12 +126,8 @@ def _balanced(params: Params, sym: Symmetries, scaling: Scaling | None, target: 
         scales, _ = canonical_scales_and_signs(params, sym, scaling, target, held=held)
         params = multiply(params, sym, {"scalings": scales})
     params = mix_some(params, sym, balancing_matrices(params, sym))
-    inside = covered(sym, sym.signs, (*_ORDERED, "complex", "unit complex"))
     for _ in range(len(sym.linear) + 1 if sym.signs else 0):
-        _, signs = canonical_scales_and_signs(params, sym, None)
-        signs = [
-            torch.where(unit.to(s.device), 1, s) for unit, s in zip(inside, signs, strict=True)
-        ]
+        signs = _signs_beside_matrices(params, sym)
         if all(bool((s == 1).all()) for s in signs):
             break
         params = multiply(params, sym, {"signs": signs})
@@ -124,7 +135,31 @@ def _balanced(params: Params, sym: Symmetries, scaling: Scaling | None, target: 
     return params
 
 
-def _reads_mixed_channels(sym: Symmetries) -> bool:
+def _signs_beside_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
+    """Signs of the units that no matrix flips; of a centred stream the mean decides."""
+    _, signs = canonical_scales_and_signs(params, sym, None)
+    mixed, centred = (
+        covered(sym, sym.signs, kinds) for kinds in (("general", *_TURNED), ("centred",))
+    )
+    result = []
+    for group, sign, inside, whole in zip(sym.signs, signs, mixed, centred, strict=True):
+        sign = torch.where(inside.to(sign.device), 1, sign)
+        if bool(whole.any()):
+            sign = torch.where(whole.to(sign.device), _sign_of_mean(params, sym, group), sign)
+        result.append(sign)
+    return result
+
+
+def _sign_of_mean(params: Params, sym: Symmetries, group: Group) -> Tensor:
+    """Make the largest mean over the channels of a unit positive: no centred matrix changes it."""
+    place = writer(sym, group) or group.placements[0]
+    rows = unit_rows(params, sym, place)
+    means = rows.unflatten(-1, (place.positions.shape[1], -1)).mean(-2)
+    largest = torch.take_along_dim(means, means.abs().argmax(-1, keepdim=True), -1)[..., 0]
+    return torch.where(largest < 0, -1.0, 1.0).to(rows)
+
+
+def _reads_mixed_channels(sym: Symmetries, kinds: Sequence[str]) -> bool:
     """Whether matrices act on the other side of weights whose size sets a scale."""
     writers = [writer(sym, g) for g in sym.scalings]
     return any(
@@ -132,7 +167,7 @@ def _reads_mixed_channels(sym: Symmetries) -> bool:
         for w in writers
         if w is not None
         for g in sym.linear
-        if g.kind == "general"
+        if g.kind in kinds
         for p in g.placements
     )
 
@@ -174,7 +209,9 @@ def canonical_scales_and_signs(
         factors["scalings"] = list(min_mass(params, sym, tolerance=1e-16).scales)
     dead = 0
     for _, kind, index, place in sorted(_writers(sym), key=lambda w: w[:3]):
-        w = _with_factors(params, sym, factors, place)
+        group = sym.scalings[index] if kind == "scalings" else sym.signs[index]
+        twins = [_with_factors(params, sym, factors, p) for p in twin_places(sym, group, place)]
+        w = side_by_side(twins, sym, sym.axes[place.axis])
         if kind == "signs":
             factors[kind][index] = _sign_of_largest(params, sym, sym.signs[index], place, w)
         elif scaling in ("unit-norm", "unit-std"):
@@ -207,7 +244,7 @@ def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:
         for index, group in enumerate(groups):
             place = writer(sym, group)
             if place is not None:
-                yield place.axis, kind, index, place
+                yield max(p.axis for p in twin_places(sym, group, place)), kind, index, place
 
 
 def _sign_of_largest(

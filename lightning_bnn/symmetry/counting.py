@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int, Real
 from torch import Tensor
 
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.groups import Group, Symmetries
+from lightning_bnn.symmetry.groups import PermutationGroup, Symmetries
 from lightning_bnn.symmetry.units import unit_rows
 from lightning_bnn.symmetry.validation import check_one_network
 
@@ -156,9 +156,10 @@ def log10_modes(params: Params, sym: Symmetries, tolerance: float = 1e-6) -> flo
     return sym.log10_permutations - repeated / math.log(10)
 
 
-def _unit_weights(params: Params, sym: Symmetries, group: Group) -> Tensor:
+def _unit_weights(params: Params, sym: Symmetries, group: PermutationGroup) -> Tensor:
     places = [p for p in group.placements if sym.axes[p.axis].role not in ("mean", "variance")]
-    return torch.cat([unit_rows(params, sym, p).double() for p in places], -1)
+    own = [torch.stack([params[n].flatten() for n in row]).double() for row in group.tensors]
+    return torch.cat([*(unit_rows(params, sym, p).double() for p in places), *own], -1)
 
 
 @dataclass(frozen=True)

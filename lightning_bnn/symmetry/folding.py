@@ -43,6 +43,8 @@ def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: 
         ValueError: a norm is read by something that is not a linear map of its own, and ``partial``
             is not set.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
     folded = copy.deepcopy(model)
     with in_evaluation(model):
         graph = trace(model, on_network(model, Inputs(example, named)))

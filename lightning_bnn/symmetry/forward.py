@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn._compat import runners_of
 from lightning_bnn.params import Params
+from lightning_bnn.symmetry.fresh_memory import copied
 from lightning_bnn.symmetry.shared_tensors import named_tensors, place_of
 
 __all__ = [
@@ -145,7 +146,7 @@ def same_noise(tensors: Iterable[Any]) -> Iterator[None]:
 def in_precision(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """A tensor with its floats (complex numbers likewise) in a precision, if one is given."""
     if dtype is not None and tensor.is_floating_point():
-        return tensor.to(dtype)
+        return tensor if tensor.dtype is dtype else copied(tensor, dtype)
     if dtype is torch.float64 and tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor

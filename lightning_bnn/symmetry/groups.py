@@ -44,11 +44,14 @@ class PermutationGroup(Group):
     """The symmetric group on its units; those of a ``block`` are heads or convolution groups.
 
     ``inner`` lists, for every class of interchangeable channels or of smaller blocks inside the
-    blocks, the indices of the groups that permute them, one per block.
+    blocks, the indices of the groups that permute them, one per block. Blocks may have tensors of
+    their own, such as experts that are modules: each row of ``tensors`` names one per block, which
+    change places as wholes.
     """
 
     kind: str = "channel"
     inner: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+    tensors: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
 
 
 class ScalingGroup(Group):
@@ -178,8 +181,18 @@ class Symmetries:
         places += [p for group in self.linear for p in group.placements]
         places += [p for shift in self.shifts for p in shift.placements]
         names = {self.axes[p.axis].tensor for p in places}
+        names |= {name for group in self.permutations for row in group.tensors for name in row}
         last = self.softmax_shift
         return frozenset(names | ({last.weight} if last is not None else set()))
+
+    @cached_property
+    def exchangeable_tensors(self) -> dict[str, frozenset[str]]:
+        """By tensor that may change places with others, all of these and itself."""
+        found: dict[str, frozenset[str]] = {}
+        for row in (row for group in self.permutations for row in group.tensors):
+            together = frozenset(row).union(*(found.get(name, ()) for name in row))
+            found |= dict.fromkeys(together, together)
+        return found
 
     def placements_by_axis(self, kind: str) -> dict[int, list[tuple[int, Placement]]]:
         """For each axis the (group, placement) pairs of permutations, scalings or signs."""

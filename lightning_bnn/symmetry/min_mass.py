@@ -18,7 +18,7 @@ from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.joint_mass import solve_jointly, without_free_scales
 from lightning_bnn.symmetry.mass_oracle import solve_by_cvxpy
 from lightning_bnn.symmetry.mass_problem import MassProblem, mass, mass_problem
-from lightning_bnn.symmetry.validation import check_finite, check_params
+from lightning_bnn.symmetry.validation import check_finite, check_params, check_scales
 
 __all__ = ["MinMass", "mass", "min_mass"]
 
@@ -86,6 +86,8 @@ def min_mass(
     _check_options(solver, tolerance, max_iterations, mixing)
     stacked = check_params(params, sym)
     check_finite(params, sym)
+    if start is not None:
+        start = check_scales(start, sym, "start")
     if mixing is not False:
         if solver != "balance":
             raise ValueError("`solver='cvxpy'` knows no `mixing`; use solver='balance'.")
@@ -120,7 +122,7 @@ def min_mass(
 def _check_options(solver: str, tolerance: float, max_iterations: int, mixing: bool | str) -> None:
     if solver not in ("balance", "cvxpy"):
         raise ValueError(f"`solver` must be 'balance' or 'cvxpy', got {solver!r}.")
-    if tolerance <= 0 or max_iterations < 1:
+    if not tolerance > 0 or max_iterations < 1:
         raise ValueError(
             "`tolerance` must be positive and `max_iterations` at least 1, "
             f"got {tolerance} and {max_iterations}."

@@ -12,7 +12,7 @@ from lightning_bnn.symmetry.actions import tied
 from lightning_bnn.symmetry.axis_actions import Element
 from lightning_bnn.symmetry.groups import LinearGroup, Symmetries
 from lightning_bnn.symmetry.placements import Axis, Placement
-from lightning_bnn.symmetry.validation import check_mixings, check_params
+from lightning_bnn.symmetry.validation import check_mixings, check_params, check_symmetries
 
 __all__ = [
     "along_axis",
@@ -101,6 +101,7 @@ def from_axis(rows: Tensor, like: Tensor, axis: Axis, offset: int) -> Tensor:
 # ------------------------------------------------------------ elements
 def identity_mixings(sym: Symmetries) -> list[Tensor]:
     """The matrices that mix nothing."""
+    check_symmetries(sym)
     return [
         torch.eye(g.size, dtype=torch.float64).expand(g.spaces, -1, -1).clone() for g in sym.linear
     ]
@@ -116,6 +117,9 @@ def random_mixings(
 
     Rotations and reflections are uniform.
     """
+    check_symmetries(sym)
+    if not 0 <= spread < float("inf"):
+        raise ValueError(f"`spread` must be at least 0 and finite, got {spread}.")
     lead = () if members is None else (members,)
     return [_random(g, (*lead, g.spaces), generator, spread) for g in sym.linear]
 

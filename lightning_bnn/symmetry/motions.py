@@ -13,9 +13,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lightning_bnn.symmetry.actions import multiplied_tensor, permuted_tensor, reached_axes
-from lightning_bnn.symmetry.axis_actions import Element, Kind, axes_by_tensor
+from lightning_bnn.symmetry.actions import multiplied_tensor, reached_axes
+from lightning_bnn.symmetry.axis_actions import (
+    Element,
+    Kind,
+    axes_by_tensor,
+    axis_permutation,
+    permute_axis,
+)
 from lightning_bnn.symmetry.elements import random_scales, random_signs
+from lightning_bnn.symmetry.exchanges import source_of
 from lightning_bnn.symmetry.forward import in_precision
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.mixing_in_place import Mixing, mix_, random_reflections
@@ -61,9 +68,10 @@ class Motion:
             read: gives what it has read in memory of its own.
             precision: in which products and sums are made; that of the tensor where none is given.
         """
-        w = self._shifted(name, read, precision)
-        if name in self._permuted:  # before the cast: half as much to move
-            w = permuted_tensor({name: w}, self.sym, name, self._permuted[name], self.cycles)
+        source = source_of(name, self.sym, self.cycles) if self.cycles else name
+        w = self._shifted(source, read, precision)
+        if source in self._permuted:  # before the cast: half as much to move
+            w = self._reordered(w, self._permuted[source])
         w = in_precision(w, precision)
         if name in self._multiplied:
             axes = self._multiplied[name]
@@ -81,6 +89,17 @@ class Motion:
             read_by = {weight: in_precision(read(weight), precision)}
             w = in_precision(w, precision)
             w -= carried(read_by, self.sym, reader, value).to(w)
+        return w
+
+    def _reordered(self, w: Tensor, axes: Sequence[int]) -> Tensor:
+        for a in sorted(axes, key=lambda a: self.sym.axes[a].blocks):
+            axis, order = self.sym.axes[a], axis_permutation(self.sym, a, self.cycles, w.device)
+            moved = (order != torch.arange(len(order), device=w.device)).nonzero()[:, 0]
+            if axis.blocks > 1 or 2 * len(moved) > len(order):
+                w = permute_axis(w, axis, order)
+            else:
+                view, dim = (w, axis.dim) if axis.dim is not None else (w.view(-1), 0)
+                view.index_copy_(dim, moved, view.index_select(dim, order[moved]))
         return w
 
     def _with_shifted_logits(self, name: str, w: Tensor) -> Tensor:
@@ -126,20 +145,33 @@ class Motion:
 
 
 def covering_motions(sym: Symmetries, generator: torch.Generator) -> tuple[Motion, Motion]:
-    """Two that cycle through and mix all units, and flip every sign in one of them."""
+    """Two that together move all units, flip every sign, mix and shift all channels.
+
+    Groups with continuous parameters need one random element: a function that keeps it keeps all
+    others but for a set of measure zero. Permutations need generators: a cycle of all units in a
+    random order and, in the second motion, an exchange of two neighbours in it.
+    """
     signs = random_signs(sym, generator)
-    one, two = (_covering(sym, flips, generator) for flips in (signs, [-s for s in signs]))
-    return one, two
+    orders = [torch.randperm(group.units, generator=generator) for group in sym.permutations]
+    one = Motion(
+        sym,
+        {"signs": signs, "scalings": random_scales(sym, generator)},
+        [torch.empty_like(order).scatter_(0, order, order.roll(1)) for order in orders],
+        random_reflections(sym, generator),
+        random_shifts(sym, generator),
+    )
+    flips: dict[Kind, Element] = {
+        "signs": [-s for s in signs],
+        "scalings": random_scales(sym, generator),
+    }
+    return one, Motion(sym, flips, [_exchange(order) for order in orders])
 
 
-def _covering(sym: Symmetries, flips: Element, generator: torch.Generator) -> Motion:
-    factors: dict[Kind, Element] = {"signs": flips, "scalings": random_scales(sym, generator)}
-    cycles = []
-    for group in sym.permutations:
-        order = torch.randperm(group.units, generator=generator)
-        cycles.append(torch.empty_like(order).scatter_(0, order, order.roll(1)))
-    mixings, shifts = random_reflections(sym, generator), random_shifts(sym, generator)
-    return Motion(sym, factors, cycles, mixings, shifts)
+def _exchange(order: Tensor) -> Tensor:
+    """Two units that follow each other in an order change places."""
+    permutation = torch.arange(len(order))
+    permutation[order[:2]] = order[:2].flip(0)
+    return permutation
 
 
 def logit_shift(sym: Symmetries, generator: torch.Generator) -> tuple[Tensor, Tensor]:

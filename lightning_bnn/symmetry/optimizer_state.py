@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params
+from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.actions import multiply, permute_some
 from lightning_bnn.symmetry.axis_actions import Element
 from lightning_bnn.symmetry.groups import Symmetries
@@ -33,7 +34,8 @@ def transform_optimizer_state(
 ) -> None:
     """Carry an optimizer along when its network is permuted or flipped: training goes on as before.
 
-    Every buffer of a parameter's shape moves with it; second moments keep their sign.
+    Every buffer of a parameter's shape moves with it; second moments and sizes keep their sign. An
+    optimizer with other state (LBFGS, Adafactor) is refused.
 
     Args:
         optimizer: the optimizer, changed in place.
@@ -47,7 +49,7 @@ def transform_optimizer_state(
     def move(key: str, buffers: Params) -> Params:
         if permutations is not None:
             buffers = permute_some(buffers, sym, check_permutations(permutations, sym))
-        if signs is not None and key not in _SECOND_MOMENTS:
+        if signs is not None and key not in _WITHOUT_SIGN:
             buffers = multiply(buffers, sym, {"signs": check_signs(signs, sym)})
         return buffers
 
@@ -67,7 +69,7 @@ def scale_optimizer_state(
     scales = check_scales(scales, sym)
 
     def rescale(key: str, buffers: Params) -> Params:
-        power = -2 if key in _SECOND_MOMENTS else -1
+        power = (2 if key in _SECOND_MOMENTS else 1) * (1 if key in _LIKE_WEIGHTS else -1)
         return multiply(buffers, sym, {"scalings": [s**power for s in scales]})
 
     _change_buffers(optimizer, names, rescale)
@@ -95,18 +97,21 @@ def mix_optimizer_state(
         matrices: as in `mix`.
     """
     _check_names(optimizer, names, sym)
-    first = next(iter(names.values()))
-    forward = check_mixings(matrices, sym, len(first) if first.ndim else None)
+    stacked = is_stacked(names, sym.shapes)
+    members = next(iter(names.values())).shape[0] if stacked else None
+    forward = check_mixings(matrices, sym, members)
     inverse = [torch.linalg.inv(g.double()).mT for g in forward]
 
     def move(key: str, buffers: Params) -> Params:
         result = dict(buffers)
-        power = 2 if key in _SECOND_MOMENTS else 1
         for group, g, back in zip(sym.linear, forward, inverse, strict=True):
             for place in group.placements:
                 name = sym.axes[place.axis].tensor
                 if name in result:
-                    factor = (back if place.exponent == 1 else g) ** power
+                    enters = (place.exponent == 1) == (key in _LIKE_WEIGHTS)
+                    factor = g if enters else back
+                    if key in _WITHOUT_SIGN:
+                        factor = factor**2 if key in _SECOND_MOMENTS else factor.abs()
                     result[name] = mixed_axis(result[name], sym, place, factor)
         return result
 
@@ -114,6 +119,9 @@ def mix_optimizer_state(
 
 
 _SECOND_MOMENTS = frozenset(("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta"))
+_WITHOUT_SIGN = _SECOND_MOMENTS | {"exp_inf", "step_size"}
+_LIKE_WEIGHTS = frozenset(("acc_delta", "step_size", "ax"))  # all others are made of gradients
+_COUNTERS = frozenset(("step", "eta", "mu", "mu_product"))
 
 
 def _check_names(
@@ -142,8 +150,23 @@ def _change_buffers(
     kinds: dict[str, Params] = {}
     for name, parameter in names.items():
         for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim > 0:
+            if key in _COUNTERS:
+                continue
+            _refuse_other_shapes(optimizer, key, value, parameter)
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
                 kinds.setdefault(key, {})[name] = value
     for key, buffers in kinds.items():
         for name, value in change(key, buffers).items():
             optimizer.state[names[name]][key] = value
+
+
+def _refuse_other_shapes(
+    optimizer: torch.optim.Optimizer, key: str, value: Any, parameter: Tensor
+) -> None:
+    """Histories of all parameters at once, and factored moments, would stay behind silently."""
+    kept = isinstance(value, list) and bool(value)
+    if kept or (isinstance(value, Tensor) and value.ndim > 0 and value.shape != parameter.shape):
+        raise ValueError(
+            f"The state {key!r} of {type(optimizer).__name__} has not the shape of a parameter and "
+            "cannot be carried along: start a new optimizer."
+        )

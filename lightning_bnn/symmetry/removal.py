@@ -74,6 +74,9 @@ def plan_removal(
 ) -> Removal:
     """The group elements that `canonicalise` applies, without applying them.
 
+    One tensor is transformed after the other, so that blocks which have tensors of their own
+    (experts that are modules) stay where they are.
+
     Args:
         networks: a stack, or several stacks one after another (such as blocks read from disk).
         sym: what `discover` returned.
@@ -113,7 +116,8 @@ def _plan(
     if permutation is None:
         order = [torch.arange(g.units) for g in sym.permutations]
     else:
-        order = sort_permutations(scaled, sym, permutation, descending)
+        held = [g for g, group in enumerate(sym.permutations) if group.tensors]
+        order = sort_permutations(scaled, sym, permutation, descending, held=held)
     kinds = (order, scales, signs)
     expanded = ([t.expand(members, t.shape[-1]) for t in kind] for kind in kinds)
     permutations, scales, signs = expanded

@@ -12,7 +12,7 @@ from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.mixing import along_axis, from_axis
 from lightning_bnn.symmetry.placements import Placement
 from lightning_bnn.symmetry.shift_groups import Reader, ShiftGroup
-from lightning_bnn.symmetry.validation import check_params, check_shifts
+from lightning_bnn.symmetry.validation import check_params, check_shifts, check_symmetries
 
 __all__ = ["added", "carried", "random_shifts", "remove_shifts", "shift", "shift_some"]
 
@@ -107,13 +107,14 @@ def _mean(params: Params, sym: Symmetries, place: Placement) -> Tensor:
     offset = int(is_stacked({sym.axes[place.axis].tensor: w}, sym.shapes))
     rows = along_axis(w, sym.axes[place.axis], offset)
     means = rows.mean(tuple(range(offset, rows.ndim - 1))) if rows.ndim > offset + 1 else rows
-    return means[..., place.positions[:, 0].to(w.device)]
+    return means[..., place.positions.to(w.device)].mean(-1)
 
 
 def random_shifts(
     sym: Symmetries, generator: torch.Generator | None = None, members: int | None = None
 ) -> list[Tensor]:
     """Standard normal shifts of every group."""
+    check_symmetries(sym)
     lead = () if members is None else (members,)
     return [_normal((*lead, group.size), generator) for group in sym.shifts]
 

@@ -10,16 +10,24 @@ permuted copy of a network in which such units are exchangeable, as copies of ea
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
+from lightning_bnn.symmetry.exchanges import first_axis
 from lightning_bnn.symmetry.groups import PermutationGroup, Placement, Symmetries
 from lightning_bnn.symmetry.tie_breaking import break_ties, ranks
-from lightning_bnn.symmetry.units import corner, reader, statistic, writer
+from lightning_bnn.symmetry.units import (
+    common_weight,
+    corner,
+    reader,
+    statistic,
+    twin_places,
+    writer,
+)
 from lightning_bnn.symmetry.validation import check_finite, check_params
 
 __all__ = ["SortKey", "sort_permutations"]
@@ -85,7 +93,7 @@ def _order(sym: Symmetries, backwards: bool) -> list[int]:
 
     def depth(g: int) -> int:
         read = reader(sym, sym.permutations[g]) if backwards else None
-        return -sym.axes[read.axis].last_read if read else sym.permutations[g].placements[0].axis
+        return -sym.axes[read.axis].last_read if read else first_axis(sym, sym.permutations[g])
 
     def compared(g: int, member: int) -> bool:
         at = place(g)
@@ -143,7 +151,25 @@ def _key(
 ) -> Tensor | None:
     place = (reader(sym, group) if by == "outgoing" else None) or writer(sym, group)
     if place is None:
-        return None
+        return _of_tensors(params, sym, group, by) if group.tensors else None
+    twins = twin_places(sym, group, place)
+    if len(twins) > 1:
+        weight = common_weight(params, sym, group, place)
+        return statistic(params, sym, place, _POOLED.get(by, by), weight)  # type: ignore[arg-type]
     if by == "first" or (by == "outgoing" and reader(sym, group) is not None):
         return corner(params, sym, place, permutations, around)
     return statistic(params, sym, place, "max" if by == "outgoing" else by)
+
+
+def _of_tensors(params: Params, sym: Symmetries, group: PermutationGroup, by: SortKey) -> Tensor:
+    """One number for every block with tensors of its own: a statistic of the largest of them."""
+    row = max(group.tensors, key=lambda names: sym.shapes[names[0]].numel())
+    weights = [params[name] for name in row]
+    flat = [w.flatten(w.ndim - len(sym.shapes[row[0]])) for w in weights]
+    rows = torch.stack(flat, -2)
+    reduce: dict[str, Callable[[Tensor], Tensor]] = {
+        "mean": lambda w: w.mean(-1),
+        "median": lambda w: w.median(-1).values,
+        "norm": lambda w: torch.linalg.vector_norm(w, dim=-1),
+    }
+    return reduce.get(by, lambda w: w.amax(-1))(rows)

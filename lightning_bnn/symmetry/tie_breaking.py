@@ -12,7 +12,7 @@ from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import permuted_tensor
 from lightning_bnn.symmetry.counting import count_ranks, dense_ranks
 from lightning_bnn.symmetry.groups import Placement, Symmetries
-from lightning_bnn.symmetry.units import sorted_rows, unit_rows
+from lightning_bnn.symmetry.units import common_weight, sorted_rows, twin_places, unit_rows
 
 __all__ = ["ranks", "break_ties"]
 
@@ -77,6 +77,10 @@ def _rows(
     if tensor not in params:
         return None
     some = replace(place, positions=place.positions[units.to(place.positions.device)])
+    group = sym.permutations[state[0]]
+    if len(twin_places(sym, group, place)) > 1:  # in no order: they may change places
+        common = common_weight(params, sym, group, place)
+        return None if in_order else sorted_rows(unit_rows(params, sym, some, common), sym, some)
     if not in_order:
         return sorted_rows(unit_rows(params, sym, some), sym, some)
     w = _beside(params, sym, place, *state)

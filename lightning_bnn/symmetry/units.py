@@ -8,17 +8,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params, is_stacked
+from lightning_bnn.params import Params
 from lightning_bnn.symmetry.axis_actions import axis_permutation, permute_axis, take_along_last
 from lightning_bnn.symmetry.groups import Axis, Group, Placement, Symmetries
 
 __all__ = [
     "Statistic",
+    "common_weight",
     "corner",
     "other_axis",
     "reader",
+    "side_by_side",
     "sorted_rows",
     "statistic",
+    "twin_places",
     "unit_rows",
     "writer",
 ]
@@ -28,9 +31,48 @@ _WRITES = ("out", "gain", "raw", "slope")
 
 
 def writer(sym: Symmetries, group: Group) -> Placement | None:
-    """The first place, in graph order, where weights enter the units of a group."""
+    """The first place, in graph order, where weights enter the units of a group.
+
+    Where tensors may change places, none of them is first: the others come before them.
+    """
     places = [p for p in group.placements if p.exponent == 1 and sym.axes[p.axis].role in _WRITES]
-    return places[0] if places else None
+    return min(places, key=lambda p: _standing(sym, group, p), default=None)
+
+
+def _standing(sym: Symmetries, group: Group, place: Placement) -> int:
+    if len(twin_places(sym, group, place)) == 1:
+        return 0
+    return 1 if len(sym.shapes[sym.axes[place.axis].tensor]) > 1 else 2
+
+
+def twin_places(sym: Symmetries, group: Group, place: Placement) -> list[Placement]:
+    """The places of the units in all tensors that may change places with one."""
+    axis = sym.axes[place.axis]
+    twins = sym.exchangeable_tensors.get(axis.tensor, frozenset({axis.tensor}))
+    if len(twins) == 1:
+        return [place]
+
+    def corresponds(other: Placement) -> bool:
+        a = sym.axes[other.axis]
+        return a.tensor in twins and (a.dim, a.role, a.size) == (axis.dim, axis.role, axis.size)
+
+    return [p for p in group.placements if corresponds(p) and p.exponent == place.exponent]
+
+
+def side_by_side(weights: Sequence[Tensor], sym: Symmetries, axis: Axis) -> Tensor:
+    """Tensors that may change places as one, in which units have the weights of all."""
+    shape = sym.shapes[axis.tensor]
+    if len(weights) == 1 or len(shape) < 2 or axis.dim is None or axis.blocks > 1:
+        return weights[0]
+    offset = weights[0].ndim - len(shape)
+    return torch.cat(list(weights), offset + (1 if axis.dim == 0 else 0))
+
+
+def common_weight(params: Params, sym: Symmetries, group: Group, place: Placement) -> Tensor:
+    """The tensor at a place, beside those that may change places with it."""
+    places = twin_places(sym, group, place)
+    weights = [params[sym.axes[p.axis].tensor] for p in places]
+    return side_by_side(weights, sym, sym.axes[place.axis])
 
 
 def reader(sym: Symmetries, group: Group) -> Placement | None:
@@ -67,7 +109,7 @@ def sorted_rows(rows: Tensor, sym: Symmetries, place: Placement) -> Tensor:
 
 
 def _offset(w: Tensor, sym: Symmetries, axis: Axis) -> int:
-    return 1 if is_stacked({axis.tensor: w}, sym.shapes) else 0
+    return w.ndim - len(sym.shapes[axis.tensor])
 
 
 def _rows(w: Tensor, axis: Axis, offset: int, positions: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ __all__ = [
     "check_scales",
     "check_shifts",
     "check_signs",
+    "check_squares",
+    "check_symmetries",
 ]
 
 
@@ -29,6 +32,7 @@ def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
     Statistics of norms may be missing: standard deviations and gradients have none. So are buffers
     that were read as constants, and further names of one tensor, if they hold something else.
     """
+    check_symmetries(sym)
     if not isinstance(params, dict) or not all(isinstance(t, Tensor) for t in params.values()):
         raise ValueError(
             f"`{name}` must be a dict of tensors such as `params.of(module)`, "
@@ -42,10 +46,27 @@ def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
             f"`{name}` lacks {missing[0]!r}{hint}: were the symmetries found on this very module?"
         )
     stacked = is_stacked(params, sym.shapes)
+    _check_numbers(params, sym, name)
     _check_members(params, sym, stacked, name)
     _check_ties(params, sym, name)
     _check_constants(params, sym, name)
     return stacked
+
+
+def check_symmetries(sym: Symmetries) -> None:
+    """Refuse what `discover` has not returned."""
+    if not isinstance(sym, Symmetries):
+        raise ValueError(f"`sym` must be what `discover` returned, got {type(sym).__name__}.")
+
+
+def _check_numbers(params: Params, sym: Symmetries, name: str) -> None:
+    """Weights are real numbers, in memory and all there: integers would be rounded."""
+    biases = {axis.tensor for axis in sym.axes if axis.role == "bias"}
+    for tensor in (n for n in sym.shapes if n in params and (n in sym.weights or n in biases)):
+        w = params[tensor]
+        if not w.is_floating_point() or w.is_meta or w.layout != torch.strided:
+            kind = "no numbers (meta device)" if w.is_meta else f"{w.dtype} ({w.layout})"
+            raise ValueError(f"`{name}`: {tensor!r} must hold real floats, densely, got {kind}.")
 
 
 def _check_members(params: Params, sym: Symmetries, stacked: bool, name: str) -> None:
@@ -89,9 +110,11 @@ def _equal_up_to_rounding(new: Tensor, old: Tensor) -> Tensor:
 
 
 def check_finite(params: Params, sym: Symmetries, name: str = "params") -> None:
-    """Refuse weights that cannot be sorted or scaled, because some are not finite."""
+    """Refuse weights that cannot be sorted or scaled: not finite ones, and a stack of none."""
     for tensor in sym.weights:
         w = params.get(tensor)
+        if w is not None and w.ndim > len(sym.shapes[tensor]) and not len(w):
+            raise ValueError(f"`{name}` must hold at least one network, got a stack of none.")
         if w is None or bool(torch.isfinite(w.detach().sum(dtype=torch.float64))):
             continue
         bad = ~torch.isfinite(w)
@@ -100,6 +123,13 @@ def check_finite(params: Params, sym: Symmetries, name: str = "params") -> None:
             if w.ndim > len(sym.shapes[tensor]):
                 where += f", first in member {int(bad.flatten(1).any(1).nonzero()[0, 0])}"
             raise ValueError(f"`{name}`: {tensor!r} {where}.")
+
+
+def check_squares(params: Params, name: str = "params") -> None:
+    """Refuse weights whose squares overflow, although they are finite themselves."""
+    for tensor, w in params.items():
+        if not bool(w.square().sum().isfinite()):
+            raise ValueError(f"`{name}`: the squares of {tensor!r} overflow in {w.dtype}.")
 
 
 def check_one_network(params: Params, sym: Symmetries, name: str) -> None:
@@ -118,12 +148,12 @@ def check_permutations(values: Sequence[Tensor], sym: Symmetries) -> list[Tensor
     return values
 
 
-def check_scales(values: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
+def check_scales(values: Sequence[Tensor], sym: Symmetries, name: str = "scales") -> list[Tensor]:
     """Refuse scales that are not positive and finite."""
-    values = _check_shapes(values, sym.scalings, "scales")
+    values = _check_shapes(values, sym.scalings, name)
     for k, value in enumerate(values):
         if not bool(((value > 0) & value.isfinite()).all()):
-            raise ValueError(f"`scales[{k}]` must be positive and finite.")
+            raise ValueError(f"`{name}[{k}]` must be positive and finite.")
     return values
 
 
@@ -140,11 +170,7 @@ def check_mixings(
     values: Sequence[Tensor], sym: Symmetries, members: int | None = None
 ) -> list[Tensor]:
     """Refuse matrices that do not belong to the group of their space."""
-    values = [torch.as_tensor(v) for v in values]
-    if len(values) != len(sym.linear):
-        raise ValueError(
-            f"`matrices` must hold one tensor per group: {len(sym.linear)}, got {len(values)}."
-        )
+    values = _one_per_group(_real_tensors(values, "matrices"), sym.linear, "matrices")
     for k, (value, group) in enumerate(zip(values, sym.linear, strict=True)):
         shape = (group.spaces, group.size, group.size)
         if value.shape not in (shape, (members, *shape)):
@@ -162,11 +188,7 @@ def check_shifts(
     values: Sequence[Tensor], sym: Symmetries, members: int | None = None
 ) -> list[Tensor]:
     """Refuse shifts that do not belong to the channels, or are not finite."""
-    values = [torch.as_tensor(v) for v in values]
-    if len(values) != len(sym.shifts):
-        raise ValueError(
-            f"`shifts` must hold one tensor per group: {len(sym.shifts)}, got {len(values)}."
-        )
+    values = _one_per_group(_real_tensors(values, "shifts"), sym.shifts, "shifts")
     for k, (value, group) in enumerate(zip(values, sym.shifts, strict=True)):
         if value.shape not in ((group.size,), (members, group.size)):
             raise ValueError(
@@ -178,6 +200,21 @@ def check_shifts(
     return values
 
 
+def _real_tensors(values: Sequence[Tensor], name: str) -> list[Tensor]:
+    """A list of dense tensors of real numbers; anything else is refused."""
+    try:
+        tensors = [torch.as_tensor(v) for v in values]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"`{name}` must hold one tensor per group, got {type(values).__name__}: {error}"
+        ) from None
+    for k, t in enumerate(tensors):
+        if t.is_complex() or t.is_meta or t.layout != torch.strided:
+            kind = "none (meta device)" if t.is_meta else f"{t.dtype} ({t.layout})"
+            raise ValueError(f"`{name}[{k}]` must hold real numbers, densely, got {kind}.")
+    return tensors
+
+
 def _problem(matrices: Tensor, group: LinearGroup) -> str:
     """What keeps matrices from being elements of their group; nothing if they are."""
     if not bool(matrices.isfinite().all()):
@@ -186,6 +223,8 @@ def _problem(matrices: Tensor, group: LinearGroup) -> str:
     singular = torch.linalg.svdvals(matrices)
     if bool((singular[..., -1] <= 1e-12 * singular[..., 0]).any()):
         return "be invertible"
+    if not bool(torch.linalg.inv(matrices).isfinite().all()):
+        return "be invertible: an inverse overflows"
     if not group.rescales and float((singular - 1).abs().max()) > near:
         return "be orthogonal"
     if group.kind == "centred" and float((matrices.sum(-1) - 1).abs().max()) > near:
@@ -198,12 +237,17 @@ def _problem(matrices: Tensor, group: LinearGroup) -> str:
     return ""
 
 
-def _check_shapes(values: Sequence[Tensor], groups: Sequence[Group], name: str) -> list[Tensor]:
+def _one_per_group(values: Sequence[Tensor], groups: Sequence[Any], name: str) -> list[Tensor]:
     values = [torch.as_tensor(v) for v in values]
     if len(values) != len(groups):
         raise ValueError(
             f"`{name}` must hold one tensor per group: {len(groups)}, got {len(values)}."
         )
+    return values
+
+
+def _check_shapes(values: Sequence[Tensor], groups: Sequence[Group], name: str) -> list[Tensor]:
+    values = _one_per_group(values, groups, name)
     for k, (value, group) in enumerate(zip(values, groups, strict=True)):
         if value.shape[-1:] != (group.units,):
             raise ValueError(

@@ -31,7 +31,7 @@ class StoredNetwork:
 
     @cached_property
     def tensors(self) -> dict[str, StoredTensor]:
-        """All tensors by name."""
+        """The tensors of all files by name."""
         return {name: tensor for shard in self.shards for name, tensor in shard.tensors.items()}
 
     @property

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from lightning_bnn import params as P
 from lightning_bnn.cli import main
 from lightning_bnn.commands.judged_examples import examples_of, loss
-from lightning_bnn.symmetry.matching.interpolation import reestimated
+from lightning_bnn.symmetry.matching.repair import reestimated
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(5))
 

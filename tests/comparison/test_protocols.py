@@ -18,7 +18,7 @@ def removed(remover, networks):
 
 def test_p1_leaves_residual_streams_and_counts_as_the_paper_s_code():
     net = resnet18().eval()
-    sym = PROTOCOLS["p1"].remover(net, torch.randn(2, 3, 32, 32)).symmetries
+    sym = PROTOCOLS["p1"].remover(net, torch.randn(2, 3, 8, 8)).symmetries
     assert sym.log10_permutations == pytest.approx(3956.3, abs=0.1)
     assert len(sym.scalings) == 8
     touched = {sym.axes[p.axis].tensor for g in sym.permutations for p in g.placements}
@@ -97,7 +97,7 @@ def test_p1_frees_what_enters_a_batch_norm():
 
 def test_every_convolution_of_a_resnet_enters_a_batch_norm():
     net = resnet18().eval()
-    found = before_norm(discover(net, torch.randn(2, 3, 32, 32)))
+    found = before_norm(discover(net, torch.randn(2, 3, 8, 8)))
     assert found == {
         f"{n}.weight" for n, m in net.named_modules() if isinstance(m, torch.nn.Conv2d)
     }

@@ -5,7 +5,7 @@ import torch
 
 from lightning_bnn import params as P
 from lightning_bnn.models import mlp
-from lightning_bnn.posteriors import DiagonalGaussian
+from lightning_bnn.posteriors import DiagonalGaussian, LowRankGaussian
 from lightning_bnn.symmetry import discover, permute, random_permutations
 
 NET = mlp(6, [12], 3).eval()
@@ -28,7 +28,7 @@ def permuted_copies(count=30):
     return permute(noisy, SYM, moves)
 
 
-@pytest.mark.parametrize("align", ["weights", "activations"])
+@pytest.mark.parametrize("align", ["weights", "activations", "joint"])
 def test_matched_copies_have_the_noise_they_were_made_with(align):
     stack = permuted_copies()
     q = DiagonalGaussian.fit(stack, P.of(NET), align, **MATCHING)
@@ -37,6 +37,21 @@ def test_matched_copies_have_the_noise_they_were_made_with(align):
         torch.testing.assert_close(t, P.of(NET)[name], atol=5 * STD, rtol=0)
     apart = DiagonalGaussian.fit(stack)
     assert apart.log_std.exp().mean() > 5 * STD
+
+
+@pytest.mark.parametrize("kind", [DiagonalGaussian, LowRankGaussian])
+def test_networks_in_one_frame_spread_less_than_those_matched_to_one(kind):
+    networks = P.populate(NET, 8)
+    apart, first, joint = (
+        kind.fit(networks, align=align, symmetries=align and SYM)
+        for align in (None, "weights", "joint")
+    )
+
+    def spread(q):
+        drawn = P.ravel(q.sample(2000, torch.Generator().manual_seed(0)), stacked=True)[0]
+        return float(drawn.detach().var(0).sum())
+
+    assert spread(joint) < 0.98 * spread(first) < 0.98 * spread(apart)
 
 
 def test_the_reference_is_the_first_network_by_default():
@@ -97,6 +112,10 @@ def test_buffers_stay():
     ("call", "sentence"),
     [
         (lambda q, s: q.fit(s, align="weights"), "`symmetries` must be what `discover`"),
+        (
+            lambda q, s: q.with_deviations_of(q, align="joint", symmetries=SYM),
+            "which needs a stack of networks",
+        ),
         (lambda q, s: q.fit(s, align="looks", symmetries=SYM), "`align` must be one of"),
         (lambda q, s: q.fit(s, align="activations", symmetries=SYM), "`model` and `batches` must"),
         (lambda q, s: q.fit(s, P.of(NET)), "`reference` is used with `align`"),

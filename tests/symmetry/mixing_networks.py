@@ -11,7 +11,7 @@ from lightning_bnn.symmetry import discover
 class Decoder(nn.Module):
     """One layer with RMSNorm, rotary positions if wanted, and grouped queries."""
 
-    def __init__(self, d=8, heads=2, groups=2, rotary=False, gains=True, layers=1, vocab=5):
+    def __init__(self, d=8, heads=2, groups=2, rotary=0, gains=True, layers=1, vocab=5):
         super().__init__()
         self.heads, self.groups, self.rotary, self.size = heads, groups, rotary, d // heads
         inner = self.size * groups
@@ -37,10 +37,11 @@ class Decoder(nn.Module):
         return t.unflatten(-1, (heads, self.size)).transpose(1, 2)
 
     def turn(self, t):
-        half = self.size // 2
+        half = self.rotary // 2
         angle = torch.arange(t.shape[2], dtype=t.dtype)[:, None] * 0.3 ** torch.arange(half)
-        a, b = t.chunk(2, -1)
-        return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+        a, b, rest = t.split([half, half, self.size - 2 * half], -1)
+        turned = [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()]
+        return torch.cat([*turned, rest], -1)
 
     def forward(self, x):
         h = self.embed(x)
@@ -71,6 +72,26 @@ class Chain(nn.Module):
         return e(torch.relu(d(c(b(torch.relu(a(x)))))))
 
 
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank update, between a ReLU and a tanh."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(5, 2)
+        self.base, self.a, self.b = nn.Linear(6, 5), nn.Linear(6, 2, bias=False), nn.Linear(2, 5)
+        self.base.requires_grad_(False)
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        return self.last(torch.tanh(self.base(h) + self.b(self.a(h))))
+
+
+def convolutions():
+    """Two convolutions without an activation between them, in front of a ReLU."""
+    layers = nn.Conv1d(2, 3, 2), nn.Conv1d(3, 5, 1), nn.ReLU(), nn.Conv1d(5, 2, 1)
+    return nn.Sequential(*layers)
+
+
 class LayerNormed(nn.Module):
     """A stream behind layer norms without gains, with low-rank updates."""
 
@@ -90,7 +111,13 @@ TOKENS = torch.tensor([[0, 3, 1, 4], [2, 2, 0, 1]])
 NETWORKS = {
     "heads": (lambda: Decoder(), TOKENS),
     "grouped queries": (lambda: Decoder(groups=1), TOKENS),
-    "rotary": (lambda: Decoder(groups=1, rotary=True), TOKENS),
+    "rotary": (lambda: Decoder(groups=1, rotary=4), TOKENS),
+    "partly rotary": (lambda: Decoder(rotary=2), TOKENS),
+    "adapter": (Adapted, torch.randn(3, 4, generator=torch.Generator().manual_seed(0))),
+    "convolutions": (
+        convolutions,
+        torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(0)),
+    ),
     "stream": (lambda: Decoder(gains=False), TOKENS),
     "chain": (Chain, torch.randn(3, 4, generator=torch.Generator().manual_seed(0))),
     "centred": (LayerNormed, torch.randn(3, 3, generator=torch.Generator().manual_seed(0))),

@@ -225,6 +225,7 @@ KINDS = (
 ).split()
 
 
+@pytest.mark.e2e
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=7), st.sampled_from([4, 6, 8]))
 def test_random_architectures(choices, channels):
@@ -236,6 +237,7 @@ def test_random_architectures(choices, channels):
     assert not any("numerical check" in f.reason for f in sym.frozen)
 
 
+@pytest.mark.e2e
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=7))
 def test_random_architectures_as_fixed_maps(choices):

@@ -8,6 +8,7 @@ from lightning_bnn import params as P
 from lightning_bnn.symmetry import (
     balancing_matrices,
     canonicalise,
+    flip,
     mix,
     mixing_gaps,
     random_mixings,
@@ -40,6 +41,34 @@ def test_it_is_a_canonical_form(name, scaling):
     other = random_element(params, sym, generator(), mixing=True)
     assert furthest(other, params) > 0.1
     assert furthest(canonicalise(other, sym, **whole), form) < 1e-8
+
+
+@pytest.mark.parametrize("name", ["stream", "centred", "chain"])
+def test_standard_deviations_do_not_see_rotations(name):
+    """The deviation of what enters a unit is another one in a stream that has been turned."""
+    model, x, sym, params = known(name)
+    whole = {"scaling": "unit-std", "mixing": "balanced", "shifts": True}
+    form = canonicalise(params, sym, **whole)
+    torch.testing.assert_close(P.apply(model, form, x), P.apply(model, params, x))
+    assert furthest(canonicalise(form, sym, **whole), form) < 1e-10
+    for seed in range(2):
+        other = random_element(params, sym, generator(seed), mixing=True)
+        assert furthest(canonicalise(other, sym, **whole), form) < 1e-8
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_sign_of_a_centred_stream(seed):
+    """No centred matrix is minus one: the whole stream may be flipped beside it."""
+    _, _, sym, params = known("centred")
+    assert [g.units for g in sym.signs if sym.axes[g.placements[0].axis].tensor == "first.weight"]
+    params = {
+        n: t + 0.5 * torch.randn(t.shape, generator=generator(seed)) for n, t in params.items()
+    }
+    form = canonicalise(params, sym, mixing="balanced")
+    flipped = flip(params, sym, [-torch.ones(g.units) for g in sym.signs])
+    other = mix(flipped, sym, random_mixings(sym, generator(seed)))
+    for equal in (flipped, other):
+        assert furthest(canonicalise(equal, sym, mixing="balanced"), form) < 1e-9
 
 
 def test_without_it_matrices_show():
@@ -137,3 +166,9 @@ def test_errors():
     broken = {**params, "embed.weight": torch.full_like(params["embed.weight"], torch.nan)}
     with pytest.raises(ValueError, match=r"embed.weight.*NaN"):
         canonicalise(broken, sym, mixing="balanced")
+    huge = {n: 1e200 * t for n, t in params.items()}
+    for call in (balancing_matrices, mixing_gaps):
+        with pytest.raises(ValueError, match="overflow in torch.float64"):
+            call(huge, sym)
+        with pytest.raises(ValueError, match="at least one network, got a stack of none"):
+            call({n: t[None][:0] for n, t in params.items()}, sym)

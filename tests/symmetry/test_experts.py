@@ -4,19 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import Forward
+from checked_symmetries import exact as checked
+from checked_symmetries import units, weight
 from torch import nn
 
 from lightning_bnn import params as P
-from lightning_bnn.symmetry import canonicalise, discover, min_mass, verify
+from lightning_bnn.symmetry import canonicalise, min_mass
 from lightning_bnn.symmetry.verify import random_element
 
 TOKENS, IN, EXPERTS, HIDDEN = 7, 4, 3, 5
 INSIDE = [(HIDDEN, "channel")] * EXPERTS
-
-
-def weight(*shape):
-    generator = torch.Generator().manual_seed(sum(shape))
-    return nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64))
 
 
 def experts(forward, **more):
@@ -35,15 +32,7 @@ def tokens(n=TOKENS):
 
 
 def exact(model):
-    sym = discover(model, tokens())
-    assert not any("refuted" in f.reason for f in sym.frozen)
-    for seed, x in enumerate([tokens(), tokens(2), tokens(11)]):
-        assert verify(model, sym, x, generator=torch.Generator().manual_seed(seed)) < 1e-11
-    return sym
-
-
-def units(sym):
-    return [(g.units, g.kind) for g in sym.permutations]
+    return checked(model, tokens(), others=[(tokens(2),), (tokens(11),)])
 
 
 # ------------------------------------------------------------ how tokens are sent
@@ -187,13 +176,14 @@ def in_a_list(s, x):
     return sum(p[:, k : k + 1] * s.o[k](torch.relu(s.e[k](x))) for k in range(EXPERTS))
 
 
-def test_units_inside_experts_of_a_list():
+def test_experts_of_a_list_are_exchanged():
     layers = {
         "e": nn.ModuleList([nn.Linear(IN, HIDDEN) for _ in range(EXPERTS)]),
         "o": nn.ModuleList([nn.Linear(HIDDEN, IN) for _ in range(EXPERTS)]),
     }
     sym = exact(Forward(in_a_list, r=nn.Linear(IN, EXPERTS), **layers).double())
-    assert units(sym) == INSIDE
+    assert units(sym) == [*INSIDE, (EXPERTS, "block")]
+    assert ("e.0.weight", "e.1.weight", "e.2.weight") in sym.permutations[-1].tensors
 
 
 # ------------------------------------------------------------ weights of the chosen experts

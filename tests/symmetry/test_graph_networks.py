@@ -4,9 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import Forward
+from checked_symmetries import exact, sizes, units
 from torch import nn
-
-from lightning_bnn.symmetry import discover, verify
 
 lin = nn.Linear
 
@@ -15,18 +14,6 @@ def graph(nodes, edges):
     generator = torch.Generator().manual_seed(nodes)
     x = torch.randn(nodes, 4, generator=generator, dtype=torch.float64)
     return x, torch.randint(nodes, (2, edges), generator=generator)
-
-
-def exact(model, *x, other=()):
-    sym = discover(model, *x)
-    assert not any("refuted" in f.reason for f in sym.frozen)
-    for seed, example in enumerate((x, *other)):
-        assert verify(model, sym, *example, generator=torch.Generator().manual_seed(seed)) < 1e-11
-    return sym
-
-
-def units(sym):
-    return [(g.units, g.kind[0]) for g in sym.permutations]
 
 
 def received(h, e, messages):
@@ -73,8 +60,8 @@ def test_channels_pass_along_edges(forward):
     if forward is not sage:
         layers.pop("own")
     model = Forward(forward, **layers).double()
-    sym = exact(model, *graph(6, 11), other=[graph(9, 14), graph(3, 2)])
-    assert (units(sym), sym.scaling_dof, sym.sign_dof) == ([(6, "c"), (5, "c")], 11, 0)
+    sym = exact(model, *graph(6, 11), others=[graph(9, 14), graph(3, 2)])
+    assert (sizes(sym), sym.scaling_dof, sym.sign_dof) == ([6, 5], 11, 0)
     assert not sym.frozen
 
 
@@ -88,7 +75,7 @@ def mean_of_tanh(s, x, e):
 def test_signs_pass_through_a_mean_over_edges():
     model = Forward(mean_of_tanh, a=lin(4, 6), b=lin(6, 5), c=lin(5, 2)).double()
     sym = exact(model, *graph(6, 11))
-    assert (units(sym), sym.scaling_dof, sym.sign_dof) == ([(6, "c"), (5, "c")], 0, 11)
+    assert (sizes(sym), sym.scaling_dof, sym.sign_dof) == ([6, 5], 0, 11)
 
 
 def largest_of_tanh(s, x, e):
@@ -99,7 +86,7 @@ def largest_of_tanh(s, x, e):
 
 def test_signs_do_not_pass_through_a_maximum_over_edges():
     sym = exact(Forward(largest_of_tanh, a=lin(4, 6), c=lin(6, 2)).double(), *graph(6, 11))
-    assert (units(sym), sym.sign_dof) == ([(6, "c")], 0)
+    assert (sizes(sym), sym.sign_dof) == ([6], 0)
 
 
 def gat(s, x, e):
@@ -114,8 +101,8 @@ def gat(s, x, e):
 def test_heads_of_graph_attention_are_exchanged():
     vectors = {n: nn.Parameter(torch.randn(2, 3)) for n in ("target", "source")}
     model = Forward(gat, a=lin(4, 6), c=lin(6, 2), **vectors).double()
-    sym = exact(model, *graph(6, 11), other=[graph(9, 14)])
-    assert units(sym) == [(3, "c"), (3, "c"), (2, "b")]
+    sym = exact(model, *graph(6, 11), others=[graph(9, 14)])
+    assert units(sym) == [(3, "channel"), (3, "channel"), (2, "block")]
 
 
 def relational(s, x, e, kind):
@@ -126,7 +113,7 @@ def relational(s, x, e, kind):
 def test_relations_have_their_own_matrix_and_stay_where_they_are():
     model = Forward(relational, w=nn.Parameter(torch.randn(3, 4, 5)), c=lin(5, 2)).double()
     sym = exact(model, *graph(6, 11), torch.arange(11) % 3)
-    assert (units(sym), sym.scaling_dof) == ([(5, "c")], 5)
+    assert (sizes(sym), sym.scaling_dof) == ([5], 5)
 
 
 def test_channels_picked_by_the_input_are_held_fixed():
@@ -147,6 +134,6 @@ def test_bags_of_embeddings(mode):
 
     model = Forward(forward, table=table, c=lin(5, 2)).double()
     i = torch.randint(9, (7,), generator=torch.Generator().manual_seed(0))
-    sym = exact(model, i, torch.tensor([0, 3, 5]), other=[(i, torch.tensor([0, 1, 4]))])
-    assert (units(sym), sym.scaling_dof) == ([(5, "c")], 5)
+    sym = exact(model, i, torch.tensor([0, 3, 5]), others=[(i, torch.tensor([0, 1, 4]))])
+    assert (sizes(sym), sym.scaling_dof) == ([5], 5)
     assert not sym.frozen

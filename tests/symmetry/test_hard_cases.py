@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import Forward
+from checked_symmetries import exact, units
 from torch import nn
 
 from lightning_bnn import params as P
@@ -11,17 +12,6 @@ from lightning_bnn.symmetry import canonicalise, discover, min_mass, verify
 from lightning_bnn.symmetry.verify import random_element
 
 lin = nn.Linear
-
-
-def exact(model, *x, tolerance=1e-11):
-    sym = discover(model, *x)
-    for seed in range(4):
-        assert verify(model, sym, *x, generator=torch.Generator().manual_seed(seed)) < tolerance
-    return sym
-
-
-def units(sym):
-    return [(g.units, g.kind) for g in sym.permutations]
 
 
 def attention(s, x, mask=None):
@@ -337,7 +327,7 @@ def test_dropout_in_a_training_graph():
     assert sorted(g.units for g in sym.permutations) == [6, 8]
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_auxiliary_heads_of_googlenet():
     import torchvision
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import Forward, randomise
+from checked_symmetries import exact as checked
+from checked_symmetries import units
 from modern_networks import Attention
 from torch import nn
 
@@ -16,7 +18,6 @@ from lightning_bnn.symmetry import (
     match,
     permute,
     random_permutations,
-    verify,
 )
 from lightning_bnn.symmetry.verify import random_element
 
@@ -26,20 +27,14 @@ LONGER = torch.randn(3, 8, 10).double()
 
 
 def exact(model, *x, others=()):
-    """The symmetries, after a check on these inputs and on others; none had to be refuted."""
     torch.manual_seed(1)
-    model = randomise(model.double())
-    sym = discover(model, *x)
+    sym = checked(randomise(model.double()), *x, others=others)
     assert not sym.frozen
-    for inputs in (x, *others):
-        for seed in range(2):
-            generator = torch.Generator().manual_seed(seed)
-            assert verify(model, sym, *inputs, generator=generator) < 1e-10
     return sym
 
 
 def counts(sym):
-    return Counter((g.units, g.kind) for g in sym.permutations)
+    return Counter(units(sym))
 
 
 def attention(**options):

@@ -3,7 +3,15 @@ import torch
 import torch.nn.functional as F
 from mixing_networks import known
 
-from lightning_bnn.symmetry import mix, mix_optimizer_state, random_mixings
+from lightning_bnn.symmetry import (
+    mix,
+    mix_optimizer_state,
+    random_mixings,
+    random_scales,
+    rescale,
+    scale_optimizer_state,
+    transform_optimizer_state,
+)
 from lightning_bnn.symmetry.groups import Symmetries
 
 
@@ -91,3 +99,53 @@ def test_second_moments_stay_positive_and_follow_permutations():
     mix_optimizer_state(optimizer, live, sym, random_mixings(sym))
     assert (optimizer.state[live["layers.0.q.weight"]]["exp_avg_sq"] >= 0).all()
     model.load_state_dict(start)
+
+
+def trained(build, steps=3):
+    model, x, sym, params = known("heads")
+    start = {n: t.clone() for n, t in params.items()}
+    optimizer = build(model.parameters())
+    run(model, optimizer, x, steps)
+    model.load_state_dict(start)
+    return optimizer, dict(model.named_parameters()), sym, start
+
+
+@pytest.mark.parametrize(
+    ("build", "key"), [(torch.optim.Adamax, "exp_inf"), (torch.optim.Rprop, "step_size")]
+)
+def test_sizes_stay_positive(build, key):
+    """A step is divided by the largest gradient, and steps have lengths: neither has a sign."""
+    optimizer, live, sym, _ = trained(build)
+    mix_optimizer_state(optimizer, live, sym, random_mixings(sym))
+    signs = [-torch.ones(g.units) for g in sym.signs]
+    transform_optimizer_state(optimizer, live, sym, signs=signs)
+    assert all((optimizer.state[p][key] >= 0).all() for p in live.values())
+
+
+def test_averages_of_weights_move_as_weights():
+    optimizer, live, sym, start = trained(torch.optim.ASGD)
+    for name, p in live.items():
+        optimizer.state[p]["ax"] = start[name].clone()
+    matrices = random_mixings(sym)
+    mix_optimizer_state(optimizer, live, sym, matrices)
+    expected = mix(start, sym, matrices)
+    for name, p in live.items():
+        torch.testing.assert_close(optimizer.state[p]["ax"], expected[name])
+    scales = random_scales(sym)
+    scale_optimizer_state(optimizer, live, sym, scales)
+    expected = rescale(expected, sym, scales)
+    for name, p in live.items():
+        torch.testing.assert_close(optimizer.state[p]["ax"], expected[name])
+
+
+@pytest.mark.bad_input
+def test_states_that_cannot_be_carried_are_refused():
+    model, x, sym, _ = known("heads")
+    live = dict(model.named_parameters())
+    optimizer = torch.optim.LBFGS(model.parameters())
+    optimizer.state[next(iter(live.values()))]["old_dirs"] = [torch.zeros(3)]
+    with pytest.raises(ValueError, match="'old_dirs' of LBFGS has not the shape of a parameter"):
+        mix_optimizer_state(optimizer, live, sym, random_mixings(sym))
+    members = len(next(iter(live.values())))
+    with pytest.raises(ValueError, match=r"`matrices\[0\]` must have shape"):
+        mix_optimizer_state(sgd(model.parameters()), live, sym, random_mixings(sym, None, members))

@@ -11,10 +11,13 @@ from torch import nn
 
 from lightning_bnn import params as P
 from lightning_bnn.symmetry import (
+    UnsupportedModel,
     discover,
     identity_mixings,
+    min_mass,
     mix,
     random_mixings,
+    random_scales,
     random_shifts,
     shift,
     verify,
@@ -369,3 +372,80 @@ def test_an_empty_tensor_beside_keys_changes_nothing():
     sym = discover(model, sequences())
     assert spaces(sym) == {("general", 3): 4}
     assert not sym.frozen
+
+
+# ------------------------------------------------------------ what nothing takes up
+def hyper(s, x):
+    weight = s.maker(x[0, :2]).view(5, 4)
+    return s.last(F.linear(s.first(x[:, 2:]), weight))
+
+
+def symmetric(s, x):
+    weight = s.middle.weight.triu() + s.middle.weight.triu(1).T
+    return s.last(F.linear(s.first(x[:, 2:]), weight, s.middle.bias))
+
+
+@pytest.mark.parametrize("forward", [hyper, symmetric])
+def test_no_bias_is_shifted_in_front_of_a_weight_that_is_computed(forward):
+    """Found by the rules, not by the check, which would have to refute it."""
+    layers = {"first": lin(3, 4), "middle": lin(4, 4), "maker": lin(2, 20)}
+    model = Forward(forward, **layers, last=lin(5 if forward is hyper else 4, 2)).double()
+    sym = discover(model, torch.randn(3, 5).double())
+    assert not {"first.bias", "maker.bias"} & {g.name for g in sym.shifts}
+    assert not [f for f in sym.frozen if "refuted" in f.reason]
+
+
+def test_one_key_says_that_queries_were_not_checked():
+    """The softmax of one number is one, whatever the weights are."""
+    attention = Attention(10, 2, 4).double()
+    assert "two tokens" in discover(attention, torch.randn(2, 1, 10).double()).unchecked
+    assert not discover(attention, torch.randn(2, 2, 10).double()).unchecked
+
+
+# ------------------------------------------------------------ bad input
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: None, "`matrices` must hold one tensor per group, got NoneType"),
+        (lambda m: ["a"] * len(m), "`matrices` must hold one tensor per group, got list"),
+        (lambda m: [g * 1j for g in m], r"`matrices\[0\]` must hold real numbers.*complex128"),
+        (lambda m: [g.to("meta") for g in m], r"`matrices\[0\]` must hold real numbers.*meta"),
+        (lambda m: [g * 1e-310 for g in m], "an inverse overflows"),
+    ],
+)
+def test_what_is_no_matrix_is_refused(change, message):
+    model = nn.Sequential(lin(3, 4), lin(4, 2)).double()
+    sym = discover(model, torch.randn(2, 3).double())
+    with pytest.raises(ValueError, match=message):
+        mix(P.of(model), sym, change(random_mixings(sym)))
+
+
+@pytest.mark.bad_input
+def test_numbers_that_would_be_rounded_and_symmetries_of_something_else_are_refused():
+    model = nn.Sequential(lin(3, 4), lin(4, 2)).double()
+    sym, params = discover(model, torch.randn(2, 3).double()), P.of(model)
+    for wrong in (torch.ones(4, 3, dtype=torch.int64), torch.ones(4, 3, device="meta")):
+        with pytest.raises(ValueError, match="'0.weight' must hold real floats"):
+            mix({**params, "0.weight": wrong}, sym, random_mixings(sym))
+    with pytest.raises(ValueError, match="`sym` must be what `discover` returned, got NoneType"):
+        mix(params, None, [])
+    with pytest.raises(ValueError, match="`sym` must be what `discover` returned, got dict"):
+        random_mixings({})
+    with pytest.raises(ValueError, match="`spread` must be at least 0 and finite, got nan"):
+        random_mixings(sym, spread=float("nan"))
+    with pytest.raises(ValueError, match=r"`shifts\[0\]` must hold real numbers"):
+        shift(params, sym, [c * 1j for c in random_shifts(sym)])
+    with pytest.raises(UnsupportedModel, match="complex parameters"):
+        discover(nn.Linear(3, 2, dtype=torch.complex64), torch.randn(2, 3))
+
+
+@pytest.mark.bad_input
+def test_minimum_mass_refuses_a_start_and_a_tolerance_that_are_no_numbers():
+    model = nn.Sequential(lin(3, 4), lin(4, 4), nn.ReLU(), lin(4, 2)).double()
+    sym, params = discover(model, torch.randn(2, 3).double()), P.of(model)
+    for mixing in (False, True):
+        with pytest.raises(ValueError, match=r"`start\[0\]` must be positive and finite"):
+            min_mass(params, sym, mixing=mixing, start=[torch.nan * s for s in random_scales(sym)])
+        with pytest.raises(ValueError, match="`tolerance` must be positive"):
+            min_mass(params, sym, mixing=mixing, tolerance=float("nan"))

@@ -3,30 +3,16 @@
 import pytest
 import torch
 from cases import Forward
+from checked_symmetries import exact, units
 from torch import nn
-
-from lightning_bnn.symmetry import discover, verify
 
 torch.manual_seed(0)
 X = torch.randn(2, 4, 5).double()
 LONGER = torch.randn(3, 7, 5).double()
 
 
-def exact(model, *x, others=()):
-    """The symmetries, after a check on these inputs and on others; none had to be refuted."""
-    model = model.double()
-    sym = discover(model, *x)
-    assert not any("refuted" in f.reason for f in sym.frozen)
-    for inputs in (x, *others):
-        for seed in range(2):
-            generator = torch.Generator().manual_seed(seed)
-            assert verify(model, sym, *inputs, generator=generator) < 1e-10
-    return sym
-
-
 def counts(sym):
-    units = sorted((g.units, g.kind) for g in sym.permutations)
-    return units, sym.scaling_dof, sym.sign_dof
+    return sorted(units(sym)), sym.scaling_dof, sym.sign_dof
 
 
 def in_a_loop(s, x):

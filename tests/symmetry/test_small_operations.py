@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import Forward
+from checked_symmetries import exact, sizes
 from torch import nn
 
-from lightning_bnn.symmetry import discover, verify
+from lightning_bnn.symmetry import discover
 
 torch.manual_seed(0)
 X = torch.randn(2, 4, 5).double()
@@ -20,11 +21,8 @@ def layers(width=6):
 
 def counts(model, x, *others):
     """Groups, scales and signs, after a check on these inputs and on others."""
-    sym = discover(model.double(), x)
-    assert not any("refuted" in f.reason for f in sym.frozen)
-    for inputs in (x, *others):
-        assert verify(model, sym, inputs) < 1e-10
-    return [g.units for g in sym.permutations], sym.scaling_dof, sym.sign_dof, sym
+    sym = exact(model, x, others=[(other,) for other in others])
+    return sizes(sym), sym.scaling_dof, sym.sign_dof, sym
 
 
 HALVES = torch.tensor([1.0, 2.0, 1.0, 2.0, 1.0, 2.0]).double()

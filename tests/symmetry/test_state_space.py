@@ -1,9 +1,8 @@
 """Selective state spaces: channels, states and the units of the step size."""
 
 import torch
+from checked_symmetries import exact, sizes
 from modern_networks import Mamba
-
-from lightning_bnn.symmetry import discover, verify
 
 X = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(0)).double()
 
@@ -27,13 +26,10 @@ class FixedDecay(Mamba):
 
 def groups(model):
     torch.manual_seed(0)
-    model = model.double()
-    sym = discover(model, X)
-    assert not sym.frozen
     longer = torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(1)).double()
-    for x in (X, longer):
-        assert verify(model, sym, x) < 1e-10
-    return sym, sorted(g.units for g in sym.permutations)
+    sym = exact(model, X, others=[(longer,)])
+    assert not sym.frozen
+    return sym, sorted(sizes(sym))
 
 
 def test_channels_states_and_units_of_the_step_are_exchanged():

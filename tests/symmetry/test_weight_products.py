@@ -4,31 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import Forward
+from checked_symmetries import exact, sizes
+from checked_symmetries import weight as w
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from lightning_bnn import params as P
-from lightning_bnn.symmetry import canonicalise, discover, verify
+from lightning_bnn.symmetry import canonicalise, verify
 from lightning_bnn.symmetry.verify import random_element
 
 lin = nn.Linear
-
-
-def w(*shape):
-    generator = torch.Generator().manual_seed(sum(shape))
-    return nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64))
-
-
-def exact(model, *x):
-    sym = discover(model, *x)
-    assert not any("refuted" in f.reason for f in sym.frozen)
-    for seed in range(3):
-        assert verify(model, sym, *x, generator=torch.Generator().manual_seed(seed)) < 1e-11
-    return sym
-
-
-def units(sym):
-    return [g.units for g in sym.permutations]
 
 
 def random(*shape):
@@ -57,14 +42,14 @@ def head(hidden):
 )
 def test_a_matrix_on_any_side(hidden):
     sym = exact(Forward(head(hidden), w=w(6, 4), b=w(6), c=lin(6, 2)).double(), X)
-    assert (units(sym), sym.scaling_dof, sym.sign_dof) == ([6], 6, 0)
+    assert (sizes(sym), sym.scaling_dof, sym.sign_dof) == ([6], 6, 0)
     assert not sym.frozen
 
 
 def test_three_operands():
     hidden = head(lambda s, x: torch.einsum("bd,rd,or->bo", x, s.u, s.w))
     sym = exact(Forward(hidden, u=w(3, 4), w=w(6, 3), c=lin(6, 2)).double(), X)
-    assert (sorted(units(sym)), sym.scaling_dof, sym.sign_dof) == ([3, 6], 9, 3)
+    assert (sorted(sizes(sym)), sym.scaling_dof, sym.sign_dof) == ([3, 6], 9, 3)
 
 
 def heads_of_three_dimensions(s, x):
@@ -99,13 +84,13 @@ def a_matrix_for_each_head(s, x):
 
 def test_a_matrix_for_each_head():
     sym = exact(Forward(a_matrix_for_each_head, a=lin(4, 6), w=w(10, 3), c=lin(10, 2)).double(), X)
-    assert (units(sym), sym.scaling_dof) == ([3, 3, 5, 5, 2], 16)
+    assert (sizes(sym), sym.scaling_dof) == ([3, 3, 5, 5, 2], 16)
 
 
 def test_weights_for_the_examples_of_a_batch_are_not_exchanged():
     hidden = head(lambda s, x: torch.bmm(x, s.w).flatten(1))
     sym = exact(Forward(hidden, w=w(3, 4, 5), c=lin(10, 2)).double(), random(3, 2, 4))
-    assert units(sym) == [5]
+    assert sizes(sym) == [5]
 
 
 # ------------------------------------------------------------ computed weights
@@ -117,7 +102,7 @@ def test_a_low_rank_update_keeps_its_ranks_and_units():
     parts = {"w": w(5, 4), "b": w(5, 2), "a": w(2, 4), "bias": w(5)}
     model = Forward(low_rank, **parts, c=lin(5, 2)).double()
     sym = exact(model, X)
-    assert (sorted(units(sym)), sym.scaling_dof, sym.sign_dof) == ([2, 5], 7, 2)
+    assert (sorted(sizes(sym)), sym.scaling_dof, sym.sign_dof) == ([2, 5], 7, 2)
     assert not sym.frozen
     params = P.of(model)
     moved = random_element(params, sym, torch.Generator().manual_seed(1))
@@ -144,7 +129,7 @@ def test_a_parametrized_low_rank_update():
     layer = lin(4, 5).double()
     parametrize.register_parametrization(layer, "weight", LowRank())
     sym = exact(Forward(lambda s, x: s.c(torch.relu(s.h(x))), h=layer, c=lin(5, 2)).double(), X)
-    assert (sorted(units(sym)), sym.scaling_dof, sym.sign_dof) == ([2, 5], 7, 2)
+    assert (sorted(sizes(sym)), sym.scaling_dof, sym.sign_dof) == ([2, 5], 7, 2)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +146,7 @@ def test_products_of_factors(forward, scales, signs):
         **{"a": lin(4, 6), "u": w(3, 6), "v": w(3, 5), "c": lin(5, 2)},
     )
     sym = exact(model.double(), X)
-    assert sorted(units(sym)) == [3, 5, 6]
+    assert sorted(sizes(sym)) == [3, 5, 6]
     if scales:
         assert (sym.scaling_dof, sym.sign_dof) == (scales, signs)
 
@@ -170,7 +155,7 @@ def test_products_of_factors(forward, scales, signs):
 @pytest.mark.parametrize("norm", [nn.utils.weight_norm, parametrizations.weight_norm])
 def test_weight_norm_gives_its_scale_and_sign_to_the_gain(norm):
     sym = exact(hidden_layer(norm(lin(6, 5))), X)
-    assert (units(sym), sym.scaling_dof, sym.sign_dof) == ([6, 5], 5, 5)
+    assert (sizes(sym), sym.scaling_dof, sym.sign_dof) == ([6, 5], 5, 5)
     assert not sym.frozen
 
 
@@ -179,7 +164,7 @@ def test_spectral_norm_keeps_permutations_and_moves_its_vectors(norm):
     model = hidden_layer(norm(lin(6, 5)))
     model(X)
     sym = exact(model.eval(), X)
-    assert (units(sym), sym.scaling_dof, sym.sign_dof) == ([6, 5], 0, 0)
+    assert (sizes(sym), sym.scaling_dof, sym.sign_dof) == ([6, 5], 0, 0)
     moved = {n.rpartition(".")[2].lstrip("_").removeprefix("weight_") for n in sym.touched}
     assert {"u", "v"} <= moved
     assert not sym.frozen
@@ -193,10 +178,10 @@ def test_convolutions_with_a_norm(norm):
         return s.c(torch.relu(s.h(torch.relu(s.a(x)))).mean((2, 3)))
 
     sym = exact(Forward(forward, **layers).double(), random(2, 2, 7, 7))
-    assert sorted(units(sym)) == [4, 5]
+    assert sorted(sizes(sym)) == [4, 5]
     depthwise = {"h": norm(nn.Conv2d(4, 4, 3, groups=4)), "c": lin(4, 2)}
     sym = exact(Forward(forward, **{**layers, **depthwise}).double(), random(2, 2, 7, 7))
-    assert units(sym) == [4]
+    assert sizes(sym) == [4]
 
 
 def standardised(s, x):
@@ -208,7 +193,7 @@ def standardised(s, x):
 def test_weight_standardisation_keeps_permutations():
     layers = {"a": nn.Conv2d(2, 4, 3), "h": nn.Conv2d(4, 5, 3), "c": lin(5, 2)}
     sym = exact(Forward(standardised, **layers).double(), random(2, 2, 7, 7))
-    assert (sorted(units(sym)), sym.scaling_dof) == ([4, 5], 0)
+    assert (sorted(sizes(sym)), sym.scaling_dof) == ([4, 5], 0)
 
 
 def test_a_cosine_classifier_keeps_permutations():
@@ -216,7 +201,7 @@ def test_a_cosine_classifier_keeps_permutations():
         return F.linear(F.normalize(torch.relu(s.a(x))), F.normalize(s.w))
 
     sym = exact(Forward(forward, a=lin(4, 6), w=w(3, 6)).double(), X)
-    assert (units(sym), sym.scaling_dof) == ([6], 0)
+    assert (sizes(sym), sym.scaling_dof) == ([6], 0)
 
 
 # ------------------------------------------------------------ what forbids something
@@ -224,7 +209,7 @@ def test_only_rows_that_a_mask_treats_alike_are_exchanged():
     mask = torch.tensor([[1.0, 1, 0, 0]] * 2 + [[1, 0, 0, 0]] * 4)
     hidden = head(lambda s, x: F.linear(x, s.w * s.mask))
     sym = exact(Forward(hidden, w=w(6, 4), mask=nn.Buffer(mask), c=lin(6, 2)).double(), X)
-    assert (units(sym), sym.scaling_dof) == ([2, 4], 6)
+    assert (sizes(sym), sym.scaling_dof) == ([2, 4], 6)
 
 
 def test_a_weight_plus_its_transpose_has_one_row_of_channels():
@@ -232,7 +217,7 @@ def test_a_weight_plus_its_transpose_has_one_row_of_channels():
         return s.c(torch.relu(F.linear(torch.relu(s.a(x)), s.w + s.w.T)))
 
     sym = exact(Forward(forward, a=lin(4, 6), w=w(6, 6), c=lin(6, 2)).double(), X)
-    assert (units(sym), sym.scaling_dof) == ([6], 6)
+    assert (sizes(sym), sym.scaling_dof) == ([6], 6)
 
 
 @pytest.mark.parametrize("other", [torch.eye(6), torch.arange(36.0).view(6, 6)])
@@ -241,12 +226,12 @@ def test_a_weight_plus_a_constant_is_held_fixed(other):
         return s.c(torch.relu(F.linear(torch.relu(s.a(x)), s.w + other.to(x))))
 
     sym = exact(Forward(forward, a=lin(4, 6), w=w(6, 6), c=lin(6, 2)).double(), X)
-    assert (units(sym), sym.scaling_dof, sym.sign_dof) == ([], 0, 0)
+    assert (sizes(sym), sym.scaling_dof, sym.sign_dof) == ([], 0, 0)
 
 
 def test_columns_of_a_low_rank_update_beside_fixed_inputs_do_not_move():
     sym = exact(Forward(lambda s, x: F.linear(x, s.b @ s.a), b=w(2, 3), a=w(3, 4)).double(), X)
-    assert units(sym) == [3]
+    assert sizes(sym) == [3]
 
 
 @pytest.mark.parametrize(
@@ -267,4 +252,4 @@ def test_what_constants_and_statistics_of_rows_leave(computed, permuted, signs):
         return s.c(torch.relu(F.linear(torch.tanh(s.a(x)), computed(s.w, c.to(x)))))
 
     sym = exact(Forward(forward, a=lin(4, 6), w=w(5, 6), c=lin(5, 2)).double(), X)
-    assert (sorted(units(sym)), sym.sign_dof) == (permuted, signs)
+    assert (sorted(sizes(sym)), sym.sign_dof) == (permuted, signs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,9 @@ class BlockRows:
         colours: channels in rows with a fixed channel, which stay in place, and a number for each.
     """
 
-    def __init__(self, blocks: Sequence[Ints], roots: Ints) -> None:
+    def __init__(
+        self, blocks: Sequence[Ints], roots: Ints, operation_of: Callable[[int, Ints], int]
+    ) -> None:
         count, frozen = int(roots.max()) + 1, int(roots[FROZEN])
         self.hash = np.zeros(count, np.uint64)
         self.colours: list[tuple[Ints, NDArray[np.uint64]]] = []
@@ -43,7 +45,7 @@ class BlockRows:
             self.colours.append((held.ravel(), np.repeat(names[pinned], held.shape[1])))
             row, root = _members(roots[nodes[~pinned]], count)
             row = np.flatnonzero(~pinned)[row]
-            operation.append(np.full(len(block), number))
+            operation.append(np.full(len(block), operation_of(number, roots[nodes])))
             with np.errstate(over="ignore"):
                 np.add.at(self.hash, root, names[row])
             found.append((root, row + total))

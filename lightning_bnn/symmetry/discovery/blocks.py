@@ -40,16 +40,17 @@ def permutation_groups(
             group_of[index] = len(groups)
             groups.append(PermutationGroup(len(members), name_of(channels.axes, places), places))
     placed_families = _placed(channels, classes, families)
-    number = {id(f): len(groups) + k for k, (f, _) in enumerate(placed_families)}
-    for family, places in placed_families:
+    number = {id(f): len(groups) + k for k, (f, *_) in enumerate(placed_families)}
+    for family, places, tensors in placed_families:
         inner = []
         for row in family.rows:
             found = [group_of.get(x) if isinstance(x, int) else number.get(id(x)) for x in row]
             known = tuple(g for g in found if g is not None)
             inner += [known] if len(known) == len(found) else []
         kind = "channel" if family.copies and not inner else "block"
-        name = name_of(channels.axes, places)
-        groups.append(PermutationGroup(len(family.units), name, places, kind, tuple(inner)))
+        name = name_of(channels.axes, places) if places else tensors[0][0]
+        units = len(family.units)
+        groups.append(PermutationGroup(units, name, places, kind, tuple(inner), tensors))
     return tuple(groups)
 
 
@@ -81,15 +82,28 @@ class Family:
 
 def _placed(
     channels: ChannelClasses, classes: Sequence[Ints], families: Sequence[Family]
-) -> list[tuple[Family, tuple[Placement, ...]]]:
-    """Families that move any weight, those inside others first."""
+) -> list[tuple[Family, tuple[Placement, ...], tuple[tuple[str, ...], ...]]]:
+    """Families that move any weight, with the tensors that they exchange, inner ones first."""
     result = []
     for family in families:
         units = np.stack([np.concatenate([classes[i] for i in unit]) for unit in family.units])
-        places = once_per_dimension(channels.axes, channels.placements(units))
-        if places:
-            result.append((family, places))
-    return sorted(result, key=lambda f: (f[0].height, f[1][0].axis, int(f[1][0].positions.min())))
+        tensors = channels.twins.tensors_of(units)
+        if tensors is None:
+            continue
+        without = {name for row in tensors for name in row}
+        places = once_per_dimension(channels.axes, channels.placements(units, without))
+        if places or tensors:
+            result.append((family, places, tensors))
+    return sorted(result, key=lambda f: (f[0].height, *_first_place(channels, *f[1:])))
+
+
+def _first_place(
+    channels: ChannelClasses, places: Sequence[Placement], tensors: Sequence[Sequence[str]]
+) -> tuple[int, int]:
+    if places:
+        return places[0].axis, int(places[0].positions.min())
+    moved = {name for row in tensors for name in row}
+    return next((k for k, axis in enumerate(channels.axes) if axis.tensor in moved), 0), 0
 
 
 def block_families(channels: ChannelClasses) -> list[Family]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,13 @@ from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.graph import Graph, Source, ancestors
 from lightning_bnn.symmetry.discovery.interpreter import Interpreter
 from lightning_bnn.symmetry.discovery.logits import find_shift
+from lightning_bnn.symmetry.discovery.routers import Router, routers
+from lightning_bnn.symmetry.discovery.twin_channels import (
+    TwinChannels,
+    channels_of_twins,
+    in_both,
+)
+from lightning_bnn.symmetry.discovery.twins import find_twins
 from lightning_bnn.symmetry.discovery.values import unknown
 from lightning_bnn.symmetry.groups import Frozen, SoftmaxShift
 from lightning_bnn.symmetry.rules.broadcasting import unify
@@ -55,6 +63,8 @@ class Channels:
         owners: the first name of every tensor, by each of its names.
         constants: buffers of which only the values count.
         shift: the layer that writes the logits.
+        twins: branches that correspond in all graphs so far.
+        routers: layers in front of a softmax in all graphs so far.
     """
 
     def __init__(self, model: nn.Module, graphs: Graphs, rules: Mapping[str, Rule]) -> None:
@@ -65,8 +75,11 @@ class Channels:
         self.buffers_that_matter = graphs.read
         self.constants: dict[str, Tensor] = {}
         self.shift: SoftmaxShift | None = None
+        self.twins: list[TwinChannels] | None = None
+        self.routers: set[Router] | None = None
         self._names_read: set[str] = set()
-        for name, other in overlapping(named_tensors(model)).items():
+        self._overlapping = overlapping(named_tensors(model))
+        for name, other in self._overlapping.items():
             reason = f"shares its memory with {other!r} in another layout: held fixed"
             self.system.conflicts[self.owners[name]] = reason
 
@@ -81,6 +94,7 @@ class Channels:
         live = ancestors(ends)
         inputs = {n: self._operand(n, s) for n, s in graph.sources.items() if n in live}
         values = self.interpreter.run(graph.module, inputs, ends)
+        self._compare_parts(graph, values)
         for name, node in written:
             self._write(graph, name, node, values[node])
         for node in graph.results:
@@ -90,6 +104,16 @@ class Channels:
         shift = find_shift(graph.results, values)
         if shift is not None and not shared & {shift.weight, shift.bias}:
             self.shift = self.shift or shift
+
+    def _compare_parts(self, graph: Graph, values: Mapping[Node, Any]) -> None:
+        """Branches that correspond in this graph, too, and layers in front of a softmax."""
+        sole = Counter(self.owners.values())
+        names = {name for name, uses in sole.items() if uses == 1} - self._overlapping.keys()
+        in_front = routers(graph, names)
+        self.routers = in_front if self.routers is None else self.routers & in_front
+        found = find_twins(graph, names)
+        twins = channels_of_twins(self.system, found, self.interpreter.made, values)
+        self.twins = twins if self.twins is None else in_both(self.twins, twins)
 
     def _write(self, graph: Graph, name: str, node: Node, value: Any) -> None:
         """What a forward leaves in a buffer must move as the buffer does."""

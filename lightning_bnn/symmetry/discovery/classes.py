@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from scipy.sparse.csgraph import connected_components
 
 from lightning_bnn.symmetry.discovery.block_rows import BlockRows
 from lightning_bnn.symmetry.discovery.hashing import mix
+from lightning_bnn.symmetry.discovery.twin_channels import TwinChannels, TwinRows
 from lightning_bnn.symmetry.groups import Axis, Placement
 from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.labels import FROZEN
@@ -41,25 +42,30 @@ class ChannelClasses:
     roots: Ints
     axes: Sequence[Axis]
     labels: Sequence[Ints]
+    branches: Sequence[TwinChannels] = ()
 
     def __post_init__(self) -> None:
         """Sum up the signature of every class."""
         count = int(self.roots.max()) + 1
         self.frozen = int(self.roots[FROZEN])
+        self.twins = twins = TwinRows(
+            self.system, self.roots, self.axes, self.labels, self.branches
+        )
         node = np.zeros(self.system.nodes, np.uint64)
         with np.errstate(over="ignore"):
             for op, seen in enumerate(self.system.seen):
-                node[seen] += mix(op, 1)
+                node[seen] += mix(twins.seen(op, self.roots[seen]), 1)
             for axis, labels in enumerate(self.labels):
-                np.add.at(node, labels, mix(axis, 2))
-            self.in_rows = BlockRows(self.system.blocks, self.roots)
+                np.add.at(node, labels, mix(twins.axis(axis, self.roots[labels]), 2))
+            self.in_rows = BlockRows(self.system.blocks, self.roots, twins.block)
             for nodes, colour in self.in_rows.colours:
                 np.add.at(node, nodes, colour)
             self.where = np.zeros(count, np.uint64)
             np.add.at(self.where, self.roots, mix(node, 3))
             for number, labels in enumerate(self.system.colours):
                 at = np.flatnonzero(labels > FROZEN)
-                np.add.at(self.where, self.roots[labels[at]], mix(at + (number << 32), 6))
+                roots = self.roots[labels[at]]
+                np.add.at(self.where, roots, mix(at + (twins.colour(number, roots) << 32), 6))
         self.first = np.full(count, np.iinfo(np.int64).max)
         self._place(node)
 
@@ -103,10 +109,12 @@ class ChannelClasses:
         groups = np.split(placed[order], np.flatnonzero(np.diff(index.reshape(-1)[order])) + 1)
         return sorted(groups, key=lambda g: (self.first[g[0]], int(g[0])))
 
-    def placements(self, units: Ints) -> tuple[Placement, ...]:
-        """Where units, given as rows of classes, live."""
+    def placements(self, units: Ints, without: Collection[str] = ()) -> tuple[Placement, ...]:
+        """Where units, given as rows of classes, live, but for some tensors."""
         result = []
         for axis in self._axes_with(units):
+            if self.axes[axis].tensor in without:
+                continue
             present, start, order = self.present[axis], self.start[axis], self.order[axis]
             at = np.searchsorted(present, units)
             here = np.append(present, -1)[at] == units

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -73,7 +74,8 @@ def discover(
         )
         symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
     if symmetries.unchecked:
-        _log.warning("discover: nothing was checked: %s.", symmetries.unchecked)
+        what = "nothing" if math.isnan(symmetries.error) else "not everything"
+        _log.warning("discover: %s was checked: %s.", what, symmetries.unchecked)
     return symmetries
 
 
@@ -95,6 +97,12 @@ def _check_model(model: nn.Module) -> None:
         raise ValueError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise UnsupportedModel(f"{type(model).__name__} only wraps a network: pass `model.module`.")
+    complex_ = [n for n, p in model.named_parameters() if p.is_complex()]
+    if complex_:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has complex parameters ({complex_[0]!r}): hold real and "
+            "imaginary parts as real ones, and join them by `torch.view_as_complex`."
+        )
     empty = [n for n, t in named_tensors(model) if t.device.type == "meta"]
     if empty:
         raise UnsupportedModel(

@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lightning_bnn.symmetry.discovery.graph import Graph, writes
+from lightning_bnn.symmetry.discovery.modes import ModeReads
 from lightning_bnn.symmetry.forward import (
     Inputs,
     UnsupportedModel,
@@ -56,8 +57,12 @@ class Graphs(NamedTuple):
 
 def trace_graphs(model: nn.Module, inputs: Inputs, batch_norm: str) -> Graphs:
     """Trace a network that is in evaluation mode, in both modes."""
-    evaluation = trace(model, inputs)
-    training, used, reason = _training_graph(model, inputs)
+    reads = ModeReads(model)
+    evaluation = trace(model, inputs, reads)
+    if reads.asked:
+        training, used, reason = _training_graph(model, inputs)
+    else:
+        training, used, reason = evaluation, inputs, ""
     graphs = [graph for graph in (evaluation, training) if graph is not None]
     mutable = frozenset(name for graph in graphs for name, _ in graph.written)
     if training is None:  # then a training step may change any of them
@@ -100,11 +105,19 @@ def _read_buffers(graphs: list[Graph]) -> frozenset[str]:
 
 
 # ------------------------------------------------------------ one graph
-def trace(model: nn.Module, inputs: Inputs) -> Graph:
-    """Trace a module into a graph in which no operation writes into a tensor that is read again."""
+def trace(model: nn.Module, inputs: Inputs, reads: ModeReads | None = None) -> Graph:
+    """Trace a module into a graph in which no operation writes into a tensor that is read again.
+
+    Args:
+        model: in the mode that is to be traced.
+        inputs: what it is traced with.
+        reads: where to note whether the forward asks for its mode.
+    """
     failure: Exception | None = None
+    reads = reads or ModeReads(model)
     for strict in (False, True):
-        network = _returning_tensors(structural_copy(model))
+        reads.asked = reads.asked or strict  # that tracer reads in ways of its own
+        network = _returning_tensors(structural_copy(model), reads)
         try:
             with _quiet(), torch.no_grad():
                 program = torch.export.export(network, inputs.args, inputs.named, strict=strict)
@@ -119,13 +132,14 @@ def trace(model: nn.Module, inputs: Inputs) -> Graph:
     raise UnsupportedModel(_explain(model, failure)) from failure
 
 
-def _returning_tensors(network: nn.Module) -> nn.Module:
+def _returning_tensors(network: nn.Module, reads: ModeReads) -> nn.Module:
     """A network of ours whose outputs `torch.export` knows: the tensors in those of the forward."""
     forward = network.forward
 
     @functools.wraps(forward)
     def tensors(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        return tuple(tensors_of(forward(*args, **kwargs)))
+        with reads.watched():
+            return tuple(tensors_of(forward(*args, **kwargs)))
 
     network.forward = tensors
     return network

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Graph", "Source", "ancestors", "descendants", "writes"]
+__all__ = ["Graph", "Source", "ancestors", "descendants", "repeated", "writes"]
+
+
+_NO_DROPOUT = re.compile(r"dropout\.default\((\w+), 0(?:\.0)?, (?:True|False)\)")
 
 
 class Source(NamedTuple):
@@ -81,10 +85,16 @@ class Graph:
 
     def says_the_same(self, other: Graph) -> bool:
         """Whether two graphs have the same operations, with the same literals."""
+        if other is self:
+            return True
         ours, theirs = self._program.constants, other._program.constants
-        if self.module.code != other.module.code or ours.keys() != theirs.keys():
+        if self._code() != other._code() or ours.keys() != theirs.keys():
             return False
         return all(_equal(x, theirs[name]) for name, x in ours.items())
+
+    def _code(self) -> str:
+        """The operations in words; a dropout of nothing does nothing in both modes."""
+        return _NO_DROPOUT.sub(r"dropout.default(\1)", self.module.code)
 
 
 def _equal(x: Any, y: Any) -> bool:
@@ -106,23 +116,35 @@ def _written_tensor(node: Node) -> Node:
 
 def ancestors(nodes: Iterable[Node]) -> set[Node]:
     """Everything that nodes depend on: dead code must not constrain a channel."""
-    reached: set[Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in reached:
-            reached.add(node)
-            pending += node.all_input_nodes
-    return reached
+    return _reached(nodes, lambda node: node.all_input_nodes)
 
 
 def descendants(nodes: Iterable[Node]) -> set[Node]:
     """Everything that depends on nodes."""
+    return _reached(nodes, lambda node: node.users)
+
+
+def _reached(nodes: Iterable[Node], neighbours: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """The nodes themselves and whatever a walk along neighbours meets."""
     reached: set[Node] = set()
     pending = list(nodes)
     while pending:
         node = pending.pop()
         if node not in reached:
             reached.add(node)
-            pending += node.users
+            pending += neighbours(node)
     return reached
+
+
+def repeated(module: GraphModule) -> dict[Node, Node]:
+    """By node, the first that computes the same from the same, nothing of it random or written."""
+    changed = {n.args[0] for n in module.graph.nodes if writes(n)}
+    first: dict[Any, Node] = {}
+    same: dict[Node, Node] = {}
+    for node in module.graph.nodes:
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        plain = node.op == "call_function" and not (writes(node) or random)
+        if plain and not changed & {node, *node.all_input_nodes}:
+            arguments = torch.fx.map_arg((node.args, node.kwargs), lambda n: same.get(n, n))
+            same[node] = first.setdefault((node.target, str(arguments)), node)
+    return same

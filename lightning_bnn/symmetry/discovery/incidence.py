@@ -37,6 +37,7 @@ class Incidence:
         self.rows = {i: found for i, found in rows.items() if found}
         self._uses = {i: (int(channels.where[roots[i]]), len(classes[i])) for i in self.rows}
         self._first = {i: int(channels.first[roots[i]]) for i in self.rows}
+        self._tags_and_rows = {i: np.array(found).T for i, found in self.rows.items()}
         self.tags = {tag for rows in self.rows.values() for tag, _ in rows}
 
     def first(self, block: Block) -> int:
@@ -78,17 +79,16 @@ class Incidence:
 
     def _linked(self, members: Collection[int], moving: Collection[int]) -> Units:
         """Classes that lie in the same moving rows, directly or by others."""
-        tagged = [i for i in members if any(tag in moving for tag, _ in self.rows[i])]
-        ids: dict[tuple[int, int], int] = {}
-        links = [
-            (k, len(tagged) + ids.setdefault(row, len(ids)))
-            for k, i in enumerate(tagged)
-            for row in self.rows[i]
-            if row[0] in moving
-        ]
-        ties = [np.array(links, np.int64).reshape(-1, 2).T]
+        moves = np.zeros(max(self.tags, default=0) + 1, np.bool_)
+        moves[list(moving)] = True
+        found = {i: row[moves[tag]] for i in members for tag, row in [self._tags_and_rows[i]]}
+        tagged = [i for i, rows in found.items() if rows.size]
+        sizes = [found[i].size for i in tagged]
+        rows = np.concatenate([np.zeros(0, np.int64), *(found[i] for i in tagged)])
+        _, ids = np.unique(rows, return_inverse=True)
+        ties = [np.stack([np.repeat(np.arange(len(tagged)), sizes), len(tagged) + ids])]
         blocks: dict[int, Block] = defaultdict(list)
-        for i, c in zip(tagged, connected(ties, len(tagged) + len(ids)), strict=False):
+        for i, c in zip(tagged, connected(ties, len(tagged) + rows.size), strict=False):
             blocks[int(c)].append(i)
         return list(blocks.values())
 
@@ -103,13 +103,15 @@ class Incidence:
                 if row[0] in moving:
                     sharing[row].append(i)
         walk, seen, number = ranked[:1], set(ranked[:1]), dict[tuple[int, int], int]()
-        form = []
+        form, reached = [], set[tuple[int, int]]()
         for i in walk:
             mine = sorted(row for row in self.rows[i] if row in sharing)
             numbered = ((row[0], number.setdefault(row, len(number))) for row in mine)
             form.append((key[i], tuple(numbered)))
             for row in mine:
-                new = [j for j in sharing[row] if j not in seen]
-                walk += new
-                seen.update(new)
+                if row not in reached:
+                    reached.add(row)
+                    new = [j for j in sharing[row] if j not in seen]
+                    walk += new
+                    seen.update(new)
         return walk, tuple(form)

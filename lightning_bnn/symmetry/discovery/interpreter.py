@@ -13,7 +13,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from lightning_bnn.symmetry.discovery.graph import ancestors, descendants
+from lightning_bnn.symmetry.discovery.graph import ancestors, descendants, repeated
+from lightning_bnn.symmetry.discovery.twin_channels import Made
 from lightning_bnn.symmetry.discovery.values import (
     draw,
     fold,
@@ -74,6 +75,7 @@ class Interpreter:
         system: what the rules of the operations have stated.
         frozen: the operations that were not understood.
         operations: the names of all operations.
+        made: how many channels there were before and after every operation.
     """
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
@@ -82,18 +84,24 @@ class Interpreter:
         self.frozen: list[Frozen] = []
         self.operations: set[str] = set()
         self.active: set[Node] = set()
+        self.made: dict[Node, tuple[Made, Made]] = {}
 
     def run(
         self, module: GraphModule, inputs: Mapping[Node, Any], results: Iterable[Node]
     ) -> dict[Node, Any]:
         """Values of all nodes that the results depend on, from those of the placeholders."""
         values, live = dict(inputs), ancestors(results)
+        same = repeated(module)
         self.active |= descendants(n for n, x in inputs.items() if isinstance(x, Value))
         for node in module.graph.nodes:
             if node.op == "get_attr":
                 values[node] = getattr(module, str(node.target), None)
+            elif same.get(node) in values:
+                values[node] = values[same[node]]
             elif node.op == "call_function" and node in live:
+                before = Made.so_far(self.system)
                 values[node] = self._call(node, values)
+                self.made[node] = before, Made.so_far(self.system)
         return values
 
     def freeze(self, operand: Any) -> None:

@@ -102,22 +102,53 @@ def _rows(
     seen = _Occurrences(channels, factors)
     by_sign: dict[tuple[int, ...], list[Ints]] = defaultdict(list)
     for row in rows:
-        signs = seen.one_sign_each(row)
-        if signs is None:
+        signs = seen.signs.only_of(row)
+        if (signs < 0).any():
             continue
         if marks.any("centred", row):
-            if len(set(signs)) == 1 and seen.roots_with_sign(signs[0]) <= set(row.tolist()):
+            if (signs == signs[0]).all() and seen.signs.are_of(signs[:1], row):
                 yield from _space(channels, factors, "centred", [row])
-        elif len(set(signs)) == len(signs):
+        elif len(np.unique(signs)) == len(signs):
             order = np.argsort(signs)
-            by_sign[tuple(sorted(signs))].append(row[order])
+            by_sign[tuple(signs[order].tolist())].append(row[order])
     for variables, parts in by_sign.items():
         together = np.concatenate(parts)
-        inside = set(together.tolist())
-        if all(seen.roots_with_sign(s) <= inside for s in variables):
+        if seen.signs.are_of(np.array(variables), together):
             rotates = marks.any("orthogonal", together)
             general = not rotates and seen.has_free_scales(parts)
             yield from _space(channels, factors, "general" if general else "orthogonal", parts)
+
+
+class _Variables:
+    """Which classes of channels have which variables of one kind (-1: none)."""
+
+    def __init__(self, roots: Ints, variables: Ints) -> None:
+        span = int(variables.max(initial=-1)) + 2
+        pairs = np.unique(roots * span + variables + 1)
+        roots, variables = pairs // span, pairs % span - 1
+        several = np.flatnonzero(np.diff(roots) == 0)
+        self._only = np.full(int(roots.max(initial=0)) + 1, -1)
+        self._only[roots] = variables
+        self._only[roots[several]] = -1
+        order = np.argsort(variables, kind="stable")
+        self._classes, self._sorted = roots[order], variables[order]
+
+    def only_of(self, classes: Ints) -> Ints:
+        """The variable of every class; -1 where it has none or several."""
+        known = classes < len(self._only)
+        return np.where(known, self._only[np.where(known, classes, 0)], -1)
+
+    def classes_with(self, variables: Ints) -> Ints:
+        """All classes that have one of some variables, each of which is given once."""
+        first = np.searchsorted(self._sorted, variables)
+        count = np.searchsorted(self._sorted, variables, side="right") - first
+        before = np.repeat(np.cumsum(count) - count, count)
+        found: Ints = self._classes[np.repeat(first, count) + np.arange(count.sum()) - before]
+        return found
+
+    def are_of(self, variables: Ints, classes: Ints) -> bool:
+        """Whether nothing but some classes has some variables."""
+        return bool(np.isin(self.classes_with(variables), classes).all())
 
 
 class _Occurrences:
@@ -127,47 +158,18 @@ class _Occurrences:
         labels = np.unique(np.concatenate([np.zeros(0, np.int64), *channels.labels]))
         labels = labels[labels > FROZEN]
         self.signs, self.scales = (
-            _by_class(channels.roots[labels], variable[labels])
+            _Variables(channels.roots[labels], variable[labels])
             for variable in (factors.sign, factors.scale)
         )
-        self._with_sign, self._with_scale = (_reversed(t) for t in (self.signs, self.scales))
-
-    def one_sign_each(self, row: Ints) -> list[int] | None:
-        """The sign variable of every class of a row; None where one has none or several."""
-        found = [self.signs.get(root, {-1}) for root in row.tolist()]
-        if any(len(f) != 1 or -1 in f for f in found):
-            return None
-        return [next(iter(f)) for f in found]
-
-    def roots_with_sign(self, sign: int) -> set[int]:
-        return self._with_sign[sign]
 
     def has_free_scales(self, parts: Sequence[Ints]) -> bool:
         """Whether every channel of a space has one scale of its own, the same in all parts."""
-        columns = np.stack(parts, 1).tolist()
-        found = [set().union(*(self.scales[root] for root in column)) for column in columns]
-        if any(len(f) != 1 or -1 in f for f in found):
+        columns = np.stack(parts, 1)
+        found = self.scales.only_of(columns)
+        if (found < 0).any() or (found != found[:, :1]).any():
             return False
-        variables = [next(iter(f)) for f in found]
-        inside = {root for column in columns for root in column}
-        own = all(self._with_scale[v] <= inside for v in variables)
-        return own and len(set(variables)) == len(variables)
-
-
-def _by_class(roots: Ints, variables: Ints) -> dict[int, set[int]]:
-    table: dict[int, set[int]] = defaultdict(set)
-    span = int(variables.max(initial=-1)) + 2
-    for pair in np.unique(roots * span + variables + 1).tolist():  # -1: none
-        table[pair // span].add(pair % span - 1)
-    return table
-
-
-def _reversed(table: dict[int, set[int]]) -> dict[int, set[int]]:
-    result: dict[int, set[int]] = defaultdict(set)
-    for key, values in table.items():
-        for value in values:
-            result[value].add(key)
-    return result
+        variables = np.unique(found[:, 0])
+        return len(variables) == len(found) and self.scales.are_of(variables, columns)
 
 
 def _space(
@@ -201,27 +203,26 @@ def _planes(channels: ChannelClasses, factors: Factors, marks: _Marks) -> Iterat
     is_second = np.zeros(channels.system.nodes, np.bool_)
     is_second[pairs[1]] = True
     seen = _Occurrences(channels, factors)
-    candidates = marks.linear(np.unique(channels.roots[pairs])).tolist()
+    candidates = marks.linear(np.unique(channels.roots[pairs]))
     for roots in _with_one_sign(candidates, seen):
-        scales = set().union(*(seen.scales.get(root, {-1}) for root in roots))
-        free = len(scales) == 1 and -1 not in scales
-        if marks.any("orthogonal", np.array(roots)) or not free:
+        scales = seen.scales.only_of(roots)
+        free = bool((scales == scales[0]).all()) and scales[0] >= 0
+        if marks.any("orthogonal", roots) or not free:
             kind: LinearKind = "unit complex"
         else:
             kind = "complex"
-        parts = [_plane_places(channels, factors, r, partner, is_second, kind) for r in roots]
+        parts = [
+            _plane_places(channels, factors, r, partner, is_second, kind) for r in roots.tolist()
+        ]
         if all(parts):
             yield _Space(kind, _joined([place for part in parts for place in part]))
 
 
-def _with_one_sign(roots: Sequence[int], seen: _Occurrences) -> list[list[int]]:
+def _with_one_sign(roots: Ints, seen: _Occurrences) -> list[Ints]:
     """Sets of classes that have one sign in common, and nothing else has it."""
-    sets: dict[int, list[int]] = defaultdict(list)
-    for root in roots:
-        signs = seen.signs.get(root, {-1})
-        if len(signs) == 1 and -1 not in signs:
-            sets[next(iter(signs))].append(root)
-    return [found for sign, found in sets.items() if seen.roots_with_sign(sign) == set(found)]
+    signs = seen.signs.only_of(roots)
+    sets = (roots[signs == sign] for sign in dict.fromkeys(signs[signs >= 0].tolist()))
+    return [found for found in sets if seen.signs.are_of(seen.signs.only_of(found[:1]), found)]
 
 
 def _joined(places: Sequence[tuple[int, int, Ints]]) -> tuple[tuple[int, int, Ints], ...]:

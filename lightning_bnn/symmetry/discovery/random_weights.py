@@ -11,6 +11,7 @@ from lightning_bnn import params as P
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.comparison import POOL, normal_pool, perturb_, tiled_
 from lightning_bnn.symmetry.forward import in_precision
+from lightning_bnn.symmetry.fresh_memory import copied
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.motions import Read
 
@@ -50,7 +51,7 @@ class RandomWeights:
     def read(self, name: str) -> Tensor:
         """One tensor, in the precision of the network and in memory of its own."""
         old = self.state[name]
-        t = torch.empty(old.shape, dtype=old.dtype, device=old.device).copy_(old)
+        t = copied(old)
         if name not in self._starts:
             return t
         size = self._size(name, t)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_bnn.symmetry.axis_actions import EVERY
 from lightning_bnn.symmetry.comparison import agree, tolerance_of
@@ -16,12 +16,27 @@ from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.graph import Graph
 from lightning_bnn.symmetry.discovery.random_weights import RandomWeights
 from lightning_bnn.symmetry.discovery.streaming import streamed_outputs
-from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, in_runnable_precision, outputs
+from lightning_bnn.symmetry.forward import (
+    Inputs,
+    UnsupportedModel,
+    as_real,
+    in_runnable_precision,
+    outputs,
+    same_noise,
+    structural_copy,
+    tensors_of,
+)
+from lightning_bnn.symmetry.fresh_memory import reused_memory
 from lightning_bnn.symmetry.groups import Frozen, PermutationGroup, Symmetries
+from lightning_bnn.symmetry.rules.labels import operation_name
 
 __all__ = ["refute"]
 
 _NOTHING_MOVES = "the outputs do not depend on the weights at this example (is it zero?)"
+_ONE_KEY = (
+    "a softmax over one element forgets what it reads, such as queries and keys, so that the check "
+    "has not seen it (give an example of two tokens or more)"
+)
 
 
 @torch.no_grad()
@@ -38,7 +53,14 @@ def refute(
         inputs: to run it on.
         custom_rules: whether the user has given rules.
     """
-    sym = _refuted(_Case(model, graphs.evaluation, inputs), sym, custom_rules)
+    try:
+        sym = _refuted(_Case(model, graphs.evaluation, inputs), sym, custom_rules)
+    except UnsupportedModel as error:
+        if _draws(model, inputs):
+            raise _Unrepeatable(_says_different_things(type(model).__name__)) from error
+        raise
+    if not sym.unchecked and sym.touched and _forgets(graphs.evaluation):
+        sym = replace(sym, unchecked=_ONE_KEY)
     factors = _only(sym, [group for group in _every(sym) if group[0] != "permutations"])
     if graphs.evaluation_only or not _every(factors) or _trains_as_it_evaluates(graphs, inputs):
         return sym
@@ -56,8 +78,37 @@ def refute(
     return replace(sym, frozen=frozen, **kept)
 
 
+def _forgets(graph: Graph | None) -> bool:
+    """Whether a softmax runs over a single element, which becomes one whatever it was."""
+    for node in () if graph is None else graph.module.graph.nodes:
+        name = operation_name(node) if node.op == "call_function" else ""
+        if name in ("softmax", "_softmax"):
+            dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+            if isinstance(dim, int) and node.meta["val"].ndim and node.meta["val"].shape[dim] == 1:
+                return True
+        if name == "scaled_dot_product_attention" and node.args[1].meta["val"].shape[-2] == 1:
+            return True
+    return False
+
+
 class _Unrepeatable(UnsupportedModel):
     """The same weights give other outputs every time."""
+
+
+def _says_different_things(name: str) -> str:
+    return (
+        f"{name} gives different outputs for the same input and weights in "
+        "evaluation mode, so that no symmetry can be checked. Make its forward deterministic, "
+        "or pass the submodule that is."
+    )
+
+
+def _draws(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether two calls differ if nobody repeats the random numbers."""
+    with same_noise(model.parameters()):
+        calls = [structural_copy(model)(*inputs.args, **inputs.named) for _ in range(2)]
+    first, second = ([as_real(t) for t in tensors_of(out)] for out in calls)
+    return not agree(first, second, 1e-6)
 
 
 class _Case(NamedTuple):
@@ -93,8 +144,9 @@ def _judged_by_graph(
 ) -> Symmetries | None:
     """What the graph says; None where the network itself must say what is wrong."""
     try:
-        check = _check_by_graph(case, sym)
-        return None if check is None else _judged(check, sym, custom_rules, name)
+        with reused_memory():
+            check = _check_by_graph(case, sym)
+            return None if check is None else _judged(check, sym, custom_rules, name)
     except Exception:  # an operation that does not run in float64, or only inside its module
         return None
 
@@ -109,11 +161,7 @@ def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> Sym
         return replace(sym, error=check.error_seen)
     check.raise_tolerance_to_noise()
     if not check.repeatable():
-        raise _Unrepeatable(
-            f"{name} gives different outputs for the same input and weights in "
-            "evaluation mode, so that no symmetry can be checked. Make its forward deterministic, "
-            "or pass the submodule that is."
-        )
+        raise _Unrepeatable(_says_different_things(name))
     wrong = _offenders(check, sym)
     if custom_rules and wrong:
         names = ", ".join(name for _, _, name in wrong[:3])
@@ -141,16 +189,24 @@ def _check_by_graph(case: _Case, sym: Symmetries) -> Check | None:
     if case.graph is None:
         return None
     weights = RandomWeights(case.model, sym)
-    params = weights.all_by(weights.read)
-    first, second = (outputs(case.model, params, case.inputs) for _ in range(2))
-    read, tolerance = weights.by_any_name(params.__getitem__), tolerance_of(params)
-    traced = streamed_outputs(case.graph, case.inputs, read, None)
-    same = agree(first, second, min(1e-6, tolerance)) and agree(first, traced, min(1e-4, tolerance))
-    del params, read, second, traced
-    if not same:
+    first = _agreed(case, case.graph, weights)
+    if first is None:
         return None
     check = Check.of_graph(case.graph, case.inputs, weights)
-    return check if agree(first, check.outputs, max(1e-2, tolerance)) else None
+    rounding = max(1e-2, tolerance_of(weights.state))
+    return check if agree(first, check.outputs, rounding) else None
+
+
+def _agreed(case: _Case, graph: Graph, weights: RandomWeights) -> list[Tensor] | None:
+    """What the network gives, if it does so again and its graph gives the same."""
+    with reused_memory():
+        params = weights.all_by(weights.read)
+        first, second = (outputs(case.model, params, case.inputs) for _ in range(2))
+        read, tolerance = weights.by_any_name(params.__getitem__), tolerance_of(params)
+        if not agree(first, second, min(1e-6, tolerance)):
+            return None
+        traced = streamed_outputs(graph, case.inputs, read, None)
+        return first if agree(first, traced, min(1e-4, tolerance)) else None
 
 
 # ------------------------------------------------------------ single groups

@@ -15,6 +15,7 @@ from lightning_bnn.symmetry.discovery.classes import ChannelClasses, Ints, conne
 from lightning_bnn.symmetry.discovery.factors import factor_groups
 from lightning_bnn.symmetry.discovery.mixing import Factors, linear_groups
 from lightning_bnn.symmetry.discovery.trades import shift_groups
+from lightning_bnn.symmetry.discovery.twin_channels import TwinChannels
 from lightning_bnn.symmetry.groups import Axis, ScalingGroup, SignGroup, Symmetries
 from lightning_bnn.symmetry.rules.constraints import Constraints, Product
 from lightning_bnn.symmetry.rules.labels import FROZEN
@@ -22,8 +23,16 @@ from lightning_bnn.symmetry.rules.labels import FROZEN
 __all__ = ["solve"]
 
 
-def solve(system: Constraints, shapes: Mapping[str, torch.Size]) -> Symmetries:
-    """Solve the three systems and describe their free motions as groups."""
+def solve(
+    system: Constraints, shapes: Mapping[str, torch.Size], twins: Sequence[TwinChannels] = ()
+) -> Symmetries:
+    """Solve the three systems and describe their free motions as groups.
+
+    Args:
+        system: what the rules have stated.
+        shapes: those of all tensors, by name.
+        twins: branches that pair up, those inside others first.
+    """
     roots = connected(system.ties["permutation"], system.nodes)
     scale_id, scale_sign = _solve_scales(system)
     sign_id = _solve_signs(system)
@@ -44,7 +53,7 @@ def solve(system: Constraints, shapes: Mapping[str, torch.Size]) -> Symmetries:
     pairs = list(zip(entries, labels, strict=True))
     scale_powers = [e.scale * scale_sign[at] for e, at in pairs]
     sign_powers = [np.full(at.shape, e.sign) for e, at in pairs]
-    channels = ChannelClasses(system, roots, axes, labels)
+    channels = ChannelClasses(system, roots, axes, labels, twins)
     families = block_families(channels)
     return Symmetries(
         axes=axes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_bnn.symmetry.discovery.classes import ChannelClasses, Ints, connected
+from lightning_bnn.symmetry.discovery.hashing import mix
 from lightning_bnn.symmetry.placements import Axis, Placement
 from lightning_bnn.symmetry.rules.labels import FROZEN, core
 from lightning_bnn.symmetry.rules.shifts import Shifts
@@ -25,11 +26,11 @@ def shift_groups(channels: ChannelClasses) -> tuple[ShiftGroup, ...]:
     stopped = np.zeros(parts.max() + 1, np.bool_)
     for labels in (*shifts.stops, *_read_by_tables(channels), np.array([FROZEN])):
         stopped[parts[labels[labels >= 0]]] = True
-    axes_of = _Where(channels, parts)
+    uses = _Uses(channels, parts)
     groups = []
     for axis, described in enumerate(channels.axes):
-        if axes_of.writes(described) and described.blocks == 1:
-            groups += list(_of_bias(channels, axis, parts, stopped, axes_of, shifts.biases))
+        if uses.writes(described) and described.blocks == 1:
+            groups += list(_of_bias(channels, axis, parts, stopped, uses, shifts.biases))
     return (*groups, *_between_tables(channels, shifts))
 
 
@@ -76,29 +77,39 @@ def _trade(channels: ChannelClasses, first: int, second: int) -> Iterator[ShiftG
         yield ShiftGroup(left.size, channels.axes[first].tensor, places)
 
 
-class _Where:
-    """The positions of every connected part of channels, axis by axis."""
+class _Uses:
+    """How often every connected part of channels is written to, and where it is read."""
 
     def __init__(self, channels: ChannelClasses, parts: Ints) -> None:
-        self.writers: dict[int, int] = defaultdict(int)
-        self.readers: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-        self.others: set[int] = set()
-        self._tables = channels.system.shifts.tables
-        for axis, (described, labels) in enumerate(
-            zip(channels.axes, channels.labels, strict=True)
-        ):
-            found = [(int(p), at) for at, p in enumerate(parts[labels]) if labels[at] > FROZEN]
-            for part, at in found:
-                if self.writes(described):
-                    self.writers[part] += 1
-                elif described.role == "in":
-                    self.readers[part][axis].append(at)
-                elif described.role not in ("out", "gain"):
-                    self.others.add(part)
+        count = int(parts.max(initial=0)) + 1
+        self.writers, self.others = np.zeros(count, np.int64), np.zeros(count, np.bool_)
+        self._tables, reads = channels.system.shifts.tables, [np.zeros((3, 0), np.int64)]
+        for axis, labels in enumerate(channels.labels):
+            role, at = channels.axes[axis].role, np.flatnonzero(labels > FROZEN)
+            found = parts[labels[at]]
+            if self.writes(channels.axes[axis]):
+                np.add.at(self.writers, found, 1)
+            elif role == "in":
+                reads.append(np.stack([found, np.full_like(at, axis), at]))
+            elif role not in ("out", "gain"):
+                self.others[found] = True
+        table = np.concatenate(reads, 1)
+        part, self.axes, self.positions = table[:, np.argsort(table[0], kind="stable")]
+        self.start = np.searchsorted(part, np.arange(count + 1))
+        self.signature = np.zeros(count, np.uint64)
+        with np.errstate(over="ignore"):
+            np.add.at(self.signature, part, mix(self.axes, 7))
 
     def writes(self, axis: Axis) -> bool:
         """Whether a number can be added to the channels of a bias, or of all rows of a table."""
         return axis.role == "bias" or (axis.role == "out" and axis.tensor in self._tables)
+
+    def readers(self, parts: Ints) -> dict[int, Ints]:
+        """By axis, where parts with equal signatures are read: one row for each of them."""
+        width = int(self.start[parts[0] + 1] - self.start[parts[0]])
+        rows = self.start[parts][:, None] + np.arange(width)
+        axes, positions = self.axes[rows[0]], self.positions[rows]
+        return {int(axis): positions[:, axes == axis] for axis in np.unique(axes)}
 
 
 def _of_bias(
@@ -106,24 +117,24 @@ def _of_bias(
     axis: int,
     parts: Ints,
     stopped: NDArray[np.bool_],
-    where: _Where,
+    uses: _Uses,
     biases: Mapping[str, str | None],
 ) -> Iterator[ShiftGroup]:
     labels = channels.labels[axis]
-    alike: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
-    for at in np.flatnonzero((labels > FROZEN) & ~stopped[parts[labels]]).tolist():
-        part = int(parts[labels[at]])
-        if where.writers[part] == 1 and part not in where.others:
-            found = sorted(where.readers.get(part, {}).items())
-            alike[tuple((a, len(places)) for a, places in found)].append(at)
-    for signature, positions in alike.items():
-        names = [biases.get(channels.axes[a].tensor) for a, _ in signature]
+    at = np.flatnonzero((labels > FROZEN) & ~stopped[parts[labels]])
+    part = parts[labels[at]]
+    free = (uses.writers[part] == 1) & ~uses.others[part]
+    at, part = at[free], part[free]
+    _, first, kind = np.unique(uses.signature[part], return_index=True, return_inverse=True)
+    for number in np.argsort(first):
+        alike = kind.reshape(-1) == number
+        readers = uses.readers(part[alike])
+        names = [biases.get(channels.axes[a].tensor) for a in readers]
         if any(name is None for name in names):
             continue
-        rows = [where.readers[int(parts[labels[at]])] for at in positions]
-        readers = tuple(
-            Reader(Placement(a, torch.tensor([row[a] for row in rows])), str(name))
-            for (a, _), name in zip(signature, names, strict=True)
+        places = tuple(
+            Reader(Placement(a, torch.from_numpy(rows)), str(name))
+            for (a, rows), name in zip(readers.items(), names, strict=True)
         )
-        place = Placement(axis, torch.tensor(positions)[:, None])
-        yield ShiftGroup(len(positions), channels.axes[axis].tensor, (place,), readers)
+        place = Placement(axis, torch.from_numpy(at[alike])[:, None])
+        yield ShiftGroup(int(alike.sum()), channels.axes[axis].tensor, (place,), places)

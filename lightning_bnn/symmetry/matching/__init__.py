@@ -3,7 +3,9 @@
 from lightning_bnn.symmetry.matching.activations import match_activations
 from lightning_bnn.symmetry.matching.align import Alignment, align, cycle_error
 from lightning_bnn.symmetry.matching.interpolation import Barrier, barrier, interpolate
+from lightning_bnn.symmetry.matching.learning import Learning
 from lightning_bnn.symmetry.matching.match import match
+from lightning_bnn.symmetry.matching.repair import Repaired, repair
 from lightning_bnn.symmetry.matching.result import MatchResult
 
 __all__ = [
@@ -16,4 +18,7 @@ __all__ = [
     "interpolate",
     "match",
     "match_activations",
+    "Learning",
+    "Repaired",
+    "repair",
 ]

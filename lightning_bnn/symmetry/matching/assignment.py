@@ -36,9 +36,14 @@ class Family:
 
 
 def families(sym: Symmetries) -> list[Family]:
-    """All groups in graph order, the inner ones also with their blocks."""
+    """All groups in graph order, the inner ones also with their blocks.
+
+    Blocks that have tensors of their own are left out: they stay where they are.
+    """
     all_families = []
     for k, group in enumerate(sym.permutations):
+        if group.tensors:
+            continue
         rows, taken = _apart(sym, group.inner)
         rest = []
         for place in group.placements:

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lightning_bnn.params import Params, is_stacked, of
+from lightning_bnn.symmetry.matching.repair import Repairs, has_batch_statistics, reestimated
 
-__all__ = ["Barrier", "barrier", "interpolate", "reestimated"]
+__all__ = ["Barrier", "barrier", "interpolate"]
 
 Loss = Callable[[Any, Any], Tensor]
+Statistics = Literal["as-is", "re-estimated", "repaired"]
 
 
 def interpolate(a: Params, b: Params, weight: float) -> Params:
@@ -38,11 +40,14 @@ class Barrier:
         height: largest loss on the line minus the mean loss of its ends.
         weights: positions on the line.
         losses: mean loss at each of them.
+        statistics: what was done about those of the networks between the ends: BatchNorm
+            ``"re-estimated"``, preactivations ``"repaired"``, or nothing.
     """
 
     height: float
     weights: tuple[float, ...]
     losses: tuple[float, ...]
+    statistics: Statistics = "as-is"
 
 
 @torch.no_grad()
@@ -55,6 +60,7 @@ def barrier(
     *,
     points: int = 11,
     batch_norm: Literal["reestimate", "as-is"] = "reestimate",
+    repair: bool = False,
 ) -> Barrier:
     r"""The loss barrier between two networks (P3).
 
@@ -74,11 +80,18 @@ def barrier(
         batch_norm: estimate the statistics of every network on the line anew from the batches, or
             interpolate them like weights. Without re-estimation most of a barrier is an artefact of
             the statistics.
+        repair: give preactivations of the networks between the ends the means and deviations that
+            lie between those of the ends, as the function `repair` does; in networks with BatchNorm
+            re-estimation is that already.
     """
     if points < 3:
         raise ValueError(f"`points` must be at least 3, got {points}.")
     if batch_norm not in ("reestimate", "as-is"):
         raise ValueError(f"`batch_norm` must be 'reestimate' or 'as-is', got {batch_norm!r}.")
+    if repair and batch_norm == "as-is" and has_batch_statistics(model):
+        raise ValueError(
+            "`batch_norm` must be 'reestimate' with `repair`, which is that for this network."
+        )
     for name, end in (("a", a), ("b", b)):
         if end.keys() != of(model).keys() or is_stacked(end, of(model)):
             raise ValueError(
@@ -88,15 +101,36 @@ def barrier(
         raise ValueError(
             "`batches` must be a list of (input, target) pairs: it is read many times."
         )
-    network = copy.deepcopy(model).eval()
+    network, at, statistics = _between(model, a, b, batches, batch_norm, repair)
     weights = torch.linspace(0, 1, points, dtype=torch.float64).tolist()
     losses = []
     for weight in weights:
-        params = interpolate(a, b, weight)
-        if batch_norm == "reestimate":
-            params = reestimated(network, params, (x for x, _ in batches))
-        losses.append(_mean_loss(network, params, batches, loss))
-    return Barrier(max(losses) - (losses[0] + losses[-1]) / 2, tuple(weights), tuple(losses))
+        losses.append(_mean_loss(network, at(weight), batches, loss))
+    height = max(losses) - (losses[0] + losses[-1]) / 2
+    return Barrier(height, tuple(weights), tuple(losses), statistics)
+
+
+def _between(
+    model: nn.Module,
+    a: Params,
+    b: Params,
+    batches: Sequence[tuple[Any, Any]],
+    batch_norm: str,
+    repair: bool,
+) -> tuple[nn.Module, Callable[[float], Params], Statistics]:
+    """What computes, the networks on the line, and what is done about their statistics."""
+    inputs, norms = [x for x, _ in batches], has_batch_statistics(model)
+    if repair and not norms and inputs:
+        repairs = Repairs(model, a, b, inputs)
+        return repairs.network, lambda w: repairs.at(interpolate(a, b, w), w), "repaired"
+    network = copy.deepcopy(model).eval()
+    if norms and batch_norm == "reestimate":
+        return (
+            network,
+            lambda w: reestimated(network, interpolate(a, b, w), inputs),
+            "re-estimated",
+        )
+    return network, lambda w: interpolate(a, b, w), "as-is"
 
 
 def _mean_loss(
@@ -109,37 +143,3 @@ def _mean_loss(
     if not count:
         raise ValueError("`batches` is empty.")
     return total / count
-
-
-def reestimated(network: nn.Module, params: Params, inputs: Iterable[Any]) -> Params:
-    """Average the statistics over all batches, as a fresh pass in training mode would.
-
-    Args:
-        network: gives the computation.
-        params: one network; it is left untouched.
-        inputs: of all batches.
-    """
-    norms = [
-        m
-        for m in network.modules()
-        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
-    ]
-    if not norms:
-        return params
-    params = {n: t.clone() if n.rpartition(".")[2] in _STATISTICS else t for n, t in params.items()}
-    for name, tensor in params.items():
-        if name.endswith("num_batches_tracked"):
-            tensor.zero_()
-    momenta = [m.momentum for m in norms]
-    try:
-        for m in norms:
-            m.momentum, m.training = None, True
-        for x in inputs:
-            functional_call(network, params, (x,))
-    finally:
-        for m, momentum in zip(norms, momenta, strict=True):
-            m.momentum, m.training = momentum, False
-    return params
-
-
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

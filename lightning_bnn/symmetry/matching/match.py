@@ -1,19 +1,30 @@
-"""The permutations that bring a network closest to another by its weights."""
+"""The permutations that bring a network closest to another, by its weights or by data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_bnn.params import Params, stack, unstack
 from lightning_bnn.symmetry.actions import flip, permute
 from lightning_bnn.symmetry.elements import identity, random_permutations
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.matching.ascent import Ascent
+from lightning_bnn.symmetry.matching.by_data import (
+    Data,
+    Learner,
+    by_activations,
+    by_learning,
+    data_for,
+    starts_from_activations,
+)
 from lightning_bnn.symmetry.matching.frank_wolfe import frank_wolfe
+from lightning_bnn.symmetry.matching.interpolation import Loss
+from lightning_bnn.symmetry.matching.learning import Learning
+from lightning_bnn.symmetry.matching.moments import Measure
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.matching.relaxation import Relaxation
 from lightning_bnn.symmetry.matching.result import MatchResult
@@ -21,7 +32,8 @@ from lightning_bnn.symmetry.validation import check_finite, check_one_network, c
 
 __all__ = ["Method", "match"]
 
-Method = Literal["best", "ascent", "frank-wolfe"]
+ByWeights = Literal["best", "ascent", "frank-wolfe"]
+Method = Literal[ByWeights, Measure, Learner]
 
 
 @torch.no_grad()
@@ -35,6 +47,10 @@ def match(
     signs: bool = False,
     seed: int = 0,
     max_sweeps: int = 100,
+    model: nn.Module | None = None,
+    batches: Iterable[Any] | None = None,
+    loss: Loss | None = None,
+    learning: Learning | None = None,
 ) -> MatchResult:
     r"""Permutations after which a network is closest to a reference: largest inner product.
 
@@ -44,24 +60,44 @@ def match(
     between permutations, from the point that prefers none, and coordinate ascent finishes its
     answer. Blocks (heads, convolution groups) are matched together with their inside.
 
+    Other methods look at data instead. Hidden activations on batches are compared by
+
+    - ``"activations"``: inner products,
+    - ``"correlation"``: correlations, to which scales of units mean nothing,
+    - ``"regression"``: what the best line from a unit (its activation times a number plus another)
+      explains of the sum of squares of the reference's unit, whatever the sign,
+
+    summed over units, and maximised by one assignment per group. ``"learned"`` and ``"sinkhorn"``
+    make the loss at the midpoint small by gradients, and keep the permutations with the smallest on
+    batches that were held back; both begin with the better of ``"best"`` and ``"activations"``.
+
     References:
         Git Re-Basin: Merging Models modulo Permutation Symmetries (Ainsworth, Hayase, Srinivasa,
         2023)
         C2M3: Cycle-Consistent Multi-Model Merging (Crisostomi et al., 2024)
+        Re-basin via implicit Sinkhorn differentiation (Guerrero Pena et al., 2023)
 
     Args:
         params: one network, or a stack whose members are matched one by one.
         reference: the network to come close to.
         sym: what `discover` returned.
-        method: ``"ascent"``, ``"frank-wolfe"``, or ``"best"``: the better of both, and the first
-            alone where no two groups share a tensor, as it is exact there.
-        restarts: further tries from random permutations; the best is kept.
-        signs: flip units as well, where a network lets them be flipped.
-        seed: of the sweeps and restarts.
+        method: ``"ascent"``, ``"frank-wolfe"``, or ``"best"``: the better of both and, if there are
+            batches, of ascent from where activations match; ascent alone where no two groups share
+            a tensor, as it is exact there. Or one of those by data.
+        restarts: further tries of ascent from random permutations; the best is kept.
+        signs: flip units as well, where a network lets them be flipped; by weights only.
+        seed: of the sweeps and restarts, and of what is learnt.
         max_sweeps: sweeps per try.
+        model: gives the computation, for what looks at data.
+        batches: inputs, or tuples whose first element is the input; to learn, a list of (input,
+            target) pairs.
+        loss: mean loss of a batch, to learn.
+        learning: how to learn.
 
     Returns:
-        One permutation per group, for `permute`, with the objective and the method that won.
+        One permutation per group, for `permute`, with the objective and the method that won. By
+        weights the objective is the inner product of weights; by activations the sum of what is
+        compared; of what is learnt, minus the loss at the midpoint on the batches held back.
     """
     if method not in get_args(Method):
         raise ValueError(f"`method` must be one of {', '.join(get_args(Method))}, got {method!r}.")
@@ -70,18 +106,30 @@ def match(
             f"`restarts` must be at least 0 and `max_sweeps` at least 1, got {restarts} and "
             f"{max_sweeps}."
         )
+    if signs and method not in get_args(ByWeights):
+        raise ValueError(f"`signs` must be False for method {method!r}, which only permutes.")
     check_one_network(reference, sym, "reference")
     check_finite(reference, sym, "reference")
     stacked = check_params(params, sym)
     check_finite(params, sym)
+    data = data_for(method, reference, model, batches, loss, learning)
     search = _Search(Plan(sym), reference, restarts, signs, seed, max_sweeps)
-    members = unstack(params) if stacked else [params]
-    found = search.run(members, method)
-    moved = [
-        permute(flip(m, sym, s) if s else m, sym, p)
-        for m, (p, s, _) in zip(members, found, strict=True)
-    ]
-    return _result(search.plan, members, moved, reference, found, stacked)
+    networks = params if stacked else stack([params])
+    found = _found(search, networks, method, data)
+    return found if stacked else found.single()
+
+
+def _found(search: _Search, networks: Params, method: Method, data: Data | None) -> MatchResult:
+    plan, reference = search.plan, search.reference
+    if method in ("best", "ascent", "frank-wolfe"):
+        return search.result(networks, method, data)
+    assert data is not None
+    if method in ("learned", "sinkhorn"):
+        start = search.result(networks, "best", data)
+        sweeps = search.max_sweeps
+        return by_learning(plan, networks, reference, data, method, start, search.seed, sweeps)
+    assert method in ("activations", "correlation", "regression")
+    return by_activations(plan, networks, reference, data, method)
 
 
 Found = tuple[list[Tensor], list[Tensor] | None, str]
@@ -96,13 +144,27 @@ class _Search:
         self.plan, self.reference, self.restarts = plan, reference, restarts
         self.signs, self.seed, self.max_sweeps = signs, seed, max_sweeps
 
-    def run(self, members: Sequence[Params], method: Method) -> list[Found]:
+    def result(self, networks: Params, method: ByWeights, data: Data | None) -> MatchResult:
+        """The best of what the method tries, for every member of a stack."""
+        members = unstack(networks)
+        found = self.run(members, method, data)
+        moved = [
+            permute(flip(m, self.plan.sym, s) if s else m, self.plan.sym, p)
+            for m, (p, s, _) in zip(members, found, strict=True)
+        ]
+        return _result(self.plan, members, moved, self.reference, found)
+
+    def run(self, members: Sequence[Params], method: ByWeights, data: Data | None) -> list[Found]:
         """The best of what the method tries, for every network."""
         joint = method == "frank-wolfe" or (method == "best" and self.plan.couples)
         starts = self._joint_starts(members) if joint and self.plan.families else None
+        seen = None
+        if method == "best" and data is not None and self.plan.couples:
+            seen = starts_from_activations(self.plan, stack(members), self.reference, data)
         found = []
         for k, member in enumerate(members):
             ways = {} if starts is None else {"frank-wolfe": starts[k]}
+            ways |= {} if seen is None else {"ascent from activations": seen[k]}
             found.append(self._best(member, ways, alone=method != "frank-wolfe" or starts is None))
         return found
 
@@ -113,12 +175,19 @@ class _Search:
         orders = frank_wolfe(relaxation, stack(members), self.reference)
         return [relaxation.element([o[m] for o in orders]) for m in range(len(members))]
 
+    def _random(self, generator: torch.Generator) -> list[Tensor]:
+        """Random permutations; blocks that have tensors of their own stay in their places."""
+        groups = self.plan.sym.permutations
+        orders = random_permutations(self.plan.sym, generator)
+        pairs = zip(groups, orders, strict=True)
+        return [torch.arange(g.units) if g.tensors else order for g, order in pairs]
+
     def _best(self, member: Params, ways: dict[str, list[Tensor]], alone: bool) -> Found:
         sym, generator = self.plan.sym, torch.Generator().manual_seed(self.seed)
         flips = [torch.ones(g.units) for g in sym.signs] if self.signs else None
         starts: list[tuple[str, list[Tensor] | None]] = [("ascent", None)] if alone else []
         starts += ways.items()
-        starts += [("ascent", random_permutations(sym, generator)) for _ in range(self.restarts)]
+        starts += [("ascent", self._random(generator)) for _ in range(self.restarts)]
         best, top = None, -float("inf")
         for name, start in starts:
             ascent = Ascent(self.plan, member, self.reference, flips)
@@ -136,16 +205,12 @@ def _result(
     moved: Sequence[Params],
     reference: Params,
     found: Sequence[Found],
-    stacked: bool,
 ) -> MatchResult:
     objective = torch.stack([plan.similarity(m, reference) for m in moved])
     bound = torch.stack([plan.bound(m, reference) for m in members])
     permutations, signs, methods = zip(*found, strict=True)
     every = [torch.stack(rows) for rows in zip(*permutations, strict=True)]
     flips = None if signs[0] is None else [torch.stack(rows) for rows in zip(*signs, strict=True)]
-    if stacked:
-        chosen = None if flips is None else tuple(flips)
-        return MatchResult(tuple(every), objective, bound, methods, chosen)
-    one = tuple(rows[0] for rows in every)
-    flip_one = None if flips is None else tuple(rows[0] for rows in flips)
-    return MatchResult(one, objective[0], bound[0], methods[0], flip_one)
+    return MatchResult(
+        tuple(every), objective, bound, methods, None if flips is None else tuple(flips)
+    )

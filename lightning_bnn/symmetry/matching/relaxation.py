@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params
+from lightning_bnn.symmetry.actions import permuted_tensor, tied
 from lightning_bnn.symmetry.axis_actions import permute_axis
 from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.groups import Placement
@@ -45,8 +46,13 @@ class Relaxation:
 
     @cached_property
     def families(self) -> list[Family]:
-        """Groups that are inside no other."""
-        return [f for f in self.plan.families if f.group not in self.plan.homes]
+        """Groups that are inside no other which moves."""
+        groups, homes = self.plan.sym.permutations, self.plan.homes
+        return [
+            f
+            for f in self.plan.families
+            if f.group not in homes or groups[homes[f.group][0]].tensors
+        ]
 
     @cached_property
     def tables(self) -> list[Table]:
@@ -64,13 +70,18 @@ class Relaxation:
     @cached_property
     def pieces(self) -> dict[str, dict[int, list[tuple[int, Placement]]]]:
         """By tensor and axis, the tables that act there, and where."""
+        return {n: self.mixable[n] for n in self.plan.compared if n in self.mixable}
+
+    @cached_property
+    def mixable(self) -> dict[str, dict[int, list[tuple[int, Placement]]]]:
+        """As `pieces`, with the statistics of norms."""
         found: dict[str, dict[int, list[tuple[int, Placement]]]] = {}
         for k, table in enumerate(self.tables):
             for place in table.places:
                 name = self.plan.sym.axes[place.axis].tensor
                 found.setdefault(name, {}).setdefault(place.axis, []).append((k, place))
         grouped = {a.tensor for a in self.plan.sym.axes if a.blocks > 1}
-        return {n: found[n] for n in self.plan.compared if n in found and n not in grouped}
+        return {n: axes for n, axes in found.items() if n not in grouped}
 
     @cached_property
     def degree(self) -> int:
@@ -132,9 +143,22 @@ class Relaxation:
         for k, place in pieces:
             positions = place.positions.to(w.device)
             old = rows[..., positions]  # (members, ..., units, repeats)
-            factor = matrices[k].reshape(-1, *(1,) * (old.ndim - 3), *matrices[k].shape[1:])
+            matrix = matrices[k].to(old)
+            factor = matrix.reshape(-1, *(1,) * (old.ndim - 3), *matrix.shape[1:])
             changed[..., positions.reshape(-1)] = torch.matmul(factor, old).flatten(-2)
         return from_axis(changed, w, self.plan.sym.axes[axis], 1)
+
+    def mixed(self, params: Params, matrices: Sequence[Tensor]) -> Params:
+        """A stack whose units are mixed; kernels of grouped convolutions move by whole units."""
+        result, sym = dict(params), self.plan.sym
+        rigid = [n for n in self.plan.tensors if n not in self.mixable]
+        nearest = self.elements(self.best(matrices)) if rigid else []
+        for name in rigid:
+            result[name] = permuted_tensor(params, sym, name, self.plan.tensors[name], nearest)
+        for name, axes in self.mixable.items():
+            for axis, pieces in axes.items():
+                result[name] = self._mixed(result[name], axis, pieces, matrices)
+        return tied(result, sym)
 
     def value_at(self, params: Params, reference: Params, matrices: Sequence[Tensor]) -> Tensor:
         """Similarity of every member, for matrices of any kind."""
@@ -164,6 +188,8 @@ class Relaxation:
     def best(self, tables: Sequence[Tensor]) -> list[Tensor]:
         """Of every member, the permutation of every table that a linear similarity likes best."""
         rows = [t.detach().cpu() for t in tables]
+        if not rows:
+            return []
         members = [self._best_of_one([r[m] for r in rows]) for m in range(len(rows[0]))]
         return [torch.stack(orders) for orders in zip(*members, strict=True)]
 
@@ -182,6 +208,12 @@ class Relaxation:
             result += [(order[:, None] * o.shape[1] + o).reshape(-1) for o in orders]
         return result
 
+    def elements(self, orders: Sequence[Tensor]) -> list[Tensor]:
+        """The permutations of all groups, for the orders of all tables of every member."""
+        members = len(orders[0]) if orders else 1
+        found = [self.element([o[m] for o in orders]) for m in range(members)]
+        return [torch.stack(rows) for rows in zip(*found, strict=True)]
+
     def element(self, orders: Sequence[Tensor]) -> list[Tensor]:
         """The permutations of all groups, for the orders of all tables of one network."""
         result, left = identity(self.plan.sym), iter(orders)
@@ -192,4 +224,16 @@ class Relaxation:
                 inside = next(left).reshape(len(order), -1)
                 for slot, block in enumerate(order.tolist()):
                     result[row[block]] = inside[slot] % inside.shape[1]
+        return result
+
+    def orders(self, permutations: Sequence[Tensor]) -> list[Tensor]:
+        """The orders of all tables, for permutations of every member: the inverse of `elements`."""
+        result = []
+        for family in self.families:
+            order = permutations[family.group]
+            result.append(order)
+            for row in family.inner:
+                inside = torch.stack([permutations[g] for g in row], 1)  # (members, blocks, units)
+                chosen = inside.gather(1, order[:, :, None].expand(-1, -1, inside.shape[2]))
+                result.append((order[:, :, None] * inside.shape[2] + chosen).flatten(1))
         return result

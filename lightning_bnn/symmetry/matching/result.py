@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -24,9 +25,11 @@ class MatchResult(Sequence[Tensor]):
 
     Attributes:
         permutations: one per group, with a leading dimension for a stack.
-        objective: what the method maximises: the inner product of weights or of activations;
-            one number, or one per member.
-        bound: what no permutation can exceed; entries of every tensor may go anywhere.
+        objective: what the method maximises: the inner product of weights; of activations, the sum
+            of inner products, correlations or explained sums of squares; of what is learnt, minus
+            the loss at the midpoint on batches held back. One number, or one per member.
+        bound: what no permutation can exceed: entries of every tensor, or partners of units, may
+            go anywhere; not a number where none is known (losses).
         method: how it was found; per member for a stack.
         signs: flips that come before the permutations, where they were asked for.
     """
@@ -58,10 +61,17 @@ class MatchResult(Sequence[Tensor]):
         """The number of groups that are permuted."""
         return len(self.permutations)
 
+    def single(self) -> MatchResult:
+        """The result of the only member of a stack."""
+        signs = None if self.signs is None else tuple(s[0] for s in self.signs)
+        one = tuple(p[0] for p in self.permutations)
+        return MatchResult(one, self.objective[0], self.bound[0], self.method[0], signs)
+
     def __str__(self) -> str:
-        """Method, objective and the share of the bound that is reached."""
+        """Method, objective and the share of the bound that is reached, where there is one."""
         share, objective = (float(x.mean()) for x in (self.share, self.objective))
         methods = {self.method} if isinstance(self.method, str) else set(self.method)
         many = "" if self.objective.ndim == 0 else f" in the mean of {len(self.objective)} networks"
         found = " and ".join(sorted(methods))
-        return f"{found}: objective {objective:.4g}, {share:.1%} of the bound{many}"
+        of_bound = f", {share:.1%} of the bound" if math.isfinite(share) else ""
+        return f"{found}: objective {objective:.4g}{of_bound}{many}"

@@ -144,6 +144,9 @@ def multiply_labels(
     Over ``summed`` dimensions the products are summed next, so that channels may be mixed there.
     """
     x, y = align(x, y)
+    alone = not moving_dims(x, y) and min(x.numel(), y.numel()) > 0
+    if alone and int(core(x).min()) > FROZEN and int(core(y).min()) > FROZEN:
+        return _multiply_two(system, x, y, inverse)
     tie_permutations(system, x, y)
     _mark_products(system, x, y, [d % x.ndim for d in summed])
     full_x, full_y = torch.broadcast_tensors(x, y)
@@ -165,6 +168,18 @@ def multiply_labels(
     product, first, second = (t[~zero].numpy() for t in (out, a, b))
     system.products.append(Product(product, first, second, inverse))
     return torch.where(zero, STRUCTURAL_ZERO, out).expand(full_x.shape)
+
+
+def _multiply_two(system: Constraints, x: Tensor, y: Tensor, inverse: bool) -> Tensor:
+    """One channel times another: neither they nor their product stand in the place of others."""
+    a, b = core(x), core(y)
+    out = system.fresh(*a.shape)
+    system.colour(torch.cat([t.reshape(-1) for t in (a, b, out)]))
+    for labels in (a, b):
+        system.mark(labels, "diagonal")
+    product, first, second = (t.numpy().ravel() for t in (out, a, b))
+    system.products.append(Product(product, first, second, inverse))
+    return out.expand(torch.broadcast_shapes(x.shape, y.shape))
 
 
 def _mark_products(system: Constraints, x: Tensor, y: Tensor, summed: Sequence[int]) -> None:

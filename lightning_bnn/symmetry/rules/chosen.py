@@ -109,9 +109,12 @@ def one_hot(system: Constraints, node: Node, at: Any, classes: int = -1) -> Valu
 
 
 def compare_index(system: Constraints, node: Node, x: Any, y: Any) -> Value:
-    """An `Index` compared with all of its values: which channel was chosen."""
+    """An `Index` compared with all of its values, or with one: which channel was chosen."""
     at, values = (x, y) if isinstance(x, Index) else (y, x)
     shape = shape_of(node)
+    if isinstance(at, Index) and type(values) is int and 0 <= values < len(at.channels):
+        one = system.follow(at.channels, ())[values]
+        return Value(one.expand((1,) * len(shape)).expand(shape))
     if not (isinstance(at, Index) and isinstance(values, Constant)):
         raise Unsupported("an index among channels compared with another")
     n = len(at.channels)

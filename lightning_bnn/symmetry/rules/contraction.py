@@ -26,6 +26,7 @@ from lightning_bnn.symmetry.rules.labels import (
     compress,
     moving_dims,
     shape_of,
+    spread,
 )
 from lightning_bnn.symmetry.rules.lookahead import is_summed
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
@@ -103,18 +104,9 @@ def _product(
     system: Constraints, operands: Sequence[Any], letters: Sequence[str], result: str
 ) -> Tensor:
     names = [*result, *sorted({c for t in letters for c in t} - set(result))]
-    a, b = (_spread(system.labels(o), t, names) for o, t in zip(operands, letters, strict=True))
+    a, b = (spread(system.labels(o), t, names) for o, t in zip(operands, letters, strict=True))
     sizes = _sizes([Value(a), Value(b)], ("".join(names),) * 2)
     return contract(system, a, b, list(range(len(result), len(names))), [sizes[c] for c in result])
-
-
-def _spread(labels: Tensor, letters: str, names: Sequence[str]) -> Tensor:
-    order = [letters.index(c) for c in names if c in letters]
-    moved = labels.permute(order)
-    for d, name in enumerate(names):
-        if name not in letters:
-            moved = moved.unsqueeze(d)
-    return moved
 
 
 def _of_one_weight(

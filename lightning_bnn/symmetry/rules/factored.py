@@ -29,6 +29,7 @@ from lightning_bnn.symmetry.rules.labels import (
     core,
     is_operand,
     moving_dims,
+    spread,
 )
 from lightning_bnn.symmetry.rules.leaves import leaf, note_readers
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
@@ -130,7 +131,7 @@ def contracted(
     """
     note_readers(system, operands, letters, result, readers)
     names = [*result, *sorted({c for t in letters for c in t} - set(result))]
-    parts = [_spread(p, t, names) for ps, t in zip(operands, letters, strict=True) for p in ps]
+    parts = [spread(p, t, names) for ps, t in zip(operands, letters, strict=True) for p in ps]
     parts = [p for p in parts if moving_dims(p) or int(p) != FROZEN]
     pending = set(range(len(result), len(names)))
     while pending:
@@ -167,15 +168,6 @@ def _summed(system: Constraints, met: Sequence[Tensor], summed: set[int]) -> lis
         return [out]
     system.freeze(out, ("scale", "sign"))
     return []
-
-
-def _spread(part: Tensor, letters: str, names: Sequence[str]) -> Tensor:
-    order = [letters.index(c) for c in names if c in letters]
-    part = part.permute(order)
-    for d, name in enumerate(names):
-        if name not in letters:
-            part = part.unsqueeze(d)
-    return part
 
 
 # ------------------------------------------------------------ what comes out

@@ -36,7 +36,6 @@ __all__ = [
     "embedding_bag",
     "gather",
     "index",
-    "index_add",
     "index_put",
     "scatter",
 ]
@@ -184,20 +183,6 @@ def _written(
     if sent.ndim != base.ndim:
         raise Unsupported("a scatter between different dimensions")
     return unify(system, base, sent.narrow(dim, 0, 1)).expand(shape)
-
-
-def index_add(
-    system: Constraints,
-    node: Node,
-    x: Any,
-    dim: int,
-    at: Any,
-    source: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Value:
-    """``index_add``, ``index_copy`` and ``index_reduce``: rows sent to rows."""
-    return scatter(system, node, x, dim, at, source, *[a for a in args if isinstance(a, str)])
 
 
 def index_put(

@@ -39,6 +39,7 @@ __all__ = [
     "operation_name",
     "shape_of",
     "solid",
+    "spread",
     "with_fixed_rest",
 ]
 
@@ -214,6 +215,15 @@ def along(row: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
     view = [1] * len(shape)
     view[dim] = -1
     return row.reshape(view).expand(tuple(shape))
+
+
+def spread(labels: Tensor, letters: str, names: Sequence[str]) -> Tensor:
+    """Labels whose dimensions have these letters, in the order of names, of size 1 elsewhere."""
+    moved = labels.permute([letters.index(c) for c in names if c in letters])
+    for d, name in enumerate(names):
+        if name not in letters:
+            moved = moved.unsqueeze(d)
+    return moved
 
 
 def constant_labels(tensor: Tensor) -> Tensor:

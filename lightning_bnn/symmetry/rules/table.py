@@ -124,8 +124,7 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     # ------------------------------------------------------------ indices
     ("index index_select", indexing.index),
     ("gather take_along_dim", indexing.gather),
-    ("scatter scatter_add scatter_reduce", indexing.scatter),
-    ("index_add index_copy index_reduce", indexing.index_add),
+    ("scatter scatter_add scatter_reduce index_add index_copy index_reduce", indexing.scatter),
     ("index_put _index_put", indexing.index_put),
     ("embedding_bag _embedding_bag _embedding_bag_forward_only", indexing.embedding_bag),
     ("topk", chosen.topk),

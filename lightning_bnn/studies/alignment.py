@@ -1,0 +1,266 @@
+"""Many networks in one frame: loss and accuracy of their mean, by architecture and method."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from lightning_bnn import params as P
+from lightning_bnn.comparison.tables import Cell, Measured, Table, spread
+from lightning_bnn.datamodules.base import DataModule, Splits
+from lightning_bnn.modules import DeepEnsemble
+from lightning_bnn.params import Params
+from lightning_bnn.plots import lines_figure
+from lightning_bnn.randomness import keyed_generator, keyed_randomness
+from lightning_bnn.studies.alignment_networks import ARCHITECTURES, Architecture
+from lightning_bnn.studies.findings import (
+    Findings,
+    measured_line,
+    publish,
+    results_folder,
+    settings_of,
+)
+from lightning_bnn.studies.runs import fit_quietly
+from lightning_bnn.symmetry import Symmetries, align, discover, match, match_activations, permute
+from lightning_bnn.symmetry.matching.repair import reestimated
+
+__all__ = ["alignment"]
+
+METHODS = ("as they are", "first, ascent", "first, best", "first, activations", "joint")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Which networks, how many, and into how many sets they are cut."""
+
+    architectures: tuple[str, ...]
+    sizes: tuple[int, ...]
+    sets: int
+    share: float = 1.0
+
+
+SCALES = {
+    "smallest": Scale(("MLP, 2 x 16",), (2,), 2, 0.05),
+    "small": Scale(tuple(ARCHITECTURES), (2, 5, 10), 5),
+    "paper": Scale(tuple(ARCHITECTURES), (2, 5, 10, 20, 50), 10),
+}
+
+
+def alignment(
+    scale: Literal["smallest", "small", "paper"] = "small",
+    only: str | None = None,
+    seed: int = 0,
+    out: str = "studies/alignment",
+) -> None:
+    """Average N networks after bringing them into one frame, by method, architecture and N.
+
+    Networks of six kinds are trained from different starts. Disjoint sets of N are averaged as they
+    are, matched to the first (by coordinate ascent, by the better of ascent and Frank-Wolfe, by
+    activations), and aligned jointly. Shown are the loss of the mean network above that of the
+    networks (for two of them the barrier at the midpoint), its accuracy, and the squared distance
+    to the mean as a share of that without alignment. BatchNorm statistics are estimated anew.
+
+    Args:
+        scale: smallest (a trial), small (up to 10 networks) or paper (up to 50).
+        only: part of the name of the architectures to take.
+        seed: of starts and of the order of the data.
+        out: folder of the results; networks that are trained already are taken from there.
+    """
+    folder = results_folder(out, "alignment")
+    settings = settings_of(SCALES, scale)
+    names = [n for n in settings.architectures if only is None or only in n]
+    if not names:
+        raise ValueError(
+            f"`only` must be part of one of {', '.join(settings.architectures)}, got {only!r}."
+        )
+    with tqdm(total=len(names), desc="alignment", unit="kind") as bar:
+        found = {}
+        for name in names:
+            bar.set_postfix_str(name)
+            found[name] = _Population(ARCHITECTURES[name], name, settings, seed, folder).measured()
+            bar.update()
+    publish(_findings(found, settings, seed), folder)
+
+
+Numbers = dict[str, dict[int, dict[str, Measured]]]
+"""By method and by the number of networks: what was measured, over disjoint sets."""
+
+
+class _Population:
+    """Trained networks of one kind, and what becomes of their means."""
+
+    def __init__(
+        self, kind: Architecture, name: str, settings: Scale, seed: int, folder: Path
+    ) -> None:
+        self.kind, self.name, self.settings, self.seed = kind, name, settings, seed
+        self.examples = kind.examples()
+        with keyed_randomness(seed, name):
+            self.model: nn.Module = kind.build(self.examples.classes).eval()
+        self.inputs = self.examples.train[0]
+        self.symmetries: Symmetries = discover(self.model, self.inputs[:2])
+        self.batches = [x for x, _ in zip(self.inputs.split(64), range(20), strict=False)]
+        self.members = max(max(settings.sizes), 2 * min(settings.sizes))
+        self.stack = self._trained(folder / "networks")
+
+    def _trained(self, folder: Path) -> Params:
+        """The networks, trained or as an earlier run has left them."""
+        epochs = max(1, round(self.settings.share * self.kind.epochs))
+        key = f"{self.name} {epochs} {self.kind.lr} {self.members} {self.seed} {self.model}"
+        file = folder / f"{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.safetensors"
+        if file.exists():
+            return load_file(file)
+        generator = keyed_generator(self.seed, "starts", self.name)
+        module = DeepEnsemble(
+            self.model,
+            members=self.members,
+            optimizer=lambda p: torch.optim.Adam(p, self.kind.lr),
+        )
+        module.networks.load_state_dict(P.populate(self.model, self.members, generator))
+        fit_quietly(module, _Shuffled(*self.examples.train, self.seed), epochs)
+        stack = {n: t.detach().contiguous().clone() for n, t in module.member_stack().items()}
+        folder.mkdir(exist_ok=True)
+        save_file(stack, file.with_suffix(".part"))
+        file.with_suffix(".part").rename(file)
+        return stack
+
+    def measured(self) -> Numbers:
+        """All methods on all sets of all sizes."""
+        found: Numbers = {method: {} for method in METHODS}
+        for size in self.settings.sizes:
+            count = min(self.settings.sets, self.members // size)
+            sets = [
+                {n: t[k * size : (k + 1) * size] for n, t in self.stack.items()}
+                for k in range(count)
+            ]
+            rows = [self._one_set(networks) for networks in sets]
+            for method in METHODS:
+                numbers = [row[method] for row in rows]
+                found[method][size] = {
+                    key: spread(
+                        torch.tensor([number[key] for number in numbers], dtype=torch.float64)
+                    )
+                    for key in numbers[0]
+                }
+        return found
+
+    def _one_set(self, networks: Params) -> dict[str, dict[str, float]]:
+        """What every method makes of one set."""
+        ends = [self._judged(network)[0] for network in P.unstack(networks)]
+        apart = _squares(networks, self.symmetries)
+        result = {}
+        for method in METHODS:
+            start = time.process_time()
+            moved = self._aligned(networks, method)
+            seconds = time.process_time() - start
+            floating = {n: t for n, t in moved.items() if t.is_floating_point()}
+            mean = {n: floating[n].mean(0) if n in floating else t[0] for n, t in moved.items()}
+            loss, accuracy = self._judged(reestimated(self.model, mean, self.batches))
+            result[method] = {
+                "excess": loss - sum(ends) / len(ends),
+                "accuracy": accuracy,
+                "distance": _squares(moved, self.symmetries) / apart,
+                "seconds": seconds,
+            }
+        return result
+
+    def _aligned(self, networks: Params, method: str) -> Params:
+        sym = self.symmetries
+        first = {n: t[0] for n, t in networks.items()}
+        if method == "as they are":
+            return networks
+        if method == "joint":
+            return align(networks, sym, seed=self.seed).apply(networks, sym)
+        if method == "first, activations":
+            found: Sequence[Tensor] = match_activations(
+                self.model, networks, first, sym, self.batches
+            )
+        else:
+            way: Any = method.removeprefix("first, ")
+            found = match(networks, first, sym, method=way, seed=self.seed)
+        return permute(networks, sym, found)
+
+    @torch.no_grad()
+    def _judged(self, network: Params) -> tuple[float, float]:
+        """Loss and accuracy on the test set."""
+        inputs, labels = self.examples.test
+        logits = torch.cat([P.apply(self.model, network, x) for x in inputs.split(500)])
+        loss = float(nn.functional.cross_entropy(logits, labels))
+        return loss, 100 * float((logits.argmax(-1) == labels).double().mean())
+
+
+class _Shuffled(DataModule):
+    """Examples in an order that the seed decides."""
+
+    def __init__(self, inputs: Tensor, labels: Tensor, seed: int) -> None:
+        super().__init__(batch_size=64, seed=seed)
+        self.examples = (inputs, labels)
+
+    def load(self) -> Splits:
+        return Splits(self.examples, None, self.examples)
+
+
+def _squares(networks: Params, sym: Symmetries) -> float:
+    """Squared distance to the mean, of the tensors that permutations reach."""
+    names = {sym.axes[p.axis].tensor for g in sym.permutations for p in g.placements}
+    chosen = [networks[n].double() for n in sorted(names) if "running" not in n]
+    return sum(float((t - t.mean(0)).square().sum()) for t in chosen)
+
+
+# ------------------------------------------------------------ tables and figures
+def _findings(found: Mapping[str, Numbers], settings: Scale, seed: int) -> Findings:
+    titles = {
+        "excess": "Loss of the mean above the mean loss of the networks (nats)",
+        "accuracy": "Accuracy of the mean network (%)",
+        "distance": "Squared distance to the mean, as a share of that without alignment",
+        "seconds": "CPU seconds per set",
+    }
+    note = (
+        "Mean and standard deviation over disjoint sets of networks"
+        if max(settings.sizes) <= 10
+        else "Mean and standard deviation over disjoint sets; the largest is one set"
+    )
+    tables = {key: _table(title, key, found, settings, note) for key, title in titles.items()}
+    panels = {
+        name: {
+            method: measured_line(list(numbers), [n["excess"] for n in numbers.values()])
+            for method, numbers in methods.items()
+        }
+        for name, methods in found.items()
+    }
+    spreads = {
+        name: {
+            method: measured_line(list(numbers), [n["distance"] for n in numbers.values()])
+            for method, numbers in methods.items()
+        }
+        for name, methods in found.items()
+    }
+    return Findings(
+        "alignment",
+        "Averages of networks that are brought into one frame",
+        tables,
+        {
+            "excess": lines_figure(panels, ("networks", "loss above the networks")),
+            "distance": lines_figure(spreads, ("networks", "squared distance to the mean")),
+        },
+        ["Data: scikit-learn's digits; GPT: characters of a module of Python's standard library."],
+        {"scale": settings.__dict__, "seed": seed},
+    )
+
+
+def _table(title: str, key: str, found: Mapping[str, Numbers], settings: Scale, note: str) -> Table:
+    header = ["", "method", *(f"N = {size}" for size in settings.sizes)]
+    rows: list[list[Cell]] = [
+        [name, method, *(number[key] for number in numbers.values())]
+        for name, methods in found.items()
+        for method, numbers in methods.items()
+    ]
+    return Table(title, header, rows, 1 if key == "accuracy" else 3, note)

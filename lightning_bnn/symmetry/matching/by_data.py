@@ -1,0 +1,131 @@
+"""Matching by data: what `match` hands to activations, and to what learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.params import Params, of, stack
+from lightning_bnn.symmetry.matching.activations import activation_tables, value_and_bound
+from lightning_bnn.symmetry.matching.interpolation import Loss
+from lightning_bnn.symmetry.matching.learned import learn
+from lightning_bnn.symmetry.matching.learning import Best, Learning, Lines
+from lightning_bnn.symmetry.matching.moments import Measure
+from lightning_bnn.symmetry.matching.plan import Plan
+from lightning_bnn.symmetry.matching.relaxation import Relaxation
+from lightning_bnn.symmetry.matching.result import MatchResult
+from lightning_bnn.symmetry.matching.sinkhorn import learn_softly
+
+__all__ = [
+    "Data",
+    "Learner",
+    "by_activations",
+    "by_learning",
+    "data_for",
+    "starts_from_activations",
+]
+
+Learner = Literal["learned", "sinkhorn"]
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """What is known besides weights: a network that runs, batches, and how to learn from them."""
+
+    model: nn.Module
+    batches: Iterable[Any]
+    loss: Loss | None
+    learning: Learning
+
+
+def data_for(
+    method: str,
+    reference: Params,
+    model: nn.Module | None,
+    batches: Iterable[Any] | None,
+    loss: Loss | None,
+    learning: Learning | None,
+) -> Data | None:
+    """The data of a method, or nothing for ``"best"`` by weights alone."""
+    if method in ("ascent", "frank-wolfe") or (method == "best" and model is batches is None):
+        return None
+    if model is None or batches is None:
+        raise ValueError(f"`model` and `batches` must both be given for method {method!r}.")
+    if method in get_args(Learner) and loss is None:
+        raise ValueError(f"`loss` must be given for method {method!r}: the mean loss of a batch.")
+    missing = of(model).keys() - reference.keys()
+    if missing:
+        raise ValueError(
+            f"`reference` must hold all tensors of the network {type(model).__name__}: it lacks "
+            f"{sorted(missing)[0]!r}."
+        )
+    return Data(model, batches, loss, learning or Learning())
+
+
+def by_activations(
+    plan: Plan, params: Params, reference: Params, data: Data, measure: Measure
+) -> MatchResult:
+    """One assignment per group, by activations.
+
+    Args:
+        plan: of the symmetries.
+        params: a stack.
+        reference: one network.
+        data: network and batches.
+        measure: what is compared.
+    """
+    relaxation = Relaxation(plan)
+    tables = activation_tables(
+        relaxation, data.model, params, stack([reference]), data.batches, measure
+    )
+    orders = relaxation.best(tables)
+    value, bound = value_and_bound(tables, orders, len(next(iter(params.values()))))
+    found = relaxation.elements(orders)
+    return MatchResult(tuple(found), value, bound, (measure,) * len(value))
+
+
+def by_learning(
+    plan: Plan,
+    params: Params,
+    reference: Params,
+    data: Data,
+    method: Learner,
+    start: MatchResult,
+    seed: int,
+    max_sweeps: int,
+) -> MatchResult:
+    """The best midpoint that gradients lead to, from weights or activations.
+
+    Args:
+        plan: of the symmetries.
+        params: a stack.
+        reference: one network.
+        data: network, batches and loss.
+        method: how to learn.
+        start: what weights alone find.
+        seed: of batches and sweeps.
+        max_sweeps: sweeps of coordinate ascent per step.
+    """
+    assert data.loss is not None
+    lines = Lines(data.model, reference, data.batches, data.loss, data.learning, seed)
+    seen = by_activations(plan, params, reference, data, "activations")
+    best = Best(lines, params, plan.sym, [start.permutations, seen.permutations])
+    if plan.families and method == "learned":
+        learn(plan, best, max_sweeps)
+    elif plan.families:
+        learn_softly(Relaxation(plan), best)
+    unknown = torch.full_like(best.loss, torch.nan)
+    methods = (method,) * len(best.loss)
+    return MatchResult(tuple(best.permutations), -best.loss, unknown, methods)
+
+
+def starts_from_activations(
+    plan: Plan, params: Params, reference: Params, data: Data
+) -> Sequence[list[Tensor]]:
+    """The permutations of every member that activations lead to."""
+    found = by_activations(plan, params, reference, data, "activations")
+    return [[p[m] for p in found] for m in range(len(found.objective))]

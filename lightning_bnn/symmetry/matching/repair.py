@@ -1,0 +1,237 @@
+"""Statistics of interpolated networks: preactivations repaired, BatchNorm estimated anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
+
+from lightning_bnn.params import Params, of
+from lightning_bnn.symmetry.forward import structural_copy
+from lightning_bnn.symmetry.matching.moments import Moments
+
+__all__ = ["Repaired", "Repairs", "has_batch_statistics", "reestimated", "repair"]
+
+_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class Repaired(NamedTuple):
+    """A network that computes with biases where layers had none, and weights for it."""
+
+    model: nn.Module
+    params: Params
+
+
+@torch.no_grad()
+def repair(
+    model: nn.Module,
+    params: Params,
+    a: Params,
+    b: Params,
+    weight: float,
+    batches: Iterable[Any],
+) -> Repaired:
+    r"""Give units of a network on a line the mean and deviation that lie between those of its ends.
+
+    Averages of networks have preactivations with too little variance. In every hidden linear layer
+    and convolution, one after the other in the order in which they are called, a channel with mean
+    :math:`\mu` and deviation :math:`\sigma` over all samples and positions becomes
+
+    .. math:: z' = \frac{(1 - \lambda) \sigma_a + \lambda \sigma_b}{\sigma}\, (z - \mu)
+        + (1 - \lambda) \mu_a + \lambda \mu_b,
+
+    which weights and bias of the layer take up. Channels that never vary are only shifted. Layers
+    that give the output stay, and so does what calls no layer (fused attention). A network with
+    BatchNorm gets statistics estimated on the batches instead, which does the same.
+
+    References:
+        REPAIR: REnormalizing Permuted Activations for Interpolation Repair (Jordan et al., 2023)
+
+    Args:
+        model: gives the computation; it runs in evaluation mode and is left untouched.
+        params: the network to repair, usually ``interpolate(a, b, weight)``.
+        a: one end.
+        b: the other end.
+        weight: position on the line.
+        batches: inputs, or tuples whose first element is the input; read several times.
+
+    Returns:
+        A network and its parameters: layers without a bias have one, where one is needed.
+    """
+    if not 0 <= weight <= 1:
+        raise ValueError(f"`weight` must lie between 0 and 1, got {weight}.")
+    if isinstance(batches, Tensor) or not isinstance(batches, Sequence):
+        raise ValueError("`batches` must be a list of inputs: it is read several times.")
+    if not batches:
+        raise ValueError("`batches` is empty.")
+    inputs = [x[0] if isinstance(x, tuple | list) else x for x in batches]
+    for name, network in (("params", params), ("a", a), ("b", b)):
+        _check_whole(model, network, name)
+    repairs = Repairs(model, a, b, inputs)
+    return Repaired(repairs.network, repairs.at(params, weight))
+
+
+class Repairs:
+    """Repairs of the networks on one line; its ends are measured once.
+
+    Args:
+        model: gives the computation.
+        a: one end.
+        b: the other end.
+        inputs: of all batches.
+    """
+
+    def __init__(self, model: nn.Module, a: Params, b: Params, inputs: Sequence[Any]) -> None:
+        self.network, self.inputs = structural_copy(model).eval(), inputs
+        self.layers: list[str] = []
+        if not has_batch_statistics(model):
+            self.layers = _hidden_layers(self.network, a, inputs[0])
+            _check_unshared(self.network, self.layers)
+            self.added = _add_biases(self.network, self.layers)
+            self.ends = [self._moments(self._with_biases(end), self.layers) for end in (a, b)]
+
+    def at(self, params: Params, weight: float) -> Params:
+        """A network at a position on the line, repaired."""
+        if not self.layers:
+            return reestimated(self.network, params, self.inputs)
+        params = self._with_biases(params)
+        for layer in self.layers:
+            own = self._moments(params, [layer])[layer]
+            a, b = (end[layer] for end in self.ends)
+            mean = torch.lerp(torch.as_tensor(a.mean), torch.as_tensor(b.mean), weight)
+            deviation = torch.lerp(a.deviation, b.deviation, weight)
+            factor = (deviation / own.deviation).where(own.deviation > 0, 1.0)
+            params |= self._folded(layer, params, factor, mean - factor * own.mean)
+        return params
+
+    def _with_biases(self, params: Params) -> Params:
+        zeros = {n: params[w].new_zeros(units) for n, (w, units) in self.added.items()}
+        return {**zeros, **params}
+
+    def _folded(self, layer: str, params: Params, factor: Tensor, shift: Tensor) -> Params:
+        """Weight and bias after which every channel is multiplied and then shifted."""
+        module, names = self.network.get_submodule(layer), [f"{layer}.weight", f"{layer}.bias"]
+        weight, bias = (params[n] for n in names)
+        new = factor * bias.to(factor) + shift
+        return {
+            names[0]: (weight.to(factor) * _along(module, factor, weight)).to(weight),
+            names[1]: new.to(bias),
+        }
+
+    def _moments(self, params: Params, layers: Sequence[str]) -> dict[str, Moments]:
+        """Of the preactivations of some layers, over all inputs and calls."""
+        found = {layer: Moments() for layer in layers}
+        with ExitStack() as stack:
+            for layer, moments in found.items():
+                module = self.network.get_submodule(layer)
+                stack.callback(module.register_forward_hook(_measure(moments)).remove)
+            for x in self.inputs:
+                functional_call(self.network, params, (x,))
+        return found
+
+
+def _measure(moments: Moments) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+    def measure(module: nn.Module, _: tuple[Any, ...], output: Tensor) -> None:
+        dim = -1 if isinstance(module, nn.Linear) else -1 - len(module.kernel_size)  # type: ignore[arg-type]
+        moments.add(output.movedim(dim, 0).flatten(1))
+
+    return measure
+
+
+def _along(module: nn.Module, factor: Tensor, weight: Tensor) -> Tensor:
+    """Factors of output channels in the shape of a weight."""
+    if not isinstance(module, nn.modules.conv._ConvTransposeNd):
+        return factor.reshape(-1, *(1,) * (weight.ndim - 1))
+    rows = factor.reshape(module.groups, -1).repeat_interleave(len(weight) // module.groups, 0)
+    return rows.reshape(*weight.shape[:2], *(1,) * (weight.ndim - 2))
+
+
+# ------------------------------------------------------------ layers
+def _hidden_layers(network: nn.Module, params: Params, x: Any) -> list[str]:
+    """Linear layers and convolutions in the order of their calls, without those of the output."""
+    names = {m: n for n, m in network.named_modules() if isinstance(m, _LAYERS)}
+    called: dict[str, list[torch.UntypedStorage]] = {}  # kept: freed memory is used again
+
+    def note(module: nn.Module, _: tuple[Any, ...], output: Tensor) -> None:
+        called.setdefault(names[module], []).append(output.untyped_storage())
+
+    with ExitStack() as stack:
+        for module in names:
+            stack.callback(module.register_forward_hook(note).remove)
+        outputs = functional_call(network, params, (x,))
+    tensors = [t for t in tree_leaves(outputs) if isinstance(t, Tensor)]
+    given = {t.untyped_storage().data_ptr() for t in tensors}
+    hidden = [n for n, own in called.items() if not {s.data_ptr() for s in own} & given]
+    return hidden if len(hidden) < len(called) else hidden[:-1]
+
+
+def _check_unshared(network: nn.Module, layers: Sequence[str]) -> None:
+    names: dict[int, int] = {}
+    for _, tensor in network.named_parameters(remove_duplicate=False):
+        names[id(tensor)] = names.get(id(tensor), 0) + 1
+    trained = of(network)
+    for layer in layers:
+        weight = network.get_submodule(layer).weight
+        if f"{layer}.weight" not in trained or names.get(id(weight), 2) > 1:
+            raise ValueError(
+                f"`model` cannot be repaired: the weight of {layer!r} is computed, or is also that "
+                "of another layer, so that it cannot take a factor."
+            )
+
+
+def _add_biases(network: nn.Module, layers: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Give layers without a bias one of zeros; return names, and of what weight and size."""
+    added = {}
+    for layer in layers:
+        module: Any = network.get_submodule(layer)
+        if module.bias is None:
+            units = module.out_features if isinstance(module, nn.Linear) else module.out_channels
+            module.bias = nn.Parameter(module.weight.new_zeros(units))
+            added[f"{layer}.bias"] = (f"{layer}.weight", units)
+    return added
+
+
+def _check_whole(model: nn.Module, params: Params, name: str) -> None:
+    template = of(model)
+    if params.keys() != template.keys() or any(
+        params[n].shape != t.shape for n, t in template.items()
+    ):
+        raise ValueError(f"`{name}` must hold all tensors of one network {type(model).__name__}.")
+
+
+# ------------------------------------------------------------ BatchNorm
+def has_batch_statistics(model: nn.Module) -> bool:
+    """Whether some layer keeps statistics of its batches."""
+    return bool(_norms(model))
+
+
+def reestimated(network: nn.Module, params: Params, inputs: Iterable[Any]) -> Params:
+    """Average the statistics over all batches, as a fresh pass in training mode would."""
+    norms = _norms(network)
+    if not norms:
+        return params
+    params = {n: t.clone() if n.rpartition(".")[2] in _STATISTICS else t for n, t in params.items()}
+    for name, tensor in params.items():
+        if name.endswith("num_batches_tracked"):
+            tensor.zero_()
+    momenta = [m.momentum for m in norms]
+    try:
+        for m in norms:
+            m.momentum, m.training = None, True
+        for x in inputs:
+            functional_call(network, params, (x,))
+    finally:
+        for m, momentum in zip(norms, momenta, strict=True):
+            m.momentum, m.training = momentum, False
+    return params
+
+
+def _norms(model: nn.Module) -> list[Any]:
+    norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    return [m for m in norms if m.track_running_stats]

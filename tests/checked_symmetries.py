@@ -1,0 +1,34 @@
+"""Symmetries of a network that were checked on it, and the sizes of their groups."""
+
+import torch
+from torch import nn
+
+from lightning_bnn.symmetry import discover, verify
+
+
+def exact(model, *x, others=(), tolerance=1e-11):
+    """The symmetries, after a check on these inputs and on others; none had to be refuted."""
+    model = model.double()
+    sym = discover(model, *x)
+    assert not any("refuted" in f.reason for f in sym.frozen)
+    for inputs in (x, *others):
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(seed)
+            assert verify(model, sym, *inputs, generator=generator) < tolerance
+    return sym
+
+
+def units(sym):
+    """How many units the groups of permutations have, and of which kind."""
+    return [(g.units, g.kind) for g in sym.permutations]
+
+
+def sizes(sym):
+    """How many units the groups of permutations have."""
+    return [g.units for g in sym.permutations]
+
+
+def weight(*shape):
+    """A parameter with the same random numbers for the same shape."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    return nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64))
