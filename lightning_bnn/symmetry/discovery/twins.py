@@ -209,6 +209,8 @@ def _twins(
     if next(iter(kind[0].image)) in kind[1].ports:
         return None
     inside = [a for a in _own(kind[1]) if a not in kind[1].ports and not _is_equal(a, sources)]
+    if not inside:
+        return None
     branches = [inside, *([pairs.image[a] for a in inside] for pairs in kind[1:])]
     ports = [list(kind[1].ports), *([pairs.image[a] for a in kind[1].ports] for pairs in kind[1:])]
     if side_by_side:
