@@ -188,8 +188,9 @@ def _parts_of_one(a: Node, b: Node, is_same: Callable[[Any, Any], bool]) -> bool
         return False
     numbers = all(isinstance(x, int) for n in (a, b) for x in n.args[1:])
     same_dim = a.args[1:2] == b.args[1:2] and len(a.args) == len(b.args)
+    source = a.args[0]
     if name == "getitem":
-        return numbers and operation_name(a.args[0]) in _SPLITS
+        return numbers and isinstance(source, Node) and operation_name(source) in _SPLITS
     return numbers and (name == "eq" or (name in ("select", "slice") and same_dim))
 
 
