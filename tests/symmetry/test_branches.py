@@ -296,6 +296,23 @@ def test_a_weight_that_two_branches_share_stays_where_it_is():
     )
 
 
+class Masked(nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.a, self.b = nn.Linear(D, HIDDEN), nn.Linear(HIDDEN, D)
+        self.register_buffer("mask", mask)
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)) * self.mask[0])
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_branches_with_constants_are_exchanged_if_these_are_equal(equal):
+    masks = [torch.arange(HIDDEN)[None] + 1.0 + (0 if equal else k) for k in range(COUNT)]
+    sym = exact(network(gated, lambda: Masked(masks.pop())))
+    assert any(g.tensors for g in sym.permutations) == equal
+
+
 def test_two_branches_of_three_are_exchanged():
     model = network(gated)
     model.e[2] = nn.Linear(D, D).double()

@@ -7,7 +7,7 @@ from cases import Forward
 from checked_symmetries import exact, sizes
 from torch import nn
 
-from lightning_bnn.symmetry import discover
+from lightning_bnn.symmetry import discover, verify
 
 torch.manual_seed(0)
 X = torch.randn(2, 4, 5).double()
@@ -179,3 +179,25 @@ def test_a_network_without_symmetries_says_why(model):
     sym = discover(model.double(), X)
     assert sym.frozen or sym.permutations or sym.scalings or sym.signs
     assert all(f.reason for f in sym.frozen)
+
+
+class Gated(nn.Module):
+    """A gate for all channels, made of what their means and extremes are."""
+
+    def __init__(self, *kinds):
+        super().__init__()
+        self.a, self.gate, self.o = nn.Linear(4, 6), nn.Linear(len(kinds), 1), nn.Linear(6, 2)
+        self.kinds = kinds
+
+    def forward(self, x):
+        h = self.a(x)
+        seen = torch.stack([kind(h) for kind in self.kinds], -1)
+        return self.o(h * self.gate(seen).sigmoid())
+
+
+def test_a_mean_of_all_channels_is_not_exchanged_with_their_maximum():
+    model = Gated(lambda h: h.mean(-1), lambda h: h.amax(-1), lambda h: h.mean(-1)).double()
+    sym = discover(model, torch.randn(3, 4).double())
+    assert [g.units for g in sym.permutations] == [6]
+    assert not any("numerical check" in item.reason for item in sym.frozen)
+    assert verify(model, sym, torch.randn(5, 4).double()) < 1e-11

@@ -111,7 +111,7 @@ class Channels:
         names = {name for name, uses in sole.items() if uses == 1} - self._overlapping.keys()
         in_front = routers(graph, names)
         self.routers = in_front if self.routers is None else self.routers & in_front
-        found = find_twins(graph, names)
+        found = find_twins(graph, names, self.mutable)
         twins = channels_of_twins(self.system, found, self.interpreter.made, values)
         self.twins = twins if self.twins is None else in_both(self.twins, twins)
 

@@ -8,7 +8,7 @@ their gates, only the channels can tell whether these may be exchanged.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,21 +44,28 @@ class Twins:
     ports: tuple[tuple[Node, ...], ...]
 
 
-def find_twins(graph: Graph, sole: Collection[str]) -> list[Twins]:
+def find_twins(graph: Graph, sole: Collection[str], changing: Collection[str]) -> list[Twins]:
     """All branches of a graph that pair up, those inside others first.
 
     Args:
         graph: what the network computes in one mode.
         sole: the tensors that have one name only, and share their memory with no other.
+        changing: the buffers that a forward changes.
     """
+    state = {n: s for n, s in graph.sources.items() if _is_state(s, changing)}
     live = ancestors([*graph.results, *(node for _, node in graph.written)])
     same = repeated(graph.module)
     active = descendants(n for n, source in graph.sources.items() if source.kind == "input")
+    known = graph.sources, state, sole, frozenset(changing), same
+
+    def new() -> _Pairs:
+        return _Pairs(*known)
+
     found = []
     for node, leaves, side_by_side in _joints(graph, live):
         leaves = [leaf for leaf in leaves if leaf in active]  # sums of weights are no branches
-        for alike in _alike(leaves, graph.sources, sole, same):
-            twins = _twins(node, alike, graph.sources, side_by_side, live)
+        for alike in _alike(leaves, new):
+            twins = _twins(node, alike, side_by_side, live)
             if twins is not None:
                 found.append(twins)
     return sorted(found, key=lambda twins: len(twins.nodes[0]))
@@ -98,7 +105,9 @@ class _Pairs:
     """The nodes and tensors of two branches that correspond."""
 
     sources: Mapping[Node, Source]
+    state: Mapping[Node, Source]
     sole: Collection[str]
+    changing: frozenset[str]
     same: Mapping[Node, Node]
     image: dict[Node, Node] = field(default_factory=dict)
     origin: dict[Node, Node] = field(default_factory=dict)
@@ -124,7 +133,7 @@ class _Pairs:
         if self.is_same(a, b):
             return True
         if a.op == b.op == "placeholder":
-            return self._same_source(self.sources[a], self.sources[b])
+            return self._same_source(a, b)
         if a.op != "call_function" or a.op != b.op or a.target is not b.target:
             return False
         if _parts_of_one(a, b, self.is_same):
@@ -138,15 +147,24 @@ class _Pairs:
         """Whether two nodes compute the same from the same."""
         return self.same.get(a, a) is self.same.get(b, b)
 
-    def _same_source(self, a: Source, b: Source) -> bool:
+    def _same_source(self, first: Node, second: Node) -> bool:
         """Tensors of one kind and shape, which nobody shares; constants with equal values."""
+        a, b = self.sources[first], self.sources[second]
         if a.kind != b.kind or a.kind == "input" or a.tensor.shape != b.tensor.shape:
             return False
-        if a.tensor.dtype != b.tensor.dtype:
+        if a.tensor.dtype != b.tensor.dtype or (first in self.state) != (second in self.state):
             return False
-        if a.kind == "constant" or not (a.persistent and b.persistent):
-            return bool(torch.equal(a.tensor, b.tensor))
-        return a.name in self.sole and b.name in self.sole
+        if first in self.state:
+            return a.name in self.sole and b.name in self.sole
+        return not {a.name, b.name} & self.changing and bool(torch.equal(a.tensor, b.tensor))
+
+
+def _is_state(source: Source, changing: Collection[str]) -> bool:
+    """Whether a tensor is one that moves: a parameter, or a buffer that follows its channels."""
+    if source.kind != "buffer":
+        return source.kind == "parameter"
+    floating = source.persistent and source.tensor.is_floating_point()
+    return floating and (source.tensor.ndim == 1 or source.name in changing)
 
 
 def _fit(a: Any, b: Any, pending: list[tuple[Any, Any]]) -> bool:
@@ -155,6 +173,9 @@ def _fit(a: Any, b: Any, pending: list[tuple[Any, Any]]) -> bool:
         pending += zip(a, b, strict=False)
         return len(a) == len(b)
     return not isinstance(b, Node) and type(a) is type(b) and bool(a == b)
+
+
+_SPLITS = frozenset("split split_with_sizes chunk unbind tensor_split".split())
 
 
 def _parts_of_one(a: Node, b: Node, is_same: Callable[[Any, Any], bool]) -> bool:
@@ -167,16 +188,14 @@ def _parts_of_one(a: Node, b: Node, is_same: Callable[[Any, Any], bool]) -> bool
         return False
     numbers = all(isinstance(x, int) for n in (a, b) for x in n.args[1:])
     same_dim = a.args[1:2] == b.args[1:2] and len(a.args) == len(b.args)
-    return numbers and ((name in ("select", "slice") and same_dim) or name in ("getitem", "eq"))
+    source = a.args[0]
+    if name == "getitem":
+        return numbers and isinstance(source, Node) and operation_name(source) in _SPLITS
+    return numbers and (name == "eq" or (name in ("select", "slice") and same_dim))
 
 
 # ------------------------------------------------------------ branches
-def _alike(
-    leaves: Sequence[Node],
-    sources: Mapping[Node, Source],
-    sole: Collection[str],
-    same: Mapping[Node, Node],
-) -> Iterator[list[_Pairs]]:
+def _alike(leaves: Sequence[Node], new: Callable[[], _Pairs]) -> Iterator[list[_Pairs]]:
     """What is joined and corresponds: each as pairs of its nodes with those of the first."""
     kinds: list[list[_Pairs]] = []
     for leaf in leaves:
@@ -184,12 +203,12 @@ def _alike(
             continue
         for kind in kinds:
             first = next(iter(kind[0].image))
-            pairs = _Pairs(sources, sole, same)
+            pairs = new()
             if pairs.reach(first, leaf) and (len(kind) == 1 or _own(pairs) == _own(kind[1])):
                 kind.append(pairs)
                 break
         else:
-            kinds.append([_Pairs(sources, sole, same, image={leaf: leaf})])
+            kinds.append([replace(new(), image={leaf: leaf})])
     return (kind for kind in kinds if len(kind) > 1)
 
 
@@ -201,31 +220,28 @@ def _own(pairs: _Pairs) -> dict[Node, bool]:
 def _twins(
     joint: Node,
     kind: Sequence[_Pairs],
-    sources: Mapping[Node, Source],
     side_by_side: bool,
     live: Collection[Node],
 ) -> Twins | None:
     """The branches, if each has tensors of its own and nobody else sees what is inside."""
+    sources, state = kind[0].sources, kind[0].state
     if next(iter(kind[0].image)) in kind[1].ports:
         return None
-    inside = [a for a in _own(kind[1]) if a not in kind[1].ports and not _is_equal(a, sources)]
+    own = [a for a in _own(kind[1]) if a not in kind[1].ports]
+    inside = [a for a in own if a in state or a not in sources]
+    if not inside:
+        return None
     branches = [inside, *([pairs.image[a] for a in inside] for pairs in kind[1:])]
     ports = [list(kind[1].ports), *([pairs.image[a] for a in kind[1].ports] for pairs in kind[1:])]
     if side_by_side:
-        for branch, own in zip(branches, ports, strict=True):
-            own.append(branch[0])
+        for branch, row in zip(branches, ports, strict=True):
+            row.append(branch[0])
     every = [node for branch in branches for node in branch]
     if len(set(every)) < len(every) or not _is_closed(joint, branches, live):
         return None
     tensors = tuple(tuple(sources[n].name for n in b if n in sources) for b in branches)
     nodes = tuple(tuple(n for n in b if n not in sources) for b in branches)
     return Twins(nodes, tensors, tuple(map(tuple, ports))) if tensors[0] else None
-
-
-def _is_equal(node: Node, sources: Mapping[Node, Source]) -> bool:
-    """Whether a placeholder is a constant, whose twin has the same values."""
-    source = sources.get(node)
-    return source is not None and (source.kind == "constant" or not source.persistent)
 
 
 def _is_closed(joint: Node, branches: Sequence[Sequence[Node]], live: Collection[Node]) -> bool:

@@ -74,7 +74,9 @@ def reduce_channels(
         system.freeze(out, ("sign",))
     if not moving:
         system.tie(rows, out[..., None], ("permutation",))
-    elif kept:
+    elif not kept:
+        system.freeze(out, ("permutation",))  # a mean is not exchanged with a maximum
+    else:
         system.block(torch.cat([rows, out[..., None]], -1).reshape(-1, rows.shape[-1] + 1))
     shape = [small.shape[d] if d in kept else 1 for d in range(labels.ndim)]
     return out.reshape(shape).expand(labels.shape)
