@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
@@ -31,6 +32,8 @@ from lightning_bnn.symmetry.matching.result import MatchResult
 from lightning_bnn.symmetry.validation import check_finite, check_one_network, check_params
 
 __all__ = ["Method", "match"]
+
+_log = logging.getLogger(__name__)
 
 ByWeights = Literal["best", "ascent", "frank-wolfe"]
 Method = Literal[ByWeights, Measure, Learner]
@@ -186,6 +189,10 @@ class _Search:
             ascent = Ascent(self.plan, member, self.reference, flips)
             first = identity(sym) if start is None else start
             permutations = ascent.run(first, generator, self.max_sweeps, start is None)
+            if not ascent.settled:
+                _log.warning(
+                    "match: coordinate ascent is still improving after %d sweeps.", self.max_sweeps
+                )
             if best is None or ascent.score() > top + 1e-7 * abs(top):
                 best, top = (permutations, ascent.signs, name), ascent.score()
         assert best is not None
