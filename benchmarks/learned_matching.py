@@ -1,7 +1,8 @@
 """Trained pairs: what every way of matching leaves of the barrier, as it is and repaired.
 
-Independent pairs of networks are trained on the same data. Means of the test barrier (five points)
-and of the loss at the midpoint, less the mean loss of the ends, over pairs, with half a 95 % interval.
+Independent pairs of networks are trained on the same data. Means over pairs of the test barrier
+(five points) and of the loss at the midpoint, less the mean loss of the ends, with half of a 95 %
+interval.
 """
 
 import argparse

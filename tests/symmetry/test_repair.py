@@ -68,7 +68,7 @@ def test_means_and_deviations_are_those_between_the_ends(name, weight):
         for k in range(2):
             goal = torch.lerp(at_a[layer][k], at_b[layer][k], weight)
             assert torch.allclose(now[layer][k], goal, atol=1e-9)
-            assert not torch.allclose(before[layer][k], goal, atol=1e-3)
+        assert not torch.allclose(before[layer][1], goal, atol=1e-3)  # means are linear
     last = "last" if name == "branches" else "5"
     assert torch.equal(repaired[f"{last}.weight"], middle[f"{last}.weight"])
 
