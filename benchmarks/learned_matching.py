@@ -8,6 +8,7 @@ interval.
 import argparse
 import math
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class Case:
     build: Callable[[], nn.Module]
     data: Callable[[], tuple[Batches, Batches]]
     epochs: int
+    decay: float  # a normal prior of deviation one, per example
 
 
 def digits() -> tuple[Batches, Batches]:
@@ -67,16 +69,18 @@ def batches(x: Tensor, y: Tensor, size: int) -> Batches:
 
 def cases() -> list[Case]:
     return [
-        Case("digits 64-64-10", lambda: models.mlp(64, [64], 10), digits, 40),
-        Case("digits residual (32,64)x3", lambda: ResidualClassifier(32, 64, 3), digits, 40),
-        Case("MNIST 784-128-128-10", lambda: models.mlp(784, [128, 128], 10), mnist, 6),
+        Case("digits 64-64-10", lambda: models.mlp(64, [64], 10), digits, 40, 1 / 1078),
+        Case(
+            "digits residual (32,64)x3", lambda: ResidualClassifier(32, 64, 3), digits, 40, 1 / 1078
+        ),
+        Case("MNIST 784-128-128-10", lambda: models.mlp(784, [128, 128], 10), mnist, 6, 1 / 20_000),
     ]
 
 
 def train(case: Case, data: Batches, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     model = case.build()
-    optimizer = torch.optim.Adam(model.parameters(), 2e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 2e-3, weight_decay=case.decay)
     for _ in range(case.epochs):
         for k in torch.randperm(len(data)).tolist():
             optimizer.zero_grad()
@@ -124,6 +128,7 @@ def row(case: Case, pairs: int, steps: int) -> dict[str, list[list[float]]]:
             found, ms = timed(b, a, sym, options)
             measured = heights(nets[0], a, found.apply(b, sym), testing)
             rows.setdefault(name, []).append([*measured, ms])
+            print(pair, name, *(f"{h:.4f}" for h in measured), f"{ms:.0f}", file=sys.stderr)
     return rows
 
 

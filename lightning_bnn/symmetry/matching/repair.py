@@ -155,7 +155,9 @@ def _along(module: nn.Module, factor: Tensor, weight: Tensor) -> Tensor:
 # ------------------------------------------------------------ layers
 def _hidden_layers(network: nn.Module, params: Params, x: Any) -> list[str]:
     """Linear layers and convolutions in the order of their calls, without those of the output."""
-    names = {m: n for n, m in network.named_modules() if isinstance(m, _LAYERS)}
+    names: dict[nn.Module, str] = {
+        m: n for n, m in network.named_modules() if isinstance(m, _LAYERS)
+    }
     called: dict[str, list[torch.UntypedStorage]] = {}  # kept: freed memory is used again
 
     def note(module: nn.Module, _: tuple[Any, ...], output: Tensor) -> None:
