@@ -347,7 +347,7 @@ def test_errors():
         match(b, a, sym, method="correlation", model=model, batches=[batches[0][0] * torch.nan])
     with pytest.raises(ValueError, match="`loss` is NaN or infinite at the midpoint"):
         match(b, a, sym, **{**learn, "loss": lambda o, y: o.sum() * torch.nan}, batches=batches)
-    with pytest.raises(ValueError, match="`reference` must hold all tensors of the network"):
+    with pytest.raises(ValueError, match="`params` must hold all tensors of the network"):
         match(
             b,
             a,

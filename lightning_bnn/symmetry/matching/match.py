@@ -115,7 +115,7 @@ def match(
     check_finite(reference, sym, "reference")
     stacked = check_params(params, sym)
     check_finite(params, sym)
-    data = data_for(method, reference, model, batches, loss, learning)
+    data = data_for(method, params, reference, model, batches, loss, learning)
     search = _Search(Plan(sym), reference, restarts, signs, seed, max_sweeps)
     networks = params if stacked else stack([params])
     found = _found(search, networks, method, data)

@@ -1,4 +1,4 @@
-"""What `match` returns."""
+"""What `match` returns: permutations, and how good they are."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class MatchResult(Sequence[Tensor]):
         return self.permutations[index]
 
     def __len__(self) -> int:
-        """The number of groups."""
+        """How many groups have a permutation."""
         return len(self.permutations)
 
     def single(self) -> MatchResult:
