@@ -66,7 +66,7 @@ def pair(name):
     return sym, planted, params, data
 
 
-@pytest.mark.parametrize("name", ["tanh mlp", "attention", "smooth optunet", "batch norm"])
+@pytest.mark.parametrize("name", ["attention", "smooth optunet", "batch norm"])
 def test_every_way_recovers_a_planted_permutation(name):
     sym, planted, params, data = pair(name)
     ways = [*ACTIVATIONS, "best", "learned", "sinkhorn"]
@@ -214,8 +214,7 @@ def test_the_gradient_that_is_passed_through_is_that_of_the_midpoint():
             assert float(found[name][0].reshape(-1)[index]) == pytest.approx(slope, abs=1e-7)
 
 
-@pytest.mark.parametrize("method", ["learned", "sinkhorn"])
-@pytest.mark.parametrize("where", ["midpoint", "line"])
+@pytest.mark.parametrize(("method", "where"), [("learned", "line"), ("sinkhorn", "midpoint")])
 def test_learning_never_does_worse_than_its_start(method, where):
     model, a, b, sym, batches = learning_pair()
     settings = Learning(steps=10, every=2, where=where, rate=0.1)
@@ -290,7 +289,7 @@ def test_matrices_are_doubly_stochastic_also_where_logits_are_large():
     assert torch.allclose(doubly_stochastic(logits[0] / 100), plain)
 
 
-@pytest.mark.parametrize("name", ["attention", "smooth optunet", "grouped cnn", "u-net"])
+@pytest.mark.parametrize("name", ["attention", "smooth optunet", "grouped cnn"])
 def test_mixing_by_permutation_matrices_is_permuting(name):
     case = next((c for c in CASES if c.name == name), None)
     if case is None:
