@@ -83,6 +83,18 @@ def test_an_end_stays_what_it_is():
     assert model.first.bias is None
 
 
+def test_layers_inside_of_fused_ones_are_repaired():
+    layer = nn.TransformerEncoderLayer(8, 2, 6, batch_first=True)
+    model = nn.Sequential(nn.Linear(5, 8), layer, nn.Linear(8, 3)).double()
+    a = {n: t.detach() for n, t in P.of(model).items()}
+    b = {n: t + 0.3 * torch.randn_like(t) for n, t in a.items()}
+    middle, inputs = interpolate(a, b, 0.5), [torch.randn(4, 3, 5).double()]
+    _, repaired = repair(model, middle, a, b, 0.5, inputs)
+    changed = {n.rpartition(".")[0] for n in a if not torch.equal(repaired[n], middle[n])}
+    assert {"0", "1.linear1", "1.linear2"} <= changed
+    assert "2" not in changed
+
+
 def test_units_that_never_vary_are_shifted_only():
     model = models.mlp(3, [4], 2).double()
     a, b = two(lambda: models.mlp(3, [4], 2))
@@ -145,6 +157,8 @@ def test_errors():
         repair(model, a, a, P.stack([b, b]), 0.5, x)
     with pytest.raises(ValueError, match="`batches` is empty"):
         barrier(model, a, b, [], repair=True)
+    with pytest.raises(ValueError, match="`batches` lead to preactivations that are NaN"):
+        repair(model, a, a, b, 0.5, [x[0] * torch.nan])
     tied = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
     tied[2].weight = tied[0].weight
     ends = [P.of(tied)] * 3
