@@ -344,6 +344,8 @@ def test_errors():
         match(b, a, sym, batches=[x for x, _ in batches], **learn)
     with pytest.raises(ValueError, match="`batches` lead to activations that are NaN"):
         match(b, a, sym, method="correlation", model=model, batches=[batches[0][0] * torch.nan])
+    with pytest.raises(ValueError, match="`batches` holds an empty batch"):
+        match(b, a, sym, method="activations", model=model, batches=[batches[0][0][:0]])
     with pytest.raises(ValueError, match="`loss` is NaN or infinite at the midpoint"):
         match(b, a, sym, **{**learn, "loss": lambda o, y: o.sum() * torch.nan}, batches=batches)
     with pytest.raises(ValueError, match="`params` must hold all tensors of the network"):

@@ -159,6 +159,8 @@ def test_errors():
         barrier(model, a, b, [], repair=True)
     with pytest.raises(ValueError, match="`batches` lead to preactivations that are NaN"):
         repair(model, a, a, b, 0.5, [x[0] * torch.nan])
+    with pytest.raises(ValueError, match=r"`batches` holds an empty batch, of shape \(0, 3\)"):
+        repair(model, a, a, b, 0.5, [x[0][:0]])
     tied = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
     tied[2].weight = tied[0].weight
     ends = [P.of(tied)] * 3

@@ -93,6 +93,8 @@ class Probes:
 
 def call_modules(network: nn.Module, params: Params, x: Any) -> Any:
     """Run a network so that the hooks of its layers fire: fused layers call no module."""
+    if isinstance(x, Tensor) and not x.numel():
+        raise ValueError(f"`batches` holds an empty batch, of shape {tuple(x.shape)}.")
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
