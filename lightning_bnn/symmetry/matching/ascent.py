@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,11 +19,12 @@ from lightning_bnn.symmetry.units import unit_rows
 
 __all__ = ["Ascent"]
 
-_log = logging.getLogger(__name__)
-
 
 class Ascent:
-    """Coordinate ascent; similarities are kept until a group on the other side moves."""
+    """Coordinate ascent; similarities are kept until a group on the other side moves.
+
+    After `run`, ``settled`` says whether nothing changed any more.
+    """
 
     def __init__(
         self, plan: Plan, params: Params, reference: Params, signs: Element | None = None
@@ -33,6 +33,7 @@ class Ascent:
         self.params, self.reference = params, reference
         self.signs = None if signs is None else [s.clone() for s in signs]
         self.reference_rows: dict[tuple[int, bytes], Tensor] = {}
+        self.settled = True
 
     def run(
         self,
@@ -56,13 +57,13 @@ class Ascent:
         for _ in range(max_sweeps):
             shuffled = torch.randperm(len(self.plan.families), generator=generator).tolist()
             order = [k for k in shuffled if k in pending]
-            if not order:
+            self.settled = not order
+            if self.settled:
                 return self.permutations
             for k in order:
                 pending.discard(k)
                 if self._improve(self.plan.families[k], None):
                     pending |= self.plan.neighbours[k]
-        _log.warning("match: coordinate ascent is still improving after %d sweeps.", max_sweeps)
         return self.permutations
 
     def at(self, permutations: Sequence[Tensor]) -> Params:

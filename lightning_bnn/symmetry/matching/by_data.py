@@ -44,6 +44,7 @@ class Data:
 
 def data_for(
     method: str,
+    params: Params,
     reference: Params,
     model: nn.Module | None,
     batches: Iterable[Any] | None,
@@ -51,18 +52,21 @@ def data_for(
     learning: Learning | None,
 ) -> Data | None:
     """The data of a method, or nothing for ``"best"`` by weights alone."""
-    if method in ("ascent", "frank-wolfe") or (method == "best" and model is batches is None):
+    if method in ("ascent", "frank-wolfe") or (
+        method == "best" and model is None and batches is None
+    ):
         return None
     if model is None or batches is None:
         raise ValueError(f"`model` and `batches` must both be given for method {method!r}.")
     if method in get_args(Learner) and loss is None:
         raise ValueError(f"`loss` must be given for method {method!r}: the mean loss of a batch.")
-    missing = of(model).keys() - reference.keys()
-    if missing:
-        raise ValueError(
-            f"`reference` must hold all tensors of the network {type(model).__name__}: it lacks "
-            f"{sorted(missing)[0]!r}."
-        )
+    for name, network in (("params", params), ("reference", reference)):
+        missing = of(model).keys() - network.keys()
+        if missing:
+            raise ValueError(
+                f"`{name}` must hold all tensors of the network {type(model).__name__}: it lacks "
+                f"{sorted(missing)[0]!r}."
+            )
     return Data(model, batches, loss, learning or Learning())
 
 

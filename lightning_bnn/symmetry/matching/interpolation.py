@@ -122,7 +122,8 @@ def _between(
     inputs, norms = [x for x, _ in batches], has_batch_statistics(model)
     if repair and not norms and inputs:
         repairs = Repairs(model, a, b, inputs)
-        return repairs.network, lambda w: repairs.at(interpolate(a, b, w), w), "repaired"
+        done: Statistics = "repaired" if repairs.layers else "as-is"
+        return repairs.network, lambda w: repairs.at(interpolate(a, b, w), w), done
     network = copy.deepcopy(model).eval()
     if norms and batch_norm == "reestimate":
         return (

@@ -16,7 +16,7 @@ from lightning_bnn.symmetry.matching.plan import Plan
 
 __all__ = ["learn", "straight_through"]
 
-RATE = 1e-3
+RATE = 0.01
 
 
 def learn(plan: Plan, best: Best, max_sweeps: int) -> None:
@@ -36,7 +36,7 @@ def learn(plan: Plan, best: Best, max_sweeps: int) -> None:
     Args:
         plan: of the symmetries.
         best: where to start, and what keeps the best.
-        max_sweeps: sweeps of coordinate ascent per step.
+        max_sweeps: sweeps of coordinate ascent per step; it goes on in the next.
     """
     lines, params = best.lines, best.params
     names = [n for n in plan.compared if params[n].is_floating_point()]
@@ -56,7 +56,7 @@ def learn(plan: Plan, best: Best, max_sweeps: int) -> None:
         for m, (row, goal) in enumerate(zip(rows, unstack(free), strict=True)):
             ascent = Ascent(plan, row, goal)
             start = [p[m] for p in permutations]
-            found = ascent.run(start, generator, max_sweeps, forward_pass=False)
+            found = ascent.run(start, generator, min(max_sweeps, 10), forward_pass=False)
             for mine, new in zip(permutations, found, strict=True):
                 mine[m] = new
         if step % lines.learning.every == 0 or step == lines.learning.steps:

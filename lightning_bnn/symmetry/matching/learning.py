@@ -28,7 +28,7 @@ class Learning:
 
     Args:
         steps: gradient steps, one batch each.
-        rate: learning rate; by default one that suits the method.
+        rate: learning rate, by default 0.01 for weights and 0.1 for the logits of Sinkhorn.
         optimizer: ``"adam"`` or ``"sgd"`` with momentum 0.9.
         where: the gradient is that of the loss at the ``"midpoint"``, or at uniform points of the
             ``"line"``.
@@ -111,7 +111,7 @@ class Lines:
         """Of every member of a stack, at ``weight`` on its line from the reference."""
         x, y = batch
         between = interpolate(moved, self.reference, 1 - weight)
-        between = {n: t if t.is_floating_point() else t.clone() for n, t in between.items()}
+        between = {n: t if P.is_weight(n, t) else t.detach().clone() for n, t in between.items()}
         outputs = P.apply(self.network, between, x)
         members = range(P.stack_size(moved))
         one = [tree_map(lambda t, m=m: t[m], outputs) for m in members]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
@@ -31,6 +32,8 @@ from lightning_bnn.symmetry.matching.result import MatchResult
 from lightning_bnn.symmetry.validation import check_finite, check_one_network, check_params
 
 __all__ = ["Method", "match"]
+
+_log = logging.getLogger(__name__)
 
 ByWeights = Literal["best", "ascent", "frank-wolfe"]
 Method = Literal[ByWeights, Measure, Learner]
@@ -112,7 +115,7 @@ def match(
     check_finite(reference, sym, "reference")
     stacked = check_params(params, sym)
     check_finite(params, sym)
-    data = data_for(method, reference, model, batches, loss, learning)
+    data = data_for(method, params, reference, model, batches, loss, learning)
     search = _Search(Plan(sym), reference, restarts, signs, seed, max_sweeps)
     networks = params if stacked else stack([params])
     found = _found(search, networks, method, data)
@@ -193,6 +196,10 @@ class _Search:
             ascent = Ascent(self.plan, member, self.reference, flips)
             first = identity(sym) if start is None else start
             permutations = ascent.run(first, generator, self.max_sweeps, start is None)
+            if not ascent.settled:
+                _log.warning(
+                    "match: coordinate ascent is still improving after %d sweeps.", self.max_sweeps
+                )
             if best is None or ascent.score() > top + 1e-7 * abs(top):
                 best, top = (permutations, ascent.signs, name), ascent.score()
         assert best is not None

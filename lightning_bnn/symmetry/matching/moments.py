@@ -27,12 +27,13 @@ class Moments:
         rows = rows.double()
         mean, new = rows.mean(-1), rows.shape[-1]
         centred, off = rows - mean[..., None], mean - self.mean
-        self.squares = self.squares + centred.square().sum(-1) + self._share(new) * off.square()
+        self.squares = self.squares + centred.square().sum(-1) + self.share(new) * off.square()
         self.mean = self.mean + off * new / (self.count + new)
         self.count += new
         return centred, off
 
-    def _share(self, new: int) -> float:
+    def share(self, new: int) -> float:
+        """How much a difference of means counts when more samples come."""
         return self.count * new / (self.count + new)
 
     @property
@@ -54,7 +55,7 @@ class JointMoments:
 
     def add(self, goal: Tensor, own: Tensor) -> None:
         """Take in activations ``(units, samples)`` and ``(members, units, samples)``."""
-        share = self.goal._share(goal.shape[-1])
+        share = self.goal.share(goal.shape[-1])
         (a, off_a), (b, off_b) = self.goal.add(goal), self.own.add(own)
         self.products = self.products + a @ b.mT + share * off_a[:, None] * off_b[:, None]
 

@@ -16,7 +16,7 @@ from lightning_bnn.params import Params, of
 from lightning_bnn.symmetry.groups import Placement
 from lightning_bnn.symmetry.matching.relaxation import Relaxation
 
-__all__ = ["Probes"]
+__all__ = ["Probes", "call_modules"]
 
 _log = logging.getLogger(__name__)
 _WRITES = ("out", "gain", "raw", "slope")
@@ -73,11 +73,7 @@ class Probes:
             for k, spot in enumerate(self.spots):
                 module = self.network.get_submodule(spot.path)
                 stack.callback(module.register_forward_hook(_keep(seen, k, spot)).remove)
-            stack.callback(
-                torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
-            )
-            torch.backends.mha.set_fastpath_enabled(False)  # fused layers call no module
-            functional_call(self.network, params, (x,))
+            call_modules(self.network, params, x)
         return seen
 
     def drop_blind_ones(self, params: Params, x: Any) -> None:
@@ -93,6 +89,18 @@ class Probes:
             "match: no layer shows the units of %s; they stay as they are.",
             self.relaxation.plan.sym.axes[self.relaxation.tables[table].places[0].axis].tensor,
         )
+
+
+def call_modules(network: nn.Module, params: Params, x: Any) -> Any:
+    """Run a network so that the hooks of its layers fire: fused layers call no module."""
+    if isinstance(x, Tensor) and not x.numel():
+        raise ValueError(f"`batches` holds an empty batch, of shape {tuple(x.shape)}.")
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        return functional_call(network, params, (x,))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _keep(

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from lightning_bnn.params import Params, of
 from lightning_bnn.symmetry.forward import structural_copy
 from lightning_bnn.symmetry.matching.moments import Moments
+from lightning_bnn.symmetry.matching.probes import call_modules
 
 __all__ = ["Repaired", "Repairs", "has_batch_statistics", "reestimated", "repair"]
 
@@ -46,8 +47,9 @@ def repair(
     .. math:: z' = \frac{(1 - \lambda) \sigma_a + \lambda \sigma_b}{\sigma}\, (z - \mu)
         + (1 - \lambda) \mu_a + \lambda \mu_b,
 
-    which weights and bias of the layer take up. Channels that never vary are only shifted. Layers
-    that give the output stay, and so does what calls no layer (fused attention). A network with
+    which weights and bias of the layer take up. Channels that never vary are only shifted; samples
+    of a layer that is called several times are those of all calls. Layers that give the output
+    stay, and so does what calls no layer (projections into fused attention). A network with
     BatchNorm gets statistics estimated on the batches instead, which does the same.
 
     References:
@@ -132,7 +134,9 @@ class Repairs:
                 module = self.network.get_submodule(layer)
                 stack.callback(module.register_forward_hook(_measure(moments)).remove)
             for x in self.inputs:
-                functional_call(self.network, params, (x,))
+                call_modules(self.network, params, x)
+        if any(not bool(torch.as_tensor(m.squares).isfinite().all()) for m in found.values()):
+            raise ValueError("`batches` lead to preactivations that are NaN or infinite.")
         return found
 
 
@@ -155,7 +159,9 @@ def _along(module: nn.Module, factor: Tensor, weight: Tensor) -> Tensor:
 # ------------------------------------------------------------ layers
 def _hidden_layers(network: nn.Module, params: Params, x: Any) -> list[str]:
     """Linear layers and convolutions in the order of their calls, without those of the output."""
-    names = {m: n for n, m in network.named_modules() if isinstance(m, _LAYERS)}
+    names: dict[nn.Module, str] = {
+        m: n for n, m in network.named_modules() if isinstance(m, _LAYERS)
+    }
     called: dict[str, list[torch.UntypedStorage]] = {}  # kept: freed memory is used again
 
     def note(module: nn.Module, _: tuple[Any, ...], output: Tensor) -> None:
@@ -164,7 +170,7 @@ def _hidden_layers(network: nn.Module, params: Params, x: Any) -> list[str]:
     with ExitStack() as stack:
         for module in names:
             stack.callback(module.register_forward_hook(note).remove)
-        outputs = functional_call(network, params, (x,))
+        outputs = call_modules(network, params, x)
     tensors = [t for t in tree_leaves(outputs) if isinstance(t, Tensor)]
     given = {t.untyped_storage().data_ptr() for t in tensors}
     hidden = [n for n, own in called.items() if not {s.data_ptr() for s in own} & given]

@@ -1,0 +1,369 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES
+from torch import nn
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import (
+    Learning,
+    discover,
+    interpolate,
+    match,
+    match_activations,
+    permute,
+    random_permutations,
+    rescale,
+)
+from lightning_bnn.symmetry.matching.activations import activation_tables
+from lightning_bnn.symmetry.matching.learned import straight_through
+from lightning_bnn.symmetry.matching.learning import Best, Lines
+from lightning_bnn.symmetry.matching.moments import JointMoments
+from lightning_bnn.symmetry.matching.plan import Plan
+from lightning_bnn.symmetry.matching.relaxation import Relaxation
+from lightning_bnn.symmetry.matching.sinkhorn import doubly_stochastic, learn_softly
+
+ACTIVATIONS = ("activations", "correlation", "regression")
+cross_entropy = nn.functional.cross_entropy
+
+
+def smooth_optunet():
+    """Groups and no dead units, which activations could not tell apart."""
+    layers = [nn.Conv2d(1, 2, 4), nn.Tanh(), nn.Conv2d(2, 10, 5, groups=2), nn.Tanh()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(10, 10))
+
+
+def network(name):
+    if name == "smooth optunet":
+        return smooth_optunet().double(), torch.randn(8, 1, 12, 12).double()
+    if name == "batch norm":
+        layers = [nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(5, 3)).double(), torch.randn(
+            8, 2, 6, 6
+        ).double()
+    model, x = next(c for c in CASES if c.name == name).make()
+    return model.double(), x.double()
+
+
+def batches_of(model, params, x, count=3):
+    inputs = [torch.randn(8, *x.shape[1:]).to(x) for _ in range(count)]
+    outputs = [P.apply(model, params, x) for x in inputs]
+    return [
+        (x, (y + 0.1 * torch.randn_like(y)).detach()) for x, y in zip(inputs, outputs, strict=True)
+    ]
+
+
+def pair(name):
+    """Two networks, one a permutation of the other, with data that the other has labelled."""
+    model, x = network(name)
+    model.eval()
+    sym, params = discover(model, x), P.of(model)
+    planted = permute(params, sym, random_permutations(sym))
+    data = {"model": model, "batches": batches_of(model, params, x), "loss": nn.MSELoss()}
+    return sym, planted, params, data
+
+
+@pytest.mark.parametrize("name", ["attention", "smooth optunet", "batch norm"])
+def test_every_way_recovers_a_planted_permutation(name):
+    sym, planted, params, data = pair(name)
+    ways = [*ACTIVATIONS, "best", "learned", "sinkhorn"]
+    for method in ways:
+        found = match(planted, params, sym, method=method, learning=Learning(steps=2), **data)
+        back = found.apply(planted, sym)
+        assert all(torch.equal(back[n], params[n]) for n in params), method
+        wanted = ("ascent", "frank-wolfe") if method == "best" else (method,)
+        assert found.method in wanted
+    assert any(not torch.equal(planted[n], params[n]) for n in params)
+
+
+def test_sinkhorn_recovers_what_its_start_does_not_have():
+    """From a wrong permutation of two units, by gradients alone."""
+    model = models.mlp(3, [4], 2, nn.Tanh).double()
+    sym, params = discover(model, torch.randn(1, 3).double()), P.of(model)
+    batches = batches_of(model, params, torch.randn(64, 3).double(), 6)
+    lines = Lines(model, params, batches, nn.MSELoss(), Learning(steps=40, every=5, rate=0.3), 0)
+    swapped = [torch.tensor([[1, 0, 2, 3]])]
+    best = Best(lines, P.stack([params]), sym, [swapped])
+    before = best.loss.clone()
+    learn_softly(Relaxation(Plan(sym)), best)
+    assert best.loss < before
+    assert best.permutations[0].tolist() == [[0, 1, 2, 3]]
+
+
+# ------------------------------------------------------------ activations
+def two_mlps():
+    a, b = models.mlp(4, [6, 5], 3, nn.Tanh).double(), models.mlp(4, [6, 5], 3, nn.Tanh).double()
+    return a, P.of(a), P.of(b), [torch.randn(20, 4).double() + 1 for _ in range(3)]
+
+
+def hidden(model, params, batches):
+    x = torch.tanh(torch.cat(batches) @ params["1.weight"].T + params["1.bias"])
+    return x.T.detach().numpy()
+
+
+def test_what_is_compared_is_what_numpy_computes():
+    model, a, b, batches = two_mlps()
+    relaxation = Relaxation(Plan(discover(model, batches[0])))
+    ours = {
+        m: activation_tables(relaxation, model, P.stack([b]), P.stack([a]), batches, m)[0][0]
+        for m in ACTIVATIONS
+    }
+    goal, own = hidden(model, a, batches), hidden(model, b, batches)
+    assert np.allclose(ours["activations"], goal @ own.T)
+    assert np.allclose(ours["correlation"], np.corrcoef(goal, own)[:6, 6:])
+    for i, j in itertools.product(range(6), range(6)):
+        design = np.stack([own[j], np.ones(len(own[j]))], 1)
+        residual = np.linalg.lstsq(design, goal[i], rcond=None)[1][0]
+        total = ((goal[i] - goal[i].mean()) ** 2).sum()
+        assert float(ours["regression"][i, j]) == pytest.approx(total - residual, abs=1e-8)
+
+
+def test_the_objective_is_the_sum_over_matched_units_and_the_largest():
+    model, a, b, batches = two_mlps()
+    sym = discover(model, batches[0])
+    goal, own = hidden(model, a, batches), hidden(model, b, batches)
+    for method, measure in (
+        ("activations", goal @ own.T),
+        ("correlation", np.corrcoef(goal, own)[:6, 6:]),
+    ):
+        found = match(b, a, sym, method=method, model=model, batches=batches)
+        second = match(b, a, sym, method=method, model=model, batches=batches)[1]
+        table = activation_tables(
+            Relaxation(Plan(sym)), model, P.stack([b]), P.stack([a]), batches, method
+        )[1][0]
+        best = max(measure[range(6), p].sum() for p in itertools.permutations(range(6)))
+        top = max(table[range(5), p].sum() for p in itertools.permutations(range(5)))
+        assert measure[range(6), found[0]].sum() == pytest.approx(best)
+        assert float(found.objective) == pytest.approx(best + float(top))
+        assert torch.equal(second, found[1])
+        assert found.objective <= found.bound
+
+
+def test_correlations_do_not_see_the_scales_of_units():
+    model = models.mlp(4, [8], 3).double()
+    sym, a, b = discover(model, torch.randn(1, 4).double()), P.of(model), {}
+    b = P.of(models.mlp(4, [8], 3).double())
+    scaled = rescale(b, sym, [torch.logspace(-3, 3, 8, dtype=torch.float64)])
+    data = {"model": model, "batches": [torch.randn(50, 4).double()]}
+    same = {}
+    for method in ACTIVATIONS:
+        before, after = (match(x, a, sym, method=method, **data)[0] for x in (b, scaled))
+        same[method] = torch.equal(before, after)
+    assert same == {"activations": False, "correlation": True, "regression": True}
+
+
+def test_moments_of_batches_are_those_of_all_samples():
+    """Also where means are a million times the deviations."""
+    goal, own = (1e6 + torch.randn(2, 3, 40, dtype=torch.float64)).unbind()
+    parts = JointMoments()
+    for start, end in ((0, 1), (1, 7), (7, 40)):
+        parts.add(goal[:, start:end], own[None, :, start:end])
+    assert np.allclose(parts.correlations()[0], np.corrcoef(goal, own)[:3, 3:], atol=1e-7)
+    constant = JointMoments()
+    constant.add(goal, torch.full_like(own, 0.1)[None])
+    assert not constant.correlations().any()
+    assert not constant.explained().any()
+
+
+def test_one_name_for_the_old_function():
+    model, a, b, batches = two_mlps()
+    sym = discover(model, batches[0])
+    stack = P.stack([b, a])
+    found = match(stack, a, sym, method="activations", model=model, batches=batches)
+    old = match_activations(model, stack, a, sym, batches)
+    assert all(torch.equal(p, q) for p, q in zip(found, old, strict=True))
+    assert found.objective.shape == (2,)
+    assert found.method == ("activations", "activations")
+    assert torch.equal(found[0][1], torch.arange(6))
+
+
+# ------------------------------------------------------------ what learns
+def learning_pair(seed=0):
+    torch.manual_seed(seed)
+    model = models.mlp(3, [4, 4], 2).double()
+    a, b = P.of(model), P.of(models.mlp(3, [4, 4], 2).double())
+    sym = discover(model, torch.randn(1, 3).double())
+    batches = [
+        (x := torch.randn(16, 3).double(), (P.apply(model, a, x).argmax(1))) for _ in range(6)
+    ]
+    return model, {n: 3 * t.detach() for n, t in a.items()}, b, sym, batches
+
+
+def test_the_gradient_that_is_passed_through_is_that_of_the_midpoint():
+    model, a, b, sym, batches = learning_pair()
+    lines = Lines(model, a, batches, cross_entropy, Learning(), 0)
+    stack = P.stack([b, a])
+    permutations = random_permutations(sym, members=2)
+    best = Best(lines, stack, sym, [permutations])
+    names = Plan(sym).compared
+    found = straight_through(best, permutations, names, batches[0], 0.5)
+    moved = permute(b, sym, [p[0] for p in permutations])
+    x, y = batches[0]
+
+    def loss(name, index, step):
+        changed = {n: t.detach().clone() for n, t in moved.items()}
+        changed[name].view(-1)[index] += step
+        return float(cross_entropy(P.apply(model, interpolate(a, changed, 0.5), x), y))
+
+    for name in names:
+        for index in range(moved[name].numel()):
+            slope = (loss(name, index, 1e-5) - loss(name, index, -1e-5)) / 2e-5
+            assert float(found[name][0].reshape(-1)[index]) == pytest.approx(slope, abs=1e-7)
+
+
+@pytest.mark.parametrize(("method", "where"), [("learned", "line"), ("sinkhorn", "midpoint")])
+def test_learning_never_does_worse_than_its_start(method, where):
+    model, a, b, sym, batches = learning_pair()
+    settings = Learning(steps=10, every=2, where=where, rate=0.1)
+    data = {"model": model, "batches": batches, "loss": cross_entropy, "learning": settings}
+    stack = P.stack([b, P.of(models.mlp(3, [4, 4], 2).double())])
+    found = match(stack, a, sym, method=method, **data)
+    lines = Lines(model, a, batches, cross_entropy, settings, 0)
+    after = lines.judged(found.apply(stack, sym))
+    start = match(stack, a, sym, **data)
+    other = match(stack, a, sym, method="activations", **data)
+    before = torch.minimum(*(lines.judged(s.apply(stack, sym)) for s in (start, other)))
+    assert torch.allclose(found.objective, -after)
+    assert bool((after <= before).all())
+    again = match(stack, a, sym, method=method, **data)
+    assert all(torch.equal(p, q) for p, q in zip(found, again, strict=True))
+    assert not bool(found.share.isfinite().any())
+    assert "bound" not in str(found)
+
+
+def test_learning_reaches_a_midpoint_that_weights_do_not():
+    """The best of all permutations, by brute force over both groups, is nearer than the start."""
+    model, a, b, sym, batches = learning_pair()
+    settings = Learning(steps=60, every=1, rate=0.1)
+    data = {"model": model, "batches": batches, "loss": cross_entropy, "learning": settings}
+    found = match(b, a, sym, method="learned", **data)
+    lines = Lines(model, a, batches, cross_entropy, settings, 0)
+    every = list(itertools.product(itertools.permutations(range(4)), repeat=2))
+    orders = [torch.tensor([pair[g] for pair in every]) for g in range(2)]
+    stack = {n: t.expand(len(every), *t.shape) for n, t in b.items()}
+    best = -lines.judged(permute(stack, sym, orders)).min()
+    start = match(b, a, sym)
+    first = -lines.judged(P.stack([start.apply(b, sym)]))[0]
+    assert first < found.objective <= best + 1e-12
+
+
+def test_the_networks_and_data_are_left_alone():
+    model, a, b, sym, batches = learning_pair()
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    mode, ends = model.training, [{n: t.clone() for n, t in w.items()} for w in (a, b)]
+    for method in ("learned", "sinkhorn", "correlation"):
+        settings = Learning(steps=2)
+        match(
+            b,
+            a,
+            sym,
+            method=method,
+            model=model,
+            batches=batches,
+            loss=cross_entropy,
+            learning=settings,
+        )
+    assert model.training == mode
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert all(
+        torch.equal(w[n], t) for w, end in zip((a, b), ends, strict=True) for n, t in end.items()
+    )
+    assert not any(t.requires_grad and t.grad is not None for t in model.parameters())
+
+
+# ------------------------------------------------------------ Sinkhorn
+def test_matrices_are_doubly_stochastic_also_where_logits_are_large():
+    logits = 100 * torch.randn(3, 5, 5, dtype=torch.float64)
+    p = doubly_stochastic(logits, 2000)
+    assert torch.allclose(p.sum(1), torch.ones(3, 5).double(), atol=1e-6)
+    assert torch.allclose(p.sum(2), torch.ones(3, 5).double(), atol=1e-2)
+    assert bool(p.isfinite().all())
+    assert bool((p >= 0).all())
+    plain = logits[0].div(100).exp()
+    for _ in range(20):
+        plain = plain / plain.sum(1, keepdim=True)
+        plain = plain / plain.sum(0)
+    assert torch.allclose(doubly_stochastic(logits[0] / 100), plain)
+
+
+@pytest.mark.parametrize("name", ["attention", "smooth optunet", "grouped cnn"])
+def test_mixing_by_permutation_matrices_is_permuting(name):
+    case = next((c for c in CASES if c.name == name), None)
+    if case is None:
+        model, x = network(name)
+        sym = discover(model, x)
+    else:
+        model, x, sym = case.known()
+    stack = P.stack([P.of(model)] * 2)
+    relaxation = Relaxation(Plan(sym))
+    orders = relaxation.best([torch.rand(2, t.units, t.units) for t in relaxation.tables])
+    permutations = relaxation.elements(orders)
+    back = relaxation.orders(permutations)
+    assert all(torch.equal(o, b) for o, b in zip(orders, back, strict=True))
+    matrices = [nn.functional.one_hot(o).float() for o in orders]
+    mixed, moved = relaxation.mixed(stack, matrices), permute(stack, sym, permutations)
+    assert all(torch.allclose(mixed[n], moved[n], atol=1e-6) for n in moved)
+
+
+# ------------------------------------------------------------ weights and activations together
+def test_ascent_from_activations_is_a_further_start_of_best():
+    methods = set()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        nets = [models.mlp(6, [8, 8, 8], 3) for _ in range(2)]
+        sym, (a, b) = discover(nets[0], torch.randn(1, 6)), map(P.of, nets)
+        data = {"model": nets[0], "batches": [torch.randn(30, 6)]}
+        plain, more = match(b, a, sym), match(b, a, sym, **data)
+        assert more.objective >= plain.objective - 1e-6
+        methods.add(more.method)
+    assert "ascent from activations" in methods
+
+
+# ------------------------------------------------------------ bad input
+@pytest.mark.bad_input
+def test_errors():
+    model, a, b, sym, batches = learning_pair()
+    both = {"model": model, "batches": batches}
+    for method in (*ACTIVATIONS, "learned", "sinkhorn"):
+        with pytest.raises(ValueError, match="`model` and `batches` must both be given for meth"):
+            match(b, a, sym, method=method, model=model)
+        with pytest.raises(ValueError, match="`signs` must be False"):
+            match(b, a, sym, method=method, signs=True, **both)
+    with pytest.raises(ValueError, match="both be given for method 'best'"):
+        match(b, a, sym, batches=batches)
+    with pytest.raises(ValueError, match="`loss` must be given for method 'learned'"):
+        match(b, a, sym, method="learned", **both)
+    learn = {"method": "learned", "model": model, "loss": cross_entropy}
+    for wrong in (batches[:1], iter(batches), torch.randn(4, 3)):
+        with pytest.raises(ValueError, match="must be a list of at least two|put one tensor into"):
+            match(b, a, sym, batches=wrong, **learn)
+    with pytest.raises(ValueError, match=r"must hold \(input, target\) pairs"):
+        match(b, a, sym, batches=[x for x, _ in batches], **learn)
+    with pytest.raises(ValueError, match="`batches` lead to activations that are NaN"):
+        match(b, a, sym, method="correlation", model=model, batches=[batches[0][0] * torch.nan])
+    with pytest.raises(ValueError, match="`batches` holds an empty batch"):
+        match(b, a, sym, method="activations", model=model, batches=[batches[0][0][:0]])
+    with pytest.raises(ValueError, match="`loss` is NaN or infinite at the midpoint"):
+        match(b, a, sym, **{**learn, "loss": lambda o, y: o.sum() * torch.nan}, batches=batches)
+    with pytest.raises(ValueError, match="`params` must hold all tensors of the network"):
+        match(
+            b,
+            a,
+            sym,
+            method="activations",
+            model=nn.Sequential(model, nn.Linear(2, 2)),
+            batches=batches,
+        )
+    with pytest.raises(ValueError, match="must be one of best, ascent, frank-wolfe, activ"):
+        match(b, a, sym, method="nearest")
+    for options, message in (
+        ({"steps": 0}, "`steps` must be at least 1, got 0"),
+        ({"held_back": 1.0}, "`held_back` must lie between 0 and 1, got 1.0"),
+        ({"rate": float("nan")}, "`rate` must be positive and finite, got nan"),
+        ({"optimizer": "lbfgs"}, "`optimizer` must be 'adam' or 'sgd', got 'lbfgs'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Learning(**options)
