@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,6 +126,10 @@ class Symmetries:
     unchecked: str = ""
     linear: tuple[LinearGroup, ...] = ()
     shifts: tuple[ShiftGroup, ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone, without what was computed from them and kept."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @cached_property
     def log10_permutations(self) -> float:

@@ -22,7 +22,7 @@ from lightning_bnn.symmetry import (
     random_signs,
     rescale,
 )
-from lightning_bnn.symmetry.matching.frank_wolfe import _line_search
+from lightning_bnn.symmetry.matching.frank_wolfe import _line_search, frank_wolfe
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.matching.relaxation import Relaxation
 
@@ -155,6 +155,26 @@ def test_a_stream_that_nothing_anchors_is_recovered_by_the_joint_way_only():
             found[method] += close(result.apply(moved, sym), copy)
     assert found["frank-wolfe"] == found["best"] == 4
     assert found["ascent"] < 4
+
+
+def test_sorted_weights_tell_units_apart_where_the_mean_of_all_permutations_does_not():
+    """Rows and columns sum to zero: from the barycentre there is no slope."""
+    torch.manual_seed(0)
+    model = Stream(15, 25, 2)
+    for p in [*model.first.parameters(), *model.second.parameters()]:
+        p.data -= p.data.mean(0)
+        p.data -= p.data.mean(1, keepdim=True)
+    sym, params, copy, moved = planted(model, torch.randn(1, 3), 0.2, 0)
+    relaxation, stack = Relaxation(Plan(sym)), {n: t[None] for n, t in moved.items()}
+    barycentre = relaxation.barycentre(1, stack["first.0.weight"])
+    _, slopes = relaxation.value_and_gradients(
+        {n: t[None] for n, t in params.items()}, params, barycentre
+    )
+    assert max(float(s.abs().max()) for s in slopes) < 1e-5
+    found = match(moved, params, sym, method="frank-wolfe")
+    assert close(found.apply(moved, sym), copy)
+    lost = relaxation.element([o[0] for o in frank_wolfe(relaxation, stack, params)])
+    assert not close(permute(moved, sym, lost), copy)
 
 
 def test_one_hidden_layer_is_one_assignment_for_every_method():

@@ -34,14 +34,13 @@ def frank_wolfe(
 
     Args:
         relaxation: of the symmetries of the network.
-        params: a stack.
+        params: a stack, in single or double precision.
         reference: one network.
         start: doubly stochastic matrices, by default those that prefer nothing.
         max_steps: steps at most.
     """
     names = list(relaxation.pieces)
-    goal = {n: _real(reference[n]) for n in names}
-    stack = {n: _real(params[n]) for n in names}
+    goal, stack = ({n: w[n] for n in names} for w in (reference, params))
     like = stack[names[0]]
     matrices = list(start) if start is not None else relaxation.barycentre(len(like), like)
     active = torch.arange(len(like))
@@ -97,7 +96,3 @@ def _line_search(value: Tensor, slope: Tensor, points: Sequence[tuple[float, Ten
         candidates = np.array([0.0, 1.0, *[t for t in turns if 0 < t < 1]])
         best.append(candidates[line(candidates).argmax()])
     return torch.tensor(best, dtype=torch.float64)
-
-
-def _real(w: Tensor) -> Tensor:
-    return w if w.dtype == torch.float64 else w.float()

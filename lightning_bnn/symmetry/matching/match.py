@@ -29,6 +29,7 @@ from lightning_bnn.symmetry.matching.moments import Measure
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.matching.relaxation import Relaxation
 from lightning_bnn.symmetry.matching.result import MatchResult
+from lightning_bnn.symmetry.matching.signatures import start_from_signatures
 from lightning_bnn.symmetry.validation import check_finite, check_one_network, check_params
 
 __all__ = ["Method", "match"]
@@ -61,7 +62,8 @@ def match(
     with what is already matched, and then sweeps in random order until no group changes. Where the
     input anchors nothing (residual streams) it gets stuck; Frank-Wolfe moves all groups at once
     between permutations, from the point that prefers none, and coordinate ascent finishes its
-    answer. Blocks (heads, convolution groups) are matched together with their inside.
+    answer; a second run starts where sorted weights look alike. Blocks (heads, convolution groups)
+    are matched together with their inside.
 
     Other methods look at data instead. Hidden activations on batches are compared by
 
@@ -135,6 +137,10 @@ def _found(search: _Search, networks: Params, method: Method, data: Data | None)
     return by_activations(plan, networks, reference, data, method)
 
 
+def _real(w: Tensor) -> Tensor:
+    return w if w.dtype == torch.float64 else w.float()
+
+
 Found = tuple[list[Tensor], list[Tensor] | None, str]
 
 
@@ -160,23 +166,30 @@ class _Search:
     def run(self, members: Sequence[Params], method: ByWeights, data: Data | None) -> list[Found]:
         """The best of what the method tries, for every network."""
         joint = method == "frank-wolfe" or (method == "best" and self.plan.couples)
-        starts = self._joint_starts(members) if joint and self.plan.families else None
-        seen = None
+        starts = self._joint_starts(members) if joint else []
         if method == "best" and data is not None and self.plan.couples:
             seen = starts_from_activations(self.plan, stack(members), self.reference, data)
-        found = []
-        for k, member in enumerate(members):
-            ways = {} if starts is None else {"frank-wolfe": starts[k]}
-            ways |= {} if seen is None else {"ascent from activations": seen[k]}
-            found.append(self._best(member, ways, alone=method != "frank-wolfe" or starts is None))
-        return found
+            starts.append(("ascent from activations", list(seen)))
+        alone = method != "frank-wolfe" or not starts
+        return [
+            self._best(member, [(name, every[k]) for name, every in starts], alone)
+            for k, member in enumerate(members)
+        ]
 
-    def _joint_starts(self, members: Sequence[Params]) -> list[list[Tensor]] | None:
+    def _joint_starts(self, members: Sequence[Params]) -> list[tuple[str, list[list[Tensor]]]]:
+        """What Frank-Wolfe finds from the point that prefers nothing, and from signatures."""
         relaxation = Relaxation(self.plan)
         if not relaxation.pieces:
-            return None
-        orders = frank_wolfe(relaxation, stack(members), self.reference)
-        return [relaxation.element([o[m] for o in orders]) for m in range(len(members))]
+            return []
+        every, goal = (
+            {n: _real(w[n]) for n in relaxation.pieces} for w in (stack(members), self.reference)
+        )
+        found = []
+        for start in (None, start_from_signatures(relaxation, every, goal)):
+            orders = frank_wolfe(relaxation, every, goal, start)
+            elements = [relaxation.element([o[m] for o in orders]) for m in range(len(members))]
+            found.append(("frank-wolfe", elements))
+        return found
 
     def _random(self, generator: torch.Generator) -> list[Tensor]:
         """Random permutations; blocks that have tensors of their own stay in their places."""
@@ -185,11 +198,11 @@ class _Search:
         pairs = zip(groups, orders, strict=True)
         return [torch.arange(g.units) if g.tensors else order for g, order in pairs]
 
-    def _best(self, member: Params, ways: dict[str, list[Tensor]], alone: bool) -> Found:
+    def _best(self, member: Params, ways: Sequence[tuple[str, list[Tensor]]], alone: bool) -> Found:
         sym, generator = self.plan.sym, torch.Generator().manual_seed(self.seed)
         flips = [torch.ones(g.units) for g in sym.signs] if self.signs else None
         starts: list[tuple[str, list[Tensor] | None]] = [("ascent", None)] if alone else []
-        starts += ways.items()
+        starts += ways
         starts += [("ascent", self._random(generator)) for _ in range(self.restarts)]
         best, top = None, -float("inf")
         for name, start in starts:
