@@ -41,7 +41,7 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(2 * width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of the digit."""
+        """Logits of the digit that an image shows."""
         x = F.max_pool2d(self.stem(x).relu(), 2)
         for block in self.blocks:
             x = (x + block(x)).relu()
@@ -86,7 +86,7 @@ class Transformer(nn.Module):
         self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocabulary or 10)
 
     def reset_parameters(self) -> None:
-        """Draw where tokens stand."""
+        """Draw numbers that tell places apart."""
         nn.init.normal_(self.places, std=0.1)
 
     def forward(self, x: Tensor) -> Tensor:
