@@ -93,11 +93,35 @@ def symmetries(device):
     }
 
 
+def matching(device):
+    """Permutations by data, and a network on a line that is repaired."""
+    torch.manual_seed(0)
+    net = mlp(6, [8, 5], 3)
+    stack = moved(P.populate(net, 2, torch.Generator().manual_seed(0)), device)
+    sym = S.discover(net, torch.randn(2, 6))
+    a, b = ({k: v[i] for k, v in stack.items()} for i in (0, 1))
+    batches = moved([(torch.randn(9, 6), torch.randint(3, (9,))) for _ in range(3)], device)
+    net = copy.deepcopy(net).to(device)
+    data = {"model": net, "batches": batches, "loss": torch.nn.functional.cross_entropy}
+    ways = ("activations", "correlation", "regression", "learned", "sinkhorn")
+    found = {w: S.match(a, b, sym, method=w, learning=S.Learning(steps=3), **data) for w in ways}
+    return {
+        "permutations": {way: list(f) for way, f in found.items()},
+        "repaired": S.repair(net, S.interpolate(a, b, 0.5), a, b, 0.5, batches).params,
+    }
+
+
 def lost(device):
     return trained(DeepEnsemble(Lost(), members=2), device)
 
 
-OTHERS = {"callbacks": watched, "images": images, "symmetries": symmetries, "lost": lost}
+OTHERS = {
+    "callbacks": watched,
+    "images": images,
+    "symmetries": symmetries,
+    "matching": matching,
+    "lost": lost,
+}
 BEYOND = ("laplace", "multi-laplace", "MMD", "MMD law", "MMD mixture")
 """What torch itself does below Python: forward-mode derivatives, indices that are lists."""
 

@@ -21,7 +21,7 @@ class Branches(nn.Module):
     def forward(self, x):
         x = torch.relu(self.up(torch.relu(self.grouped(torch.relu(self.first(x))))))
         x = torch.relu(self.line(x.flatten(2))).mean(-1)
-        return self.last(torch.relu(self.hidden(x)))
+        return self.last(torch.relu(self.hidden(x))).unflatten(1, (2, 1))[..., 0]
 
 
 def two(build):
@@ -93,6 +93,30 @@ def test_layers_inside_of_fused_ones_are_repaired():
     changed = {n.rpartition(".")[0] for n in a if not torch.equal(repaired[n], middle[n])}
     assert {"0", "1.linear1", "1.linear2"} <= changed
     assert "2" not in changed
+
+
+def test_all_layers_of_the_output_stay():
+    """Two heads, and one head whose logits are normalised."""
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hidden = nn.Linear(3, 4)
+            self.mean, self.scale = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x):
+            x = torch.relu(self.hidden(x))
+            return {"mean": self.mean(x)[..., None], "scale": self.scale(x)}
+
+    def normalised():
+        return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.LogSoftmax(-1))
+
+    for build, stays in ((Heads, ("mean", "scale")), (normalised, ("2",))):
+        a, b = two(build)
+        middle, inputs = interpolate(a, b, 0.5), [torch.randn(9, 3).double()]
+        _, repaired = repair(build().double(), middle, a, b, 0.5, inputs)
+        same = {n.partition(".")[0] for n in middle if torch.equal(repaired[n], middle[n])}
+        assert same == set(stays)
 
 
 def test_units_that_never_vary_are_shifted_only():

@@ -162,19 +162,23 @@ def _hidden_layers(network: nn.Module, params: Params, x: Any) -> list[str]:
     names: dict[nn.Module, str] = {
         m: n for n, m in network.named_modules() if isinstance(m, _LAYERS)
     }
-    called: dict[str, list[torch.UntypedStorage]] = {}  # kept: freed memory is used again
+    called: dict[str, list[Tensor]] = {}
 
     def note(module: nn.Module, _: tuple[Any, ...], output: Tensor) -> None:
-        called.setdefault(names[module], []).append(output.untyped_storage())
+        called.setdefault(names[module], []).append(_whole(output))
 
     with ExitStack() as stack:
         for module in names:
             stack.callback(module.register_forward_hook(note).remove)
         outputs = call_modules(network, params, x)
-    tensors = [t for t in tree_leaves(outputs) if isinstance(t, Tensor)]
-    given = {t.untyped_storage().data_ptr() for t in tensors}
-    hidden = [n for n, own in called.items() if not {s.data_ptr() for s in own} & given]
+    given = {id(_whole(t)) for t in tree_leaves(outputs) if isinstance(t, Tensor)}
+    hidden = [name for name, own in called.items() if not set(map(id, own)) & given]
     return hidden if len(hidden) < len(called) else hidden[:-1]
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The tensor that a view is a part of."""
+    return tensor if tensor._base is None else tensor._base
 
 
 def _check_unshared(network: nn.Module, layers: Sequence[str]) -> None:
