@@ -46,11 +46,14 @@ from lightning_bnn.symmetry.groups import (
 )
 from lightning_bnn.symmetry.matching import (
     Barrier,
+    FullMatch,
     MatchResult,
     barrier,
     interpolate,
     match,
     match_activations,
+    match_all,
+    match_mixings,
 )
 from lightning_bnn.symmetry.min_mass import MinMass, mass, min_mass
 from lightning_bnn.symmetry.mixing import identity_mixings, mix, random_mixings
@@ -73,6 +76,7 @@ from lightning_bnn.symmetry.verify import verify
 __all__ = [
     "Barrier",
     "Frozen",
+    "FullMatch",
     "LinearGroup",
     "MatchResult",
     "MinMass",
@@ -101,6 +105,8 @@ __all__ = [
     "mass",
     "match",
     "match_activations",
+    "match_all",
+    "match_mixings",
     "min_mass",
     "mix",
     "mix_optimizer_state",

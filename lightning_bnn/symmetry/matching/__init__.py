@@ -3,6 +3,18 @@
 from lightning_bnn.symmetry.matching.activations import match_activations
 from lightning_bnn.symmetry.matching.interpolation import Barrier, barrier, interpolate
 from lightning_bnn.symmetry.matching.match import match
+from lightning_bnn.symmetry.matching.match_all import FullMatch, match_all
+from lightning_bnn.symmetry.matching.mixings import match_mixings
 from lightning_bnn.symmetry.matching.result import MatchResult
 
-__all__ = ["Barrier", "MatchResult", "barrier", "interpolate", "match", "match_activations"]
+__all__ = [
+    "Barrier",
+    "FullMatch",
+    "MatchResult",
+    "barrier",
+    "interpolate",
+    "match",
+    "match_activations",
+    "match_all",
+    "match_mixings",
+]
