@@ -25,11 +25,10 @@ from lightning_bnn.symmetry.matching.moving_spaces import (
     without_groups,
 )
 from lightning_bnn.symmetry.matching.nearest import all_pairs, nearest
-from lightning_bnn.symmetry.mixing import mix
+from lightning_bnn.symmetry.mixing import mix, mix_some
 
 __all__ = ["FullMatch", "match_all"]
 
-_STILL = 1e-10
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +112,7 @@ class _Whole(Pair):
     ) -> None:
         super().__init__(view, params, reference)
         self.space_map = space_map
-        self.permutations = identity(self.sym)
+        self.permutations, self.start = identity(self.sym), self.params
 
     def run(self, sweeps: int) -> Found:
         """Rounds until nothing moves; by weights the closest, by activations the last."""
@@ -123,10 +122,13 @@ class _Whole(Pair):
             apart = float(distance(self.params, self.reference, self.sym))
             if best is None or self.view.network is not None or apart < least:
                 best, least = (list(self.permutations), list(self.matrices)), apart
-            if moved < _STILL:
+            if moved < self.still:
                 break
         assert best is not None
-        return best
+        self.permutations, self.matrices = best
+        self.params = mix_some(permute_some(self.start, self.sym, best[0]), self.sym, best[1])
+        self.refine()
+        return self.permutations, self.matrices
 
     def _round(self, first: bool) -> float:
         seen = self.view.activations(self.params, self.reference)

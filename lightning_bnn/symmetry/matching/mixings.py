@@ -21,7 +21,7 @@ from lightning_bnn.symmetry.matching.moments import (
     unseen_groups,
     weight_moments,
 )
-from lightning_bnn.symmetry.matching.nearest import nearest
+from lightning_bnn.symmetry.matching.nearest import least_squares, nearest
 from lightning_bnn.symmetry.matching.watching import first_inputs
 from lightning_bnn.symmetry.mixing import identity_mixings
 from lightning_bnn.symmetry.spaces import multiplied
@@ -31,7 +31,6 @@ __all__ = ["By", "Pair", "View", "distance", "match_mixings", "view_of"]
 
 By = Literal["weights", "activations"]
 _log = logging.getLogger(__name__)
-_STILL = 1e-10
 
 
 @torch.no_grad()
@@ -199,6 +198,7 @@ class Pair:
         for name in self.sym.touched:
             self.params[name] = params[name].double()
         device = next(iter(params.values())).device
+        self.still = max(torch.finfo(params[n].dtype).eps for n in self.sym.touched) ** 0.6
         self.matrices = [m.to(device) for m in identity_mixings(self.sym)]
 
     def sweep(self, sweeps: int) -> None:
@@ -207,8 +207,9 @@ class Pair:
             seen = self.view.activations(self.params, self.reference)
             moved = self.turn(self.view.streams, seen, first=number == 0)
             moved = max(moved, self.turn(self.view.rest, seen))
-            if moved < _STILL:
+            if moved < self.still:
                 break
+        self.refine()
 
     def turn(
         self, groups: Sequence[int], seen: Sequence[Moments] | None, first: bool = False
@@ -219,11 +220,21 @@ class Pair:
             group = self.sym.linear[k]
             found = self.view.moments(k, self.params, self.reference, seen, first)
             step = nearest(group, found.own, found.goal, found.paired).matrices
-            inverse = torch.linalg.inv(step).mT
-            self.params = tied(
-                multiplied(self.params, self.sym, group, step, inverse), self.sym
-            )
-            self.matrices[k] = step @ self.matrices[k]
-            eye = torch.eye(group.size).to(step)
-            moved = max(moved, float((step - eye).abs().max()))
+            moved = max(moved, self._mix(k, step))
         return moved
+
+    def refine(self) -> None:
+        """Replace balanced forms by least squares, where matrices are free, from what was found."""
+        seen = self.view.activations(self.params, self.reference)
+        for k, group in enumerate(self.sym.linear):
+            if group.kind == "general":
+                found = self.view.moments(k, self.params, self.reference, seen)
+                eye = torch.eye(group.size).to(found.own).expand(group.spaces, -1, -1)
+                self._mix(k, least_squares(eye, found.own, found.goal, found.paired))
+
+    def _mix(self, k: int, step: Tensor) -> float:
+        """Mix the channels of one group; returns how far the matrices are from one."""
+        group, inverse = self.sym.linear[k], torch.linalg.inv(step).mT
+        self.params = tied(multiplied(self.params, self.sym, group, step, inverse), self.sym)
+        self.matrices[k] = step @ self.matrices[k]
+        return float((step - torch.eye(group.size).to(step)).abs().max())

@@ -11,7 +11,7 @@ from lightning_bnn.symmetry.balanced_form import balance_spaces
 from lightning_bnn.symmetry.groups import LinearGroup
 from lightning_bnn.symmetry.matching.moments import Moments
 
-__all__ = ["Nearest", "all_pairs", "nearest", "procrustes"]
+__all__ = ["Nearest", "all_pairs", "least_squares", "nearest", "procrustes"]
 
 _NOISE = 1e-13  # eigenvalues of moments below this share of the largest are rounding
 
@@ -73,6 +73,55 @@ def _general(own: Tensor, goal: Tensor, cross: Tensor) -> Nearest:
     usable = (mine.full & theirs.full)[..., None, None]
     unmoved = torch.eye(matrices.shape[-1]).to(matrices).expand_as(matrices)
     return Nearest(torch.where(usable, matrices, unmoved), found.similarity)
+
+
+def least_squares(
+    matrices: Tensor, own: Tensor, goal: Tensor, cross: Tensor, steps: int = 20
+) -> Tensor:
+    r"""Invertible matrices with the least distance of both sides, each as a share of its size.
+
+    .. math:: \frac{|B_1 - G A_1|^2}{|B_1|^2} + \frac{|B_2 - G^{-T} A_2|^2}{|B_2|^2}
+
+    Gauss-Newton on the group: a step :math:`e^X G` solves a Sylvester equation for X.
+
+    Args:
+        matrices: where to start, ``(spaces, size, size)``.
+        own: moments of the network, ``(2, spaces, size, size)``.
+        goal: those of the reference.
+        cross: those of the reference with the network.
+        steps: at most so many.
+    """
+    size = goal.diagonal(dim1=-2, dim2=-1).sum((1, 2)).clamp_min(1e-300)[:, None, None, None]
+    own, cross = own / size, cross / size
+    value = _misfit(matrices, own, cross)
+    for _ in range(steps):
+        both = torch.stack([matrices, torch.linalg.inv(matrices).mT])
+        a, b = both @ own @ both.mT
+        right = cross @ both.mT
+        step = _sylvester(a, b, right[0] - a - (right[1] - b).mT)
+        tries = torch.stack([torch.linalg.matrix_exp(step / 2**k) @ matrices for k in range(6)])
+        values = torch.stack([_misfit(t, own, cross) for t in tries])
+        least, at = values.min(0)
+        better = least < value - 1e-14 * value.abs()
+        if not bool(better.any()):
+            break
+        chosen = tries.gather(0, at[None, :, None, None].expand_as(tries[:1]))[0]
+        matrices = torch.where(better[:, None, None], chosen, matrices)
+        value = torch.where(better, least, value)
+    return matrices
+
+
+def _misfit(matrices: Tensor, own: Tensor, cross: Tensor) -> Tensor:
+    both = torch.stack([matrices, torch.linalg.inv(matrices).mT])
+    return (both * (both @ own - 2 * cross)).sum((0, -2, -1))
+
+
+def _sylvester(a: Tensor, b: Tensor, right: Tensor) -> Tensor:
+    """The X with X A + B X equal to the right side, for positive semidefinite A and B."""
+    (p, u), (q, v) = torch.linalg.eigh(a), torch.linalg.eigh(b)
+    total = q[..., :, None] + p[..., None, :]
+    least = 1e-12 * total.amax((-2, -1), keepdim=True)
+    return v @ ((v.mT @ right @ u) / torch.maximum(total, least).clamp_min(1e-300)) @ u.mT
 
 
 def _root(moment: Tensor) -> Tensor:
