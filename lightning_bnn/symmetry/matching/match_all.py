@@ -17,7 +17,6 @@ from lightning_bnn.symmetry.matching.activations import match_activations
 from lightning_bnn.symmetry.matching.assignment import assign
 from lightning_bnn.symmetry.matching.match import match
 from lightning_bnn.symmetry.matching.mixings import By, Pair, View, distance, view_of
-from lightning_bnn.symmetry.matching.moments import Moments
 from lightning_bnn.symmetry.matching.moving_spaces import (
     Blocks,
     SpaceMap,
@@ -25,7 +24,7 @@ from lightning_bnn.symmetry.matching.moving_spaces import (
     without_groups,
 )
 from lightning_bnn.symmetry.matching.nearest import all_pairs, nearest
-from lightning_bnn.symmetry.mixing import mix, mix_some
+from lightning_bnn.symmetry.mixing import mix
 
 __all__ = ["FullMatch", "match_all"]
 
@@ -112,40 +111,44 @@ class _Whole(Pair):
     ) -> None:
         super().__init__(view, params, reference)
         self.space_map = space_map
-        self.permutations, self.start = identity(self.sym), self.params
+        self.permutations = identity(self.sym)
 
     def run(self, sweeps: int) -> Found:
-        """Rounds until nothing moves; by weights the closest, by activations the last."""
-        best, least = None, float("inf")
+        """Rounds until nothing moves; by weights from the closest, by activations from the last."""
+        best, least = self._here(), float("inf")
         for number in range(sweeps):
             moved = self._round(first=number == 0)
             apart = float(distance(self.params, self.reference, self.sym))
-            if best is None or self.view.network is not None or apart < least:
-                best, least = (list(self.permutations), list(self.matrices)), apart
+            if self.seen is not None or apart < least:
+                best, least = self._here(), apart
             if moved < self.still:
                 break
-        assert best is not None
-        self.permutations, self.matrices = best
-        self.params = mix_some(permute_some(self.start, self.sym, best[0]), self.sym, best[1])
+        self.permutations, self.matrices, self.params = best
         self.refine()
         return self.permutations, self.matrices
 
-    def _round(self, first: bool) -> float:
-        seen = self.view.activations(self.params, self.reference)
-        moved = self.turn(self.view.streams, seen, first)
-        before = self.permutations
-        self._permute(self._hidden_units())
-        seen = self._exchange(seen)
-        same = all(map(torch.equal, before, self.permutations))
-        return max(moved, self.turn(self.view.rest, seen), 0.0 if same else 1.0)
+    def _here(self) -> tuple[list[Tensor], list[Tensor], Params]:
+        return list(self.permutations), list(self.matrices), self.params
 
-    def _permute(self, step: Sequence[Tensor]) -> list[Tensor]:
-        """Permute what stands now; returns where every space was."""
+    def _round(self, first: bool) -> float:
+        before = self.permutations
+        moved = self.turn(self.view.streams, first)
+        if first or self.seen is None or self.space_map.tangled:
+            self._permute(self._hidden_units())
+        if self.seen is not None and self.space_map.tangled:
+            self.seen = self.view.activations(self._as_given(), self.reference)
+        self._exchange()
+        same = all(map(torch.equal, before, self.permutations))
+        return max(moved, self.turn(self.view.rest), 0.0 if same else 1.0)
+
+    def _permute(self, step: Sequence[Tensor]) -> None:
+        """Permute what stands now; spaces take their matrices and moments along."""
         orders = self.space_map.space_orders(step)
         self.params = permute_some(self.params, self.sym, step)
         self.permutations = composed(self.sym, self.permutations, step)
         self.matrices = [m[o] for m, o in zip(self.matrices, orders, strict=True)]
-        return orders
+        if self.seen is not None:
+            self.seen = [m.reordered(o) for m, o in zip(self.seen, orders, strict=True)]
 
     def _hidden_units(self) -> list[Tensor]:
         """The best permutations of what lies outside of spaces."""
@@ -156,26 +159,27 @@ class _Whole(Pair):
         if view.network is None:
             found = list(match(self.params, self.reference, reduced, method="ascent"))
         else:
-            own = {n: t.to(self.reference[n].dtype) for n, t in self.params.items()}
+            own = self._as_given()
             found = match_activations(view.network, own, self.reference, reduced, view.inputs)
         for k, order in zip(groups, found, strict=True):
             result[k] = order
         return result
 
-    def _exchange(self, seen: Sequence[Moments] | None) -> list[Moments] | None:
-        """Exchange heads; returns the moments of the spaces where they stand now."""
-        for blocks in self.space_map.blocks:
-            order = assign(sum(self._similarity(blocks, k, seen) for k in blocks.spaces))
-            step = identity(self.sym)
-            step[blocks.group] = order
-            orders = self._permute(step)
-            if seen is not None:
-                seen = [m.reordered(o) for m, o in zip(seen, orders, strict=True)]
-        return None if seen is None else list(seen)
+    def _as_given(self) -> Params:
+        """The network as it stands, in the precision of the reference."""
+        return {n: t.to(self.reference[n].dtype) for n, t in self.params.items()}
 
-    def _similarity(self, blocks: Blocks, k: int, seen: Sequence[Moments] | None) -> Tensor:
+    def _exchange(self) -> None:
+        """Exchange heads by the best that can be had inside each pair of them."""
+        for blocks in self.space_map.blocks:
+            similarity = torch.stack([self._similarity(blocks, k) for k in blocks.spaces]).sum(0)
+            step = identity(self.sym)
+            step[blocks.group] = assign(similarity)
+            self._permute(step)
+
+    def _similarity(self, blocks: Blocks, k: int) -> Tensor:
         """Of every pair of heads, as a share of what the reference has with itself."""
-        moments = self.view.moments(k, self.params, self.reference, seen)
+        moments = self.moments(k)
         values = all_pairs(self.sym.linear[k], moments)
         spaces = blocks.spaces[k].to(values.device)
         own = nearest(self.sym.linear[k], moments.goal, moments.goal, moments.goal).similarity

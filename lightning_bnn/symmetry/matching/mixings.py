@@ -160,9 +160,7 @@ class View:
         """Moments of all groups, if activations are what counts."""
         if self.network is None:
             return None
-        like = {n: t.dtype for n, t in reference.items()}
-        own = {n: t.to(like[n]) for n, t in params.items()}
-        found = activation_moments(self.network, own, reference, self.sym, self.inputs)
+        found = activation_moments(self.network, params, reference, self.sym, self.inputs)
         for name in set(unseen_groups(self.sym, found)) - self.warned:
             self.warned.add(name)
             _log.warning("No linear map shows the channels of %s: weights are compared.", name)
@@ -197,6 +195,7 @@ class Pair:
         self.params, self.reference = dict(params), reference
         for name in self.sym.touched:
             self.params[name] = params[name].double()
+        self.seen = view.activations(params, reference)
         device = next(iter(params.values())).device
         self.still = max(torch.finfo(params[n].dtype).eps for n in self.sym.touched) ** 0.6
         self.matrices = [m.to(device) for m in identity_mixings(self.sym)]
@@ -204,31 +203,31 @@ class Pair:
     def sweep(self, sweeps: int) -> None:
         """All groups, streams first, until nothing moves."""
         for number in range(sweeps):
-            seen = self.view.activations(self.params, self.reference)
-            moved = self.turn(self.view.streams, seen, first=number == 0)
-            moved = max(moved, self.turn(self.view.rest, seen))
+            moved = self.turn(self.view.streams, first=number == 0)
+            moved = max(moved, self.turn(self.view.rest))
             if moved < self.still:
                 break
         self.refine()
 
-    def turn(
-        self, groups: Sequence[int], seen: Sequence[Moments] | None, first: bool = False
-    ) -> float:
+    def turn(self, groups: Sequence[int], first: bool = False) -> float:
         """Mix the channels of some groups; returns how far the matrices are from one."""
         moved = 0.0
         for k in groups:
             group = self.sym.linear[k]
-            found = self.view.moments(k, self.params, self.reference, seen, first)
+            found = self.moments(k, first)
             step = nearest(group, found.own, found.goal, found.paired).matrices
             moved = max(moved, self._mix(k, step))
         return moved
 
+    def moments(self, k: int, first: bool = False) -> Moments:
+        """Moments of one group as the network stands now."""
+        return self.view.moments(k, self.params, self.reference, self.seen, first)
+
     def refine(self) -> None:
         """Replace balanced forms by least squares, where matrices are free, from what was found."""
-        seen = self.view.activations(self.params, self.reference)
         for k, group in enumerate(self.sym.linear):
             if group.kind == "general":
-                found = self.view.moments(k, self.params, self.reference, seen)
+                found = self.moments(k)
                 eye = torch.eye(group.size).to(found.own).expand(group.spaces, -1, -1)
                 self._mix(k, least_squares(eye, found.own, found.goal, found.paired))
 
@@ -237,4 +236,6 @@ class Pair:
         group, inverse = self.sym.linear[k], torch.linalg.inv(step).mT
         self.params = tied(multiplied(self.params, self.sym, group, step, inverse), self.sym)
         self.matrices[k] = step @ self.matrices[k]
+        if self.seen is not None:
+            self.seen[k] = self.seen[k].mixed(step)
         return float((step - torch.eye(group.size).to(step)).abs().max())

@@ -52,6 +52,11 @@ class Moments:
         """The moments after the spaces of the network have changed their places."""
         return Moments(self.own[:, order], self.goal, self.cross[:, :, order])
 
+    def mixed(self, matrices: Tensor) -> Moments:
+        """The moments after the channels of the network are mixed, ``(spaces, size, size)``."""
+        both = torch.stack([matrices, torch.linalg.inv(matrices).mT])
+        return Moments(both @ self.own @ both.mT, self.goal, self.cross @ both[:, None].mT)
+
     @classmethod
     def none(cls, group: LinearGroup, like: Tensor) -> Moments:
         """Of rows without a number."""

@@ -65,6 +65,12 @@ class SpaceMap:
         ]
 
     @cached_property
+    def tangled(self) -> bool:
+        """Whether other units lie inside of spaces: queries that share a head of keys."""
+        inside = {p.axis for g in self.sym.linear for p in g.placements}
+        return any(p.axis in inside for k in self.others for p in self.sym.permutations[k].placements)
+
+    @cached_property
     def reduced(self) -> Symmetries:
         """The symmetries with these other permutations only."""
         return without_groups(self.sym, self.others)
