@@ -156,11 +156,11 @@ def _rows(
             parts = [(a, b) for a, b in parts if a is not None and b is not None]
             if not parts:
                 continue
-            where = tuple(id(a) for a, _ in parts)
-            ids = tuple(p.inputs.data_ptr() for p in own[axis.tensor]) if axis.dim == 1 else where
-            if ids in seen:
-                continue
-            seen.add(ids)
+            if axis.dim == 1:  # queries, keys and values read the same
+                read = tuple(p.inputs.data_ptr() for p in own[axis.tensor])
+                if read in seen:
+                    continue
+                seen.add(read)
             rows = [torch.cat(side, -1) for side in zip(*parts, strict=True)]
             if floating:
                 rows = [r - r.mean(-1, keepdim=True) for r in rows]
