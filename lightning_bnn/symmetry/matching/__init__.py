@@ -2,6 +2,7 @@
 
 from lightning_bnn.symmetry.matching.activations import match_activations
 from lightning_bnn.symmetry.matching.interpolation import Barrier, barrier, interpolate
+from lightning_bnn.symmetry.matching.learned import learn_match
 from lightning_bnn.symmetry.matching.match import match
 from lightning_bnn.symmetry.matching.match_all import FullMatch, match_all
 from lightning_bnn.symmetry.matching.mixings import match_mixings
@@ -13,6 +14,7 @@ __all__ = [
     "MatchResult",
     "barrier",
     "interpolate",
+    "learn_match",
     "match",
     "match_activations",
     "match_all",

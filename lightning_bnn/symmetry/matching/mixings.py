@@ -31,6 +31,7 @@ __all__ = ["By", "Pair", "View", "distance", "match_mixings", "view_of"]
 
 By = Literal["weights", "activations"]
 _log = logging.getLogger(__name__)
+_ROUNDS = 20
 
 
 @torch.no_grad()
@@ -224,12 +225,23 @@ class Pair:
         return self.view.moments(k, self.params, self.reference, self.seen, first)
 
     def refine(self) -> None:
-        """Replace balanced forms by least squares, where matrices are free, from what was found."""
-        for k, group in enumerate(self.sym.linear):
-            if group.kind == "general":
-                found = self.moments(k)
-                eye = torch.eye(group.size).to(found.own).expand(group.spaces, -1, -1)
-                self._mix(k, least_squares(eye, found.own, found.goal, found.paired))
+        """Replace balanced forms by least squares, where matrices are free, from what was found.
+
+        Weights alternate with rotations of streams: every step lowers the distance.
+        """
+        last = torch.inf
+        for _ in range(_ROUNDS if self.seen is None else 1):
+            for k, group in enumerate(self.sym.linear):
+                if group.kind == "general":
+                    found = self.moments(k) if self.seen is None else self.moments(k).shares
+                    eye = torch.eye(group.size).to(found.own).expand(group.spaces, -1, -1)
+                    self._mix(k, least_squares(eye, found.own, found.paired))
+                elif self.seen is None:
+                    self.turn([k])
+            apart = float(distance(self.params, self.reference, self.sym))
+            if apart > last * (1 - 1e-4):
+                break
+            last = apart
 
     def _mix(self, k: int, step: Tensor) -> float:
         """Mix the channels of one group; returns how far the matrices are from one."""

@@ -44,6 +44,13 @@ class Moments:
         return Moments(self.own + other.own, self.goal + other.goal, self.cross + other.cross)
 
     @property
+    def shares(self) -> Moments:
+        """The same for channels of a reference that are as large on both sides."""
+        size = self.goal.diagonal(dim1=-2, dim2=-1).sum((1, 2)).clamp_min(1e-300)
+        wide = size[:, None, None, None]
+        return Moments(self.own / wide, self.goal / wide, self.cross / wide[..., None])
+
+    @property
     def paired(self) -> Tensor:
         """Products of every space with the one in its place, ``(2, spaces, size, size)``."""
         return self.cross.diagonal(dim1=1, dim2=2).movedim(-1, 1)

@@ -76,33 +76,34 @@ def _general(own: Tensor, goal: Tensor, cross: Tensor) -> Nearest:
 
 
 def least_squares(
-    matrices: Tensor, own: Tensor, goal: Tensor, cross: Tensor, steps: int = 20
+    matrices: Tensor, own: Tensor, cross: Tensor, steps: int = 20
 ) -> Tensor:
-    r"""Invertible matrices with the least distance of both sides, each as a share of its size.
+    r"""Invertible matrices with the least distance of both sides together.
 
-    .. math:: \frac{|B_1 - G A_1|^2}{|B_1|^2} + \frac{|B_2 - G^{-T} A_2|^2}{|B_2|^2}
+    .. math:: |B_1 - G A_1|^2 + |B_2 - G^{-T} A_2|^2
 
     Gauss-Newton on the group: a step :math:`e^X G` solves a Sylvester equation for X.
 
     Args:
         matrices: where to start, ``(spaces, size, size)``.
         own: moments of the network, ``(2, spaces, size, size)``.
-        goal: those of the reference.
         cross: those of the reference with the network.
         steps: at most so many.
     """
-    size = goal.diagonal(dim1=-2, dim2=-1).sum((1, 2)).clamp_min(1e-300)[:, None, None, None]
-    own, cross = own / size, cross / size
     value = _misfit(matrices, own, cross)
     for _ in range(steps):
         both = torch.stack([matrices, torch.linalg.inv(matrices).mT])
         a, b = both @ own @ both.mT
         right = cross @ both.mT
         step = _sylvester(a, b, right[0] - a - (right[1] - b).mT)
-        tries = torch.stack([torch.linalg.matrix_exp(step / 2**k) @ matrices for k in range(6)])
+        length = torch.linalg.matrix_norm(step)[:, None, None]
+        if float(length.max()) < 1e-12:
+            break
+        step = step / length.clamp_min(1)  # what is far away is approached in turns of one
+        tries = torch.stack([torch.linalg.matrix_exp(step / 3**k) @ matrices for k in range(4)])
         values = torch.stack([_misfit(t, own, cross) for t in tries])
         least, at = values.min(0)
-        better = least < value - 1e-14 * value.abs()
+        better = least < value - 1e-12 * value.abs()
         if not bool(better.any()):
             break
         chosen = tries.gather(0, at[None, :, None, None].expand_as(tries[:1]))[0]
@@ -112,8 +113,9 @@ def least_squares(
 
 
 def _misfit(matrices: Tensor, own: Tensor, cross: Tensor) -> Tensor:
-    both = torch.stack([matrices, torch.linalg.inv(matrices).mT])
-    return (both * (both @ own - 2 * cross)).sum((0, -2, -1))
+    both = torch.stack([matrices, torch.linalg.inv_ex(matrices).inverse.mT])
+    value = (both * (both @ own - 2 * cross)).sum((0, -2, -1))
+    return torch.where(value.isfinite(), value, torch.inf)
 
 
 def _sylvester(a: Tensor, b: Tensor, right: Tensor) -> Tensor:
