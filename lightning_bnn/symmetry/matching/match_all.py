@@ -21,13 +21,14 @@ from lightning_bnn.symmetry.matching.moving_spaces import (
     Blocks,
     SpaceMap,
     composed,
-    without_groups,
 )
 from lightning_bnn.symmetry.matching.nearest import all_pairs, nearest
 from lightning_bnn.symmetry.mixing import mix
 
 __all__ = ["FullMatch", "match_all"]
 
+
+_PATIENCE = 8  # rounds without a smaller distance: heads are exchanged to and fro
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,22 +107,21 @@ Found = tuple[list[Tensor], list[Tensor]]
 class _Whole(Pair):
     """A network on its way to a reference, by permutations as well."""
 
-    def __init__(
-        self, view: View, params: Params, reference: Params, space_map: SpaceMap
-    ) -> None:
+    def __init__(self, view: View, params: Params, reference: Params, space_map: SpaceMap) -> None:
         super().__init__(view, params, reference)
         self.space_map = space_map
         self.permutations = identity(self.sym)
 
     def run(self, sweeps: int) -> Found:
         """Rounds until nothing moves; by weights from the closest, by activations from the last."""
-        best, least = self._here(), float("inf")
+        best, least, since = self._here(), float("inf"), 0
         for number in range(sweeps):
             moved = self._round(first=number == 0)
             apart = float(distance(self.params, self.reference, self.sym))
+            since = 0 if apart < least * (1 - 1e-4) else since + 1
             if self.seen is not None or apart < least:
                 best, least = self._here(), apart
-            if moved < self.still:
+            if moved < self.still or since == _PATIENCE:
                 break
         self.permutations, self.matrices, self.params = best
         self.refine()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lightning_bnn.params import Params, unstack
 from lightning_bnn.symmetry.actions import tied
 from lightning_bnn.symmetry.forward import structural_copy
-from lightning_bnn.symmetry.groups import LinearGroup, Placement, Symmetries
+from lightning_bnn.symmetry.groups import Placement, Symmetries
 from lightning_bnn.symmetry.matching.moments import (
     Moments,
     activation_moments,

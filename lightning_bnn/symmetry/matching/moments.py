@@ -133,9 +133,7 @@ def activation_moments(
     totals = [Moments.none(g, like) for g in sym.linear]
     for (k, _), found in per_place.items():
         size = found.goal.diagonal(dim1=-2, dim2=-1).sum().clamp_min(1e-300)
-        totals[k] = totals[k] + Moments(
-            found.own / size, found.goal / size, found.cross / size
-        )
+        totals[k] = totals[k] + Moments(found.own / size, found.goal / size, found.cross / size)
     return totals
 
 

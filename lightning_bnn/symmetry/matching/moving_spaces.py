@@ -58,17 +58,19 @@ class SpaceMap:
     def others(self) -> list[int]:
         """The groups that have nothing to do with matrices: hidden units of MLPs."""
         moving = {b.group for b in self.blocks}
-        homes = {g for b in self.blocks for row in self.sym.permutations[b.group].inner for g in row}
+        homes = {
+            g for b in self.blocks for row in self.sym.permutations[b.group].inner for g in row
+        }
         taken = self.contained | moving
-        return [
-            k for k in range(len(self.sym.permutations)) if k not in taken and k not in homes
-        ]
+        return [k for k in range(len(self.sym.permutations)) if k not in taken and k not in homes]
 
     @cached_property
     def tangled(self) -> bool:
         """Whether other units lie inside of spaces: queries that share a head of keys."""
         inside = {p.axis for g in self.sym.linear for p in g.placements}
-        return any(p.axis in inside for k in self.others for p in self.sym.permutations[k].placements)
+        return any(
+            p.axis in inside for k in self.others for p in self.sym.permutations[k].placements
+        )
 
     @cached_property
     def reduced(self) -> Symmetries:
@@ -116,9 +118,10 @@ def _contains(linear: LinearGroup, group: PermutationGroup) -> bool:
             return False
         size = int(max(place.positions.max(), *(p.max() for p in places[place.axis]))) + 1
         owner = torch.full((size, 2), -1)
-        for p in places[place.axis]:
-            space, channel, _ = torch.meshgrid(*map(torch.arange, p.shape), indexing="ij")
-            owner[p] = torch.stack([space, channel], -1)
+        for positions in places[place.axis]:
+            ranges = [torch.arange(n) for n in positions.shape]
+            space, channel, _ = torch.meshgrid(*ranges, indexing="ij")
+            owner[positions] = torch.stack([space, channel], -1)
         at = owner[place.positions]
         if bool((at < 0).any()) or bool((at != at[:, :1]).any()):
             return False
@@ -139,9 +142,7 @@ def without_groups(sym: Symmetries, keep: Sequence[int]) -> Symmetries:
     return replace(sym, permutations=tuple(groups))
 
 
-def composed(
-    sym: Symmetries, first: Sequence[Tensor], second: Sequence[Tensor]
-) -> list[Tensor]:
+def composed(sym: Symmetries, first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:
     """The permutations that do what two do, one after the other."""
     homes = {
         member: (g, k, slot)

@@ -75,9 +75,7 @@ def _general(own: Tensor, goal: Tensor, cross: Tensor) -> Nearest:
     return Nearest(torch.where(usable, matrices, unmoved), found.similarity)
 
 
-def least_squares(
-    matrices: Tensor, own: Tensor, cross: Tensor, steps: int = 20
-) -> Tensor:
+def least_squares(matrices: Tensor, own: Tensor, cross: Tensor, steps: int = 20) -> Tensor:
     r"""Invertible matrices with the least distance of both sides together.
 
     .. math:: |B_1 - G A_1|^2 + |B_2 - G^{-T} A_2|^2
@@ -134,7 +132,7 @@ def _root(moment: Tensor) -> Tensor:
 
 
 def _complex(own: Tensor, goal: Tensor, cross: Tensor, scaled: bool) -> Nearest:
-    """One complex number for every pair of channels; its absolute value balances, its phase fits."""
+    """One complex number for every pair of channels: its size balances, its phase fits."""
     size = torch.ones((), dtype=own.dtype, device=own.device)
     if scaled:
         trace = [m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (*goal, *own)]
