@@ -297,6 +297,8 @@ def test_errors():
         match_all({n: t * torch.nan for n, t in other.items()}, params, sym)
     with pytest.raises(ValueError, match="`reference` must be one network"):
         match_all(other, P.stack([params, params]), sym)
+    with pytest.raises(ValueError, match="activations that are not finite"):
+        match_all(other, params, sym, by="activations", model=model, batches=[x * torch.inf])
     start = match_all(other, params, sym)
     with pytest.raises(ValueError, match="must be positive, got 0"):
         learn_match(start, other, params, sym, model, [(x, x)], steps=0)

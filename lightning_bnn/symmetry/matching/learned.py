@@ -26,6 +26,9 @@ from lightning_bnn.symmetry.validation import check_one_network
 
 __all__ = ["learn_match"]
 
+Element = tuple[list[Tensor], list[Tensor]]
+"""Permutations and matrices."""
+
 
 def learn_match(
     start: FullMatch,
@@ -80,29 +83,43 @@ def learn_match(
         held_back, batches = batches[::4], [b for k, b in enumerate(batches) if k % 4]
     if not batches or not held_back:
         raise ValueError("`batches` must hold at least two pairs of input and target.")
-    network = structural_copy(model).eval()
-    line = _Line(network, reference, loss)
-    moved = start.apply(params, sym)
-    free = _Free(sym, moved)
-    best, least = free.element(), line.mean(free.moved(moved), held_back)
+    line = _Line(structural_copy(model).eval(), reference, loss)
+    free = _Free(sym, start.apply(params, sym))
+    best = _best(free, line, batches, held_back, steps, learning_rate, every)
+    return _joined(start, best, params, reference, sym)
+
+
+def _best(
+    free: _Free,
+    line: _Line,
+    batches: Sequence[tuple[Any, Any]],
+    held_back: Sequence[tuple[Any, Any]],
+    steps: int,
+    learning_rate: float,
+    every: int,
+) -> Element:
+    """What has the least loss on batches that were held back, at the start or on the way."""
+    best, least = free.element(), line.mean(free.moved(), held_back)
     optimizer = torch.optim.Adam(free.tensors, lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(1, steps + 1):
         optimizer.zero_grad()
         with torch.enable_grad():
-            line(free.moved(moved), batches[step % len(batches)]).backward()
+            line(free.moved(), batches[step % len(batches)]).backward()
         optimizer.step()
         schedule.step()
+        if not all(bool(t.isfinite().all()) for t in free.tensors):
+            break
         if step % every == 0 or step == steps:
-            value = line.mean(free.moved(moved), held_back)
+            value = line.mean(free.moved(), held_back)
             if value < least:
                 best, least = free.element(), value
-    return _joined(start, best, params, reference, sym)
+    return best
 
 
 def _joined(
     start: FullMatch,
-    step: tuple[list[Tensor], list[Tensor]],
+    step: Element,
     params: Params,
     reference: Params,
     sym: Symmetries,
@@ -129,15 +146,15 @@ class _Line:
 
     @torch.no_grad()
     def mean(self, moved: Params, batches: Sequence[tuple[Any, Any]]) -> float:
-        """Mean over batches."""
+        """The mean over some batches."""
         return sum(float(self(moved, b)) for b in batches) / len(batches)
 
 
 class _Free:
     """What is learned: one table for every group of hidden units, one matrix for every space."""
 
-    def __init__(self, sym: Symmetries, like: Params) -> None:
-        self.sym, w = sym, next(iter(like.values()))
+    def __init__(self, sym: Symmetries, params: Params) -> None:
+        self.sym, self.params = sym, params
         inner = {g for group in sym.permutations for row in group.inner for g in row}
         space_map = SpaceMap(sym)
         self.groups = [
@@ -146,7 +163,7 @@ class _Free:
             if k not in inner and not sym.permutations[k].inner and not space_map.tangled
         ]
         units = [sym.permutations[k].units for k in self.groups]
-        device = w.device
+        device = next(iter(params.values())).device
         self.tables = [torch.eye(n, device=device, requires_grad=True) for n in units]
         self.logs = [
             torch.zeros_like(m, dtype=torch.float32, device=device, requires_grad=True)
@@ -155,12 +172,12 @@ class _Free:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that has a gradient."""
+        """All tensors that have a gradient."""
         return [*self.tables, *self.logs]
 
-    def moved(self, params: Params) -> Params:
+    def moved(self) -> Params:
         """The network after permutations and matrices as they are now, differentiable."""
-        result = dict(params)
+        result = dict(self.params)
         for k, table in zip(self.groups, self.tables, strict=True):
             chosen = torch.eye(len(table)).to(table)[assign(table)]
             matrix = chosen + table - table.detach()
@@ -175,7 +192,7 @@ class _Free:
         return tied(result, self.sym)
 
     @torch.no_grad()
-    def element(self) -> tuple[list[Tensor], list[Tensor]]:
+    def element(self) -> Element:
         """Permutations and matrices as they are now."""
         permutations = identity(self.sym)
         for k, table in zip(self.groups, self.tables, strict=True):

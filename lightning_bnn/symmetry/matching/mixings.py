@@ -133,7 +133,7 @@ class View:
 
     @cached_property
     def rest(self) -> list[int]:
-        """All other groups."""
+        """All groups but those of streams."""
         return [k for k in range(len(self.sym.linear)) if k not in self.streams]
 
     @cached_property

@@ -130,6 +130,10 @@ def activation_moments(
             found = _moments(*rows)
             per_place[key] = per_place[key] + found if key in per_place else found
     like = next(iter(params.values()))
+    if not all(
+        bool(m.own.isfinite().all() and m.goal.isfinite().all()) for m in per_place.values()
+    ):
+        raise ValueError("`batches` lead to activations that are not finite.")
     totals = [Moments.none(g, like) for g in sym.linear]
     for (k, _), found in per_place.items():
         size = found.goal.diagonal(dim1=-2, dim2=-1).sum().clamp_min(1e-300)
