@@ -278,6 +278,23 @@ def test_learning_never_ends_above_its_start_and_keeps_the_function():
     assert half_way(unmoved) <= half_way(start) * (1 + 1e-9)
 
 
+def test_networks_without_anything_to_match_and_with_statistics():
+    x = torch.randn(8, 1, 5, 5, generator=seeded())
+    norm = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)
+    for model in (
+        nn.Sequential(nn.Flatten(), nn.Linear(25, 2)).eval(),
+        nn.Sequential(*norm).eval(),
+    ):
+        sym, params = discover(model, x[:1]), P.of(model)
+        other = {n: t * 1.5 if t.is_floating_point() else t for n, t in params.items()}
+        start = match_all(other, params, sym)
+        batches = [(x, torch.zeros(8, dtype=torch.long))] * 2
+        found = learn_match(start, other, params, sym, model, batches, steps=2)
+        assert len(found.permutations) == len(sym.permutations)
+        if not sym.permutations and not sym.linear:
+            assert found is start
+
+
 # ------------------------------------------------------------ bad input
 @pytest.mark.bad_input
 def test_errors():
@@ -302,6 +319,8 @@ def test_errors():
     start = match_all(other, params, sym)
     with pytest.raises(ValueError, match="must be positive, got 0"):
         learn_match(start, other, params, sym, model, [(x, x)], steps=0)
+    with pytest.raises(ValueError, match="`start` must be what `match_all` returns, got list"):
+        learn_match([], other, params, sym, model, [(x, x)] * 2)
     with pytest.raises(ValueError, match="at least two pairs"):
         learn_match(start, other, params, sym, model, [(x, x)])
     assert [m.shape for m in start.matrices] == [m.shape for m in identity_mixings(sym)]

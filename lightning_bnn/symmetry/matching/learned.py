@@ -62,7 +62,8 @@ def learn_match(
         params: the network that moves.
         reference: the network that stays.
         sym: what `discover` returned.
-        model: gives the computation; it runs in evaluation mode and is left untouched.
+        model: gives the computation; it runs in evaluation mode and is left untouched. Statistics
+            of BatchNorm are interpolated.
         batches: pairs of input and target, one for each step, in turn.
         held_back: further ones, by which the best is chosen; by default every fourth of the
             batches, which then is not learned from.
@@ -71,6 +72,8 @@ def learn_match(
         learning_rate: of matrices and tables.
         every: after so many steps the loss on what was held back is looked at.
     """
+    if not isinstance(start, FullMatch):
+        raise ValueError(f"`start` must be what `match_all` returns, got {type(start).__name__}.")
     check_one_network(reference, sym, "reference")
     check_one_network(params, sym, "params")
     if steps < 1 or every < 1 or not 0 < learning_rate < float("inf"):
@@ -85,6 +88,8 @@ def learn_match(
         raise ValueError("`batches` must hold at least two pairs of input and target.")
     line = _Line(structural_copy(model).eval(), reference, loss)
     free = _Free(sym, start.apply(params, sym))
+    if not free.tensors:
+        return start
     best = _best(free, line, batches, held_back, steps, learning_rate, every)
     return _joined(start, best, params, reference, sym)
 
@@ -142,6 +147,7 @@ class _Line:
 
     def __call__(self, moved: Params, batch: tuple[Any, Any]) -> Tensor:
         middle = interpolate(self.reference, moved, 0.5)
+        middle |= {n: middle[n].detach() for n, _ in self.network.named_buffers() if n in middle}
         return self.loss(functional_call(self.network, middle, (batch[0],)), batch[1])
 
     @torch.no_grad()

@@ -167,7 +167,8 @@ class _Whole(Pair):
 
     def _as_given(self) -> Params:
         """The network as it stands, in the precision of the reference."""
-        return {n: t.to(self.reference[n].dtype) for n, t in self.params.items()}
+        like = self.reference
+        return {n: t.to(like[n].dtype) if n in like else t for n, t in self.params.items()}
 
     def _exchange(self) -> None:
         """Exchange heads by the best that can be had inside each pair of them."""

@@ -161,7 +161,8 @@ class View:
         """Moments of all groups, if activations are what counts."""
         if self.network is None:
             return None
-        found = activation_moments(self.network, params, reference, self.sym, self.inputs)
+        own = {n: t.to(reference[n].dtype) if n in reference else t for n, t in params.items()}
+        found = activation_moments(self.network, own, reference, self.sym, self.inputs)
         for name in set(unseen_groups(self.sym, found)) - self.warned:
             self.warned.add(name)
             _log.warning("No linear map shows the channels of %s: weights are compared.", name)
@@ -198,7 +199,8 @@ class Pair:
             self.params[name] = params[name].double()
         self.seen = view.activations(params, reference)
         device = next(iter(params.values())).device
-        self.still = max(torch.finfo(params[n].dtype).eps for n in self.sym.touched) ** 0.6
+        rounding = [torch.finfo(params[n].dtype).eps for n in self.sym.touched]
+        self.still = max(rounding, default=1e-16) ** 0.6
         self.matrices = [m.to(device) for m in identity_mixings(self.sym)]
 
     def sweep(self, sweeps: int) -> None:
