@@ -2,7 +2,7 @@
 
 from lightning_bnn.symmetry.matching.activations import match_activations
 from lightning_bnn.symmetry.matching.interpolation import Barrier, barrier, interpolate
-from lightning_bnn.symmetry.matching.learned import learn_match
+from lightning_bnn.symmetry.matching.learned_elements import learn_match
 from lightning_bnn.symmetry.matching.match import match
 from lightning_bnn.symmetry.matching.match_all import FullMatch, match_all
 from lightning_bnn.symmetry.matching.mixings import match_mixings

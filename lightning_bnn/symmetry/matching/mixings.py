@@ -15,7 +15,7 @@ from lightning_bnn.params import Params, unstack
 from lightning_bnn.symmetry.actions import tied
 from lightning_bnn.symmetry.forward import structural_copy
 from lightning_bnn.symmetry.groups import Placement, Symmetries
-from lightning_bnn.symmetry.matching.moments import (
+from lightning_bnn.symmetry.matching.channel_moments import (
     Moments,
     activation_moments,
     unseen_groups,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_bnn.symmetry.balanced_form import balance_spaces
 from lightning_bnn.symmetry.groups import LinearGroup
-from lightning_bnn.symmetry.matching.moments import Moments
+from lightning_bnn.symmetry.matching.channel_moments import Moments
 
 __all__ = ["Nearest", "all_pairs", "least_squares", "nearest", "procrustes"]
 
