@@ -26,7 +26,7 @@ from lightning_bnn.symmetry.matching.frank_wolfe import _line_search, frank_wolf
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.matching.relaxation import Relaxation
 
-LARGE = ("convnext_tiny", "mobilenet_v2", "resnet18", "resnet20 frn")
+LARGE = ("convnext", "mobilenet", "resnet", "resnet20 frn")
 SMALL = [c for c in CASES if c.name not in LARGE]
 
 

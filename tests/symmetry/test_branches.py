@@ -342,8 +342,10 @@ def test_all_orders_of_the_experts_are_the_same_function():
         assert torch.equal(moved["e.0.0.weight"], params[f"e.{order[0]}.0.weight"])
 
 
-@pytest.mark.parametrize("by", ["max", "norm", "first", "outgoing"])
-@pytest.mark.parametrize("scaling", ["unit-norm", "min-mass"])
+@pytest.mark.parametrize(
+    ("by", "scaling"),
+    [("max", "unit-norm"), ("norm", "min-mass"), ("first", "min-mass"), ("outgoing", "unit-norm")],
+)
 @pytest.mark.parametrize("forward", [ensemble, gated])
 def test_canonical_forms_forget_which_expert_is_first(forward, scaling, by):
     more = {"o": nn.Linear(D, 2)} if forward is gated else {}

@@ -3,22 +3,29 @@
 from lightning_bnn.symmetry.matching.activations import match_activations
 from lightning_bnn.symmetry.matching.align import Alignment, align, cycle_error
 from lightning_bnn.symmetry.matching.interpolation import Barrier, barrier, interpolate
+from lightning_bnn.symmetry.matching.learned_elements import learn_match
 from lightning_bnn.symmetry.matching.learning import Learning
 from lightning_bnn.symmetry.matching.match import match
+from lightning_bnn.symmetry.matching.match_all import FullMatch, match_all
+from lightning_bnn.symmetry.matching.mixings import match_mixings
 from lightning_bnn.symmetry.matching.repair import Repaired, repair
 from lightning_bnn.symmetry.matching.result import MatchResult
 
 __all__ = [
     "Alignment",
     "Barrier",
+    "FullMatch",
+    "Learning",
     "MatchResult",
+    "Repaired",
     "align",
     "barrier",
     "cycle_error",
     "interpolate",
+    "learn_match",
     "match",
     "match_activations",
-    "Learning",
-    "Repaired",
+    "match_all",
+    "match_mixings",
     "repair",
 ]

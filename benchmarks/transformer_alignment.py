@@ -1,0 +1,210 @@
+"""The loss barrier between two vision transformers, modulo more and more of their symmetries.
+
+LIGHTNING_BNN_DATA=data python benchmarks/transformer_alignment.py --weights FOLDER [--pairs 5]
+
+trains two networks on MNIST for every pair (80 CPU seconds each; kept in the folder), folds the
+gains of their norms, brings the second to the first in several ways, and prints one row for each:
+the barrier on training and on test images (2000 each, 7 points), the accuracy half way, the
+distance of the weights and the time. Intervals are Student's for the mean over pairs, at 95 %; with
+`--ring` as many networks as pairs are trained, each is in two of these, and intervals are narrower
+than they should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from scipy import stats
+from torch import Tensor, nn
+
+from lightning_bnn import params as P
+from lightning_bnn.datamodules import MNIST
+from lightning_bnn.symmetry import (
+    FullMatch,
+    Symmetries,
+    barrier,
+    discover,
+    fold_norms,
+    interpolate,
+    learn_match,
+    match,
+    match_all,
+)
+
+STEPS, BATCH, RATE, DECAY = 2400, 128, 2e-3, 0.1
+
+
+class Block(nn.Module):
+    """Attention and a GELU layer behind RMSNorms."""
+
+    def __init__(self, d: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.n1, self.n2 = nn.RMSNorm(d), nn.RMSNorm(d)
+        self.q, self.k, self.v, self.o = (nn.Linear(d, d) for _ in range(4))
+        self.up, self.down = nn.Linear(d, hidden), nn.Linear(hidden, d)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Add what attention and the layer behind it say."""
+        y = self.n1(h)
+        q, k, v = (
+            m(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for m in (self.q, self.k, self.v)
+        )
+        a = F.scaled_dot_product_attention(q, k, v)
+        h = h + self.o(a.transpose(1, 2).flatten(2))
+        return h + self.down(F.gelu(self.up(self.n2(h))))
+
+
+class Images(nn.Module):
+    """A vision transformer of two layers with sixteen patches of 7 x 7 pixels."""
+
+    def __init__(self, d: int = 64, heads: int = 4, hidden: int = 128, layers: int = 2) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(1, d, 7, 7)
+        self.place = nn.Parameter(0.02 * torch.randn(16, d))
+        self.blocks = nn.Sequential(*(Block(d, heads, hidden) for _ in range(layers)))
+        self.norm, self.head = nn.RMSNorm(d), nn.Linear(d, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of the digit."""
+        h = self.embed(x).flatten(2).mT + self.place
+        return self.head(self.norm(self.blocks(h)).mean(1))
+
+
+# ------------------------------------------------------------ training
+def images() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Training and test images, standardised, with their labels."""
+    splits = MNIST(val_size=0, augment=False).load()
+    pairs = (
+        (x.float().div(255).sub(0.1307).div(0.3081), y) for x, y in (splits.train, splits.test)
+    )
+    return next(pairs), next(pairs)
+
+
+def trained(folder: Path, seed: int) -> nn.Module:
+    """A network from the folder, trained first if it is not there."""
+    torch.manual_seed(seed)
+    model, path = Images(), folder / f"images-{seed}.pt"
+    if path.exists():
+        model.load_state_dict(torch.load(path, weights_only=True))
+        return model.eval()
+    x, y = images()[0]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, STEPS, pct_start=0.1)
+    for _ in range(STEPS):
+        chosen = torch.randint(len(x), (BATCH,))
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[chosen]), y[chosen]).backward()
+        optimizer.step()
+        schedule.step()
+    torch.save(model.state_dict(), path)
+    return model.eval()
+
+
+# ------------------------------------------------------------ ways
+@dataclass(frozen=True)
+class Pair:
+    """Two folded networks, their symmetries, and images to match and learn by."""
+
+    model: nn.Module
+    a: P.Params
+    b: P.Params
+    sym: Symmetries
+    batches: list[tuple[Tensor, Tensor]]
+
+    def without_streams(self) -> Symmetries:
+        """The symmetries but for the rotations of the stream."""
+        return replace(self.sym, linear=tuple(g for g in self.sym.linear if g.rescales))
+
+    def by_activations(self) -> FullMatch:
+        """Everything, by activations of 512 images."""
+        few = self.batches[:4]
+        how = {"model": self.model, "batches": few, "by": "activations"}
+        return match_all(self.b, self.a, self.sym, **how)
+
+    def learned(self, steps: int) -> P.Params:
+        """By activations, then by the loss half way."""
+        data = self.sym, self.model, self.batches
+        found = learn_match(self.by_activations(), self.b, self.a, *data, steps=steps)
+        return found.apply(self.b, self.sym)
+
+
+def ways(pair: Pair, steps: int) -> dict[str, Callable[[], P.Params]]:
+    """What brings the second network to the first; the last ones use images."""
+    a, b, sym, less = pair.a, pair.b, pair.sym, pair.without_streams()
+    return {
+        "nothing": lambda: b,
+        "permutations": lambda: match(b, a, sym).apply(b, sym),
+        "+ heads": lambda: match_all(b, a, less).apply(b, less),
+        "+ stream, by weights": lambda: match_all(b, a, sym).apply(b, sym),
+        "+ stream, by activations": lambda: pair.by_activations().apply(b, sym),
+        f"learned, {steps} steps": lambda: pair.learned(steps),
+    }
+
+
+def numbers(pair: Pair, moved: P.Params, sets: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    """Barrier on training images and on test images, accuracy half way (per cent), distance."""
+    heights = [
+        barrier(
+            pair.model, pair.a, moved, list(zip(x.split(500), y.split(500), strict=True)), points=7
+        ).height
+        for x, y in sets
+    ]
+    x, y = sets[-1]
+    with torch.no_grad():
+        middle = torch.func.functional_call(pair.model, interpolate(pair.a, moved, 0.5), (x,))
+    right = 100 * float((middle.argmax(1) == y).double().mean())
+    apart = sum(float((moved[n] - pair.a[n]).square().sum()) for n in pair.a) ** 0.5
+    return [*heights, right, apart]
+
+
+def mean_and_interval(values: Sequence[float]) -> str:
+    """The mean, and half the width of Student's interval."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return f"{mean:.3g}"
+    half = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return f"{mean:.3g} ± {half:.2g}"
+
+
+def main() -> None:
+    """Train what is missing, match all pairs, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--weights", type=Path, required=True, help="folder of trained networks")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--ring", action="store_true", help="as many networks as pairs")
+    parser.add_argument("--steps", type=int, default=200)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.weights.mkdir(parents=True, exist_ok=True)
+    (x, y), (tx, ty) = images()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    batches = [(x[i], y[i]) for i in order[2000:22000].split(128)]
+    sets = [(x[order[:2000]], y[order[:2000]]), (tx[:2000], ty[:2000])]
+    count = options.pairs
+    table: dict[str, list[list[float]]] = {}
+    for k in range(count):
+        seeds = (k, (k + 1) % count) if options.ring else (2 * k, 2 * k + 1)
+        a, b = (fold_norms(trained(options.weights, s), x[:1]) for s in seeds)
+        pair = Pair(a, P.of(a), P.of(b), discover(a, x[:1]), batches)
+        for name, way in ways(pair, options.steps).items():
+            start = time.process_time()
+            moved = way()
+            seconds = time.process_time() - start
+            row = [*numbers(pair, moved, sets), 1e3 * seconds]
+            print(k, f"{name:<26}", *(f"{v:9.3f}" for v in row), flush=True)
+            table.setdefault(name, []).append(row)
+    print(f"\n{'means of ' + str(count):<26}", "| train | test | half way, % | distance | CPU ms")
+    for name, rows in table.items():
+        print(f"{name:<26}", *(f"| {mean_and_interval(c)}" for c in zip(*rows, strict=True)))
+
+
+if __name__ == "__main__":
+    main()

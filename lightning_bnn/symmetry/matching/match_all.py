@@ -1,0 +1,187 @@
+"""Everything that brings a network to another: permutations of units and heads, and matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry.actions import permute, permute_some
+from lightning_bnn.symmetry.elements import identity
+from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.matching.activations import match_activations
+from lightning_bnn.symmetry.matching.assignment import assign
+from lightning_bnn.symmetry.matching.match import match
+from lightning_bnn.symmetry.matching.mixings import By, Pair, View, distance, view_of
+from lightning_bnn.symmetry.matching.moving_spaces import (
+    Blocks,
+    SpaceMap,
+    composed,
+)
+from lightning_bnn.symmetry.matching.nearest import all_pairs, nearest
+from lightning_bnn.symmetry.mixing import mix
+
+__all__ = ["FullMatch", "match_all"]
+
+
+_PATIENCE = 8  # rounds without a smaller distance: heads are exchanged to and fro
+
+
+@dataclass(frozen=True, eq=False)
+class FullMatch:
+    """Permutations and matrices that bring a network, or every member of a stack, to a reference.
+
+    Attributes:
+        permutations: one per group of ``sym.permutations``, for `permute`; they act first.
+        matrices: one tensor per group of ``sym.linear``, for `mix`.
+        before: distance of the weights to those of the reference, before.
+        after: the same afterwards.
+    """
+
+    permutations: tuple[Tensor, ...]
+    matrices: tuple[Tensor, ...]
+    before: Tensor
+    after: Tensor
+
+    def apply(self, params: Params, sym: Symmetries) -> Params:
+        """The network or stack in the frame of the reference; its function stays."""
+        return mix(permute(params, sym, self.permutations), sym, self.matrices)
+
+    def __str__(self) -> str:
+        """What has moved, and how much closer the weights are."""
+        before, after = float(self.before.mean()), float(self.after.mean())
+        groups = f"{len(self.permutations)} permutations, {len(self.matrices)} groups of matrices"
+        return f"{groups}: distance of weights {before:.4g} before, {after:.4g} after"
+
+
+@torch.no_grad()
+def match_all(
+    params: Params,
+    reference: Params,
+    sym: Symmetries,
+    *,
+    model: nn.Module | None = None,
+    batches: Iterable[Any] | None = None,
+    by: By = "weights",
+    sweeps: int = 50,
+) -> FullMatch:
+    """Bring a network to another by permutations and matrices together: for transformers.
+
+    A round turns streams, permutes hidden units, exchanges heads by the best that can be had inside
+    each pair of them, and mixes the channels inside. Rounds follow until nothing moves. Norms with
+    gains hold the stream fixed but for signs and permutations: fold them first, see `fold_norms`.
+
+    References:
+        Generalized Linear Mode Connectivity for Transformers (Theus et al., 2025)
+
+    Args:
+        params: one network, or a stack whose members are matched one by one.
+        reference: the network to come close to.
+        sym: what `discover` returned.
+        model: gives the computation where activations are compared.
+        batches: inputs, or tuples whose first element is the input.
+        by: compare ``"weights"`` or ``"activations"``, see `match_mixings`.
+        sweeps: at most so many rounds; of weights, the closest is kept.
+    """
+    view, members, stacked = view_of(params, reference, sym, model, batches, by, sweeps)
+    space_map = SpaceMap(sym)
+    found = [_Whole(view, m, reference, space_map).run(sweeps) for m in members]
+    permutations, matrices = (
+        [torch.stack(rows) for rows in zip(*parts, strict=True)]
+        for parts in zip(*found, strict=True)
+    )
+    if not stacked:
+        permutations, matrices = ([t[0] for t in part] for part in (permutations, matrices))
+    moved = mix(permute(params, sym, permutations), sym, matrices)
+    before, after = (distance(p, reference, sym) for p in (params, moved))
+    return FullMatch(tuple(permutations), tuple(matrices), before, after)
+
+
+Found = tuple[list[Tensor], list[Tensor]]
+
+
+class _Whole(Pair):
+    """A network on its way to a reference, by permutations as well."""
+
+    def __init__(self, view: View, params: Params, reference: Params, space_map: SpaceMap) -> None:
+        super().__init__(view, params, reference)
+        self.space_map = space_map
+        self.permutations = identity(self.sym)
+
+    def run(self, sweeps: int) -> Found:
+        """Rounds until nothing moves; by weights from the closest, by activations from the last."""
+        best, least, since = self._here(), float("inf"), 0
+        for number in range(sweeps):
+            moved = self._round(first=number == 0)
+            apart = float(distance(self.params, self.reference, self.sym))
+            since = 0 if apart < least * (1 - 1e-4) else since + 1
+            if self.seen is not None or apart < least:
+                best, least = self._here(), apart
+            if moved < self.still or since == _PATIENCE:
+                break
+        self.permutations, self.matrices, self.params = best
+        self.refine()
+        return self.permutations, self.matrices
+
+    def _here(self) -> tuple[list[Tensor], list[Tensor], Params]:
+        return list(self.permutations), list(self.matrices), self.params
+
+    def _round(self, first: bool) -> float:
+        before = self.permutations
+        moved = self.turn(self.view.streams, first)
+        if first or self.seen is None or self.space_map.tangled:
+            self._permute(self._hidden_units())
+        if self.seen is not None and self.space_map.tangled:
+            self.seen = self.view.activations(self._as_given(), self.reference)
+        self._exchange()
+        same = all(map(torch.equal, before, self.permutations))
+        return max(moved, self.turn(self.view.rest), 0.0 if same else 1.0)
+
+    def _permute(self, step: Sequence[Tensor]) -> None:
+        """Permute what stands now; spaces take their matrices and moments along."""
+        orders = self.space_map.space_orders(step)
+        self.params = permute_some(self.params, self.sym, step)
+        self.permutations = composed(self.sym, self.permutations, step)
+        self.matrices = [m[o] for m, o in zip(self.matrices, orders, strict=True)]
+        if self.seen is not None:
+            self.seen = [m.reordered(o) for m, o in zip(self.seen, orders, strict=True)]
+
+    def _hidden_units(self) -> list[Tensor]:
+        """The best permutations of what lies outside of spaces."""
+        result, groups = identity(self.sym), self.space_map.others
+        if not groups:
+            return result
+        reduced, view = self.space_map.reduced, self.view
+        if view.network is None:
+            found = list(match(self.params, self.reference, reduced, method="ascent"))
+        else:
+            own = self._as_given()
+            found = match_activations(view.network, own, self.reference, reduced, view.inputs)
+        for k, order in zip(groups, found, strict=True):
+            result[k] = order
+        return result
+
+    def _as_given(self) -> Params:
+        """The network as it stands, in the precision of the reference."""
+        like = self.reference
+        return {n: t.to(like[n].dtype) if n in like else t for n, t in self.params.items()}
+
+    def _exchange(self) -> None:
+        """Exchange heads by the best that can be had inside each pair of them."""
+        for blocks in self.space_map.blocks:
+            similarity = torch.stack([self._similarity(blocks, k) for k in blocks.spaces]).sum(0)
+            step = identity(self.sym)
+            step[blocks.group] = assign(similarity)
+            self._permute(step)
+
+    def _similarity(self, blocks: Blocks, k: int) -> Tensor:
+        """Of every pair of heads, as a share of what the reference has with itself."""
+        moments = self.moments(k)
+        values = all_pairs(self.sym.linear[k], moments)
+        spaces = blocks.spaces[k].to(values.device)
+        own = nearest(self.sym.linear[k], moments.goal, moments.goal, moments.goal).similarity
+        return values[spaces[:, None], spaces[None]].sum(-1) / own.sum().clamp_min(1e-300)

@@ -1,0 +1,326 @@
+import functools
+
+import pytest
+import torch
+from mixing_networks import NETWORKS, known
+from scipy.linalg import orthogonal_procrustes
+from torch import nn
+
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import (
+    discover,
+    fold_norms,
+    identity,
+    identity_mixings,
+    learn_match,
+    match,
+    match_all,
+    match_mixings,
+    mix,
+    permute,
+    random_mixings,
+    random_permutations,
+)
+from lightning_bnn.symmetry.matching.moving_spaces import SpaceMap, composed
+from lightning_bnn.symmetry.matching.nearest import least_squares, nearest, procrustes
+from lightning_bnn.symmetry.matching.watching import watch
+
+# units of the chain's ReLUs that are never active cannot be told apart by activations
+CASES = [(n, by) for n in NETWORKS for by in ("weights", "activations")]
+CASES.remove(("chain", "activations"))
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@functools.cache
+def fused():
+    """An encoder whose attention keeps queries, keys and values in one tensor."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 6, dropout=0.0, norm_first=True, batch_first=True)
+    model = nn.Sequential(nn.Linear(3, 8), layer, nn.LayerNorm(8), nn.Linear(8, 2)).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.2 * torch.randn_like(p))
+    x = torch.randn(40, 5, 3, dtype=torch.float64, generator=seeded())
+    model = fold_norms(model.eval(), x[:1])
+    return model, x, discover(model, x[:1]), P.of(model)
+
+
+def problem(name):
+    if name == "fused":
+        return fused()
+    model, x, sym, params = known(name)
+    if x.is_floating_point():
+        return model, torch.randn(100, x.shape[1], dtype=x.dtype, generator=seeded()), sym, params
+    return model, torch.randint(5, (40, 6), generator=seeded()), sym, params
+
+
+def planted(params, sym, permuted=True, seed=3):
+    generator = seeded(seed)
+    order = random_permutations(sym, generator) if permuted else identity(sym)
+    return mix(permute(params, sym, order), sym, random_mixings(sym, generator))
+
+
+def largest_difference(a, b):
+    return max(float((a[n] - b[n]).abs().max()) for n in a)
+
+
+def apart(a, b):
+    return sum(float((a[n] - b[n]).square().sum()) for n in a) ** 0.5
+
+
+# ------------------------------------------------------------ planted elements
+@pytest.mark.parametrize(("name", "by"), [*CASES, ("fused", "weights"), ("fused", "activations")])
+def test_permutations_and_matrices_are_recovered_together(name, by):
+    model, x, sym, params = problem(name)
+    moved = planted(params, sym)
+    found = match_all(moved, params, sym, model=model, batches=[x], by=by)
+    back = found.apply(moved, sym)
+    assert largest_difference(moved, params) > 0.1
+    assert largest_difference(back, params) < 1e-6
+    assert float(found.before) == pytest.approx(apart(moved, params), rel=1e-6)
+    assert float(found.after) < 1e-5
+
+
+@pytest.mark.parametrize(("name", "by"), [*CASES, ("fused", "activations")])
+def test_matrices_alone_are_recovered(name, by):
+    model, x, sym, params = problem(name)
+    moved = planted(params, sym, permuted=False)
+    back = mix(moved, sym, match_mixings(moved, params, sym, model=model, batches=[x], by=by))
+    assert largest_difference(back, params) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["stream", "fused"])
+@pytest.mark.parametrize("by", ["weights", "activations"])
+def test_the_function_stays_between_networks_that_differ(name, by):
+    model, x, sym, params = problem(name)
+    other = {n: t + torch.randn(t.shape, generator=seeded(1)).to(t) for n, t in params.items()}
+    found = match_all(other, params, sym, model=model, batches=[x], by=by, sweeps=2)
+    moved = found.apply(other, sym)
+    before, after = (torch.func.functional_call(model, p, (x,)) for p in (other, moved))
+    assert by == "activations" or apart(moved, params) < apart(other, params)
+    assert float((after - before).abs().max() / before.abs().max()) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["stream", "centred"])
+def test_under_noise_weights_come_as_close_as_the_planted_element_does(name):
+    _, _, sym, params = problem(name)
+    generator = seeded(5)
+    noisy = {
+        n: t + 0.2 * t.std() * torch.randn(t.shape, generator=generator).to(t)
+        for n, t in params.items()
+    }
+    found = match_all(planted(noisy, sym), params, sym)
+    assert float(found.after) <= apart(noisy, params) + 1e-9
+
+
+def test_without_matrices_it_is_matching_by_permutations():
+    model = nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 3))
+    sym = discover(model, torch.randn(1, 4))
+    torch.manual_seed(0)
+    other = {n: torch.randn_like(t) for n, t in P.of(model).items()}
+    found = match_all(other, P.of(model), sym)
+    assert not sym.linear
+    assert found.matrices == ()
+    expected = match(other, P.of(model), sym).apply(other, sym)
+    assert largest_difference(found.apply(other, sym), expected) == 0
+
+
+def test_a_stream_with_gains_is_not_turned():
+    _, _, sym, params = problem("heads")
+    q = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64, generator=seeded())).Q
+    turned = {n: t @ q.mT if n == "embed.weight" else t for n, t in params.items()}
+    assert all(g.kind == "general" for g in sym.linear)
+    back = match_all(turned, params, sym).apply(turned, sym)
+    columns = turned["embed.weight"].T
+    assert all((columns == c).all(1).any() for c in back["embed.weight"].T)
+    assert apart(back, params) > 0.1
+
+
+def test_members_of_a_stack_are_matched_one_by_one():
+    model, x, sym, params = problem("centred")
+    rows = [planted(params, sym, seed=s) for s in (1, 2)]
+    stack = P.stack(rows)
+    found = match_all(stack, params, sym, model=model, batches=[x], by="activations")
+    assert found.before.shape == found.after.shape == (2,)
+    back = found.apply(stack, sym)
+    assert max(float((back[n] - params[n]).abs().max()) for n in params) < 1e-6
+    matrices = match_mixings(stack, params, sym, sweeps=1)
+    assert all(m.shape[0] == 2 for m in matrices)
+
+
+# ------------------------------------------------------------ parts
+def test_procrustes_is_scipys():
+    a, b = (torch.randn(5, 30, dtype=torch.float64, generator=seeded(s)) for s in (1, 2))
+    rotation, scale = orthogonal_procrustes(a.T.numpy(), b.T.numpy())
+    found = procrustes(b @ a.mT)
+    assert torch.allclose(found.matrices, torch.from_numpy(rotation.T))
+    assert float(found.similarity) == pytest.approx(scale)
+
+
+def test_phases_and_centred_rotations_beat_all_others_of_their_groups():
+    for name, kind in (("rotary", "complex"), ("centred", "centred")):
+        _, _, sym, _ = problem(name)
+        k = next(k for k, g in enumerate(sym.linear) if g.kind == kind)
+        group = sym.linear[k]
+        rows = [
+            torch.randn(group.spaces, group.size, 9, dtype=torch.float64, generator=seeded(s))
+            for s in (1, 2)
+        ]
+        a, b = (r - r.mean(1, keepdim=True) if kind == "centred" else r for r in rows)
+        own, goal, cross = (torch.stack([u @ v.mT] * 2) for u, v in ((a, a), (b, b), (b, a)))
+        best = nearest(group, own, goal, cross).matrices
+        reached = (best * cross.sum(0)).sum((-2, -1))
+        for seed in range(20):
+            other = random_mixings(sym, seeded(seed), spread=0.0)[k]
+            assert bool(((other * cross.sum(0)).sum((-2, -1)) <= reached + 1e-9).all())
+
+
+def test_least_squares_over_invertible_matrices_is_what_lbfgs_finds():
+    a = torch.randn(2, 3, 4, 12, dtype=torch.float64, generator=seeded(1))
+    b = a + 0.5 * torch.randn(2, 3, 4, 12, dtype=torch.float64, generator=seeded(2))
+    eye = torch.eye(4, dtype=torch.float64).expand(3, -1, -1)
+    found = least_squares(eye, a @ a.mT, b @ a.mT)
+
+    def misfit(g):
+        both = torch.stack([g, torch.linalg.inv(g).mT])
+        return (b - both @ a).square().sum()
+
+    free = eye.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS([free], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        value = misfit(free)
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    assert float(misfit(found)) <= float(misfit(free.detach())) * (1 + 1e-8) < float(misfit(eye))
+
+
+def test_two_permutations_one_after_the_other():
+    for name in ("stream", "grouped queries", "fused"):
+        _, _, sym, params = problem(name)
+        first, second = (random_permutations(sym, seeded(s)) for s in (1, 2))
+        expected = permute(permute(params, sym, first), sym, second)
+        assert largest_difference(permute(params, sym, composed(sym, first, second)), expected) == 0
+
+
+def test_spaces_go_where_their_heads_go():
+    _, _, sym, params = problem("stream")
+    space_map, order = SpaceMap(sym), random_permutations(sym, seeded(2))
+    order = [
+        o.flip(0) if k in {b.group for b in space_map.blocks} else o for k, o in enumerate(order)
+    ]
+    order = [o if k not in space_map.contained else identity(sym)[k] for k, o in enumerate(order)]
+    matrices = random_mixings(sym, seeded(1))
+    later = [m[o] for m, o in zip(matrices, space_map.space_orders(order), strict=True)]
+    mixed_first = permute(mix(params, sym, matrices), sym, order)
+    assert largest_difference(mix(permute(params, sym, order), sym, later), mixed_first) < 1e-12
+
+
+def test_products_inside_of_fused_attention_are_seen():
+    model, x, _, params = problem("fused")
+    name = "1.self_attn.in_proj_weight"
+    seen = watch(model, params, x, [name, "3.weight"])
+    assert seen[name][0].inputs.shape == (200, 8)
+    assert seen[name][0].outputs.shape == (200, 24)
+    assert torch.allclose(seen[name][0].outputs, seen[name][0].inputs @ params[name].T)
+    head = seen["3.weight"][0].outputs.reshape(40, 5, 2) + params["3.bias"]
+    assert torch.allclose(head, model(x))
+
+
+def test_channels_that_no_linear_map_shows_are_matched_by_weights(caplog):
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Parameter(torch.randn(4, 6, dtype=torch.float64, generator=seeded(1)))
+            self.last = nn.Parameter(torch.randn(3, 4, dtype=torch.float64, generator=seeded(2)))
+
+        def forward(self, x):
+            return torch.einsum("oh,hi,bi->bo", self.last, self.first, x)
+
+    model, x = Hidden(), torch.randn(20, 6, dtype=torch.float64, generator=seeded())
+    sym, params = discover(model, x[:1]), P.of(model)
+    if not sym.linear:
+        pytest.skip("this product is not read")
+    moved = mix(params, sym, random_mixings(sym, seeded(1)))
+    match_mixings(moved, params, sym, model=model, batches=[x], by="activations")
+    assert "weights are compared" in caplog.text
+
+
+# ------------------------------------------------------------ learned
+def test_learning_never_ends_above_its_start_and_keeps_the_function():
+    model, x, sym, params = problem("centred")
+    x = x[:40]
+    other = {
+        n: t + 0.5 * torch.randn(t.shape, generator=seeded(1)).to(t) for n, t in params.items()
+    }
+    batches = [(b, model(b).detach()) for b in x.split(10)]
+    start = match_all(other, params, sym)
+    loss = nn.functional.mse_loss
+    learn = functools.partial(learn_match, start, other, params, sym, model, batches, loss=loss)
+    found = learn(held_back=batches, steps=30, every=5)
+
+    def half_way(element):
+        middle = {n: (t + params[n]) / 2 for n, t in element.apply(other, sym).items()}
+        return sum(
+            float(loss(torch.func.functional_call(model, middle, (a,)), b)) for a, b in batches
+        )
+
+    assert half_way(found) < half_way(start)
+    outputs = [torch.func.functional_call(model, p, (x,)) for p in (other, found.apply(other, sym))]
+    assert torch.allclose(*outputs, rtol=1e-9, atol=1e-10)
+    unmoved = learn(held_back=batches, steps=2, learning_rate=1e6)
+    assert half_way(unmoved) <= half_way(start) * (1 + 1e-9)
+
+
+def test_networks_without_anything_to_match_and_with_statistics():
+    x = torch.randn(8, 1, 5, 5, generator=seeded())
+    norm = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)
+    for model in (
+        nn.Sequential(nn.Flatten(), nn.Linear(25, 2)).eval(),
+        nn.Sequential(*norm).eval(),
+    ):
+        sym, params = discover(model, x[:1]), P.of(model)
+        other = {n: t * 1.5 if t.is_floating_point() else t for n, t in params.items()}
+        start = match_all(other, params, sym)
+        batches = [(x, torch.zeros(8, dtype=torch.long))] * 2
+        found = learn_match(start, other, params, sym, model, batches, steps=2)
+        assert len(found.permutations) == len(sym.permutations)
+        if not sym.permutations and not sym.linear:
+            assert found is start
+
+
+# ------------------------------------------------------------ bad input
+@pytest.mark.bad_input
+def test_errors():
+    model, x, sym, params = problem("centred")
+    other = {n: t.clone() for n, t in params.items()}
+    with pytest.raises(ValueError, match="`by` must be one of weights, activations, got 'both'"):
+        match_all(other, params, sym, by="both")
+    with pytest.raises(ValueError, match="needs `model` and `batches`"):
+        match_mixings(other, params, sym, by="activations", model=model)
+    with pytest.raises(ValueError, match="`batches` is empty"):
+        match_all(other, params, sym, by="activations", model=model, batches=[])
+    with pytest.raises(ValueError, match="put one tensor into a list"):
+        match_all(other, params, sym, by="activations", model=model, batches=x)
+    with pytest.raises(ValueError, match="`sweeps` must be at least 1, got 0"):
+        match_all(other, params, sym, sweeps=0)
+    with pytest.raises(ValueError, match="`params`: .* holds NaN"):
+        match_all({n: t * torch.nan for n, t in other.items()}, params, sym)
+    with pytest.raises(ValueError, match="`reference` must be one network"):
+        match_all(other, P.stack([params, params]), sym)
+    with pytest.raises(ValueError, match="activations that are not finite"):
+        match_all(other, params, sym, by="activations", model=model, batches=[x * torch.inf])
+    start = match_all(other, params, sym)
+    with pytest.raises(ValueError, match="must be positive, got 0"):
+        learn_match(start, other, params, sym, model, [(x, x)], steps=0)
+    with pytest.raises(ValueError, match="`start` must be what `match_all` returns, got list"):
+        learn_match([], other, params, sym, model, [(x, x)] * 2)
+    with pytest.raises(ValueError, match="at least two pairs"):
+        learn_match(start, other, params, sym, model, [(x, x)])
+    assert [m.shape for m in start.matrices] == [m.shape for m in identity_mixings(sym)]
