@@ -88,8 +88,15 @@ def symmetry_page(names, printed):
     assert float(printed.split()[-1]) < 1e-14
 
 
+def alignment_page(names, printed):
+    assert names["common"].spread[-1] < 0.8 * names["common"].spread[0]
+    assert names["result"].method in ("ascent", "frank-wolfe")
+    assert float(names["mean"]["1.weight"].norm()) > 0
+
+
 CHECKS = {
     "README.md": readme_page,
+    "docs/alignment.md": alignment_page,
     "docs/calibration.md": calibration_page,
     "docs/callbacks.md": callbacks_page,
     "docs/metrics.md": metrics_page,
