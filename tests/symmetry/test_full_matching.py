@@ -53,7 +53,7 @@ def problem(name):
         return fused()
     model, x, sym, params = known(name)
     if x.is_floating_point():
-        return model, torch.randn(100, x.shape[1], dtype=x.dtype, generator=seeded()), sym, params
+        return model, torch.randn(100, *x.shape[1:], dtype=x.dtype, generator=seeded()), sym, params
     return model, torch.randint(5, (40, 6), generator=seeded()), sym, params
 
 
