@@ -285,6 +285,12 @@ def test_permutations_cancel_around_every_cycle_of_an_alignment_but_not_of_pairs
     assert not close(there, members[2])
 
 
+def test_a_network_that_nothing_moves_is_aligned_as_it_is():
+    model = nn.Linear(3, 2)
+    sym, stack = discover(model, torch.randn(1, 3)), P.populate(model, 3)
+    assert close(align(stack, sym).apply(stack, sym), stack)
+
+
 @pytest.mark.bad_input
 def test_what_alignment_refuses():
     _, sym, stack = mlps(3)

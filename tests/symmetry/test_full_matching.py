@@ -8,6 +8,8 @@ from torch import nn
 
 from lightning_bnn import params as P
 from lightning_bnn.symmetry import (
+    align,
+    compose,
     discover,
     fold_norms,
     identity,
@@ -21,7 +23,7 @@ from lightning_bnn.symmetry import (
     random_mixings,
     random_permutations,
 )
-from lightning_bnn.symmetry.matching.moving_spaces import SpaceMap, composed
+from lightning_bnn.symmetry.matching.moving_spaces import SpaceMap
 from lightning_bnn.symmetry.matching.nearest import least_squares, nearest, procrustes
 from lightning_bnn.symmetry.matching.watching import watch
 
@@ -206,7 +208,7 @@ def test_two_permutations_one_after_the_other():
         _, _, sym, params = problem(name)
         first, second = (random_permutations(sym, seeded(s)) for s in (1, 2))
         expected = permute(permute(params, sym, first), sym, second)
-        assert largest_difference(permute(params, sym, composed(sym, first, second)), expected) == 0
+        assert largest_difference(permute(params, sym, compose(first, second, sym)), expected) == 0
 
 
 def test_spaces_go_where_their_heads_go():
@@ -324,3 +326,31 @@ def test_errors():
     with pytest.raises(ValueError, match="at least two pairs"):
         learn_match(start, other, params, sym, model, [(x, x)])
     assert [m.shape for m in start.matrices] == [m.shape for m in identity_mixings(sym)]
+
+
+# ------------------------------------------------------------ many networks
+def test_networks_in_other_coordinates_are_brought_into_one_frame():
+    _, _, sym, params = problem("stream")
+    stack = P.stack([planted(params, sym, seed=k) for k in range(3)])
+    found = align(stack, sym, mixing=True)
+    moved = found.apply(stack, sym)
+    assert found.matrices is not None
+    assert max(float((t - t[0]).abs().max()) for t in moved.values()) < 1e-6
+    assert found.spread[-1] < 1e-9 < found.spread[0]
+    assert align(stack, sym).spread[-1] > 1  # permutations alone
+
+
+def test_matrices_never_make_the_joint_frame_wider():
+    _, _, sym, params = problem("stream")
+    stack = {n: t + torch.randn(4, *t.shape, generator=seeded()).to(t) for n, t in params.items()}
+    found = align(stack, sym, mixing=True, sweeps=3)
+    assert all(
+        b <= a * (1 + 1e-9) for a, b in zip(found.spread[1:], found.spread[2:], strict=False)
+    )
+    names = sorted(sym.touched)
+    moved = found.apply(stack, sym)
+    after = sum(float((moved[n] - moved[n].mean(0)).square().sum()) for n in names)
+    assert after == pytest.approx(found.spread[-1], rel=1e-6)
+    assert found.spread[-1] < found.spread[0]
+    with pytest.raises(ValueError, match="`mixing` goes with neither `signs` nor `scales`"):
+        align(stack, sym, mixing=True, signs=True)

@@ -1,7 +1,8 @@
 """Bring networks into one frame: permutations by weights or activations, and lines between them."""
 
 from lightning_bnn.symmetry.matching.activations import match_activations
-from lightning_bnn.symmetry.matching.align import Alignment, align, cycle_error
+from lightning_bnn.symmetry.matching.align import align
+from lightning_bnn.symmetry.matching.alignment import Alignment, cycle_error
 from lightning_bnn.symmetry.matching.interpolation import Barrier, barrier, interpolate
 from lightning_bnn.symmetry.matching.learned_elements import learn_match
 from lightning_bnn.symmetry.matching.learning import Learning

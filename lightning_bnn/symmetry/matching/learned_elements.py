@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import tied
+from lightning_bnn.symmetry.composition import compose
 from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.forward import structural_copy
 from lightning_bnn.symmetry.groups import LinearGroup, Placement, Symmetries
@@ -19,7 +20,7 @@ from lightning_bnn.symmetry.matching.assignment import assign
 from lightning_bnn.symmetry.matching.interpolation import Loss, interpolate
 from lightning_bnn.symmetry.matching.match_all import FullMatch
 from lightning_bnn.symmetry.matching.mixings import distance
-from lightning_bnn.symmetry.matching.moving_spaces import SpaceMap, composed
+from lightning_bnn.symmetry.matching.moving_spaces import SpaceMap
 from lightning_bnn.symmetry.mixing import identity_mixings, mixed_axis
 from lightning_bnn.symmetry.spaces import multiplied
 from lightning_bnn.symmetry.validation import check_one_network
@@ -130,7 +131,7 @@ def _joined(
     sym: Symmetries,
 ) -> FullMatch:
     """One element for the start and what was learned after it."""
-    permutations = composed(sym, start.permutations, step[0])
+    permutations = compose(start.permutations, step[0], sym)
     matrices = [b @ a for a, b in zip(start.matrices, step[1], strict=True)]
     after = FullMatch(tuple(permutations), tuple(matrices), start.before, start.after)
     moved = after.apply(params, sym)

@@ -11,17 +11,14 @@ from torch import Tensor, nn
 
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import permute, permute_some
+from lightning_bnn.symmetry.composition import compose
 from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.matching.activations import match_activations
 from lightning_bnn.symmetry.matching.assignment import assign
 from lightning_bnn.symmetry.matching.match import match
 from lightning_bnn.symmetry.matching.mixings import By, Pair, View, distance, view_of
-from lightning_bnn.symmetry.matching.moving_spaces import (
-    Blocks,
-    SpaceMap,
-    composed,
-)
+from lightning_bnn.symmetry.matching.moving_spaces import Blocks, SpaceMap
 from lightning_bnn.symmetry.matching.nearest import all_pairs, nearest
 from lightning_bnn.symmetry.mixing import mix
 
@@ -145,7 +142,7 @@ class _Whole(Pair):
         """Permute what stands now; spaces take their matrices and moments along."""
         orders = self.space_map.space_orders(step)
         self.params = permute_some(self.params, self.sym, step)
-        self.permutations = composed(self.sym, self.permutations, step)
+        self.permutations = compose(self.permutations, step, self.sym)
         self.matrices = [m[o] for m, o in zip(self.matrices, orders, strict=True)]
         if self.seen is not None:
             self.seen = [m.reordered(o) for m, o in zip(self.seen, orders, strict=True)]

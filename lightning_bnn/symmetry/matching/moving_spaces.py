@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_bnn.symmetry.axis_actions import axis_permutation
 from lightning_bnn.symmetry.groups import LinearGroup, PermutationGroup, Symmetries
 
-__all__ = ["Blocks", "SpaceMap", "composed", "without_groups"]
+__all__ = ["Blocks", "SpaceMap", "without_groups"]
 
 _ORDERED = ("general", "orthogonal", "centred")
 
@@ -140,26 +140,3 @@ def without_groups(sym: Symmetries, keep: Sequence[int]) -> Symmetries:
         rows = [row for row in group.inner if all(g in index for g in row)]
         groups.append(replace(group, inner=tuple(tuple(index[g] for g in row) for row in rows)))
     return replace(sym, permutations=tuple(groups))
-
-
-def composed(sym: Symmetries, first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:
-    """The permutations that do what two do, one after the other."""
-    homes = {
-        member: (g, k, slot)
-        for g, group in enumerate(sym.permutations)
-        for k, row in enumerate(group.inner)
-        for slot, member in enumerate(row)
-    }
-
-    def standing(g: int) -> int:
-        """The group whose units are in the places of another one after the first."""
-        if g not in homes:
-            return g
-        home, row, slot = homes[g]
-        blocks = standing(home)
-        return sym.permutations[blocks].inner[row][int(first[blocks][slot])]
-
-    result = list(first)
-    for g, order in enumerate(second):
-        result[standing(g)] = first[standing(g)][order]
-    return result

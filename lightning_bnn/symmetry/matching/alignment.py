@@ -1,0 +1,97 @@
+"""What `align` returns, and how far maps between pairs of networks contradict each other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry.actions import flip, permute, rescale
+from lightning_bnn.symmetry.composition import compose, invert
+from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.mixing import mix
+
+__all__ = ["AlignMethod", "Alignment", "cycle_error"]
+
+AlignMethod = Literal["joint", "reference"]
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment(Sequence[Tensor]):
+    """What brings every network of a stack into a common frame; a sequence of its permutations.
+
+    Attributes:
+        permutations: one per group, ``(members, units)``.
+        spread: after every sweep, the sum of squared distances of the networks to their mean, over
+            the tensors that permutations reach; first as they were given.
+        method: ``"joint"`` or ``"reference"``.
+        signs: flips that come before the permutations, where they were asked for.
+        scales: positive factors that come before the flips, where they were asked for.
+        matrices: for `mix`, after the permutations, where they were asked for.
+    """
+
+    permutations: tuple[Tensor, ...]
+    spread: tuple[float, ...]
+    method: AlignMethod
+    signs: tuple[Tensor, ...] | None = None
+    scales: tuple[Tensor, ...] | None = None
+    matrices: tuple[Tensor, ...] | None = None
+
+    def apply(self, stack: Params, sym: Symmetries) -> Params:
+        """The stack in the common frame."""
+        stack = stack if self.scales is None else rescale(stack, sym, self.scales)
+        stack = stack if self.signs is None else flip(stack, sym, self.signs)
+        moved = permute(stack, sym, self)
+        return moved if self.matrices is None else mix(moved, sym, self.matrices)
+
+    def between(self, a: int, b: int, sym: Symmetries) -> list[Tensor]:
+        """Permutations that bring network ``a`` into the frame of network ``b``.
+
+        Flips, scales and matrices are left out.
+        """
+        to_common = [p[a] for p in self.permutations]
+        return compose(to_common, invert([p[b] for p in self.permutations], sym), sym)
+
+    def __getitem__(self, index: int) -> Tensor:  # type: ignore[override]
+        """The permutations of one group, one row per network."""
+        return self.permutations[index]
+
+    def __len__(self) -> int:
+        """The number of groups that are permuted."""
+        return len(self.permutations)
+
+    def __str__(self) -> str:
+        """The method and what it does to the spread."""
+        return (
+            f"{self.method}: squared distance to the mean {self.spread[0]:.4g} -> "
+            f"{self.spread[-1]:.4g} in {len(self.spread) - 1} sweeps"
+        )
+
+
+def cycle_error(between: Mapping[tuple[int, int], Sequence[Tensor]], sym: Symmetries) -> float:
+    """Share of units that do not come back to their place on the way round three networks.
+
+    Args:
+        between: for every ordered pair ``(a, b)``, permutations that bring ``a`` to ``b``, from
+            `match` or from `Alignment.between`.
+        sym: what `discover` returned.
+    """
+    networks = sorted({k for pair in between for k in pair})
+    missing = [p for p in itertools.permutations(networks, 2) if p not in between]
+    if len(networks) < 3 or missing:
+        raise ValueError(
+            "`between` must hold every ordered pair of at least three networks"
+            + (f", {missing[0]} is missing." if missing else ".")
+        )
+    astray = units = 0
+    for a, b, c in itertools.permutations(networks, 3):
+        there = compose(between[a, b], between[b, c], sym)
+        for order in compose(there, between[c, a], sym):
+            astray += int((order != torch.arange(len(order))).sum())
+            units += len(order)
+    return astray / max(units, 1)
