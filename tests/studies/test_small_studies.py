@@ -52,6 +52,7 @@ SMALLEST = {
     "interpolation": ["--dims", "[2]", "--sigmas", "[1.0]", "--steps", "2"],
     "width": ["--widths", "[2]", "--draws", "[2]", "--starts", "[0.05]", "--members", "2", *EPOCHS],
     "symmetrization": ["--scale", "smallest"],
+    "alignment": ["--scale", "smallest"],
     "transpositions": ["--hidden", "4", "--points", "2", *EPOCHS],
     "compact": None,
     "tractable": ["--alphas", "[0.1]", "--seeds", "2", *EPOCHS],
@@ -63,6 +64,7 @@ which tests of their own do."""
 
 
 LONGER = {
+    "alignment",
     "correlation",
     "width",
     "symmetrization",
@@ -160,6 +162,22 @@ def test_collapse_is_the_information_of_pairs(ran):
     pairs = [M.mutual_information(probs[[i, j]]).mean() for i, j in ((0, 1), (0, 2), (1, 2))]
     assert row["mean ± sd"] == pytest.approx(float(torch.stack(pairs).mean()), rel=1e-4)
     assert row["max"] == pytest.approx(float(max(pairs)), rel=1e-4)
+
+
+@pytest.mark.e2e
+def test_alignment_takes_the_networks_that_are_there(ran):
+    folder, _ = ran("alignment")
+    (stored,) = (folder / "out" / "networks").iterdir()
+    before, rows = stored.stat().st_mtime_ns, results(folder / "out")["tables"]["distance"]["rows"]
+    share = {row[1]: row[2]["value"] for row in rows}
+    assert share["as they are"] == pytest.approx(1)
+    assert share["joint"] <= min(share.values()) + 1e-6
+    text = called(folder, ["alignment", *SMALLEST["alignment"], "--out", "out"])
+    assert stored.stat().st_mtime_ns == before
+    assert results(folder / "out")["tables"]["distance"]["rows"] == rows
+    assert "Squared distance to the mean" in text
+    with pytest.raises(SystemExit):
+        main(["alignment", "--only", "perceptron", "--out", "out"])
 
 
 def test_marginals_are_tested_as_by_scipy(ran):
