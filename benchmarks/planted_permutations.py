@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torchvision
 from torch import Tensor, nn
 
 from lightning_bnn import models
 from lightning_bnn import params as P
+from lightning_bnn.studies.alignment_networks import ConvNet, Transformer
 from lightning_bnn.symmetry import (
     Symmetries,
     discover,
@@ -80,6 +82,11 @@ def cases() -> Iterator[Case]:
         yield Case(name, lambda b=blocks: Residual(30, 50, b), (1, 3), without_ends)
     yield Case("(30, 50) x 2, centred", lambda: Residual(30, 50, 2), (1, 3), centred)
     yield Case("OptuNet", models.optunet, (1, 1, 28, 28), trials=20)
+    yield Case("CNN, BatchNorm", lambda: ConvNet(12), (1, 1, 8, 8), trials=20)
+    yield Case("residual CNN, BatchNorm", lambda: ConvNet(12, 2), (1, 1, 8, 8), trials=20)
+    yield Case("ViT, two layers", lambda: Transformer(32), (1, 1, 8, 8), trials=20)
+    yield Case("GPT, two layers", lambda: Transformer(32, 27), (16,), trials=20)
+    yield Case("ResNet-18", torchvision.models.resnet18, (1, 3, 64, 64), trials=2)
 
 
 def noisy(params: P.Params, noise: float, generator: torch.Generator) -> P.Params:
@@ -108,6 +115,28 @@ WAYS: dict[str, Callable[..., list[Tensor]]] = {
 }
 
 
+def example(case: Case) -> Tensor:
+    """An input; characters where there is one dimension only."""
+    return torch.randn(case.x) if len(case.x) > 1 else torch.randint(27, (1, *case.x))
+
+
+def growth(widths: list[int]) -> None:
+    """Milliseconds for two hidden layers of growing width, with half of the weights' size noise."""
+    print(f"{'MLP 64-w-w-10, w =':<20}{'ascent':>12}{'best':>12}   ms")
+    for width in widths:
+        torch.manual_seed(0)
+        model = models.mlp(64, [width, width], 10)
+        sym, params = discover(model, torch.randn(1, 64)), P.of(model)
+        generator = torch.Generator().manual_seed(1)
+        planted = permute(noisy(params, 0.5, generator), sym, random_permutations(sym, generator))
+        times = []
+        for method in ("ascent", "best"):
+            start = time.perf_counter()
+            match(planted, params, sym, method=method)
+            times.append(1e3 * (time.perf_counter() - start))
+        print(f"{width:<20}" + "".join(f"{t:>12.0f}" for t in times), flush=True)
+
+
 def row(case: Case, noise: float, trials: int) -> dict[str, tuple[int, float]]:
     """Per way: how many are found, and milliseconds for one of them."""
     found = dict.fromkeys(WAYS, (0, 0.0))
@@ -115,7 +144,7 @@ def row(case: Case, noise: float, trials: int) -> dict[str, tuple[int, float]]:
         torch.manual_seed(trial)
         model = case.build()
         params = case.change({n: t.clone() for n, t in P.of(model).items()})
-        sym = discover(model, torch.randn(case.x))
+        sym = discover(model, example(case))
         plan, generator = Plan(sym), torch.Generator().manual_seed(1000 + trial)
         copy = case.change(noisy(params, noise, generator))
         planted = permute(copy, sym, random_permutations(sym, generator))
@@ -135,8 +164,17 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--only", default="", help="part of a case's name")
     parser.add_argument("--noise", type=float, nargs="+", default=[0, 0.2, 0.5])
+    parser.add_argument("--growth", type=int, nargs="+", help="widths: print times instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.growth:
+        growth(options.growth)
+    else:
+        table(options)
+
+
+def table(options: argparse.Namespace) -> None:
+    """One row per case and noise."""
     width = 16
     print(f"{'found of 100, ms':<28}{'noise':>6}" + "".join(f"{w:>{width}}" for w in WAYS))
     for case in cases():

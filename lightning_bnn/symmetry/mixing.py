@@ -67,10 +67,12 @@ def mixed_axis(w: Tensor, sym: Symmetries, place: Placement, matrices: Tensor) -
     rows = along_axis(w, axis, offset)
     positions = place.positions.to(w.device)
     old = rows[..., positions]  # (members, ..., spaces, size, repeats)
-    factor = matrices.to(w)
-    if matrices.ndim > 3:
-        factor = factor.reshape(-1, *(1,) * (old.ndim - 4), *factor.shape[1:])
-    new = torch.matmul(factor, old)
+    first = old.movedim((-3, -2), (offset, offset + 1))
+    new = torch.matmul(matrices.to(w), first.flatten(offset + 2))
+    lead = new.ndim - 3
+    new = new.reshape(*new.shape[:-1], *first.shape[offset + 2 :]).movedim(
+        (lead, lead + 1), (-3, -2)
+    )
     if new.ndim > old.ndim or new.shape[0] != rows.shape[0]:
         rows = rows.expand(*new.shape[:-3], rows.shape[-1])
     changed = rows.clone()

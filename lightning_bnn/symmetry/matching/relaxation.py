@@ -142,10 +142,9 @@ class Relaxation:
         changed = rows.clone()
         for k, place in pieces:
             positions = place.positions.to(w.device)
-            old = rows[..., positions]  # (members, ..., units, repeats)
-            matrix = matrices[k].to(old)
-            factor = matrix.reshape(-1, *(1,) * (old.ndim - 3), *matrix.shape[1:])
-            changed[..., positions.reshape(-1)] = torch.matmul(factor, old).flatten(-2)
+            old = rows[..., positions].movedim(-2, 1)  # (members, units, ..., repeats)
+            new = torch.matmul(matrices[k].to(old), old.flatten(2)).reshape(old.shape)
+            changed[..., positions.reshape(-1)] = new.movedim(1, -2).flatten(-2)
         return from_axis(changed, w, self.plan.sym.axes[axis], 1)
 
     def mixed(self, params: Params, matrices: Sequence[Tensor]) -> Params:
