@@ -142,6 +142,8 @@ def _real(w: Tensor) -> Tensor:
 
 
 Found = tuple[list[Tensor], list[Tensor] | None, str]
+Try = tuple[float, Found]
+_TIE = 1e-7
 
 
 class _Search:
@@ -165,31 +167,59 @@ class _Search:
 
     def run(self, members: Sequence[Params], method: ByWeights, data: Data | None) -> list[Found]:
         """The best of what the method tries, for every network."""
-        joint = method == "frank-wolfe" or (method == "best" and self.plan.couples)
-        starts = self._joint_starts(members) if joint else []
-        if method == "best" and data is not None and self.plan.couples:
+        relaxation, coupled = Relaxation(self.plan), self.plan.couples
+        joint = method == "frank-wolfe" or (method == "best" and coupled)
+        joint = joint and bool(relaxation.pieces)
+        alone = method != "frank-wolfe" or not joint
+        tries = [self._ascents(member) if alone else [] for member in members]
+        if method == "best" and data is not None and coupled:
             seen = starts_from_activations(self.plan, stack(members), self.reference, data)
-            starts.append(("ascent from activations", list(seen)))
-        alone = method != "frank-wolfe" or not starts
-        return [
-            self._best(member, [(name, every[k]) for name, every in starts], alone)
-            for k, member in enumerate(members)
-        ]
+            for k, member in enumerate(members):
+                tries[k].append(self._try(member, "ascent from activations", seen[k]))
+        for by_signatures in (False, True) if joint else ():
+            unsettled = [k for k, t in enumerate(tries) if not (by_signatures and _agree(t))]
+            some = [members[k] for k in unsettled]
+            elements = self._jointly(relaxation, some, by_signatures) if some else []
+            for k, element in zip(unsettled, elements, strict=True):
+                tries[k].append(self._try(members[k], "frank-wolfe", element))
+        return [_best(t) for t in tries]
 
-    def _joint_starts(self, members: Sequence[Params]) -> list[tuple[str, list[list[Tensor]]]]:
-        """What Frank-Wolfe finds from the point that prefers nothing, and from signatures."""
-        relaxation = Relaxation(self.plan)
-        if not relaxation.pieces:
-            return []
-        every, goal = (
-            {n: _real(w[n]) for n in relaxation.pieces} for w in (stack(members), self.reference)
-        )
-        found = []
-        for start in (None, start_from_signatures(relaxation, every, goal)):
-            orders = frank_wolfe(relaxation, every, goal, start)
-            elements = [relaxation.element([o[m] for o in orders]) for m in range(len(members))]
-            found.append(("frank-wolfe", elements))
-        return found
+    def _ascents(self, member: Params) -> list[Try]:
+        """From the input to the output, and from random permutations."""
+        generator = torch.Generator().manual_seed(self.seed)
+        first = self._try(member, "ascent", None, generator)
+        others = (self._random(generator) for _ in range(self.restarts))
+        return [first, *(self._try(member, "ascent", start, generator) for start in others)]
+
+    def _jointly(
+        self, relaxation: Relaxation, members: Sequence[Params], by_signatures: bool
+    ) -> list[list[Tensor]]:
+        """What Frank-Wolfe finds, from the point that prefers nothing or from signatures."""
+        both = (stack(members), self.reference)
+        every, goal = ({n: _real(w[n]) for n in relaxation.pieces} for w in both)
+        start = start_from_signatures(relaxation, every, goal) if by_signatures else None
+        orders = frank_wolfe(relaxation, every, goal, start)
+        return [relaxation.element([o[m] for o in orders]) for m in range(len(members))]
+
+    def _try(
+        self,
+        member: Params,
+        name: str,
+        start: Sequence[Tensor] | None,
+        generator: torch.Generator | None = None,
+    ) -> Try:
+        """Ascend from some permutations, or once through the network where there are none."""
+        sym = self.plan.sym
+        flips = [torch.ones(g.units) for g in sym.signs] if self.signs else None
+        ascent = Ascent(self.plan, member, self.reference, flips)
+        first = identity(sym) if start is None else list(start)
+        generator = generator or torch.Generator().manual_seed(self.seed)
+        permutations = ascent.run(first, generator, self.max_sweeps, start is None)
+        if not ascent.settled:
+            _log.warning(
+                "match: coordinate ascent is still improving after %d sweeps.", self.max_sweeps
+            )
+        return ascent.score(), (permutations, ascent.signs, name)
 
     def _random(self, generator: torch.Generator) -> list[Tensor]:
         """Random permutations; blocks that have tensors of their own stay in their places."""
@@ -198,25 +228,17 @@ class _Search:
         pairs = zip(groups, orders, strict=True)
         return [torch.arange(g.units) if g.tensors else order for g, order in pairs]
 
-    def _best(self, member: Params, ways: Sequence[tuple[str, list[Tensor]]], alone: bool) -> Found:
-        sym, generator = self.plan.sym, torch.Generator().manual_seed(self.seed)
-        flips = [torch.ones(g.units) for g in sym.signs] if self.signs else None
-        starts: list[tuple[str, list[Tensor] | None]] = [("ascent", None)] if alone else []
-        starts += ways
-        starts += [("ascent", self._random(generator)) for _ in range(self.restarts)]
-        best, top = None, -float("inf")
-        for name, start in starts:
-            ascent = Ascent(self.plan, member, self.reference, flips)
-            first = identity(sym) if start is None else start
-            permutations = ascent.run(first, generator, self.max_sweeps, start is None)
-            if not ascent.settled:
-                _log.warning(
-                    "match: coordinate ascent is still improving after %d sweeps.", self.max_sweeps
-                )
-            if best is None or ascent.score() > top + 1e-7 * abs(top):
-                best, top = (permutations, ascent.signs, name), ascent.score()
-        assert best is not None
-        return best
+
+def _agree(tries: Sequence[Try]) -> bool:
+    """Whether the first and the last try reach the same, so that more are not worth their time."""
+    first, last = tries[0][0], tries[-1][0]
+    return len(tries) > 1 and abs(first - last) <= _TIE * abs(last)
+
+
+def _best(tries: Sequence[Try]) -> Found:
+    """The first of those that nothing exceeds."""
+    top = max(score for score, _ in tries)
+    return next(found for score, found in tries if score >= top - _TIE * abs(top))
 
 
 def _result(

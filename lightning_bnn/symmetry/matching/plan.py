@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -121,10 +122,18 @@ class Plan:
         """What no rearrangement can exceed: every tensor with its entries sorted."""
         total = torch.zeros((), dtype=torch.float64)
         for name in self.compared:
-            goal = reference[name].double().flatten().sort().values
-            own = params[name].double().reshape(*_lead(params, reference, name), -1).sort(-1).values
-            total = total + (own * goal).sum(-1).cpu()
+            goal = _sorted(reference[name].flatten())
+            own = _sorted(params[name].reshape(*_lead(params, reference, name), -1))
+            total = total + (own.double() * goal.double()).sum(-1).cpu()
         return total
+
+
+def _sorted(w: Tensor) -> Tensor:
+    """Sorted along the last dimension; on the CPU numpy takes a third of the time."""
+    w = w if w.dtype == torch.float64 else w.float()
+    if w.device.type != "cpu":
+        return w.sort(-1).values
+    return torch.from_numpy(np.sort(w.detach().numpy(), -1))
 
 
 def _lead(params: Params, reference: Params, name: str) -> tuple[int, ...]:
