@@ -22,7 +22,7 @@ from lightning_bnn.symmetry import (
     random_signs,
     rescale,
 )
-from lightning_bnn.symmetry.matching.frank_wolfe import _line_search, frank_wolfe
+from lightning_bnn.symmetry.matching.frank_wolfe import _line_search, _step, frank_wolfe
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.matching.relaxation import Relaxation
 
@@ -132,6 +132,22 @@ def test_line_search_finds_the_best_of_a_grid(degree):
     best = torch.stack([value(t) for t in torch.linspace(0, 1, 1001).tolist()]).amax(0)
     reached = (coefficients * found[:, None] ** torch.arange(degree + 1.0)).sum(1)
     assert bool((reached >= best - 1e-9).all())
+
+
+def test_no_step_makes_it_worse_and_not_all_go_to_the_end():
+    _, sym, stack = mlps(3, (14, 13, 12))
+    relaxation = Relaxation(Plan(sym))
+    params = {n: stack[n] for n in relaxation.pieces}
+    goal = {n: t[0].flip(0) for n, t in params.items()}
+    matrices = relaxation.barycentre(3, params["1.weight"])
+    values, lengths = [relaxation.value_at(params, goal, matrices)], []
+    for _ in range(8):
+        matrices, gamma = _step(relaxation, params, goal, matrices)
+        values.append(relaxation.value_at(params, goal, matrices))
+        lengths.append(gamma)
+    assert all(bool((b >= a - 1e-5).all()) for a, b in itertools.pairwise(values))
+    inside = torch.stack(lengths)
+    assert bool(((inside > 0) & (inside < 1)).any())
 
 
 def planted(model, x, noise, trial, signs=False):
