@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from lightning_bnn.posteriors import DiagonalGaussian
-from lightning_bnn.studies.compact import SCALES, _Study, posterior_of
+from lightning_bnn.studies.compact import SCALES, CompactStudy, posterior_of
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 
 SETS = {
@@ -41,7 +41,7 @@ def main() -> None:
         change = {"model.init_args.network.init_args.hidden": [settings.hidden]}
         job = reseeded(Job("HMC", settings.presets["HMC"], change), seed)
         run = run_jobs([job], folder / "runs")["HMC"]
-        study = _Study(run.problem(), settings.batches, 100, seed)
+        study = CompactStudy(run.problem(), settings.batches, 100, seed)
         networks = posterior_of("HMC", run.module()).networks()
         for name, chosen in SETS.items():
             some = {n: t[chosen] for n, t in networks.items()}
@@ -56,7 +56,7 @@ def main() -> None:
         print(f"{name:<18}{way:<14}" + "".join(f"{c:>14}" for c in cells))
 
 
-def judged(study: _Study, networks, way, seed: int) -> list[float]:
+def judged(study: CompactStudy, networks, way, seed: int) -> list[float]:
     """Accuracy of draws and of the mean, and the sum of variances."""
     matching = dict(study.matching) if way == "activations" else {}
     matching |= {"symmetries": study.matching["symmetries"]} if way else {}

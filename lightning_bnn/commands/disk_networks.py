@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.commands.mistakes import building
 from lightning_bnn.commands.named_networks import example_of, network_of
 from lightning_bnn.commands.transformers_networks import (
@@ -76,8 +77,7 @@ class DiskNetworks:
     @property
     def has_statistics(self) -> bool:
         """Whether the network has norms over batches, whose statistics no average keeps right."""
-        kind = nn.modules.batchnorm._BatchNorm
-        return any(isinstance(m, kind) and m.track_running_stats for m in self.network.modules())
+        return bool(batch_norms(self.network))
 
 
 def disk_networks(

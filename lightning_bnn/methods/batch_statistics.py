@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lightning_bnn import params as P
+from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.params import Params
 
 __all__ = ["has_statistics", "refreshed"]
@@ -17,7 +18,7 @@ __all__ = ["has_statistics", "refreshed"]
 
 def has_statistics(model: nn.Module) -> bool:
     """Whether some layer of a network keeps statistics of its inputs."""
-    return any(_layers(model))
+    return any(batch_norms(model))
 
 
 @torch.no_grad()
@@ -38,7 +39,7 @@ def refreshed(
         chunk_size: networks that run at once.
     """
     runner = copy.deepcopy(model).eval()
-    layers = _layers(runner)
+    layers = batch_norms(runner)
     names = {name for name, t in P.of(model).items() if not P.is_weight(name, t)}
     stack = {name: t.clone() if name in names else t for name, t in networks.items()}
     at_once = P.stack_size(stack) if P.runs_at_once(model, chunk_size) else 1
@@ -50,8 +51,3 @@ def refreshed(
             layer.momentum = 1 / (k + 1)
         P.apply(runner, stack, *batch, chunk_size=chunk)
     return stack
-
-
-def _layers(model: nn.Module) -> list[Any]:
-    norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-    return [m for m in norms if m.track_running_stats]

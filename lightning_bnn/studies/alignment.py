@@ -31,6 +31,8 @@ from lightning_bnn.studies.findings import (
 )
 from lightning_bnn.studies.runs import fit_quietly
 from lightning_bnn.symmetry import Symmetries, align, discover, match, match_activations, permute
+from lightning_bnn.symmetry.matching.alignment import distance_to_mean
+from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.matching.repair import reestimated
 
 __all__ = ["alignment"]
@@ -107,6 +109,7 @@ class _Population:
             self.model: nn.Module = kind.build(self.examples.classes).eval()
         self.inputs = self.examples.train[0]
         self.symmetries: Symmetries = discover(self.model, self.inputs[:2])
+        self.compared = Plan(self.symmetries).compared
         self.batches = [x for x, _ in zip(self.inputs.split(64), range(20), strict=False)]
         self.members = max(max(settings.sizes), 2 * min(settings.sizes))
         self.stack = self._trained(folder / "networks")
@@ -155,7 +158,7 @@ class _Population:
     def _one_set(self, networks: Params) -> dict[str, dict[str, float]]:
         """What every method makes of one set."""
         ends = [self._judged(network)[0] for network in P.unstack(networks)]
-        apart = _squares(networks, self.symmetries)
+        apart = distance_to_mean(networks, self.compared)
         result = {}
         for method in METHODS:
             start = time.process_time()
@@ -167,7 +170,7 @@ class _Population:
             result[method] = {
                 "excess": loss - sum(ends) / len(ends),
                 "accuracy": accuracy,
-                "distance": _squares(moved, self.symmetries) / apart,
+                "distance": distance_to_mean(moved, self.compared) / apart,
                 "seconds": seconds,
             }
         return result
@@ -206,13 +209,6 @@ class _Shuffled(DataModule):
 
     def load(self) -> Splits:
         return Splits(self.examples, None, self.examples)
-
-
-def _squares(networks: Params, sym: Symmetries) -> float:
-    """Squared distance to the mean, of the tensors that permutations reach."""
-    names = {sym.axes[p.axis].tensor for g in sym.permutations for p in g.placements}
-    chosen = [networks[n].double() for n in sorted(names) if "running" not in n]
-    return sum(float((t - t.mean(0)).square().sum()) for t in chosen)
 
 
 # ------------------------------------------------------------ tables and figures

@@ -20,7 +20,7 @@ from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 
-__all__ = ["compact"]
+__all__ = ["CompactStudy", "compact"]
 
 KINDS = ("networks", "q_d", "q_r", "q_r joint")
 _KEPT = (100, 90, 80, 70, 60, 50, 40, 30, 20, 10, 5, 1)
@@ -87,7 +87,7 @@ def compact(
         for name, preset in settings.presets.items()
     ]
     runs = run_jobs(jobs, folder / "runs")
-    study = _Study(runs["HMC"].problem(), settings.batches, draws, seed)
+    study = CompactStudy(runs["HMC"].problem(), settings.batches, draws, seed)
     networks = {
         name: posterior_of(name, runs[name].module()).networks() for name in ("HMC", "Ensemble")
     }
@@ -96,7 +96,7 @@ def compact(
     publish(study.findings(networks, vi, [job.command for job in jobs]), folder)
 
 
-class _Study:
+class CompactStudy:
     """Everything that needs the network, the data and the draws."""
 
     def __init__(self, problem: Problem, batches: int, draws: int, seed: int) -> None:

@@ -18,7 +18,7 @@ from lightning_bnn.comparison.problem import read_problem
 from lightning_bnn.datamodules import Digits
 from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.studies.collapse import pearson
-from lightning_bnn.studies.compact import _Study as CompactStudy
+from lightning_bnn.studies.compact import CompactStudy
 from lightning_bnn.studies.correlation import _interval, rank_correlations
 from lightning_bnn.studies.interpolation import (
     SCALES,

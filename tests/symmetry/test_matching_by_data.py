@@ -19,12 +19,12 @@ from lightning_bnn.symmetry import (
     rescale,
 )
 from lightning_bnn.symmetry.matching.activations import activation_tables
-from lightning_bnn.symmetry.matching.learned import straight_through
 from lightning_bnn.symmetry.matching.learning import Best, Lines
-from lightning_bnn.symmetry.matching.moments import JointMoments
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.matching.relaxation import Relaxation
 from lightning_bnn.symmetry.matching.sinkhorn import doubly_stochastic, learn_softly
+from lightning_bnn.symmetry.matching.straight_through import straight_through
+from lightning_bnn.symmetry.matching.unit_moments import JointMoments
 
 ACTIVATIONS = ("activations", "correlation", "regression")
 cross_entropy = nn.functional.cross_entropy

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from lightning_bnn.params import Params, stack, unstack
 from lightning_bnn.symmetry.forward import structural_copy
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.matching.moments import MEASURES, JointMoments, Measure
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.matching.probes import Probes
 from lightning_bnn.symmetry.matching.relaxation import Relaxation
+from lightning_bnn.symmetry.matching.unit_moments import MEASURES, JointMoments, Measure
 from lightning_bnn.symmetry.validation import check_params
 
 __all__ = ["activation_tables", "match_activations", "value_and_bound"]

@@ -8,11 +8,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params, stack_size, unstack
+from lightning_bnn.params import Params, stack_size
 from lightning_bnn.symmetry.actions import rescale
 from lightning_bnn.symmetry.composition import compose, invert
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.matching.alignment import Alignment, AlignMethod
+from lightning_bnn.symmetry.matching.alignment import Alignment, AlignMethod, distance_to_mean
 from lightning_bnn.symmetry.matching.leave_one_out import LeaveOneOut
 from lightning_bnn.symmetry.matching.matrix_frames import align_with_matrices
 from lightning_bnn.symmetry.matching.plan import Plan
@@ -111,7 +111,7 @@ def _by_permutations(
         other = joint.run(*joint.as_given(), sweeps)
         best = other if other[2][-1] < best[2][-1] else best
     permutations, flips, spread = best
-    spread = [joint.spread(unstack(stack)), *spread]
+    spread = [distance_to_mean(stack, plan.compared), *spread]
     permutations = _as_the_first(permutations, sym)
     flips = None if flips is None else _flipped_as_the_first(permutations, flips, plan)
     signs_found = None if flips is None else tuple(flips)

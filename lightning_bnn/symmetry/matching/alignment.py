@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +16,7 @@ from lightning_bnn.symmetry.composition import compose, invert
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.mixing import mix
 
-__all__ = ["AlignMethod", "Alignment", "cycle_error"]
+__all__ = ["AlignMethod", "Alignment", "cycle_error", "distance_to_mean"]
 
 AlignMethod = Literal["joint", "reference"]
 
@@ -71,6 +71,12 @@ class Alignment(Sequence[Tensor]):
             f"{self.method}: squared distance to the mean {self.spread[0]:.4g} -> "
             f"{self.spread[-1]:.4g} in {len(self.spread) - 1} sweeps"
         )
+
+
+def distance_to_mean(stack: Params, names: Iterable[str]) -> float:
+    """Sum of squared distances of the networks of a stack to their mean, over some tensors."""
+    rows = (stack[name].double() for name in names)
+    return sum(float((t - t.mean(0)).square().sum()) for t in rows)
 
 
 def cycle_error(between: Mapping[tuple[int, int], Sequence[Tensor]], sym: Symmetries) -> float:

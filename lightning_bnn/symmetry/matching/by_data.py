@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from lightning_bnn.params import Params, of, stack
 from lightning_bnn.symmetry.matching.activations import activation_tables, value_and_bound
 from lightning_bnn.symmetry.matching.interpolation import Loss
-from lightning_bnn.symmetry.matching.learned import learn
 from lightning_bnn.symmetry.matching.learning import Best, Learning, Lines
-from lightning_bnn.symmetry.matching.moments import Measure
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.matching.relaxation import Relaxation
 from lightning_bnn.symmetry.matching.result import MatchResult
 from lightning_bnn.symmetry.matching.sinkhorn import learn_softly
+from lightning_bnn.symmetry.matching.straight_through import learn
+from lightning_bnn.symmetry.matching.unit_moments import Measure
 
 __all__ = [
     "Data",

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.params import Params, is_stacked, of
-from lightning_bnn.symmetry.matching.repair import Repairs, has_batch_statistics, reestimated
+from lightning_bnn.symmetry.matching.repair import Repairs, reestimated
 
 __all__ = ["Barrier", "barrier", "interpolate"]
 
@@ -88,7 +89,7 @@ def barrier(
         raise ValueError(f"`points` must be at least 3, got {points}.")
     if batch_norm not in ("reestimate", "as-is"):
         raise ValueError(f"`batch_norm` must be 'reestimate' or 'as-is', got {batch_norm!r}.")
-    if repair and batch_norm == "as-is" and has_batch_statistics(model):
+    if repair and batch_norm == "as-is" and batch_norms(model):
         raise ValueError(
             "`batch_norm` must be 'reestimate' with `repair`, which is that for this network."
         )
@@ -119,7 +120,7 @@ def _between(
     repair: bool,
 ) -> tuple[nn.Module, Callable[[float], Params], Statistics]:
     """What computes, the networks on the line, and what is done about their statistics."""
-    inputs, norms = [x for x, _ in batches], has_batch_statistics(model)
+    inputs, norms = [x for x, _ in batches], batch_norms(model)
     if repair and not norms and inputs:
         repairs = Repairs(model, a, b, inputs)
         done: Statistics = "repaired" if repairs.layers else "as-is"

@@ -82,11 +82,6 @@ class LeaveOneOut:
             ]
         return [torch.stack(rows) for rows in zip(*elements, strict=True)], signs, spread
 
-    def spread(self, networks: Sequence[Params]) -> float:
-        """Sum of squared distances to the mean."""
-        chosen = [{n: w[n] for n in self.plan.compared} for w in networks]
-        return sum(map(self._square, chosen)) - self._square(self._sum(chosen)) / len(chosen)
-
     def _spread_of(self, total: Params) -> float:
         return self.norms - self._square(total) / self.size
 

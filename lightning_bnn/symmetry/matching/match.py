@@ -25,11 +25,11 @@ from lightning_bnn.symmetry.matching.by_data import (
 from lightning_bnn.symmetry.matching.frank_wolfe import frank_wolfe
 from lightning_bnn.symmetry.matching.interpolation import Loss
 from lightning_bnn.symmetry.matching.learning import Learning
-from lightning_bnn.symmetry.matching.moments import Measure
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.matching.relaxation import Relaxation
 from lightning_bnn.symmetry.matching.result import MatchResult
 from lightning_bnn.symmetry.matching.signatures import start_from_signatures
+from lightning_bnn.symmetry.matching.unit_moments import Measure
 from lightning_bnn.symmetry.validation import check_finite, check_one_network, check_params
 
 __all__ = ["Method", "match"]

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, unstack
+from lightning_bnn.params import stack as stack_networks
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.matching.alignment import Alignment, AlignMethod
+from lightning_bnn.symmetry.matching.alignment import Alignment, AlignMethod, distance_to_mean
 from lightning_bnn.symmetry.matching.match_all import match_all
 
 __all__ = ["align_with_matrices"]
@@ -23,15 +24,15 @@ def align_with_matrices(
     found = match_all(stack, members[0], sym)
     parts = [_member(found.permutations, found.matrices, m) for m in range(len(members))]
     moved = unstack(found.apply(stack, sym))
-    spread = [_wideness(members, sym), _wideness(moved, sym)]
+    spread = [_spread(members, sym), _spread(moved, sym)]
     generator = torch.Generator().manual_seed(seed)
     for _ in range(sweeps if method == "joint" and len(members) > 1 else 0):
         for m in torch.randperm(len(members), generator=generator).tolist():
             new = match_all(members[m], _mean([*moved[:m], *moved[m + 1 :]]), sym)
             tried = [*moved[:m], new.apply(members[m], sym), *moved[m + 1 :]]
-            if _wideness(tried, sym) < _wideness(moved, sym) * (1 - 1e-9):
+            if _spread(tried, sym) < _spread(moved, sym) * (1 - 1e-9):
                 moved, parts[m] = tried, (list(new.permutations), list(new.matrices))
-        spread.append(_wideness(moved, sym))
+        spread.append(_spread(moved, sym))
         if not spread[-1] < spread[-2] * (1 - 1e-6):
             break
     permutations, matrices = (_stacked([part[k] for part in parts]) for k in (0, 1))
@@ -56,7 +57,5 @@ def _mean(networks: Sequence[Params]) -> Params:
     }
 
 
-def _wideness(networks: Sequence[Params], sym: Symmetries) -> float:
-    """Sum of squared distances to the mean, of all that symmetries move."""
-    rows = (torch.stack([w[n] for w in networks]).double() for n in sorted(sym.touched))
-    return sum(float((t - t.mean(0)).square().sum()) for t in rows)
+def _spread(networks: Sequence[Params], sym: Symmetries) -> float:
+    return distance_to_mean(stack_networks(networks), sorted(sym.touched))

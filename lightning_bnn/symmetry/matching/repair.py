@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
+from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.params import Params, of
 from lightning_bnn.symmetry.forward import structural_copy
-from lightning_bnn.symmetry.matching.moments import Moments
 from lightning_bnn.symmetry.matching.probes import call_modules
+from lightning_bnn.symmetry.matching.unit_moments import Moments
 
-__all__ = ["Repaired", "Repairs", "has_batch_statistics", "reestimated", "repair"]
+__all__ = ["Repaired", "Repairs", "reestimated", "repair"]
 
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -92,7 +93,7 @@ class Repairs:
     def __init__(self, model: nn.Module, a: Params, b: Params, inputs: Sequence[Any]) -> None:
         self.network, self.inputs = structural_copy(model).eval(), inputs
         self.layers: list[str] = []
-        if not has_batch_statistics(model):
+        if not batch_norms(model):
             self.layers = _hidden_layers(self.network, a, inputs[0])
             _check_unshared(self.network, self.layers)
             self.added = _add_biases(self.network, self.layers)
@@ -216,14 +217,9 @@ def _check_whole(model: nn.Module, params: Params, name: str) -> None:
 
 
 # ------------------------------------------------------------ BatchNorm
-def has_batch_statistics(model: nn.Module) -> bool:
-    """Whether some layer keeps statistics of its batches."""
-    return bool(_norms(model))
-
-
 def reestimated(network: nn.Module, params: Params, inputs: Iterable[Any]) -> Params:
     """Average the statistics over all batches, as a fresh pass in training mode would."""
-    norms = _norms(network)
+    norms = batch_norms(network)
     if not norms:
         return params
     params = {n: t.clone() if n.rpartition(".")[2] in _STATISTICS else t for n, t in params.items()}
@@ -240,8 +236,3 @@ def reestimated(network: nn.Module, params: Params, inputs: Iterable[Any]) -> Pa
         for m, momentum in zip(norms, momenta, strict=True):
             m.momentum, m.training = momentum, False
     return params
-
-
-def _norms(model: nn.Module) -> list[Any]:
-    norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-    return [m for m in norms if m.track_running_stats]
