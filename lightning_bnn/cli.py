@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
+
+from lightning_bnn.commands.deferred import deferred, imported
 
 __all__ = ["main"]
 
@@ -75,7 +75,7 @@ def main(args: Sequence[str] | None = None) -> None:
         print("\nstopped; the same command goes on from its last checkpoint", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:
-        message = _imported("lightning_bnn.commands.mistakes").mistake(error, args)
+        message = imported("lightning_bnn.commands.mistakes").mistake(error, args)
         if message is None:
             raise
         _fail(message)
@@ -83,32 +83,20 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def _check_name(name: str) -> None:
     if name not in EVERY:
-        meant = _imported("lightning_bnn.commands.spelling").did_you_mean(name, EVERY)
+        meant = imported("lightning_bnn.commands.spelling").did_you_mean(name, EVERY)
         choice = f"; choose from: {', '.join(EVERY)}."
         _fail(f"there is no command {name!r}{meant or choice}")
 
 
 def _run(name: str, args: Sequence[str]) -> None:
     if name in TRAINING:
-        _imported("lightning_bnn.commands.training").training(args)
+        imported("lightning_bnn.commands.training").training(args)
         return
-    folder = "studies" if name in STUDIES else "commands"
-    command = getattr(_imported(f"lightning_bnn.{folder}.{name}"), name)
     if name in PRESETS:
-        command(args[1:])
+        imported("lightning_bnn.commands.presets").presets(args[1:])
     else:
-        _call(command, name, args[1:])
-
-
-def _imported(name: str) -> ModuleType:
-    """Import a module without collecting garbage, which takes a second and finds nothing."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return importlib.import_module(name)
-    finally:
-        if collecting:
-            gc.enable()
+        folder = "studies" if name in STUDIES else "commands"
+        _call(deferred(f"lightning_bnn.{folder}.{name}", name), name, args[1:])
 
 
 def _call(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
