@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -86,6 +85,8 @@ def interpolated(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
 
 def _rising(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Knots and values of the isotonic regression of one class."""
+    from sklearn.isotonic import IsotonicRegression
+
     fitted = IsotonicRegression(out_of_bounds="clip").fit(x.cpu().numpy(), y.cpu().numpy())
     knots, values = fitted.X_thresholds_, fitted.y_thresholds_
     return torch.as_tensor(knots.copy()), torch.as_tensor(values.copy())

@@ -6,7 +6,6 @@ import ast
 import functools
 import gc
 import importlib
-import sys
 from collections.abc import Callable
 from importlib.util import resolve_name
 from pathlib import Path
@@ -36,7 +35,7 @@ def deferred(module: str, name: str) -> Callable[..., Any]:
     stub = ast.FunctionDef(name, node.args, call, [], node.returns)
     names = {n.id for n in ast.walk(ast.Module([stub], [])) if isinstance(n, ast.Name)}
     known = {n: _value(module, n) for n in names - _parameters(node.args) if _is_known(module, n)}
-    space = {**known, "__imported__": imported, "__name__": module}
+    space = {**known, "__imported__": imported, "__name__": _PACKAGE}
     tree = ast.fix_missing_locations(ast.Module([stub], []))
     exec(compile(tree, str(_file(module)), "exec", dont_inherit=True), space)
     function: Callable[..., Any] = space[name]
