@@ -3,12 +3,12 @@
 The limit up to which `lightning_bnn.params.apply` uses vmap comes from here.
 """
 
-import argparse
-import statistics
-import time
+import functools
 
 import torch
+from record import Record, parsed, parser
 from torch import nn
+from turns import taking_turns
 
 from lightning_bnn import models
 from lightning_bnn import params as P
@@ -20,14 +20,14 @@ def cases():
         nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10)
     )
     yield "perceptron 2-2-1", perceptron, torch.randn(10, 2), 256
-    yield "mlp 64-32-10", models.mlp(64, [32], 10), torch.randn(64, 64), 64
-    yield "optunet", models.optunet(), torch.randn(64, 1, 28, 28), 16
+    yield "MLP 64-32-10", models.mlp(64, [32], 10), torch.randn(64, 64), 64
+    yield "OptuNet", models.optunet(), torch.randn(64, 1, 28, 28), 16
     yield "conv + batch norm", batch_norm, torch.randn(32, 1, 8, 8), 32
     yield "conv 3-16-32", small_conv(16, 32), torch.randn(32, 3, 32, 32), 16
     yield "conv 3-32-64", small_conv(32, 64), torch.randn(32, 3, 32, 32), 16
-    yield "mlp 64-128-128-10", models.mlp(64, [128, 128], 10), torch.randn(64, 64), 16
-    yield "mlp 784-64-10", models.mlp(784, [64], 10), torch.randn(64, 784), 16
-    yield "mlp 784-512-512-10", models.mlp(784, [512, 512], 10), torch.randn(64, 784), 8
+    yield "MLP 64-128-128-10", models.mlp(64, [128, 128], 10), torch.randn(64, 64), 16
+    yield "MLP 784-64-10", models.mlp(784, [64], 10), torch.randn(64, 784), 16
+    yield "MLP 784-512-512-10", models.mlp(784, [512, 512], 10), torch.randn(64, 784), 8
 
 
 def small_conv(a, b):
@@ -46,40 +46,21 @@ def predict(model, stack, x, chunk_size):
         P.apply(model, stack, x, chunk_size=chunk_size)
 
 
-def timed(function, *args):
-    start = time.perf_counter()
-    function(*args)
-    return time.perf_counter() - start
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=15)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    print(
-        f"threads: "
-        f"{options.threads}\n{'network':<20}{'weights':>9}{'members':>9}{'predict':>20}{'gradient':>20}"
-    )
+    options = parsed(parser(__doc__))
+    record = Record(options)
     for name, model, x, members in cases():
-        model.eval()
-        stack = P.populate(model, members)
-        row = ""
-        for function in (predict, step):
-            vmapped, looped = [], []
-            for repeat in range(options.repeats + 1):
-                pair = (
-                    timed(function, model, stack, x, members),
-                    timed(function, model, stack, x, 1),
-                )
-                if repeat:
-                    vmapped.append(pair[0])
-                    looped.append(pair[1])
-            ratio = statistics.median(b / a for a, b in zip(vmapped, looped, strict=True))
-            row += f"{1e3 * statistics.median(vmapped):>9.2f} ms {ratio:>5.2f} x"
-        weights = sum(p.numel() for p in model.parameters())
-        print(f"{name:<20}{weights:>9}{members:>9}{row}   (x: loop / vmap)", flush=True)
+        model, x = model.eval().to(options.device), x.to(options.device)
+        stack = {n: t.to(options.device) for n, t in P.populate(model, members).items()}
+        size = sum(p.numel() for p in model.parameters())
+        for what, function in (("predict", predict), ("gradient", step)):
+            calls = {
+                "vmap": functools.partial(function, model, stack, x, members),
+                "loop": functools.partial(function, model, stack, x, 1),
+            }
+            found = taking_turns(calls, options.repeats, options.device, warm=1)
+            record.times(found, network=name, weights=size, members=members, what=what)
+    record.write()
 
 
 if __name__ == "__main__":

@@ -5,18 +5,17 @@ python benchmarks/callbacks.py tau        all groups of ResNet-18
 python benchmarks/callbacks.py bank       11 million weights: write, read, one layer of all
 """
 
-import argparse
 import os
-import statistics
 import tempfile
-import time
 import warnings
 from pathlib import Path
 
 import lightning as L
 import torch
+from record import Record, parsed, parser
 from scipy.stats import kendalltau
 from torch.nn.functional import cross_entropy
+from turns import Times, taking_turns
 
 from lightning_bnn import models
 from lightning_bnn import params as P
@@ -25,11 +24,6 @@ from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau
 from lightning_bnn.symmetry import UnitOrders, discover, order_change, ranks
 
 warnings.filterwarnings("ignore")
-
-
-def synchronise(device):
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 # ------------------------------------------------------------ steps
@@ -45,191 +39,164 @@ class Classifier(L.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.05, momentum=0.9, nesterov=True)
 
 
-class Timed(L.Callback):
-    """Seconds of every step, and of what a callback does in it."""
+class Clock(L.Callback):
+    """Times of every step: forward pass, backward pass and update."""
 
-    def __init__(self, device):
-        self.device, self.steps, self.start = device, [], 0.0
+    def __init__(self, times):
+        self.times = times
 
     def on_train_batch_start(self, *_):
-        synchronise(self.device)
-        self.start = time.perf_counter()
+        self.times.start()
 
     def on_train_batch_end(self, *_):
-        synchronise(self.device)
-        self.steps.append(time.perf_counter() - self.start)
+        self.times.stop()
 
 
-def watched(callback, device):
+def watched(callback, times):
     """The same callback, whose time at the end of batches is kept."""
-    seconds, own = [], callback.on_train_batch_end
-
-    def timed(*args):
-        synchronise(device)
-        start = time.perf_counter()
-        own(*args)
-        synchronise(device)
-        seconds.append(time.perf_counter() - start)
-
-    callback.on_train_batch_end = timed
-    return callback, seconds
+    own = callback.on_train_batch_end
+    callback.on_train_batch_end = lambda *args: times.add(lambda: own(*args))
+    return callback
 
 
-def steps(options):
+def steps(options, record):
     data = torch.utils.data.TensorDataset(torch.randn(128, 3, 32, 32), torch.randint(10, (128,)))
-    loader = torch.utils.data.DataLoader(data, 128)
-    every = options.steps
     with tempfile.TemporaryDirectory() as folder:
         contestants = {
-            "PermutationTau, every step": (PermutationTau(), 1),
-            "MassGap, every 50 steps": (MassGap(5), 50),
-            "CheckpointHarvester, every 10 steps": (
-                CheckpointHarvester(folder, every_n_steps=5),
-                10,
-            ),
+            "PermutationTau": (PermutationTau(), 1, 1),
+            "MassGap": (MassGap(5), 5, 50),
+            "CheckpointHarvester": (CheckpointHarvester(folder, every_n_steps=5), 5, 10),
         }
-        timed, seconds, callbacks = Timed(options.device), {}, []
-        for name, (callback, _) in contestants.items():
-            callback, seconds[name] = watched(callback, options.device)
-            callbacks.append(callback)
+        found = {name: Times(options.threads, options.device) for name in ("step", *contestants)}
+        callbacks = [watched(callback, found[name]) for name, (callback, *_) in contestants.items()]
         trainer = L.Trainer(
-            max_epochs=every,
+            max_epochs=options.repeats,
             accelerator="gpu" if options.device == "cuda" else "cpu",
             devices=1,
-            callbacks=[timed, *callbacks],
+            callbacks=[Clock(found["step"]), *callbacks],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
             log_every_n_steps=50,
         )
-        trainer.fit(Classifier(), loader)
-    bare = statistics.median(timed.steps[2:])
-    print(f"ResNet-18, batch 128 x 3 x 32 x 32, {every} steps, bare step {bare * 1e3:.1f} ms")
-    for name, (_, period) in contestants.items():
-        busy = sorted(seconds[name][2:])[-(every // 6) :] if period > 1 else seconds[name][2:]
-        share = statistics.median(busy) / period / bare
-        print(
-            f"  {name:<40}{statistics.median(busy) * 1e3:>9.2f} ms each time"
-            f"{100 * share:>8.2f} % of a step"
+        trainer.fit(Classifier(), torch.utils.data.DataLoader(data, 128))
+    record.times({"step": found["step"].after(2)}, every=1)
+    for name, (_, worked, every) in contestants.items():
+        record.times(
+            {name: found[name].after(2).longest(options.repeats // worked - 1)}, every=every
         )
 
 
 # ------------------------------------------------------------ tau
-def tau(options):
+def tau(options, record):
     network = models.resnet18(10)
     sym = discover(network.eval(), torch.randn(2, 3, 32, 32))
     orders = UnitOrders(sym).to(options.device)
     params = {k: v.to(options.device) for k, v in P.of(network).items()}
-    before = orders(params)
     moved = {
         k: v + 0.01 * torch.randn_like(v) if P.is_weight(k, v) else v for k, v in params.items()
     }
-    after = orders(moved)
-    sizes = orders.sizes.tolist()
+    before, after, sizes = orders(params), orders(moved), orders.sizes.tolist()
     pairs = [
         (ranks(before[g, :n]).cpu().numpy(), ranks(after[g, :n]).cpu().numpy())
         for g, n in enumerate(sizes)
     ]
 
-    def ours():
-        return order_change(before, after, orders.sizes).tau
-
     def scipy_loop():
         return [kendalltau(a, b).statistic for a, b in pairs]
 
-    def sort():
-        return orders(params)
+    def ours():
+        return order_change(before, after, orders.sizes).tau
 
-    for function in (ours, scipy_loop, sort):
-        function()
-    times = {f.__name__: [] for f in (ours, scipy_loop, sort)}
-    for _ in range(21):
-        for function in (ours, scipy_loop, sort):
-            synchronise(options.device)
-            start = time.perf_counter()
-            function()
-            synchronise(options.device)
-            times[function.__name__].append(time.perf_counter() - start)
-    median = {name: statistics.median(t) * 1e3 for name, t in times.items()}
+    calls = {"ours": ours, "scipy": scipy_loop, "sorting all units before": lambda: orders(params)}
+    record.times(taking_turns(calls, options.repeats, options.device), groups=len(sizes))
     error = max(abs(a - b) for a, b in zip(ours().tolist(), scipy_loop(), strict=True))
-    print(f"Kendall's tau of {len(sizes)} groups of {min(sizes)} to {max(sizes)} units")
-    print(f"  lightning_bnn {median['ours']:.3f} ms, scipy loop {median['scipy_loop']:.3f} ms")
-    print(f"  ratio {median['scipy_loop'] / median['ours']:.1f} x, difference {error:.0e}")
-    print(f"  sorting all units before: {median['sort']:.3f} ms")
+    record.value("error", error)
 
 
 # ------------------------------------------------------------ bank
-def bank(options):
+def bank(options, record):
+    """Everything is on a disk, so that times are those on the wall."""
     network, rows = P.of(models.resnet18(10)), options.rows
-    size = sum(t.nbytes for t in network.values()) / 1e6
-    print(f"{rows} networks of {size:.1f} MB, fsynced")
+    record.value("networks", rows)
+    record.value("MB", sum(t.nbytes for t in network.values()) / 1e6)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        store, files = CheckpointBank(f"{folder}/bank"), []
-        ours, theirs = [], []
-        for row in range(rows):
-            start = time.perf_counter()
-            store.append(network, step=row)
-            middle = time.perf_counter()
-            files.append(Path(folder) / f"{row}.pt")
-            with files[-1].open("wb") as file:
-                torch.save(network, file)
-                file.flush()
-                os.fsync(file.fileno())
-            ours.append(middle - start)
-            theirs.append(time.perf_counter() - middle)
-        show("append / torch.save", ours, theirs)
-        ours, theirs = [], []
-        for row in range(rows):
-            start = time.perf_counter()
-            store[row]
-            middle = time.perf_counter()
-            torch.load(files[row], weights_only=True)
-            ours.append(middle - start)
-            theirs.append(time.perf_counter() - middle)
-        show("one network / torch.load", ours, theirs)
+        store, files = (
+            CheckpointBank(f"{folder}/bank"),
+            [Path(folder) / f"{k}.pt" for k in range(rows)],
+        )
+        record.times(
+            by_turns(
+                rows,
+                bank=lambda k: store.append(network, step=k),
+                files=lambda k: written(network, files[k]),
+            ),
+            what="write",
+        )
+        record.times(
+            by_turns(
+                rows,
+                bank=lambda k: store[k],
+                files=lambda k: torch.load(files[k], weights_only=True),
+            ),
+            what="read one",
+        )
         name = max(store.shapes, key=lambda k: store.shapes[k].numel())
-        ours, theirs = [], []
-        for _ in range(3):
-            start = time.perf_counter()
-            store.read(name, slice(0, rows), slice(0, 100_000)).sum()
-            middle = time.perf_counter()
+        columns = slice(0, 100_000)
+
+        def loaded(_):
             parts = [torch.load(f, weights_only=True, mmap=True)[name] for f in files]
-            torch.stack([p.flatten()[:100_000] for p in parts]).sum()
-            ours.append(middle - start)
-            theirs.append(time.perf_counter() - middle)
-        show(f"100 000 columns of {rows} rows / torch.load(mmap)", ours, theirs)
+            return torch.stack([p.flatten()[columns] for p in parts]).sum()
+
+        record.times(
+            by_turns(
+                options.repeats,
+                bank=lambda _: store.read(name, slice(0, rows), columns).sum(),
+                files=loaded,
+            ),
+            what="columns of all",
+        )
         store.close()
     small = P.of(models.optunet())
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         store = CheckpointBank(folder)
-        start = time.perf_counter()
-        for row in range(1000):
-            store.append(small, step=row)
-        middle = time.perf_counter()
-        store.layer("0.weight").sum()
-        print(f"1000 OptuNets: append {middle - start:.2f} s in all, ", end="")
-        print(f"one layer of 1000 rows {(time.perf_counter() - middle) * 1e3:.2f} ms")
+        append = lambda: [store.append(small, step=k) for k in range(1000)]  # noqa: E731
+        for what, call in (
+            ("append", append),
+            ("one layer", lambda: store.layer("0.weight").sum()),
+        ):
+            record.times({"bank": on_the_wall(call)}, what=f"1000 OptuNets, {what}")
 
 
-def show(what, ours, theirs):
-    a, b = statistics.median(ours), statistics.median(theirs)
-    print(f"  {what:<56}{a * 1e3:>9.2f} ms{b * 1e3:>9.2f} ms{b / a:>8.2f} x")
+def written(network, path):
+    with path.open("wb") as file:
+        torch.save(network, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def by_turns(rounds, **calls):
+    """Times of calls that are told which round it is."""
+    found = {name: Times(device="disk") for name in calls}
+    for k in range(rounds):
+        for name, call in calls.items():
+            found[name].add(lambda call=call, k=k: call(k))
+    return found
+
+
+def on_the_wall(call):
+    return by_turns(1, bank=lambda _: call())["bank"]
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("part", choices=["steps", "tau", "bank"])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--rows", type=int, default=50)
-    parser.add_argument("--folder", default=None, help="where the bank is written")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    {"steps": steps, "tau": tau, "bank": bank}[options.part](options)
+    made = parser(__doc__, ("steps", "tau", "bank"), repeats=21)
+    made.add_argument("--rows", type=int, default=50, help="networks in the bank")
+    made.add_argument("--folder", default=None, help="where the bank is written")
+    options = parsed(made)
+    record = Record(options)
+    {"steps": steps, "tau": tau, "bank": bank}[options.part](options, record)
+    record.write()
 
 
 if __name__ == "__main__":

@@ -8,55 +8,27 @@
 Peers that are not installed are left out: torchdrift, torch-uncertainty.
 """
 
-import argparse
 import functools
 import importlib.util
 import math
 import resource
-import statistics
-import time
 import warnings
 
 import numpy as np
 import torch
+from record import Record, parsed, parser
 from scipy.spatial.distance import cdist, pdist
 from torchmetrics.classification import (
     BinaryAUROC,
     BinaryAveragePrecision,
     MulticlassCalibrationError,
 )
+from turns import Times, taking_turns, timed
 
 from lightning_bnn import metrics as M
 from lightning_bnn import models
 
 warnings.filterwarnings("ignore")
-
-
-def seconds(function, device="cpu"):
-    synchronise(device)
-    start = time.perf_counter()
-    result = function()
-    synchronise(device)
-    return time.perf_counter() - start, result
-
-
-def synchronise(device):
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def interleaved(contestants, repeats, device="cpu"):
-    """Median seconds of every contestant; all run in every round."""
-    times = {name: [] for name in contestants}
-    for _ in range(repeats):
-        for name, function in contestants.items():
-            times[name].append(seconds(function, device)[0])
-    return {name: statistics.median(t) for name, t in times.items()}
-
-
-def report(times, ours):
-    for name, t in times.items():
-        print(f"  {name:<52}{t * 1e3:>12.3f} ms{t / times[ours]:>9.2f} x")
 
 
 # ------------------------------------------------------------ MMD
@@ -80,34 +52,28 @@ def torchdrift_calls(x, y, widths):
     return [kernel_mmd(x, y, None, k) for k in kernels]
 
 
-def mmd(options):
+def mmd(options, record):
     m, n, d = options.rows, options.others, options.features
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(m, d, generator=g), 1.05 * torch.randn(n, d, generator=g)
-    print(f"MMD of {m} x {n} x {d}, 20 kernels, {torch.get_num_threads()} threads")
     device = options.device
     stacks = {"w": x.to(device)}, {"w": y.to(device)}
-    first, table = seconds(lambda: M.mmd_table(*stacks), device)
+    first, table = timed(lambda: M.mmd_table(*stacks), device)
     reference = M.MMDReference(stacks[0])
-    rows = list(reference.compare(stacks[1]))
-    widths = rows[0].bandwidths.tolist()
+    widths = list(reference.compare(stacks[1]))[0].bandwidths.tolist()
+    doubles = x.double().numpy(), y.double().numpy()
     contestants = {
-        "lightning_bnn": lambda: M.mmd_table(*stacks),
-        "lightning_bnn, one more method (reference cached)": lambda: M.mmd_table(
-            reference, stacks[1]
-        ),
-        "scipy distances once, numpy kernels (float64)": lambda: scipy_and_numpy(
-            x.double().numpy(), y.double().numpy()
-        ),
+        "mmd_table": lambda: M.mmd_table(*stacks),
+        "one more method": lambda: M.mmd_table(reference, stacks[1]),
+        "scipy": lambda: scipy_and_numpy(*doubles),
     }
     if importlib.util.find_spec("torchdrift"):
-        contestants["torchdrift, 20 calls"] = lambda: torchdrift_calls(*stacks_of(stacks), widths)
-    times = interleaved(contestants, options.repeats, device)
-    report(times, "lightning_bnn")
-    exact = torch.from_numpy(scipy_and_numpy(x.double().numpy(), y.double().numpy()))
-    error = (table.values[0] - exact).abs().max()
-    print(f"  first call, with compilation: {first:.2f} s")
-    print(f"  largest error against float64: {error / exact.abs().max():.1e} of the largest value")
+        contestants["torchdrift"] = lambda: torchdrift_calls(*stacks_of(stacks), widths)
+    record.times(taking_turns(contestants, options.repeats, device, warm=1))
+    record.times({"first call": first})
+    exact = torch.from_numpy(scipy_and_numpy(*doubles))
+    error = (table.values[0] - exact).abs().max() / exact.abs().max()
+    record.value("error", float(error))
 
 
 def stacks_of(stacks):
@@ -120,49 +86,42 @@ class Generated:
 
     def __init__(self, rows, shapes, device, seed):
         self.rows, self.shapes, self.device, self.seed = rows, shapes, device, seed
-        self.seconds = 0.0
+        self.drawing = Times(device=device)
 
     def read(self, name, rows, columns):
         """The same columns are always the same numbers."""
-        synchronise(self.device)
-        start = time.perf_counter()
         g = torch.Generator(self.device).manual_seed(self.seed + columns.start)
-        values = torch.randn(
-            self.rows, columns.stop - columns.start, generator=g, device=self.device
-        )
-        synchronise(self.device)
-        self.seconds += time.perf_counter() - start
-        return values[rows]
+        shape = self.rows, columns.stop - columns.start
+        return self.drawing.add(lambda: torch.randn(shape, generator=g, device=self.device))[rows]
+
+    @property
+    def seconds(self):
+        """What drawing has taken since this was asked for last."""
+        total = sum(self.drawing.rounds)
+        self.drawing = Times(self.drawing.threads, self.device)
+        return total
 
 
-def layout(options):
-    network = models.resnet18(100)
-    shapes = {k: p.shape for k, p in network.named_parameters()}
+def layout(options, record):
+    shapes = {k: p.shape for k, p in models.resnet18(100).named_parameters()}
     total = sum(s.numel() for s in shapes.values())
     chosen = sorted(shapes, key=lambda k: -shapes[k].numel())
-    chosen = chosen if options.whole else chosen[:3]
-    shapes = {k: shapes[k] for k in chosen}
+    shapes = {k: shapes[k] for k in (chosen if options.whole else chosen[:3])}
     weights = sum(s.numel() for s in shapes.values())
-    x = Generated(1000, shapes, options.device, 0)
-    y = Generated(100, shapes, options.device, 10**9)
+    x = Generated(options.rows, shapes, options.device, 0)
+    y = Generated(options.others, shapes, options.device, 10**9)
     warm = {"w": torch.randn(200, 2**20 if options.device == "cuda" else 2**18).to(options.device)}
     M.mmd_table(warm, warm)  # compiles
-    reference = M.MMDReference(x, progress=True)
-    took, _ = seconds(lambda: list(reference.compare(y)), options.device)
-    took -= x.seconds + y.seconds
-    print(
-        f"ResNet-18, 1000 against 100 networks: {len(shapes)} layers, {weights} of {total} weights"
-    )
-    print(f"  compute {took:.1f} s ({x.seconds + y.seconds:.1f} s of drawing weights apart)")
-    print(f"  all layers: {took * total / weights:.1f} s" + ("" if options.whole else " (scaled)"))
-    x.seconds = y.seconds = 0.0
-    took, _ = seconds(lambda: list(reference.compare(y)), options.device)
-    took -= x.seconds + y.seconds
-    print(f"  one more method: {took * total / weights:.1f} s")
+    reference = M.MMDReference(x, progress=False)
+    record.value("share", weights / total)
+    for name in ("first method", "one more method"):
+        times, _ = timed(lambda: list(reference.compare(y)), options.device)
+        compute = times.seconds - x.seconds - y.seconds
+        record.value(f"{name}, {times.clock} seconds of all layers", compute * total / weights)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"  peak memory of the process: {peak:.2f} GiB")
+    record.value("peak of the process, GiB", peak)
     if options.device == "cuda":
-        print(f"  peak memory of the GPU: {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
+        record.value("peak of the GPU, GiB", torch.cuda.max_memory_allocated() / 2**30)
 
 
 # ------------------------------------------------------------ per batch
@@ -187,7 +146,7 @@ def peers():
     return None
 
 
-def batches(options):
+def batches(options, record):
     g = torch.Generator().manual_seed(0)
     theirs = peers()
     for size, classes in ((128, 10), (512, 100), (512, 1000)):
@@ -199,59 +158,49 @@ def batches(options):
             for _ in range(40)
         ]
         scores = [(p.amax(-1), torch.rand(size).to(options.device) < 0.3) for p, _ in data]
-        print(f"40 batches of {size} x {classes}, update and compute")
-        compare_on(data, scores, classes, theirs, options)
+        for name, contestants in rivals(data, scores, classes, theirs).items():
+            functions = {
+                who: functools.partial(run, metric.to(options.device), values)
+                for who, (metric, values) in contestants.items()
+            }
+            found = taking_turns(functions, options.repeats, options.device)
+            record.times(found, metric=name, batch=f"{size} x {classes}")
 
 
-def compare_on(data, scores, classes, theirs, options):
+def rivals(data, scores, classes, theirs):
+    """For every metric ours and those of others, each with what it is given."""
     integers = [(s, o.long()) for s, o in scores]
     rows = {
-        "ECE": [
-            ("lightning_bnn", M.ECE(), data),
-            ("torchmetrics", MulticlassCalibrationError(classes, n_bins=15), data),
-        ],
-        "ACE": [("lightning_bnn", M.ACE(), data)],
-        "Brier": [("lightning_bnn", M.BrierScore(), data)],
-        "AUPR": [
-            ("lightning_bnn", M.AUPR(), scores),
-            ("torchmetrics", BinaryAveragePrecision(), integers),
-        ],
-        "AUROC": [
-            ("lightning_bnn", M.AUROC(), scores),
-            ("torchmetrics", BinaryAUROC(), integers),
-        ],
-        "FPR95": [("lightning_bnn", M.FPR95(), scores)],
+        "ECE": {
+            "ours": (M.ECE(), data),
+            "torchmetrics": (MulticlassCalibrationError(classes, n_bins=15), data),
+        },
+        "ACE": {"ours": (M.ACE(), data)},
+        "Brier": {"ours": (M.BrierScore(), data)},
+        "AUPR": {"ours": (M.AUPR(), scores), "torchmetrics": (BinaryAveragePrecision(), integers)},
+        "AUROC": {"ours": (M.AUROC(), scores), "torchmetrics": (BinaryAUROC(), integers)},
+        "FPR95": {"ours": (M.FPR95(), scores)},
     }
     if theirs:
         fpr, ace, brier, ece = theirs
         task = {"task": "multiclass", "num_classes": classes}
-        rows["ECE"].append(("torch-uncertainty", ece(**task), data))
-        rows["ACE"].append(("torch-uncertainty", ace(**task), data))
-        rows["Brier"].append(("torch-uncertainty", brier(num_classes=classes), data))
-        rows["FPR95"].append(("torch-uncertainty", fpr(pos_label=1), integers))
-    for name, contestants in rows.items():
-        functions = {
-            f"{name} {who}": functools.partial(run, metric.to(options.device), values)
-            for who, metric, values in contestants
-        }
-        report(interleaved(functions, options.repeats + 2, options.device), f"{name} lightning_bnn")
+        rows["ECE"]["torch-uncertainty"] = ece(**task), data
+        rows["ACE"]["torch-uncertainty"] = ace(**task), data
+        rows["Brier"]["torch-uncertainty"] = brier(num_classes=classes), data
+        rows["FPR95"]["torch-uncertainty"] = fpr(pos_label=1), integers
+    return rows
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("part", choices=["mmd", "layout", "batches"])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=1000)
-    parser.add_argument("--others", type=int, default=100)
-    parser.add_argument("--features", type=int, default=20_000)
-    parser.add_argument("--whole", action="store_true", help="all layers, not the three largest")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    {"mmd": mmd, "layout": layout, "batches": batches}[options.part](options)
+    made = parser(__doc__, ("mmd", "layout", "batches"))
+    made.add_argument("--rows", type=int, default=1000)
+    made.add_argument("--others", type=int, default=100)
+    made.add_argument("--features", type=int, default=20_000)
+    made.add_argument("--whole", action="store_true", help="all layers, not the three largest")
+    options = parsed(made)
+    record = Record(options)
+    {"mmd": mmd, "layout": layout, "batches": batches}[options.part](options, record)
+    record.write()
 
 
 if __name__ == "__main__":

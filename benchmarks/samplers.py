@@ -9,14 +9,15 @@ All contestants take the same batches, in turns. The peers are installed by `mak
 are not there are left out.
 """
 
-import argparse
+import copy
 import logging
 import warnings
 
 import lightning as L
 import torch
+from record import Record, parsed, parser
 from torch.nn.functional import cross_entropy
-from turns import in_turns
+from turns import taking_turns
 
 from lightning_bnn import models, samplers
 from lightning_bnn.methods.member_losses import member_losses
@@ -109,14 +110,7 @@ def available(table):
 
 
 # ------------------------------------------------------------ runs
-def table(title, found, base):
-    print(title)
-    print(f"{'':<40}{'ms':>10}{'/ ' + base:>32}")
-    for name, seconds in found.items():
-        print(f"{name:<40}{1e3 * seconds:>10.3f}{seconds / found[base]:>32.2f}")
-
-
-def update(options):
+def update(options, record):
     """The update alone, with gradients that are there."""
     functions = {}
     for name, make in available(OPTIMIZERS).items():
@@ -131,12 +125,16 @@ def update(options):
         plain()
         noise.normal_()
 
-    functions = {"SGD with momentum + one normal_": with_noise, **functions}
-    found = in_turns(functions, options.rounds, options.device)
-    table(head(options, f"update of {options.network}"), found, "SGD with momentum + one normal_")
+    functions = {
+        "SGD with momentum + one normal_": with_noise,
+        **functions,
+        "one normal_": noise.normal_,
+    }
+    found = taking_turns(functions, options.repeats, options.device)
+    record.times(found, network=options.network)
 
 
-def steps(options):
+def steps(options, record):
     """Forward pass, backward pass and update."""
     x, y = batch(options.network, options.batch, options.device)
     functions = {}
@@ -148,9 +146,8 @@ def steps(options):
         functions["posteriors SGHMC"] = posteriors(net, x, y)
     except ImportError as error:
         print(f"posteriors is left out: {error}")
-    found = in_turns(functions, options.rounds, options.device)
-    title = head(options, f"whole step of {options.network}, batch {options.batch}")
-    table(title, found, "SGD with momentum")
+    found = taking_turns(functions, options.repeats, options.device)
+    record.times(found, network=options.network)
 
 
 def plain_step(net, optimizer, x, y):
@@ -162,39 +159,32 @@ def plain_step(net, optimizer, x, y):
     return step
 
 
-def chains(options):
+def chains(options, record):
     """Eight chains side by side, and eight runs one after the other; bare, and in Lightning."""
-    print(head(options, "eight chains of SGHMC, batch 64"))
-    print(f"{'':<20}{'':>9}{'a step, bare loops':>29}{'a step, Trainer.fit':>30}")
-    columns = f"{'8 runs ms':>11}{'8 chains ms':>12}{'ratio':>7}"
-    print(f"{'':<20}{'weights':>9}  {columns}{columns}")
     cases = {
-        "mlp 2-10-2": (models.mlp(2, [10], 2), (2,), 2),
-        "mlp 64-32-10": (models.mlp(64, [32], 10), (64,), 10),
+        "MLP 2-10-2": (models.mlp(2, [10], 2), (2,), 2),
+        "MLP 64-32-10": (models.mlp(64, [32], 10), (64,), 10),
         "OptuNet": (models.optunet(), (1, 28, 28), 10),
-        "mlp 784-10-10": (models.mlp(784, [10], 10), (784,), 10),
-        "mlp 784-512-512-10": (models.mlp(784, [512, 512], 10), (784,), 10),
+        "MLP 784-10-10": (models.mlp(784, [10], 10), (784,), 10),
+        "MLP 784-512-512-10": (models.mlp(784, [512, 512], 10), (784,), 10),
     }
     for name, (net, shape, classes) in cases.items():
         x = torch.randn(64, *shape, device=options.device)
         y = torch.randint(classes, (64,), device=options.device)
         runs = [one_run(net, x, y, options.device) for _ in range(8)]
         bare = {
-            "runs": lambda runs=runs: [run() for run in runs],
-            "chains": side_by_side(net, x, y, options.device),
+            "8 runs": lambda runs=runs: [run() for run in runs],
+            "8 chains": side_by_side(net, x, y, options.device),
         }
         fits = {
-            "runs": lambda n=net, x=x, y=y: [fitted(n, 1, x, y, options) for _ in range(8)],
-            "chains": lambda n=net, x=x, y=y: fitted(n, 8, x, y, options),
+            "8 runs": lambda n=net, x=x, y=y: [fitted(n, 1, x, y, options) for _ in range(8)],
+            "8 chains": lambda n=net, x=x, y=y: fitted(n, 8, x, y, options),
         }
-        pairs = [in_turns(bare, options.rounds, options.device), in_turns(fits, 1, options.device)]
-        pairs[1] = {key: seconds / STEPS for key, seconds in pairs[1].items()}
-        size = sum(p.numel() for p in net.parameters())
-        texts = (
-            f"{1e3 * f['runs']:>11.2f}{1e3 * f['chains']:>12.2f}{f['runs'] / f['chains']:>7.2f}"
-            for f in pairs
-        )
-        print(f"{name:<20}{size:>9}  {''.join(texts)}")
+        labels = {"network": name, "weights": sum(p.numel() for p in net.parameters())}
+        found = taking_turns(bare, options.repeats, options.device)
+        record.times(found, **labels, loop="bare", steps=1)
+        found = taking_turns(fits, 1, options.device, warm=1)
+        record.times(found, **labels, loop="Trainer.fit", steps=STEPS)
 
 
 def fitted(net, members, x, y, options):
@@ -210,8 +200,6 @@ def fitted(net, members, x, y, options):
 
 
 def one_run(net, x, y, device):
-    import copy
-
     own = copy.deepcopy(net).to(device)
     return plain_step(own, ours(own.parameters()), x, y)
 
@@ -230,36 +218,31 @@ def side_by_side(net, x, y, device):
     return step
 
 
-def swag(options):
-    """One collection, against an epoch of 391 steps."""
-    print(head(options, f"SWAG, 20 deviations, epochs of 391 batches of {options.batch}"))
-    print(f"{'':<12}{'collection ms':>15}{'epoch s':>10}{'share':>9}")
+def swag(options, record):
+    """One collection beside one step."""
     for kind in ("mlp", "resnet"):
         x, y = batch(kind, options.batch, options.device)
         net = network(kind).to(options.device)
         module = SWAG(network(kind)).to(options.device)
         for _ in range(20):
             module.collect()
-        functions = {"step": plain_step(net, sgd(net.parameters()), x, y), "swag": module.collect}
-        found = in_turns(functions, max(3, options.rounds // 5), options.device)
-        epoch = 391 * found["step"]
-        share = found["swag"] / epoch
-        print(f"{kind:<12}{1e3 * found['swag']:>15.2f}{epoch:>10.1f}{100 * share:>8.2f}%")
+        functions = {"step": plain_step(net, sgd(net.parameters()), x, y), "SWAG": module.collect}
+        found = taking_turns(functions, max(3, options.repeats // 5), options.device, warm=1)
+        record.times(found, network=kind)
 
 
-def head(options, text):
-    threads = torch.get_num_threads()
-    return f"{text}; {options.device}, {threads} threads, median of {options.rounds}"
+PARTS = {"update": update, "steps": steps, "chains": chains, "swag": swag}
+
+
+def main():
+    made = parser(__doc__, tuple(PARTS), repeats=30)
+    made.add_argument("--network", choices=["mlp", "resnet"], default="mlp")
+    made.add_argument("--batch", type=int, default=128)
+    options = parsed(made)
+    record = Record(options)
+    PARTS[options.part](options, record)
+    record.write()
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=["update", "steps", "chains", "swag"])
-    parser.add_argument("--network", choices=["mlp", "resnet"], default="mlp")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=30)
-    chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
-    {"update": update, "steps": steps, "chains": chains, "swag": swag}[chosen.command](chosen)
+    main()

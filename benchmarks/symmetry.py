@@ -1,18 +1,18 @@
-"""Speed of the symmetry core, against cvxpy and the `rebasin` package, interleaved in one run.
+"""Speed of the symmetry core, and of cvxpy and the `rebasin` package.
 
-Prints medians and the ratio of each pair of neighbouring runs, with the number of threads.
+python benchmarks/symmetry.py discovery|masses|canonical|removal|matching
 """
 
-import argparse
 import copy
+import functools
 import importlib.util
-import statistics
-import time
 import warnings
 
 import torch
 import torchvision
+from record import Record, parsed, parser
 from torch import nn
+from turns import taking_turns, timed
 
 from lightning_bnn import models
 from lightning_bnn import params as P
@@ -28,117 +28,67 @@ from lightning_bnn.symmetry import (
 )
 
 
-def seconds(function):
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
-
-
-def median(function, repeats=9):
-    function()
-    return statistics.median(seconds(function) for _ in range(repeats))
-
-
-def pair(ours, theirs, repeats=3):
-    """Both in turn: medians, and the median ratio of neighbours."""
-    times = [(seconds(ours), seconds(theirs)) for _ in range(repeats)]
-    return (
-        *(statistics.median(t) for t in zip(*times, strict=True)),
-        statistics.median(b / a for a, b in times),
-    )
-
-
-def line(name, value, goal=""):
-    print(f"{name:<66}{value:>24}   {goal}", flush=True)
-
-
-def perceptron():
-    return nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
-
-
-def discovery():
-    for name, goal in (("resnet18", "<= 1.5 s"), ("densenet121", "<= 5 s")):
+def discovery(options, record):
+    for name in ("resnet18", "densenet121"):
         model = getattr(torchvision.models, name)().eval()
         x = torch.randn(1, 3, 224, 224)
-        first = seconds(lambda m=model, x=x: discover(m, x))
-        again = statistics.median(seconds(lambda m=model, x=x: discover(m, x)) for _ in range(3))
-        error = discover(model, x).error
-        line(f"discover {name} at 224 px (first call)", f"{again:.2f} s ({first:.2f} s)", goal)
-        line(f"   error of a random group element, float64: {error:.0e}", "")
+        call = functools.partial(discover, model, x)
+        first, found = timed(call)
+        record.times({"discover": taking_turns({"it": call}, 3, warm=0)["it"]}, network=name)
+        record.times({"first call": first}, network=name)
+        record.value("error", found.error, network=name)
 
 
-def masses():
+def masses(options, record):
     net = models.mlp(784, [128, 128], 10).double()
     sym, params = discover(net, torch.randn(1, 784)), P.of(net)
-    found = min_mass(params, sym)
-    weights = sum(params[n].numel() for n in sym.weights)
-    threads = torch.get_num_threads()
-    balance = {}
-    for count in sorted({1, threads}):
-        torch.set_num_threads(count)
-        balance[count] = median(lambda: min_mass(params, sym), 51)
-    _, oracle, _ = pair(
-        lambda: min_mass(params, sym), lambda: min_mass(params, sym, "cvxpy"), repeats=3
-    )
-    text = ", ".join(f"{1e3 * t:.1f} ms ({n})" for n, t in balance.items())
-    line(f"min_mass, {weights} weights: balance (threads)", text)
-    line("   cvxpy, one exponential per weight", f"{oracle:.1f} s")
-    text = ", ".join(f"{oracle / t:.0f} x ({n})" for n, t in balance.items())
-    line("   cvxpy / balance (threads)", text, ">= 1000 x")
-    other = min_mass(params, sym, "cvxpy").minimum
-    gap = float((found.minimum - other).abs() / other)
-    line("   certified gap; relative difference to cvxpy", f"{float(found.gap):.0e}; {gap:.0e}")
-    for name, goal in (("carrier", "<= 20 ms"), ("eval", "")):
+    record.value("weights", sum(params[n].numel() for n in sym.weights))
+    balance = taking_turns({"balancing": lambda: min_mass(params, sym)}, 51)
+    record.times({**balance, **by_cvxpy(params, sym)}, problem="MLP")
+    found, other = min_mass(params, sym), min_mass(params, sym, "cvxpy").minimum
+    record.value("certified gap", float(found.gap))
+    record.value("difference", float((found.minimum - other).abs() / other))
+    for name in ("carrier", "eval"):
         resnet = torchvision.models.resnet18()
         sym, params = discover(resnet, torch.randn(1, 3, 64, 64), batch_norm=name), P.of(resnet)
-        time_ = median(lambda s=sym, p=params: min_mass(p, s), 7)
-        line(
-            f"min_mass resnet18, batch_norm={name!r}, {sym.scaling_dof} scales",
-            f"{1e3 * time_:.1f} ms",
-            goal,
-        )
+        record.value("scales", sym.scaling_dof, problem=f"ResNet-18, {name}")
+        calls = {"balancing": functools.partial(min_mass, params, sym)}
+        record.times(taking_turns(calls, 7), problem=f"ResNet-18, {name}")
     optunet = models.optunet()
     sym, stack = discover(optunet, torch.randn(1, 1, 28, 28)), P.populate(optunet, 1000)
-    line(
-        "min_mass 1000 OptuNets", f"{1e3 * median(lambda: min_mass(stack, sym)):.1f} ms", "<= 20 ms"
-    )
+    calls = {"balancing": lambda: min_mass(stack, sym)}
+    record.times(taking_turns(calls, options.repeats), problem="1000 OptuNets")
 
 
-def canonical_forms():
-    net = perceptron()
+def by_cvxpy(params, sym, rounds=3):
+    return taking_turns({"cvxpy": lambda: min_mass(params, sym, "cvxpy")}, rounds, warm=0)
+
+
+def canonical_forms(options, record):
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     sym, stack = discover(net, torch.randn(1, 2)), P.populate(net, 10_000)
-    time_ = median(lambda: canonicalise(stack, sym, "unit-norm", "max"), 21)
-    line("canonicalise 10 000 two-neuron perceptrons", f"{1e3 * time_:.1f} ms", "<= 5 ms")
+    calls = {"canonicalise": lambda: canonicalise(stack, sym, "unit-norm", "max")}
+    record.times(taking_turns(calls, 21))
 
 
-def removal_table(largest):
-    print("\nremoval of symmetries, MLPs of n weights, milliseconds")
-    names = ("sorting", "normalising", "balancing", "cvxpy", "cvxpy / balancing")
-    print(f"{'weights':>12}" + "".join(f"{name:>18}" for name in names))
-    for power in range(3, largest + 1):
+def removal(options, record):
+    """Three ways to remove symmetries of MLPs of three layers, and cvxpy."""
+    for power in range(3, options.largest + 1):
         width = max(2, int((10**power / 3) ** 0.5))
-        net = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(width, width), nn.ReLU())))
-        sym = discover(net[:5], torch.randn(1, width))
-        params = P.of(net[:5])
-        weights = sum(params[n].numel() for n in sym.weights)
-        repeats = 9 if power < 7 else 3
-
-        def sort(p=params, s=sym):
-            permute(p, s, sort_permutations(p, s, "max"))
-
-        row = [median(sort, repeats)]
-        row += [median(lambda p=params, s=sym: canonicalise(p, s, "unit-norm", None), repeats)]
-        row += [median(lambda p=params, s=sym: min_mass(p, s), repeats)]
-        text = f"{weights:>12}" + "".join(f"{1e3 * t:>18.2f}" for t in row)
-        if power <= 5:
-            oracle = seconds(lambda p=params, s=sym: min_mass(p, s, "cvxpy"))
-            text += f"{1e3 * oracle:>18.0f}{oracle / row[2]:>16.0f} x"
-        print(text, flush=True)
-    print()
+        layers = [m for _ in range(3) for m in (nn.Linear(width, width), nn.ReLU())]
+        net = nn.Sequential(*layers[:5])
+        sym, params = discover(net, torch.randn(1, width)), P.of(net)
+        calls = {
+            "sorting": lambda p=params, s=sym: permute(p, s, sort_permutations(p, s, "max")),
+            "normalising": functools.partial(canonicalise, params, sym, "unit-norm", None),
+            "balancing": functools.partial(min_mass, params, sym),
+        }
+        found = taking_turns(calls, 9 if power < 7 else 3)
+        found |= by_cvxpy(params, sym, 1) if power <= 5 else {}
+        record.times(found, weights=sum(params[n].numel() for n in sym.weights))
 
 
-def matching():
-    torch.manual_seed(0)
+def matching(options, record):
     net, x = torchvision.models.resnet18().eval(), torch.randn(2, 3, 64, 64)
     sym, params = discover(net, x), P.of(net)
     generator = torch.Generator().manual_seed(1)
@@ -150,47 +100,45 @@ def matching():
     }
     planted = permute(noisy, sym, random_permutations(sym, generator))
     found = permute(planted, sym, match(planted, params, sym))
-    right = sum(bool(torch.equal(found[n], noisy[n])) for n in noisy)
-    line(
-        "match resnet18, planted permutation + 50 % noise: tensors recovered",
-        f"{right}/{len(noisy)}",
-        "all",
-    )
-    ours = median(lambda: match(planted, params, sym), 5)
-    line("   time", f"{ours:.2f} s", "<= 1 s")
+    record.value("tensors", len(noisy))
+    record.value("recovered", sum(bool(torch.equal(found[n], noisy[n])) for n in noisy))
+    record.value("error", float(verify(net, sym, x)))
+    calls = {"match": lambda: match(planted, params, sym)}
     if importlib.util.find_spec("rebasin") is None:
-        line("   rebasin is not installed: `make bench` installs it", "")
-        return
+        print("rebasin is left out: it is not installed")
+    else:
+        calls["rebasin"] = functools.partial(by_rebasin, net, planted, x)
+    record.times(taking_turns(calls, 3, warm=1))
+
+
+def by_rebasin(net, planted, x):
     from rebasin import PermutationCoordinateDescent
 
-    def theirs():
-        other = copy.deepcopy(net)
-        other.load_state_dict(planted)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            PermutationCoordinateDescent(net, other, x).rebasin()
+    other = copy.deepcopy(net)
+    other.load_state_dict(planted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        PermutationCoordinateDescent(net, other, x).rebasin()
 
-    _, rebasin, ratio = pair(lambda: match(planted, params, sym), theirs)
-    line("   rebasin 0.0.47", f"{rebasin:.2f} s")
-    line("   rebasin / match", f"{ratio:.1f} x", ">= 4 x")
-    line("   error of a random group element (float64)", f"{verify(net, sym, x):.0e}")
+
+PARTS = {
+    "discovery": discovery,
+    "masses": masses,
+    "canonical": canonical_forms,
+    "removal": removal,
+    "matching": matching,
+}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
+    made = parser(__doc__, tuple(PARTS))
+    made.add_argument(
         "--largest", type=int, default=8, help="decimal exponent of the largest network"
     )
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    print(f"threads: {options.threads}, torch {torch.__version__}")
-    discovery()
-    masses()
-    canonical_forms()
-    removal_table(options.largest)
-    matching()
+    options = parsed(made)
+    record = Record(options)
+    PARTS[options.part](options, record)
+    record.write()
 
 
 if __name__ == "__main__":
