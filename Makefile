@@ -26,10 +26,11 @@ demo: $(STAMP)  ## install into .venv, compare seven posteriors, write demo/repo
 test: $(STAMP)  ## install into .venv and run the tests, on WORKERS=2 processes
 	$(PYTEST)
 
-test-all: $(STAMP)  ## the tests with annotations and shapes checked, those that start processes, too
-	$(PYTEST) -m 'not ($(HIDDEN) or e2e or slow)' $(ANNOTATIONS)
+test-all: $(STAMP)  ## the tests with annotations and shapes checked, those that start processes, too; last the ratios of CPU times
+	$(PYTEST) -m 'not ($(HIDDEN) or e2e or slow or ratios)' $(ANNOTATIONS)
 	$(PYTEST) -m '($(HIDDEN)) and not (e2e or slow)' tests
 	$(PYTEST) -m 'e2e and not slow' tests
+	$(BIN)/python -m pytest -m ratios tests/test_ratios.py
 
 check: $(STAMP)  ## style, layers and static types
 	$(BIN)/ruff check .
@@ -37,30 +38,12 @@ check: $(STAMP)  ## style, layers and static types
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## large networks, and benchmarks side by side with peers
+bench: $(STAMP)  ## large networks, and all that is timed, into docs/benchmarks; ONLY=name, AGAIN=1
 	$(BIN)/python -m pip install --quiet rebasin==0.0.47 torch-uncertainty==0.13.0
 	$(BIN)/python -m pip install --quiet --no-deps torchdrift==0.1.0.post1
 	$(BIN)/python -m pip install --quiet --no-deps blitz-bayesian-pytorch==0.2.8 bayesian-torch==0.5.0 posteriors==0.1.3 optree==0.20.0 tensordict==0.15.3 torchopt==0.7.3 pyvers==0.2.3
-	$(BIN)/python -m pytest -m slow
-	$(BIN)/python benchmarks/apply.py
-	$(BIN)/python benchmarks/symmetry.py
-	$(BIN)/python benchmarks/metrics.py mmd
-	$(BIN)/python benchmarks/metrics.py batches
-	$(BIN)/python benchmarks/metrics.py layout
-	$(BIN)/python benchmarks/callbacks.py tau
-	$(BIN)/python benchmarks/callbacks.py bank
-	$(BIN)/python benchmarks/callbacks.py steps
-	$(BIN)/python benchmarks/vi.py steps
-	$(BIN)/python benchmarks/vi.py steps --threads 2
-	$(BIN)/python benchmarks/vi.py steps --network resnet --batch 32 --rounds 5
-	$(BIN)/python benchmarks/vi.py predict
-	$(BIN)/python benchmarks/population.py
-	$(BIN)/python benchmarks/population.py --threads 1
-	$(BIN)/python benchmarks/samplers.py update
-	$(BIN)/python benchmarks/samplers.py steps
-	$(BIN)/python benchmarks/samplers.py steps --network resnet --rounds 5
-	$(BIN)/python benchmarks/samplers.py chains
-	$(BIN)/python benchmarks/samplers.py swag
+	$(if $(ONLY),,$(BIN)/python -m pytest -m slow)
+	$(BIN)/python benchmarks/bench.py $(if $(ONLY),--only $(ONLY)) $(if $(AGAIN),--again)
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

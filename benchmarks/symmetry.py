@@ -66,7 +66,7 @@ def by_cvxpy(params, sym, rounds=3):
 
 def canonical_forms(options, record):
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
-    sym, stack = discover(net, torch.randn(1, 2)), P.populate(net, 10_000)
+    sym, stack = discover(net, torch.randn(8, 2)), P.populate(net, 10_000)
     calls = {"canonicalise": lambda: canonicalise(stack, sym, "unit-norm", "max")}
     record.times(taking_turns(calls, 21))
 

@@ -20,6 +20,7 @@ from lightning_bnn.commands.presets import preset_names, preset_text
 pytestmark = pytest.mark.filterwarnings("ignore")
 WITH_COMMANDS = [name for name in PAGES if commands(page(name))]
 TARGETS = re.findall(r"^([a-z-]+):", page("Makefile"), re.MULTILINE)
+SETTINGS = set(re.findall(r"\$[({](?:if \$\()?([A-Z]+)", page("Makefile")))
 COMPARED = [c for name in PAGES for c in commands(page(name)) if c.shown and "symmetries" in c.line]
 
 
@@ -67,8 +68,10 @@ def script(args, patch):
 
 
 def make(args, patch):
-    assert args
-    assert set(args) <= set(TARGETS)
+    targets = [word for word in args if "=" not in word]
+    assert targets
+    assert set(targets) <= set(TARGETS)
+    assert {word.partition("=")[0] for word in args} - set(targets) <= SETTINGS
 
 
 PROGRAMS = {"lightning-bnn": ours, "python": script, "make": make}
@@ -161,6 +164,8 @@ def test_a_file_that_was_written_is_read(folder, monkeypatch):
         "python examples/there_is_none.py",
         "python benchmarks/vi.py dance",
         "make coffee",
+        "make bench ONYL=apply",
+        "make ONLY=apply",
         "conda install it",
     ],
 )

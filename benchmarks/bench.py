@@ -1,0 +1,136 @@
+"""Everything that is timed, one script after the other, into the files that the pages show.
+
+python benchmarks/bench.py                     `make bench`
+python benchmarks/bench.py --only apply ratios `make bench ONLY="apply ratios"`
+python benchmarks/bench.py --again             `make bench AGAIN=1`
+python benchmarks/bench.py --list              what there is, and of when its file is
+
+Files of this machine and these versions are kept, so that a second call goes on where the first was
+stopped; what is named, and everything with `--again`, is measured anew. At the end the tables of
+the pages are made from the files.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from record import circumstances
+from tables import FILES, fill_pages, table
+
+SCRIPTS = Path(__file__).parent
+RUNS = {
+    "symmetry_discovery": "symmetry.py discovery",
+    "symmetry_masses": "symmetry.py masses",
+    "symmetry_canonical": "symmetry.py canonical",
+    "symmetry_removal": "symmetry.py removal",
+    "symmetry_matching": "symmetry.py matching",
+    "metrics_mmd": "metrics.py mmd --repeats 3",
+    "metrics_layout": "metrics.py layout",
+    "metrics_batches": "metrics.py batches",
+    "callbacks_steps": "callbacks.py steps",
+    "callbacks_tau": "callbacks.py tau",
+    "callbacks_bank": "callbacks.py bank",
+    "apply": "apply.py",
+    "samplers_update": "samplers.py update",
+    "samplers_steps": "samplers.py steps",
+    "samplers_steps_resnet": "samplers.py steps --network resnet --repeats 5",
+    "samplers_chains": "samplers.py chains",
+    "samplers_swag": "samplers.py swag",
+    "ratios": "ratios.py",
+}
+"""What writes each file; a row of `tables.py` shows it."""
+PRINTED = {
+    "vi_steps": "vi.py steps",
+    "vi_steps_2": "vi.py steps --threads 2",
+    "vi_steps_resnet": "vi.py steps --network resnet --batch 32 --rounds 5",
+    "vi_predict": "vi.py predict",
+    "population": "population.py",
+    "population_1": "population.py --threads 1",
+    "discovery": "discovery.py",
+}
+"""What only prints."""
+
+
+def main() -> None:
+    options = _options()
+    names = options.only or [*RUNS, *PRINTED]
+    if options.list:
+        print("\n".join(f"{name:<24}{_when(name)}" for name in names))
+        return
+    failed = []
+    for k, name in enumerate(names, 1):
+        kept = not (options.again or options.only) and is_of_here(_file(name))
+        print(f"[{k}/{len(names)}] {name}: {f'kept ({_when(name)})' if kept else ''}", flush=True)
+        if not kept and not run(name):
+            failed.append(name)
+    fill_pages()
+    if failed:
+        raise SystemExit(f"failed: {' '.join(failed)}; what they have measured before is kept")
+
+
+def run(name: str) -> bool:
+    """Whether a script ended well, and its table has all rows; only then its file is replaced."""
+    script, *words = {**RUNS, **PRINTED}[name].split()
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        new = Path(folder) / f"{name}.json"
+        words += ["--record", str(new)] if name in RUNS else []
+        command = [sys.executable, str(SCRIPTS / script), *words]
+        well = subprocess.run(command, check=False).returncode == 0
+        print(f"  {name}: {time.perf_counter() - start:.0f} s\n", flush=True)
+        if well and name in RUNS:
+            well = _is_complete(name, new.parent)
+        if well and name in RUNS:
+            FILES.mkdir(exist_ok=True)
+            shutil.copy(new, _file(name))
+    return well
+
+
+def _is_complete(name: str, folder: Path) -> bool:
+    try:
+        table(name, folder)
+    except KeyError as error:
+        print(f"  {name}: not all that its table shows was measured ({error.args[0]})")
+        return False
+    return True
+
+
+def is_of_here(path: Path) -> bool:
+    """Whether a file is of this machine and these versions."""
+    if not path.is_file():
+        return False
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return all(content[key] == value for key, value in circumstances().items())
+
+
+def _file(name: str) -> Path:
+    return FILES / f"{name}.json"
+
+
+def _when(name: str) -> str:
+    if name in PRINTED:
+        return "printed only"
+    path = _file(name)
+    if not path.is_file():
+        return "not measured yet"
+    other = "" if is_of_here(path) else ", another machine or other versions"
+    return json.loads(path.read_text(encoding="utf-8"))["date"] + other
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", default=[], choices=[*RUNS, *PRINTED], metavar="NAME")
+    parser.add_argument("--again", action="store_true", help="measure all of them anew")
+    parser.add_argument("--list", action="store_true", help="only say what there is")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

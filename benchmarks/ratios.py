@@ -1,0 +1,376 @@
+"""Our functions beside plain ways to the same result: how many times as much work are those?
+
+python benchmarks/ratios.py [mmd match ...]
+
+Small versions of what the other scripts measure, a second or two each: CPU time on one thread, in
+turns, the fastest round of each. `tests/test_ratios.py` compares them with the file that
+`make bench` has written, and fails where a ratio has fallen to half of it.
+"""
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from record import Record, parsed, parser
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+from turns import Contestants, taking_turns
+
+from lightning_bnn import metrics as M
+from lightning_bnn import models, samplers
+from lightning_bnn import params as P
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.modules import MFVI
+from lightning_bnn.symmetry import (
+    UnitOrders,
+    canonicalise,
+    discover,
+    match,
+    min_mass,
+    order_change,
+    random_permutations,
+    ranks,
+)
+from lightning_bnn.symmetry import permute as permuted
+
+SECONDS, ROUNDS = 1.5, 5
+"""CPU time that a ratio may take at least, and the rounds that it takes in any case."""
+
+
+class Ratio(NamedTuple):
+    """What is compared, and the two ways: ``ours`` and ``theirs``, which return the same."""
+
+    said: str
+    ways: Callable[[], Iterator[dict[str, Callable[[], Any]]]]
+
+
+RATIOS: dict[str, Ratio] = {}
+
+
+def compared(said: str) -> Callable[[Callable[[], Iterator[Any]]], Callable[[], Iterator[Any]]]:
+    """Enter two ways to one result under the name of the function that yields them."""
+
+    def enter(ways: Callable[[], Iterator[Any]]) -> Callable[[], Iterator[Any]]:
+        RATIOS[ways.__name__] = Ratio(said, ways)
+        return ways
+
+    return enter
+
+
+def silent(*_: Any) -> None:
+    """Results that differ."""
+
+
+# ------------------------------------------------------------ stacks
+@compared("`P.apply` of 256 perceptrons; a loop over networks")
+def predict_perceptrons():
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    yield from _applied(net, torch.randn(10, 2), 256, lambda out: out)
+
+
+@compared("gradients of 16 OptuNets; a loop over networks")
+def train_optunets():
+    yield from _applied(models.optunet(), torch.randn(64, 1, 28, 28), 16, _gradient)
+
+
+@compared("gradients of 64 MLPs of 2410 weights; a loop over networks")
+def train_mlps():
+    yield from _applied(models.mlp(64, [32], 10), torch.randn(64, 64), 64, _gradient)
+
+
+def _applied(net, x, members, use):
+    stack = {n: t.requires_grad_() for n, t in P.populate(net, members).items()}
+    networks = P.unstack({n: t.detach() for n, t in stack.items()})
+    for network in networks:
+        for t in network.values():
+            t.requires_grad_()
+    yield {
+        "ours": lambda: use(P.apply(net, stack, x)),
+        "theirs": lambda: torch.stack([use(functional_call(net, n, (x,))) for n in networks]),
+    }
+
+
+def _gradient(outputs: Tensor) -> Tensor:
+    outputs.square().sum().backward()
+    return outputs.detach()
+
+
+@compared("initial weights of 500 perceptrons; modules made one by one")
+def draw_perceptrons():
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+
+    def one():
+        return P.of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))
+
+    yield {
+        "ours": lambda: silent(P.populate(net, 500)),
+        "theirs": lambda: silent(P.stack([one() for _ in range(500)])),
+    }
+
+
+# ------------------------------------------------------------ metrics
+@compared("MMD of 200 and 50 networks of 4000 weights; scipy and numpy")
+def mmd():
+    from metrics import scipy_and_numpy
+
+    x, y = torch.randn(200, 4000), 1.05 * torch.randn(50, 4000)
+    yield {
+        "ours": lambda: M.mmd_table({"w": x}, {"w": y}).values[0],
+        "theirs": lambda: scipy_and_numpy(x.double().numpy(), y.double().numpy()),
+    }
+
+
+@compared("ECE of twenty batches of 512; a loop over bins")
+def ece():
+    probs = [(3 * torch.randn(512, 10)).softmax(-1) for _ in range(20)]
+    batches = [(p, torch.randint(10, (512,))) for p in probs]
+    metric = M.ECE()
+
+    def ours():
+        metric.reset()
+        for batch in batches:
+            metric.update(*batch)
+        return metric.compute()
+
+    yield {"ours": ours, "theirs": lambda: _ece_by_hand(batches)}
+
+
+def _ece_by_hand(batches):
+    probs, labels = (torch.cat(part) for part in zip(*batches, strict=True))
+    sure, right = probs.max(-1)
+    right, edges, error = (right == labels).double(), torch.linspace(0, 1, 16), 0.0
+    for low, high in itertools.pairwise(edges):
+        inside = (sure > low) & (sure <= high)
+        if inside.any():
+            gap = right[inside].mean() - sure[inside].double().mean()
+            error += inside.double().mean() * gap.abs()
+    return error
+
+
+@compared("AUROC of 20 000 scores; scikit-learn")
+def auroc():
+    from sklearn.metrics import roc_auc_score
+
+    scores, ood = torch.rand(20_000), torch.rand(20_000) < 0.3
+    metric = M.AUROC()
+
+    def ours():
+        metric.reset()
+        metric.update(scores, ood)
+        return metric.compute()
+
+    yield {
+        "ours": ours,
+        "theirs": lambda: roc_auc_score(ood.numpy(), scores.numpy()),
+    }
+
+
+@compared("mutual information of all pairs of 30 networks; pair by pair")
+def pairs():
+    probs = torch.randn(30, 128, 10).softmax(-1)
+
+    def by_pairs():
+        found = torch.zeros(30, 30)
+        for a, b in itertools.combinations(range(30), 2):
+            found[a, b] = found[b, a] = M.mutual_information(probs[[a, b]]).mean()
+        return found
+
+    yield {"ours": lambda: M.pairwise_mutual_information(probs), "theirs": by_pairs}
+
+
+@compared("Kendall's tau of the groups of ResNet-18; scipy, group by group")
+def tau():
+    from scipy.stats import kendalltau
+
+    net = models.resnet18(10)
+    orders = UnitOrders(discover(net.eval(), torch.randn(2, 3, 32, 32)))
+    params = P.of(net)
+    moved = {
+        k: v + 0.01 * torch.randn_like(v) if P.is_weight(k, v) else v for k, v in params.items()
+    }
+    before, after, sizes = orders(params), orders(moved), orders.sizes.tolist()
+    both = [
+        (ranks(before[g, :n]).numpy(), ranks(after[g, :n]).numpy()) for g, n in enumerate(sizes)
+    ]
+    yield {
+        "ours": lambda: order_change(before, after, orders.sizes).tau,
+        "theirs": lambda: torch.tensor([kendalltau(a, b).statistic for a, b in both]),
+    }
+
+
+# ------------------------------------------------------------ symmetries
+@compared("`discover` of ResNet-18; the export of its graph alone")
+def discovery():
+    net, x = models.resnet18(10).eval(), torch.randn(2, 3, 32, 32)
+    yield {
+        "ours": lambda: silent(discover(net, x)),
+        "theirs": lambda: silent(torch.export.export(net, (x,))),
+    }
+
+
+@compared("`canonicalise` of 50 OptuNets; one by one")
+def canonical():
+    net = models.optunet()
+    sym, stack = discover(net, torch.randn(2, 1, 28, 28)), P.populate(net, 50)
+    networks = P.unstack(stack)
+    yield {
+        "ours": lambda: canonicalise(stack, sym)["0.weight"],
+        "theirs": lambda: P.stack([canonicalise(n, sym) for n in networks])["0.weight"],
+    }
+
+
+@compared("`min_mass` of an MLP of 972 weights; cvxpy")
+def mass():
+    net = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(18, 18), nn.ReLU())))[:5].double()
+    sym, params = discover(net, torch.randn(4, 18)), P.of(net)
+    yield {
+        "ours": lambda: min_mass(params, sym).minimum,
+        "theirs": lambda: min_mass(params, sym, "cvxpy").minimum,
+    }
+
+
+@compared("`match` of MLPs 784-256-256-10; numpy, layer by layer")
+def matching():
+    net = models.mlp(784, [256, 256], 10)
+    sym, a = discover(net, torch.randn(2, 784)), P.of(net)
+    b = permuted(a, sym, random_permutations(sym, torch.Generator().manual_seed(0)))
+
+    def ours():
+        return permuted(b, sym, match(b, a, sym, method="ascent"))["3.weight"]
+
+    yield {"ours": ours, "theirs": lambda: _matched_by_hand(a, b)}
+
+
+def _matched_by_hand(a, b):
+    """Coordinate descent over the two hidden layers of an MLP, until nothing moves."""
+    from scipy.optimize import linear_sum_assignment
+
+    a, b = ({n: t.double().numpy() for n, t in w.items()} for w in (a, b))
+    layers, previous = (("1", "3"), ("3", "5")), None
+    while previous is None or any((previous[n] != b[n]).any() for n in b):
+        previous = dict(b)
+        for enters, leaves in layers:
+            similar = a[f"{enters}.weight"] @ b[f"{enters}.weight"].T
+            similar += np.outer(a[f"{enters}.bias"], b[f"{enters}.bias"])
+            similar += a[f"{leaves}.weight"].T @ b[f"{leaves}.weight"]
+            order = linear_sum_assignment(similar, maximize=True)[1]
+            b[f"{enters}.weight"] = b[f"{enters}.weight"][order]
+            b[f"{enters}.bias"] = b[f"{enters}.bias"][order]
+            b[f"{leaves}.weight"] = b[f"{leaves}.weight"][:, order]
+    return torch.from_numpy(b["3.weight"]).float()
+
+
+# ------------------------------------------------------------ training
+@compared("a step of `MFVI`, 784-512-512-10; the deterministic step")
+def mfvi():
+    x, y = torch.randn(128, 784), torch.randint(10, (128,))
+    plain, module = (
+        models.mlp(784, [512, 512], 10),
+        MFVI(models.mlp(784, [512, 512], 10), num_data=60_000),
+    )
+    with torch.no_grad():
+        module.log_std.fill_(-5.0)
+    yield {
+        "ours": _step(lambda: module.losses((x,), y)["loss"].sum(), module),
+        "theirs": _step(lambda: cross_entropy(plain(x), y), plain),
+    }
+
+
+def _step(loss, module):
+    optimizer = torch.optim.Adam(module.parameters(), 1e-3)
+
+    def step():
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+    return step
+
+
+@compared("an update of `SGHMC`, 669 706 weights; SGD with momentum and one normal draw")
+def sghmc():
+    steps = []
+    for make in (
+        lambda p: samplers.SGHMC(p, lr=1e-3, num_data=60_000, prior_precision=1.0),
+        lambda p: torch.optim.SGD(p, 1e-3, momentum=0.9, weight_decay=1e-5, foreach=True),
+    ):
+        net = models.mlp(784, [512, 512], 10)
+        for p in net.parameters():
+            p.grad = torch.randn_like(p)
+        steps.append(make(net.parameters()).step)
+    noise = torch.empty(sum(p.numel() for p in net.parameters()))
+    yield {
+        "ours": steps[0],
+        "theirs": lambda: silent(steps[1](), noise.normal_()),
+    }
+
+
+# ------------------------------------------------------------ disks
+@compared("one layer of 200 OptuNets in a bank; `torch.load` of 200 files")
+def bank():
+    with tempfile.TemporaryDirectory() as folder:
+        network, store = P.of(models.optunet()), CheckpointBank(f"{folder}/bank")
+        files = [Path(folder) / f"{k}.pt" for k in range(200)]
+        for file in files:
+            store.append(network)
+            torch.save(network, file)
+        yield {
+            "ours": lambda: store.layer("0.weight"),
+            "theirs": lambda: torch.stack([torch.load(f)["0.weight"] for f in files]),
+        }
+        store.close()
+
+
+# ------------------------------------------------------------ measuring
+def ratio(ways: Contestants, least: float = 0.0, tries: int = 3) -> float:
+    """Theirs over ours, the fastest rounds of both; tried again where it is not above the least."""
+    fastest = dict.fromkeys(("ours", "theirs"), float("inf"))
+    for _ in range(tries):
+        for name, times in measured(ways).items():
+            fastest[name] = min(fastest[name], *times)
+        if fastest["theirs"] > least * fastest["ours"]:
+            break
+    return fastest["theirs"] / fastest["ours"]
+
+
+def measured(ways: Contestants) -> dict[str, list[float]]:
+    """CPU seconds of the rounds of both, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        first = taking_turns(ways, 1, warm=1)
+        round_ = sum(times.cpu[0] for times in first.values())
+        rounds = max(ROUNDS, min(500, int(SECONDS / max(round_, 1e-4))))
+        return {name: t.cpu for name, t in taking_turns(ways, rounds, warm=0).items()}
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def ways_of(name: str) -> Iterator[dict[str, Callable[[], Any]]]:
+    """Two ways to one result, as long as what they need is there."""
+    torch.manual_seed(0)
+    ways = RATIOS[name].ways()
+    yield next(ways)
+    ways.close()
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("names", nargs="*", choices=[*RATIOS, []], metavar="NAME")
+    options = parsed(made)
+    record = Record(options)
+    for name in options.names or RATIOS:
+        with ways_of(name) as ways:
+            record.value(name, ratio(ways), said=RATIOS[name].said)
+    record.write()
+
+
+if __name__ == "__main__":
+    main()
