@@ -41,14 +41,14 @@ RUNS = {
     "samplers_steps_resnet": "samplers.py steps --network resnet --repeats 5",
     "samplers_chains": "samplers.py chains",
     "samplers_swag": "samplers.py swag",
+    "vi_steps": "vi.py steps",
+    "vi_steps_2": "vi.py steps --threads 2",
+    "vi_steps_resnet": "vi.py steps --network resnet --batch 32 --repeats 5",
+    "vi_predict": "vi.py predict",
     "ratios": "ratios.py",
 }
 """What writes each file; a row of `tables.py` shows it."""
 PRINTED = {
-    "vi_steps": "vi.py steps",
-    "vi_steps_2": "vi.py steps --threads 2",
-    "vi_steps_resnet": "vi.py steps --network resnet --batch 32 --rounds 5",
-    "vi_predict": "vi.py predict",
     "population": "population.py",
     "population_1": "population.py --threads 1",
     "discovery": "discovery.py",

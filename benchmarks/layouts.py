@@ -261,6 +261,25 @@ def samplers_swag(rows: list[Row]) -> Table:
     return table
 
 
+# ------------------------------------------------------------ variational inference
+@layout("vi_steps", "vi_steps_2", "vi_steps_resnet")
+def vi_steps(rows: list[Row]) -> Table:
+    plain, ours = (pick(rows, who=who) for who in ("deterministic", "MFVI"))
+    table = [["", "time", "/ deterministic", "/ `MFVI`"]]
+    return table + [[r["who"], shown(seconds(r)), over(r, plain), over(r, ours)] for r in rows]
+
+
+@layout()
+def vi_predict(rows: list[Row]) -> Table:
+    table = [["network", "weights", "loop", "`Posterior.predictor`", "ratio"]]
+    for network in every(rows, "network"):
+        loop, ours = (pick(rows, network=network, who=who) for who in ("loop", "ours"))
+        scale, weights = 1000 / ours["samples"], f"{ours['weights']:,}".replace(",", " ")
+        times = (shown(scale * seconds(row)) for row in (loop, ours))
+        table.append([network, weights, *times, over(loop, ours)])
+    return table
+
+
 # ------------------------------------------------------------ ratios
 @layout()
 def ratios(rows: list[Row]) -> Table:

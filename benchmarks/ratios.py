@@ -20,6 +20,7 @@ from record import Record, parsed, parser
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
+from torchvision.models.resnet import BasicBlock
 from turns import Contestants, taking_turns
 
 from lightning_bnn import metrics as M
@@ -205,9 +206,11 @@ def tau():
 
 
 # ------------------------------------------------------------ symmetries
-@compared("`discover` of ResNet-18; the export of its graph alone")
+@compared("`discover` of two residual blocks; the export of their graph alone")
 def discovery():
-    net, x = models.resnet18(10).eval(), torch.randn(2, 3, 32, 32)
+    blocks = [BasicBlock(16, 16), BasicBlock(16, 16)]
+    tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
+    net, x = nn.Sequential(nn.Conv2d(3, 16, 3), *blocks, *tail).eval(), torch.randn(2, 3, 16, 16)
     yield {
         "ours": lambda: silent(discover(net, x)),
         "theirs": lambda: silent(torch.export.export(net, (x,))),
@@ -312,11 +315,11 @@ def sghmc():
 
 
 # ------------------------------------------------------------ disks
-@compared("one layer of 200 OptuNets in a bank; `torch.load` of 200 files")
+@compared("one layer of 60 OptuNets in a bank; `torch.load` of 60 files")
 def bank():
     with tempfile.TemporaryDirectory() as folder:
         network, store = P.of(models.optunet()), CheckpointBank(f"{folder}/bank")
-        files = [Path(folder) / f"{k}.pt" for k in range(200)]
+        files = [Path(folder) / f"{k}.pt" for k in range(60)]
         for file in files:
             store.append(network)
             torch.save(network, file)

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,17 +104,6 @@ def timed(call: Callable[[], Any], device: str = "cpu") -> tuple[Times, Any]:
     """Times of a single call, as it comes, and what it returned."""
     times = Times(torch.get_num_threads(), device)
     return times, times.add(call)
-
-
-def in_turns(functions: Contestants, rounds: int, device: str = "cpu") -> dict[str, float]:
-    """Median seconds of every contestant."""
-    return {name: times.seconds for name, times in taking_turns(functions, rounds, device).items()}
-
-
-def neighbours(theirs: Times, ours: Times) -> float:
-    """How many times as long theirs takes: the median over rounds."""
-    pairs: Sequence[tuple[float, float]] = list(zip(theirs.rounds, ours.rounds, strict=True))
-    return statistics.median(a / b for a, b in pairs)
 
 
 def synchronise(device: str) -> None:

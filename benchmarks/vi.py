@@ -7,13 +7,13 @@ All contestants take the same batches and torch.optim.Adam, in turns. The peers 
 `make bench`; those that are not there are left out.
 """
 
-import argparse
 import warnings
 
 import torch
+from record import Record, parsed, parser
 from torch import nn
 from torch.nn.functional import cross_entropy
-from turns import in_turns
+from turns import taking_turns
 
 from lightning_bnn import models
 from lightning_bnn import params as P
@@ -181,37 +181,25 @@ def contestants(options):
 
 
 # ------------------------------------------------------------ runs
-def steps(options):
+def steps(options, record):
     rivals = contestants(options)
     x, y = batch(options)
     functions = {name: lambda step=step: step(x, y) for name, step in rivals.items()}
     noise = torch.empty(sum(p.numel() for p in network(options.network).parameters()))
     noise = noise.to(options.device)
     functions["(the normal draw alone)"] = noise.normal_
-    found = in_turns(functions, options.rounds, options.device)
-    base, own = found["deterministic"], found["MFVI"]
-    print(
-        f"{options.network}, batch {options.batch}, {options.device}, "
-        f"{torch.get_num_threads()} threads, median of {options.rounds}"
-    )
-    print(f"{'':<40}{'ms':>9}{'/ deterministic':>18}{'/ MFVI':>9}")
-    for name, seconds in found.items():
-        print(f"{name:<40}{1e3 * seconds:>9.2f}{seconds / base:>18.2f}{seconds / own:>9.2f}")
-    peers = [found[name] for name in PEERS if name in found]
-    if peers:
-        print(f"fastest peer / MFVI: {min(peers) / own:.2f}")
+    found = taking_turns(functions, options.repeats, options.device)
+    record.times(found, network=options.network)
 
 
-def predict(options):
-    print(f"1000 weight samples, batch 128, {options.device}, {torch.get_num_threads()} threads")
-    print(f"{'':<28}{'weights':>9}{'loop ms':>10}{'ours ms':>10}{'loop / ours':>13}")
+def predict(options, record):
     cases = {
-        "mlp 2-10-2": (models.mlp(2, [10], 2), (2,)),
-        "mlp 64-32-10": (models.mlp(64, [32], 10), (64,)),
+        "perceptron 2-10-2": (models.mlp(2, [10], 2), (2,)),
+        "perceptron 64-32-10": (models.mlp(64, [32], 10), (64,)),
         "OptuNet": (models.optunet(), (1, 28, 28)),
-        "mlp 784-10-10": (models.mlp(784, [10], 10), (784,)),
-        "mlp 784-30-10": (models.mlp(784, [30], 10), (784,)),
-        "mlp 784-512-512-10": (models.mlp(784, [512, 512], 10), (784,)),
+        "perceptron 784-10-10": (models.mlp(784, [10], 10), (784,)),
+        "perceptron 784-30-10": (models.mlp(784, [30], 10), (784,)),
+        "perceptron 784-512-512-10": (models.mlp(784, [512, 512], 10), (784,)),
     }
     for name, (net, shape) in cases.items():
         net = net.eval().to(options.device)
@@ -227,31 +215,22 @@ def predict(options):
                 outputs.append(torch.func.functional_call(net, network, (x,)))
             return torch.stack(outputs)
 
+        calls = {"ours": lambda run=run, net=net, x=x: run(net, x), "loop": loop}
         with torch.no_grad():
-            found = in_turns(
-                {"loop": loop, "ours": lambda run=run, net=net, x=x: run(net, x)},
-                5,
-                options.device,
-            )
-        scale = 1000 / count
-        print(
-            f"{name:<28}{posterior.mean.numel():>9}{1e3 * scale * found['loop']:>10.0f}"
-            f"{1e3 * scale * found['ours']:>10.0f}{found['loop'] / found['ours']:>13.2f}"
-        )
+            found = taking_turns(calls, 5, options.device)
+        record.times(found, network=name, weights=posterior.mean.numel(), samples=count)
+
+
+PARTS = {"steps": steps, "predict": predict}
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("what", choices=("steps", "predict"))
-    parser.add_argument("--network", choices=("mlp", "resnet"), default="mlp")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--fused", action="store_true", help="Adam(fused=True) for everyone")
-    chosen = parser.parse_args()
+    made = parser(__doc__, tuple(PARTS), repeats=30)
+    made.add_argument("--network", choices=("mlp", "resnet"), default="mlp")
+    made.add_argument("--batch", type=int, default=128)
+    made.add_argument("--fused", action="store_true", help="Adam(fused=True) for everyone")
+    chosen = parsed(made)
     FUSED = chosen.fused
-    torch.set_num_threads(chosen.threads)
-    {"steps": steps, "predict": predict}[chosen.what](chosen)
+    record = Record(chosen)
+    PARTS[chosen.part](chosen, record)
+    record.write()
