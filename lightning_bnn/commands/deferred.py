@@ -32,9 +32,9 @@ def deferred(module: str, name: str) -> Callable[..., Any]:
     assert isinstance(node, ast.FunctionDef)
     doc = ast.get_docstring(node, clean=False)
     call = ast.parse(f"return __imported__({module!r}).{name}({_passed_on(node.args)})").body
-    stub = ast.FunctionDef(name, node.args, call, [], node.returns)
-    names = {n.id for n in ast.walk(ast.Module([stub], [])) if isinstance(n, ast.Name)}
-    known = {n: _value(module, n) for n in names - _parameters(node.args) if _is_known(module, n)}
+    fields = {**dict(ast.iter_fields(node)), "body": call, "decorator_list": []}
+    stub = ast.FunctionDef(**fields)
+    known = {n: _value(module, n) for n in _names(node.args, node.returns) if _is_known(module, n)}
     space = {**known, "__imported__": imported, "__name__": _PACKAGE}
     tree = ast.fix_missing_locations(ast.Module([stub], []))
     exec(compile(tree, str(_file(module)), "exec", dont_inherit=True), space)
@@ -93,8 +93,7 @@ def _value(module: str, name: str) -> Any:
         origin = next(a.name for a in node.names if (a.asname or a.name) == name)
         return _value(_origin(module, node), origin)
     if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-        names = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
-        known = {n: _value(module, n) for n in names if _is_known(module, n)}
+        known = {n: _value(module, n) for n in _names(node.value) if _is_known(module, n)}
         return eval(compile(ast.Expression(node.value), str(_file(module)), "eval"), known)
     return getattr(imported(module), name)
 
@@ -105,12 +104,13 @@ def _origin(module: str, node: ast.ImportFrom) -> str:
     return resolve_name("." * node.level + (node.module or ""), package)
 
 
+def _names(*nodes: ast.AST | None) -> set[str]:
+    """The names in annotations and defaults."""
+    walked = (n for node in nodes if node is not None for n in ast.walk(node))
+    return {n.id for n in walked if isinstance(n, ast.Name)}
+
+
 # ------------------------------------------------------------ calls
-def _parameters(args: ast.arguments) -> set[str]:
-    every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
-    return {a.arg for a in every if a is not None}
-
-
 def _passed_on(args: ast.arguments) -> str:
     """The arguments of a call that passes every parameter on."""
     by_place = [a.arg for a in (*args.posonlyargs, *args.args)]
