@@ -70,10 +70,10 @@ class Record:
 
     def value(self, who: str, value: float | str, **labels: Any) -> None:
         """A row with a number that is no time."""
+        value = float(f"{value:.4g}") if isinstance(value, float) else value
         self.rows.append({**labels, "who": who, "value": value})
         text = " ".join(str(value) for value in (*labels.values(), who))
-        shown = f"{value:.4g}" if isinstance(value, float) else value
-        print(f"{text:<70}{shown:>12}", flush=True)
+        print(f"{text:<70}{value:>12}", flush=True)
 
     def write(self) -> None:
         """Write the file, if one was asked for."""

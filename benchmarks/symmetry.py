@@ -99,11 +99,14 @@ def matching(options, record):
         for n, t in params.items()
     }
     planted = permute(noisy, sym, random_permutations(sym, generator))
-    found = permute(planted, sym, match(planted, params, sym))
     record.value("tensors", len(noisy))
-    record.value("recovered", sum(bool(torch.equal(found[n], noisy[n])) for n in noisy))
     record.value("error", float(verify(net, sym, x)))
-    calls = {"match": lambda: match(planted, params, sym)}
+    calls = {}
+    for method in ("best", "ascent"):
+        calls[method] = functools.partial(match, planted, params, sym, method=method)
+        found = permute(planted, sym, calls[method]())
+        right = sum(bool(torch.equal(found[n], noisy[n])) for n in noisy)
+        record.value("recovered", right, method=method)
     if importlib.util.find_spec("rebasin") is None:
         print("rebasin is left out: it is not installed")
     else:

@@ -20,11 +20,16 @@ REGION = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill_pages() -> None:
-    """Bring all tables of all pages to what is in the files."""
+    """Bring all tables of all pages to what is in the files, and name files that no page shows."""
+    seen = []
     for page in PAGES:
         path = DOCS / page
         text = path.read_text(encoding="utf-8")
         path.write_text(filled(text), encoding="utf-8")
+        seen += shown(text)
+    for path in sorted(FILES.glob("*.json")):
+        if path.stem not in seen:
+            print(f"no page has <!-- table: {path.stem} --> and <!-- end -->")
 
 
 def filled(page: str, files: Path = FILES) -> str:

@@ -5,8 +5,10 @@ import json
 import re
 import shlex
 import sys
+import time
 
 import pytest
+import torch
 from pages import ROOT, page
 
 FILES = sorted((ROOT / "docs" / "benchmarks").glob("*.json"))
@@ -106,6 +108,16 @@ def test_contestants_take_turns(script):
     assert order == ["a", "b"] * 3
     assert [len(times.rounds) for times in found.values()] == [2, 2]
     assert all(0 <= cpu <= 1 for times in found.values() for cpu in times.cpu)
+
+
+@pytest.mark.parametrize(("seconds", "best"), [({1: 0.002, 2: 0.03}, 1), ({1: 0.03, 2: 0.002}, 2)])
+def test_everybody_has_the_threads_that_suit(script, seconds, best):
+    """Threads that hinder each other are taken away, also from a peer."""
+    torch.set_num_threads(2)
+    calls = {"it": lambda: time.sleep(seconds[torch.get_num_threads()])}
+    found = script("turns").taking_turns(calls, 1, warm=0)["it"]
+    assert (found.threads, torch.get_num_threads()) == (best, 2)
+    assert found.clock == ("cpu" if best == 1 else "wall")
 
 
 def test_the_clock_is_that_of_the_cpu_where_it_says_something(script):
