@@ -101,9 +101,9 @@ def noisy(params: P.Params, noise: float, generator: torch.Generator) -> P.Param
 
 def from_the_identity(params: P.Params, reference: P.Params, sym: Symmetries) -> list[Tensor]:
     """Git Re-Basin: groups in random order, from where the network stands."""
-    ascent = Ascent(Plan(sym), params, reference)
-    generator = torch.Generator().manual_seed(0)
-    return ascent.run(identity(sym), generator, 100, forward_pass=False)
+    ascent = Ascent(Plan(sym), P.stack([params]), reference)
+    generator, start = torch.Generator().manual_seed(0), [p[None] for p in identity(sym)]
+    return [p[0] for p in ascent.run(start, generator, 100, forward_pass=False)]
 
 
 WAYS: dict[str, Callable[..., list[Tensor]]] = {
