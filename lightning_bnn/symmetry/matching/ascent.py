@@ -31,7 +31,7 @@ class Ascent:
     ) -> None:
         self.plan, self.sym = plan, plan.sym
         self.now = Standing(plan, params, reference, signs)
-        self.settled = np.ones(self.now.members, bool)
+        self.settled: np.ndarray = np.ones(self.now.members, bool)
 
     @property
     def signs(self) -> list[Tensor] | None:
@@ -89,7 +89,7 @@ class Ascent:
         for _ in range(max_sweeps):
             shuffled = torch.randperm(families, generator=generator).tolist()
             due = pending.copy()
-            self.settled = ~due.any(1)
+            self.settled = np.asarray(~due.any(1))
             if self.settled.all():
                 return
             for k in shuffled:
