@@ -86,6 +86,8 @@ def symmetries(device):
         "mass": S.mass(stack, sym),
         "least": S.min_mass(stack, sym).minimum,
         "match": S.match(one, two, sym),
+        "matched": S.match(stack, two, sym),
+        "aligned": list(S.align(stack, sym)),
         "permuted": S.permute(stack, sym, S.random_permutations(sym, draw)),
         "rescaled": S.rescale(stack, sym, S.random_scales(sym, draw)),
         "mmd": M.mmd(stack, {k: v + 0.1 for k, v in stack.items()}),

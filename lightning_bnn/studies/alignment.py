@@ -20,6 +20,7 @@ from lightning_bnn.datamodules.base import DataModule, Splits
 from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.params import Params
 from lightning_bnn.plots import lines_figure
+from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.randomness import keyed_generator, keyed_randomness
 from lightning_bnn.studies.alignment_networks import ARCHITECTURES, Architecture
 from lightning_bnn.studies.findings import (
@@ -37,6 +38,7 @@ from lightning_bnn.symmetry.matching.repair import reestimated
 
 __all__ = ["alignment"]
 
+DRAWS = 100
 METHODS = ("as they are", "first, ascent", "first, best", "first, activations", "joint")
 
 
@@ -65,11 +67,13 @@ def alignment(
 ) -> None:
     """Average N networks after bringing them into one frame, by method, architecture and N.
 
-    Networks of six kinds are trained from different starts. Disjoint sets of N are averaged as they
-    are, matched to the first (by coordinate ascent, by the better of ascent and Frank-Wolfe, by
-    activations), and aligned jointly. Shown are the loss of the mean network above that of the
+    Networks of seven kinds are trained from different starts. Disjoint sets of N are averaged as
+    they are, matched to the first (by coordinate ascent, by the better of ascent and Frank-Wolfe,
+    by activations), and aligned jointly. Shown are the loss of the mean network above that of the
     networks (for two of them the barrier at the midpoint), its accuracy, and the squared distance
-    to the mean as a share of that without alignment. BatchNorm statistics are estimated anew.
+    to the mean, also as a share of that without alignment. BatchNorm statistics are estimated anew.
+    Where a prior was trained with, single draws of the Gaussian that has the means and deviations
+    of the weights are judged as well.
 
     Args:
         scale: smallest (a trial), small (up to 10 networks) or paper (up to 50).
@@ -125,6 +129,7 @@ class _Population:
         module = DeepEnsemble(
             self.model,
             members=self.members,
+            prior_std=self.kind.prior_std,
             optimizer=lambda p: torch.optim.Adam(p, self.kind.lr),
         )
         module.networks.load_state_dict(P.populate(self.model, self.members, generator))
@@ -164,16 +169,30 @@ class _Population:
             start = time.process_time()
             moved = self._aligned(networks, method)
             seconds = time.process_time() - start
-            floating = {n: t for n, t in moved.items() if t.is_floating_point()}
-            mean = {n: floating[n].mean(0) if n in floating else t[0] for n, t in moved.items()}
-            loss, accuracy = self._judged(reestimated(self.model, mean, self.batches))
+            loss, accuracy = self._judged(self._mean(moved))
+            distance = distance_to_mean(moved, self.compared)
             result[method] = {
                 "excess": loss - sum(ends) / len(ends),
                 "accuracy": accuracy,
-                "distance": distance_to_mean(moved, self.compared) / apart,
+                "distance": distance / apart,
+                "per_network": distance / len(ends),
                 "seconds": seconds,
             }
+            if self.kind.prior_std is not None:
+                result[method]["draws"] = self._of_draws(moved)
         return result
+
+    def _mean(self, networks: Params) -> Params:
+        """The mean network, with statistics of BatchNorm of its own."""
+        floating = {n: t for n, t in networks.items() if t.is_floating_point()}
+        mean = {n: floating[n].mean(0) if n in floating else t[0] for n, t in networks.items()}
+        return reestimated(self.model, mean, self.batches)
+
+    def _of_draws(self, networks: Params) -> float:
+        """Mean accuracy of single draws of the Gaussian with the same means and deviations."""
+        generator = keyed_generator(self.seed, "draws", self.name)
+        drawn = P.unstack(DiagonalGaussian.fit(networks).sample(DRAWS, generator))
+        return sum(self._judged(network)[1] for network in drawn) / DRAWS
 
     def _aligned(self, networks: Params, method: str) -> Params:
         sym = self.symmetries
@@ -216,7 +235,9 @@ def _findings(found: Mapping[str, Numbers], settings: Scale, seed: int) -> Findi
     titles = {
         "excess": "Loss of the mean above the mean loss of the networks (nats)",
         "accuracy": "Accuracy of the mean network (%)",
+        "draws": f"Mean accuracy of {DRAWS} single draws of one Gaussian for all networks (%)",
         "distance": "Squared distance to the mean, as a share of that without alignment",
+        "per_network": "Squared distance to the mean, per network",
         "seconds": "CPU seconds per set",
     }
     note = (
@@ -224,7 +245,11 @@ def _findings(found: Mapping[str, Numbers], settings: Scale, seed: int) -> Findi
         if max(settings.sizes) <= 10
         else "Mean and standard deviation over disjoint sets; the largest is one set"
     )
-    tables = {key: _table(title, key, found, settings, note) for key, title in titles.items()}
+    tables = {
+        key: _table(title, key, found, settings, note)
+        for key, title in titles.items()
+        if _having(key, found)
+    }
     panels = {
         name: {
             method: measured_line(list(numbers), [n["excess"] for n in numbers.values()])
@@ -256,7 +281,16 @@ def _table(title: str, key: str, found: Mapping[str, Numbers], settings: Scale, 
     header = ["", "method", *(f"N = {size}" for size in settings.sizes)]
     rows: list[list[Cell]] = [
         [name, method, *(number[key] for number in numbers.values())]
-        for name, methods in found.items()
+        for name, methods in _having(key, found).items()
         for method, numbers in methods.items()
     ]
-    return Table(title, header, rows, 1 if key == "accuracy" else 3, note)
+    return Table(title, header, rows, 1 if key in ("accuracy", "draws", "per_network") else 3, note)
+
+
+def _having(key: str, found: Mapping[str, Numbers]) -> dict[str, Numbers]:
+    """The architectures of which something was measured."""
+    return {
+        name: methods
+        for name, methods in found.items()
+        if all(key in number for numbers in methods.values() for number in numbers.values())
+    }

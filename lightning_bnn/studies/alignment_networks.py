@@ -126,12 +126,16 @@ def characters() -> Examples:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A kind of network, what it learns, and for how long."""
+    """A kind of network, what it learns, and for how long.
+
+    With ``prior_std`` its networks are maxima of a posterior, and one Gaussian for them is judged.
+    """
 
     build: Callable[[int], nn.Module]
     data: Literal["digits", "characters"]
     epochs: int
     lr: float
+    prior_std: float | None = None
 
     def examples(self) -> Examples:
         """The data that it learns."""
@@ -143,6 +147,7 @@ def _mlp(hidden: Sequence[int]) -> Callable[[int], nn.Module]:
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
+    "MLP, 32": Architecture(_mlp([32]), "digits", 100, 0.005, prior_std=0.5),
     "MLP, 2 x 16": Architecture(_mlp([16, 16]), "digits", 40, 0.005),
     "MLP, 2 x 128": Architecture(_mlp([128, 128]), "digits", 40, 0.002),
     "CNN": Architecture(lambda classes: ConvNet(12), "digits", 20, 0.005),

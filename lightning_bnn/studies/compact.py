@@ -129,12 +129,8 @@ class CompactStudy:
             "the first by activations, or jointly by weights. Agreement and total variation with "
             "the HMC networks."
         )
-        curves = self.pruning(gaussians, networks["Ensemble"])
-        kept = torch.tensor([float(k) for k in _KEPT])
-        lines = {title: Line(kept, torch.tensor(curve)) for title, curve in curves.items()}
-        pruned = ["accuracy % of the mean with ... of the weights", *(f"{k} %" for k in _KEPT)]
-        removed = "Figure 3: weights of the largest deviations removed"
-        by_curve: list[list[Cell]] = [[title, *curve] for title, curve in curves.items()]
+        ensemble = networks["Ensemble"]
+        curves = {k: self.pruning(gaussians, ensemble, k) for k in ("q_r", "q_r joint")}
         rows = self.rows(networks, gaussians)
         deviations = {
             title: {"weights": q.log_std.detach().exp()} for title, q in gaussians.items()
@@ -145,11 +141,12 @@ class CompactStudy:
             "Compact representations of posteriors (P3, table 1 and figure 3)",
             {
                 "table1": Table(f"Table 1, {self.draws} draws", header, rows, 4, note),
-                "pruning": Table(removed, pruned, by_curve, 1),
+                "pruning": _pruning_table(curves["q_r"], "with the first by activations"),
+                "pruning_joint": _pruning_table(curves["q_r joint"], "jointly by weights"),
             },
             {
                 "deviations": histograms_figure(deviations, "standard deviation"),
-                "pruning": lines_figure({"": lines}, axes),
+                "pruning": lines_figure(_pruning_panels(curves), axes),
             },
             ["Trained by:", *commands],
             {"commands": list(commands), "draws": self.draws, "seed": self.seed},
@@ -190,17 +187,23 @@ class CompactStudy:
 
     # -------------------------------------------------------- pruning
     def pruning(
-        self, gaussians: Mapping[str, DiagonalGaussian], ensemble: Params
+        self, gaussians: Mapping[str, DiagonalGaussian], ensemble: Params, kind: str = "q_r"
     ) -> dict[str, list[float]]:
-        """Accuracy of means by the part of the weights that is kept."""
-        mean, hmc, vi = (gaussians[name] for name in ("Ensemble q_r", "HMC q_r", "VI"))
+        """Accuracy of means by the part of the weights that is kept.
+
+        Args:
+            gaussians: by their titles in table 1.
+            ensemble: a stack, whose first network is pruned alone.
+            kind: of the Gaussians of networks that were matched: q_r or q_r joint.
+        """
+        mean, hmc, vi = (gaussians[name] for name in (f"Ensemble {kind}", f"HMC {kind}", "VI"))
         alone = DiagonalGaussian({name: t[0] for name, t in ensemble.items()}, mean.deviations)
         curves = {
-            "HMC q_r, own deviations": hmc,
-            "Ensemble q_r, own deviations": mean,
+            f"HMC {kind}, own deviations": hmc,
+            f"Ensemble {kind}, own deviations": mean,
             "VI, own deviations": vi,
-            "Ensemble q_r, deviations of HMC": self.mixed(mean, hmc),
-            "Ensemble q_r, deviations of VI": self.mixed(mean, vi),
+            f"Ensemble {kind}, deviations of HMC": self.mixed(mean, hmc),
+            f"Ensemble {kind}, deviations of VI": self.mixed(mean, vi),
             "one network, deviations of HMC": self.mixed(alone, hmc),
         }
         return {
@@ -211,3 +214,26 @@ class CompactStudy:
     def mixed(self, mean: DiagonalGaussian, std: DiagonalGaussian) -> DiagonalGaussian:
         """Means of one, deviations of another."""
         return mean.with_deviations_of(std, "activations", **self.matching)
+
+
+# ------------------------------------------------------------ figure 3
+def _pruning_table(curves: Mapping[str, list[float]], matched: str) -> Table:
+    header = ["accuracy % of the mean with ... of the weights", *(f"{k} %" for k in _KEPT)]
+    title = f"Figure 3: weights of the largest deviations removed; networks matched {matched}"
+    rows: list[list[Cell]] = [[name, *curve] for name, curve in curves.items()]
+    return Table(title, header, rows, 1)
+
+
+def _pruning_panels(
+    curves: Mapping[str, Mapping[str, list[float]]],
+) -> dict[str, dict[str, Line]]:
+    """One panel for each way of matching, whose curves have the same names in both."""
+    kept = torch.tensor([float(k) for k in _KEPT])
+    titles = {"q_r": "q_r: by activations", "q_r joint": "q_r: joint"}
+    return {
+        titles[kind]: {
+            name.replace(kind, "q_r"): Line(kept, torch.tensor(curve))
+            for name, curve in some.items()
+        }
+        for kind, some in curves.items()
+    }

@@ -414,5 +414,8 @@ def test_compact_representations_of_permuted_networks(here):
         assert rows[f"{name} q_r"][4] < 0.01 < rows[f"{name} q_d"][4]
     assert rows["HMC networks"][3:] == [1.0, pytest.approx(0.0, abs=1e-12)]
     pruned = {row[0]: row[1:] for row in found.tables["pruning"].rows}
+    jointly = {row[0]: row[1:] for row in found.tables["pruning_joint"].rows}
     whole = study.accuracy(sharp)
     assert pruned["one network, deviations of HMC"][0] == pytest.approx(whole, abs=3)
+    assert jointly["HMC q_r joint, own deviations"][0] == pytest.approx(whole, abs=3)
+    assert {name.replace(" joint", "") for name in jointly} == pruned.keys()

@@ -142,7 +142,7 @@ def test_no_step_makes_it_worse_and_not_all_go_to_the_end():
     matrices = relaxation.barycentre(3, params["1.weight"])
     values, lengths = [relaxation.value_at(params, goal, matrices)], []
     for _ in range(8):
-        matrices, gamma = _step(relaxation, params, goal, matrices)
+        matrices, gamma, _ = _step(relaxation, params, goal, matrices)
         values.append(relaxation.value_at(params, goal, matrices))
         lengths.append(gamma)
     assert all(bool((b >= a - 1e-5).all()) for a, b in itertools.pairwise(values))

@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.actions import multiplied_tensor, permuted_tensor
-from lightning_bnn.symmetry.axis_actions import Element, Kind, permute_axis
-from lightning_bnn.symmetry.composition import standing_at
-from lightning_bnn.symmetry.groups import Placement
-from lightning_bnn.symmetry.matching.assignment import Family, assign, assign_blocks
+from lightning_bnn.symmetry.axis_actions import Element
+from lightning_bnn.symmetry.matching.assignment import Family, assign_all, assign_blocks
 from lightning_bnn.symmetry.matching.plan import Plan
-from lightning_bnn.symmetry.units import unit_rows
+from lightning_bnn.symmetry.matching.rows import Rows, some
+from lightning_bnn.symmetry.matching.standing import Standing
 
 __all__ = ["Ascent"]
 
 
 class Ascent:
-    """Coordinate ascent; similarities are kept until a group on the other side moves.
+    """Coordinate ascent of all members of a stack at once.
 
-    After `run`, ``settled`` says whether nothing changed any more.
+    Products, gains and orders are computed for all members that have the same group to improve;
+    assignments are solved one by one. After `run`, ``settled`` says of every member whether nothing
+    changed any more.
     """
 
     def __init__(
         self, plan: Plan, params: Params, reference: Params, signs: Element | None = None
     ) -> None:
         self.plan, self.sym = plan, plan.sym
-        self.params, self.reference = params, reference
-        self.signs = None if signs is None else [s.clone() for s in signs]
-        self.reference_rows: dict[tuple[int, bytes], Tensor] = {}
-        self.settled = True
+        self.now = Standing(plan, params, reference, signs)
+        self.settled: np.ndarray = np.ones(self.now.members, bool)
+
+    @property
+    def signs(self) -> list[Tensor] | None:
+        """Flips that come before the permutations, if there are any."""
+        return self.now.signs
+
+    def score(self) -> Tensor:
+        """Similarity of every member as it stands now."""
+        return self.now.score(None, self.now.everyone)
 
     def run(
         self,
@@ -42,197 +49,144 @@ class Ascent:
         max_sweeps: int,
         forward_pass: bool,
     ) -> list[Tensor]:
-        """Ascend from some permutations until no family changes any more."""
-        self.permutations = list(start)
-        self.version = [0] * len(self.permutations)
-        self.cache: dict[tuple[int, bytes], tuple[list[int], Tensor]] = {}
-        self.current = dict(self.params)
-        if not forward_pass or self.signs is not None:
-            self._regather(self.plan.compared)
-        known: set[int] = set()
-        for family in self.plan.families if forward_pass else ():
-            self._improve(family, known | set(family.members))
-            known |= set(family.members)
-        pending = set(range(len(self.plan.families)))
-        for _ in range(max_sweeps):
-            shuffled = torch.randperm(len(self.plan.families), generator=generator).tolist()
-            order = [k for k in shuffled if k in pending]
-            self.settled = not order
-            if self.settled:
-                return self.permutations
-            for k in order:
-                pending.discard(k)
-                if self._improve(self.plan.families[k], None):
-                    pending |= self.plan.neighbours[k]
-        return self.permutations
+        """Ascend from some permutations until no family of any member changes any more.
+
+        Args:
+            start: one permutation per group and member.
+            generator: of the order of the families, the same for all members.
+            max_sweeps: sweeps at most.
+            forward_pass: first go through the network once, by what is known already.
+        """
+        self.now.begin(start)
+        if forward_pass:
+            known: set[int] = set()
+            for k, family in enumerate(self.plan.families):
+                known |= set(family.members)
+                self._improve(k, self.now.everyone, known)
+        self._sweep(generator, max_sweeps)
+        return self.now.permutations
 
     def at(self, permutations: Sequence[Tensor]) -> Params:
         """The tensors that count, for some permutations."""
-        self.permutations, self.current = list(permutations), dict(self.params)
-        self.cache = {}
-        self._regather(self.plan.compared)
-        return {n: self.current[n] for n in self.plan.compared}
+        self.now.begin(permutations)
+        return dict(self.now.current)
 
-    def towards(
-        self, reference: Params, start: Sequence[Tensor], generator: torch.Generator
-    ) -> list[Tensor] | None:
-        """Ascend to another reference from some permutations; None if they stay."""
-        self.reference, self.reference_rows = reference, {}
-        signs = None if self.signs is None else [s.clone() for s in self.signs]
-        new = self.run(start, generator, 100, forward_pass=False)
-        same = all(torch.equal(a, b) for a, b in zip(start, new, strict=True))
-        flipped = signs is not None and any(
-            not torch.equal(a, b) for a, b in zip(signs, self.signs or (), strict=True)
+    def towards(self, reference: Params, generator: torch.Generator) -> list[Tensor] | None:
+        """Ascend to another reference from where the networks stand; None if they stay."""
+        self.now.look_at(reference)
+        orders, signs = self.now.saved()
+        self._sweep(generator, 100)
+        new = (*self.now.permutations, *(self.signs or ()))
+        pairs = zip((*orders, *(signs or ())), new, strict=True)
+        return (
+            None if all(a is b or torch.equal(a, b) for a, b in pairs) else list(new[: len(orders)])
         )
-        return None if same and not flipped else new
 
-    def score(self, names: Iterable[str] | None = None) -> float:
-        """Similarity of the tensors as they stand now."""
-        chosen = self.plan.compared if names is None else set(names) & set(self.plan.compared)
-        pairs = [(self.reference[n], self.current[n]) for n in sorted(chosen)]
-        return sum(float((a * b).sum(dtype=torch.float64)) for a, b in pairs)
+    def _sweep(self, generator: torch.Generator, max_sweeps: int) -> None:
+        """Families in random order, until none has anything to gain."""
+        families = len(self.plan.families)
+        pending = np.ones((self.now.members, families), bool)
+        for _ in range(max_sweeps):
+            shuffled = torch.randperm(families, generator=generator).tolist()
+            due = pending.copy()
+            self.settled = np.asarray(~due.any(1))
+            if self.settled.all():
+                return
+            for k in shuffled:
+                rows = np.flatnonzero(due[:, k])
+                pending[rows, k] = False
+                changed = self._improve(k, rows, None) if len(rows) else rows
+                for other in self.plan.neighbours[k] if len(changed) else ():
+                    pending[changed, other] = True
 
-    def _improve(self, family: Family, known: set[int] | None) -> bool:
-        """Reassign one family by what is known already; return whether it changed."""
-        group = self.sym.permutations[family.group]
+    def _improve(self, k: int, rows: Rows, known: set[int] | None) -> Rows:
+        """Reassign one family by what is known already; the members that it changes."""
+        family = self.plan.families[k]
         if family.inner:
-            return self._improve_blocks(family, known)
-        similarity = self._similarity(group.placements, known)
+            return self._improve_blocks(k, rows, known)
+        similarity = self.now.similarity(self.plan.views[k].own, rows, known)
         if similarity is None:
-            return False
+            return rows[:0]
         mirror = None if self.signs is None else self.plan.mirrors[family.group]
         values = similarity if mirror is None else similarity.abs()
-        order = assign(values)
-        chosen = similarity[torch.arange(len(order)), order]
-        gain = (chosen if mirror is None else chosen.abs()).sum() - similarity.diagonal().sum()
-        if not gain > 1e-6 * values.amax(1).abs().sum():
-            return False
-        before = None if known is not None else self._remembered(family)
-        self._reorder(family.group, order)
+        order = assign_all(values)
+        chosen = similarity.gather(2, order[:, :, None])[:, :, 0]
+        reached = (chosen if mirror is None else chosen.abs()).sum(1)
+        gain = reached - similarity.diagonal(dim1=1, dim2=2).sum(1)
+        better = (gain > 1e-6 * values.amax(2).abs().sum(1)).numpy()
+        if not better.any():
+            return rows[:0]
+        moving, order = rows[better], some(order, np.flatnonzero(better))
+        names = self.plan.names_of[k]
+        guarded = known is None and self.plan.sees_itself(family)
+        before = (self.now.saved(), self.now.score(names, moving)) if guarded else None
+        self.now.reorder(family.group, order, moving)
         if mirror is not None:
-            self._flip(family.group, mirror, chosen)
-        return before is None or self._kept(family, *before)
+            factors = torch.where(some(chosen, np.flatnonzero(better)) < 0, -1.0, 1.0)
+            self.now.flip(family.group, mirror, factors, moving)
+        return moving if before is None else self._kept(names, moving, *before)
 
-    def _remembered(self, family: Family) -> tuple[Any, ...] | None:
-        """What must be restored if a family that sees itself has got worse."""
-        if not self.plan.sees_itself(family):
-            return None
-        names = sorted({self.sym.axes[a].tensor for a in self.plan.axes_of(family)})
-        signs = None if self.signs is None else [s.clone() for s in self.signs]
-        return names, self.score(names), list(self.permutations), signs
+    def _kept(
+        self,
+        names: Sequence[str],
+        rows: Rows,
+        saved: tuple[list[Tensor], list[Tensor] | None],
+        score: Tensor,
+    ) -> Rows:
+        """The members for which a family that sees itself is better now; the others go back."""
+        better = (self.now.score(names, rows) > score + 1e-7 * score.abs()).numpy()
+        if not better.all():
+            self.now.go_back(saved, rows[~better])
+            self.now.regather(names, rows[~better])
+        return rows[better]
 
-    def _kept(self, family: Family, names: Any, score: float, old: Any, signs: Any) -> bool:
-        if self.score(names) > score + 1e-7 * abs(score):
-            return True
-        self.permutations, self.signs = old, signs
-        self._regather(names)
-        self.version[family.group] += 1
-        return False
+    # -------------------------------------------------------- blocks
+    def _improve_blocks(self, k: int, rows: Rows, known: set[int] | None) -> Rows:
+        family, names, saved = self.plan.families[k], self.plan.names_of[k], self.now.saved()
+        rest, tables = self._block_tables(k, rows, known)
+        score = self.now.score(names, rows)
+        changed = []
+        for i, m in enumerate(rows.tolist()):
+            order, orders = assign_blocks(rest[i], [t[i] for t in tables])
+            changed.append(self._place_blocks(family, order, orders, m))
+        moved = np.array(changed)
+        if not moved.any():
+            return rows[:0]
+        moving = rows[moved]
+        self.now.regather(names, moving)
+        if known is not None:
+            return moving
+        return self._kept(names, moving, saved, some(score, np.flatnonzero(moved)))
 
-    def _flip(self, group: int, mirror: int, chosen: Tensor) -> None:
-        """Flip the units whose best partner is their own opposite."""
-        assert self.signs is not None
-        factors = torch.where(chosen < 0, -1.0, 1.0).to(self.signs[mirror])
-        self.signs[mirror][self.permutations[group]] *= factors
-        self._regather(
-            {self.sym.axes[p.axis].tensor for p in self.sym.permutations[group].placements}
-        )
-
-    def _standing_at(self, group: int) -> int:
-        """The group whose units stand in the places of another one: blocks may have moved."""
-        return standing_at(group, self.permutations, self.sym, self.plan.homes)
-
-    def _reorder(self, group: int, order: Tensor) -> None:
-        """Reorder units as they stand: an inner order belongs to the block that sits there."""
-        target = self._standing_at(group)
-        self.permutations[target] = self.permutations[target][order]
-        self.version[group] += 1
-        for place in self.sym.permutations[group].placements:
-            axis = self.sym.axes[place.axis]
-            if axis.tensor not in self.plan.compared:
-                continue
-            index = torch.arange(axis.blocks * axis.size)
-            index[place.positions.reshape(-1)] = place.positions[order].reshape(-1)
-            w = self.current[axis.tensor]
-            self.current[axis.tensor] = permute_axis(w, axis, index.to(w.device))
-            key = (place.axis, place.positions.numpy().tobytes())
-            for other in [k for k in self.cache if k[0] == place.axis and k != key]:
-                del self.cache[other]
-            if key in self.cache:
-                versions, part = self.cache[key]
-                self.cache[key] = versions, part[:, order]
-
-    def _improve_blocks(self, family: Family, known: set[int] | None) -> bool:
-        inside = set(family.members)
+    def _block_tables(
+        self, k: int, rows: Rows, known: set[int] | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Similarities of what is fixed in a block, and of every class of channels inside."""
+        family, views = self.plan.families[k], self.plan.views[k]
         blocks = self.sym.permutations[family.group].units
-        rest = self._similarity(
-            [p for p in family.rest if not self.plan.across[p.axis] & inside], known
-        )
+        rest = self.now.similarity(views.own, rows, known)
         tables = []
-        for row in family.inner:
+        for row, places in zip(family.inner, views.inside, strict=True):
             units = self.sym.permutations[row[0]].units
-            table = self._similarity(self._joined(row, inside), known)
-            table = torch.zeros(blocks * units, blocks * units) if table is None else table
-            tables.append(table.reshape(blocks, units, blocks, units))
-        order, orders = assign_blocks(torch.zeros(blocks, blocks) if rest is None else rest, tables)
-        before = list(self.permutations)
-        names = sorted({self.sym.axes[a].tensor for a in self.plan.axes_of(family)})
-        score = self.score(names)
-        self._place_blocks(family, order, orders)
-        if all(torch.equal(a, b) for a, b in zip(before, self.permutations, strict=True)):
-            return False
-        self._regather(names)
-        if known is None and not self.score(names) > score + 1e-7 * abs(score):
-            self.permutations = before
-            self._regather(names)
-            return False
-        for g in inside:
-            self.version[g] += 1
-        return True
+            table = self.now.similarity(places, rows, known)
+            if table is None:
+                table = torch.zeros(len(rows), blocks * units, blocks * units)
+            tables.append(table.reshape(len(rows), blocks, units, blocks, units))
+        return torch.zeros(len(rows), blocks, blocks) if rest is None else rest, tables
 
-    def _place_blocks(self, family: Family, order: Tensor, orders: Sequence[Tensor]) -> None:
-        group = self._standing_at(family.group)
-        at_slots, before = self.permutations[group], list(self.permutations)
-        for row, new in zip(family.rows, orders, strict=True):
+    def _place_blocks(
+        self, family: Family, order: Tensor, orders: Sequence[Tensor], member: int
+    ) -> bool:
+        """Give the blocks of one member their places; whether any unit moves."""
+        rows, permutations = np.array([member]), self.now.permutations
+        group = next(iter(self.now.standing_at(family.group, rows)))
+        at_slots = permutations[group][member]
+        new = {group: at_slots[order]}
+        for row, inside in zip(family.rows, orders, strict=True):
             for slot in range(len(order)):
                 g = self.sym.permutations[group].inner[row][int(at_slots[order[slot]])]
-                self.permutations[g] = before[g][new[slot]]
-        self.permutations[group] = at_slots[order]
-
-    def _joined(self, row: Sequence[int], inside: set[int]) -> list[Placement]:
-        """The places of one class of channels in all blocks that are seen from outside."""
-        return [p for p in self.plan.joined(row) if not self.plan.across[p.axis] & inside]
-
-    def _similarity(self, places: Sequence[Placement], known: set[int] | None) -> Tensor | None:
-        """Inner products of all pairs of units, over the places whose other side is known."""
-        parts = []
-        for place in places:
-            across = self.plan.across[place.axis]
-            counts = self.sym.axes[place.axis].tensor in self.plan.compared
-            if counts and (known is None or across <= known):
-                parts.append(self._part(place, [self.version[g] for g in sorted(across)]))
-        return torch.stack(parts).sum(0) if parts else None
-
-    def _part(self, place: Placement, versions: list[int]) -> Tensor:
-        key = (place.axis, place.positions.numpy().tobytes())
-        if key in self.cache and self.cache[key][0] == versions:
-            return self.cache[key][1]
-        if key not in self.reference_rows:
-            self.reference_rows[key] = unit_rows(self.reference, self.sym, place).float()
-        part = (self.reference_rows[key] @ unit_rows(self.current, self.sym, place).float().T).cpu()
-        axis = self.sym.axes[place.axis]
-        if axis.blocks * axis.size == place.positions.numel():
-            self.cache[key] = versions, part
-        return part
-
-    def _regather(self, names: Iterable[str]) -> None:
-        self.cache.clear()
-        for name in set(names) & set(self.plan.compared):
-            tensors = {name: self.params[name]}
-            if self.signs is not None and name in self.plan.flipped:
-                flipped = self.plan.flipped[name]
-                factors: dict[Kind, Element] = {"signs": self.signs}
-                tensors[name] = multiplied_tensor(tensors[name], self.sym, flipped, factors, 0)
-            self.current[name] = permuted_tensor(
-                tensors, self.sym, name, self.plan.tensors[name], self.permutations
-            )
+                new[g] = permutations[g][member][inside[slot]]
+        moves = [g for g, p in new.items() if not torch.equal(p, permutations[g][member])]
+        for g in moves:
+            self.now.reset_order(g, rows, new[g][None])
+        return bool(moves)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_bnn.symmetry.groups import Placement, Symmetries
 
-__all__ = ["Family", "assign", "assign_blocks", "families"]
+__all__ = ["Family", "assign", "assign_all", "assign_blocks", "families"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,14 @@ def assign(similarity: Float[Tensor, "units units"]) -> Int[Tensor, " units"]:
     """The permutation p with the largest sum of ``similarity[i, p[i]]``."""
     _, columns = linear_sum_assignment(similarity.detach().cpu().numpy(), maximize=True)
     return torch.from_numpy(columns)
+
+
+def assign_all(
+    similarity: Float[Tensor, "members units units"],
+) -> Int[Tensor, "members units"]:
+    """As `assign`, for every member of a stack."""
+    tables = similarity.detach().cpu().numpy()
+    return torch.from_numpy(np.stack([linear_sum_assignment(t, maximize=True)[1] for t in tables]))
 
 
 def assign_blocks(rest: Tensor, inside: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:

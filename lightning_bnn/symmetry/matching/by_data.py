@@ -129,7 +129,6 @@ def by_learning(
 
 def starts_from_activations(
     plan: Plan, params: Params, reference: Params, data: Data
-) -> Sequence[list[Tensor]]:
-    """The permutations of every member that activations lead to."""
-    found = by_activations(plan, params, reference, data, "activations")
-    return [[p[m] for p in found] for m in range(len(found.objective))]
+) -> Sequence[Tensor]:
+    """The permutations that activations lead to, ``(members, units)`` for every group."""
+    return by_activations(plan, params, reference, data, "activations").permutations

@@ -20,6 +20,7 @@ def frank_wolfe(
     params: Params,
     reference: Params,
     start: Sequence[Tensor] | None = None,
+    known: Sequence[tuple[Sequence[Tensor], Tensor]] = (),
     max_steps: int = 60,
 ) -> list[Tensor]:
     r"""Permutations of every table for every member of a stack, rounded at the end.
@@ -37,6 +38,8 @@ def frank_wolfe(
         params: a stack, in single or double precision.
         reference: one network.
         start: doubly stochastic matrices, by default those that prefer nothing.
+        known: orders of all tables where no table alone has anything to gain, and for which members
+            that holds: no step leads on from there.
         max_steps: steps at most.
     """
     names = list(relaxation.pieces)
@@ -47,10 +50,14 @@ def frank_wolfe(
     for _ in range(max_steps):
         some = stack if len(active) == len(like) else {n: w[active] for n, w in stack.items()}
         current = [m[active] for m in matrices]
-        moved, gamma = _step(relaxation, some, goal, current)
+        moved, gamma, orders = _step(relaxation, some, goal, current)
         for m, new in zip(matrices, moved, strict=True):
             m[active] = new
-        active = active[gamma > 0]
+        going = gamma > 0
+        for corner, holds in known:
+            same = [(o == c[active]).all(1) for o, c in zip(orders, corner, strict=True)]
+            going &= ~((gamma == 1) & torch.stack(same).all(0) & holds[active])
+        active = active[going]
         if not len(active):
             break
     return relaxation.best(matrices)
@@ -58,7 +65,8 @@ def frank_wolfe(
 
 def _step(
     relaxation: Relaxation, params: Params, reference: Params, matrices: Sequence[Tensor]
-) -> tuple[list[Tensor], Tensor]:
+) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+    """Where the best corner leads, how far the members go towards it, and which it is."""
     value, gradients = relaxation.value_and_gradients(params, reference, matrices)
     orders = relaxation.best(gradients)
     corners = [
@@ -80,7 +88,7 @@ def _step(
     gamma = _line_search(value, slope, points)
     gamma[slope <= 1e-7 * value.abs()] = 0
     moved = [m + gamma.to(m)[:, None, None] * d for m, d in zip(matrices, directions, strict=True)]
-    return moved, gamma
+    return moved, gamma, orders
 
 
 def _line_search(value: Tensor, slope: Tensor, points: Sequence[tuple[float, Tensor]]) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params, stack_size, unstack
+from lightning_bnn.params import Params, stack_size
 from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.matching.ascent import Ascent
 from lightning_bnn.symmetry.matching.match import match
@@ -18,76 +18,80 @@ __all__ = ["LeaveOneOut"]
 
 _log = logging.getLogger(__name__)
 
-Elements = list[list[Tensor]]
-Flips = list[list[Tensor]] | None
+Elements = list[Tensor]
+Flips = list[Tensor] | None
 
 
 class LeaveOneOut:
-    """Leave-one-out sweeps over the networks of one stack."""
+    """Leave-one-out sweeps over the networks of one stack.
+
+    Elements and flips have one row per network.
+    """
 
     def __init__(self, plan: Plan, stack: Params, signs: bool, seed: int) -> None:
         self.plan, self.sym, self.seed = plan, plan.sym, seed
         self.stack, self.signs, self.size = stack, signs, stack_size(stack)
-        self.members = unstack({n: stack[n] for n in plan.compared})
-        self.norms = sum(self._square(m) for m in self.members)
+        self.members = [{n: stack[n][m : m + 1] for n in plan.compared} for m in range(self.size)]
+        self.norms = self._square({n: stack[n] for n in plan.compared})
 
     def as_given(self) -> tuple[Elements, Flips]:
         """Every network where it stands."""
-        one = [torch.ones(g.units) for g in self.sym.signs]
-        flips = [[s.clone() for s in one] for _ in self.members] if self.signs else None
-        return [identity(self.sym) for _ in self.members], flips
+        flips = [torch.ones(self.size, g.units) for g in self.sym.signs] if self.signs else None
+        return [p.repeat(self.size, 1) for p in identity(self.sym)], flips
 
     def at_the_first(self) -> tuple[Elements, Flips]:
         """Every network matched to the first."""
         first = {n: t[0] for n, t in self.stack.items()}
         found = match(self.stack, first, self.sym, signs=self.signs, seed=self.seed)
-        every = range(self.size)
-        flips = None if found.signs is None else [[s[m] for s in found.signs] for m in every]
-        return [[p[m] for p in found] for m in every], flips
+        return list(found), None if found.signs is None else list(found.signs)
 
     def run(
         self, elements: Elements, flips: Flips, sweeps: int
     ) -> tuple[list[Tensor], list[Tensor] | None, list[float]]:
         """Sweep until no network moves; elements, flips and the spread after every sweep."""
         generator = torch.Generator().manual_seed(self.seed)
-        ascents = [
-            Ascent(self.plan, member, {}, None if flips is None else flips[m])
-            for m, member in enumerate(self.members)
-        ]
-        current = [a.at(e) for a, e in zip(ascents, elements, strict=True)]
+        ascents = [self._ascent(m, flips) for m in range(self.size)]
+        current = [a.at([p[m : m + 1] for p in elements]) for m, a in enumerate(ascents)]
         total = self._sum(current)
-        spread = [self._spread_of(total)]
-        pending = set(range(self.size)) if sweeps else set()
+        spread, moved = [self._spread_of(total)], False
         for _ in range(sweeps):
             moved = False
             for m in torch.randperm(self.size, generator=generator).tolist():
-                others = {n: t - current[m][n] for n, t in total.items()}
-                new = ascents[m].towards(others, elements[m], generator)
-                if new is None:
+                others = {n: t - current[m][n][0] for n, t in total.items()}
+                if ascents[m].towards(others, generator) is None:
                     continue
-                elements[m], moved = new, True
-                total = {n: others[n] + ascents[m].current[n] for n in total}
-                current[m] = {n: ascents[m].current[n] for n in total}
+                moved, current[m] = True, dict(ascents[m].now.current)
+                total = {n: others[n] + current[m][n][0] for n in total}
             total = self._sum(current)  # without the rounding of many differences
             spread.append(self._spread_of(total))
-            pending = pending if moved else set()
             if not moved:
                 break
-        if pending:
+        if moved:
             _log.warning("align: networks still move after %d sweeps.", sweeps)
-        signs = None
+        orders = [
+            torch.cat(rows) for rows in zip(*(a.now.permutations for a in ascents), strict=True)
+        ]
         if flips is not None:
-            signs = [
-                torch.stack(rows) for rows in zip(*(a.signs or () for a in ascents), strict=True)
+            flips = [
+                torch.cat(rows) for rows in zip(*(a.signs or () for a in ascents), strict=True)
             ]
-        return [torch.stack(rows) for rows in zip(*elements, strict=True)], signs, spread
+        return orders, flips, spread
+
+    def _ascent(self, member: int, flips: Flips) -> Ascent:
+        """Of one network alone: the others move between its steps."""
+        own = None if flips is None else [s[member : member + 1] for s in flips]
+        return Ascent(self.plan, self.members[member], self._nothing, own)
+
+    @property
+    def _nothing(self) -> Params:
+        return {n: t[0] for n, t in self.members[0].items()}
 
     def _spread_of(self, total: Params) -> float:
         return self.norms - self._square(total) / self.size
 
     @staticmethod
     def _sum(networks: Sequence[Params]) -> Params:
-        return {n: torch.stack([w[n] for w in networks]).double().sum(0) for n in networks[0]}
+        return {n: torch.cat([w[n] for w in networks]).double().sum(0) for n in networks[0]}
 
     @staticmethod
     def _square(network: Params) -> float:

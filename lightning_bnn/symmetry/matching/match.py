@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lightning_bnn.params import Params, stack, unstack
-from lightning_bnn.symmetry.actions import flip, permute
-from lightning_bnn.symmetry.elements import identity, random_permutations
+from lightning_bnn.params import Params, stack
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.matching.ascent import Ascent
 from lightning_bnn.symmetry.matching.by_data import (
     Data,
     Learner,
     by_activations,
     by_learning,
     data_for,
-    starts_from_activations,
 )
-from lightning_bnn.symmetry.matching.frank_wolfe import frank_wolfe
+from lightning_bnn.symmetry.matching.by_weights import ByWeights, Search
 from lightning_bnn.symmetry.matching.interpolation import Loss
 from lightning_bnn.symmetry.matching.learning import Learning
 from lightning_bnn.symmetry.matching.plan import Plan
-from lightning_bnn.symmetry.matching.relaxation import Relaxation
 from lightning_bnn.symmetry.matching.result import MatchResult
-from lightning_bnn.symmetry.matching.signatures import start_from_signatures
 from lightning_bnn.symmetry.matching.unit_moments import Measure
 from lightning_bnn.symmetry.validation import check_finite, check_one_network, check_params
 
 __all__ = ["Method", "match"]
 
-_log = logging.getLogger(__name__)
-
-ByWeights = Literal["best", "ascent", "frank-wolfe"]
 Method = Literal[ByWeights, Measure, Learner]
 
 
@@ -118,13 +108,13 @@ def match(
     stacked = check_params(params, sym)
     check_finite(params, sym)
     data = data_for(method, params, reference, model, batches, loss, learning)
-    search = _Search(Plan(sym), reference, restarts, signs, seed, max_sweeps)
+    search = Search(Plan(sym), reference, restarts, signs, seed, max_sweeps)
     networks = params if stacked else stack([params])
     found = _found(search, networks, method, data)
     return found if stacked else found.single()
 
 
-def _found(search: _Search, networks: Params, method: Method, data: Data | None) -> MatchResult:
+def _found(search: Search, networks: Params, method: Method, data: Data | None) -> MatchResult:
     plan, reference = search.plan, search.reference
     if method in ("best", "ascent", "frank-wolfe"):
         return search.result(networks, method, data)
@@ -135,124 +125,3 @@ def _found(search: _Search, networks: Params, method: Method, data: Data | None)
         return by_learning(plan, networks, reference, data, method, start, search.seed, sweeps)
     assert method in ("activations", "correlation", "regression")
     return by_activations(plan, networks, reference, data, method)
-
-
-def _real(w: Tensor) -> Tensor:
-    return w if w.dtype == torch.float64 else w.float()
-
-
-Found = tuple[list[Tensor], list[Tensor] | None, str]
-Try = tuple[float, Found]
-_TIE = 1e-7
-
-
-class _Search:
-    """One way of looking for permutations, for several networks and one reference."""
-
-    def __init__(
-        self, plan: Plan, reference: Params, restarts: int, signs: bool, seed: int, max_sweeps: int
-    ) -> None:
-        self.plan, self.reference, self.restarts = plan, reference, restarts
-        self.signs, self.seed, self.max_sweeps = signs, seed, max_sweeps
-
-    def result(self, networks: Params, method: ByWeights, data: Data | None) -> MatchResult:
-        """The best of what the method tries, for every member of a stack."""
-        members = unstack(networks)
-        found = self.run(members, method, data)
-        moved = [
-            permute(flip(m, self.plan.sym, s) if s else m, self.plan.sym, p)
-            for m, (p, s, _) in zip(members, found, strict=True)
-        ]
-        return _result(self.plan, members, moved, self.reference, found)
-
-    def run(self, members: Sequence[Params], method: ByWeights, data: Data | None) -> list[Found]:
-        """The best of what the method tries, for every network."""
-        relaxation, coupled = Relaxation(self.plan), self.plan.couples
-        joint = method == "frank-wolfe" or (method == "best" and coupled)
-        joint = joint and bool(relaxation.pieces)
-        alone = method != "frank-wolfe" or not joint
-        tries = [self._ascents(member) if alone else [] for member in members]
-        if method == "best" and data is not None and coupled:
-            seen = starts_from_activations(self.plan, stack(members), self.reference, data)
-            for k, member in enumerate(members):
-                tries[k].append(self._try(member, "ascent from activations", seen[k]))
-        for by_signatures in (False, True) if joint else ():
-            unsettled = [k for k, t in enumerate(tries) if not (by_signatures and _agree(t))]
-            some = [members[k] for k in unsettled]
-            elements = self._jointly(relaxation, some, by_signatures) if some else []
-            for k, element in zip(unsettled, elements, strict=True):
-                tries[k].append(self._try(members[k], "frank-wolfe", element))
-        return [_best(t) for t in tries]
-
-    def _ascents(self, member: Params) -> list[Try]:
-        """From the input to the output, and from random permutations."""
-        generator = torch.Generator().manual_seed(self.seed)
-        first = self._try(member, "ascent", None, generator)
-        others = (self._random(generator) for _ in range(self.restarts))
-        return [first, *(self._try(member, "ascent", start, generator) for start in others)]
-
-    def _jointly(
-        self, relaxation: Relaxation, members: Sequence[Params], by_signatures: bool
-    ) -> list[list[Tensor]]:
-        """What Frank-Wolfe finds, from the point that prefers nothing or from signatures."""
-        both = (stack(members), self.reference)
-        every, goal = ({n: _real(w[n]) for n in relaxation.pieces} for w in both)
-        start = start_from_signatures(relaxation, every, goal) if by_signatures else None
-        orders = frank_wolfe(relaxation, every, goal, start)
-        return [relaxation.element([o[m] for o in orders]) for m in range(len(members))]
-
-    def _try(
-        self,
-        member: Params,
-        name: str,
-        start: Sequence[Tensor] | None,
-        generator: torch.Generator | None = None,
-    ) -> Try:
-        """Ascend from some permutations, or once through the network where there are none."""
-        sym = self.plan.sym
-        flips = [torch.ones(g.units) for g in sym.signs] if self.signs else None
-        ascent = Ascent(self.plan, member, self.reference, flips)
-        first = identity(sym) if start is None else list(start)
-        generator = generator or torch.Generator().manual_seed(self.seed)
-        permutations = ascent.run(first, generator, self.max_sweeps, start is None)
-        if not ascent.settled:
-            _log.warning(
-                "match: coordinate ascent is still improving after %d sweeps.", self.max_sweeps
-            )
-        return ascent.score(), (permutations, ascent.signs, name)
-
-    def _random(self, generator: torch.Generator) -> list[Tensor]:
-        """Random permutations; blocks that have tensors of their own stay in their places."""
-        groups = self.plan.sym.permutations
-        orders = random_permutations(self.plan.sym, generator)
-        pairs = zip(groups, orders, strict=True)
-        return [torch.arange(g.units) if g.tensors else order for g, order in pairs]
-
-
-def _agree(tries: Sequence[Try]) -> bool:
-    """Whether the first and the last try reach the same, so that more are not worth their time."""
-    first, last = tries[0][0], tries[-1][0]
-    return len(tries) > 1 and abs(first - last) <= _TIE * abs(last)
-
-
-def _best(tries: Sequence[Try]) -> Found:
-    """The first of those that nothing exceeds."""
-    top = max(score for score, _ in tries)
-    return next(found for score, found in tries if score >= top - _TIE * abs(top))
-
-
-def _result(
-    plan: Plan,
-    members: Sequence[Params],
-    moved: Sequence[Params],
-    reference: Params,
-    found: Sequence[Found],
-) -> MatchResult:
-    objective = torch.stack([plan.similarity(m, reference) for m in moved])
-    bound = torch.stack([plan.bound(m, reference) for m in members])
-    permutations, signs, methods = zip(*found, strict=True)
-    every = [torch.stack(rows) for rows in zip(*permutations, strict=True)]
-    flips = None if signs[0] is None else [torch.stack(rows) for rows in zip(*signs, strict=True)]
-    return MatchResult(
-        tuple(every), objective, bound, methods, None if flips is None else tuple(flips)
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import torch
@@ -16,9 +17,45 @@ from lightning_bnn.symmetry.axis_actions import Kind, axes_by_tensor
 from lightning_bnn.symmetry.composition import homes
 from lightning_bnn.symmetry.groups import Placement, Symmetries
 from lightning_bnn.symmetry.matching.assignment import Family, families
-from lightning_bnn.symmetry.units import other_axis
+from lightning_bnn.symmetry.units import other_axis, unit_rows
 
-__all__ = ["Plan"]
+__all__ = ["FamilyViews", "Plan", "View"]
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Where units of a group are seen: their weights at one place of one tensor.
+
+    Attributes:
+        key: its number among all views of a plan.
+        place: of the units.
+        tensor: that has them.
+        dim: of the tensor, if its units are all that lies along it, in their order.
+        across: the groups on the other side of the tensor.
+        sym: of the network.
+    """
+
+    key: int
+    place: Placement
+    tensor: str
+    dim: int | None
+    across: frozenset[int]
+    sym: Symmetries
+
+    def rows(self, w: Tensor) -> Tensor:
+        """The weights of every unit in the tensor of a stack: ``(members, units, features)``."""
+        if self.dim is None:
+            return unit_rows({}, self.sym, self.place, w)
+        w = w.movedim(self.dim + 1, 1)
+        return w.reshape(*w.shape[:2], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class FamilyViews:
+    """What a family is assigned by: its own places, and those of every class inside blocks."""
+
+    own: list[View]
+    inside: list[list[View]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +136,65 @@ class Plan:
     def axes_of(self, family: Family) -> set[int]:
         """All axes on which some group of a family acts."""
         return {p.axis for g in family.members for p in self.sym.permutations[g].placements}
+
+    # -------------------------------------------------------- views
+    @cached_property
+    def views(self) -> list[FamilyViews]:
+        """Of every family, the places of tensors that count; inside blocks, seen from outside."""
+        return [self._views_of(family) for family in self.families]
+
+    @cached_property
+    def pairs(self) -> int:
+        """How many pairs of units all views of all families have."""
+        every = [v for f in self.views for v in chain(f.own, *f.inside)]
+        return sum(len(v.place.positions) ** 2 for v in every)
+
+    @cached_property
+    def names_of(self) -> list[list[str]]:
+        """The tensors on which every family acts."""
+        axes = self.sym.axes
+        return [sorted({axes[a].tensor for a in self.axes_of(f)}) for f in self.families]
+
+    @cached_property
+    def _keys(self) -> dict[tuple[int, bytes], View]:
+        return {}
+
+    @cached_property
+    def _keys_of(self) -> dict[str, set[int]]:
+        return {}
+
+    def keys_of(self, tensor: str) -> set[int]:
+        """The keys of all views of one tensor."""
+        return self._keys_of.get(tensor, set())
+
+    def view(self, place: Placement) -> View:
+        """One place as a view, the same one whenever it is asked for."""
+        name = (place.axis, place.positions.numpy().tobytes())
+        if name not in self._keys:
+            axis, positions = self.sym.axes[place.axis], place.positions
+            plain = axis.dim is not None and axis.blocks == 1 and positions.shape == (axis.size, 1)
+            plain = plain and bool((positions[:, 0] == torch.arange(axis.size)).all())
+            across, key = frozenset(self.across[place.axis]), len(self._keys)
+            dim = axis.dim if plain else None
+            self._keys[name] = View(key, place, axis.tensor, dim, across, self.sym)
+            self._keys_of.setdefault(axis.tensor, set()).add(key)
+        return self._keys[name]
+
+    def _views_of(self, family: Family) -> FamilyViews:
+        group = self.sym.permutations[family.group]
+        if not family.inner:
+            return FamilyViews(self._seen(group.placements, set()), [])
+        inside = set(family.members)
+        rows = [self._seen(self.joined(row), inside) for row in family.inner]
+        return FamilyViews(self._seen(family.rest, inside), rows)
+
+    def _seen(self, places: Sequence[Placement], inside: set[int]) -> list[View]:
+        """Places in tensors that count, but those whose other side moves as well."""
+        return [
+            self.view(p)
+            for p in places
+            if self.sym.axes[p.axis].tensor in self.compared and not self.across[p.axis] & inside
+        ]
 
     def joined(self, row: Sequence[int]) -> list[Placement]:
         """The places of one class of channels in all blocks, one after the other."""

@@ -143,7 +143,7 @@ class Relaxation:
         for k, place in pieces:
             positions = place.positions.to(w.device)
             old = rows[..., positions].movedim(-2, 1)  # (members, units, ..., repeats)
-            new = torch.matmul(matrices[k].to(old), old.flatten(2)).reshape(old.shape)
+            new = _product(matrices[k].to(old), old.flatten(2)).reshape(old.shape)
             changed[..., positions.reshape(-1)] = new.movedim(1, -2).flatten(-2)
         return from_axis(changed, w, self.plan.sym.axes[axis], 1)
 
@@ -236,3 +236,19 @@ class Relaxation:
                 chosen = inside.gather(1, order[:, :, None].expand(-1, -1, inside.shape[2]))
                 result.append((order[:, :, None] * inside.shape[2] + chosen).flatten(1))
         return result
+
+
+_WORTH_A_LOOK = 128
+"""Units from which it pays to see whether a matrix is constant or a permutation."""
+
+
+def _product(matrices: Tensor, rows: Tensor) -> Tensor:
+    """Matrices times rows of units: constant matrices and permutations need no multiplication."""
+    if matrices.shape[1] < _WORTH_A_LOOK:
+        return torch.matmul(matrices, rows)
+    if bool((matrices == matrices[:, :1, :1]).all()):
+        return (matrices[:, :1, :1] * rows.sum(1, keepdim=True)).expand_as(rows)
+    largest, order = matrices.max(2)
+    if bool((largest == 1).all()) and bool((matrices.count_nonzero(2) == 1).all()):
+        return rows.gather(1, order[:, :, None].expand(-1, -1, rows.shape[2]))
+    return torch.matmul(matrices, rows)

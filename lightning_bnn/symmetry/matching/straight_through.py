@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params, unstack
+from lightning_bnn.params import Params
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.symmetry.actions import permute
 from lightning_bnn.symmetry.matching.ascent import Ascent
@@ -47,18 +47,15 @@ def learn(plan: Plan, best: Best, max_sweeps: int) -> None:
     }
     optimizer = lines.learning.optimizer_of(list(free.values()), RATE)
     generator = keyed_generator(lines.seed, "sweeps")
-    rows, permutations = unstack(params), [p.clone() for p in best.permutations]
+    permutations = list(best.permutations)
     for step, batch, weight in lines.steps():
         gradients = straight_through(best, permutations, names, batch, weight)
         for name, gradient in gradients.items():
             free[name].grad = gradient
         optimizer.step()
-        for m, (row, goal) in enumerate(zip(rows, unstack(free), strict=True)):
-            ascent = Ascent(plan, row, goal)
-            start = [p[m] for p in permutations]
-            found = ascent.run(start, generator, min(max_sweeps, 10), forward_pass=False)
-            for mine, new in zip(permutations, found, strict=True):
-                mine[m] = new
+        ascent = Ascent(plan, params, free)
+        sweeps = min(max_sweeps, 10)
+        permutations = ascent.run(permutations, generator, sweeps, forward_pass=False)
         if step % lines.learning.every == 0 or step == lines.learning.steps:
             best.consider(permutations)
 

@@ -1,0 +1,166 @@
+"""Matching many networks at once gives what matching them one by one gives."""
+
+import itertools
+
+import pytest
+import torch
+from cases import CASES
+from torch import nn
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import discover, match, permute, random_permutations
+from lightning_bnn.symmetry.matching import by_weights
+from lightning_bnn.symmetry.matching.ascent import Ascent
+from lightning_bnn.symmetry.matching.plan import Plan
+from lightning_bnn.symmetry.matching.relaxation import _product
+
+LARGE = ("convnext", "mobilenet", "resnet", "resnet20 frn")
+SMALL = [c for c in CASES if c.name not in LARGE]
+
+
+def noisy(params, members, noise=1.0):
+    """Copies of one network, each with its own noise: some come to rest sooner than others."""
+    g = torch.Generator().manual_seed(0)
+    return {
+        n: torch.stack(
+            [t + noise * k * t.std() * torch.randn(t.shape, generator=g) for k in range(members)]
+        )
+        if t.is_floating_point() and t.numel() > 1 and "running" not in n
+        else torch.stack([t] * members)
+        for n, t in ((n, t.float() if t.is_floating_point() else t) for n, t in params.items())
+    }
+
+
+def same(together, alone, m):
+    pairs = [
+        *zip(together, alone, strict=True),
+        *zip(together.signs or (), alone.signs or (), strict=True),
+    ]
+    return all(torch.equal(t[m], a) for t, a in pairs)
+
+
+def check(stack, reference, sym, **options):
+    together = match(stack, reference, sym, **options)
+    for m, member in enumerate(P.unstack(stack)):
+        alone = match(member, reference, sym, **options)
+        assert same(together, alone, m)
+        assert together.method[m] == alone.method
+        assert together.objective[m] == pytest.approx(float(alone.objective), rel=1e-12)
+    return together
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda c: c.name)
+def test_ascent_of_a_stack_is_that_of_its_members(case):
+    model, _, sym = case.known()
+    reference = {n: t.float() if t.is_floating_point() else t for n, t in P.of(model).items()}
+    stack = noisy(reference, 3)
+    moved = permute(stack, sym, random_permutations(sym, torch.Generator().manual_seed(1), 3))
+    check(moved, reference, sym, method="ascent")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"restarts": 2, "method": "ascent"},
+        {"signs": True},
+        {"method": "frank-wolfe"},
+        {"max_sweeps": 1},
+    ],
+)
+def test_every_way_treats_a_stack_as_its_members(options, monkeypatch):
+    torch.manual_seed(0)
+    model = models.mlp(6, [9, 8], 3, nn.Tanh)
+    sym, stack = discover(model, torch.randn(1, 6)), P.populate(model, 3)
+    reference = P.of(model)
+    together = check(stack, reference, sym, **options)
+    monkeypatch.setattr(by_weights, "_AT_ONCE", 2 * Plan(sym).pairs)
+    in_turns = match(stack, reference, sym, **options)
+    assert all(
+        same(in_turns, match(m, reference, sym, **options), k)
+        for k, m in enumerate(P.unstack(stack))
+    )
+    assert torch.equal(together.objective, in_turns.objective)
+
+
+def test_with_batches_ascent_from_activations_is_tried_as_well():
+    torch.manual_seed(0)
+    model = models.mlp(6, [9, 8], 3)
+    sym, stack = discover(model, torch.randn(1, 6)), P.populate(model, 6)
+    batches, reference = [torch.randn(64, 6)], P.of(model)
+    with_batches = check(stack, reference, sym, model=model, batches=batches)
+    assert bool((with_batches.objective >= match(stack, reference, sym).objective - 1e-5).all())
+    assert "ascent from activations" in with_batches.method
+
+
+def test_what_best_spares_costs_nothing(monkeypatch):
+    """Where an earlier try has come to rest no step leads on: with and without, all is the same."""
+    torch.manual_seed(0)
+    model = models.mlp(8, [16, 14], 3)
+    sym, reference = discover(model, torch.randn(1, 8)), P.of(model)
+    stack = noisy(reference, 8, 0.3)
+    moved = permute(stack, sym, random_permutations(sym, torch.Generator().manual_seed(1), 8))
+    spared, tries = match(moved, reference, sym), []
+    resting = by_weights.Search._resting
+
+    def never(self, earlier, chosen):
+        orders, at = resting(self, earlier, chosen)
+        tries.append(bool(at.any()))
+        return orders, torch.zeros_like(at)
+
+    monkeypatch.setattr(by_weights.Search, "_resting", never)
+    whole = match(moved, reference, sym)
+    assert any(tries)
+    assert all(torch.equal(a, b) for a, b in zip(spared, whole, strict=True))
+    assert torch.equal(spared.objective, whole.objective)
+    assert spared.method == whole.method
+
+
+def test_members_settle_by_themselves():
+    """A matched member stays while others go on, and no sweep makes any member worse."""
+    torch.manual_seed(0)
+    model = models.mlp(8, [16, 14, 12], 3)
+    sym, stack = discover(model, torch.randn(1, 8)), P.populate(model, 4)
+    plan, first = Plan(sym), {n: t[0] for n, t in stack.items()}
+    start = [torch.arange(g.units).repeat(4, 1) for g in sym.permutations]
+    scores, settled = [], []
+    for sweeps in (1, 2, 3, 50):
+        ascent = Ascent(plan, stack, first)
+        orders = ascent.run(start, torch.Generator().manual_seed(0), sweeps, False)
+        scores.append(ascent.score())
+        settled.append(ascent.settled)
+        moved = permute(stack, sym, orders)
+        assert torch.allclose(ascent.score(), plan.similarity(moved, first))
+        assert torch.equal(orders[0][0], torch.arange(16))
+    assert all(bool((b >= a - 1e-6).all()) for a, b in itertools.pairwise(scores))
+    assert bool((scores[-1] > scores[0] + 1e-3).any())
+    assert settled[-1].all()
+    assert not settled[0].any()
+
+
+@pytest.mark.parametrize("units", [5, 130])
+def test_products_of_the_simplest_matrices_are_products(units):
+    generator = torch.Generator().manual_seed(0)
+    order = torch.rand(2, units, generator=generator).argsort(1)
+    hard = nn.functional.one_hot(order, units).double()
+    uniform = torch.full_like(hard, 1 / units)
+    twice = torch.zeros_like(hard)
+    twice[:, :, 0] = 1  # rows like those of a permutation, columns not
+    more = hard.clone()
+    more[0, 0, :2] = 1  # no row of a permutation
+    signed = hard.clone()
+    signed[0, 0] += torch.where(hard[0, 0] == 1, 0, 0.1) * (-1) ** torch.arange(units)
+    rows = torch.randn(2, units, 3, generator=generator, dtype=torch.float64)
+    half = torch.stack([hard[0], uniform[1]])
+    for matrices in (
+        hard,
+        uniform,
+        0.4 * hard + 0.6 * uniform,
+        twice,
+        more,
+        half,
+        signed,
+        2 * uniform,
+    ):
+        assert torch.allclose(_product(matrices, rows), matrices @ rows)
