@@ -141,9 +141,7 @@ def test_sums_of_squares_and_rounded_up_rows():
     net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 3))
     stack = {n: torch.stack([p, 2 * p]).detach() for n, p in net.named_parameters()}
     positions = torch.arange(16).view(4, 4)
-    layer = UnitLayer(
-        0, 4, (("0.weight", 0, torch.arange(4)[:, None]), ("2.weight", 1, positions))
-    )
+    layer = UnitLayer(0, 4, (("0.weight", 0, torch.arange(4)[:, None]), ("2.weight", 1, positions)))
     rows = layer.rows(stack)
     assert rows.shape == (2, 4, 18 + 12)
     torch.testing.assert_close(layer.square_sums(stack), rows.square().sum(2))
