@@ -44,7 +44,7 @@ def trained(x, y, every, seed, steps, width):
     seconds = (time.process_time() - start) / steps
     torch.manual_seed(0)
     with torch.no_grad():
-        found = [float(module.losses((x,), y)["sym_elbo"].mean()) for _ in range(100)]
+        found = [float(module.losses((x,), y)["sym_elbo"].mean()) for _ in range(50)]
     return statistics.mean(found), float(module.bracket(32)["interpolation"]), 1e3 * seconds
 
 
