@@ -1,9 +1,10 @@
-"""One computation with an earlier version of the package and with this one, in turns, in one process.
+"""One computation with an earlier version of the package and with this one, in one process.
 
 python benchmarks/before_after.py REVISION [--rounds 7] [--only "min_mass eval" ...]
 
-Both versions are imported under their own names, on one thread. Printed are milliseconds of CPU time
-(medians over rounds) and the median of the ratios of neighbouring runs, with their quartiles.
+Both versions are imported beside each other, take turns, and run on one thread. Printed are
+milliseconds of CPU time (medians over rounds) and the median of the ratios of neighbouring runs,
+with their quartiles.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def minimiser(batch_norm):
 
 
 def variational(kind, log_std=-5.0, **options):
-    """A training step of a perceptron 784-512-512-10 with Adam; without a kind, deterministic."""
+    """A training step of a perceptron 784-512-512-10 with Adam."""
     from lightning_bnn import models, modules
 
     torch.manual_seed(0)

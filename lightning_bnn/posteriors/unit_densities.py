@@ -1,4 +1,4 @@
-r"""Log-densities of the weights of units under the Gaussians of each other, by products of matrices.
+r"""Log-densities of units under the Gaussians of each other, by products of matrices.
 
 .. math:: \log A_{ij} = -\frac{1}{2} \sum_c \frac{(\omega_{ic} - \mu_{jc})^2}{\sigma_{jc}^2}
     - \sum_c \rho_{jc}
@@ -22,7 +22,7 @@ _SINGLE = 1e5
 
 
 class Rows(NamedTuple):
-    """Weights of units, their means and logarithms of deviations, ``(networks, units, weights)``."""
+    """Weights of units, means and logarithms of deviations, ``(networks, units, weights)``."""
 
     weights: Tensor
     mean: Tensor
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 class Squares(NamedTuple):
-    r"""The parts of :math:`\sum_c (w_{ic} - \mu_{jc})^2 / \sigma_{jc}^2`, and what they are made of.
+    r"""The parts of :math:`\sum_c (w_{ic} - \mu_{jc})^2 / \sigma_{jc}^2`, and what makes them.
 
     Attributes:
         of_weights: of the first terms, ``(networks, units, units)``.
@@ -54,8 +54,11 @@ class Squares(NamedTuple):
 
     def at(self, units: Tensor) -> Squares:
         """Those of some units."""
-        pairs = (t[:, units][..., units] for t in self[:2])
-        return Squares(*pairs, self.of_means[..., units], *(t[:, units] for t in self[3:]))
+        of_weights, without_means = (t[:, units][..., units] for t in self[:2])
+        weights, mean, precision = (t[:, units] for t in self[3:])
+        return Squares(
+            of_weights, without_means, self.of_means[..., units], weights, mean, precision
+        )
 
     @property
     def are_exact(self) -> bool:

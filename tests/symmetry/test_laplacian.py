@@ -1,4 +1,4 @@
-"""Products with the Hessian of the mass against autograd, and directions that are rough at first."""
+"""Products with the Hessian of the mass against autograd, and directions rough at first."""
 
 import pytest
 import torch
