@@ -29,7 +29,7 @@ class Rows(NamedTuple):
     log_std: Tensor
 
     def double(self) -> Rows:
-        """The same in float64."""
+        """The same numbers in float64, with gradients."""
         return Rows(*(t.double() for t in self))
 
 
@@ -53,7 +53,7 @@ class Squares(NamedTuple):
     precision: Tensor
 
     def at(self, units: Tensor) -> Squares:
-        """Those of some units."""
+        """Those of some of the units."""
         of_weights, without_means = (t[:, units][..., units] for t in self[:2])
         weights, mean, precision = (t[:, units] for t in self[3:])
         return Squares(

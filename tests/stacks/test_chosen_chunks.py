@@ -12,7 +12,8 @@ def network(norm=nn.BatchNorm2d, channels=8):
 
 
 def chunk(model, examples, pixels=28, members=5):
-    return P.chunk_of(model, P.populate(model, members), torch.randn(examples, 1, pixels, pixels))
+    x = torch.randn(examples, 1, pixels, pixels)
+    return P.chunk_of(model, P.populate(model, members), (x,))
 
 
 @pytest.mark.parametrize(
