@@ -93,7 +93,7 @@ MODULES = {
     "mfvi flipout": lambda net, **o: MFVI(net, reparameterisation="flipout", optimizer=adam, **o),
     "bethe": lambda net, **o: SymmetrizedVI(net, optimizer=adam, **o),
     "multi-capacity": lambda net, **o: SymmetrizedVI(
-        net, estimator="capacity", members=2, optimizer=adam, **o
+        net, estimator="capacity", members=2, every=2, optimizer=adam, **o
     ),
     "uniform": lambda net, **o: SymmetrizedVI(
         net, estimator="uniform", draws=3, optimizer=adam, **o

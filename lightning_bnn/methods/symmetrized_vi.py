@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lightning_bnn import params as P
 from lightning_bnn.arguments import count
 from lightning_bnn.methods.batch import Batch
+from lightning_bnn.methods.held_information import HeldInformation
 from lightning_bnn.methods.method import Choice, Fit, Method, Progress
 from lightning_bnn.methods.mfvi import MFVI, Gaussians
 from lightning_bnn.methods.run import Run
@@ -66,6 +67,11 @@ class SymmetrizedGaussians(Gaussians):
     """Gaussians whose units are known once an example of the inputs was seen."""
 
     units: UnitsOfNetwork | None = None
+    held: HeldInformation | None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.held = None
 
 
 @dataclass(eq=False)
@@ -79,11 +85,13 @@ class SymmetrizedVI(Method):
         gaussian: the objective without symmetries.
         estimator: of the information, see `lightning_bnn.modules.SymmetrizedVI`.
         draws: permutations of ``"uniform"``, the identity included.
+        every: steps from one gradient of the information to the next.
     """
 
     gaussian: MFVI
     estimator: Estimator = "bethe"
     draws: int = 20
+    every: int = 1
 
     is_mixture = True
     can_be_shared = True
@@ -93,13 +101,17 @@ class SymmetrizedVI(Method):
     def __post_init__(self) -> None:
         option("estimator", self.estimator, get_args(Estimator))
         count("draws", self.draws)
+        count("every", self.every)
         self.prior = self.gaussian.prior
 
     def with_setting(self, name: str) -> Method | None:
         return super().with_setting(name) or self.gaussian.with_setting(name)
 
     def init(self, network: nn.Module, stack: Params) -> SymmetrizedGaussians:
-        return self.gaussian.init(network, stack, SymmetrizedGaussians)
+        state = self.gaussian.init(network, stack, SymmetrizedGaussians)
+        if self.every > 1:
+            state.held = HeldInformation(state.mean)
+        return state
 
     # ------------------------------------------------------------ symmetries
     def begin(self, state: SymmetrizedGaussians, fit: Fit, run: Run) -> None:
@@ -144,7 +156,7 @@ class SymmetrizedVI(Method):
         self.look_at(state, batch.example(), run)
         drawn = self.gaussian.draw(state)
         terms = self.gaussian.terms(state, drawn, batch, run)
-        information = self.information(state, drawn, batch.number).to(terms["nll"])
+        information = self._of_the_step(state, drawn, batch.number).to(terms["nll"])
         assert run.num_data is not None
         weight = self.gaussian.weight_of_complexity(state)
         gain = weight * self.gaussian.temperature * information / run.num_data
@@ -154,6 +166,16 @@ class SymmetrizedVI(Method):
             "permutation_info": information,
             "sym_elbo": terms["elbo"] + information,
         }
+
+    def _of_the_step(self, state: SymmetrizedGaussians, drawn: Draw, number: int) -> Tensor:
+        """The information, anew or as it was held."""
+        held = state.held
+        if held is None or not torch.is_grad_enabled():
+            return self.information(state, drawn, number)
+        if number % self.every == 0 or held.is_empty:
+            anew = self.information(state, drawn, number // self.every)
+            held.hold(anew, state.mean, state.log_std)
+        return held.estimate(state.mean, state.log_std)
 
     def information(self, state: SymmetrizedGaussians, drawn: Draw, turn: int = 0) -> Tensor:
         """Estimate of the information, ``(members,)``; the sets of layers take turns."""

@@ -31,6 +31,7 @@ class SymmetrizedVI(Bayesian):
             ``"capacity"``, a lower bound, so that the objective
             stays a bound of the evidence; ``"uniform"``, the paper's, at most ``log(draws)``.
         draws: permutations of ``"uniform"``, the identity included.
+        every: steps from one gradient of the information to the next; in between it is used again.
         prior_std: standard deviation of the Gaussian prior.
         prior: another prior: a module with ``log_prob(params, names, stacked)``.
         init_std: standard deviation of all weights at the start; ``"auto"`` lets five candidates
@@ -68,13 +69,14 @@ class SymmetrizedVI(Bayesian):
         kl: KL = "closed",
         reparameterisation: Reparameterisation = "weight",
         kl_warmup: int | float = 0,
+        every: int = 1,
         **kwargs: Any,
     ) -> None:
         gaussian = methods.MFVI(
             prior_std, prior, init_std, initialisation, elbo_samples, temperature, kl_weight, kl,
             reparameterisation, kl_warmup,
         )  # fmt: skip
-        method = methods.SymmetrizedVI(gaussian, estimator, draws)
+        method = methods.SymmetrizedVI(gaussian, estimator, draws, every)
         super().__init__(network=network, method=method, **kwargs)
 
     @property

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors.permanents import log_bethe, log_capacity, log_transpositions
+from lightning_bnn.posteriors.unit_densities import Rows, Squares, log_ratios_of, squares_of
 from lightning_bnn.posteriors.unit_layers import UnitLayer
 from lightning_bnn.symmetry import Symmetries, random_permutations
 from lightning_bnn.symmetry.actions import permute_some
@@ -37,8 +38,8 @@ Bound = Callable[[Tensor], Tensor]
 _NEGLIGIBLE = 60.0
 """Units whose density under each other's law is below e^-60 of their own cannot be confused."""
 _ROUNDING = 1e-5
-_SINGLE = 1e5
-"""Squares up to here can be summed in float32: their rounding is below 0.01."""
+_MULTIPLE = 16
+"""Products of matrices are faster by half where this divides the number of columns."""
 
 
 class Sampled(NamedTuple):
@@ -61,28 +62,7 @@ def log_ratios(layer: UnitLayer, sampled: Sampled, units: Tensor | None = None) 
         sampled: networks.
         units: only these.
     """
-    rows = [layer.rows(stack, units) for stack in sampled[:3]]
-    if _peak(*rows) > _SINGLE:
-        rows = [t.double() for t in rows]
-    of_weights, crossed, of_means = _squared_distances(*rows)
-    logs = -(of_weights + crossed + of_means) / 2 - rows[2].sum(2)[:, None]
-    return logs - logs.diagonal(dim1=1, dim2=2)[..., None]
-
-
-def _squared_distances(w: Tensor, mu: Tensor, rho: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""The three parts of :math:`\sum_c (w_{ic} - \mu_{jc})^2 / \sigma_{jc}^2`, by products."""
-    centre = mu.detach().mean(1, keepdim=True)
-    w, mu, precision = w - centre, mu - centre, (-2 * rho).exp()
-    of_means = (mu.square() * precision).sum(2)[:, None]
-    return w.square() @ precision.mT, -2 * w @ (mu * precision).mT, of_means
-
-
-@torch.no_grad()
-def _peak(w: Tensor, mu: Tensor, rho: Tensor) -> float:
-    """A bound of the squares that enter the log-densities."""
-    centre = mu.mean(1, keepdim=True)
-    largest = torch.maximum((w - centre).abs().amax(1), (mu - centre).abs().amax(1))
-    return float((largest * (-rho.amin(1)).exp()).square().sum(1).amax())
+    return log_ratios_of(_rows(layer, sampled, units))
 
 
 @torch.no_grad()
@@ -95,33 +75,69 @@ def confusable_units(layer: UnitLayer, sampled: Sampled) -> Tensor:
         layer: whose units.
         sampled: networks.
     """
-    squares = layer.sums({name: sampled.noise[name].square() for name in layer.tensors})
-    scales = layer.sums(sampled.log_std)
-    logs = -squares / 2 - scales
-    near = _near(layer.telling_rows(sampled[:3], sampled.mean, sampled.log_std), scales, logs)
-    units = near.nonzero()[:, 0]
-    if len(units) > 0:
-        rows = [layer.rows(stack, units) for stack in sampled[:3]]
-        units = units[_near(rows, scales[:, units], logs[:, units])]
-    return units
+    return _screened(layer, sampled).units
 
 
-def _near(rows: Sequence[Tensor], scales: Tensor, logs: Tensor) -> Tensor:
-    """Which units may be taken for another one, as far as some of their weights tell.
+class _Screened(NamedTuple):
+    """Units that may meet another one, and what is known of them if there are any."""
 
-    Rounding is on the safe side: it is a part of the largest squares that enter a difference.
+    units: Tensor
+    rows: Rows | None = None
+    squares: Squares | None = None
+
+
+def _screened(layer: UnitLayer, sampled: Sampled) -> _Screened:
+    """First by the weights that tell most, then by all; the latter's products are of use later."""
+    with torch.no_grad():
+        scales = layer.sums(sampled.log_std)
+        logs = -layer.square_sums(sampled.noise) / 2 - scales
+        telling = layer.telling_rows(sampled[:3], sampled.mean, sampled.log_std)
+        candidates = _near(_telling_bound(Rows(*telling), scales), logs)
+    if len(candidates) == 0:
+        return _Screened(candidates)
+    everyone = len(candidates) == layer.units
+    rows = _rows(layer, sampled, None if everyone else candidates)
+    squares = squares_of(rows)
+    near = _near(_bound(squares, scales[:, candidates]), logs[:, candidates])
+    if len(near) == len(candidates):
+        return _Screened(candidates, rows, squares)
+    units = candidates[near]
+    return _Screened(units, _rows(layer, sampled, units), squares.at(near))
+
+
+def _rows(layer: UnitLayer, sampled: Sampled, units: Tensor | None) -> Rows:
+    return Rows(*(layer.rows(stack, units, _MULTIPLE) for stack in sampled[:3]))
+
+
+# Twice the negative log-densities of units under each other's law, as far as some of their weights
+# tell. Rounding is on the safe side: it is a part of the largest squares that enter a difference.
+def _telling_bound(rows: Rows, scales: Tensor) -> Tensor:
+    """One product, where the squares themselves are of no use later."""
+    w, mu, rho = rows
+    centre = mu.mean(1, keepdim=True)
+    w, mu, precision = w - centre, mu - centre, (-2 * rho).exp()
+    scaled, safe = mu * precision, 1 - 2 * _ROUNDING
+    own = safe * (mu * scaled).sum(2) + 2 * scales
+    units = torch.cat([w.square(), w], 2)
+    return torch.baddbmm(own[:, None], units, torch.cat([safe * precision, -2 * scaled], 2).mT)
+
+
+@torch.no_grad()
+def _bound(squares: Squares, scales: Tensor) -> Tensor:
+    bound = torch.add(squares.without_means, squares.of_weights, alpha=-2 * _ROUNDING)
+    return bound.add_((1 - 2 * _ROUNDING) * squares.of_means + 2 * scales[:, None])
+
+
+def _near(bound: Tensor, logs: Tensor) -> Tensor:
+    """Which units may be taken for another one, or another one for them, as indices.
 
     Args:
-        rows: weights, means and logarithms of standard deviations.
-        scales: sums of the latter over all weights of a unit.
+        bound: of twice the negative log-densities under each other's law.
         logs: log-densities of the units where they are.
     """
-    of_weights, crossed, of_means = _squared_distances(*rows)
-    squares = of_weights + of_means
-    bound = -(squares + crossed) / 2 - scales[:, None] + _ROUNDING * squares
-    near = (bound - logs[..., None] > -_NEGLIGIBLE).any(0)
+    near = (bound < 2 * (_NEGLIGIBLE - logs)[..., None]).any(0)
     near.fill_diagonal_(False)
-    return near.any(0) | near.any(1)
+    return (near.any(0) | near.any(1)).nonzero()[:, 0]
 
 
 # ------------------------------------------------------------ information
@@ -135,12 +151,12 @@ def permanent_information(layer: UnitLayer, sampled: Sampled, bound: Bound) -> T
         sampled: networks.
         bound: the permanent or a bound of it, of logarithms.
     """
-    units = confusable_units(layer, sampled)
+    _, rows, squares = _screened(layer, sampled)
     first = next(iter(sampled.weights.values()))
     full = torch.full((len(first),), layer.log_order, dtype=torch.float64, device=first.device)
-    if len(units) == 0:
+    if rows is None:
         return full
-    return full - bound(log_ratios(layer, sampled, units)).to(full)
+    return full - bound(log_ratios_of(rows, squares)).to(full)
 
 
 class Bracket(NamedTuple):

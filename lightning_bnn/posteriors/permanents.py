@@ -29,6 +29,7 @@ from lightning_bnn.posteriors.doubly_stochastic import (
     likeliest_permutation,
     to_unit_sums,
 )
+from lightning_bnn.posteriors.quick_bethe import quick_bethe
 
 __all__ = ["log_bethe", "log_capacity", "log_permanent", "log_transpositions"]
 
@@ -89,7 +90,8 @@ def log_bethe(logs: Tensor, iterations: int = 200, tolerance: float = 1e-9) -> T
     >>> log_bethe(torch.zeros(2, 2)).exp().round(decimals=3)
     tensor(1.)
     """
-    return _Bound.apply(logs, _bethe(logs.detach(), iterations, tolerance))
+    quick = quick_bethe(logs.detach(), iterations, tolerance)
+    return _Bound.apply(logs, quick or _bethe(logs.detach(), iterations, tolerance))
 
 
 class _Bound(torch.autograd.Function):

@@ -130,7 +130,7 @@ class _Draw(torch.autograd.Function):
         else:
             of_log_std = torch.einsum("smd,smd->md", joined, noise)
             of_mean = joined.sum(0)
-        of_log_std.addcmul_(std, weight).mul_(std).add_(of_entropy[:, None])
+        of_log_std = torch.addcmul(of_entropy[:, None], of_log_std.addcmul_(std, weight), std)
         of_mean.addcmul_(ctx.mean, weight)
         return of_mean, of_log_std, None, None, None
 

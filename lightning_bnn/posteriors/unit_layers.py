@@ -17,6 +17,8 @@ __all__ = ["UnitLayer", "independent_sets", "unit_layers"]
 
 _SCREEN = 64
 """Weights of each tensor that are enough to tell most units apart."""
+_ASKED = 64
+"""Units that are enough to find those weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,14 +39,22 @@ class UnitLayer:
         """The tensors that its permutations move."""
         return frozenset(name for name, _, _ in self.places)
 
-    def rows(self, params: Params, units: Tensor | None = None) -> Tensor:
-        """Weights of each unit (or of some), ``(networks, units, weights)``, from a stack."""
+    def rows(self, params: Params, units: Tensor | None = None, multiple: int = 1) -> Tensor:
+        """Weights of each unit (or of some), ``(networks, units, weights)``, from a stack.
+
+        Zeros make their number a multiple of what is given.
+        """
         parts = []
         for name, dim, positions in self.places:
             along = _along(params[name], dim)
-            index = positions if units is None else positions[units.to(positions.device)]
-            weights = along.index_select(1, index.reshape(-1).to(along.device))
-            parts.append(weights.reshape(len(along), len(index), -1))
+            if units is not None or not _are_all(positions, along):
+                index = positions if units is None else positions[units.to(positions.device)]
+                along = along.index_select(1, index.reshape(-1).to(along.device))
+            count = len(positions) if units is None else len(units)
+            parts.append(along.reshape(len(along), count, -1))
+        missing = -sum(part.shape[2] for part in parts) % multiple
+        if missing:
+            parts.append(parts[0].new_zeros(*parts[0].shape[:2], missing))
         return torch.cat(parts, 2)
 
     def telling_rows(self, stacks: Sequence[Params], mean: Params, log_std: Params) -> list[Tensor]:
@@ -65,6 +75,15 @@ class UnitLayer:
             along = _along(params[name], dim)
             along = along if along.ndim == 2 else along.sum(tuple(range(2, along.ndim)))
             parts.append(_at(along, positions).sum(2))
+        return torch.stack(parts).sum(0)
+
+    def square_sums(self, params: Params) -> Tensor:
+        """Sum of the squares of the weights of each unit, ``(networks, units)``."""
+        parts = []
+        for name, dim, positions in self.places:
+            along = _along(params[name], dim)
+            norms = torch.linalg.vector_norm(along[..., None], dim=tuple(range(2, along.ndim + 1)))
+            parts.append(_at(norms.square(), positions).sum(2))
         return torch.stack(parts).sum(0)
 
 
@@ -139,18 +158,25 @@ def _along(stack: Tensor, dim: int | None) -> Tensor:
 
 def _at(along: Tensor, positions: Tensor) -> Tensor:
     """What is at the positions ``(units, repeats)`` of the second dimension."""
-    everything = torch.arange(along.shape[1], device=positions.device)[:, None]
-    if torch.equal(positions, everything):
+    if _are_all(positions, along):
         return along[:, :, None]
     return along[:, positions.to(along.device)]
+
+
+def _are_all(positions: Tensor, along: Tensor) -> bool:
+    """Whether there is one position for each unit, in their order."""
+    everything = torch.arange(along.shape[1], device=positions.device)[:, None]
+    return torch.equal(positions, everything)
 
 
 def _telling(mean: Tensor, log_std: Tensor, dim: int | None) -> Tensor:
     """Columns of a tensor with the largest signal-to-noise ratio between units."""
     if dim is None or mean.ndim < 3:
         return torch.zeros(1, dtype=torch.long, device=mean.device)
-    across, units = dim + 1, mean.shape[dim + 1]
-    squares = torch.linalg.vector_norm(mean, dim=across).square() / units
+    across = dim + 1
+    some = torch.arange(0, mean.shape[across], max(1, mean.shape[across] // _ASKED))
+    mean, log_std = (t.index_select(across, some.to(t.device)) for t in (mean, log_std))
+    squares = torch.linalg.vector_norm(mean, dim=across).square() / len(some)
     signal = squares - mean.mean(across).square()
     ratio = (signal * (-2 * log_std.mean(across)).exp()).flatten(1).amax(0)
     return ratio.topk(min(_SCREEN, len(ratio))).indices

@@ -22,7 +22,13 @@ BUDGET = {"cpu": 8 * 2**20, "cuda": 2**31}
 """Bytes of activations that run at once: on a CPU they should stay in its cache."""
 TRAINING_BUDGET = {"cpu": 64 * 2**20, "cuda": 2**33}
 """The same with gradients, where every chunk has a graph of its own to be made."""
-_SIZES: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
+NORMED_LIMIT = {"cpu": 2**20}
+"""Bytes that batch norms of one network may give out in training: beyond them the copies that
+``vmap`` makes for their statistics cost more than it spares, see
+``benchmarks/norms_in_stacks.py``."""
+_SIZES: weakref.WeakKeyDictionary[nn.Module, dict[Any, tuple[int, int]]] = (
+    weakref.WeakKeyDictionary()
+)
 _WORK: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 _NOT_VMAPPABLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _ANNOUNCED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -80,19 +86,22 @@ def fitting_chunk(model: nn.Module, run: Callable[[], Any], inputs: Any, members
         cuda = [t.device for t in tensors if t.device.type == "cuda"][:1]
         with _Bytes() as count, torch.no_grad(), torch.random.fork_rng(cuda):
             run()
-        sizes[key] = count.total
+        sizes[key] = (count.total, count.normed)
+    total, normed = sizes[key]
+    if model.training and normed > NORMED_LIMIT.get(tensors[0].device.type, math.inf):
+        return 1
     budgets = TRAINING_BUDGET if torch.is_grad_enabled() else BUDGET
     budget = budgets.get(tensors[0].device.type, budgets["cuda"])
-    chunk = max(1, budget // max(1, sizes[key]))
+    chunk = max(1, budget // max(1, total))
     return members if chunk >= members else math.ceil(members / math.ceil(members / chunk))
 
 
 class _Bytes(TorchDispatchMode):
-    """Counts the bytes of everything that is computed."""
+    """Counts the bytes of everything that is computed, and of what batch norms give out."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.total = 0
+        self.total, self.normed = 0, 0
 
     def __torch_dispatch__(
         self,
@@ -103,5 +112,7 @@ class _Bytes(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if not func.is_view:  # views have the memory of others
-            self.total += sum(t.nbytes for t in tree_leaves(result) if isinstance(t, Tensor))
+            size = sum(t.nbytes for t in tree_leaves(result) if isinstance(t, Tensor))
+            self.total += size
+            self.normed += size if "batch_norm" in func.__name__ else 0
         return result

@@ -11,6 +11,7 @@ products, batched over members.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -99,20 +100,6 @@ class Flow:
     inflow: Tensor
     outflow: Tensor
     ends: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]
-
-    def hessian(self, t: Tensor) -> Tensor:
-        """A quarter of the Hessian times a vector: a weighted graph Laplacian."""
-        p = self.problem
-        n = p.variables
-        signed = torch.cat([t, torch.zeros_like(t[..., :1]), -t], -1)
-        single = self.inflow + self.outflow
-        result = torch.cat([single * t, torch.zeros_like(signed[..., n:])], -1)
-        for m, (r, c, _, _) in zip(p.matrices, self.ends, strict=True):
-            rows = r * torch.matmul(m.squares, (c * signed[..., m.columns])[..., None])[..., 0]
-            columns = c * torch.matmul(m.squares.mT, (r * signed[..., m.rows])[..., None])[..., 0]
-            result = result.index_add(-1, m.rows.reshape(-1), rows.flatten(-2))
-            result = result.index_add(-1, m.columns.reshape(-1), columns.flatten(-2))
-        return result[..., :n] - result[..., n + 1 :]
 
 
 def _times(m: Matrix, factors: Tensor) -> Tensor:
@@ -282,6 +269,7 @@ def _matrix_squares(w: Tensor, rows: Axis, columns: Axis) -> Tensor:
     return (squares if rows.dim < columns.dim else squares.mT)[:, None]
 
 
+_FEW = 64
 _FLUSHED = 1e-30  # smaller squares than this may be zero in float32
 
 
@@ -300,5 +288,12 @@ def _summed(squares: Tensor, keep: Sequence[int]) -> Tensor:
     dims = [d for d in range(1, squares.ndim) if d not in keep]
     if dims and dims[0] == 1:
         squares = squares.sum(1, keepdim=True)
+    last = 1 + max((0, *keep))
+    while math.prod(squares.shape[last:]) > _FEW:
+        last += 1
+    if last < squares.ndim:  # places of a kernel: a product is the faster sum
+        squares = squares.flatten(last)
+        squares = squares @ squares.new_ones(squares.shape[-1])
+        dims = [d for d in dims if d < last]
     squares = squares.double()
     return squares.sum(dims) if dims else squares

@@ -81,3 +81,52 @@ def test_the_bracket_is_logged():
     assert 0 <= low <= high <= 7.9656 + 1e-3  # log(5! 4!)
     assert 0 < found["val/interpolation"] < 1
     assert found["train/sym_elbo"] >= found["train/elbo"]
+
+
+def stepped(every, numbers, init_std=0.5, **options):
+    """Gradients and information of some steps from one start, each with noise of its own."""
+    module = SymmetrizedVI(deep(), num_data=60, init_std=init_std, every=every, **options)
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(8, 6, generator=generator), torch.randint(3, (8,), generator=generator)
+    found = []
+    for k in numbers:
+        module.zero_grad()
+        torch.manual_seed(k)
+        terms = module.losses((x,), y, False, k)
+        terms["loss"].sum().backward()
+        found.append((module.mean.grad, module.log_std.grad, terms["permutation_info"].detach()))
+    return found
+
+
+def plain_step(number):
+    """The same step without the information."""
+    module = MFVI(deep(), num_data=60, init_std=0.5)
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(8, 6, generator=generator), torch.randint(3, (8,), generator=generator)
+    torch.manual_seed(number)
+    module.losses((x,), y)["loss"].sum().backward()
+    return module.mean.grad, module.log_std.grad
+
+
+@pytest.mark.parametrize("options", [{}, {"members": 2}, {"estimator": "capacity"}])
+def test_a_gradient_that_is_held_is_that_of_the_step_before(options):
+    """What a held step adds to mean-field VI is what the step that computed it has added."""
+    ours = stepped(3, range(6), **options)
+    for k in (3, 4, 5):
+        assert torch.equal(ours[k][2], ours[3][2])
+    assert not torch.equal(ours[0][2], ours[3][2])
+    if not options:
+        added = [
+            [g - p for g, p in zip(ours[k], plain_step(k), strict=False)] for k in (3, 4)
+        ]  # fmt: skip
+        for anew, held in zip(*added, strict=True):
+            assert anew.abs().amax() > 1e-4
+            torch.testing.assert_close(held, anew, rtol=1e-3, atol=1e-7)
+
+
+def test_layers_take_turns_in_the_steps_that_compute_it():
+    """Far units, log 5! and log 4!: a step that computes nothing is no turn."""
+    found = [float(step[2]) for step in stepped(2, range(6), init_std=1e-3)]
+    assert found == pytest.approx([4.787492] * 2 + [3.178054] * 2 + [4.787492] * 2, abs=1e-4)
+    assert float(stepped(2, [3], init_std=1e-3)[0][2]) > 3  # nothing was held yet
+    assert "held.of_mean" in SymmetrizedVI(deep(), every=2).state.state_dict()
