@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import multiplied_tensor, permuted_tensor
 from lightning_bnn.symmetry.axis_actions import Element, Kind, permute_axis
 from lightning_bnn.symmetry.composition import standing_at
+from lightning_bnn.symmetry.exchanges import source_of
 from lightning_bnn.symmetry.groups import Placement
 from lightning_bnn.symmetry.matching.assignment import Family, assign, assign_blocks
 from lightning_bnn.symmetry.matching.plan import Plan
@@ -49,42 +50,49 @@ class Ascent:
         self.current = dict(self.params)
         if not forward_pass or self.signs is not None:
             self._regather(self.plan.compared)
-        known: set[int] = set()
-        for family in self.plan.families if forward_pass else ():
-            self._improve(family, known | set(family.members))
-            known |= set(family.members)
-        pending = set(range(len(self.plan.families)))
+        every = range(len(self.plan.families))
+        self.climb(every, generator, max_sweeps, set() if forward_pass else None)
+        return self.permutations
+
+    def climb(
+        self,
+        chosen: Collection[int],
+        generator: torch.Generator,
+        max_sweeps: int,
+        known: set[int] | None,
+    ) -> None:
+        """Ascend by some families from where the network stands.
+
+        Args:
+            chosen: indices of the families.
+            generator: of the order within a sweep.
+            max_sweeps: at most so many.
+            known: the groups to compare with in a first pass, in graph order; None for no such
+                pass.
+        """
+        for k in chosen if known is not None else ():
+            family = self.plan.families[k]
+            known = (known or set()) | set(family.members)
+            self._improve(family, known)
+        pending = set(chosen)
         for _ in range(max_sweeps):
             shuffled = torch.randperm(len(self.plan.families), generator=generator).tolist()
             order = [k for k in shuffled if k in pending]
             self.settled = not order
             if self.settled:
-                return self.permutations
+                return
             for k in order:
                 pending.discard(k)
                 if self._improve(self.plan.families[k], None):
-                    pending |= self.plan.neighbours[k]
-        return self.permutations
+                    pending |= self.plan.neighbours[k] & set(chosen)
 
     def at(self, permutations: Sequence[Tensor]) -> Params:
         """The tensors that count, for some permutations."""
         self.permutations, self.current = list(permutations), dict(self.params)
+        self.version = [0] * len(self.permutations)
         self.cache = {}
         self._regather(self.plan.compared)
         return {n: self.current[n] for n in self.plan.compared}
-
-    def towards(
-        self, reference: Params, start: Sequence[Tensor], generator: torch.Generator
-    ) -> list[Tensor] | None:
-        """Ascend to another reference from some permutations; None if they stay."""
-        self.reference, self.reference_rows = reference, {}
-        signs = None if self.signs is None else [s.clone() for s in self.signs]
-        new = self.run(start, generator, 100, forward_pass=False)
-        same = all(torch.equal(a, b) for a, b in zip(start, new, strict=True))
-        flipped = signs is not None and any(
-            not torch.equal(a, b) for a, b in zip(signs, self.signs or (), strict=True)
-        )
-        return None if same and not flipped else new
 
     def score(self, names: Iterable[str] | None = None) -> float:
         """Similarity of the tensors as they stand now."""
@@ -228,11 +236,13 @@ class Ascent:
     def _regather(self, names: Iterable[str]) -> None:
         self.cache.clear()
         for name in set(names) & set(self.plan.compared):
-            tensors = {name: self.params[name]}
-            if self.signs is not None and name in self.plan.flipped:
-                flipped = self.plan.flipped[name]
+            source = source_of(name, self.sym, self.permutations)
+            tensor = self.params[source]
+            if self.signs is not None and source in self.plan.flipped:
+                flipped = self.plan.flipped[source]
                 factors: dict[Kind, Element] = {"signs": self.signs}
-                tensors[name] = multiplied_tensor(tensors[name], self.sym, flipped, factors, 0)
+                tensor = multiplied_tensor(tensor, self.sym, flipped, factors, 0)
+            axes = self.plan.tensors.get(source, [])
             self.current[name] = permuted_tensor(
-                tensors, self.sym, name, self.plan.tensors[name], self.permutations
+                {source: tensor}, self.sym, source, axes, self.permutations
             )

@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_bnn.params import Params, stack_size, unstack
 from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.matching.ascent import Ascent
+from lightning_bnn.symmetry.matching.branches import exchange_branches
 from lightning_bnn.symmetry.matching.match import match
 from lightning_bnn.symmetry.matching.plan import Plan
 
@@ -62,7 +63,7 @@ class LeaveOneOut:
             moved = False
             for m in torch.randperm(self.size, generator=generator).tolist():
                 others = {n: t - current[m][n] for n, t in total.items()}
-                new = ascents[m].towards(others, elements[m], generator)
+                new = _towards(others, ascents[m], elements[m], generator)
                 if new is None:
                     continue
                 elements[m], moved = new, True
@@ -92,3 +93,19 @@ class LeaveOneOut:
     @staticmethod
     def _square(network: Params) -> float:
         return sum(float(t.double().square().sum()) for t in network.values())
+
+
+def _towards(
+    reference: Params, ascent: Ascent, start: Sequence[Tensor], generator: torch.Generator
+) -> list[Tensor] | None:
+    """Ascend to another reference from some permutations; None if they stay."""
+    ascent.reference, ascent.reference_rows = reference, {}
+    signs = None if ascent.signs is None else [s.clone() for s in ascent.signs]
+    ascent.run(start, generator, 100, forward_pass=False)
+    exchange_branches(ascent, generator, 100)
+    new = ascent.permutations
+    same = all(torch.equal(a, b) for a, b in zip(start, new, strict=True))
+    flipped = signs is not None and any(
+        not torch.equal(a, b) for a, b in zip(signs, ascent.signs or (), strict=True)
+    )
+    return None if same and not flipped else new

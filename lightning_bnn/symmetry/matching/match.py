@@ -14,6 +14,7 @@ from lightning_bnn.symmetry.actions import flip, permute
 from lightning_bnn.symmetry.elements import identity, random_permutations
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.matching.ascent import Ascent
+from lightning_bnn.symmetry.matching.branches import exchange_branches
 from lightning_bnn.symmetry.matching.by_data import (
     Data,
     Learner,
@@ -186,9 +187,9 @@ class _Search:
 
     def _ascents(self, member: Params) -> list[Try]:
         """From the input to the output, and from random permutations."""
-        generator = torch.Generator().manual_seed(self.seed)
+        sym, generator = self.plan.sym, torch.Generator().manual_seed(self.seed)
         first = self._try(member, "ascent", None, generator)
-        others = (self._random(generator) for _ in range(self.restarts))
+        others = (random_permutations(sym, generator) for _ in range(self.restarts))
         return [first, *(self._try(member, "ascent", start, generator) for start in others)]
 
     def _jointly(
@@ -214,19 +215,13 @@ class _Search:
         ascent = Ascent(self.plan, member, self.reference, flips)
         first = identity(sym) if start is None else list(start)
         generator = generator or torch.Generator().manual_seed(self.seed)
-        permutations = ascent.run(first, generator, self.max_sweeps, start is None)
+        ascent.run(first, generator, self.max_sweeps, start is None)
+        exchange_branches(ascent, generator, self.max_sweeps)
         if not ascent.settled:
             _log.warning(
                 "match: coordinate ascent is still improving after %d sweeps.", self.max_sweeps
             )
-        return ascent.score(), (permutations, ascent.signs, name)
-
-    def _random(self, generator: torch.Generator) -> list[Tensor]:
-        """Random permutations; blocks that have tensors of their own stay in their places."""
-        groups = self.plan.sym.permutations
-        orders = random_permutations(self.plan.sym, generator)
-        pairs = zip(groups, orders, strict=True)
-        return [torch.arange(g.units) if g.tensors else order for g, order in pairs]
+        return ascent.score(), (ascent.permutations, ascent.signs, name)
 
 
 def _agree(tries: Sequence[Try]) -> bool:
