@@ -25,9 +25,7 @@ def shallow():
 
 def deep():
     hidden = nn.Linear(HIDDEN, HIDDEN)
-    return nn.Sequential(
-        nn.Linear(D, HIDDEN), nn.ReLU(), hidden, nn.Tanh(), nn.Linear(HIDDEN, D)
-    )
+    return nn.Sequential(nn.Linear(D, HIDDEN), nn.ReLU(), hidden, nn.Tanh(), nn.Linear(HIDDEN, D))
 
 
 def routed(s, x):

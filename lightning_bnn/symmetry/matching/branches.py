@@ -44,9 +44,7 @@ def exchange_branches(ascent: Ascent, generator: torch.Generator, max_sweeps: in
             return
 
 
-def _table(
-    ascent: Ascent, group: int, generator: torch.Generator, max_sweeps: int
-) -> Tensor:
+def _table(ascent: Ascent, group: int, generator: torch.Generator, max_sweeps: int) -> Tensor:
     """How alike branches of the reference (rows) and of the network (columns) can become."""
     before = list(ascent.permutations)
     places = torch.arange(ascent.plan.sym.permutations[group].units)
@@ -88,8 +86,7 @@ def _similarity(ascent: Ascent, group: int) -> Tensor:
     for place in branches.placements:
         if plan.sym.axes[place.axis].tensor in plan.compared:
             goal, own = (
-                unit_rows(p, plan.sym, place).double()
-                for p in (ascent.reference, ascent.current)
+                unit_rows(p, plan.sym, place).double() for p in (ascent.reference, ascent.current)
             )
             total += (goal * own).sum(-1).cpu()
     return total
