@@ -30,7 +30,9 @@ class Experts(nn.Module):
     def __init__(self):
         super().__init__()
         self.router = nn.Linear(4, 3)
-        self.experts = nn.ModuleList(models.mlp(4, [5], 2) for _ in range(3))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)) for _ in range(3)
+        )
 
     def forward(self, x):
         results = torch.stack([expert(x) for expert in self.experts], -1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ __all__ = ["match"]
 
 Move = Callable[[Callable[[str], Tensor], str], Tensor]
 """A tensor of the network in its new place, given what reads tensors, and its name."""
-ByData = Literal["activations", "correlation", "regression", "learned", "sinkhorn"]
+_BY_DATA = ("activations", "correlation", "regression", "learned", "sinkhorn")
 
 
 def match(
@@ -33,7 +33,16 @@ def match(
     init: dict[str, Any] | None = None,
     prefix: str | None = None,
     batch_norm: Literal["carrier", "eval"] = "carrier",
-    method: Literal["best", "ascent", "frank-wolfe"] | ByData = "best",
+    method: Literal[
+        "best",
+        "ascent",
+        "frank-wolfe",
+        "activations",
+        "correlation",
+        "regression",
+        "learned",
+        "sinkhorn",
+    ] = "best",
     steps: int = 200,
     restarts: int = 0,
     signs: bool = False,
@@ -96,7 +105,7 @@ def match(
     print("\n".join(f"{name}: {value:.6g}" for name, value in before.items()), flush=True)
     if dry_run:
         return
-    by_data = _data(pair, steps) if method in get_args(ByData) else {}
+    by_data = _data(pair, steps) if method in _BY_DATA else {}
     how = {"method": method, "restarts": restarts, "signs": signs, "seed": seed}
     result = match_networks(pair.a, pair.b, networks.sym, **how, **by_data)
     print(f"\n{result}")
@@ -110,9 +119,9 @@ def match(
 def _check(method: str, steps: int, signs: bool, data: str | None) -> None:
     if steps < 1:
         raise ValueError(f"`--steps` must be at least 1, got {steps}.")
-    if method in get_args(ByData) and data is None:
+    if method in _BY_DATA and data is None:
         raise ValueError(f"`--data` must be given for method {method!r}.")
-    if method in get_args(ByData) and signs:
+    if method in _BY_DATA and signs:
         raise ValueError(f"`--signs` must be false for method {method!r}, which only permutes.")
 
 

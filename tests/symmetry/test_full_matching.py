@@ -23,6 +23,7 @@ from lightning_bnn.symmetry import (
     random_mixings,
     random_permutations,
 )
+from lightning_bnn.symmetry.matching import channel_moments
 from lightning_bnn.symmetry.matching.moving_spaces import SpaceMap
 from lightning_bnn.symmetry.matching.nearest import least_squares, nearest, procrustes
 from lightning_bnn.symmetry.matching.watching import watch
@@ -116,6 +117,50 @@ def test_under_noise_weights_come_as_close_as_the_planted_element_does(name):
     }
     found = match_all(planted(noisy, sym), params, sym)
     assert float(found.after) <= apart(noisy, params) + 1e-9
+
+
+def test_swaps_bring_the_network_half_way_closer_to_both():
+    """One head at a time, judged by outputs: never worse than without, and the function stays."""
+    model, x, sym, params = problem("fused")
+    gains = []
+    for seed in range(3):
+        other = {
+            n: t + torch.randn(t.shape, generator=seeded(seed)).to(t) for n, t in params.items()
+        }
+        misfits = []
+        for swaps in (0, 2):
+            how = {"model": model, "batches": [x], "by": "activations", "swaps": swaps}
+            found = match_all(other, params, sym, **how)
+            moved = found.apply(other, sym)
+            middle = {n: (moved[n] + params[n]) / 2 for n in params}
+            y, a, b = (torch.func.functional_call(model, p, (x,)) for p in (middle, params, moved))
+            misfits.append(float((y - (a + b) / 2).square().sum()))
+            expected = torch.func.functional_call(model, other, (x,))
+            assert torch.allclose(b, expected, rtol=1e-8, atol=1e-8)
+        assert misfits[1] <= misfits[0] * (1 + 1e-9)
+        gains.append(misfits[0] - misfits[1])
+    assert max(gains) > 0
+
+
+@pytest.mark.bad_input
+def test_swaps_need_data():
+    model, x, sym, params = problem("fused")
+    with pytest.raises(ValueError, match="`swaps` must be at least 0, and need `model`"):
+        match_all(params, params, sym, swaps=1)
+    with pytest.raises(ValueError, match="`swaps` must be at least 0"):
+        match_all(params, params, sym, model=model, batches=[x], swaps=-1)
+
+
+def test_streams_are_compared_where_they_are_read_and_heads_where_they_are_written():
+    model, x, sym, params = problem("stream")
+    keys = [(k, n) for k, g in enumerate(sym.linear) for n in range(len(g.placements))]
+    roles = {key: sym.axes[sym.linear[key[0]].placements[key[1]].axis].dim for key in keys}
+    chosen = channel_moments._telling(sym, dict.fromkeys(keys, 0))
+    for k, group in enumerate(sym.linear):
+        dims = {roles[key] for key in chosen if key[0] == k}
+        assert dims == ({0} if group.rescales else {1})
+    written = [key for key in keys if roles[key] == 0]
+    assert channel_moments._telling(sym, dict.fromkeys(written, 0)) == written
 
 
 def test_without_matrices_it_is_matching_by_permutations():
