@@ -92,12 +92,9 @@ def match_all(
             if the outputs of the network half way then come closer to the mean of those of both;
             with a model and batches. A try costs a run of the first batch.
     """
-    if swaps < 0 or (swaps and (model is None or batches is None)):
-        raise ValueError(
-            f"`swaps` must be at least 0, and need `model` and `batches`, got {swaps}."
-        )
-    batches = None if batches is None else first_inputs(batches)
-    halfway = None if model is None or not swaps else HalfWay(model, reference, batches[:_JUDGES])
+    if swaps and batches is not None and not isinstance(batches, Tensor):
+        batches = list(batches)  # they are looked at twice
+    halfway = _halfway(model, reference, batches, swaps)
     view, members, stacked = view_of(params, reference, sym, model, batches, by, sweeps)
     space_map = SpaceMap(sym)
     found = []
@@ -116,6 +113,19 @@ def match_all(
     moved = mix(permute(params, sym, permutations), sym, matrices)
     before, after = (distance(p, reference, sym) for p in (params, moved))
     return FullMatch(tuple(permutations), tuple(matrices), before, after)
+
+
+def _halfway(
+    model: nn.Module | None, reference: Params, batches: Iterable[Any] | None, swaps: int
+) -> HalfWay | None:
+    """What judges exchanges of heads, if there are to be any."""
+    if not swaps:
+        return None
+    if swaps < 0 or model is None or batches is None:
+        raise ValueError(
+            f"`swaps` must be at least 0, and need `model` and `batches`, got {swaps}."
+        )
+    return HalfWay(model, reference, first_inputs(batches)[:_JUDGES])
 
 
 class _Whole(Pair):
