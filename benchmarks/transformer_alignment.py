@@ -197,7 +197,7 @@ class Pair:
     def learned(self, steps: int) -> P.Params:
         """By activations, then by the loss half way."""
         data = self.sym, self.model, self.batches
-        found = learn_match(self.by_activations(1), self.b, self.a, *data, steps=steps)
+        found = learn_match(self.by_activations(), self.b, self.a, *data, steps=steps)
         return found.apply(self.b, self.sym)
 
 

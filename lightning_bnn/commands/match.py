@@ -106,7 +106,7 @@ def match(
     if dry_run:
         return
     by_data = _data(pair, steps) if method in _BY_DATA else {}
-    how = {"method": method, "restarts": restarts, "signs": signs, "seed": seed}
+    how: dict[str, Any] = {"method": method, "restarts": restarts, "signs": signs, "seed": seed}
     result = match_networks(pair.a, pair.b, networks.sym, **how, **by_data)
     print(f"\n{result}")
     after = pair.numbers(_mover(networks, result))

@@ -139,10 +139,8 @@ def activation_moments(
         bool(m.own.isfinite().all() and m.goal.isfinite().all()) for m in per_place.values()
     ):
         raise ValueError("`batches` lead to activations that are not finite.")
-    return tuple(
-        _summed(sym, {key: per_place[key] for key in keys}, like)
-        for keys in (_telling(sym, sides), per_place)
-    )
+    telling = {key: per_place[key] for key in _telling(sym, sides)}
+    return _summed(sym, telling, like), _summed(sym, per_place, like)
 
 
 def _summed(
