@@ -11,6 +11,7 @@ from lightning_bnn.symmetry import discover, permute, random_permutations
 PLAIN = ["--network", "lightning_bnn.models.mlp", "--input", "2,4", "--init.inputs", "4"]
 PLAIN += ["--init.hidden", "[7, 6]", "--init.outputs", "3"]
 KNOWN = {}
+EXPERTS = ["--network", "disk_networks.Experts", "--input", "5,4"]
 NORMED = ["--network", "disk_networks.normed", "--input", "5,4"]
 
 
@@ -21,6 +22,21 @@ def plain():
 def normed():
     """A network with a norm over batches."""
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+class Experts(nn.Module):
+    """A router and three experts that are modules of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(4, 3)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)) for _ in range(3)
+        )
+
+    def forward(self, x):
+        results = torch.stack([expert(x) for expert in self.experts], -1)
+        return (results * self.router(x).softmax(-1)[:, None]).sum(-1)
 
 
 def drawn(build, seed=0):

@@ -13,11 +13,15 @@ from torch import Tensor
 from lightning_bnn.commands.disk_networks import DiskNetworks, disk_networks, shown, target_of
 from lightning_bnn.commands.judged_examples import Examples, examples_of, loss
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry import MatchResult, barrier
-from lightning_bnn.symmetry import match as match_weights
+from lightning_bnn.symmetry import Learning, MatchResult, barrier
+from lightning_bnn.symmetry import match as match_networks
 from lightning_bnn.weight_files import moved, open_network, write_like
 
 __all__ = ["match"]
+
+Move = Callable[[Callable[[str], Tensor], str], Tensor]
+"""A tensor of the network in its new place, given what reads tensors, and its name."""
+_BY_DATA = ("activations", "correlation", "regression", "learned", "sinkhorn")
 
 
 def match(
@@ -29,7 +33,17 @@ def match(
     init: dict[str, Any] | None = None,
     prefix: str | None = None,
     batch_norm: Literal["carrier", "eval"] = "carrier",
-    method: Literal["best", "ascent", "frank-wolfe"] = "best",
+    method: Literal[
+        "best",
+        "ascent",
+        "frank-wolfe",
+        "activations",
+        "correlation",
+        "regression",
+        "learned",
+        "sinkhorn",
+    ] = "best",
+    steps: int = 200,
     restarts: int = 0,
     signs: bool = False,
     seed: int = 0,
@@ -38,7 +52,7 @@ def match(
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> None:
-    """Bring network A into the frame of network B, as near to it as reordering its units can.
+    """Bring network A into the frame of network B: by its weights, or by what it does on data.
 
     A moves, B stays as it is. What is written computes what A computes, with the names, types and
     metadata of A, and can be averaged with B.
@@ -59,38 +73,56 @@ def match(
             itself when only one fits).
         batch_norm: carrier holds the weights before a batch norm; eval treats it as a fixed affine
             map.
-        method: ascent goes from group to group, frank-wolfe moves all at once, best takes the
-            better end.
+        method: by weights: ascent goes from group to group, frank-wolfe moves all at once, best
+            takes the better end. By examples, with --data: activations, correlation and regression
+            compare what hidden units do, learned and sinkhorn lower the loss half way by gradients.
+        steps: gradient steps of learned and sinkhorn, one batch of 64 examples each.
         restarts: further tries from random permutations.
         signs: flip units as well, where the network lets them be flipped (true or false).
         seed: of the restarts, the initialisation and the example input.
-        data: for the loss barrier before and after: import path of a LightningDataModule, a
-            configuration (.yaml), or a .pt or .safetensors file with inputs and targets.
+        data: for the loss barrier before and after, and to match by: import path of a
+            LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with inputs
+            and targets.
         others: what becomes of tensors in A that are none of the network: refuse, or copy.
         overwrite: replace what is at --out (true or false).
         dry_run: print what is there before, and write nothing (true or false).
     """
+    _check(method, steps, signs, data)
     stored = [open_network(Path(path)) for path in (a, b)]
     target = target_of(out, stored, overwrite, dry_run)
     examples = examples_of(data) if data is not None else None
+    if method in ("learned", "sinkhorn") and examples is not None and len(examples.batches) < 2:
+        raise ValueError(
+            f"`--data` must hold at least two batches for method {method!r}: one of them judges; "
+            f"got {examples}."
+        )
     networks = disk_networks(stored, network, input, init, prefix, batch_norm, others, seed)
     if not networks.sym.permutations and not (signs and networks.sym.signs):
         raise ValueError("The network has no units that can be exchanged: there is nothing to do.")
     pair = _Pair(networks, examples)
     print(f"{a} moves into the frame of {b}\n{networks.describe()}", flush=True)
-    before = pair.numbers(lambda name, tensor: tensor)
+    before = pair.numbers(lambda read, name: read(name))
     print("\n".join(f"{name}: {value:.6g}" for name, value in before.items()), flush=True)
     if dry_run:
         return
-    result = match_weights(
-        pair.a, pair.b, networks.sym, method=method, restarts=restarts, signs=signs, seed=seed
-    )
+    by_data = _data(pair, steps) if method in _BY_DATA else {}
+    how: dict[str, Any] = {"method": method, "restarts": restarts, "signs": signs, "seed": seed}
+    result = match_networks(pair.a, pair.b, networks.sym, **how, **by_data)
     print(f"\n{result}")
     after = pair.numbers(_mover(networks, result))
     print("\n".join(f"{name}: {before[name]:.6g} -> {after[name]:.6g}" for name in after))
     del pair
     if target is not None:
         _write(networks, result, target, overwrite)
+
+
+def _check(method: str, steps: int, signs: bool, data: str | None) -> None:
+    if steps < 1:
+        raise ValueError(f"`--steps` must be at least 1, got {steps}.")
+    if method in _BY_DATA and data is None:
+        raise ValueError(f"`--data` must be given for method {method!r}.")
+    if method in _BY_DATA and signs:
+        raise ValueError(f"`--signs` must be false for method {method!r}, which only permutes.")
 
 
 class _Pair:
@@ -100,26 +132,38 @@ class _Pair:
         self.model, self.examples = networks.network, examples
         self.a, self.b = networks.read(0), networks.read(1)
 
-    def numbers(self, move: Callable[[str, Tensor], Tensor]) -> dict[str, float]:
+    def numbers(self, move: Move) -> dict[str, float]:
         """How far the networks are from each other once the first has moved."""
         numbers = {"distance": distance(self.a, self.b, move)}
         if self.examples is not None:
-            a = {name: move(name, tensor) for name, tensor in self.a.items()}
+            a = {name: move(self.a.__getitem__, name) for name in self.a}
             line = barrier(self.model, a, self.b, self.examples.batches, loss)
             numbers[f"barrier on {self.examples}"] = line.height
         return numbers
 
 
-def distance(a: Params, b: Params, move: Callable[[str, Tensor], Tensor]) -> float:
+def _data(pair: _Pair, steps: int) -> dict[str, Any]:
+    """What `lightning_bnn.symmetry.match` needs to look at data."""
+    assert pair.examples is not None
+    learning = Learning(steps=steps)
+    return {
+        "model": pair.model,
+        "batches": pair.examples.batches,
+        "loss": loss,
+        "learning": learning,
+    }
+
+
+def distance(a: Params, b: Params, move: Move) -> float:
     """Euclidean distance of two networks, tensor by tensor, once the first has moved."""
     floating = (name for name, tensor in a.items() if tensor.is_floating_point())
-    squares = ((move(n, a[n]) - b[n]).square().sum(dtype=torch.float64) for n in floating)
+    squares = ((move(a.__getitem__, n) - b[n]).square().sum(dtype=torch.float64) for n in floating)
     return math.sqrt(float(sum(squares)))
 
 
-def _mover(networks: DiskNetworks, result: MatchResult) -> Callable[[str, Tensor], Tensor]:
-    def move(name: str, tensor: Tensor) -> Tensor:
-        return moved(tensor, name, networks.sym, result.permutations, result.signs)
+def _mover(networks: DiskNetworks, result: MatchResult) -> Move:
+    def move(read: Callable[[str], Tensor], name: str) -> Tensor:
+        return moved(read, name, networks.sym, result.permutations, result.signs)
 
     return move
 
@@ -132,8 +176,9 @@ def _write(networks: DiskNetworks, result: MatchResult, target: Path, overwrite:
 
     def value(place: str) -> Tensor:
         next(steps)
-        tensor = file.stored.read(place)
-        return move(file.names[place], tensor) if place in file.names else tensor
+        if place not in file.names:
+            return file.stored.read(place)
+        return move(file.read, file.names[place]).to(file.stored.tensors[place].dtype)
 
     write_like(file.stored, target, value, overwrite)
     print(f"wrote {target}")

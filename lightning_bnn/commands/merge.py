@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -205,7 +206,7 @@ def _averager(
     def average(name: str) -> Tensor:
         total: Tensor | None = None
         for k, (file, part) in enumerate(zip(read.files, parts, strict=True)):
-            tensor = moved(_wide(file, name), name, read.sym, *element(k))
+            tensor = moved(partial(_wide, file), name, read.sym, *element(k))
             if not tensor.is_floating_point():
                 total = tensor if total is None else total
                 _check_same(tensor, total, file, name)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from lightning_bnn.symmetry import Symmetries
 from lightning_bnn.symmetry.actions import multiplied_tensor, permuted_tensor, reached_axes
 from lightning_bnn.symmetry.axis_actions import Element, axes_by_tensor
+from lightning_bnn.symmetry.exchanges import source_of
 
 __all__ = ["moved"]
 
@@ -15,7 +18,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def moved(
-    tensor: Tensor,
+    read: Callable[[str], Tensor],
     name: str,
     sym: Symmetries,
     permutations: Element,
@@ -24,12 +27,14 @@ def moved(
     """One tensor of a network after `flip` and `permute`; types and bits stay what they are.
 
     Args:
-        tensor: of one network.
-        name: its name there.
+        read: gives a tensor of the network by its name; another one where tensors change places.
+        name: of the tensor that is wanted.
         sym: what `discover` returned.
         permutations: one per group.
         signs: flips that come before.
     """
+    name = source_of(name, sym, permutations)
+    tensor = read(name)
     flips = reached_axes(sym, ("signs",)).get(name) if signs is not None else None
     if signs is not None and flips:
         tensor = multiplied_tensor(tensor, sym, flips, {"signs": signs})

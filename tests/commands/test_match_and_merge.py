@@ -9,13 +9,25 @@ import sys
 import disk_networks
 import pytest
 import torch
-from disk_networks import NORMED, PLAIN, drawn, known, normed, orders, plain, write
+from disk_networks import (
+    EXPERTS,
+    NORMED,
+    PLAIN,
+    Experts,
+    drawn,
+    known,
+    normed,
+    orders,
+    plain,
+    write,
+)
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from lightning_bnn import params as P
 from lightning_bnn.cli import main
 from lightning_bnn.commands.judged_examples import examples_of, loss
+from lightning_bnn.symmetry import permute
 from lightning_bnn.symmetry.matching.repair import reestimated
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(5))
@@ -101,6 +113,50 @@ def test_types_stay_and_the_function_too(dtype, tmp_path):
         assert torch.equal(tensor.flatten().sort().values, after[name].flatten().sort().values)
     assert not torch.equal(before["net.1.weight"], after["net.1.weight"])
     torch.testing.assert_close(outputs(plain, a, "net."), outputs(plain, c, "net."))
+
+
+def test_experts_change_places_in_files(tmp_path):
+    net = drawn(Experts)
+    sym, state = known(net, torch.randn(5, 4)), P.of(net)
+    order = [torch.arange(g.units).roll(1) for g in sym.permutations]
+    a = write(tmp_path / "a.safetensors", permute(state, sym, order))
+    b = write(tmp_path / "b.safetensors", state)
+    c, m = str(tmp_path / "c.safetensors"), str(tmp_path / "m.safetensors")
+    main(["match", a, b, "--out", c, *EXPERTS])
+    main(["merge", b, a, "--out", m, *EXPERTS])
+    assert any(group.tensors for group in sym.permutations)
+    assert distance(c, b) == 0 < distance(a, b)
+    assert distance(m, b) == 0
+
+
+@pytest.mark.parametrize("method", ["activations", "correlation", "learned", "sinkhorn"])
+def test_a_planted_permutation_is_found_by_data(method, written, tmp_path, capsys):
+    x = torch.randn(130, 4, generator=torch.Generator().manual_seed(1))
+    data, c = tmp_path / "data.pt", str(tmp_path / "c.safetensors")
+    torch.save({"inputs": x, "targets": drawn(plain)(x).argmax(1)}, data)
+    a, b = (str(written / f"{name}.safetensors") for name in ("a1", "b"))
+    steps = ["--method", method, "--steps", "2", "--data", str(data)]
+    main(["match", a, b, "--out", c, *steps, *PLAIN])
+    assert f"{method}: objective" in capsys.readouterr().out
+    assert distance(c, b) == 0 < distance(a, b)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--method", "activations"], "`--data` must be given for method 'activations'."),
+        (["--method", "learned"], "`--data` must be given for method 'learned'."),
+        (["--method", "learned", "--data"], "must hold at least two batches for method 'learned'"),
+        (["--method", "learned", "--steps", "0"], "`--steps` must be at least 1, got 0."),
+        (["--method", "activations", "--signs", "true", "--data"], "`--signs` must be false"),
+        (["--method", "weights"], "method"),
+    ],
+)
+def test_methods_by_data_say_what_they_need(args, message, written, capsys):
+    data = [str(written / "data.pt")] if args[-1] == "--data" else []
+    a, b = (str(written / f"{name}.safetensors") for name in ("a1", "b"))
+    assert message in failure(capsys, "match", a, b, "--dry_run", "true", *args, *data, *PLAIN)
 
 
 def test_signs_are_flipped_where_they_may_be(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
 import functools
+import sys
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from lightning_bnn.symmetry import (
     random_mixings,
     random_permutations,
 )
+from lightning_bnn.symmetry.matching import channel_moments
 from lightning_bnn.symmetry.matching.moving_spaces import SpaceMap
 from lightning_bnn.symmetry.matching.nearest import least_squares, nearest, procrustes
 from lightning_bnn.symmetry.matching.watching import watch
@@ -116,6 +118,66 @@ def test_under_noise_weights_come_as_close_as_the_planted_element_does(name):
     }
     found = match_all(planted(noisy, sym), params, sym)
     assert float(found.after) <= apart(noisy, params) + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_swaps_of_heads_never_part_the_network_half_way_from_both(seed):
+    """Judged by outputs, with labels for nothing; the function stays."""
+    model, x, sym, params = problem("fused")
+    other = {n: t + torch.randn(t.shape, generator=seeded(seed)).to(t) for n, t in params.items()}
+    goal = sum(torch.func.functional_call(model, p, (x,)) for p in (params, other)) / 2
+    misfits = []
+    for swaps in (0, 2):
+        found = match_all(
+            other, params, sym, model=model, batches=[x], by="activations", swaps=swaps
+        )
+        moved = found.apply(other, sym)
+        middle = {n: (moved[n] + params[n]) / 2 for n in params}
+        y = torch.func.functional_call(model, middle, (x,))
+        misfits.append(float((y - goal).square().sum()))
+        same = torch.func.functional_call(model, moved, (x,))
+        assert torch.allclose((same + torch.func.functional_call(model, params, (x,))) / 2, goal)
+    assert misfits[1] <= misfits[0] * (1 + 1e-9)
+
+
+def test_swaps_mend_heads_in_wrong_places(monkeypatch):
+    model, x, sym, params = problem("fused")
+    order = identity(sym)
+    for blocks in SpaceMap(sym).blocks:
+        order[blocks.group] = order[blocks.group].flip(0)
+    moved = mix(permute(params, sym, order), sym, random_mixings(sym, seeded(1)))
+    whole = sys.modules["lightning_bnn.symmetry.matching.match_all"]._Whole
+    monkeypatch.setattr(whole, "_exchange", _nothing)
+    how = {"model": model, "batches": [x], "by": "activations"}
+    wrong = match_all(moved, params, sym, **how).apply(moved, sym)
+    assert largest_difference(wrong, params) > 0.1  # a negative control
+    right = match_all(moved, params, sym, swaps=1, **how).apply(moved, sym)
+    assert largest_difference(right, params) < 1e-6
+
+
+def _nothing(_):
+    """Heads stay where they are."""
+
+
+@pytest.mark.bad_input
+def test_swaps_need_data():
+    model, x, sym, params = problem("fused")
+    with pytest.raises(ValueError, match="`swaps` must be at least 0, and need `model`"):
+        match_all(params, params, sym, swaps=1)
+    with pytest.raises(ValueError, match="`swaps` must be at least 0"):
+        match_all(params, params, sym, model=model, batches=[x], swaps=-1)
+
+
+def test_streams_are_compared_where_they_are_read_and_heads_where_they_are_written():
+    model, x, sym, params = problem("stream")
+    keys = [(k, n) for k, g in enumerate(sym.linear) for n in range(len(g.placements))]
+    roles = {key: sym.axes[sym.linear[key[0]].placements[key[1]].axis].dim for key in keys}
+    chosen = channel_moments._telling(sym, dict.fromkeys(keys, 0))
+    for k, group in enumerate(sym.linear):
+        dims = {roles[key] for key in chosen if key[0] == k}
+        assert dims == ({0} if group.rescales else {1})
+    written = [key for key in keys if roles[key] == 0]
+    assert channel_moments._telling(sym, dict.fromkeys(written, 0)) == written
 
 
 def test_without_matrices_it_is_matching_by_permutations():

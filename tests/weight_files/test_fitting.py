@@ -111,6 +111,6 @@ def test_tensors_move_as_whole_networks_do(dtype):
     p, s = random_permutations(sym, generator), random_signs(sym, generator)
     params = {name: tensor.to(dtype) for name, tensor in P.of(net).items()}
     whole = permute(flip(params, sym, s), sym, p)
-    for name, tensor in params.items():
-        assert torch.equal(moved(tensor, name, sym, p, s), whole[name])
+    for name in params:
+        assert torch.equal(moved(params.__getitem__, name, sym, p, s), whole[name])
     assert not torch.equal(whole["0.weight"], permute(params, sym, p)["0.weight"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from lightning_bnn.symmetry.matching.unit_moments import MEASURES, JointMoments,
 from lightning_bnn.symmetry.validation import check_params
 
 __all__ = ["activation_tables", "match_activations", "value_and_bound"]
+
+_log = logging.getLogger(__name__)
 
 
 # ------------------------------------------------------------ activations
@@ -84,6 +87,12 @@ def activation_tables(
     if isinstance(batches, Tensor):
         raise ValueError("`batches` must be an iterable of inputs; put one tensor into a list.")
     probes = Probes(structural_copy(model).eval(), relaxation)
+    for k in relaxation.plan.branches:
+        _log.warning(
+            "match: the order of the experts that hold %s is not seen in activations; they stay in "
+            "their places, and weights alone exchange them.",
+            relaxation.plan.sym.permutations[k].tensors[0][0],
+        )
     members, goals = unstack(params), unstack(reference)
     sums: list[JointMoments] = []
     for batch in batches:

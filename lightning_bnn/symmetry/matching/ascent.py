@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -58,34 +58,64 @@ class Ascent:
             forward_pass: first go through the network once, by what is known already.
         """
         self.now.begin(start)
-        if forward_pass:
-            known: set[int] = set()
-            for k, family in enumerate(self.plan.families):
-                known |= set(family.members)
-                self._improve(k, self.now.everyone, known)
-        self._sweep(generator, max_sweeps)
+        every = range(len(self.plan.families))
+        self.climb(every, generator, max_sweeps, set() if forward_pass else None)
         return self.now.permutations
+
+    def climb(
+        self,
+        chosen: Collection[int],
+        generator: torch.Generator,
+        max_sweeps: int,
+        known: set[int] | None = None,
+    ) -> None:
+        """Ascend by some families from where the networks stand.
+
+        Args:
+            chosen: indices of the families.
+            generator: of their order within a sweep, the same for all members.
+            max_sweeps: sweeps at most.
+            known: the groups to compare with in a first pass, in graph order; None for no such
+                pass.
+        """
+        for k in chosen if known is not None else ():
+            known = (known or set()) | set(self.plan.families[k].members)
+            self._improve(k, self.now.everyone, known)
+        self._sweep(chosen, generator, max_sweeps)
 
     def at(self, permutations: Sequence[Tensor]) -> Params:
         """The tensors that count, for some permutations."""
         self.now.begin(permutations)
         return dict(self.now.current)
 
-    def towards(self, reference: Params, generator: torch.Generator) -> list[Tensor] | None:
-        """Ascend to another reference from where the networks stand; None if they stay."""
-        self.now.look_at(reference)
-        orders, signs = self.now.saved()
-        self._sweep(generator, 100)
-        new = (*self.now.permutations, *(self.signs or ()))
-        pairs = zip((*orders, *(signs or ())), new, strict=True)
-        return (
-            None if all(a is b or torch.equal(a, b) for a, b in pairs) else list(new[: len(orders)])
-        )
+    def of(self, member: int) -> Ascent:
+        """The ascent of one member alone, where it stands."""
+        now, one = self.now, slice(member, member + 1)
+        params = {n: t[one] for n, t in now.params.items()}
+        reference = now.reference
+        if now.several:
+            reference = {n: t[member] for n, t in reference.items()}
+        signs = None if now.signs is None else [s[one] for s in now.signs]
+        alone = Ascent(self.plan, params, reference, signs)
+        alone.at([p[one] for p in now.permutations])
+        return alone
 
-    def _sweep(self, generator: torch.Generator, max_sweeps: int) -> None:
-        """Families in random order, until none has anything to gain."""
+    def become(self, member: int, other: Ascent) -> None:
+        """Let one member stand where it has come to alone.
+
+        Args:
+            member: which.
+            other: of this member, see `of`.
+        """
+        rows = np.array([member])
+        self.now.stand(rows, other.now.permutations, other.signs)
+        self.settled[member] = other.settled[0]
+
+    def _sweep(self, chosen: Collection[int], generator: torch.Generator, max_sweeps: int) -> None:
+        """Families in random order, until none of the chosen has anything to gain."""
         families = len(self.plan.families)
-        pending = np.ones((self.now.members, families), bool)
+        pending = np.zeros((self.now.members, families), bool)
+        pending[:, list(chosen)] = True
         for _ in range(max_sweeps):
             shuffled = torch.randperm(families, generator=generator).tolist()
             due = pending.copy()
@@ -96,7 +126,7 @@ class Ascent:
                 rows = np.flatnonzero(due[:, k])
                 pending[rows, k] = False
                 changed = self._improve(k, rows, None) if len(rows) else rows
-                for other in self.plan.neighbours[k] if len(changed) else ():
+                for other in self.plan.neighbours[k] & set(chosen) if len(changed) else ():
                     pending[changed, other] = True
 
     def _improve(self, k: int, rows: Rows, known: set[int] | None) -> Rows:

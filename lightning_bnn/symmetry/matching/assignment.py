@@ -38,7 +38,7 @@ class Family:
 def families(sym: Symmetries) -> list[Family]:
     """All groups in graph order, the inner ones also with their blocks.
 
-    Blocks that have tensors of their own are left out: they stay where they are.
+    Blocks that have tensors of their own are left out: `exchange_branches` moves those.
     """
     all_families = []
     for k, group in enumerate(sym.permutations):

@@ -15,6 +15,7 @@ from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.symmetry.actions import flip, permute
 from lightning_bnn.symmetry.elements import identity, random_permutations
 from lightning_bnn.symmetry.matching.ascent import Ascent
+from lightning_bnn.symmetry.matching.branches import exchange_branches
 from lightning_bnn.symmetry.matching.by_data import Data, starts_from_activations
 from lightning_bnn.symmetry.matching.frank_wolfe import frank_wolfe
 from lightning_bnn.symmetry.matching.plan import Plan
@@ -179,13 +180,14 @@ class Search:
         ascent = Ascent(self.plan, networks, self.reference, flips)
         generator = torch.Generator().manual_seed(self.seed)
         first = self._nowhere(members) if start is None else start
-        permutations = ascent.run(first, generator, self.max_sweeps, start is None)
+        ascent.run(first, generator, self.max_sweeps, start is None)
+        exchange_branches(ascent, generator, self.max_sweeps)
         if not ascent.settled.all():
             _log.warning(
                 "match: coordinate ascent is still improving after %d sweeps.", self.max_sweeps
             )
         settled = torch.from_numpy(ascent.settled)
-        return _Try(name, ascent.score(), permutations, ascent.signs, settled)
+        return _Try(name, ascent.score(), ascent.now.permutations, ascent.signs, settled)
 
     def _random(self, generator: torch.Generator) -> list[Tensor]:
         """Random permutations; blocks that have tensors of their own stay in their places."""

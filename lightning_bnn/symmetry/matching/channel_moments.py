@@ -109,7 +109,7 @@ def activation_moments(
     reference: Params,
     sym: Symmetries,
     inputs: Sequence[Any],
-) -> list[Moments]:
+) -> tuple[list[Moments], list[Moments]]:
     """Moments of the activations of the channels of all groups, where linear maps show them.
 
     Every layer counts the same, however large its activations are.
@@ -120,20 +120,32 @@ def activation_moments(
         reference: the other.
         sym: what `discover` returned.
         inputs: one batch each.
+
+    Returns:
+        What matrices are found by, at places of `_telling`; and the same of all places, by which
+        heads are told apart: also by what their attention gathers.
     """
     names = {sym.axes[p.axis].tensor for g in sym.linear for p in g.placements}
     names = {n for n in names if len(sym.shapes[n]) == 2}
     per_place: dict[tuple[int, int], Moments] = {}
+    sides: dict[tuple[int, int], int] = {}
     for x in inputs:
         own, goal = (watch(network, p, x, names) for p in (params, reference))
         for key, rows in _rows(sym, own, goal).items():
-            found = _moments(*rows)
+            found, sides[key] = _moments(*rows), rows[2]
             per_place[key] = per_place[key] + found if key in per_place else found
     like = next(iter(params.values()))
     if not all(
         bool(m.own.isfinite().all() and m.goal.isfinite().all()) for m in per_place.values()
     ):
         raise ValueError("`batches` lead to activations that are not finite.")
+    telling = {key: per_place[key] for key in _telling(sym, sides)}
+    return _summed(sym, telling, like), _summed(sym, per_place, like)
+
+
+def _summed(
+    sym: Symmetries, per_place: dict[tuple[int, int], Moments], like: Tensor
+) -> list[Moments]:
     totals = [Moments.none(g, like) for g in sym.linear]
     for (k, _), found in per_place.items():
         size = found.goal.diagonal(dim1=-2, dim2=-1).sum().clamp_min(1e-300)
@@ -176,6 +188,24 @@ def _rows(
             side = int((place.exponent == -1) != (axis.dim == 1))
             found[k, number] = rows[0], rows[1], side
     return found
+
+
+def _telling(sym: Symmetries, sides: dict[tuple[int, int], int]) -> list[tuple[int, int]]:
+    """Places that are compared: readers of streams, and writers of other spaces, where seen.
+
+    What one layer adds to a stream says less than what the next one finds there, and what attention
+    has gathered from elsewhere depends on where it looks, which no matrix inside of a head changes.
+    """
+    kinds = {
+        key: (key[0], side if sym.linear[key[0]].rescales else 0) for key, side in sides.items()
+    }
+    best = {
+        (k, number)
+        for k, number in sides
+        if (sym.axes[sym.linear[k].placements[number].axis].dim == 1) != sym.linear[k].rescales
+    }
+    seen = {kinds[key] for key in best}
+    return [key for key in sides if key in best or kinds[key] not in seen]
 
 
 def _channels(sym: Symmetries, place: Placement, product: Product) -> Tensor | None:

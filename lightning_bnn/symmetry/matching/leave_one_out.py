@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_bnn.params import Params, stack_size
 from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.matching.ascent import Ascent
+from lightning_bnn.symmetry.matching.branches import exchange_branches
 from lightning_bnn.symmetry.matching.match import match
 from lightning_bnn.symmetry.matching.plan import Plan
 
@@ -58,7 +59,7 @@ class LeaveOneOut:
             moved = False
             for m in torch.randperm(self.size, generator=generator).tolist():
                 others = {n: t - current[m][n][0] for n, t in total.items()}
-                if ascents[m].towards(others, generator) is None:
+                if not _moves(ascents[m], others, generator):
                     continue
                 moved, current[m] = True, dict(ascents[m].now.current)
                 total = {n: others[n] + current[m][n][0] for n in total}
@@ -96,3 +97,14 @@ class LeaveOneOut:
     @staticmethod
     def _square(network: Params) -> float:
         return sum(float(t.double().square().sum()) for t in network.values())
+
+
+def _moves(ascent: Ascent, reference: Params, generator: torch.Generator) -> bool:
+    """Ascend to another reference from where a network stands; whether it moves."""
+    orders, signs = ascent.now.saved()
+    ascent.now.look_at(reference)
+    ascent.climb(range(len(ascent.plan.families)), generator, 100)
+    exchange_branches(ascent, generator, 100)
+    new = (*ascent.now.permutations, *(ascent.signs or ()))
+    pairs = zip((*orders, *(signs or ())), new, strict=True)
+    return not all(a is b or torch.equal(a, b) for a, b in pairs)

@@ -53,7 +53,8 @@ def match(
     input anchors nothing (residual streams) it gets stuck; Frank-Wolfe moves all groups at once
     between permutations, from the point that prefers none, and coordinate ascent finishes its
     answer; a second run starts where sorted weights look alike. Blocks (heads, convolution groups)
-    are matched together with their inside.
+    are matched together with their inside, and so are experts that are modules of their own, by
+    weights only.
 
     Other methods look at data instead. Hidden activations on batches are compared by
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +17,18 @@ from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.matching.activations import match_activations
 from lightning_bnn.symmetry.matching.assignment import assign
+from lightning_bnn.symmetry.matching.half_way import HalfWay
 from lightning_bnn.symmetry.matching.match import match
 from lightning_bnn.symmetry.matching.mixings import By, Pair, View, distance, view_of
 from lightning_bnn.symmetry.matching.moving_spaces import Blocks, SpaceMap
 from lightning_bnn.symmetry.matching.nearest import all_pairs, nearest
+from lightning_bnn.symmetry.matching.watching import first_inputs
 from lightning_bnn.symmetry.mixing import mix
 
 __all__ = ["FullMatch", "match_all"]
 
 
+_JUDGES = 1  # batches
 _PATIENCE = 8  # rounds without a smaller distance: heads are exchanged to and fro
 
 
@@ -65,6 +69,7 @@ def match_all(
     batches: Iterable[Any] | None = None,
     by: By = "weights",
     sweeps: int = 50,
+    swaps: int = 0,
 ) -> FullMatch:
     """Bring a network to another by permutations and matrices together: for transformers.
 
@@ -83,10 +88,22 @@ def match_all(
         batches: inputs, or tuples whose first element is the input.
         by: compare ``"weights"`` or ``"activations"``, see `match_mixings`.
         sweeps: at most so many rounds; of weights, the closest is kept.
+        swaps: at most so many rounds in which any two heads of a layer are exchanged, and stay so
+            if the outputs of the network half way then come closer to the mean of those of both;
+            with a model and batches. A try costs a run of the first batch.
     """
+    if swaps and batches is not None and not isinstance(batches, Tensor):
+        batches = list(batches)  # they are looked at twice
+    halfway = _halfway(model, reference, batches, swaps)
     view, members, stacked = view_of(params, reference, sym, model, batches, by, sweeps)
     space_map = SpaceMap(sym)
-    found = [_Whole(view, m, reference, space_map).run(sweeps) for m in members]
+    found = []
+    for member in members:
+        whole = _Whole(view, member, reference, space_map)
+        whole.run(sweeps)
+        if halfway is not None:
+            whole.swap(halfway.to(member), swaps)
+        found.append((whole.permutations, whole.matrices))
     permutations, matrices = (
         [torch.stack(rows) for rows in zip(*parts, strict=True)]
         for parts in zip(*found, strict=True)
@@ -98,7 +115,17 @@ def match_all(
     return FullMatch(tuple(permutations), tuple(matrices), before, after)
 
 
-Found = tuple[list[Tensor], list[Tensor]]
+def _halfway(
+    model: nn.Module | None, reference: Params, batches: Iterable[Any] | None, swaps: int
+) -> HalfWay | None:
+    """What judges exchanges of heads, if there are to be any."""
+    if not swaps:
+        return None
+    if swaps < 0 or model is None or batches is None:
+        raise ValueError(
+            f"`swaps` must be at least 0, and need `model` and `batches`, got {swaps}."
+        )
+    return HalfWay(model, reference, first_inputs(batches)[:_JUDGES])
 
 
 class _Whole(Pair):
@@ -109,7 +136,7 @@ class _Whole(Pair):
         self.space_map = space_map
         self.permutations = identity(self.sym)
 
-    def run(self, sweeps: int) -> Found:
+    def run(self, sweeps: int) -> None:
         """Rounds until nothing moves; by weights from the closest, by activations from the last."""
         best, least, since = self._here(), float("inf"), 0
         for number in range(sweeps):
@@ -122,7 +149,33 @@ class _Whole(Pair):
                 break
         self.permutations, self.matrices, self.params = best
         self.refine()
-        return self.permutations, self.matrices
+
+    def swap(self, misfit: Callable[[Params], float], rounds: int) -> None:
+        """Exchange any two heads where that lowers the misfit of the network half way."""
+        least = misfit(self._as_given())
+        for _ in range(rounds):
+            before = least
+            for blocks in self.space_map.blocks:
+                units = self.sym.permutations[blocks.group].units
+                for pair in itertools.combinations(range(units), 2):
+                    kept = self._here(), self.seen, self.everywhere
+                    self._swap(blocks, pair)
+                    value = misfit(self._as_given())
+                    if value < least:
+                        least = value
+                    else:
+                        (self.permutations, self.matrices, self.params), *seen = kept
+                        self.seen, self.everywhere = seen
+            if not least < before:
+                return
+
+    def _swap(self, blocks: Blocks, pair: tuple[int, int]) -> None:
+        """Exchange two heads, and mix the channels inside anew."""
+        step = identity(self.sym)
+        step[blocks.group][list(pair)] = step[blocks.group][list(reversed(pair))]
+        self._permute(step)
+        self.turn(list(blocks.spaces))
+        self.refine(blocks.spaces)
 
     def _here(self) -> tuple[list[Tensor], list[Tensor], Params]:
         return list(self.permutations), list(self.matrices), self.params
@@ -133,7 +186,7 @@ class _Whole(Pair):
         if first or self.seen is None or self.space_map.tangled:
             self._permute(self._hidden_units())
         if self.seen is not None and self.space_map.tangled:
-            self.seen = self.view.activations(self._as_given(), self.reference)
+            self.seen, self.everywhere = self.view.activations(self._as_given(), self.reference)
         self._exchange()
         same = all(map(torch.equal, before, self.permutations))
         return max(moved, self.turn(self.view.rest), 0.0 if same else 1.0)
@@ -144,8 +197,10 @@ class _Whole(Pair):
         self.params = permute_some(self.params, self.sym, step)
         self.permutations = compose(self.permutations, step, self.sym)
         self.matrices = [m[o] for m, o in zip(self.matrices, orders, strict=True)]
-        if self.seen is not None:
-            self.seen = [m.reordered(o) for m, o in zip(self.seen, orders, strict=True)]
+        self.seen, self.everywhere = (
+            None if seen is None else [m.reordered(o) for m, o in zip(seen, orders, strict=True)]
+            for seen in (self.seen, self.everywhere)
+        )
 
     def _hidden_units(self) -> list[Tensor]:
         """The best permutations of what lies outside of spaces."""
@@ -177,7 +232,7 @@ class _Whole(Pair):
 
     def _similarity(self, blocks: Blocks, k: int) -> Tensor:
         """Of every pair of heads, as a share of what the reference has with itself."""
-        moments = self.moments(k)
+        moments = self.view.moments(k, self.params, self.reference, self.everywhere)
         values = all_pairs(self.sym.linear[k], moments)
         spaces = blocks.spaces[k].to(values.device)
         own = nearest(self.sym.linear[k], moments.goal, moments.goal, moments.goal).similarity

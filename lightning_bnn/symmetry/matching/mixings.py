@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -30,6 +30,7 @@ from lightning_bnn.symmetry.validation import check_finite, check_one_network, c
 __all__ = ["By", "Pair", "View", "distance", "match_mixings", "view_of"]
 
 By = Literal["weights", "activations"]
+Seen = list[Moments] | None
 _log = logging.getLogger(__name__)
 _ROUNDS = 20
 
@@ -157,13 +158,13 @@ class View:
             result.append(alone or places)
         return result
 
-    def activations(self, params: Params, reference: Params) -> list[Moments] | None:
-        """Moments of all groups, if activations are what counts."""
+    def activations(self, params: Params, reference: Params) -> tuple[Seen, Seen]:
+        """Moments of all groups, if activations are what counts: for matrices, and for heads."""
         if self.network is None:
-            return None
+            return None, None
         own = {n: t.to(reference[n].dtype) if n in reference else t for n, t in params.items()}
         found = activation_moments(self.network, own, reference, self.sym, self.inputs)
-        for name in set(unseen_groups(self.sym, found)) - self.warned:
+        for name in set(unseen_groups(self.sym, found[0])) - self.warned:
             self.warned.add(name)
             _log.warning("No linear map shows the channels of %s: weights are compared.", name)
         return found
@@ -197,7 +198,7 @@ class Pair:
         self.params, self.reference = dict(params), reference
         for name in self.sym.touched:
             self.params[name] = params[name].double()
-        self.seen = view.activations(params, reference)
+        self.seen, self.everywhere = view.activations(params, reference)
         device = next(iter(params.values())).device
         rounding = [torch.finfo(params[n].dtype).eps for n in self.sym.touched]
         self.still = max(rounding, default=1e-16) ** 0.6
@@ -226,14 +227,19 @@ class Pair:
         """Moments of one group as the network stands now."""
         return self.view.moments(k, self.params, self.reference, self.seen, first)
 
-    def refine(self) -> None:
+    def refine(self, groups: Collection[int] | None = None) -> None:
         """Replace balanced forms by least squares, where matrices are free, from what was found.
 
         Weights alternate with rotations of streams: every step lowers the distance.
+
+        Args:
+            groups: some of all groups.
         """
         last = torch.inf
         for _ in range(_ROUNDS if self.seen is None else 1):
             for k, group in enumerate(self.sym.linear):
+                if groups is not None and k not in groups:
+                    continue
                 if group.kind == "general":
                     found = self.moments(k) if self.seen is None else self.moments(k).shares
                     eye = torch.eye(group.size).to(found.own).expand(group.spaces, -1, -1)
@@ -252,4 +258,6 @@ class Pair:
         self.matrices[k] = step @ self.matrices[k]
         if self.seen is not None:
             self.seen[k] = self.seen[k].mixed(step)
+        if self.everywhere is not None:
+            self.everywhere[k] = self.everywhere[k].mixed(step)
         return float((step - torch.eye(group.size).to(step)).abs().max())

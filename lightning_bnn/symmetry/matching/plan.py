@@ -78,7 +78,25 @@ class Plan:
     def compared(self) -> list[str]:
         """The tensors that count: all that permutations reach but running statistics."""
         statistics = {a.tensor for a in self.sym.axes if a.role in ("mean", "variance")}
-        return [name for name in self.tensors if name not in statistics]
+        return [n for n in dict.fromkeys([*self.tensors, *self.exchanged]) if n not in statistics]
+
+    @cached_property
+    def exchanged(self) -> dict[str, None]:
+        """The tensors that belong to units of a group, and may change places."""
+        return dict.fromkeys(n for g in self.sym.permutations for row in g.tensors for n in row)
+
+    @cached_property
+    def branches(self) -> list[int]:
+        """The groups whose units have tensors of their own, such as experts that are modules."""
+        return [k for k, group in enumerate(self.sym.permutations) if group.tensors]
+
+    def families_inside(self, group: int) -> list[int]:
+        """The families that lie inside the units of a group, however deep."""
+
+        def lies_inside(g: int) -> bool:
+            return g in self.homes and (self.homes[g][0] == group or lies_inside(self.homes[g][0]))
+
+        return [k for k, family in enumerate(self.families) if lies_inside(family.group)]
 
     @cached_property
     def across(self) -> dict[int, set[int]]:
@@ -105,7 +123,7 @@ class Plan:
         for k, family in enumerate(self.families):
             for axis in self.axes_of(family):
                 for g in self.across[axis]:
-                    for other in family_of[g] - {k}:
+                    for other in family_of.get(g, set()) - {k}:
                         result[other].add(k)
         return result
 

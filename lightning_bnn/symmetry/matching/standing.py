@@ -12,6 +12,7 @@ from lightning_bnn.params import Params, is_stacked, stack_size
 from lightning_bnn.symmetry.actions import multiplied_tensor, permuted_tensor
 from lightning_bnn.symmetry.axis_actions import Element, Kind, permute_axis
 from lightning_bnn.symmetry.composition import standing_at
+from lightning_bnn.symmetry.exchanges import source_of
 from lightning_bnn.symmetry.matching.plan import Plan, View
 from lightning_bnn.symmetry.matching.rows import Rows, put, some
 
@@ -123,13 +124,21 @@ class Standing:
         self.regather({self.sym.axes[p.axis].tensor for p in places}, rows)
 
     def go_back(self, saved: tuple[list[Tensor], list[Tensor] | None], rows: Rows) -> None:
-        """Let some members have the orders and signs that `saved` had."""
-        orders, signs = saved
-        for g, old in enumerate(orders):
-            self.reset_order(g, rows, some(old, rows))
-        for k, old in enumerate(signs or ()):
+        """Let some members have the orders and signs that `saved` had; tensors stay."""
+        orders, signs = ([some(t, rows) for t in part or ()] for part in saved)
+        self._have(rows, orders, signs)
+
+    def stand(self, rows: Rows, orders: Sequence[Tensor], signs: Sequence[Tensor] | None) -> None:
+        """Let some members stand elsewhere, given the orders and signs of these alone."""
+        self._have(rows, orders, signs or ())
+        self.regather(self.plan.compared, rows)
+
+    def _have(self, rows: Rows, orders: Sequence[Tensor], signs: Sequence[Tensor]) -> None:
+        for g, new in enumerate(orders):
+            self.reset_order(g, rows, new)
+        for k, new in enumerate(signs):
             assert self.signs is not None
-            self.signs[k] = self._renewed(self.signs[k], rows, some(old, rows))
+            self.signs[k] = self._renewed(self.signs[k], rows, new)
 
     def saved(self) -> tuple[list[Tensor], list[Tensor] | None]:
         """Orders and signs, for `go_back`."""
@@ -137,15 +146,30 @@ class Standing:
 
     def regather(self, names: Iterable[str], rows: Rows) -> None:
         """Take tensors of some members from the networks anew."""
-        orders = [some(p, rows) for p in self.permutations]
         for name in set(names) & self.current.keys():
-            w = some(self.params[name], rows)
-            if self.signs is not None and name in self.plan.flipped:
-                factors: dict[Kind, Element] = {"signs": [some(s, rows) for s in self.signs]}
-                w = multiplied_tensor(w, self.sym, self.plan.flipped[name], factors, 1)
-            axes = self.plan.tensors[name]
-            self._become(name, rows, permuted_tensor({name: w}, self.sym, name, axes, orders))
+            for source, chosen in self._sources(name, rows).items():
+                self._take(name, source, rows[chosen])
             self._outdate(name, rows)
+
+    def _take(self, name: str, source: str, rows: Rows) -> None:
+        """Have one tensor of the networks, in its order, in the place of another or its own."""
+        orders = [some(p, rows) for p in self.permutations]
+        w = some(self.params[source], rows)
+        if self.signs is not None and source in self.plan.flipped:
+            factors: dict[Kind, Element] = {"signs": [some(s, rows) for s in self.signs]}
+            w = multiplied_tensor(w, self.sym, self.plan.flipped[source], factors, 1)
+        axes = self.plan.tensors.get(source, [])
+        self._become(name, rows, permuted_tensor({source: w}, self.sym, source, axes, orders))
+
+    def _sources(self, name: str, rows: Rows) -> dict[str, Rows]:
+        """The tensors that come to stand in the place of one, and for which of the rows."""
+        if name not in self.plan.exchanged:
+            return {name: np.arange(len(rows))}
+        found: dict[str, list[int]] = {}
+        for k, m in enumerate(rows.tolist()):
+            source = source_of(name, self.sym, _OneMember(self.permutations, m))
+            found.setdefault(source, []).append(k)
+        return {source: np.array(chosen) for source, chosen in found.items()}
 
     def reset_order(self, group: int, rows: Rows, orders: Tensor) -> None:
         """Give one group of some members another permutation; tensors stay as they are."""
