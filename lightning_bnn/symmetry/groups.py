@@ -176,6 +176,19 @@ class Symmetries:
         return scales_inside(self.axes, rescaling, self.scalings)
 
     @cached_property
+    def shared_axes(self) -> frozenset[int]:
+        """Axes with positions where not just one scale acts, or not with power 1 or -1."""
+        shared = set()
+        for axis, pairs in self.placements_by_axis("scalings").items():
+            uses = torch.zeros(self.axes[axis].blocks * self.axes[axis].size, dtype=torch.long)
+            for _, place in pairs:
+                at = place.positions.reshape(-1).cpu()
+                uses.index_add_(0, at, torch.ones_like(at))
+            if int(uses.max()) > 1 or any(abs(place.exponent) > 1 for _, place in pairs):
+                shared.add(axis)
+        return frozenset(shared)
+
+    @cached_property
     def touched(self) -> frozenset[str]:
         """The tensors that any group moves."""
         groups = (*self.permutations, *self.scalings, *self.signs)

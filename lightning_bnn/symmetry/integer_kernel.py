@@ -12,7 +12,7 @@ from typing import TypeAlias
 __all__ = ["Row", "integer_kernel"]
 
 Row: TypeAlias = dict[int, int]
-"""The coefficients of an equation, or the numbers of a solution, by variable; zeros are left out."""
+"""Coefficients of an equation, or numbers of a solution, by variable; zeros are left out."""
 
 
 def integer_kernel(equations: Iterable[Mapping[int, int]], free: Collection[int] = ()) -> list[Row]:
