@@ -229,11 +229,11 @@ def _owners(sym: Symmetries, k: int) -> Tensor:
     place = group.placements[0]
     axis = sym.axes[place.axis]
     variable = torch.full((axis.blocks * axis.size,), -1)
-    for scaling in sym.scalings:
+    for scaling, own in zip(sym.scalings, covered(sym, sym.scalings, ("general",)), strict=True):
         units = start + torch.arange(scaling.units)
         for p in scaling.placements:
             if p.axis == place.axis:
-                variable[p.positions] = units[:, None].expand_as(p.positions)
+                variable[p.positions[own]] = units[own, None].expand_as(p.positions[own])
         start += scaling.units
     return variable[place.positions[..., 0]]
 

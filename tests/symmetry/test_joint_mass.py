@@ -47,7 +47,7 @@ def least_by_descent(params, sym, seed, start=None):
     return float(value())
 
 
-@pytest.mark.parametrize("name", ["heads", "grouped queries", "rotary", "chain"])
+@pytest.mark.parametrize("name", ["heads", "grouped queries", "rotary", "chain", "products"])
 def test_no_descent_finds_less(name):
     _, _, sym, params = known(name)
     found = min_mass(params, sym, mixing=True, tolerance=1e-12)
