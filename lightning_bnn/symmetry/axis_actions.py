@@ -132,7 +132,7 @@ def axis_factors(
         positions = place.positions.reshape(-1).to(device)
         if place.meets_itself:
             index = positions.expand(*lead, -1)
-            factors = factors.scatter_reduce(-1, index, spread, "prod")
+            factors = factors.scatter_reduce(-1, index, spread, "prod").clone()
         else:
             factors[..., positions] = factors[..., positions] * spread
     return factors

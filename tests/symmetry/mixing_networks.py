@@ -115,7 +115,7 @@ class Products(nn.Module):
         self.shape = heads, size
         self.q, self.k, self.v = (nn.Linear(d, heads * size) for _ in range(3))
         self.o, self.gate, self.up = nn.Linear(heads * size, d), nn.Linear(d, 3), nn.Linear(d, 3)
-        self.down = nn.Linear(3, 2)
+        self.down = nn.Linear(3, 5)
 
     def forward(self, x):
         q, k, v = (
