@@ -229,7 +229,7 @@ class _Builder:
         elif len(axes) > 1 and not _is_matrix([self.sym.axes[a] for a in axes]):
             self._element_by_element(w, axes)
         elif None in dims:
-            self._single(w.flatten(1).double().square(), axes)
+            self._single(w.reshape(len(w), -1).double().square(), axes)
         elif len(dims) == 1:
             self._one_dimension(w, axes)
         else:
@@ -271,7 +271,7 @@ class _Builder:
             broadcastable(self._table(a), self.sym.axes[a], w[0], 0).expand(w.shape[1:])
             for a in axes
         )
-        squares = w.flatten(1).double().square()
+        squares = w.reshape(len(w), -1).double().square()
         rows, columns = rows.reshape(-1, 1), columns.reshape(-1, 1)
         self.matrices.append(Matrix(squares[..., None, None], rows, columns))
 
