@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from lightning_bnn.symmetry.groups import Symmetries
 __all__ = ["Composites", "axis_powers", "factor_tables"]
 
 
-class Composites(NamedTuple):
+@dataclass(frozen=True)
+class Composites:
     r"""Factors :math:`e^{2 l_k}` with :math:`l_k = \sum_v p_{kv} u_v`, one entry per power.
 
     Attributes:
@@ -30,6 +31,11 @@ class Composites(NamedTuple):
     factor: Tensor
     variable: Tensor
     power: Tensor
+
+    @property
+    def entries(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The factors, log scales and powers of all entries."""
+        return self.factor, self.variable, self.power
 
     def logs(self, u: Tensor) -> Tensor:
         """The log factors ``(..., count)`` of log scales ``(..., variables)``."""

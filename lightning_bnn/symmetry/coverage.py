@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,7 +99,8 @@ class _Channels:
         return unit, self.channel[place.axis][flat], place.exponent * self.side[place.axis][flat]
 
 
-class _Pairs(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Pairs:
     """Units and channels of them: at how many places, and whether all powers are one number."""
 
     unit: Ints

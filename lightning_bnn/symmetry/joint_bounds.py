@@ -126,7 +126,7 @@ class _Radii:
 
     def _tighten_composites(self, bound: Tensor) -> None:
         """What bounds a sum of log scales bounds each of them, if the others are bounded below."""
-        _, _, factor, variable, power = self.composites
+        factor, variable, power = self.composites.entries
         against = self._against(*self._reach())
         unknown = against.isinf()
         known = torch.where(unknown, 0, against)
@@ -140,7 +140,7 @@ class _Radii:
 
     def _against(self, up: Tensor, down: Tensor) -> Tensor:
         """For every power of a composite, how far at most it can lower the sum."""
-        _, _, _, variable, power = self.composites
+        _, variable, power = self.composites.entries
         return torch.where(power > 0, down[:, variable], up[:, variable]) * power.abs()
 
     def _reach(self) -> tuple[Tensor, Tensor]:
@@ -166,7 +166,7 @@ class _Radii:
 
     def _beside(self, axis: int, owner: Tensor, lowest: Tensor) -> Tensor:
         """The least factors along an axis of a space without those of its own channels."""
-        _, _, factor, variable, power = self.composites
+        factor, variable, power = self.composites.entries
         n = self.point.problem.variables
         up, down = (-lowest[:, at].log() / 2 for at in (slice(n + 1, 2 * n + 1), slice(n)))
         against = self._against(up, down)

@@ -25,6 +25,7 @@ from lightning_bnn.symmetry.mass_problem import MassProblem
 __all__ = ["Flat", "without_receding_terms"]
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 _WHOLE = 60  # directions of linear programs are fractions with small denominators
 
 
@@ -56,7 +57,7 @@ class Flat(NamedTuple):
 def without_receding_terms(problem: MassProblem) -> tuple[MassProblem, Tensor, Flat]:
     """As `without_vanishing_terms`, for problems whose factors have several scales."""
     powers = _powers(problem)
-    found: dict[bytes, tuple[_Masks, Ints, Ints]] = {}
+    found: dict[bytes, tuple[_Masks, Floats, Floats]] = {}
     members = []
     for k in range(len(problem.plus)):
         member = _support(problem, k)
@@ -156,7 +157,7 @@ def _full_parts(mask: NDArray[np.bool_]) -> Iterator[tuple[int, Ints, Ints]]:
             yield block, rows, columns
 
 
-def _solve(terms: _Terms, powers: csr_matrix) -> tuple[_Masks, Ints, Ints]:
+def _solve(terms: _Terms, powers: csr_matrix) -> tuple[_Masks, Floats, Floats]:
     """What stays, a direction in which all else falls, and directions in which nothing moves."""
     bounds, sides = terms.bounds()
     n, count = powers.shape[1], bounds.shape[0]
@@ -215,7 +216,7 @@ def _kept(terms: _Terms, sides: list[tuple[Ints, Ints, int]], falls: NDArray[np.
     return masks
 
 
-def _whole_numbers(direction: NDArray[np.float64]) -> NDArray[np.float64]:
+def _whole_numbers(direction: Floats) -> Floats:
     """The multiple of a vector that is whole, so that no other term moves."""
     for k in range(1, _WHOLE + 1):
         multiple = k * direction

@@ -87,7 +87,7 @@ def exponents(problem):
     """The exponent of every term with a positive coefficient, as a dense row."""
     n = problem.variables
     unit, several = np.eye(n), np.zeros((problem.composites.count, n))
-    for k, v, power in zip(*problem.composites[2:], strict=True):
+    for k, v, power in zip(*problem.composites.entries, strict=True):
         several[k, v] += power
     literal = np.concatenate([unit, np.zeros((1, n)), -unit, several])
     rows = [unit[(problem.plus[0] > 0).numpy()], -unit[(problem.minus[0] > 0).numpy()]]

@@ -3,6 +3,7 @@
 import math
 import pickle
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -84,6 +85,7 @@ NETWORKS = {
 }
 
 
+@cache
 def found(name):
     build, size, _ = {**NETWORKS, "pairs": (pairs, (4,), None)}[name]
     with in_float64():
@@ -168,7 +170,7 @@ WITH_SECOND_SCALES += ["linear attention and products", "pairs"]
 def test_no_descent_finds_less_mass(name):
     net, x, sym, params = found(name)
     least = min_mass(params, sym, tolerance=1e-13)
-    for seed in range(3):
+    for seed in range(2):
         assert least_by_descent(params, sym, seed) == pytest.approx(float(least.minimum), rel=1e-12)
     at = rescale(params, sym, least.scales)
     assert float(mass(at, sym)) == pytest.approx(float(least.minimum), rel=1e-13)
@@ -186,7 +188,7 @@ def test_the_certificate_holds_wherever_it_is_taken(name):
     for seed in range(3):
         g = torch.Generator().manual_seed(seed)
         start = rescale(params, sym, random_scales(sym, g, spread=1.5))
-        for steps in (1, 4, 6, 8):
+        for steps in (1, 6, 8):
             early = min_mass(start, sym, max_iterations=steps)
             assert early.minimum * (1 - early.gap) <= best * (1 + 1e-13)
             assert early.minimum >= best * (1 - 1e-12)
@@ -248,6 +250,7 @@ def test_one_form_for_the_whole_orbit(name, scaling):
     assert furthest(other, params) > 0.1
 
 
+@cache
 def by_any_name(name):
     if name in NETWORKS:
         return found(name)

@@ -155,7 +155,7 @@ def _solve_signs(system: Constraints) -> Ints:
     def is_fixed(roots: Ints) -> NDArray[np.bool_]:
         return roots == roots[FROZEN]
 
-    ties = list(system.ties["sign"])
+    ties: list[Ints] = list(system.ties["sign"])
     size = (system.nodes, 1)
     roots = _fixpoint(ties, system.products, size, is_fixed, resolve, freedom).roots
     return _numbered(roots, roots == roots[FROZEN])
