@@ -110,14 +110,10 @@ class _Pairs:
 
     @classmethod
     def of(cls, unit: Ints, channel: Ints, power: Ints) -> _Pairs:
+        span = int(channel.max(initial=0)) + 1
         pairs, first, index, count = np.unique(
-            np.stack([unit, channel]),
-            axis=1,
-            return_index=True,
-            return_inverse=True,
-            return_counts=True,
+            unit * span + channel, return_index=True, return_inverse=True, return_counts=True
         )
-        index = index.reshape(-1)
-        agree = np.ones(pairs.shape[1], np.bool_)
+        agree = np.ones(pairs.size, np.bool_)
         agree[index[power != power[first][index]]] = False
-        return cls(pairs[0], pairs[1], count, agree)
+        return cls(pairs // span, pairs % span, count, agree)
