@@ -138,8 +138,11 @@ NETWORKS = {
     ),
     "stream": (lambda: Decoder(gains=False), TOKENS),
     "chain": (Chain, torch.randn(3, 4, generator=torch.Generator().manual_seed(0))),
-    "products": (Products, torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))),
     "centred": (LayerNormed, torch.randn(3, 3, generator=torch.Generator().manual_seed(0))),
+}
+# beside their matrices, these have further scales, which unit norms do not fix
+WITH_PRODUCTS = {
+    "products": (Products, torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)))
 }
 _KNOWN = {}
 
@@ -147,7 +150,7 @@ _KNOWN = {}
 def known(name):
     """A network in double precision with generic weights, its input and its symmetries."""
     if name not in _KNOWN:
-        build, x = NETWORKS[name]
+        build, x = {**NETWORKS, **WITH_PRODUCTS}[name]
         torch.manual_seed(0)
         model = build().double().eval()
         with torch.no_grad():

@@ -271,6 +271,8 @@ def test_norms_that_do_not_fix_all_scales_are_refused():
     with pytest.raises(ValueError, match="unit norms do not fix them beside matrices"):
         canonicalise(params, sym, "unit-norm", mixing="balanced")
     form = canonicalise(params, sym, "min-mass", mixing="balanced")
+    other = random_element(params, sym, torch.Generator().manual_seed(1), mixing=True)
+    assert furthest(canonicalise(other, sym, "min-mass", mixing="balanced"), form) < 1e-6
     torch.testing.assert_close(P.apply(net, form, x), P.apply(net, params, x))
     swapped = replace(sym, scalings=tuple(_with_second_first(sym)))
     with pytest.raises(ValueError, match="unit norms do not fix them one by one"):
