@@ -3,7 +3,8 @@ r"""Whether the least mass is reached by finite scales, and what is left of the 
 Every term of the mass bounds a recession direction ``d`` of the log scales: its exponent must not
 grow, :math:`\pm d_i \pm d_j \le 0`. These are edges of a graph whose nodes are the directions with
 either sign, and a ground for what has no scale. A term stays as it is along all of them exactly if
-its edge lies on a cycle; every other term can be driven to zero, at infinite scales.
+its edge lies on a cycle; every other term can be driven to zero, at infinite scales. Terms of more
+than two scales are no edges: see `recession`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from lightning_bnn.symmetry.mass_problem import MassProblem, Matrix
+from lightning_bnn.symmetry.recession import Flat, without_receding_terms
 
-__all__ = ["Floating", "without_vanishing_terms"]
+__all__ = ["Flat", "Floating", "without_vanishing_terms"]
 
 Ints = NDArray[np.int64]
 
@@ -55,13 +57,15 @@ class Floating(NamedTuple):
         return u - self.sign * means.gather(1, self.component)
 
 
-def without_vanishing_terms(problem: MassProblem) -> tuple[MassProblem, Tensor, Floating]:
+def without_vanishing_terms(problem: MassProblem) -> tuple[MassProblem, Tensor, Floating | Flat]:
     """The terms whose sum has a least value at finite scales.
 
     Returns:
         The problem without those that can be driven to zero; for every member whether there are
         none; and the scales that can be shifted then.
     """
+    if problem.composites.count:
+        return without_receding_terms(problem)
     n = problem.variables
     linked = _reached_from_ground(problem).all(-1)
     nodes = torch.zeros(len(linked), 2 * n + 1, dtype=torch.int64, device=linked.device)

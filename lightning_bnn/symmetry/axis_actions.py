@@ -130,7 +130,11 @@ def axis_factors(
         repeats = place.positions.shape[1]
         spread = value[..., None].expand(*value.shape, repeats).flatten(-2).expand(*lead, -1)
         positions = place.positions.reshape(-1).to(device)
-        factors[..., positions] = factors[..., positions] * spread
+        if place.meets_itself:
+            index = positions.expand(*lead, -1)
+            factors = factors.scatter_reduce(-1, index, spread, "prod").clone()
+        else:
+            factors[..., positions] = factors[..., positions] * spread
     return factors
 
 

@@ -29,8 +29,8 @@ def balance(
     problem: MassProblem, u: Tensor, alive: Tensor, tolerance: float, most: int
 ) -> tuple[Tensor, int]:
     """Sweeps while they converge fast, then Newton steps."""
-    sweep = _Sweep(problem, alive)
-    if sweep.coupled:
+    sweep = None if problem.composites.count else _Sweep(problem, alive)
+    if sweep is None or sweep.coupled:
         first = min(4, most)
         for _ in range(first):
             u = _majorised_step(problem, u, alive)
@@ -48,9 +48,12 @@ def balance(
 
 
 def _majorised_step(problem: MassProblem, u: Tensor, alive: Tensor) -> Tensor:
-    """All groups at once, each product of factors bounded by a sum of squares: half a step."""
+    """All groups at once, each product of factors bounded by a sum of powers of them.
+
+    In terms of two scales that is half a step.
+    """
     flow = problem.flow(u)
-    return u + _ratio(flow.inflow, flow.outflow, alive).log() / 8
+    return u + _ratio(flow.inflow, flow.outflow, alive).log() / (4 * problem.degree)
 
 
 def _ratio(inflow: Tensor, outflow: Tensor, alive: Tensor) -> Tensor:
@@ -173,7 +176,8 @@ def newton_direction(flow: Flow, alive: Tensor) -> tuple[Tensor, Tensor]:
     t = _conjugate_gradients(laplacian, -g, alive)
     product = laplacian(t) * alive
     residual = product + g
-    widest = 2 * t.abs().amax(-1) if t.shape[-1] else torch.zeros_like(g.sum(-1))
+    widest = t.abs().amax(-1) if t.shape[-1] else torch.zeros_like(g.sum(-1))
+    widest = flow.problem.degree * widest
     quadratic = (t * product).sum(-1) / 2
     gap = torch.where(widest < 1, quadratic / (1 - widest).clamp_min(1e-300), torch.inf)
     return t, gap + 2 * residual.abs().sum(-1)

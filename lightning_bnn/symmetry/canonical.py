@@ -22,6 +22,7 @@ from lightning_bnn.symmetry.balanced_form import balancing_matrices, orienting_m
 from lightning_bnn.symmetry.groups import Group, Placement, Symmetries
 from lightning_bnn.symmetry.min_mass import min_mass
 from lightning_bnn.symmetry.mixing import mix_some
+from lightning_bnn.symmetry.second_scales import check_norms_fix_scales
 from lightning_bnn.symmetry.shifting import remove_shifts
 from lightning_bnn.symmetry.sorting import SortKey, sort_permutations
 from lightning_bnn.symmetry.spaces import covered
@@ -208,7 +209,7 @@ def canonical_scales_and_signs(
     if scaling == "min-mass" and sym.scalings:
         factors["scalings"] = list(min_mass(params, sym, tolerance=1e-16).scales)
     dead = 0
-    for _, kind, index, place in sorted(_writers(sym), key=lambda w: w[:3]):
+    for _, kind, index, place in _in_order(sym, scaling, held):
         group = sym.scalings[index] if kind == "scalings" else sym.signs[index]
         twins = [_with_factors(params, sym, factors, p) for p in twin_places(sym, group, place)]
         w = side_by_side(twins, sym, sym.axes[place.axis])
@@ -232,6 +233,17 @@ def _check_sizes(size: Tensor, name: str) -> None:
     if not bool(torch.isfinite(size).all()):
         kind = str(size.dtype).removeprefix("torch.")
         raise ValueError(f"`params`: the squares of {name!r} overflow in {kind}.")
+
+
+def _in_order(
+    sym: Symmetries, scaling: Scaling | None, held: Sequence[Tensor] | None
+) -> list[tuple[int, Kind, int, Placement]]:
+    """Every group with the place that writes it, as they are treated."""
+    found = sorted(_writers(sym), key=lambda w: w[:3])
+    if scaling in ("unit-norm", "unit-std"):
+        places = [(index, place) for _, kind, index, place in found if kind == "scalings"]
+        check_norms_fix_scales(sym, places, held)
+    return found
 
 
 def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_bnn.symmetry.coverage import scales_inside
 from lightning_bnn.symmetry.linear_groups import LinearGroup
 from lightning_bnn.symmetry.placements import Axis, Placement
 from lightning_bnn.symmetry.shift_groups import Reader, ShiftGroup
@@ -56,7 +57,11 @@ class PermutationGroup(Group):
 
 
 class ScalingGroup(Group):
-    """Units that can each be multiplied by a positive factor."""
+    """Units that can each be multiplied by a positive factor.
+
+    A product of two factors has further scales: several groups then act at one position, and the
+    exponents of their placements are integers.
+    """
 
 
 class SignGroup(Group):
@@ -167,16 +172,21 @@ class Symmetries:
     @cached_property
     def mixed_scales(self) -> tuple[Tensor, ...]:
         """For every group of scalings, which of its units a group of matrices contains."""
-        inside = {
-            a: torch.zeros(x.blocks * x.size, dtype=torch.bool) for a, x in enumerate(self.axes)
-        }
-        for group in self.linear:
-            for place in group.placements if group.rescales else ():
-                inside[place.axis][place.positions.reshape(-1)] = True
-        return tuple(
-            torch.stack([inside[p.axis][p.positions].all(1) for p in g.placements]).all(0)
-            for g in self.scalings
-        )
+        rescaling = [group for group in self.linear if group.rescales]
+        return scales_inside(self.axes, rescaling, self.scalings)
+
+    @cached_property
+    def shared_axes(self) -> frozenset[int]:
+        """Axes with positions where not just one scale acts, or not with power 1 or -1."""
+        shared = set()
+        for axis, pairs in self.placements_by_axis("scalings").items():
+            uses = torch.zeros(self.axes[axis].blocks * self.axes[axis].size, dtype=torch.long)
+            for _, place in pairs:
+                at = place.positions.reshape(-1).cpu()
+                uses.index_add_(0, at, torch.ones_like(at))
+            if int(uses.max()) > 1 or any(abs(place.exponent) > 1 for _, place in pairs):
+                shared.add(axis)
+        return frozenset(shared)
 
     @cached_property
     def touched(self) -> frozenset[str]:

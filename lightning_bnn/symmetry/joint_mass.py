@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import multiply
-from lightning_bnn.symmetry.attainment import Floating, without_vanishing_terms
+from lightning_bnn.symmetry.attainment import Flat, Floating, without_vanishing_terms
 from lightning_bnn.symmetry.balanced_form import balance_spaces, weights_of_spaces
 from lightning_bnn.symmetry.balancing import balance
 from lightning_bnn.symmetry.groups import ScalingGroup, Symmetries
@@ -129,6 +129,8 @@ class _State:
             self.rest.minus + new.minus,
             (*self.rest.matrices, *new.matrices),
             new.sizes,
+            new.composites,
+            self.rest.others + new.others,
         )
 
     def scaled(self, u: Tensor) -> Params:
@@ -181,12 +183,13 @@ class _State:
         for k in self.groups:
             self.attained &= self.full[k].all(-1)
 
-    def _drop(self, kept: MassProblem, floating: Floating) -> None:
+    def _drop(self, kept: MassProblem, floating: Floating | Flat) -> None:
         if self.rest is not None:
             self.rest = replace(
                 self.rest,
                 plus=self.rest.plus * (kept.plus > 0),
                 minus=self.rest.minus * (kept.minus > 0),
+                others=self.rest.others * (kept.others > 0),
                 matrices=kept.matrices[: len(self.rest.matrices)],
             )
         self.known = None
@@ -226,11 +229,11 @@ def _owners(sym: Symmetries, k: int) -> Tensor:
     place = group.placements[0]
     axis = sym.axes[place.axis]
     variable = torch.full((axis.blocks * axis.size,), -1)
-    for scaling in sym.scalings:
+    for scaling, own in zip(sym.scalings, covered(sym, sym.scalings, ("general",)), strict=True):
         units = start + torch.arange(scaling.units)
         for p in scaling.placements:
             if p.axis == place.axis:
-                variable[p.positions] = units[:, None].expand_as(p.positions)
+                variable[p.positions[own]] = units[own, None].expand_as(p.positions[own])
         start += scaling.units
     return variable[place.positions[..., 0]]
 

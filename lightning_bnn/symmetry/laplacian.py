@@ -25,6 +25,7 @@ class Laplacian:
 
     def __init__(self, flow: Flow) -> None:
         self.single = flow.inflow + flow.outflow
+        self.problem, self.mass = flow.problem, flow.mass
         self.matrices = flow.problem.matrices
         ends = [end.reshape(-1) for m in self.matrices for end in (m.rows, m.columns)]
         factors = [f.flatten(1) for r, c, _, _ in flow.ends for f in (r, c)]
@@ -36,15 +37,13 @@ class Laplacian:
         self, t: Float64[Tensor, "members variables"]
     ) -> Float64[Tensor, "members variables"]:
         """The product with one vector for each member."""
-        single = self.single * t
-        if self.ends is None or self.factors is None:
-            return single
-        n = t.shape[1]
-        signed = torch.cat([t, torch.zeros_like(t[:, :1]), -t], 1)
-        at_ends = signed.index_select(1, self.ends).mul_(self.factors)
-        sums = torch.cat(list(self._products(at_ends)), 1).mul_(self.factors)
-        total = torch.zeros_like(signed).index_add_(1, self.ends, sums)
-        return single + total[:, :n] - total[:, n + 1 :]
+        signed = self.problem.log_factors(t)
+        total = self.mass * signed
+        if self.ends is not None and self.factors is not None:
+            at_ends = signed.index_select(1, self.ends).mul_(self.factors)
+            sums = torch.cat(list(self._products(at_ends)), 1).mul_(self.factors)
+            total.index_add_(1, self.ends, sums)
+        return self.problem.gathered(total)
 
     def _products(self, at_ends: Tensor) -> Iterator[Tensor]:
         """What arrives at the rows and at the columns of every matrix from its other end."""

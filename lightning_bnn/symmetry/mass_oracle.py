@@ -67,19 +67,19 @@ def _terms(params: Params, sym: Symmetries) -> tuple[Any, csr_matrix]:
 def _exponents(sym: Symmetries, axis: int, start: Any, place: Any, shape: torch.Size) -> csr_matrix:
     """For each entry of a matrix of squares, the scale that one placement puts on it."""
     blocks, size, dim = sym.axes[axis].blocks, sym.axes[axis].size, sym.axes[axis].dim or 0
-    variable = np.full(blocks * size, -1)
-    units = start + np.arange(place.positions.shape[0])
-    variable[place.positions.numpy()] = units[:, None]
+    index = np.arange(blocks * size)
     if sym.axes[axis].dim is None:
-        entry = variable
+        entry = index
     elif blocks > 1:
-        rows = np.repeat(variable.reshape(blocks, size), shape[0] // blocks, 0)
+        rows = np.repeat(index.reshape(blocks, size), shape[0] // blocks, 0)
         view = [shape[0], *(size if d == dim else 1 for d in range(1, len(shape)))]
         entry = np.broadcast_to(rows.reshape(view), shape)
     else:
         view = [size if d == dim else 1 for d in range(len(shape))]
-        entry = np.broadcast_to(variable.reshape(view), shape)
-    at = np.flatnonzero(entry.reshape(-1) >= 0)
-    columns = entry.reshape(-1)[at]
-    values = np.full(len(at), float(place.exponent))
-    return coo_matrix((values, (at, columns)), (entry.size, sym.scaling_dof)).tocsr()
+        entry = np.broadcast_to(index.reshape(view), shape)
+    units, repeats = place.positions.shape
+    columns = np.repeat(start + np.arange(units), repeats)
+    powers = np.full(columns.size, float(place.exponent))
+    positions = place.positions.numpy().reshape(-1)
+    acts = coo_matrix((powers, (positions, columns)), (index.size, sym.scaling_dof)).tocsr()
+    return acts[entry.reshape(-1)]

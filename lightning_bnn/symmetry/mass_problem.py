@@ -6,7 +6,8 @@ Aggregated over kernel positions, the squared weights form one matrix per tensor
 
 with exponents +1, 0, -1. What only one scale reaches is summed into P and Q; the rest stays as
 small dense matrices, so that values, gradients and products with the Hessian are matrix-vector
-products, batched over members.
+products, batched over members. Where products of channels have further scales, a factor may be one
+of several scales at once: a row of `Composites`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float64
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.axis_actions import axes_by_tensor, broadcastable
+from lightning_bnn.symmetry.composites import Composites, factor_tables
 from lightning_bnn.symmetry.groups import Axis, Symmetries
 from lightning_bnn.symmetry.validation import check_params
 
@@ -32,7 +35,7 @@ class Matrix:
     """Squared weights ``(members, blocks, rows, columns)`` and where their two factors come from.
 
     An index ``v`` takes the factor :math:`e^{2 u_v}`, ``n`` the factor one, ``n + 1 + v`` the
-    factor :math:`e^{-2 u_v}`.
+    factor :math:`e^{-2 u_v}`, and ``2 n + 1 + k`` the k-th composite.
     """
 
     squares: Tensor
@@ -49,6 +52,8 @@ class MassProblem:
     minus: Tensor
     matrices: tuple[Matrix, ...]
     sizes: tuple[int, ...]
+    composites: Composites
+    others: Tensor
 
     @property
     def variables(self) -> int:
@@ -57,10 +62,13 @@ class MassProblem:
 
     def factors(
         self, u: Float64[Tensor, "members variables"]
-    ) -> Float64[Tensor, "members 2*variables+1"]:
-        """The table that matrices index: :math:`e^{2u}`, one, :math:`e^{-2u}`."""
+    ) -> Float64[Tensor, "members factors"]:
+        """The table that matrices index: :math:`e^{2u}`, one, :math:`e^{-2u}`, composites."""
         e = torch.exp(2 * u)
-        return torch.cat([e, e.new_ones(*e.shape[:-1], 1), 1 / e], -1)
+        parts = [e, e.new_ones(*e.shape[:-1], 1), 1 / e]
+        if self.composites.count:
+            parts.append(torch.exp(2 * self.composites.logs(u)))
+        return torch.cat(parts, -1)
 
     def logs(self, factors: Tensor) -> Tensor:
         """Log scales of a table of factors."""
@@ -69,8 +77,10 @@ class MassProblem:
     def value(self, u: Float64[Tensor, "members variables"]) -> Float64[Tensor, " members"]:
         """Mass at log scales ``u`` of shape ``(members, variables)``."""
         f = self.factors(u)
-        e, inverse = f[..., : self.variables], f[..., self.variables + 1 :]
+        n = self.variables
+        e, inverse, others = f[..., :n], f[..., n + 1 : 2 * n + 1], f[..., 2 * n + 1 :]
         total = self.constant + (self.plus * e + self.minus * inverse).sum(-1)
+        total = total + (self.others * others).sum(-1)
         for m in self.matrices:
             total = total + (_times(m, f) * f[..., m.rows]).sum((-1, -2))
         return total
@@ -78,18 +88,49 @@ class MassProblem:
     def flow(self, u: Tensor) -> Flow:
         """Mass that enters and leaves every unit, and what products with the Hessian need."""
         f = self.factors(u)
-        n = self.variables
         ends = []
-        total = torch.cat(
-            [self.plus * f[..., :n], torch.zeros_like(f[..., :1]), self.minus * f[..., n + 1 :]], -1
-        )
+        single = [self.plus, torch.zeros_like(f[..., :1]), self.minus, self.others]
+        total = torch.cat(single, -1) * f
         for m in self.matrices:
             r, c = f[..., m.rows], f[..., m.columns]
             row_mass, column_mass = r * _times(m, f), c * _times_transposed(m, f)
             total = total.index_add(-1, m.rows.reshape(-1), row_mass.flatten(-2))
             total = total.index_add(-1, m.columns.reshape(-1), column_mass.flatten(-2))
             ends.append((r, c, row_mass, column_mass))
-        return Flow(self, total[..., :n], total[..., n + 1 :], ends)
+        return Flow(self, self.entering(total, 1), self.entering(total, -1), ends, total)
+
+    def entering(self, mass: Tensor, sign: Literal[1, -1]) -> Tensor:
+        """For every unit, the mass of the factors that grow with its scale, or fall with sign -1.
+
+        Args:
+            mass: that of every factor of the table.
+            sign: 1 for what enters the units, -1 for what leaves them.
+        """
+        n = self.variables
+        own = mass[..., :n] if sign == 1 else mass[..., n + 1 : 2 * n + 1]
+        if not self.composites.count:
+            return own
+        return own + self.composites.sums(mass[..., 2 * n + 1 :], sign)
+
+    def log_factors(self, t: Tensor) -> Tensor:
+        """Half the logs of the table of factors at log scales t."""
+        parts = [t, torch.zeros_like(t[..., :1]), -t]
+        if self.composites.count:
+            parts.append(self.composites.logs(t))
+        return torch.cat(parts, -1)
+
+    def gathered(self, mass: Tensor) -> Tensor:
+        """The transpose of `log_factors`: the derivative by every log scale."""
+        n = self.variables
+        own = mass[..., :n] - mass[..., n + 1 : 2 * n + 1]
+        if not self.composites.count:
+            return own
+        return own + self.composites.sums(mass[..., 2 * n + 1 :])
+
+    @property
+    def degree(self) -> int:
+        """How many log scales, counted with their powers, one term has at most."""
+        return 2 * self.composites.degree
 
 
 @dataclass(frozen=True)
@@ -100,6 +141,7 @@ class Flow:
     inflow: Tensor
     outflow: Tensor
     ends: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]
+    mass: Tensor
 
 
 def _times(m: Matrix, factors: Tensor) -> Tensor:
@@ -130,10 +172,12 @@ def mass_problem(params: Params, sym: Symmetries) -> MassProblem:
         if name in params:
             builder.add(name)
     parts = (builder.constant, builder.plus, builder.minus)
-    sums = torch.stack([t.sum() for t in (*parts, *(m.squares for m in builder.matrices))])
+    others = builder.others
+    sums = torch.stack([t.sum() for t in (*parts, others, *(m.squares for m in builder.matrices))])
     if not bool(sums.isfinite().all()):
         _refuse_overflow(params, sym)
-    return MassProblem(*parts, tuple(builder.matrices), tuple(g.units for g in sym.scalings))
+    sizes = tuple(g.units for g in sym.scalings)
+    return MassProblem(*parts, tuple(builder.matrices), sizes, builder.composites, others)
 
 
 def _refuse_overflow(params: Params, sym: Symmetries) -> None:
@@ -157,6 +201,9 @@ class _Builder:
         self.n = sym.scaling_dof
         self.constant = torch.zeros(members, dtype=torch.float64, device=first.device)
         self.plus, self.minus = (self.constant.new_zeros(members, self.n) for _ in range(2))
+        composites, self.tables = factor_tables(sym)
+        self.composites = composites.to(first.device)
+        self.others = self.constant.new_zeros(members, composites.count)
         self.matrices: list[Matrix] = []
         self.axes = axes_by_tensor(sym, "scalings")
 
@@ -171,7 +218,7 @@ class _Builder:
         elif len(axes) > 1 and not _is_matrix([self.sym.axes[a] for a in axes]):
             self._element_by_element(w, axes)
         elif None in dims:
-            self._single(w.flatten(1).double().square(), axes)
+            self._single(w.reshape(len(w), -1).double().square(), axes)
         elif len(dims) == 1:
             self._one_dimension(w, axes)
         else:
@@ -194,13 +241,13 @@ class _Builder:
             rows, columns = (table[:, None] for table in tables)
             self.matrices.append(Matrix(squares[..., None, None], rows, columns))
             return
-        total = torch.zeros(
-            squares.shape[0], 2 * self.n + 1, dtype=torch.float64, device=squares.device
-        )
+        n = self.n
+        total = squares.new_zeros(squares.shape[0], 2 * n + 1 + self.composites.count)
         total.index_add_(1, tables[0], squares)
-        self.plus += total[:, : self.n]
-        self.constant += total[:, self.n]
-        self.minus += total[:, self.n + 1 :]
+        self.plus += total[:, :n]
+        self.constant += total[:, n]
+        self.minus += total[:, n + 1 : 2 * n + 1]
+        self.others += total[:, 2 * n + 1 :]
 
     def _element_by_element(self, w: Tensor, axes: Sequence[int]) -> None:
         """Any two axes: every weight is a matrix of one by one."""
@@ -213,7 +260,7 @@ class _Builder:
             broadcastable(self._table(a), self.sym.axes[a], w[0], 0).expand(w.shape[1:])
             for a in axes
         )
-        squares = w.flatten(1).double().square()
+        squares = w.reshape(len(w), -1).double().square()
         rows, columns = rows.reshape(-1, 1), columns.reshape(-1, 1)
         self.matrices.append(Matrix(squares[..., None, None], rows, columns))
 
@@ -226,11 +273,13 @@ class _Builder:
         self.matrices.append(Matrix(_matrix_squares(w, first, second), rows, columns))
 
     def _table(self, axis: int) -> Tensor:
-        return factor_index(self.sym, axis).to(self.constant.device)
+        table = self.tables.get(axis)
+        table = factor_index(self.sym, axis) if table is None else table
+        return table.to(self.constant.device)
 
 
 def factor_index(sym: Symmetries, axis: int) -> Tensor:
-    """Index of the factor of every position on an axis, see `Matrix`."""
+    """Index of the factor of every position on an axis that has no composites, see `Matrix`."""
     n, start = sym.scaling_dof, 0
     table = torch.full((sym.axes[axis].blocks * sym.axes[axis].size,), n)
     starts = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
@@ -34,3 +36,12 @@ class Placement:
     axis: int
     positions: Tensor
     exponent: int = 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone, without what was computed from them and kept."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @cached_property
+    def meets_itself(self) -> bool:
+        """Whether several units act at one position, such as the two factors of a product."""
+        return self.positions.unique().numel() < self.positions.numel()

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.groups import Group, LinearGroup, Symmetries
+from lightning_bnn.symmetry.coverage import scales_inside, units_inside
+from lightning_bnn.symmetry.groups import Group, LinearGroup, ScalingGroup, Symmetries
 from lightning_bnn.symmetry.mixing import along_axis, mixed_axis
 from lightning_bnn.symmetry.placements import Placement
 
@@ -77,12 +78,10 @@ def coupled(sym: Symmetries, group: LinearGroup, others: Collection[LinearGroup]
 
 
 def covered(sym: Symmetries, groups: Sequence[Group], kinds: Collection[str]) -> tuple[Tensor, ...]:
-    """For every group, which of its units move inside spaces of the given kinds only."""
-    inside = {a: torch.zeros(x.blocks * x.size, dtype=torch.bool) for a, x in enumerate(sym.axes)}
-    for linear in sym.linear:
-        for place in linear.placements if linear.kind in kinds else ():
-            inside[place.axis][place.positions.reshape(-1)] = True
-    return tuple(
-        torch.stack([inside[p.axis][p.positions].all(1) for p in g.placements]).all(0)
-        for g in groups
-    )
+    """For every group, which of its units move inside spaces of the given kinds only.
+
+    Scales do where they are diagonal matrices of these spaces.
+    """
+    linear = [group for group in sym.linear if group.kind in kinds]
+    scalings = all(isinstance(g, ScalingGroup) for g in groups)
+    return (scales_inside if scalings else units_inside)(sym.axes, linear, groups)

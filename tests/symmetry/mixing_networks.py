@@ -107,6 +107,24 @@ class LayerNormed(nn.Module):
         return self.last(self.norm(h))
 
 
+class Products(nn.Module):
+    """Linear attention, and a unit that multiplies two of its linear maps."""
+
+    def __init__(self, d=4, heads=2, size=2):
+        super().__init__()
+        self.shape = heads, size
+        self.q, self.k, self.v = (nn.Linear(d, heads * size) for _ in range(3))
+        self.o, self.gate, self.up = nn.Linear(heads * size, d), nn.Linear(d, 3), nn.Linear(d, 3)
+        self.down = nn.Linear(3, 5)
+
+    def forward(self, x):
+        q, k, v = (
+            m(x).unflatten(-1, self.shape).transpose(-2, -3) for m in (self.q, self.k, self.v)
+        )
+        y = torch.tanh(self.o((q @ k.mT @ v).transpose(-2, -3).flatten(-2)))
+        return self.down(self.gate(y) * self.up(y))
+
+
 TOKENS = torch.tensor([[0, 3, 1, 4], [2, 2, 0, 1]])
 NETWORKS = {
     "heads": (lambda: Decoder(), TOKENS),
@@ -122,13 +140,17 @@ NETWORKS = {
     "chain": (Chain, torch.randn(3, 4, generator=torch.Generator().manual_seed(0))),
     "centred": (LayerNormed, torch.randn(3, 3, generator=torch.Generator().manual_seed(0))),
 }
+# beside their matrices, these have further scales, which unit norms do not fix
+WITH_PRODUCTS = {
+    "products": (Products, torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)))
+}
 _KNOWN = {}
 
 
 def known(name):
     """A network in double precision with generic weights, its input and its symmetries."""
     if name not in _KNOWN:
-        build, x = NETWORKS[name]
+        build, x = {**NETWORKS, **WITH_PRODUCTS}[name]
         torch.manual_seed(0)
         model = build().double().eval()
         with torch.no_grad():

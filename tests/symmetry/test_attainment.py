@@ -13,6 +13,7 @@ from lightning_bnn import models
 from lightning_bnn import params as P
 from lightning_bnn.symmetry import canonicalise, discover, mass, min_mass, rescale
 from lightning_bnn.symmetry.attainment import without_vanishing_terms
+from lightning_bnn.symmetry.composites import Composites
 from lightning_bnn.symmetry.mass_problem import MassProblem, Matrix, mass_problem
 
 
@@ -85,9 +86,12 @@ def _far_along(params, sym, found):
 def exponents(problem):
     """The exponent of every term with a positive coefficient, as a dense row."""
     n = problem.variables
-    unit = np.eye(n)
-    literal = np.concatenate([unit, np.zeros((1, n)), -unit])
+    unit, several = np.eye(n), np.zeros((problem.composites.count, n))
+    for k, v, power in zip(*problem.composites.entries, strict=True):
+        several[k, v] += power
+    literal = np.concatenate([unit, np.zeros((1, n)), -unit, several])
     rows = [unit[(problem.plus[0] > 0).numpy()], -unit[(problem.minus[0] > 0).numpy()]]
+    rows.append(several[(problem.others[0] > 0).numpy()])
     for m in problem.matrices:
         for b, r, c in (m.squares[0] > 0).nonzero().tolist():
             rows.append((literal[m.rows[b, r]] + literal[m.columns[b, c]])[None])
@@ -106,31 +110,61 @@ def recession(problem):
     return found.x[:n]
 
 
-def random_problem(seed, units=4):
-    """Sparse terms of all kinds, also those in which two scales grow together."""
+def random_problem(seed, units=4, several=0):
+    """Sparse terms of all kinds, also those in which two scales grow together, or several."""
     generator, density = torch.Generator().manual_seed(seed), 0.04 + 0.005 * seed
-    n = units
+    n, size = units, 2 * units + 1 + several
     keep = lambda *shape: (torch.rand(*shape, generator=generator) < density).double()  # noqa: E731
-    everything = torch.arange(2 * n + 1)[None]
-    m = Matrix(keep(1, 1, 2 * n + 1, 2 * n + 1), everything, everything)
-    return MassProblem(torch.zeros(1).double(), keep(1, n), keep(1, n), (m,), (n,))
+    everything = torch.arange(size)[None]
+    m = Matrix(keep(1, 1, size, size), everything, everything)
+    full = Matrix(keep(1, 1, 1, 1).expand(1, 1, 3, 2), everything[:, 3:6], everything[:, -2:])
+    at = torch.randint(n, (2 * several,), generator=generator)
+    power = torch.randint(1, 3, (2 * several,), generator=generator)
+    power = power * (1 - 2 * torch.randint(2, (2 * several,), generator=generator))
+    composites = Composites(several, n, torch.arange(several).repeat(2), at, power)
+    matrices, parts = (m, full) if several else (m,), (keep(1, n), keep(1, n))
+    return MassProblem(
+        torch.zeros(1).double(), *parts, matrices, (n,), composites, keep(1, several)
+    )
 
 
+@pytest.mark.parametrize("several", [0, 3])
 @pytest.mark.parametrize("seed", range(40))
-def test_terms_vanish_exactly_where_linear_programming_says(seed):
-    problem = random_problem(seed)
+def test_terms_vanish_exactly_where_linear_programming_says(seed, several):
+    problem = random_problem(seed, several=several)
     d = torch.as_tensor(recession(problem))
-    table = torch.cat([d, torch.zeros(1), -d])
-    kept, attained, _ = without_vanishing_terms(problem)
+    table = problem.log_factors(d)
+    kept, attained, flat = without_vanishing_terms(problem)
     falls = lambda rows, columns: table[rows][..., None] + table[columns][..., None, :] < -1e-6  # noqa: E731
-    (m,), (left,) = problem.matrices, kept.matrices
-    expected = m.squares * ~falls(m.rows, m.columns)[None]
-    assert torch.equal(left.squares, expected)
+    for m, left in zip(problem.matrices, kept.matrices, strict=True):
+        assert torch.equal(left.squares, m.squares * ~falls(m.rows, m.columns)[None])
     assert torch.equal(kept.plus, problem.plus * ~(d < -1e-6))
     assert torch.equal(kept.minus, problem.minus * ~(d > 1e-6))
-    assert bool(attained) == torch.equal(expected, m.squares) * torch.equal(
-        kept.plus + kept.minus, problem.plus + problem.minus
-    )
+    zero, others = torch.zeros_like(problem.plus), table[2 * len(d) + 1 :]
+    assert torch.equal(kept.others, problem.others * ~(others < -1e-6))
+    assert bool(attained) == bool(kept.value(zero) == problem.value(zero))
+    if several:
+        terms, moved = exponents(kept), flat.bases[0].numpy()
+        assert not (terms @ moved).any()
+        used = int((terms != 0).any(0).sum()) - np.linalg.matrix_rank(terms)
+        assert moved.shape[1] == used == np.linalg.matrix_rank(moved)
+        assert not (terms @ flat.fall[0].numpy()).any()
+        assert (exponents(problem) @ flat.fall[0].numpy() < 0).any() == (not bool(attained))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_values_and_derivatives_are_those_of_a_sum_of_exponentials(seed):
+    problem, terms = random_problem(seed + 20, several=3), None
+    terms = torch.from_numpy(exponents(problem)).double()
+    u = torch.randn(1, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    value = lambda v: (2 * v @ terms.T).exp().sum()  # noqa: E731
+    flow, t = problem.flow(u), torch.ones_like(u).cumsum(1)
+    gradient = torch.autograd.functional.jacobian(value, u)
+    torch.testing.assert_close(problem.value(u)[0], value(u))
+    torch.testing.assert_close(2 * (flow.inflow - flow.outflow), gradient)
+    hessian = torch.autograd.functional.hvp(value, u, t)[1]
+    torch.testing.assert_close(4 * flow.hessian(t), hessian)
+    assert problem.degree >= int(terms.abs().sum(1).max())
 
 
 def test_balancing_never_adds_mass():

@@ -1,7 +1,7 @@
 import cvxpy
 import pytest
 import torch
-from mixing_networks import NETWORKS, Decoder, known
+from mixing_networks import NETWORKS, WITH_PRODUCTS, Decoder, known
 from torch import nn
 
 from lightning_bnn import params as P
@@ -47,7 +47,7 @@ def least_by_descent(params, sym, seed, start=None):
     return float(value())
 
 
-@pytest.mark.parametrize("name", ["heads", "grouped queries", "rotary", "chain"])
+@pytest.mark.parametrize("name", ["heads", "grouped queries", "rotary", "chain", "products"])
 def test_no_descent_finds_less(name):
     _, _, sym, params = known(name)
     found = min_mass(params, sym, mixing=True, tolerance=1e-12)
@@ -58,7 +58,7 @@ def test_no_descent_finds_less(name):
     assert found.gap < 1e-8
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*NETWORKS, *WITH_PRODUCTS])
 def test_scales_and_matrices_reach_it(name):
     model, x, sym, params = known(name)
     found = min_mass(params, sym, mixing=True)
@@ -73,7 +73,7 @@ def test_scales_and_matrices_reach_it(name):
     )
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*NETWORKS, *WITH_PRODUCTS])
 def test_the_certificate_holds_wherever_it_is_taken(name):
     _, _, sym, params = known(name)
     best = min_mass(params, sym, mixing=True, tolerance=1e-14).minimum

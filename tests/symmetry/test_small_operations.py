@@ -33,7 +33,7 @@ PASSING = {
         0,
         6,
     ),
-    "addcmul": (lambda s, x: s.o(torch.addcmul(s.a(x), s.b(x).relu(), s.b(x))), [6], 0, 0),
+    "addcmul": (lambda s, x: s.o(torch.addcmul(s.a(x), s.b(x).relu(), s.b(x))), [6], 6, 0),
     "addcdiv": (lambda s, x: s.o(torch.addcdiv(s.a(x), s.b(x), 1 + s.a(x).exp())), [6], 0, 0),
     "lerp": (lambda s, x: s.o(torch.lerp(s.a(x), s.b(x).relu(), 0.3)), [6], 6, 0),
     "lerp by channels": (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,31 +13,32 @@ from lightning_bnn.symmetry.discovery.classes import Ints, name_of
 from lightning_bnn.symmetry.discovery.hashing import mix
 from lightning_bnn.symmetry.groups import Axis, Group, Placement
 
-__all__ = ["factor_groups"]
+__all__ = ["Actions", "actions", "factor_groups"]
 
 
-def factor_groups(
-    kind: type[Group],
-    axes: Sequence[Axis],
-    labels: Sequence[Ints],
-    variable: Ints,
-    exponents: Sequence[Ints],
-) -> tuple[Any, ...]:
+class Actions(NamedTuple):
+    """Which variable acts where, and by which power: four columns of one length."""
+
+    variables: Ints
+    positions: Ints
+    axes: Ints
+    powers: Ints
+
+
+def factor_groups(kind: type[Group], axes: Sequence[Axis], acts: Actions) -> tuple[Any, ...]:
     """Variables that act on the same axes in the same way form one group.
 
     Args:
         kind: what the groups are.
         axes: where they act.
-        labels: the channel at every position of every axis.
-        variable: that of every channel, -1 for none.
-        exponents: by which power it acts at every position of every axis.
+        acts: all that the variables do.
     """
-    variables, positions, axis_ids, powers = _actions(labels, variable, exponents)
+    variables, positions, axis_ids, powers = acts
     if not variables.size:
         return ()
     count = int(variables.max()) + 1
     signature, first = np.zeros(count, np.uint64), np.full(count, np.iinfo(np.int64).max)
-    offsets = np.cumsum([0, *(x.size for x in labels)])
+    offsets = np.cumsum([0, *(x.blocks * x.size for x in axes)])
     place = positions + offsets[axis_ids]
     np.minimum.at(first, variables, place)
     orientation = np.ones(count, np.int64)
@@ -45,7 +46,7 @@ def factor_groups(
     orientation[variables[leading]] = powers[leading]
     powers = powers * orientation[variables]
     with np.errstate(over="ignore"):
-        np.add.at(signature, variables, mix(axis_ids * 4 + powers + 1, 5))
+        np.add.at(signature, variables, mix(axis_ids + (powers << 32), 5))
     present = np.flatnonzero(first < np.iinfo(np.int64).max)
     order = np.lexsort((positions, axis_ids, -powers, variables))
     variables, positions, axis_ids, powers = (
@@ -71,15 +72,20 @@ def _placements(axis_ids: Ints, powers: Ints, positions: Ints, rows: Ints) -> tu
     return tuple(sorted(places, key=lambda p: p.axis))
 
 
-def _actions(
-    labels: Sequence[Ints], variable: Ints, exponents: Sequence[Ints]
-) -> tuple[Ints, Ints, Ints, Ints]:
+def actions(labels: Sequence[Ints], variable: Ints, exponents: Sequence[Ints]) -> Actions:
+    """What variables do of which every channel has one.
+
+    Args:
+        labels: the channel at every position of every axis.
+        variable: that of every channel, -1 for none.
+        exponents: by which power it acts at every position of every axis.
+    """
     parts = []
     for axis, (nodes, exponent) in enumerate(zip(labels, exponents, strict=True)):
         at = np.flatnonzero((variable[nodes] >= 0) & (exponent != 0))
         parts.append(np.stack([variable[nodes[at]], at, np.full_like(at, axis), exponent[at]]))
     table = np.concatenate(parts, 1) if parts else np.zeros((4, 0), np.int64)
-    return table[0], table[1], table[2], table[3]
+    return Actions(*table)
 
 
 def _split_by(members: Ints, signature: NDArray[np.uint64]) -> list[Ints]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from lightning_bnn.symmetry.discovery.axes import axis_entries
 from lightning_bnn.symmetry.discovery.blocks import Family, block_families, permutation_groups
 from lightning_bnn.symmetry.discovery.classes import ChannelClasses, Ints, connected
-from lightning_bnn.symmetry.discovery.factors import factor_groups
+from lightning_bnn.symmetry.discovery.factors import actions, factor_groups
 from lightning_bnn.symmetry.discovery.mixing import Factors, linear_groups
+from lightning_bnn.symmetry.discovery.second_scales import FreeProducts, SecondScales
 from lightning_bnn.symmetry.discovery.trades import shift_groups
 from lightning_bnn.symmetry.discovery.twin_channels import TwinChannels
 from lightning_bnn.symmetry.groups import Axis, ScalingGroup, SignGroup, Symmetries
@@ -34,9 +35,9 @@ def solve(
         twins: branches that pair up, those inside others first.
     """
     roots = connected(system.ties["permutation"], system.nodes)
-    scale_id, scale_sign = _solve_scales(system)
+    scale_id, scale_sign, more = _solve_scales(system)
     sign_id = _solve_signs(system)
-    systems = (roots, scale_id, sign_id)
+    systems = (roots, scale_id, sign_id, *((more.kinds(),) if more else ()))
     entries = axis_entries(system, shapes, systems)
     axes = tuple(
         Axis(
@@ -52,14 +53,18 @@ def solve(
     labels = [np.where(e.labels < 0, FROZEN, e.labels).ravel() for e in entries]
     pairs = list(zip(entries, labels, strict=True))
     scale_powers = [e.scale * scale_sign[at] for e, at in pairs]
+    scalings = factor_groups(ScalingGroup, axes, actions(labels, scale_id, scale_powers))
+    if more is not None:
+        found = more.actions(labels, [e.scale for e in entries])
+        scalings += factor_groups(ScalingGroup, axes, found)
     sign_powers = [np.full(at.shape, e.sign) for e, at in pairs]
     channels = ChannelClasses(system, roots, axes, labels, twins)
     families = block_families(channels)
     return Symmetries(
         axes=axes,
         permutations=permutation_groups(channels, families),
-        scalings=factor_groups(ScalingGroup, axes, labels, scale_id, scale_powers),
-        signs=factor_groups(SignGroup, axes, labels, sign_id, sign_powers),
+        scalings=scalings,
+        signs=factor_groups(SignGroup, axes, actions(labels, sign_id, sign_powers)),
         linear=linear_groups(
             channels, Factors(scale_id, sign_id, scale_powers), _rows_of_copies(channels, families)
         ),
@@ -76,8 +81,8 @@ def _rows_of_copies(channels: ChannelClasses, families: Sequence[Family]) -> lis
 
 
 # ------------------------------------------------------------ log scales and signs
-def _solve_scales(system: Constraints) -> tuple[Ints, Ints]:
-    """Per channel the variable of its log scale (-1: fixed), and its sign in it.
+def _solve_scales(system: Constraints) -> tuple[Ints, Ints, SecondScales | None]:
+    """Per channel the variable of its log scale (-1: fixed), and its sign in it; what that leaves.
 
     Every channel has two copies, plus and minus; a channel whose copies are connected has log scale
     zero.
@@ -99,7 +104,25 @@ def _solve_scales(system: Constraints) -> tuple[Ints, Ints]:
             ties.append(_crossed(tie, n) if crossed else _straight(tie, n))
         return ties
 
-    both = _fixpoint(ties, system.products, (n, 2), lambda c: c[:n] == c[n:], resolve)
+    def freedom(roots: Ints, product: Product, held: Ints) -> int:
+        return FreeProducts(*_halves(roots, n), (product,)).freedom_beside(held)
+
+    def is_fixed(roots: Ints) -> NDArray[np.bool_]:
+        return roots[:n] == roots[n:]
+
+    solved = _fixpoint(ties, system.products, (n, 2), is_fixed, resolve, freedom)
+    variable, sign = _halves(solved.roots, n)
+    if not solved.free:
+        return variable, sign, None
+    return (
+        variable,
+        sign,
+        SecondScales.of(FreeProducts(*_halves(solved.before, n), solved.free), variable),
+    )
+
+
+def _halves(both: Ints, n: int) -> tuple[Ints, Ints]:
+    """The variable of every channel and its sign in it, from the components of both copies."""
     plus, minus = both[:n], both[n:]
     variable = _numbered(np.minimum(plus, minus), plus == minus)
     return variable, np.where(plus <= minus, 1, -1)
@@ -126,14 +149,24 @@ def _solve_signs(system: Constraints) -> Ints:
         trio = (product.out, product.a, product.b)
         return [np.stack([x[fixed[k]] for x in trio if x is not k]) for k in trio]
 
-    roots = _fixpoint(
-        list(system.ties["sign"]),
-        system.products,
-        (system.nodes, 1),
-        lambda c: c == c[FROZEN],
-        resolve,
-    )
+    def freedom(roots: Ints, product: Product, held: Ints) -> int:
+        return -np.unique(roots[held]).size
+
+    def is_fixed(roots: Ints) -> NDArray[np.bool_]:
+        return roots == roots[FROZEN]
+
+    ties: list[Ints] = list(system.ties["sign"])
+    size = (system.nodes, 1)
+    roots = _fixpoint(ties, system.products, size, is_fixed, resolve, freedom).roots
     return _numbered(roots, roots == roots[FROZEN])
+
+
+class _Solved(NamedTuple):
+    """Components of channels; those before anything was held, and the products free until then."""
+
+    roots: Ints
+    before: Ints
+    free: tuple[Product, ...]
 
 
 def _fixpoint(
@@ -142,19 +175,23 @@ def _fixpoint(
     size: tuple[int, int],
     is_fixed: Any,
     resolve: Any,
-) -> Ints:
+    freedom: Any,
+) -> _Solved:
     """Add what products imply until nothing changes.
 
-    Where both factors of a product are free, the second is fixed, or the product itself if that
-    fixes less: sums of products, such as scores without a softmax, have one scale for many factors.
+    Where both factors of a product are free, the second is held, or the product itself if that
+    leaves more: sums of products, such as scores without a softmax, have one scale for many
+    factors.
     """
     nodes, copies = size
     pending = list(products)
+    before: Ints | None = None
+    free: tuple[Product, ...] = ()
     while True:
         roots = connected(ties, copies * nodes)
         fixed = is_fixed(roots)
         if not pending:
-            return roots
+            return _Solved(roots, roots if before is None else before, free)
         still, progressed = [], False
         for product in pending:
             implied = resolve(product, fixed)
@@ -166,12 +203,10 @@ def _fixpoint(
                     Product(product.out[~done], product.a[~done], product.b[~done], product.inverse)
                 )
         if not progressed:
-            held = _fewest(roots, still[0])
+            if before is None:
+                before, free = roots, tuple(still)
+            first = still[0]
+            held = max((first.b, first.out), key=lambda nodes: freedom(roots, first, nodes))
             zero = np.full_like(held, FROZEN)
             ties += [np.stack([held + k * nodes, zero]) for k in range(copies)]
         pending = still
-
-
-def _fewest(roots: Ints, product: Product) -> Ints:
-    """The product or its second factor, whichever has fewer variables."""
-    return min((product.b, product.out), key=lambda nodes: np.unique(roots[nodes]).size)

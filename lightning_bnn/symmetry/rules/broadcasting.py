@@ -151,9 +151,9 @@ def multiply_labels(
     _mark_products(system, x, y, [d % x.ndim for d in summed])
     full_x, full_y = torch.broadcast_tensors(x, y)
     if bool((core(y) <= 0).all()):
-        return full_x
+        return full_x if inverse else _zero_where(y, full_x)
     if bool((core(x) <= 0).all()) and not inverse:
-        return full_y
+        return _zero_where(x, full_y)
     moving = moving_dims(full_x, full_y)
     a, b = (narrow_except(t, moving) for t in (full_x, full_y))
     base = _covering([x, y], moving)
@@ -168,6 +168,12 @@ def multiply_labels(
     product, first, second = (t[~zero].numpy() for t in (out, a, b))
     system.products.append(Product(product, first, second, inverse))
     return torch.where(zero, STRUCTURAL_ZERO, out).expand(full_x.shape)
+
+
+def _zero_where(constant: Tensor, labels: Tensor) -> Tensor:
+    """The labels, but where a constant that they are multiplied by is zero."""
+    zero = core(constant) < 0
+    return torch.where(constant < 0, STRUCTURAL_ZERO, labels) if bool(zero.any()) else labels
 
 
 def _multiply_two(system: Constraints, x: Tensor, y: Tensor, inverse: bool) -> Tensor:
