@@ -248,6 +248,7 @@ class Constraints:
         index = sum(
             narrow_except(c, moving) * s for c, s in zip(weight.coords, stride, strict=True)
         )
+        self.shifts.raw[weight.name] += 1
         if entry.read is None:
             entry.read = np.zeros(labels.numel(), np.bool_)
         entry.read[np.ravel(index)] = True

@@ -126,9 +126,24 @@ def _execute(node: Node, args: Any, kwargs: Any, pick: Callable[[Any], Tensor]) 
 def concatenate(system: Constraints, node: Node, parts: Sequence[Any], dim: int = 0) -> Value:
     """The channels of the parts side by side."""
     full = [t for t in (_full_labels(system, p) for p in parts) if t.numel()]
+    full = _with_zeros_in_rows(system, full, dim)
     moving = {*moving_dims(*full), dim % full[0].ndim}
     joined = torch.cat([narrow_except(t, moving) for t in full], dim)
     return Value(compress(joined).expand(shape_of(node)))
+
+
+def _with_zeros_in_rows(system: Constraints, parts: list[Tensor], dim: int) -> list[Tensor]:
+    """Rows of zeros beside rows of channels, such as an empty key, are rows of these channels.
+
+    Zero stays zero under all that permutes, scales, flips or mixes; only a shift would be seen.
+    """
+    rows = [t for t in parts if dim % t.ndim not in moving_dims(t) and bool((core(t) > 0).all())]
+    zeros = [bool((core(t) < 0).all()) for t in parts]
+    if not rows or not any(zeros):
+        return parts
+    system.shifts.stop(rows[0])
+    row = rows[0].narrow(dim, 0, 1)
+    return [row.expand(t.shape) if zero else t for t, zero in zip(parts, zeros, strict=True)]
 
 
 def _full_labels(system: Constraints, x: Any) -> Tensor:
