@@ -26,8 +26,7 @@ Block = NDArray[np.uint8]
 class _Memory:
     """Blocks that nobody uses, cut from slabs that are large enough for large pages."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self) -> None:
         self.free: list[Block] = []
         self.rest: Block = np.empty(0, np.uint8)
 
@@ -48,26 +47,17 @@ class _Memory:
         """A block that comes back when nobody looks at it any more."""
         block = self.take(size)
         loan = block[:size]
-        weakref.finalize(loan, self.keep, block).atexit = False
+        weakref.finalize(loan, self.free.append, block).atexit = False
         return loan
-
-    def keep(self, block: Block) -> None:
-        """Hold what came back for the next, unless enough is held already."""
-        if sum(map(len, self.free)) + len(block) <= self.limit:
-            self.free.append(block)
 
 
 _current: ContextVar[_Memory | None] = ContextVar("memory", default=None)
 
 
 @contextmanager
-def reused_memory(limit: int) -> Iterator[None]:
-    """What is freed inside is used again inside; all of it is given back at the end.
-
-    Args:
-        limit: how many bytes may wait for their next use.
-    """
-    token = _current.set(_Memory(limit))
+def reused_memory() -> Iterator[None]:
+    """What is freed inside is used again inside; all of it is given back at the end."""
+    token = _current.set(_Memory())
     try:
         yield
     finally:

@@ -488,8 +488,10 @@ TOWERS = [
     # conv1 has 32 units with GELU, the streams of encoder and decoder 32 each; 6 times attention,
     # each with heads of its own. 4 + 1 + 6 gains; the last of the decoder is read by the table of
     # words. The encoder adds what a GELU gives: no sign; the decoder flips as a whole.
-    # dimension: 48 GL(8), gains, and 12 shifts of 32: values, units, and queries of the encoder;
-    # those of the 5 norms that are read by keys, too, which have no bias, are not found
+    # dimension: 48 GL(8), gains, and 17 shifts of 32: of values in 6 attentions, and of 11 norms:
+    # 4 before units, 2 before queries that read the encoder, 4 before attention within a stream
+    # and the last of the encoder (their keys have no bias, but a softmax forgets what all of them
+    # gain); not of the last of the decoder, which words read without a bias
     Known(
         "Whisper",
         seq2seq(
@@ -514,7 +516,7 @@ TOWERS = [
         {(32, CHANNEL): 3, (8, CHANNEL): 48, (48, CHANNEL): 4, (4, BLOCK): 6},
         6 * 64 + 11 * 32,
         6 * 64 + 11 * 32 + 1,
-        dimension=48 * 64 + 11 * 32 + 12 * 32,
+        dimension=48 * 64 + 11 * 32 + 17 * 32,
     ),
     # two towers as in ViT, 16 channels in which they meet. Per tower 2 * 64 channels of heads and
     # 5 gains before linear maps; each projection has one scale, since its rows are normalised.
@@ -537,6 +539,7 @@ TOWERS = [
             2 * (128 + 160) + 16 + 3,
             missing,
             32 * 64 + 10 * 32 + 120 + 4 * 32 + 13 * 32 + projections,
+            1e-6,  # scores are normalised in float32
         )
         for name, projections, missing in (
             ("CLIP", 2, "the scale of what is divided by its own norm is not found"),

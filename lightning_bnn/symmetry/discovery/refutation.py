@@ -131,7 +131,7 @@ def _judged_by_graph(
 ) -> Symmetries | None:
     """What the graph says; None where the network itself must say what is wrong."""
     try:
-        with reused_memory(_size(case.model)):
+        with reused_memory():
             check = _check_by_graph(case, sym)
             return None if check is None else _judged(check, sym, custom_rules, name)
     except Exception:  # an operation that does not run in float64, or only inside its module
@@ -184,14 +184,9 @@ def _check_by_graph(case: _Case, sym: Symmetries) -> Check | None:
     return check if agree(first, check.outputs, rounding) else None
 
 
-def _size(model: nn.Module) -> int:
-    """Half of the bytes of the parameters, which may wait for their next use."""
-    return sum(p.numel() * p.element_size() for p in model.parameters()) // 2
-
-
 def _agreed(case: _Case, graph: Graph, weights: RandomWeights) -> list[Tensor] | None:
     """What the network gives, if it does so again and its graph gives the same."""
-    with reused_memory(_size(case.model)):
+    with reused_memory():
         params = weights.all_by(weights.read)
         first, second = (outputs(case.model, params, case.inputs) for _ in range(2))
         read, tolerance = weights.by_any_name(params.__getitem__), tolerance_of(params)

@@ -137,13 +137,21 @@ def _with_zeros_in_rows(system: Constraints, parts: list[Tensor], dim: int) -> l
 
     Zero stays zero under all that permutes, scales, flips or mixes; only a shift would be seen.
     """
-    rows = [t for t in parts if dim % t.ndim not in moving_dims(t) and bool((core(t) > 0).all())]
     zeros = [bool((core(t) < 0).all()) for t in parts]
-    if not rows or not any(zeros):
+    row = next((t.narrow(dim, 0, 1) for t in parts if _has_rows(t, dim % t.ndim)), None)
+    if row is None or not any(zeros):
         return parts
-    system.shifts.stop(rows[0])
-    row = rows[0].narrow(dim, 0, 1)
+    system.shifts.stop(row)
     return [row.expand(t.shape) if zero else t for t, zero in zip(parts, zeros, strict=True)]
+
+
+def _has_rows(labels: Tensor, dim: int) -> bool:
+    """Whether a dimension counts rows of the same channels, such as tokens."""
+    if bool((core(labels) <= FROZEN).any()):
+        return False
+    if dim not in moving_dims(labels):
+        return True
+    return torch.equal(*(core(labels.narrow(dim, k, 1)) for k in range(2)))
 
 
 def _full_labels(system: Constraints, x: Any) -> Tensor:
