@@ -10,6 +10,7 @@ from lightning_bnn.datamodules import DataModule, Splits
 from lightning_bnn.modules import (
     HMC,
     MFVI,
+    MILE,
     SGHMC,
     SWAG,
     DeepEnsemble,
@@ -130,6 +131,14 @@ MODULES = {
         every_n_steps=2,
         burn_in=4,
         optimizer=lambda p: samplers.HMC(p, 0.03, 3, adapt_steps=3),
+        **o,
+    ),
+    "mile": lambda net, **o: MILE(
+        _without_dropout(net),
+        members=2,
+        every_n_steps=2,
+        burn_in=4,
+        optimizer=lambda p: samplers.MCLMC(p, 0.01, 2, descent_steps=1, adapt_steps=2),
         **o,
     ),
 }

@@ -33,9 +33,10 @@ MAKERS = {
     },
     "MCDropout": lambda **o: modules.MCDropout(network(), **{"p": 0.2, **o}),
     "HMC": lambda **o: modules.HMC(network(), **o),
+    "MILE": lambda **o: modules.MILE(network(), **o),
     **{
         f"samplers.{name}": lambda name=name, **o: getattr(samplers, name)(WEIGHT, **o)
-        for name in ("SGHMC", "SGLD", "PreconditionedSGLD", "HMC")
+        for name in ("SGHMC", "SGLD", "PreconditionedSGLD", "HMC", "MCLMC")
     },
     "samplers.CyclicalSchedule": lambda **o: samplers.CyclicalSchedule(
         sampler(), **{"cycle_length": 5, **o}

@@ -29,7 +29,7 @@ _LEAST = 8
 
 
 class ChainDiagnostics(Callback):
-    r"""Logs :math:`\hat R` and effective sample sizes of the chains of `SGHMC` and `HMC`.
+    r"""Logs :math:`\hat R` and effective sample sizes of the chains of `SGHMC`, `HMC` and `MILE`.
 
     Of the predictions for some inputs (``function``), of some weights (``weights``) and of the same
     weights in canonical form (``canonical``): ``posterior/rhat_max/<space>``,
@@ -74,7 +74,7 @@ class ChainDiagnostics(Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         if not callable(getattr(pl_module, "chains", None)):
             raise ValueError(
-                f"ChainDiagnostics needs a module with chains, such as SGHMC or HMC; "
+                f"ChainDiagnostics needs a module with chains, such as SGHMC, HMC or MILE; "
                 f"{type(pl_module).__name__} has none."
             )
         self.values, self._symmetries = {}, None

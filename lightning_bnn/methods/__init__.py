@@ -9,6 +9,7 @@ from lightning_bnn.methods.laplace import Laplace
 from lightning_bnn.methods.mc_dropout import MCDropout
 from lightning_bnn.methods.method import Fit, Method, Progress, State
 from lightning_bnn.methods.mfvi import MFVI
+from lightning_bnn.methods.mile import MILE
 from lightning_bnn.methods.run import Run
 from lightning_bnn.methods.sgmcmc import SGMCMC
 from lightning_bnn.methods.swag import SWAG
@@ -17,6 +18,7 @@ from lightning_bnn.methods.symmetrized_vi import SymmetrizedVI
 __all__ = [
     "HMC",
     "MFVI",
+    "MILE",
     "SGMCMC",
     "SWAG",
     "Batch",

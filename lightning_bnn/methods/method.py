@@ -14,7 +14,7 @@ from lightning_bnn.methods.health import Divergence, healthy
 from lightning_bnn.methods.run import Run
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior
-from lightning_bnn.samplers import HMC, Langevin
+from lightning_bnn.samplers import EnergySampler, Langevin
 
 __all__ = ["Choice", "Fit", "Method", "Progress", "State"]
 
@@ -203,10 +203,10 @@ class Method(ABC):
 
     def adopt(self, optimizer: Any) -> None:
         """Refuse an optimizer that does not go with this method, or tell it of the prior."""
-        if isinstance(optimizer, Langevin | HMC) and not self.takes_samplers:
+        if isinstance(optimizer, Langevin | EnergySampler) and not self.takes_samplers:
             raise ValueError(
                 f"`optimizer` {type(optimizer).__name__} samples, and {type(self).__name__} "
-                "optimises: take SGD or Adam, or the module SGHMC or HMC."
+                "optimises: take SGD or Adam, or the module SGHMC, HMC or MILE."
             )
 
     def schedule_rates(

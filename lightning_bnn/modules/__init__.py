@@ -10,6 +10,7 @@ from lightning_bnn.modules.judging import Prediction
 from lightning_bnn.modules.laplace import Laplace
 from lightning_bnn.modules.mc_dropout import MCDropout
 from lightning_bnn.modules.mfvi import MFVI
+from lightning_bnn.modules.mile import MILE
 from lightning_bnn.modules.predictive import Predictive
 from lightning_bnn.modules.sghmc import SGHMC
 from lightning_bnn.modules.swag import SWAG
@@ -27,6 +28,7 @@ __all__ = [
     "Laplace",
     "MCDropout",
     "MFVI",
+    "MILE",
     "Prediction",
     "Predictive",
     "SGHMC",

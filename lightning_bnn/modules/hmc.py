@@ -9,15 +9,11 @@ from torch import nn
 
 from lightning_bnn import methods, samplers
 from lightning_bnn.methods.kept_networks import KeptNetworks
+from lightning_bnn.modules.all_data import leave_out
 from lightning_bnn.modules.bayesian import Bayesian
 from lightning_bnn.modules.kept_in_bank import keeping
 
 __all__ = ["HMC"]
-
-_OF_OTHERS = {
-    "max_loss": None, "restarts": 0,
-    "lr_scheduler": None, "lr_interval": "epoch", "member_rates": None,
-}  # fmt: skip
 
 
 class HMC(Bayesian):
@@ -61,20 +57,9 @@ class HMC(Bayesian):
         bank: str | None = None,
         **kwargs: Any,
     ) -> None:
-        _leave_out(kwargs)
+        leave_out(kwargs, "HMC")
         method = methods.HMC(prior_std, keeping(burn_in, every_n_steps, every_n_epochs, bank))
         super().__init__(
             network=network, method=method, members=members, optimizer=optimizer,
             lr_scheduler=None, lr_interval="epoch", member_rates=None, **kwargs,
         )  # fmt: skip
-
-
-def _leave_out(kwargs: dict[str, Any]) -> None:
-    """Arguments of other methods may only be what they are by default, as in checkpoints."""
-    for name, default in _OF_OTHERS.items():
-        value = kwargs.pop(name, default)
-        if value != default:
-            raise ValueError(
-                f"`{name}` means nothing to HMC, whose sampler adapts its step size and rejects "
-                f"what diverges: leave it out, got {value}."
-            )

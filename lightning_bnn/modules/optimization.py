@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_bnn._compat import trainer_of
 from lightning_bnn.harvest import epochs_of
 from lightning_bnn.modules.owner import Bayesian
-from lightning_bnn.samplers import HMC, Langevin
+from lightning_bnn.samplers import EnergySampler, Langevin
 
 __all__ = [
     "check_elementwise",
@@ -37,7 +37,7 @@ def configured_optimizers(module: Bayesian) -> Any:
     if module.method.trains:
         optimizer = module.make_optimizer([p for p in module.parameters() if p.requires_grad])
     module.method.adopt(optimizer)
-    if isinstance(optimizer, Langevin | HMC) and module.member_rates is not None:
+    if isinstance(optimizer, Langevin | EnergySampler) and module.member_rates is not None:
         raise ValueError("`member_rates` are for optimizers, not for samplers.")
     scheduler = None if module.make_scheduler is None else module.make_scheduler(optimizer)
     trainer = trainer_of(module)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_bnn.arguments import count, integer, is_number, positive, share
 from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.samplers.energy_sampler import EnergySampler
 from lightning_bnn.samplers.langevin import cut
 
 __all__ = ["HMC"]
@@ -18,17 +19,15 @@ __all__ = ["HMC"]
 _GAMMA, _T0, _KAPPA = 0.05, 10, 0.75
 
 
-class HMC(torch.optim.Optimizer):
+class HMC(EnergySampler):
     r"""Leapfrog trajectories and a Metropolis test for every chain.
 
     .. math:: p \sim N(0, I), \quad H(\theta, p) = U(\theta) / T + \tfrac12 \|p\|^2, \quad
         P(\mathrm{accept}) = \min(1, e^{-\Delta H})
 
-    The first dimension of every parameter counts chains. ``step(closure)`` needs a closure that
-    sets the gradients and returns the energies :math:`U`, one for each chain: the negative log
-    posterior of all data, not of a mean. In the first ``adapt_steps`` transitions the step size,
-    the same for all chains, is adapted by dual averaging; those samples are no draws of the
-    posterior.
+    The closure returns the energies :math:`U` of the chains, see `EnergySampler`. In the first
+    ``adapt_steps`` transitions the step size, the same for all chains, is adapted by dual
+    averaging; those samples are no draws of the posterior.
 
     Args:
         params: parameters.
@@ -44,8 +43,6 @@ class HMC(torch.optim.Optimizer):
         | MCMC using Hamiltonian dynamics (Neal, 2011), https://arxiv.org/abs/1206.1901
         | The No-U-Turn Sampler (Hoffman and Gelman, 2014), https://arxiv.org/abs/1111.4246
     """
-
-    elementwise = True
 
     def __init__(
         self,
@@ -83,8 +80,6 @@ class HMC(torch.optim.Optimizer):
             "mean_log": math.log(step_size),
         }
         super().__init__(params, defaults)
-        if len(self.param_groups) != 1:
-            raise ValueError("`params` must be one group: a trajectory moves all of them.")
         self.acceptance = torch.tensor(math.nan)
 
     @property
@@ -102,20 +97,17 @@ class HMC(torch.optim.Optimizer):
         Returns:
             Energies of the chains as they are now.
         """
-        if closure is None:
-            raise ValueError("`closure` must be given: a trajectory needs many gradients.")
-        group = self.param_groups[0]
-        params = [p for p in group["params"] if p.requires_grad]
+        group, params = self.param_groups[0], self.moving()
         generator = keyed_generator(group["seed"] or 0, group["step"], device=params[0].device)
         start = [p.clone() for p in params]
         momenta = _noise(params, generator)
         size = group["lr"] * self._jitter(group, generator)
 
-        before, kinetic = self._energies(closure), _kinetic(momenta)
+        before, kinetic = self.energies(closure), _kinetic(momenta)
         self._kick(group, params, momenta, size / 2)
         for step in range(group["leapfrog_steps"]):
             torch._foreach_add_(params, momenta, alpha=size)
-            after = self._energies(closure)
+            after = self.energies(closure)
             last = step == group["leapfrog_steps"] - 1
             self._kick(group, params, momenta, size / 2 if last else size)
 
@@ -129,18 +121,6 @@ class HMC(torch.optim.Optimizer):
         group["step"] += 1
         self._adapt(group, float(self.acceptance.mean()))
         return torch.where(accepted, after, before)
-
-    def _energies(self, closure: Callable[[], Tensor]) -> Tensor:
-        with torch.enable_grad():
-            energies = closure()
-        chains = {p.shape[:1] for p in self.param_groups[0]["params"]}
-        if not isinstance(energies, Tensor) or chains != {energies.shape}:
-            raise ValueError(
-                "`closure` must return one energy for each chain, and the first dimension of every "
-                f"parameter must count chains: got {_shape(energies)} for parameters that begin "
-                f"with {sorted(map(tuple, chains))}. The module HMC does so for any network."
-            )
-        return energies.detach().double()
 
     def _kick(
         self, group: dict[str, Any], params: list[Tensor], momenta: list[Tensor], size: float
@@ -164,10 +144,6 @@ class HMC(torch.optim.Optimizer):
         weight = step**-_KAPPA
         group["mean_log"] = weight * log + (1 - weight) * group["mean_log"]
         group["lr"] = math.exp(group["mean_log"] if step == group["adapt_steps"] else log)
-
-
-def _shape(value: Any) -> Any:
-    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
 
 
 def _noise(params: list[Tensor], generator: torch.Generator) -> list[Tensor]:

@@ -126,7 +126,7 @@ def test_modes_are_what_the_members_have_found(run):
 
 @pytest.mark.frames
 def test_a_checkpoint_predicts_the_same_elsewhere(run):
-    net = network(0.0 if run.name == "hmc" else 0.3, batch_norm=True)
+    net = network(0.0 if run.name in ("hmc", "mile") else 0.3, batch_norm=True)
     loaded = type(run.module).load_from_checkpoint(run.checkpoint, network=net, weights_only=True)
     wanted, found = run.trainer.predict(run.module, run.data), trainer().predict(loaded, run.data)
     for a, b in zip(wanted, found, strict=True):
@@ -305,7 +305,7 @@ def test_accumulation_and_clipping(name, options):
     assert run.callback_metrics["val/nll"] < 1.05
 
 
-NOISY = "chains", "sghmc", "sgld", "hmc"
+NOISY = "chains", "sghmc", "sgld", "hmc", "mile"
 
 
 def run_on(devices, names, folder):
@@ -314,8 +314,8 @@ def run_on(devices, names, folder):
     for name in names:
         bank = {"bank": str(folder / f"bank{devices}")} if name == "sghmc" else {}
         module = made(name, batch_norm=True, **bank)
-        data = Blobs(n=63, batch_size=100 if name == "hmc" else 5)
-        epochs = 50 if name == "hmc" else 8 if name in NOISY else 4
+        data = Blobs(n=63, batch_size=100 if name in ("hmc", "mile") else 5)
+        epochs = 50 if name in ("hmc", "mile") else 8 if name in NOISY else 4
         options = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto"}
         run = trainer(max_epochs=epochs, num_sanity_val_steps=0, **options)
         run.fit(module, data)

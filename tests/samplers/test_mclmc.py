@@ -1,0 +1,279 @@
+"""MCLMC: known moments against the step size, the dynamics, descent, adaptation, resume."""
+
+import copy
+import math
+from functools import partial
+
+import pytest
+import torch
+from scipy.integrate import solve_ivp
+from torch import nn
+
+from lightning_bnn.samplers import MCLMC
+from lightning_bnn.samplers.energy_tuning import Tuning, memory_length
+from lightning_bnn.samplers.microcanonical import Place, bend, integrate, refresh
+
+D = 30
+SCALES = torch.logspace(-0.5, 0.5, D, dtype=torch.float64)
+
+
+def gaussian(theta):
+    return (theta / SCALES).square().sum(-1) / 2
+
+
+def run(sampler, theta, steps, energy=gaussian):
+    def closure():
+        value = energy(theta)
+        (theta.grad,) = torch.autograd.grad(value.sum(), theta)
+        return value
+
+    kept = []
+    for _ in range(steps):
+        sampler.step(closure)
+        kept.append(theta.detach().clone())
+    return torch.stack(kept, 1)
+
+
+def start(chains=128, numbers=D):
+    generator = torch.Generator().manual_seed(0)
+    value = torch.randn(chains, numbers, dtype=torch.float64, generator=generator)
+    return nn.Parameter(value * (SCALES if numbers == D else 1))
+
+
+def second_moments(wanted, temperature=1.0):
+    """Of draws, over those of the law."""
+    theta = start()
+    sampler = MCLMC(
+        [theta], 0.5, 4, wanted, descent_steps=0, adapt_steps=60, temperature=temperature
+    )
+    run(sampler, theta, 60)
+    draws = run(sampler, theta, 80)
+    assert sampler.energy_variances.median().item() == pytest.approx(wanted, rel=0.5)
+    return draws, draws.square().mean((0, 1)) / (temperature * SCALES.square())
+
+
+# ------------------------------------------------------------ the law of the draws
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+def test_the_moments_of_a_gaussian(temperature):
+    draws, ratio = second_moments(1e-4, temperature)
+    assert ratio.mean().item() == pytest.approx(1, abs=0.02)
+    assert ((ratio - 1).abs() < 0.08).all()
+    assert (draws.mean((0, 1)).abs() < 0.05 * SCALES).all()
+
+
+def test_large_energy_errors_bias_the_moments():
+    """By which exact ones could have failed."""
+    ratio = second_moments(0.05)[1]
+    assert ratio.mean().item() < 0.96
+    assert (ratio - 1).abs().max() > 0.3
+
+
+def test_a_target_that_is_no_gaussian():
+    """Two modes in each of two dimensions, by quadrature."""
+    theta = start(512, 2)
+    sampler = MCLMC([theta], 0.1, 4, 1e-4, descent_steps=0, adapt_steps=20)
+
+    def energy(t):
+        return (t.square() - 1).square().sum(-1)
+
+    run(sampler, theta, 40, energy)
+    found = run(sampler, theta, 60, energy).square().mean()
+    grid = torch.linspace(-5, 5, 20_001, dtype=torch.float64)
+    density = (-(grid.square() - 1).square()).exp()
+    wanted = (density * grid.square()).sum() / density.sum()
+    assert found.item() == pytest.approx(wanted.item(), rel=0.03)
+
+
+# ------------------------------------------------------------ the dynamics
+def bent(force, _, y):
+    """Change of a direction and of the kinetic energy, under a constant force."""
+    return [*(force - y[:6] * (y[:6] @ force)), 5 * (y[:6] @ force)]
+
+
+def test_bending_solves_its_differential_equation():
+    """By scipy; kinetic energy is gained by moving along the force."""
+    generator = torch.Generator().manual_seed(1)
+    g = 3 * torch.randn(2, 6, dtype=torch.float64, generator=generator)
+    u = nn.functional.normalize(torch.randn(2, 6, dtype=torch.float64, generator=generator), dim=1)
+    sizes = torch.tensor([0.7, 2.0], dtype=torch.float64)
+    found, gain = bend(u, g, sizes)
+    for k, force in enumerate((-g / 5).numpy()):
+        motion = partial(bent, force)
+        first = [*u[k].tolist(), 0.0]
+        end = solve_ivp(motion, (0, sizes[k]), first, rtol=1e-11, atol=1e-12).y[:, -1]
+        torch.testing.assert_close(found[k], torch.tensor(end[:6]), rtol=1e-7, atol=1e-8)
+        assert gain[k].item() == pytest.approx(end[6], rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e6])
+def test_bending_is_finite_for_all_gradients(size):
+    u = nn.functional.normalize(torch.ones(1, 4), dim=1)
+    direction, _ = bend(u, size * torch.tensor([[1.0, -2.0, 0.5, 0.0]]), torch.ones(1).double())
+    assert direction.isfinite().all()
+    assert direction.norm().item() == pytest.approx(1, abs=1e-6)
+    if size < 1:
+        torch.testing.assert_close(direction, u)
+
+
+def test_energy_errors_are_of_third_order_and_steps_can_be_undone():
+    def look(x):
+        return gaussian(x), x / SCALES.square()
+
+    theta = start(4).detach()
+    u = nn.functional.normalize(torch.flip(theta, (0,)), dim=1)
+    place, errors = Place(theta, u, *look(theta)), []
+    for size in (0.2, 0.1):
+        sizes = torch.full((4,), size, dtype=torch.float64)
+        there, error = integrate(place, sizes, look)
+        errors.append(error.abs().mean().item())
+        back, again = integrate(there._replace(direction=-there.direction), sizes, look)
+        torch.testing.assert_close(back.x, theta)
+        torch.testing.assert_close(back.direction, -u)
+        torch.testing.assert_close(again, -error, rtol=1e-6, atol=1e-9)
+    assert 6 < errors[0] / errors[1] < 10
+
+
+def test_directions_forget_themselves_over_the_given_length():
+    """The correlation after one length is 1 / e, in many dimensions."""
+    generator = torch.Generator().manual_seed(0)
+    u = first = nn.functional.normalize(torch.randn(50, 400, generator=generator).double(), dim=1)
+    for _ in range(20):
+        noise = torch.randn(50, 400, generator=generator).double()
+        u = refresh(u, noise, torch.full((50,), 0.1), torch.full((50,), 2.0))
+    assert (u * first).sum(1).mean().item() == pytest.approx(math.exp(-1), abs=0.02)
+
+
+# ------------------------------------------------------------ descent and adaptation
+def test_the_descent_is_adam_with_a_cosine():
+    one, two = start(3), start(3)
+    sampler = MCLMC([one], steps=4, descent_steps=5, descent_lr=0.05)
+    run(sampler, one, 5)
+    adam = torch.optim.Adam([two], 0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 40)
+    for _ in range(40):
+        adam.zero_grad()
+        gaussian(two).sum().backward()
+        adam.step()
+        schedule.step()
+    torch.testing.assert_close(one, two)
+    assert not sampler.state
+
+
+def test_sizes_converge_to_the_wanted_variance():
+    """Errors that grow as the sixth power of the step, with noise."""
+    generator = torch.Generator().manual_seed(0)
+    tuning = Tuning.start(3, 0.01, 1.0, torch.device("cpu"))
+    for _ in range(400):
+        noise = torch.rand(3, generator=generator, dtype=torch.float64) * 2
+        tuning.adapt(noise * 7 * tuning.sizes**6, 1e-3)
+    torch.testing.assert_close(
+        7 * tuning.sizes**6, torch.full((3,), 1e-3).double(), rtol=0.3, atol=0
+    )
+
+
+def test_a_step_that_fails_makes_later_ones_smaller():
+    tuning = Tuning.start(2, 0.5, 1.0, torch.device("cpu"))
+    for _ in range(30):
+        tuning.adapt(torch.tensor([1e-9, torch.nan if tuning.sizes[1] > 0.1 else 1e-9]), 1e-3)
+    assert tuning.sizes[0] > 1
+    assert 0.05 < tuning.sizes[1] <= 0.1
+    again = Tuning.from_lists(tuning.as_lists(), torch.device("cpu"))
+    assert again.as_lists() == tuning.as_lists()
+
+
+def test_memory_is_as_long_as_draws_depend_on_each_other():
+    """Autoregressive series of known effective sizes; short ones say nothing."""
+    generator, steps = torch.Generator().manual_seed(0), 4000
+    series = torch.zeros(2, steps, 3, dtype=torch.float64)
+    decay = torch.tensor([0.5, 0.9]).double()[:, None]
+    for t in range(1, steps):
+        series[:, t] = decay * series[:, t - 1] + torch.randn(2, 3, generator=generator).double()
+    found = memory_length(series, torch.tensor([1.0, 2.0]).double())
+    apart = (1 + decay[:, 0]) / (1 - decay[:, 0])
+    torch.testing.assert_close(found, 0.4 * torch.tensor([1, 2]) * apart, rtol=0.25, atol=0)
+    assert memory_length(series[:, :10], torch.ones(2).double()).isnan().all()
+
+
+@pytest.mark.parametrize("length", [None, 2.5])
+def test_the_length_of_memory_is_adapted_unless_it_is_given(length):
+    theta = start(8)
+    sampler = MCLMC([theta], 0.5, 5, length=length, descent_steps=0, adapt_steps=150)
+    run(sampler, theta, 1)
+    assert sampler.lengths[0].item() == pytest.approx(length or D**0.5)
+    run(sampler, theta, 134)
+    spread = SCALES.square().sum().sqrt().item()
+    assert sampler.lengths.median().item() == pytest.approx(length or spread, rel=0.3)
+    before = sampler.lengths
+    run(sampler, theta, 15)
+    assert torch.equal(sampler.lengths, before) == (length is not None)
+    assert ((sampler.lengths / before - 1).abs() < 1).all()
+
+
+# ------------------------------------------------------------ one chain beside others, resume
+def test_a_chain_that_leaves_the_finite_numbers_stays_and_is_counted():
+    """The others do not notice."""
+    ends = []
+    for other in (0.0, 1e200):
+        theta = nn.Parameter(torch.tensor([[0.3, 0.1], [other, 0.2]], dtype=torch.float64))
+        sampler = MCLMC([theta], 0.3, 3, descent_steps=0, adapt_steps=0)
+        run(sampler, theta, 4, lambda t: t.square().square().sum(-1))
+        ends.append(theta.detach().clone())
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert ends[1][1].tolist() == [1e200, 0.2]
+    assert sampler.failed_steps.tolist() == [0, 12]
+
+
+@pytest.mark.parametrize("at", [2, 7, 13, 17, 19, 25])
+def test_a_state_dict_is_complete(at):
+    """In the middle of every phase, in single precision too."""
+
+    def made():
+        theta = nn.Parameter(start(3).detach().float())
+        return theta, MCLMC([theta], 0.05, 3, descent_steps=5, adapt_steps=15)
+
+    (whole, one), (half, two), (other, three) = made(), made(), made()
+    run(one, whole, 30)
+    run(two, half, at)
+    other.data.copy_(half.data)
+    three.load_state_dict(copy.deepcopy(two.state_dict()))
+    run(three, other, 30 - at)
+    assert torch.equal(whole, other)
+    assert torch.equal(one.energy_variances, three.energy_variances)
+
+
+def test_seeds_differ_and_the_global_random_state_is_left_alone():
+    found, before = [], torch.get_rng_state()
+    for seed in (0, 1):
+        theta = start(2)
+        run(MCLMC([theta], descent_steps=0, adapt_steps=4, seed=seed), theta, 3)
+        found.append(theta.detach().clone())
+    assert not torch.equal(*found)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"step_size": 0.0}, "`step_size` must be positive"),
+        ({"energy_variance": -1.0}, "`energy_variance` must be positive"),
+        ({"temperature": 0.0}, "`temperature` must be positive"),
+        ({"length": 0.0}, "`length` must be positive"),
+        ({"descent_lr": 0.0}, "`descent_lr` must be positive"),
+        ({"steps": 0}, "`steps` must be at least 1"),
+        ({"adapt_steps": -1}, "`adapt_steps` must not be negative"),
+        ({"descent_steps": -1}, "`descent_steps` must not be negative"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        MCLMC([nn.Parameter(torch.zeros(2, 2))], **options)
+
+
+@pytest.mark.bad_input
+def test_a_closure_and_two_numbers_are_needed():
+    theta = nn.Parameter(torch.zeros(3, 1))
+    with pytest.raises(ValueError, match="`closure` must be given"):
+        MCLMC([theta]).step()
+    with pytest.raises(ValueError, match="at least two numbers"):
+        run(MCLMC([theta], descent_steps=0), theta, 1, lambda t: t.square().sum(-1))
