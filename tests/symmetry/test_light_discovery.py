@@ -257,3 +257,16 @@ def test_many_tensors_in_turn_keep_their_numbers():
             if len(held) > 5:
                 held.pop(int(torch.randint(0, 6, (), generator=generator)))
             assert all(bool((t == torch.tensor(n, dtype=t.dtype)).all()) for n, t in held)
+
+
+def test_groups_of_two_and_signs_move_in_one_motion_in_the_other_or_in_both():
+    torch.manual_seed(0)
+    sizes = [3, 2, 2, 2, 2, 2, 2, 3]
+    layers = [[nn.Linear(a, b), nn.Tanh()] for a, b in zip(sizes, sizes[1:], strict=False)]
+    sym = discover(nn.Sequential(*sum(layers, [])), torch.randn(4, 3))
+    motions = covering_motions(sym, torch.Generator().manual_seed(0))
+    swapped = [[bool(order[0]) for order in motion.cycles] for motion in motions]
+    flipped = [(torch.cat(list(m.factors["signs"])) < 0).tolist() for m in motions]
+    every = {(True, False), (False, True), (True, True)}
+    assert set(zip(*swapped, strict=True)) == every
+    assert set(zip(*flipped, strict=True)) == every

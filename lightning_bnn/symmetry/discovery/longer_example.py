@@ -68,7 +68,7 @@ def _twice(x: Any, dim: int) -> Any:
 
 def _another(token: Tensor) -> Tensor:
     """Other numbers of the same kind; masks of ones and zeros stay what they are."""
-    if token.is_floating_point():
+    if token.is_floating_point() or token.is_complex():
         return token.flip(-1) - 0.5 * token.roll(1) + 0.1
     if token.dtype == torch.bool or bool(((token == 0) | (token == 1)).all()):
         return token
