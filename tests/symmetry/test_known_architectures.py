@@ -368,7 +368,9 @@ ENCODER = {(32, CHANNEL): 1, (8, CHANNEL): 16, (48, CHANNEL): 2, (4, BLOCK): 2}
 GROUPED = {(32, CHANNEL): 1, (8, CHANNEL): 4, (48, CHANNEL): 2, (2, BLOCK): 6}
 
 ARCHITECTURES = [
-    # heads 2 * 64; post-norm: only the last gain is free; a sign for the input of each of 5 norms
+    # heads 2 * 64; post-norm: only the last gain is free; a sign for the input of each of 5 norms.
+    # dimension: 16 GL(8), that gain, shifts of 32: 2 of keys (values have dropout in training), of
+    # the last norm, whose reader has a bias, and of types against positions
     *(
         Known(
             name,
@@ -377,10 +379,12 @@ ARCHITECTURES = [
             ENCODER,
             128 + 32,
             160 + 5,
+            dimension=16 * 64 + 32 + 4 * 32,
         )
         for name in ("Bert", "Roberta")
     ),
-    # heads, 4 gains (the last is tied to the embedding); the stream flips as a whole
+    # heads, 4 gains (the last is tied to the embedding); the stream flips as a whole.
+    # dimension: 16 GL(8), shifts of 2 keys and of the 4 norms with these gains
     Known(
         "GPT2",
         hugging_face(
@@ -396,6 +400,7 @@ ARCHITECTURES = [
         ENCODER,
         128 + 128,
         256 + 1,
+        dimension=16 * 64 + 128 + 6 * 32,
     ),
     # one frequency and 6 free channels per head; 5 gains
     Known(
@@ -406,7 +411,8 @@ ARCHITECTURES = [
         56 + 64 + 160,
         280 + 1,
     ),
-    # per layer 2 * 4 frequencies, 2 * 8 values, 48 units; 5 gains; signs: the stream, too
+    # per layer 2 * 4 frequencies, 2 * 8 values, 48 units; 5 gains; signs: the stream, too.
+    # dimension: two numbers per frequency, GL(8) for the values of each of 2 keys
     *(
         Known(
             name,
@@ -415,8 +421,9 @@ ARCHITECTURES = [
             GROUPED,
             2 * (8 + 16 + 48) + 160,
             304 + 32,
+            dimension=2 * (2 * 8 + 2 * 64 + 48) + 160,
         )
-        for name in ("Llama", "Mistral")
+        for name in ("Llama", "Mistral", "Qwen2")
     ),
     # gain against gain for 4 frequencies; signs: 8 frequencies of two keys, 16 of gains
     Known(
@@ -443,7 +450,38 @@ ARCHITECTURES = [
         592 + 32,
         EXPERTS,
     ),
-    # heads, 5 gains
+    # per layer 64 channels, 5 states, 3 of the step size. 3 gains of the stream; per layer the row
+    # that writes a channel against its convolution, B against C for every state, 3 of the step
+    # size, and one number for B, D and what reads them; signs: the stream, too.
+    # dimension: GL(3) for the step size
+    *(
+        Known(
+            name,
+            hugging_face(
+                ("Mamba", "ForCausalLM"),
+                vocab_size=11,
+                hidden_size=32,
+                state_size=5,
+                num_hidden_layers=2,
+                conv_kernel=3,
+                expand=2,
+                time_step_rank=3,
+                tie_word_embeddings=False,
+            ),
+            tokens,
+            {(32, CHANNEL): 1, (3, CHANNEL): 2, (5, CHANNEL): 2, (64, BLOCK): 2},
+            96 + 2 * (64 + states + 3 + 1),
+            96 + 2 * (64 + states + 3 + 1) + 32,
+            missing,
+            96 + 2 * (64 + states + 9 + 1),
+        )
+        for name, states, missing in (
+            ("Mamba", 5, "states keep their scales"),
+            ("Mamba, but for scales of states", 0, ""),
+        )
+    ),
+    # heads, 5 gains; dimension: 16 GL(8), shifts of 2 keys, 2 values, and 5 norms; two more, of the
+    # class token and of patches against rows of the table of positions, are not looked for
     Known(
         "ViT",
         hugging_face(
@@ -456,6 +494,7 @@ ARCHITECTURES = [
         ENCODER,
         128 + 160,
         288 + 1,
+        dimension=16 * 64 + 160 + 9 * 32,
     ),
 ]
 

@@ -74,6 +74,24 @@ def test_a_tied_table_writes_logits_and_is_not_shifted():
     assert ("words.weight", 6) in names(found(untied, TOKENS))
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_of_three_tables_each_but_one_gives_a_shift(tied):
+    """A tied one gives none: types trade with positions, as in BERT."""
+
+    def forward(self, tokens):
+        at = torch.arange(tokens.shape[1])
+        x = self.words(tokens) + self.types(tokens % 2) + self.places(at)
+        return nn.functional.linear(torch.tanh(self.norm(x)), self.words.weight if tied else self.w)
+
+    tables = {n: nn.Embedding(k, 6) for n, k in (("words", 9), ("types", 2), ("places", 5))}
+    model = Forward(forward, norm=nn.LayerNorm(6, bias=False), **tables)
+    model.w = nn.Parameter(torch.randn(2, 6))
+    sym = found(model, TOKENS)
+    assert [g.size for g in sym.shifts] == [6] * (1 if tied else 2)
+    moved = {sym.axes[p.axis].tensor for g in sym.shifts for p in g.placements}
+    assert ("words.weight" in moved) is not tied
+
+
 # ------------------------------------------------------------ vectors that are added by hand
 def by_hand(read, **parts):
     """A layer norm written by hand, and what reads it."""

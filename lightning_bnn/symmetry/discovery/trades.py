@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lightning_bnn.symmetry.discovery.classes import ChannelClasses, Ints, connected
 from lightning_bnn.symmetry.discovery.hashing import mix
@@ -67,17 +68,23 @@ def _between_tables(channels: ChannelClasses, shifts: Shifts) -> Iterator[ShiftG
     ]
     seen: set[tuple[int, int]] = set()
     for sides in shifts.trades:
-        found = [_table_of(channels, tables, core(side).numpy()) for side in sides]
+        found = [_table_of(channels, tables, side) for side in sides]
         pair = tuple(k for k in found if k is not None)
         if len(set(pair)) == 2 and (pair[0], pair[1]) not in seen:
             seen.add((pair[0], pair[1]))
             yield from _trade(channels, pair[0], pair[1])
 
 
-def _table_of(channels: ChannelClasses, tables: Sequence[int], labels: Ints) -> int | None:
-    """The table whose columns are the channels of one side of a sum."""
-    inside = np.unique(labels)
-    return next((k for k in tables if np.isin(channels.labels[k], inside).all()), None)
+def _table_of(
+    channels: ChannelClasses, tables: Sequence[int], summands: Sequence[Tensor]
+) -> int | None:
+    """The first table whose columns are the channels of one of the summands."""
+    for summand in summands:
+        inside = np.unique(core(summand).numpy())
+        for k in tables:
+            if np.isin(channels.labels[k], inside).all():
+                return k
+    return None
 
 
 def _trade(channels: ChannelClasses, first: int, second: int) -> Iterator[ShiftGroup]:

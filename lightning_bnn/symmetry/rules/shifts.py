@@ -44,7 +44,8 @@ class Shifts:
         vectors: how often a vector of the state is added to channels as a bias.
         raw: how often a tensor of the state is used as it stands.
         reads: the channels that a weight has read first.
-        trades: pairs of channels of which only the sum is seen.
+        trades: pairs of sums of which only the sum is seen: the channels of their summands.
+        summands: the channels of what is summed, by the last addition.
         tables: embeddings, whose rows can be shifted like biases.
     """
 
@@ -56,7 +57,8 @@ class Shifts:
     vectors: Counter[str] = field(default_factory=Counter)
     raw: Counter[str] = field(default_factory=Counter)
     reads: dict[tuple[str, tuple[int, ...]], Tensor] = field(default_factory=dict)
-    trades: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    trades: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
+    summands: dict[Any, list[Tensor]] = field(default_factory=dict)
     tables: set[str] = field(default_factory=set)
 
     def stop(self, labels: Tensor) -> None:
@@ -99,7 +101,11 @@ class Shifts:
         )
         plain = operation_name(node) in _SUMS and node.kwargs.get("alpha", 1) == 1
         if whole and plain and all(_is_as_it_stands(a) for a in node.args[:2]):
-            self.trades.append((x, y))
+            left, right = (
+                self.summands.get(a, [t]) for a, t in zip(node.args[:2], (x, y), strict=True)
+            )
+            self.trades.append((left, right))
+            self.summands[node] = [*left, *right]
 
 
 _SUMS = frozenset(("add", "add_"))
