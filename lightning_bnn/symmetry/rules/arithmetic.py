@@ -70,7 +70,7 @@ def add(
 
 
 def _written_by_vector(
-    system: Constraints, node: Node, x: Any, y: Any, alpha: float
+    system: Constraints, node: Node, x: Any, y: Any, alpha: int | float
 ) -> Value | None:
     """Channels plus a vector of the state, which writes them as the bias of a layer does."""
     if isinstance(x, Weight):

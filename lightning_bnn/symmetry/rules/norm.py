@@ -174,9 +174,9 @@ def _affine(
     else:
         out = system.follow(incoming, ("sign",))
     if isinstance(weight, Value):  # a computed one, such as 1 + w
-        out = multiply_labels(system, *align(out, weight.labels))
+        out = multiply_labels(system, out, weight.labels)
     if isinstance(bias, Value):
-        out = unify(system, *align(out, bias.labels))
+        out = unify(system, out, bias.labels)
     if isinstance(bias, Weight):
         system.consume(bias, Record(dim, out.reshape(-1), "bias"))
     if isinstance(weight, Constant) or isinstance(bias, Constant):
