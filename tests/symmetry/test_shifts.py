@@ -125,6 +125,14 @@ def test_a_vector_that_something_else_sees_is_not_shifted(read):
     assert ("bias", 5) not in names(found(by_hand(read), X))
 
 
+def test_what_a_vector_is_added_to_is_not_forgotten():
+    model = Forward(
+        lambda s, x: s.last(s.first(x) + s.bias), first=nn.Linear(6, 5), last=nn.Linear(5, 2)
+    )
+    model.bias = nn.Parameter(torch.randn(5))
+    assert names(found(model, X)) == {("bias", 5)}
+
+
 # ------------------------------------------------------------ keys without a bias
 def attention(key=lambda k: k, value_bias=True, key_of=lambda s, y: s.key(y)):
     def forward(self, x):
