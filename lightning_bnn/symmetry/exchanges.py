@@ -48,7 +48,7 @@ def _exchanged(params: Mapping[str, Tensor], row: Sequence[str], order: Tensor) 
 def source_of(name: str, sym: Symmetries, permutations: Element) -> str:
     """The tensor that comes to stand in the place of another one in a single network."""
     for group, order in zip(reversed(sym.permutations), reversed(permutations), strict=True):
-        row = next((row for row in group.tensors if name in row), None)
+        row = next((row for row in group.tensors if name in row), None) if group.tensors else None
         if row is not None:
             name = row[int(order[row.index(name)])]
     return name

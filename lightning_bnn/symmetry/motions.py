@@ -21,7 +21,7 @@ from lightning_bnn.symmetry.axis_actions import (
     axis_permutation,
     permute_axis,
 )
-from lightning_bnn.symmetry.elements import random_scales, random_signs
+from lightning_bnn.symmetry.elements import random_scales
 from lightning_bnn.symmetry.exchanges import source_of
 from lightning_bnn.symmetry.forward import in_precision
 from lightning_bnn.symmetry.groups import Symmetries
@@ -147,30 +147,50 @@ class Motion:
 def covering_motions(sym: Symmetries, generator: torch.Generator) -> tuple[Motion, Motion]:
     """Two that together move all units, flip every sign, mix and shift all channels.
 
-    Groups with continuous parameters need one random element: a function that keeps it keeps all
-    others but for a set of measure zero. Permutations need generators: a cycle of all units in a
-    random order and, in the second motion, an exchange of two neighbours in it.
+    What keeps the function is a closed group. Of a smaller one than is claimed, a random scale,
+    shift or invertible matrix is outside with probability one, and so is a random reflection, since
+    reflections generate all rotations: these need one motion. Permutations need generators: a cycle
+    of all units in a random order and, in the second motion, an exchange of two neighbours in it.
+    Signs, and groups of two units, move in the first motion, in the second or in both, drawn for
+    each by itself: so two that can only move together are told from two that move freely.
     """
-    signs = random_signs(sym, generator)
+    flips = [_patterns(group.units, generator) for group in sym.signs]
     orders = [torch.randperm(group.units, generator=generator) for group in sym.permutations]
+    swaps = _patterns(len(orders), generator)
+    signs = [[1 - 2 * pattern[k] for pattern in flips] for k in range(2)]
     one = Motion(
         sym,
-        {"signs": signs, "scalings": random_scales(sym, generator)},
-        [torch.empty_like(order).scatter_(0, order, order.roll(1)) for order in orders],
+        {"signs": signs[0], "scalings": random_scales(sym, generator)},
+        [_cycle(order, bool(swap)) for order, swap in zip(orders, swaps[0], strict=True)],
         random_reflections(sym, generator),
         random_shifts(sym, generator),
     )
-    flips: dict[Kind, Element] = {
-        "signs": [-s for s in signs],
+    factors: dict[Kind, Element] = {
+        "signs": signs[1],
         "scalings": random_scales(sym, generator),
     }
-    return one, Motion(sym, flips, [_exchange(order) for order in orders])
+    exchanges = [_exchange(order, bool(s)) for order, s in zip(orders, swaps[1], strict=True)]
+    return one, Motion(sym, factors, exchanges)
 
 
-def _exchange(order: Tensor) -> Tensor:
+def _patterns(count: int, generator: torch.Generator) -> Tensor:
+    """In which of two motions something moves, one row for each motion: in at least one."""
+    drawn = torch.randint(1, 4, (count,), generator=generator)
+    return torch.stack([drawn % 2, drawn // 2])
+
+
+def _cycle(order: Tensor, swaps: bool) -> Tensor:
+    """Every unit moves to the place of the next; of two units only where they are to change."""
+    if len(order) == 2 and not swaps:
+        return torch.arange(2)
+    return torch.empty_like(order).scatter_(0, order, order.roll(1))
+
+
+def _exchange(order: Tensor, swaps: bool) -> Tensor:
     """Two units that follow each other in an order change places."""
     permutation = torch.arange(len(order))
-    permutation[order[:2]] = order[:2].flip(0)
+    if len(order) > 2 or swaps:
+        permutation[order[:2]] = order[:2].flip(0)
     return permutation
 
 

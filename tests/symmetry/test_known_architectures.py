@@ -368,7 +368,9 @@ ENCODER = {(32, CHANNEL): 1, (8, CHANNEL): 16, (48, CHANNEL): 2, (4, BLOCK): 2}
 GROUPED = {(32, CHANNEL): 1, (8, CHANNEL): 4, (48, CHANNEL): 2, (2, BLOCK): 6}
 
 ARCHITECTURES = [
-    # heads 2 * 64; post-norm: only the last gain is free; a sign for the input of each of 5 norms
+    # heads 2 * 64; post-norm: only the last gain is free; a sign for the input of each of 5 norms.
+    # dimension: 16 GL(8), that gain, shifts of 32: 2 of keys (values have dropout in training), of
+    # the last norm, whose reader has a bias, and of types against positions
     *(
         Known(
             name,
@@ -377,10 +379,12 @@ ARCHITECTURES = [
             ENCODER,
             128 + 32,
             160 + 5,
+            dimension=16 * 64 + 32 + 4 * 32,
         )
         for name in ("Bert", "Roberta")
     ),
-    # heads, 4 gains (the last is tied to the embedding); the stream flips as a whole
+    # heads, 4 gains (the last is tied to the embedding); the stream flips as a whole.
+    # dimension: 16 GL(8), shifts of 2 keys and of the 4 norms with these gains
     Known(
         "GPT2",
         hugging_face(
@@ -396,6 +400,7 @@ ARCHITECTURES = [
         ENCODER,
         128 + 128,
         256 + 1,
+        dimension=16 * 64 + 128 + 6 * 32,
     ),
     # one frequency and 6 free channels per head; 5 gains
     Known(
@@ -406,7 +411,8 @@ ARCHITECTURES = [
         56 + 64 + 160,
         280 + 1,
     ),
-    # per layer 2 * 4 frequencies, 2 * 8 values, 48 units; 5 gains; signs: the stream, too
+    # per layer 2 * 4 frequencies, 2 * 8 values, 48 units; 5 gains; signs: the stream, too.
+    # dimension: two numbers per frequency, GL(8) for the values of each of 2 keys
     *(
         Known(
             name,
@@ -415,8 +421,9 @@ ARCHITECTURES = [
             GROUPED,
             2 * (8 + 16 + 48) + 160,
             304 + 32,
+            dimension=2 * (2 * 8 + 2 * 64 + 48) + 160,
         )
-        for name in ("Llama", "Mistral")
+        for name in ("Llama", "Mistral", "Qwen2")
     ),
     # gain against gain for 4 frequencies; signs: 8 frequencies of two keys, 16 of gains
     Known(
@@ -443,7 +450,38 @@ ARCHITECTURES = [
         592 + 32,
         EXPERTS,
     ),
-    # heads, 5 gains
+    # per layer 64 channels, 5 states, 3 of the step size. 3 gains of the stream; per layer the row
+    # that writes a channel against its convolution, B against C for every state, 3 of the step
+    # size, and one number for B, D and what reads them; signs: the stream, too.
+    # dimension: GL(3) for the step size
+    *(
+        Known(
+            name,
+            hugging_face(
+                ("Mamba", "ForCausalLM"),
+                vocab_size=11,
+                hidden_size=32,
+                state_size=5,
+                num_hidden_layers=2,
+                conv_kernel=3,
+                expand=2,
+                time_step_rank=3,
+                tie_word_embeddings=False,
+            ),
+            tokens,
+            {(32, CHANNEL): 1, (3, CHANNEL): 2, (5, CHANNEL): 2, (64, BLOCK): 2},
+            96 + 2 * (64 + states + 3 + 1),
+            96 + 2 * (64 + states + 3 + 1) + 32,
+            missing,
+            96 + 2 * (64 + states + 9 + 1),
+        )
+        for name, states, missing in (
+            ("Mamba", 5, "states keep their scales"),
+            ("Mamba, but for scales of states", 0, ""),
+        )
+    ),
+    # heads, 5 gains; dimension: 16 GL(8), shifts of 2 keys, 2 values, and 5 norms; two more, of the
+    # class token and of patches against rows of the table of positions, are not looked for
     Known(
         "ViT",
         hugging_face(
@@ -456,6 +494,7 @@ ARCHITECTURES = [
         ENCODER,
         128 + 160,
         288 + 1,
+        dimension=16 * 64 + 160 + 9 * 32,
     ),
 ]
 
@@ -488,8 +527,10 @@ TOWERS = [
     # conv1 has 32 units with GELU, the streams of encoder and decoder 32 each; 6 times attention,
     # each with heads of its own. 4 + 1 + 6 gains; the last of the decoder is read by the table of
     # words. The encoder adds what a GELU gives: no sign; the decoder flips as a whole.
-    # dimension: 48 GL(8), gains, and 12 shifts of 32: values, units, and queries of the encoder;
-    # those of the 5 norms that are read by keys, too, which have no bias, are not found
+    # dimension: 48 GL(8), gains, and 17 shifts of 32: of values in 6 attentions, and of 11 norms:
+    # 4 before units, 2 before queries that read the encoder, 4 before attention within a stream
+    # and the last of the encoder (their keys have no bias, but a softmax forgets what all of them
+    # gain); not of the last of the decoder, which words read without a bias
     Known(
         "Whisper",
         seq2seq(
@@ -514,7 +555,7 @@ TOWERS = [
         {(32, CHANNEL): 3, (8, CHANNEL): 48, (48, CHANNEL): 4, (4, BLOCK): 6},
         6 * 64 + 11 * 32,
         6 * 64 + 11 * 32 + 1,
-        dimension=48 * 64 + 11 * 32 + 12 * 32,
+        dimension=48 * 64 + 11 * 32 + 17 * 32,
     ),
     # two towers as in ViT, 16 channels in which they meet. Per tower 2 * 64 channels of heads and
     # 5 gains before linear maps; each projection has one scale, since its rows are normalised.
@@ -537,6 +578,7 @@ TOWERS = [
             2 * (128 + 160) + 16 + 3,
             missing,
             32 * 64 + 10 * 32 + 120 + 4 * 32 + 13 * 32 + projections,
+            1e-6,  # scores are normalised in float32
         )
         for name, projections, missing in (
             ("CLIP", 2, "the scale of what is divided by its own norm is not found"),

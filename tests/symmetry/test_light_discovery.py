@@ -18,6 +18,7 @@ from lightning_bnn.symmetry.placements import Axis, Placement
 from tests.cases import CASES, Forward
 
 refutation = importlib.import_module("lightning_bnn.symmetry.discovery.refutation")
+checking = importlib.import_module("lightning_bnn.symmetry.discovery.checking")
 
 
 # ------------------------------------------------------------ the check
@@ -73,6 +74,9 @@ def test_two_motions_generate_all_permutations_and_flip_every_sign(case):
     _, _, sym = case.known()
     one, two = covering_motions(sym, torch.Generator().manual_seed(0))
     for cycle, exchange in zip(one.cycles, two.cycles, strict=True):
+        if len(cycle) == 2:
+            assert [1, 0] in (cycle.tolist(), exchange.tolist())
+            continue
         at, seen = 0, []
         for _ in cycle:
             seen.append(at)
@@ -82,7 +86,32 @@ def test_two_motions_generate_all_permutations_and_flip_every_sign(case):
         a, b = (exchange != torch.arange(len(exchange))).nonzero()[:, 0].tolist()
         assert cycle[a] == b or cycle[b] == a  # neighbours: with the cycle, they generate all
     for a, b in zip(one.factors["signs"], two.factors["signs"], strict=True):
-        assert torch.equal(a, -b)
+        assert bool(((a == -1) | (b == -1)).all())
+        assert bool((a.abs() == 1).all() & (b.abs() == 1).all())
+
+
+@pytest.mark.parametrize("kind", ["permutations", "signs"])
+def test_what_only_moves_together_is_not_taken_for_two_groups_of_two(kind):
+    """Incoming and outgoing weights of two units by themselves: one alone changes the function."""
+    torch.manual_seed(0)
+    sizes = [5, 2, 2, 2, 2, 3]
+    layers = [[nn.Linear(a, b), nn.Tanh()] for a, b in zip(sizes, sizes[1:], strict=False)]
+    model, inputs = nn.Sequential(*sum(layers, [])).double(), Inputs((torch.randn(4, 5).double(),))
+    sym = discover(model, *inputs.args)
+    torn = [
+        replace(g, placements=part)
+        for g in getattr(sym, kind)
+        for part in (g.placements[:-1], g.placements[-1:])
+    ]
+    assert len(torn) >= 8
+    left = refutation.refute(
+        model,
+        replace(sym, **{kind: tuple(torn)}),
+        trace_graphs(model, inputs, "carrier"),
+        inputs,
+        False,
+    )
+    assert not getattr(left, kind)
 
 
 @pytest.mark.bad_input
@@ -172,6 +201,32 @@ def test_a_dropout_of_nothing_is_no_difference(p, same):
     assert graphs.evaluation.says_the_same(graphs.training) is same
 
 
+# ------------------------------------------------------------ rounding
+def test_a_network_in_which_rounding_grows_keeps_its_groups(monkeypatch):
+    """As deep batch norms over two examples do; a wrong group still makes an error of one."""
+    model = mlp(4, [6], 2).double()
+    inputs = Inputs((torch.randn(5, 4, dtype=torch.float64),))
+    sym, graphs = discover(model, *inputs.args), trace_graphs(model, inputs, "carrier")
+    first = checking.Check.error
+    noise = {"rounding": 2e-6, "growth": 1e10}
+
+    def error(self, groups):
+        self.error_seen = max(first(self, groups), noise["rounding"])
+        return self.error_seen
+
+    monkeypatch.setattr(checking.Check, "error", error)
+    monkeypatch.setattr(checking.Check, "_growth", lambda self, change: noise["growth"])
+    left = refutation.refute(model, sym, graphs, inputs, False)
+    assert len(left.permutations) == len(sym.permutations) == 1
+    assert left.scaling_dof == sym.scaling_dof == 6
+    (good,) = sym.scalings
+    wrong = replace(sym, scalings=(replace(good, placements=good.placements[:-1]),))
+    assert not refutation.refute(model, wrong, graphs, inputs, False).scalings
+    noise["growth"] = 1e6  # rounding of that size would be an error here
+    with pytest.raises(UnsupportedModel):
+        refutation.refute(model, sym, graphs, inputs, False)
+
+
 # ------------------------------------------------------------ memory
 def test_memory_is_used_again_only_when_nobody_looks_at_it():
     shape, other = torch.Size([300, 300]), torch.Size([300, 150])
@@ -202,3 +257,17 @@ def test_many_tensors_in_turn_keep_their_numbers():
             if len(held) > 5:
                 held.pop(int(torch.randint(0, 6, (), generator=generator)))
             assert all(bool((t == torch.tensor(n, dtype=t.dtype)).all()) for n, t in held)
+
+
+def test_groups_of_two_and_signs_move_in_one_motion_in_the_other_or_in_both():
+    torch.manual_seed(0)
+    sizes = [3, 2, 2, 2, 2, 2, 2, 3]
+    layers = [[nn.Linear(a, b), nn.Tanh()] for a, b in zip(sizes, sizes[1:], strict=False)]
+    sym = discover(nn.Sequential(*sum(layers, [])), torch.randn(4, 3))
+    swapped, flipped = set(), set()
+    for seed in range(5):
+        motions = covering_motions(sym, torch.Generator().manual_seed(seed))
+        swapped |= set(zip(*([bool(o[0]) for o in m.cycles] for m in motions), strict=True))
+        signs = [torch.cat(list(m.factors["signs"])) for m in motions]
+        flipped |= set(zip(*((s < 0).tolist() for s in signs), strict=True))
+    assert swapped == flipped == {(True, False), (False, True), (True, True)}

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch import nn
 
 from lightning_bnn.symmetry.discovery.channels import follow_channels
-from lightning_bnn.symmetry.discovery.export import trace_graphs
+from lightning_bnn.symmetry.discovery.longer_example import trace_with_two_tokens
 from lightning_bnn.symmetry.discovery.refutation import refute
 from lightning_bnn.symmetry.discovery.result import symmetries_of
 from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, check_filled, on_network
@@ -65,7 +65,7 @@ def discover(
     check_filled(inputs)
     custom = {_bare(name): rule for name, rule in (rules or {}).items()}
     with in_evaluation(model):
-        graphs = trace_graphs(model, inputs, batch_norm)
+        graphs, inputs = trace_with_two_tokens(model, inputs, batch_norm)
         channels = follow_channels(model, graphs, {**rules_of(batch_norm), **custom})
         for name in custom.keys() - channels.interpreter.operations:
             _log.warning("discover: the network has no operation %r; its rule is not used.", name)

@@ -27,6 +27,7 @@ from lightning_bnn.symmetry.discovery.values import (
     unknown,
     with_copies,
 )
+from lightning_bnn.symmetry.forward import UnsupportedModel
 from lightning_bnn.symmetry.groups import Frozen
 from lightning_bnn.symmetry.rules import weight_products
 from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
@@ -137,6 +138,7 @@ class Interpreter:
         for operand in operands:
             self.freeze(operand)
         self.frozen.append(_report(node, reason))
+        _check_sizes(node, self.frozen[-1])
         return unknown(node.meta["val"])
 
     def _value(self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]) -> Any:
@@ -249,6 +251,18 @@ class Interpreter:
     def _see_draws(self, operands: Iterable[Any]) -> None:
         """Draws that are used by themselves, too, have a place."""
         self.system.seen_noise.update(x.source for x in operands if isinstance(x, Noise))
+
+
+def _check_sizes(node: Node, where: Frozen) -> None:
+    """Channels can be counted only where sizes do not depend on numbers in the input."""
+    tensors = (v for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor))
+    if any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape):
+        line = f" at {where.line}" if where.line else ""
+        raise UnsupportedModel(
+            f"The size of what `{where.operation}`{line} returns depends on the numbers in the "
+            "input, so that its channels cannot be followed. Pass the submodule that has no such "
+            "step, with an input of its own."
+        )
 
 
 def _moved_index(result: Any, index: Index) -> Any:

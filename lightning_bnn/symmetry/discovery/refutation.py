@@ -14,6 +14,7 @@ from lightning_bnn.symmetry.comparison import agree, tolerance_of
 from lightning_bnn.symmetry.discovery.checking import Check
 from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.graph import Graph
+from lightning_bnn.symmetry.discovery.longer_example import forgets
 from lightning_bnn.symmetry.discovery.random_weights import RandomWeights
 from lightning_bnn.symmetry.discovery.streaming import streamed_outputs
 from lightning_bnn.symmetry.forward import (
@@ -28,7 +29,6 @@ from lightning_bnn.symmetry.forward import (
 )
 from lightning_bnn.symmetry.fresh_memory import reused_memory
 from lightning_bnn.symmetry.groups import Frozen, PermutationGroup, Symmetries
-from lightning_bnn.symmetry.rules.labels import operation_name
 
 __all__ = ["refute"]
 
@@ -59,7 +59,7 @@ def refute(
         if _draws(model, inputs):
             raise _Unrepeatable(_says_different_things(type(model).__name__)) from error
         raise
-    if not sym.unchecked and sym.touched and _forgets(graphs.evaluation):
+    if not sym.unchecked and sym.touched and forgets(graphs.evaluation):
         sym = replace(sym, unchecked=_ONE_KEY)
     factors = _only(sym, [group for group in _every(sym) if group[0] != "permutations"])
     if graphs.evaluation_only or not _every(factors) or _trains_as_it_evaluates(graphs, inputs):
@@ -76,19 +76,6 @@ def refute(
     frozen = (*sym.frozen, *left.frozen)
     kept: dict[str, Any] = {kind: getattr(left, kind) for kind in EVERY if kind != "permutations"}
     return replace(sym, frozen=frozen, **kept)
-
-
-def _forgets(graph: Graph | None) -> bool:
-    """Whether a softmax runs over a single element, which becomes one whatever it was."""
-    for node in () if graph is None else graph.module.graph.nodes:
-        name = operation_name(node) if node.op == "call_function" else ""
-        if name in ("softmax", "_softmax"):
-            dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-            if isinstance(dim, int) and node.meta["val"].ndim and node.meta["val"].shape[dim] == 1:
-                return True
-        if name == "scaled_dot_product_attention" and node.args[1].meta["val"].shape[-2] == 1:
-            return True
-    return False
 
 
 class _Unrepeatable(UnsupportedModel):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lightning_bnn.symmetry.discovery.classes import ChannelClasses, Ints, connected
 from lightning_bnn.symmetry.discovery.hashing import mix
@@ -27,11 +28,26 @@ def shift_groups(channels: ChannelClasses) -> tuple[ShiftGroup, ...]:
     for labels in (*shifts.stops, *_read_by_tables(channels), np.array([FROZEN])):
         stopped[parts[labels[labels >= 0]]] = True
     uses = _Uses(channels, parts)
+    _stop_what_is_seen(shifts, parts, stopped, uses)
     groups = []
     for axis, described in enumerate(channels.axes):
         if uses.writes(described) and described.blocks == 1:
-            groups += list(_of_bias(channels, axis, parts, stopped, uses, shifts.biases))
+            groups += list(_of_bias(channels, axis, parts, stopped, uses, shifts))
     return (*groups, *_between_tables(channels, shifts))
+
+
+def _stop_what_is_seen(
+    shifts: Shifts, parts: Ints, stopped: NDArray[np.bool_], uses: _Uses
+) -> None:
+    """A weight without a bias lets a shift pass only if nothing sees what it writes, as of keys."""
+    reads = [(parts[x.numpy().ravel()], parts[y.numpy().ravel()]) for _, x, y in shifts.silent]
+    is_new = True
+    while is_new:
+        is_new = False
+        for incoming, out in reads:
+            seen = bool((stopped[out] | uses.is_read(out)).any())
+            if seen and not bool(stopped[incoming].all()):
+                stopped[incoming] = is_new = True
 
 
 def _read_by_tables(channels: ChannelClasses) -> list[Ints]:
@@ -52,17 +68,23 @@ def _between_tables(channels: ChannelClasses, shifts: Shifts) -> Iterator[ShiftG
     ]
     seen: set[tuple[int, int]] = set()
     for sides in shifts.trades:
-        found = [_table_of(channels, tables, core(side).numpy()) for side in sides]
+        found = [_table_of(channels, tables, side) for side in sides]
         pair = tuple(k for k in found if k is not None)
         if len(set(pair)) == 2 and (pair[0], pair[1]) not in seen:
             seen.add((pair[0], pair[1]))
             yield from _trade(channels, pair[0], pair[1])
 
 
-def _table_of(channels: ChannelClasses, tables: Sequence[int], labels: Ints) -> int | None:
-    """The table whose columns are the channels of one side of a sum."""
-    inside = np.unique(labels)
-    return next((k for k in tables if np.isin(channels.labels[k], inside).all()), None)
+def _table_of(
+    channels: ChannelClasses, tables: Sequence[int], summands: Sequence[Tensor]
+) -> int | None:
+    """The first table whose columns are the channels of one of the summands."""
+    for summand in summands:
+        inside = np.unique(core(summand).numpy())
+        for k in tables:
+            if np.isin(channels.labels[k], inside).all():
+                return k
+    return None
 
 
 def _trade(channels: ChannelClasses, first: int, second: int) -> Iterator[ShiftGroup]:
@@ -83,7 +105,11 @@ class _Uses:
     def __init__(self, channels: ChannelClasses, parts: Ints) -> None:
         count = int(parts.max(initial=0)) + 1
         self.writers, self.others = np.zeros(count, np.int64), np.zeros(count, np.bool_)
-        self._tables, reads = channels.system.shifts.tables, [np.zeros((3, 0), np.int64)]
+        read = {name for name, _ in channels.system.shifts.reads}
+        self._tables = channels.system.shifts.tables - read  # a tied table writes logits, too
+        shifts: Shifts = channels.system.shifts
+        self._vectors = {n for n, k in shifts.vectors.items() if shifts.raw[n] == k}
+        reads = [np.zeros((3, 0), np.int64)]
         for axis, labels in enumerate(channels.labels):
             role, at = channels.axes[axis].role, np.flatnonzero(labels > FROZEN)
             found = parts[labels[at]]
@@ -102,7 +128,15 @@ class _Uses:
 
     def writes(self, axis: Axis) -> bool:
         """Whether a number can be added to the channels of a bias, or of all rows of a table."""
-        return axis.role == "bias" or (axis.role == "out" and axis.tensor in self._tables)
+        return (
+            axis.role == "bias"
+            or (axis.role == "out" and axis.tensor in self._tables)
+            or (axis.role == "raw" and axis.tensor in self._vectors)
+        )
+
+    def is_read(self, parts: Ints) -> NDArray[np.bool_]:
+        """Whether a layer reads the channels, or something else sees them."""
+        return (self.start[parts + 1] > self.start[parts]) | self.others[parts]
 
     def readers(self, parts: Ints) -> dict[int, Ints]:
         """By axis, where parts with equal signatures are read: one row for each of them."""
@@ -118,9 +152,9 @@ def _of_bias(
     parts: Ints,
     stopped: NDArray[np.bool_],
     uses: _Uses,
-    biases: Mapping[str, str | None],
+    shifts: Shifts,
 ) -> Iterator[ShiftGroup]:
-    labels = channels.labels[axis]
+    labels, silent = channels.labels[axis], {name for name, _, _ in shifts.silent} - shifts.clashing
     at = np.flatnonzero((labels > FROZEN) & ~stopped[parts[labels]])
     part = parts[labels[at]]
     free = (uses.writers[part] == 1) & ~uses.others[part]
@@ -128,8 +162,12 @@ def _of_bias(
     _, first, kind = np.unique(uses.signature[part], return_index=True, return_inverse=True)
     for number in np.argsort(first):
         alike = kind.reshape(-1) == number
-        readers = uses.readers(part[alike])
-        names = [biases.get(channels.axes[a].tensor) for a in readers]
+        readers = {
+            a: rows
+            for a, rows in uses.readers(part[alike]).items()
+            if channels.axes[a].tensor not in silent
+        }
+        names = [shifts.biases.get(channels.axes[a].tensor) for a in readers]
         if any(name is None for name in names):
             continue
         places = tuple(

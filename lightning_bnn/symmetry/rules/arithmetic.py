@@ -21,6 +21,7 @@ from lightning_bnn.symmetry.rules.chosen import compare_index
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record
 from lightning_bnn.symmetry.rules.elementwise import homogeneous, nonlinear
 from lightning_bnn.symmetry.rules.labels import (
+    FROZEN,
     Index,
     Noise,
     Turned,
@@ -29,6 +30,7 @@ from lightning_bnn.symmetry.rules.labels import (
     Weight,
     core,
     moving_dims,
+    operation_name,
     shape_of,
     solid,
 )
@@ -57,11 +59,37 @@ def add(
         labels = _beside_noise(system, node, x, y)
         system.freeze(labels, ("scale", "sign"))
         return Value(labels)
+    written = _written_by_vector(system, node, x, y, alpha)
+    if written is not None:
+        return written
     is_table = [isinstance(v, Weight) for v in (x, y)]
     system.shifts.add(node, system.labels(x), system.labels(y), is_table)
     if isinstance(x, Turned) and isinstance(y, Turned):
         system.plane(x.labels, y.labels)
     return Value(unify(system, system.labels(x), system.labels(y)))
+
+
+def _written_by_vector(
+    system: Constraints, node: Node, x: Any, y: Any, alpha: int | float
+) -> Value | None:
+    """Channels plus a vector of the state, which writes them as the bias of a layer does."""
+    if isinstance(x, Weight):
+        x, y = y, x
+    is_plain = operation_name(node).removesuffix("_") == "add" and alpha == 1
+    if not is_plain or not isinstance(x, Value) or not isinstance(y, Weight):
+        return None
+    if y.is_buffer or len(y.full_shape) != 1 or y.full_shape[0] < 2:
+        return None
+    before, bias = align(x.labels, system.labels(y))
+    channels = core(before)
+    if moving_dims(before) != moving_dims(bias) or channels.numel() != y.full_shape[0]:
+        return None
+    if bool((channels <= FROZEN).any()):
+        return None
+    unify(system, before, bias)
+    system.shifts.stop(before)
+    system.shifts.vectors[y.name] += 1
+    return Value(bias.expand(torch.broadcast_shapes(before.shape, bias.shape)))
 
 
 def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Value:

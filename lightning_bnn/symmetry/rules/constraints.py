@@ -203,7 +203,10 @@ class Constraints:
             for row in table[1:] if bool((first < 0).any()) else ():
                 first = torch.where(first < 0, row, first)
             self.tie(table, first[None])
-            self.shifts.stop(table)
+            if bool((core(table) < 0).any()):  # zeros are not shifted
+                self.shifts.stop(table)
+            else:
+                self.shifts.tie(table, first[None])
         return first
 
     def labels(self, x: Value | Weight | Constant | float | int) -> Tensor:
@@ -248,6 +251,7 @@ class Constraints:
         index = sum(
             narrow_except(c, moving) * s for c, s in zip(weight.coords, stride, strict=True)
         )
+        self.shifts.raw[weight.name] += 1
         if entry.read is None:
             entry.read = np.zeros(labels.numel(), np.bool_)
         entry.read[np.ravel(index)] = True

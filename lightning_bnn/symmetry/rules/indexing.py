@@ -207,5 +207,6 @@ def embedding_bag(system: Constraints, node: Node, weight: Any, *args: Any, **kw
     mode = args[3] if len(args) > 3 else kwargs.get("mode", 0)
     if mode == 2:
         system.freeze(out, ("sign",))
+        system.mark(out, "diagonal")
     rest = (fixed(v.shape) for v in node.meta["val"][1:])
     return (Value(along(out, len(shape) - 1, shape)), *rest)

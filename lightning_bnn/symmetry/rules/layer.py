@@ -76,7 +76,7 @@ def write(
 ) -> None:
     """A weight and a bias write channels; the other dimension of the weight reads the incoming."""
     system.consume(weight, Record(out_dim, out, "out"), Record(1 - out_dim, incoming, "in", -1))
-    system.shifts.read(weight, bias, incoming)
+    system.shifts.read(weight, bias, incoming, out)
     if bias is not None:
         system.consume(bias, Record(0, out.reshape(-1), "bias"))
 

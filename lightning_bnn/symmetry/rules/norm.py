@@ -9,10 +9,16 @@ import numpy as np
 from torch import Tensor
 from torch.fx import Node
 
-from lightning_bnn.symmetry.rules.broadcasting import align, tie_permutations
+from lightning_bnn.symmetry.rules.broadcasting import (
+    align,
+    multiply_labels,
+    tie_permutations,
+    unify,
+)
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
+    Value,
     Weight,
     along,
     core,
@@ -167,6 +173,10 @@ def _affine(
         )
     else:
         out = system.follow(incoming, ("sign",))
+    if isinstance(weight, Value):  # a computed one, such as 1 + w
+        out = multiply_labels(system, out, weight.labels)
+    if isinstance(bias, Value):
+        out = unify(system, out, bias.labels)
     if isinstance(bias, Weight):
         system.consume(bias, Record(dim, out.reshape(-1), "bias"))
     if isinstance(weight, Constant) or isinstance(bias, Constant):

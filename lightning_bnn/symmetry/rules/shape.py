@@ -126,9 +126,32 @@ def _execute(node: Node, args: Any, kwargs: Any, pick: Callable[[Any], Tensor]) 
 def concatenate(system: Constraints, node: Node, parts: Sequence[Any], dim: int = 0) -> Value:
     """The channels of the parts side by side."""
     full = [t for t in (_full_labels(system, p) for p in parts) if t.numel()]
+    full = _with_zeros_in_rows(system, full, dim)
     moving = {*moving_dims(*full), dim % full[0].ndim}
     joined = torch.cat([narrow_except(t, moving) for t in full], dim)
     return Value(compress(joined).expand(shape_of(node)))
+
+
+def _with_zeros_in_rows(system: Constraints, parts: list[Tensor], dim: int) -> list[Tensor]:
+    """Rows of zeros beside rows of channels, such as an empty key, are rows of these channels.
+
+    Zero stays zero under all that permutes, scales, flips or mixes; only a shift would be seen.
+    """
+    zeros = [bool((core(t) < 0).all()) for t in parts]
+    row = next((t.narrow(dim, 0, 1) for t in parts if _has_rows(t, dim % t.ndim)), None)
+    if row is None or not any(zeros):
+        return parts
+    system.shifts.stop(row)
+    return [row.expand(t.shape) if zero else t for t, zero in zip(parts, zeros, strict=True)]
+
+
+def _has_rows(labels: Tensor, dim: int) -> bool:
+    """Whether a dimension counts rows of the same channels, such as tokens."""
+    if bool((core(labels) <= FROZEN).any()):
+        return False
+    if dim not in moving_dims(labels):
+        return True
+    return torch.equal(*(core(labels.narrow(dim, k, 1)) for k in range(2)))
 
 
 def _full_labels(system: Constraints, x: Any) -> Tensor:

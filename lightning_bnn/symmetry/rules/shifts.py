@@ -7,6 +7,7 @@ keys. Every other operation stops them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,21 +38,32 @@ class Shifts:
         stops: channels at which a shift would be seen.
         same: pairs of channels with one shift.
         biases: the bias of every weight that reads channels; None where it has none, or several.
+        silent: what weights without a bias read, and what they write, by name; whether that is
+            forgotten is known in the end.
+        clashing: weights that are read with several biases.
+        vectors: how often a vector of the state is added to channels as a bias.
+        raw: how often a tensor of the state is used as it stands.
         reads: the channels that a weight has read first.
-        trades: pairs of channels of which only the sum is seen.
+        trades: pairs of sums of which only the sum is seen: the channels of their summands.
+        summands: the channels of what is summed, by the last addition.
         tables: embeddings, whose rows can be shifted like biases.
     """
 
     stops: list[NDArray[np.int64]] = field(default_factory=list)
     same: list[NDArray[np.int64]] = field(default_factory=list)
     biases: dict[str, str | None] = field(default_factory=dict)
+    silent: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
+    clashing: set[str] = field(default_factory=set)
+    vectors: Counter[str] = field(default_factory=Counter)
+    raw: Counter[str] = field(default_factory=Counter)
     reads: dict[tuple[str, tuple[int, ...]], Tensor] = field(default_factory=dict)
-    trades: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    trades: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
+    summands: dict[Any, list[Tensor]] = field(default_factory=dict)
     tables: set[str] = field(default_factory=set)
 
     def stop(self, labels: Tensor) -> None:
         """A shift of these channels would be seen."""
-        self.stops.append(np.unique(core(labels).numpy()))
+        self.stops.append(core(labels).numpy().ravel())
 
     def tie(self, labels: Tensor, others: Tensor) -> None:
         """A shift of one is a shift of the other, element by element."""
@@ -59,15 +71,17 @@ class Shifts:
         pair = torch.broadcast_tensors(narrow_except(labels, moving), narrow_except(others, moving))
         self.same.append(np.stack([t.numpy().ravel() for t in pair]))
 
-    def read(self, weight: Weight, bias: Weight | None, incoming: Tensor) -> None:
+    def read(self, weight: Weight, bias: Weight | None, incoming: Tensor, out: Tensor) -> None:
         """A linear layer reads channels: its bias takes a shift up. Zeros are not shifted."""
         incoming = incoming.clamp_min(FROZEN)
         whole = bias is not None and not bias.is_buffer
         name = bias.name if whole and bias is not None else None
-        if self.biases.setdefault(weight.name, name) != name:
+        if self.biases.setdefault(weight.name, name) != name or weight.name in self.clashing:
             self.biases[weight.name] = None
-        if self.biases[weight.name] is None:
+            self.clashing.add(weight.name)
             self.stop(incoming)
+        elif name is None:
+            self.silent.append((weight.name, incoming, out))
         before = self.reads.setdefault((weight.name, tuple(weight.shape)), incoming)
         if before.shape == incoming.shape:  # one bias takes up the shifts of all inputs
             self.same.append(np.stack([before.numpy().ravel(), incoming.numpy().ravel()]))
@@ -85,8 +99,38 @@ class Shifts:
         whole = all(
             table or len(moving_dims(t)) == 1 for t, table in zip((x, y), is_table, strict=True)
         )
-        if whole and all(isinstance(a, Node) and len(a.users) == 1 for a in node.args[:2]):
-            self.trades.append((x, y))
+        plain = operation_name(node) in _SUMS and node.kwargs.get("alpha", 1) == 1
+        if whole and plain and all(_is_as_it_stands(a) for a in node.args[:2]):
+            left, right = (
+                self.summands.get(a, [t]) for a, t in zip(node.args[:2], (x, y), strict=True)
+            )
+            self.trades.append((left, right))
+            self.summands[node] = [*left, *right]
+
+
+_SUMS = frozenset(("add", "add_"))
+_NEW_CHANNELS = frozenset("embedding linear addmm conv1d conv2d conv3d".split())
+_MOVES_ROWS = frozenset(
+    "to _to_copy type_as clone contiguous alias view reshape expand _unsafe_view slice select "
+    "narrow squeeze unsqueeze transpose permute flatten unflatten t index index_select".split()
+)
+
+
+def _is_as_it_stands(node: Any) -> bool:
+    """Whether what is added to all rows of a table in a sum is added to the sum, and only there."""
+    if not isinstance(node, Node) or len(node.users) != 1:
+        return False
+    if node.op == "placeholder":
+        return True
+    name = operation_name(node) if node.op == "call_function" else ""
+    if name in _SUMS and node.kwargs.get("alpha", 1) == 1:
+        return all(_is_as_it_stands(a) for a in node.args[:2])
+    return name in _NEW_CHANNELS or (name in _MOVES_ROWS and _comes_from_table(node.args[0]))
+
+
+def _comes_from_table(node: Any) -> bool:
+    """The same of what is only rearranged; a table may be read elsewhere, in other rows."""
+    return isinstance(node, Node) and (node.op == "placeholder" or _is_as_it_stands(node))
 
 
 # ------------------------------------------------------------ softmax, by hand

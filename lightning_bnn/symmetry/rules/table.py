@@ -255,7 +255,7 @@ MIXES = frozenset(
     "neg real positive lift_fresh dropout feature_dropout to _to_copy type_as square pow "
     "add sub subtract rsub mul multiply div divide true_divide mean sum linalg_vector_norm norm "
     "layer_norm rms_norm linear addmm matmul mm bmm mv dot baddbmm einsum embedding "
-    "index index_select "
+    "index index_select embedding_bag _embedding_bag _embedding_bag_forward_only "
     "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
     "scaled_dot_product_attention pad constant_pad_nd expand expand_as broadcast_to "
     "view_as_complex view_as_real cat concat concatenate stack "

@@ -1,0 +1,44 @@
+"""An example of one token, in which a softmax and positions hide, is read as one of two."""
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn.symmetry import discover, verify
+from tests.cases import Forward
+from tests.modern_networks import attention
+
+
+def sizes(sym):
+    kinds = [(g.units, g.kind) for g in sym.permutations], [(g.kind, g.size) for g in sym.linear]
+    return (*kinds, sym.scaling_dof, sym.sign_dof, sym.dimension)
+
+
+@pytest.mark.parametrize("rotary", ["half", "interleaved", None])
+def test_positions_are_seen_in_an_example_of_one_token(rotary):
+    """At position 0 nothing is rotated, so that all matrices would seem to pass."""
+    torch.manual_seed(0)
+    model = attention(width=4, rotary=rotary)().double().eval()
+    short, long = torch.randn(2, 1, 10).double(), torch.randn(2, 5, 10).double()
+    sym = discover(model, short)
+    assert sizes(sym) == sizes(discover(model, long))
+    assert not sym.unchecked
+    assert not sym.frozen
+    assert verify(model, sym, long) < 1e-10
+
+
+def language(self, tokens, mask):
+    x = self.embed(tokens)
+    scores = self.query(x) @ self.key(x).mT + torch.where(mask > 0, 0.0, -1e9)[:, None]
+    return self.last(scores.softmax(-1) @ self.value(x))
+
+
+def test_tokens_are_numbers_of_words_and_masks_stay_open():
+    parts = {n: nn.Linear(6, 4) for n in ("query", "key", "value")}
+    model = Forward(language, embed=nn.Embedding(9, 6), last=nn.Linear(4, 2), **parts).double()
+    sym = discover(model, torch.tensor([[8], [0]]), torch.ones(2, 1, dtype=torch.long))
+    assert not sym.unchecked
+    assert ("general", 4) in [(g.kind, g.size) for g in sym.linear]
+    # two tokens that are one word: queries and keys are not seen
+    same = discover(model, torch.tensor([[1], [1]]), torch.ones(2, 1, dtype=torch.long))
+    assert "two tokens" in same.unchecked
