@@ -14,6 +14,7 @@ from lightning_bnn.params.networks import Params, is_stacked, of, stack_size, un
 from lightning_bnn.stacks import (
     FastLayers,
     fitting_chunk,
+    fused_outputs,
     remember_loop,
     remember_vmap,
     run_network,
@@ -96,6 +97,12 @@ def _stacked(
     """Run all members at once, or one by one where that is faster or ``vmap`` fails."""
     if not runs_at_once(model, chunk_size):
         return _looped(model, params, x, x_dim)
+
+    def by_torch(stack: Params, inputs: Any) -> Any:
+        return _vmapped(model, stack, inputs, x_dim, None)
+
+    if (found := fused_outputs(model, params, x, x_dim is not None, by_torch)) is not None:
+        return found
     undo = undoing(model, params)
     try:
         outputs = _vmapped(model, params, x, x_dim, chunk_size)
