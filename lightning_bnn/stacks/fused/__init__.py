@@ -4,6 +4,6 @@ A network goes one way through this folder: `recognised` asks `chains` to read i
 `stage`s; `running` runs them for all members, by the `machine_code` of `stage_code`.
 """
 
-from lightning_bnn.stacks.fused.recognised import fused_outputs
+from lightning_bnn.stacks.fused.recognised import chain_of, fused_outputs
 
-__all__ = ["fused_outputs"]
+__all__ = ["chain_of", "fused_outputs"]

@@ -11,44 +11,70 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as hooks_of_all
 
+from lightning_bnn.stacks.choices import work_of
 from lightning_bnn.stacks.copies import known_of
 from lightning_bnn.stacks.fused.chains import Chain, Unsuitable, read_chain
 from lightning_bnn.stacks.fused.machine_code import has_compiler, lanes_of
 from lightning_bnn.stacks.fused.running import run_chain
 from lightning_bnn.stacks.running import run_network
 
-__all__ = ["fused_outputs"]
+__all__ = ["chain_of", "fused_outputs"]
 
 Params = Mapping[str, Tensor]
+LIMIT = 10**6
+"""Networks with more work than this run by torch, see `choices.work_of`."""
 _TOLD = "its reason was logged"
 _log = logging.getLogger("lightning_bnn.params")
 
 
-def fused_outputs(
-    model: nn.Module, params: Params, x: Any, own: bool, again: Callable[[Params, Any], Any]
-) -> Tensor | None:
-    """Outputs of all members of a stack; None if the network is no chain, or cannot be one here.
+def chain_of(
+    model: nn.Module, params: Params, x: Any, own: bool = False, chunk_size: int | None = None
+) -> Chain | None:
+    """How a stack runs as a chain of stages; None if it does not.
 
     Args:
         model: gives the computation.
         params: a stack.
-        x: the inputs.
+        x: the inputs, as a tuple.
         own: whether members have inputs of their own.
-        again: computes the same by operations of torch, for second derivatives.
+        chunk_size: members that shall run at once: one by one they run by torch.
     """
-    if len(x) != 1 or not _is_plain(x[0], params, own):
+    if chunk_size == 1 or len(x) != 1 or not _is_plain(x[0], params, own):
         return None
-    chain = _chain_of(model, params, x[0][0] if own else x[0])
-    if chain is None:
+    if work_of(model) > LIMIT:
         return None
+    inputs = x[0][0] if own else x[0]
+    settings = _settings(model)
+    if settings is None:
+        return None
+    key = (inputs.shape, inputs.dtype, settings)
+    known = known_of(model)
+    if key not in known:
+        known[key] = _read(model, params, inputs.detach())
+    chain: Chain | None = known[key]
+    return chain
+
+
+def fused_outputs(
+    chain: Chain, params: Params, x: Any, own: bool, by_torch: Callable[[Params, Any], Any]
+) -> Tensor:
+    """Outputs of all members of a stack.
+
+    Args:
+        chain: how they run.
+        params: a stack.
+        x: the inputs, as a tuple.
+        own: whether members have inputs of their own.
+        by_torch: computes the same by operations of torch, for second derivatives.
+    """
     rest = {n: t for n, t in params.items() if n not in chain.weights}
 
-    def by_torch(inputs: Tensor, *weights: Tensor) -> Tensor:
+    def again(inputs: Tensor, *weights: Tensor) -> Tensor:
         stack = {**rest, **dict(zip(chain.weights, weights, strict=True))}
-        out: Tensor = again(stack, (inputs,))
+        out: Tensor = by_torch(stack, (inputs,))
         return out
 
-    return run_chain(chain, x[0], [params[n] for n in chain.weights], own, by_torch)
+    return run_chain(chain, x[0], [params[n] for n in chain.weights], own, again)
 
 
 # ------------------------------------------------------------ what is asked of a call
@@ -78,18 +104,6 @@ def _is_watched() -> bool:
 
 
 # ------------------------------------------------------------ what is known of a network
-def _chain_of(model: nn.Module, params: Params, x: Tensor) -> Chain | None:
-    settings = _settings(model)
-    if settings is None:
-        return None
-    key = (x.shape, x.dtype, settings)
-    known = known_of(model)
-    if key not in known:
-        known[key] = _read(model, params, x.detach())
-    chain: Chain | None = known[key]
-    return chain
-
-
 def _settings(model: nn.Module) -> Any:
     """What a network's computation may depend on besides tensors; None if hooks look at it."""
     if hooks_of_all._has_any_global_hook():

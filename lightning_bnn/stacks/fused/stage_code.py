@@ -247,7 +247,12 @@ def _rectified(code: VectorCode, value: str, slope: float) -> str:
     if slope == 1:
         return value
     rest = code.number(0) if slope == 0 else code.arithmetic("fmul", value, code.number(slope))
-    return code.select(code.compare("ugt", value, "zeroinitializer"), value, rest)
+    return code.select(_positive(code, value, slope), value, rest)
+
+
+def _positive(code: VectorCode, value: str, slope: float) -> str:
+    """Where a rectifier lets gradients through; of ReLU, by torch, also where there is no number."""
+    return code.compare("ugt" if slope == 0 else "ogt", value, "zeroinitializer")
 
 
 class _Pooled:
@@ -283,9 +288,8 @@ class _Pooled:
     def _add(self, value: str, start: str, number: int, notes: str) -> None:
         code, stage = self.code, self.stage
         if stage.inside != 1:
-            bits = code.let(
-                f"bitcast {code.mask} {code.compare('ugt', value, 'zeroinitializer')} to i{code.lanes}"
-            )
+            more = _positive(code, value, stage.inside)
+            bits = code.let(f"bitcast {code.mask} {more} to i{code.lanes}")
             at = code.at(notes, code.index((start, code.lanes // 8)), "i8")
             at = code.at(at, number * code.lanes // 8, "i8")
             code.do(f"store i{code.lanes} {bits}, ptr {at}, align 1")
@@ -324,7 +328,7 @@ def _before_backward(code: VectorCode, stage: Stage) -> None:
             at = code.index((block, 1), (k, code.lanes))
             g = code.select(valid, code.load("%out", at), code.number(0))
             if stage.outside != 1:
-                more = code.compare("ugt", code.load("%x", at), "zeroinitializer")
+                more = _positive(code, code.load("%x", at), stage.outside)
                 g = code.select(more, g, _times(code, g, stage.outside))
             if stage.pooling == "mean":
                 g = code.arithmetic("fdiv", g, code.number(math.prod(stage.window)))
