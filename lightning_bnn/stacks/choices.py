@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 __all__ = ["fitting_chunk", "remember_loop", "runs_at_once", "work_of"]
 
 VMAP_LIMIT = {"cpu": 60_000, "cuda": 6_000_000}
-"""Networks with more work than this, if they are no chains of stages (`fused`), run member by member,
-see ``benchmarks/apply.py``. Weights of a convolution count twelve times."""
+"""Networks with more work than this run member by member, see ``benchmarks/apply.py``, if they are
+no chains of stages (`fused`)."""
 BUDGET = {"cpu": 8 * 2**20, "cuda": 2**31}
 """Bytes of activations that run at once: on a CPU they should stay in its cache."""
 TRAINING_BUDGET = {"cpu": 64 * 2**20, "cuda": 2**33}
@@ -42,6 +42,11 @@ def runs_at_once(model: nn.Module, chunk_size: int | None = None) -> bool:
 
 
 def work_of(model: nn.Module) -> int:
+    """The weights of a network; those of a convolution, which is used at many places, twelve times.
+
+    Args:
+        model: the network.
+    """
     if model not in _WORK:
         convolutions = [m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)]
         used_often = sum(p.numel() for m in convolutions for p in m.parameters(recurse=False))

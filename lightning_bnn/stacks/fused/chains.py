@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,6 +18,10 @@ __all__ = ["Chain", "Layer", "Unsuitable", "read_chain"]
 
 LARGEST_WINDOW = 2**15
 """Places in it, for which a number of 16 bits is enough."""
+
+
+WIDEST_KERNEL = 32
+"""Rows of kernels are written out as instructions."""
 
 
 class Unsuitable(Exception):
@@ -214,8 +217,8 @@ Given = dict[str, Any]
 
 def _convolution(reader: _Reader, given: Given, out: Tensor) -> None:
     weight, bias = given["weight"], given["bias"]
-    if given["transposed"] or weight.ndim > 4:
-        raise Unsuitable("it has transposed or three-dimensional convolutions")
+    if given["transposed"] or weight.ndim > 4 or weight.shape[-1] > WIDEST_KERNEL:
+        raise Unsuitable("it has transposed, three-dimensional or very wide convolutions")
     channels, size = reader.shape()
     rows, columns = _pair(given["padding"], weight.ndim - 2, 0)
     top, bottom, left, right = reader.pads

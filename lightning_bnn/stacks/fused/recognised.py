@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from lightning_bnn.stacks.running import run_network
 
 __all__ = ["chain_of", "fused_outputs"]
 
-Params = Mapping[str, Tensor]
+Params = dict[str, Tensor]
 LIMIT = 10**6
 """Networks with more work than this run by torch, see `choices.work_of`."""
 _TOLD = "its reason was logged"

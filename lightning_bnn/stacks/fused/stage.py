@@ -1,4 +1,4 @@
-"""One stage of a network: a weighted sum over windows, a rectifier, pooling; all sizes are known."""
+"""One stage of a network: weighted sums, a rectifier, pooling; all sizes are known."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["Pads", "Pair", "Pooling", "Stage", "Tile"]
+__all__ = ["LONGEST", "Pads", "Pair", "Pooling", "Stage", "Tile"]
 
 Pair = tuple[int, int]
 Pooling = Literal["none", "max", "mean"]
@@ -84,9 +84,7 @@ class Stage:
         """Rows and columns that the convolution gives."""
         rows, columns = (
             (n - d * (k - 1) - 1) // s + 1
-            for n, k, s, d in zip(
-                self.padded, self.kernel, self.stride, self.dilation, strict=True
-            )
+            for n, k, s, d in zip(self.padded, self.kernel, self.stride, self.dilation, strict=True)
         )
         return rows, columns
 

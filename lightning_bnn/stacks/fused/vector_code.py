@@ -29,12 +29,21 @@ class VectorCode:
         self._lines: list[str] = []
         arguments = [f"ptr noalias %{p}" for p in pointers]
         numbers = ("shared", "first", "last", "blocks", "valid")
-        self._head = f"define void @{name}({', '.join([*arguments, *(f'i64 %{n}' for n in numbers)])})"
+        self._head = (
+            f"define void @{name}({', '.join([*arguments, *(f'i64 %{n}' for n in numbers)])})"
+        )
 
     def text(self) -> str:
         """The whole function."""
         return "\n".join(
-            [f"{self._head} alignstack(64) {{", "start:", *self._slots, *self._lines, "ret void", "}"]
+            [
+                f"{self._head} alignstack(64) {{",
+                "start:",
+                *self._slots,
+                *self._lines,
+                "ret void",
+                "}",
+            ]
         )
 
     def do(self, line: str) -> None:
@@ -120,6 +129,11 @@ class VectorCode:
     def bytes(self) -> int:
         """Of one number."""
         return 4 if self.kind == "float" else 8
+
+    def store_number(self, value: str, pointer: str, index: str | int = 0) -> None:
+        """Write a single number to memory."""
+        place = self.at(pointer, index)
+        self.do(f"store {self.kind} {value}, ptr {place}, align {self.bytes}")
 
     def number(self, value: float) -> str:
         """A vector of equal numbers."""
