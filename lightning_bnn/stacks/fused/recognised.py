@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -114,12 +115,16 @@ def _settings(model: nn.Module) -> Any:
             return None
         if module._backward_pre_hooks:
             return None
-        simple = [(n, v) for n, v in vars(module).items() if isinstance(v, _SIMPLE)]
-        found.append((name, type(module), repr(simple)))
+        values = vars(module).items()
+        simple = [(n, repr(v) if type(v) is tuple else v) for n, v in values if type(v) in _SIMPLE]
+        found.append((name, type(module), *simple))
     return tuple(found)
 
 
-_SIMPLE = (int, float, str, tuple, type(None))
+_SIMPLE = frozenset(
+    (bool, int, float, str, tuple, type(None), types.FunctionType, types.BuiltinFunctionType)
+)
+"""Kinds of attributes that are looked at."""
 
 
 def _read(model: nn.Module, params: Params, x: Tensor) -> Chain | None:
