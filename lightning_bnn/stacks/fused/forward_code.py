@@ -164,7 +164,7 @@ class _Pooled:
         code.write(code.arithmetic("fadd", code.read(self.best), value), self.best)
 
     def result(self, notes: str) -> str:
-        """The pooled value."""
+        """The pooled value, once all places were seen."""
         code = self.code
         if self.stage.pooling == "mean":
             count = code.number(math.prod(self.stage.window))

@@ -29,7 +29,7 @@ class Tile:
 
     @property
     def places(self) -> list[Pair]:
-        """Rows and columns inside."""
+        """Row and column of every place in it."""
         return [(i, j) for i in range(self.rows) for j in range(self.columns)]
 
 
@@ -108,12 +108,12 @@ class Stage:
 
     @property
     def depth(self) -> int:
-        """Input channels of a group."""
+        """How many input channels a group has."""
         return self.channels // self.groups
 
     @property
     def share(self) -> int:
-        """Output channels of a group."""
+        """How many output channels a group has."""
         return self.outputs // self.groups
 
     @property
@@ -123,7 +123,7 @@ class Stage:
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """Of the weights of one network."""
+        """The shape of the weights of one network."""
         return self.outputs, self.depth, *self.kernel
 
     @property

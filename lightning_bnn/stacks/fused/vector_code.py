@@ -34,7 +34,7 @@ class VectorCode:
         )
 
     def text(self) -> str:
-        """The whole function."""
+        """The whole function, as LLVM reads it."""
         return "\n".join(
             [
                 f"{self._head} alignstack(64) {{",
@@ -116,7 +116,7 @@ class VectorCode:
 
     # ------------------------------------------------------------ vectors
     def load(self, pointer: str, index: str | int = 0) -> str:
-        """A vector from memory."""
+        """Read a vector from memory."""
         place = self.at(pointer, index)
         return self.let(f"load {self.vector}, ptr {place}, align {self.bytes}")
 
@@ -127,7 +127,7 @@ class VectorCode:
 
     @property
     def bytes(self) -> int:
-        """Of one number."""
+        """How many bytes a number has."""
         return 4 if self.kind == "float" else 8
 
     def store_number(self, value: str, pointer: str, index: str | int = 0) -> None:
@@ -135,7 +135,7 @@ class VectorCode:
         place = self.at(pointer, index)
         self.do(f"store {self.kind} {value}, ptr {place}, align {self.bytes}")
 
-    def number(self, value: float) -> str:
+    def number(self, value: int | float) -> str:
         """A vector of equal numbers."""
         if value == 0:
             return "zeroinitializer"
@@ -197,7 +197,7 @@ class VectorCode:
         self.do(f"store {vector or self.vector} {value}, ptr {slot}, align 64")
 
 
-def _bits(value: float, kind: str) -> int:
+def _bits(value: int | float, kind: str) -> int:
     import struct
 
     if kind == "float":  # LLVM writes single precision in the bits of a double
