@@ -94,10 +94,11 @@ def _is_ordinary(x: Any) -> bool:
 
 
 def _is_watched() -> bool:
-    """Under transforms, modes and mixed precision, operations mean something else."""
+    """Under transforms, modes, hooks and mixed precision operations mean something else."""
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         or torch.is_autocast_enabled("cpu")
         or forward_ad._current_level >= 0
         or torch.compiler.is_compiling()
