@@ -36,7 +36,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("metrics", "posteriors", "samplers", "symmetry")
 COPIED = ("lightning_bnn", "tests", "pyproject.toml")
-IMPORTED = "cvxpy hypothesis laplace lightning numba scipy.stats sklearn.metrics torch._dynamo"
+IMPORTED = "cvxpy hypothesis laplace lightning llvmlite scipy.stats sklearn.metrics torch._dynamo"
 SLOW = 0.3
 """Seconds from which a test waits until the others have passed."""
 

@@ -1,12 +1,13 @@
 """Populations: members x steps per second, against one network after the other.
 
-Contestants take turns in one run: our module in a Trainer, a stack by plain `vmap`, a loop of bare
-torch loops, and a loop of separate Lightning runs (their start-up is not counted).
+Contestants take turns in one run: our stack without a Trainer and in one, a stack by plain `vmap`,
+a loop of bare torch loops, and a loop of separate Lightning runs (their start-up is not counted).
+Times are those of processors, of all threads together, so that neighbours matter little; the loops
+have one thread, with which they need the least.
 """
 
 import argparse
 import logging
-import math
 import statistics
 import time
 import warnings
@@ -19,6 +20,7 @@ from turns import synchronise
 
 from lightning_bnn import models
 from lightning_bnn import params as P
+from lightning_bnn.methods import Batch
 from lightning_bnn.modules import DeepEnsemble
 
 SGD = lambda p: torch.optim.SGD(p, 0.04, weight_decay=2e-4)  # noqa: E731
@@ -66,6 +68,35 @@ class Plain(L.LightningModule):
         return SGD(self.parameters())
 
 
+def stepped(network, members, batches, device):
+    """Our stack without a Trainer."""
+    module = DeepEnsemble(network, members, optimizer=SGD).to(device)
+    optimizer = SGD(module.parameters())
+
+    def step(x, y):
+        optimizer.zero_grad()
+        module.run.losses(module.state.trained_stack(), Batch((x,), y)).sum().backward()
+        optimizer.step()
+
+    return timed(step, batches, device)
+
+
+def timed(step, batches, device, warm=3):
+    """Seconds of a step, after the first ones."""
+    for k, batch in enumerate(batches):
+        if k == warm:
+            synchronise(device)
+            start = seconds(device)
+        step(*batch)
+    synchronise(device)
+    return (seconds(device) - start) / (len(batches) - warm)
+
+
+def seconds(device):
+    """Of processors; of the clock where a GPU works."""
+    return time.perf_counter() if device == "cuda" else time.process_time()
+
+
 class Clock(L.Callback):
     """Seconds of the steps, after the first ones."""
 
@@ -75,11 +106,11 @@ class Clock(L.Callback):
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if batch_idx == self.warm:
             synchronise(self.device)
-            self.start = time.perf_counter()
+            self.start = seconds(self.device)
 
     def on_train_end(self, trainer, module):
         synchronise(self.device)
-        self.seconds = time.perf_counter() - self.start
+        self.seconds = seconds(self.device) - self.start
 
 
 def fitted(module, batches, device):
@@ -95,15 +126,13 @@ def fitted(module, batches, device):
 
 def bare(network, batches, device):
     optimizer = SGD(network.parameters())
-    for k, (x, y) in enumerate(batches):
-        if k == 3:
-            synchronise(device)
-            start = time.perf_counter()
+
+    def step(x, y):
         optimizer.zero_grad()
         nn.functional.cross_entropy(network(x), y).backward()
         optimizer.step()
-    synchronise(device)
-    return (time.perf_counter() - start) / (len(batches) - 3)
+
+    return timed(step, batches, device)
 
 
 def vmapped(network, members, batches, device):
@@ -114,15 +143,22 @@ def vmapped(network, members, batches, device):
     def loss(member, x, y):
         return nn.functional.cross_entropy(functional_call(network, member, (x,)), y)
 
-    for k, (x, y) in enumerate(batches):
-        if k == 3:
-            synchronise(device)
-            start = time.perf_counter()
+    def step(x, y):
         optimizer.zero_grad()
         torch.vmap(loss, in_dims=(0, None, None))(stack, x, y).sum().backward()
         optimizer.step()
-    synchronise(device)
-    return (time.perf_counter() - start) / (len(batches) - 3)
+
+    return timed(step, batches, device)
+
+
+def on_one_thread(run):
+    """Loops over small networks are slower on several."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return run()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def measured(network, shape, classes, members, rounds, device):
@@ -131,20 +167,21 @@ def measured(network, shape, classes, members, rounds, device):
     few, many = Batches(shape, classes, 8, device), Batches(shape, classes, 33, device)
     small = min(members, 64)
     contestants = {
-        "ours": lambda: (
+        "Trainer": lambda: (
             fitted(DeepEnsemble(network, members, optimizer=SGD), few, device) / members
         ),
+        "step": lambda: stepped(network, members, few, device) / members,
         "vmap": lambda: vmapped(network, small, few, device) / small,
-        "bare loop": lambda: bare(network, many, device),
-        "Lightning": lambda: fitted(Plain(network), many, device),
+        "bare loop": lambda: on_one_thread(lambda: bare(network, many, device)),
+        "Lightning": lambda: on_one_thread(lambda: fitted(Plain(network), many, device)),
     }
-    seconds = {name: [] for name in contestants}
+    found = {name: [] for name in contestants}
     for k in range(rounds + 1):
         for name, run in contestants.items():
             value = run()
             if k:
-                seconds[name].append(value)
-    return seconds
+                found[name].append(value)
+    return found
 
 
 def main():
@@ -156,24 +193,16 @@ def main():
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    print(f"threads: {options.threads}, device: {options.device}; times of one member and step")
-    print(f"{'':<28}{'members':>8}{'ours':>12}{'members x steps/s':>19}", end="")
-    print(f"{'vmap':>9}{'bare loop':>11}{'Lightning':>11}   (over ours)")
+    print(f"threads: {options.threads}, device: {options.device}; us of one member and step")
+    names = ("Trainer", "step", "vmap", "bare loop", "Lightning")
+    print(f"{'':<28}{'members':>8}" + "".join(f"{name:>11}" for name in names))
     for name, network, shape, classes, members in cases():
-        seconds = measured(network, shape, classes, members, options.rounds, options.device)
-        ours = statistics.median(seconds["ours"])
-        ratios = [
-            statistics.median(b / a for a, b in zip(seconds["ours"], other, strict=True))
-            for other in list(seconds.values())[1:]
-        ]
-        cells = "".join(
-            f"{r:>{w}.{_digits(r)}f} x"[: w + 2] for r, w in zip(ratios, (7, 9, 9), strict=True)
-        )
-        print(f"{name:<28}{members:>8}{1e6 * ours:>9.1f} us{1 / ours:>19,.0f}{cells}")
-
-
-def _digits(ratio):
-    return 1 if math.isfinite(ratio) and ratio < 100 else 0
+        found = measured(network, shape, classes, members, options.rounds, options.device)
+        medians = [statistics.median(found[n]) for n in names]
+        print(f"{name:<28}{members:>8}" + "".join(f"{1e6 * m:>11.1f}" for m in medians))
+        ours = statistics.median(found["Trainer"])
+        ratios = [statistics.median(found[n]) / ours for n in names]
+        print(f"{'over ours in a Trainer':<36}" + "".join(f"{r:>10.1f}x" for r in ratios))
 
 
 if __name__ == "__main__":

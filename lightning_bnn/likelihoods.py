@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 Noise = Literal["fixed", "learned", "heteroscedastic"]
+FEW_CLASSES = 32
+"""With so many classes at most the examples go last while probabilities are normalised."""
 _LOG_2PI = math.log(2 * math.pi)
 
 
@@ -66,7 +68,10 @@ class Categorical(Likelihood):
                     f"`targets` must be between 0 and {outputs.shape[-1] - 1}, as the network has "
                     f"{outputs.shape[-1]} outputs; they go from {low} to {high}."
                 )
-        return outputs.log_softmax(-1).gather(-1, index)[..., 0]
+        if outputs.shape[-1] > FEW_CLASSES:
+            return outputs.log_softmax(-1).gather(-1, index)[..., 0]
+        # examples last: several times as fast for many networks
+        return outputs.mT.log_softmax(-2).gather(-2, index.mT)[..., 0, :]
 
     def predictive(self, outputs: Float[Tensor, "samples batch classes"]) -> Tensor:
         """Mean of the probabilities of several networks, ``(batch, classes)``."""

@@ -13,7 +13,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lightning_bnn.params.networks import Params, is_stacked, of, stack_size, unstack
 from lightning_bnn.stacks import (
     FastLayers,
+    chain_of,
     fitting_chunk,
+    fused_outputs,
     remember_loop,
     remember_vmap,
     run_network,
@@ -27,9 +29,10 @@ __all__ = ["apply", "apply_each", "chunk_of"]
 def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None) -> Any:
     """Run a module with other parameters: one network, or every member of a stack.
 
-    Tiny networks run all members at once (``vmap``), larger ones member by member; so do networks
-    that ``vmap`` cannot handle (recurrent layers, data-dependent control flow). Which way was taken
-    is logged once per module.
+    Networks that are chains of convolutions, rectifiers, pooling and linear layers run all members
+    at once on a CPU, by machine code made for their sizes. Of others, tiny ones do so by ``vmap``,
+    larger ones run member by member; so do networks that ``vmap`` cannot handle (recurrent layers,
+    data-dependent control flow). Which way was taken is logged once per module.
 
     Args:
         model: gives the computation; its own parameters are not read and no buffer of it is
@@ -82,18 +85,26 @@ def chunk_of(model: nn.Module, params: Params, x: Any, chunk_size: int | None = 
         chunk_size: what was asked for, if anything.
     """
     members = stack_size(params)
-    if not runs_at_once(model, chunk_size):
+    is_chain = chain_of(model, params, x, chunk_size=chunk_size) is not None
+    if not is_chain and not runs_at_once(model, chunk_size):
         return 1
     if chunk_size is not None:
         return min(chunk_size, members)
     first = {name: t[0].clone() for name, t in params.items()}  # its statistics must not change
-    return fitting_chunk(model, lambda: run_network(model, first, x), x, members)
+    size = fitting_chunk(model, lambda: run_network(model, first, x), x, members)
+    return max(size, min(members, 2)) if is_chain else size
 
 
 def _stacked(
     model: nn.Module, params: Params, x: Any, x_dim: int | None, chunk_size: int | None
 ) -> Any:
     """Run all members at once, or one by one where that is faster or ``vmap`` fails."""
+    if (chain := chain_of(model, params, x, x_dim is not None, chunk_size)) is not None:
+
+        def by_torch(stack: Params, inputs: Any) -> Any:
+            return _vmapped(model, stack, inputs, x_dim, None)
+
+        return fused_outputs(chain, params, x, x_dim is not None, by_torch)
     if not runs_at_once(model, chunk_size):
         return _looped(model, params, x, x_dim)
     undo = undoing(model, params)

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["fitting_chunk", "remember_loop", "runs_at_once"]
+__all__ = ["fitting_chunk", "remember_loop", "runs_at_once", "work_of"]
 
 VMAP_LIMIT = {"cpu": 60_000, "cuda": 6_000_000}
-"""Networks with more work than this run member by member, see ``benchmarks/apply.py``. Work counts
-weights; those of a convolution, which is used at many places, twelve times."""
+"""Networks with more work than this run member by member, see ``benchmarks/apply.py``, if they are
+no chains of stages (`fused`)."""
 BUDGET = {"cpu": 8 * 2**20, "cuda": 2**31}
 """Bytes of activations that run at once: on a CPU they should stay in its cache."""
 TRAINING_BUDGET = {"cpu": 64 * 2**20, "cuda": 2**33}
@@ -41,13 +41,18 @@ def runs_at_once(model: nn.Module, chunk_size: int | None = None) -> bool:
     if chunk_size == 1 or model in _NOT_VMAPPABLE:
         return False
     device = next(model.parameters(), torch.zeros(0)).device.type
-    if chunk_size is None and _work(model) > VMAP_LIMIT.get(device, VMAP_LIMIT["cuda"]):
+    if chunk_size is None and work_of(model) > VMAP_LIMIT.get(device, VMAP_LIMIT["cuda"]):
         _announce(model, "is large: its members run one by one (pass `chunk_size` to batch them)")
         return False
     return True
 
 
-def _work(model: nn.Module) -> int:
+def work_of(model: nn.Module) -> int:
+    """The weights of a network; those of a convolution, which is used at many places, twelve times.
+
+    Args:
+        model: the network.
+    """
     if model not in _WORK:
         convolutions = [m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)]
         used_often = sum(p.numel() for m in convolutions for p in m.parameters(recurse=False))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from lightning_bnn.stacks.copies import copied
 
 __all__ = ["in_threads", "pool", "threads_for"]
 
@@ -68,7 +69,7 @@ def _shared_out(
                 results[k] = work(network, items[k])
 
     try:
-        copies = [copy.deepcopy(model) for _ in range(1, threads)]
+        copies = [copied(model) for _ in range(1, threads)]
     except (RuntimeError, TypeError, NotImplementedError):  # it keeps what cannot be copied
         _ALONE.add(model)
         return [work(model, item) for item in items]

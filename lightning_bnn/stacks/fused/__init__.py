@@ -1,0 +1,9 @@
+"""Chains of convolutions, rectifiers, pooling and linear layers: machine code of their own sizes.
+
+A network goes one way through this folder: `recognised` asks `chains` to read it, which gives
+`stage`s; `running` runs them for all members, by the `machine_code` of `stage_code`.
+"""
+
+from lightning_bnn.stacks.fused.recognised import chain_of, fused_outputs
+
+__all__ = ["chain_of", "fused_outputs"]

@@ -1,0 +1,93 @@
+"""Machine code of stages, by LLVM, for this processor; made in memory when it is first needed."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+from lightning_bnn.stacks.fused.stage import Stage
+from lightning_bnn.stacks.fused.stage_code import code_of
+
+__all__ = ["compiled", "has_compiler", "lanes_of"]
+
+KINDS = {4: "float", 8: "double"}
+_LOCK = threading.Lock()
+_log = logging.getLogger("lightning_bnn.params")
+
+
+@functools.lru_cache(maxsize=1)
+def has_compiler() -> bool:
+    """Whether llvmlite is installed and works; a warning says once if not."""
+    try:
+        _machine()
+    except (ImportError, RuntimeError, OSError, AttributeError) as error:
+        _log.warning("Stacks of small networks run slowly, llvmlite does not work (%s).", error)
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=1)
+def _machine() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = llvm.get_host_cpu_features()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=2, jit=True
+    )
+    if llvm.llvm_version_info[0] < OLDEST:
+        raise RuntimeError(f"it has LLVM {llvm.llvm_version_info[0]}, {OLDEST} is needed")
+    return llvm, machine, features
+
+
+OLDEST = 20
+"""The first version of LLVM with pointers that do not say what they point to, in llvmlite 0.45."""
+
+
+def lanes_of(size: int) -> int:
+    """How many numbers of so many bytes a vector has: examples in a block.
+
+    Args:
+        size: bytes of a number.
+    """
+    return 16 if size == 4 and _machine()[2].get("avx512f") else 8
+
+
+def compiled(stage: Stage, function: str, size: int) -> Callable[..., None]:
+    """A function of a stage, compiled at the first call; it runs without Python's lock.
+
+    Args:
+        stage: its sizes.
+        function: one of `stage_code.FUNCTIONS`.
+        size: bytes of a number.
+    """
+    with _LOCK:
+        return _compiled(stage, function, size)
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(stage: Stage, function: str, size: int) -> Callable[..., None]:
+    llvm, machine, _ = _machine()
+    lanes, kind = lanes_of(size), KINDS[size]
+    vector, suffix = f"<{lanes} x {kind}>", f"v{lanes}f{8 * size}"
+    text = f"""{code_of(stage, function, kind, lanes)}
+declare {vector} @llvm.fmuladd.{suffix}({vector}, {vector}, {vector})
+declare {kind} @llvm.vector.reduce.fadd.{suffix}({kind}, {vector})
+"""
+    module = llvm.parse_assembly(text)
+    module.triple, module.data_layout = machine.triple, str(machine.target_data)
+    passes = llvm.create_new_function_pass_manager()
+    passes.add_sroa_pass()  # variables become registers; there is nothing else to improve
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
+    passes.run(module.get_function(function), builder)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    arguments = [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 5
+    call: Any = ctypes.CFUNCTYPE(None, *arguments)(engine.get_function_address(function))
+    call.engine = engine  # which owns the code
+    return cast(Callable[..., None], call)

@@ -1,0 +1,86 @@
+"""Random chains of small layers, and what a loop over the networks of a stack gives."""
+
+import torch
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call
+
+ACTIVATIONS = [nn.ReLU, lambda: nn.LeakyReLU(0.2), nn.Tanh, nn.GELU, nn.SiLU, nn.ELU,
+               lambda: nn.GELU("tanh"), lambda: nn.ReLU(inplace=True), nn.Identity]  # fmt: skip
+
+
+@st.composite
+def chains(draw):
+    """A network and the shape of its examples."""
+    whole = lambda low, high: draw(st.integers(low, high))  # noqa: E731
+    channels, size = whole(1, 4), [whole(6, 13), whole(6, 13)]
+    shape, layers = (channels, *size), []
+    for _ in range(whole(0, 2)):
+        layer, channels = _convolution(whole, channels, size)
+        layers += [layer, draw(st.sampled_from(ACTIVATIONS))()]
+        size = _size(layers, shape)
+        if whole(0, 2):
+            layers.append(_pooling(whole, size))
+            size = _size(layers, shape)
+    layers.append(nn.Flatten())
+    for _ in range(whole(0 if len(layers) > 1 else 1, 2)):
+        features = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1]
+        layers += [nn.Linear(features, whole(1, 7), bool(whole(0, 1)))]
+        layers.append(draw(st.sampled_from(ACTIVATIONS))())
+    return nn.Sequential(*layers), shape
+
+
+def _convolution(whole, channels, size):
+    groups = [g for g in range(1, channels + 1) if channels % g == 0][whole(0, 1) - 1]
+    outputs = groups * whole(1, 4)
+    padding = [whole(0, 2), whole(0, 2)]
+    dilation = [whole(1, 2), whole(1, 2)]
+    kernel = [
+        whole(1, min(4, (n + 2 * p - 1) // d + 1))
+        for n, p, d in zip(size, padding, dilation, strict=True)
+    ]
+    layer = nn.Conv2d(
+        channels, outputs, kernel, (whole(1, 2), whole(1, 3)), padding, dilation, groups,
+        bias=bool(whole(0, 1)),
+    )  # fmt: skip
+    return layer, outputs
+
+
+def _pooling(whole, size):
+    window = [whole(1, min(3, n)) for n in size]
+    step = [whole(1, 3), whole(1, 3)]
+    kinds = [
+        nn.MaxPool2d(window, step),
+        nn.MaxPool2d(window),
+        nn.AvgPool2d(window, step),
+        nn.AvgPool2d(window),
+        nn.AdaptiveAvgPool2d(1),
+        nn.AdaptiveMaxPool2d(1),
+    ]
+    return kinds[whole(0, 5)]
+
+
+def _size(layers, shape):
+    return nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[2:]
+
+
+def looped(model, stack, x, own):
+    """Outputs of the networks, one by one."""
+    members = len(next(iter(stack.values())))
+    rows = [
+        functional_call(model, {n: t[m] for n, t in stack.items()}, (x[m] if own else x,))
+        for m in range(members)
+    ]
+    return torch.stack(rows)
+
+
+def gradients(outputs, leaves):
+    """Of a sum with weights, which tell the outputs apart."""
+    weights = torch.linspace(-1, 2, outputs.numel(), dtype=outputs.dtype).view_as(outputs)
+    return torch.autograd.grad((outputs * weights).sum(), leaves, allow_unused=True)
+
+
+def error(found, wanted):
+    """The largest error, relative to the largest number."""
+    scale = wanted.abs().max().clamp(min=1e-30)
+    return ((found - wanted).abs().max() / scale).item()

@@ -1,0 +1,310 @@
+"""Chains of stages against a loop over the networks of a stack, one by one."""
+
+import copy
+import logging
+import math
+import multiprocessing
+
+import pytest
+import torch
+from chain_networks import chains, error, gradients, looped
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.stacks import chain_of
+from lightning_bnn.stacks.fused import machine_code
+
+EXAMPLES, MEMBERS, SHAPE = 11, 3, (2, 9, 11)
+TOLERANCE = 1e-14
+"""Relative to the largest number of a tensor; 1.2e-15 was the most in 136 random networks."""
+
+
+class Words(nn.Module):
+    """Layers by other names than those of modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(2, 4, 3, padding="same", groups=2), nn.Linear(4, 3)
+
+    def forward(self, pixels):
+        h = F.conv2d(pixels, self.one.weight, self.one.bias, padding=1, groups=2)
+        h = F.max_pool2d(input=h, kernel_size=2)
+        h = torch.relu_(h)
+        return self.two(h.mean((2, 3)))
+
+
+NETWORKS = {
+    "strided": lambda: nn.Sequential(
+        nn.Conv2d(2, 6, 3, (2, 1), (2, 1), (1, 2), groups=2), nn.LeakyReLU(0.1), nn.AvgPool2d(2)
+    ),
+    "overlapping": lambda: nn.Sequential(
+        nn.Conv2d(2, 3, (2, 4), padding="same"), nn.Tanh(), nn.MaxPool2d(3, 2), nn.Flatten(),
+        nn.Linear(60, 2, bias=False), nn.GELU(),
+    ),
+    "words": Words,
+}  # fmt: skip
+UNSUITABLE = {
+    "add_ takes more": lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)),
+    "over the edge": lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2, padding=1)),
+    "different sizes": lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.AdaptiveAvgPool2d(2)),
+    "takes more than": lambda: Added(),
+    "empty_like": lambda: nn.Sequential(nn.Flatten(), nn.Linear(198, 2), nn.Dropout(0.5)),
+    "_weight_norm": lambda: nn.Sequential(
+        nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(198, 2))
+    ),
+    "known layers": lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.Softmax(1)),
+}
+
+
+class Added(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Conv2d(2, 2, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.one(x)
+
+
+def made(model, own=False, dtype=torch.float64, examples=EXAMPLES, shape=SHAPE):
+    model = model.to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    stack = {n: t.to(dtype) for n, t in P.populate(model, MEMBERS, generator).items()}
+    lead = (MEMBERS, examples) if own else (examples,)
+    x = torch.randn(*lead, *shape, generator=generator, dtype=dtype)
+    trained = {n for n, _ in model.named_parameters()}
+    stack = {n: t.requires_grad_(n in trained) for n, t in stack.items()}
+    return model, stack, x.requires_grad_()
+
+
+def both(model, stack, x, own=False):
+    """Outputs and gradients of all weights and inputs, of ours and of the loop."""
+    run = P.apply_each if own else P.apply
+    leaves = [x, *(t for t in stack.values() if t.requires_grad)]
+    ours, theirs = run(model, stack, x), looped(model, stack, x, own)
+    return [(ours, theirs), *zip(gradients(ours, leaves), gradients(theirs, leaves), strict=True)]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared inputs", "own inputs"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_stack_is_a_loop_over_its_networks(name, own):
+    model, stack, x = made(NETWORKS[name](), own)
+    assert chain_of(model, stack, (x,), own) is not None
+    for ours, theirs in both(model, stack, x, own):
+        assert error(ours, theirs) < TOLERANCE
+
+
+def follows_the_loop(network, own, examples):
+    model, stack, x = made(network[0], own, examples=examples, shape=network[1])
+    assert chain_of(model, stack, (x,), own) is not None
+    for ours, theirs in both(model, stack, x, own):
+        if theirs is not None:
+            assert error(ours, theirs) < 10 * TOLERANCE
+
+
+DRAWN = {"deadline": None, "database": None, "derandomize": True}
+
+
+@settings(max_examples=6, suppress_health_check=list(HealthCheck), **DRAWN)
+@given(chains(), st.booleans(), st.integers(4, 20))
+def test_random_networks(network, own, examples):
+    follows_the_loop(network, own, examples)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, suppress_health_check=list(HealthCheck), **DRAWN)
+@given(chains(), st.booleans(), st.integers(4, 20))
+def test_many_random_networks(network, own, examples):
+    follows_the_loop(network, own, examples)
+
+
+def test_members_wrongly_stacked_are_seen():
+    """The comparison is no formality: another member's weights give other outputs."""
+    model, stack, x = made(NETWORKS["words"]())
+    turned = {n: t.roll(1, 0) for n, t in stack.items()}
+    assert error(P.apply(model, turned, x), looped(model, stack, x, False)) > 0.01
+
+
+# ------------------------------------------------------------ what is not a number
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["one.weight", "one.bias", "two.weight", "inputs"])
+def test_what_is_not_a_number_goes_where_it_goes_in_torch(name, value):
+    """Members that have diverged must be seen.
+
+    Every place is in a window: what no window reaches has no gradient here, NaN in torch (0 x NaN).
+    """
+    model, stack, x = made(NETWORKS["words"](), shape=(2, 8, 10))
+    with torch.no_grad():
+        place = (0, 1, 3, 4) if name == "inputs" else (1, *(0,) * (stack[name].ndim - 1))
+        (x if name == "inputs" else stack[name])[place] = value
+    for ours, theirs in both(model, stack, x):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, equal_nan=True)
+        broken = ~theirs.isfinite()
+        assert torch.equal(ours[broken].isnan(), theirs[broken].isnan())
+
+
+def test_a_broken_member_stays_alone():
+    model, stack, x = made(NETWORKS["words"]())
+    whole = P.apply(model, stack, x)
+    with torch.no_grad():
+        stack["two.weight"][1] = math.nan
+    outputs = P.apply(model, stack, x)
+    assert outputs[1].isnan().all()
+    assert torch.equal(outputs[[0, 2]], whole[[0, 2]])
+
+
+# ------------------------------------------------------------ batches, precision, threads
+def test_batches_of_any_size_give_what_one_batch_gives():
+    model, stack, x = made(NETWORKS["words"](), examples=25)
+    whole = P.apply(model, stack, x)
+    parts = [P.apply(model, stack, part) for part in x.split(9)]
+    assert torch.equal(torch.cat(parts, 1), whole)
+
+
+def test_single_precision():
+    model, stack, x = made(NETWORKS["words"](), dtype=torch.float32)
+    for ours, theirs in both(model, stack, x):
+        assert error(ours, theirs) < 2e-6
+
+
+def test_two_threads_are_one_bit_for_bit(monkeypatch):
+    model, stack, x = made(NETWORKS["words"]())
+    alone = [ours for ours, _ in both(model, stack, x)]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    for one, two in zip(alone, both(model, stack, x), strict=True):
+        assert torch.equal(one, two[0])
+
+
+def test_without_gradients_members_run_some_at_a_time(monkeypatch):
+    model, stack, x = made(NETWORKS["strided"]())
+    whole = P.apply(model, stack, x)
+    monkeypatch.setattr("lightning_bnn.stacks.fused.running.AT_ONCE", 1)
+    with torch.no_grad():
+        assert torch.equal(P.apply(model, stack, x), whole)
+
+
+def _in_another_process(queue):
+    model, stack, x = made(NETWORKS["words"]())
+    queue.put(P.apply(model, stack, x).sum().item())
+
+
+def test_a_forked_process_goes_on():
+    model, stack, x = made(NETWORKS["words"]())
+    here = P.apply(model, stack, x).sum().item()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=_in_another_process, args=(queue,))
+    process.start()
+    assert queue.get(timeout=60) == here
+    process.join()
+
+
+# ------------------------------------------------------------ what is not run as a chain
+@pytest.mark.parametrize("reason", UNSUITABLE)
+def test_other_networks_run_by_torch_and_say_why(reason, caplog):
+    model, stack, x = made(UNSUITABLE[reason]())
+    with caplog.at_level(logging.INFO, "lightning_bnn.params"):
+        for _ in range(2):
+            assert chain_of(model, stack, (x,)) is None
+    told = [r.message for r in caplog.records if "operations of torch" in r.message]
+    assert len(told) == 1
+    assert reason in told[0]
+    if reason not in ("empty_like", "add_ takes more", "_weight_norm"):
+        torch.testing.assert_close(P.apply(model, stack, x), looped(model, stack, x, False))
+
+
+class Changing(nn.Module):
+    """Its slope may be set between two calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.slope = nn.Linear(5, 4), 0.1
+
+    def forward(self, x):
+        return F.leaky_relu(self.one(x), self.slope)
+
+
+def test_settings_that_change_are_seen():
+    model, stack, x = made(Changing(), shape=(5,))
+    before = P.apply(model, stack, x)
+    model.slope = 0.5
+    torch.testing.assert_close(P.apply(model, stack, x), looped(model, stack, x, False))
+    assert not torch.equal(P.apply(model, stack, x), before)
+
+
+def test_hooks_are_called():
+    model, stack, x = made(NETWORKS["words"]())
+    assert chain_of(model, stack, (x,)) is not None
+    seen = []
+    handle = model.one.register_forward_hook(lambda *a: seen.append(a[2].shape))
+    model.one.forward(x)
+    P.apply(model, stack, x)
+    handle.remove()
+    model.two.register_forward_hook(lambda m, a, out: 2 * out)
+    torch.testing.assert_close(P.apply(model, stack, x), looped(model, stack, x, False))
+
+
+def test_inputs_are_not_changed_in_place():
+    model, stack, x = made(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(5, 3)), shape=(5,))
+    x = x.detach()
+    assert chain_of(model, stack, (x.clone(),)) is None
+
+
+def test_second_derivatives_are_those_of_torch():
+    model, stack, x = made(models.mlp(5, [4], 2, nn.Tanh), shape=(5,))
+    leaves = [t for t in stack.values() if t.requires_grad]
+
+    def second(outputs):
+        first = torch.autograd.grad(outputs.square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+
+    ours, theirs = second(P.apply(model, stack, x)), second(looped(model, stack, x, False))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_transforms_of_functions_see_the_network():
+    model, stack, x = made(models.mlp(5, [4], 2), shape=(5,))
+    stack = {n: t.detach() for n, t in stack.items()}
+    found = torch.func.jacrev(lambda s: P.apply(model, s, x.detach()).sum((1, 2)))(stack)
+    leaves = [stack["1.weight"].requires_grad_()]
+    wanted = torch.autograd.grad(looped(model, stack, x.detach(), False)[1].sum(), leaves)[0]
+    torch.testing.assert_close(found["1.weight"][1], wanted)
+
+
+def test_weights_changed_before_the_backward_pass_are_refused():
+    model, stack, x = made(models.mlp(5, [4], 2), shape=(5,))
+    outputs = P.apply(model, stack, x).sum()
+    with torch.no_grad():
+        stack["1.weight"] += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        outputs.backward()
+
+
+def test_copies_know_what_is_known(caplog):
+    model, stack, x = made(NETWORKS["words"]())
+    assert chain_of(copy.deepcopy(model), stack, (x,)) == chain_of(model, stack, (x,))
+
+
+def test_without_llvmlite_a_stack_runs_too_and_says_so(monkeypatch, caplog):
+    model, stack, x = made(NETWORKS["words"]())
+    with_code = P.apply(model, stack, x)
+    monkeypatch.setitem(__import__("sys").modules, "llvmlite.binding", None)
+    machine_code.has_compiler.cache_clear()
+    machine_code._machine.cache_clear()
+    with caplog.at_level(logging.WARNING, "lightning_bnn.params"):
+        without = P.apply(model, stack, x)
+        P.apply(model, stack, x)
+    machine_code.has_compiler.cache_clear()
+    torch.testing.assert_close(with_code, without)
+    assert len([r for r in caplog.records if "llvmlite" in r.message]) == 1
+
+
+@pytest.mark.bad_input
+def test_inputs_that_do_not_fit_are_refused_as_torch_does():
+    model, stack, x = made(NETWORKS["words"]())
+    with pytest.raises(RuntimeError, match="to have 2 channels"):
+        P.apply(model, stack, torch.zeros(EXAMPLES, 3, 9, 11, dtype=torch.float64))
