@@ -102,6 +102,8 @@ def _screened(layer: UnitLayer, sampled: Sampled) -> _Screened:
     if len(near) == len(candidates):
         return _Screened(candidates, rows, squares)
     units = candidates[near]
+    if len(units) == 0:
+        return _Screened(units)
     return _Screened(units, _rows(layer, sampled, units), squares.at(near))
 
 

@@ -51,7 +51,8 @@ class UnitLayer:
                 index = positions if units is None else positions[units.to(positions.device)]
                 along = along.index_select(1, index.reshape(-1).to(along.device))
             count = len(positions) if units is None else len(units)
-            parts.append(along.reshape(len(along), count, -1))
+            size = positions[:1].numel() * along.shape[2:].numel()
+            parts.append(along.reshape(len(along), count, size))
         missing = -sum(part.shape[2] for part in parts) % multiple
         if missing:
             parts.append(parts[0].new_zeros(*parts[0].shape[:2], missing))

@@ -18,6 +18,7 @@ KINDS = {
     "population": {}, "multi-mfvi": {}, "mfvi": {"batch_norm": True}, "bethe": {},
     "multi-swag": {"batch_norm": True},
     "multi-dropout": {"dropout": 0.2}, "multi-laplace": {}, "sghmc": {}, "hmc": {},
+    "mile": {},
 }  # fmt: skip
 
 
