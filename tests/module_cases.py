@@ -138,7 +138,7 @@ MODULES = {
         members=2,
         every_n_steps=2,
         burn_in=4,
-        optimizer=lambda p: samplers.MCLMC(p, 0.01, 2, descent_steps=1, adapt_steps=2),
+        optimizer=lambda p: samplers.MCLMC(p, 0.01, 1, descent_steps=1, adapt_steps=2),
         **o,
     ),
 }

@@ -25,7 +25,7 @@ METHODS = {
     "sgmcmc": (methods.SGMCMC, lambda p: samplers.SGHMC(p, lr=0.05, num_data=len(X), seed=0)),
     "mile": (
         methods.MILE,
-        lambda p: samplers.MCLMC(p, 0.1, 3, descent_steps=5, adapt_steps=5, seed=0),
+        lambda p: samplers.MCLMC(p, 0.1, 1, descent_steps=5, adapt_steps=5, seed=0),
     ),
     "hmc": (methods.HMC, lambda p: samplers.HMC(p, 0.03, 3, adapt_steps=10, seed=0)),
 }

@@ -33,12 +33,12 @@ def test_the_posterior_of_a_bayesian_linear_regression():
     mean = torch.linalg.solve(precision, x.T @ y / 0.7**2)[:, 0]
     module = MILE(
         nn.Linear(4, 1, bias=False).double(), members=400, likelihood=Gaussian(std=0.7).double(),
-        prior_std=0.5, burn_in=50, every_n_steps=3,
+        prior_std=0.5, burn_in=44, every_n_steps=3,
         optimizer=lambda p: samplers.MCLMC(
-            p, 0.05, 4, 1e-4, descent_steps=10, descent_lr=0.05, adapt_steps=40
+            p, 0.05, 4, 1e-4, descent_steps=10, descent_lr=0.05, adapt_steps=30
         ),
     )  # fmt: skip
-    run = trainer(max_epochs=100, precision="64-true")
+    run = trainer(max_epochs=74, precision="64-true")
     run.fit(module, DataLoader(TensorDataset(x, y), batch_size=40))
     assert run.callback_metrics["train/energy_variance"] < 1e-3
     rows = P.ravel(module.posterior().networks, stacked=True)[0]
