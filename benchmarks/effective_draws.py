@@ -152,7 +152,7 @@ def show(title, rows, reached):
     )
     print("|---|---|---|---|---|---|---|---|")
     for name, m in means.items():
-        median, least = (f"{m[k].mean():.1f} ± {m[k].std():.1f}" for k in ("median", "least"))
+        median, least = (f"{m[k].mean():.1f} ± {m[k].std(correction=int(len(m[k]) > 1)):.1f}" for k in ("median", "least"))
         ratio = float(m["median"].mean() / means[best]["median"].mean())
         spread = float(m["sd"].mean() / means[best]["sd"].mean())
         print(
