@@ -152,7 +152,7 @@ def show(title, rows, reached):
     )
     print("|---|---|---|---|---|---|---|---|")
     for name, m in means.items():
-        median, least = (f"{m[k].mean():.1f} ± {m[k].std(correction=int(len(m[k]) > 1)):.1f}" for k in ("median", "least"))
+        median, least = (_with_spread(m[k]) for k in ("median", "least"))
         ratio = float(m["median"].mean() / means[best]["median"].mean())
         spread = float(m["sd"].mean() / means[best]["sd"].mean())
         print(
@@ -160,6 +160,11 @@ def show(title, rows, reached):
             f"{m['rhat'].max():.3f} | {spread:.3f} | {reached[name]} |",
             flush=True,
         )
+
+
+def _with_spread(values):
+    spread = f" ± {values.std():.1f}" if len(values) > 1 else ""
+    return f"{values.mean():.1f}{spread}"
 
 
 if __name__ == "__main__":
