@@ -223,6 +223,19 @@ def test_a_chain_that_leaves_the_finite_numbers_stays_and_is_counted():
     assert sampler.failed_steps.tolist() == [0, 12]
 
 
+def test_a_chain_turns_around_where_the_energy_ends():
+    """In a box without forces, with a direction that is never forgotten."""
+    theta = nn.Parameter(torch.zeros(4, 2, dtype=torch.float64))
+    sampler = MCLMC([theta], 0.3, 10, length=1e9, descent_steps=0, adapt_steps=0)
+
+    def box(t):
+        return torch.where((t.abs() < 1).all(-1), 0.0, torch.nan) + 0 * t.sum(-1)
+
+    draws = run(sampler, theta, 30, box)
+    assert (sampler.failed_steps < 150).all()
+    assert (draws.amax((1, 2)) - draws.amin((1, 2)) > 1).all()
+
+
 @pytest.mark.parametrize("at", [2, 7, 13, 17, 19, 25])
 def test_a_state_dict_is_complete(at):
     """In the middle of every phase, in single precision too."""
