@@ -46,6 +46,10 @@ STUDIES = {
     "tractable": "P2, tables 2 and 3: two ReLU units, with and without symmetrization",
     "symmetrization": "P2's question: what symmetrization gains over tuned mean-field VI",
     "information": "P2: mean and variance of estimates of the information, by width and draws",
+    "reference": "sample a posterior itself by long chains, and write what they are worth",
+    "references": "the sampled posteriors that come with the package, judged anew",
+    "fidelity": "any posteriors scored against one that was sampled, closest first",
+    "leaderboard": "all methods scored against the sampled posteriors, at equal gradients",
     "reproduce": "all of these: every claim of the papers, the numbers here, and a verdict",
 }
 """Tables and figures of the papers; the functions live in ``studies/<name>.py``."""

@@ -10,6 +10,7 @@ from lightning_bnn.callbacks.figures import PosteriorFigures
 from lightning_bnn.callbacks.harvester import CheckpointHarvester
 from lightning_bnn.callbacks.mass_gap import MassGap
 from lightning_bnn.callbacks.permutation_tau import PermutationTau
+from lightning_bnn.callbacks.training_cost import TrainingCost
 
 __all__ = [
     "ChainDiagnostics",
@@ -17,4 +18,5 @@ __all__ = [
     "MassGap",
     "PermutationTau",
     "PosteriorFigures",
+    "TrainingCost",
 ]

@@ -43,7 +43,12 @@ RowsAndOrigin = tuple[list[Row], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Options:
-    """How posteriors are compared, see `lightning_bnn.studies.compare.compare`."""
+    """How posteriors are compared, see `lightning_bnn.studies.compare.compare`.
+
+    Attributes:
+        reference_samples: networks of every chain of the reference at most.
+        functions: whether laws are compared as functions, too.
+    """
 
     protocol: str = "full"
     samples: int = 100
@@ -52,6 +57,8 @@ class Options:
     seed: int = 0
     device: str | None = None
     reference_is: Made | None = None
+    reference_samples: int | None = None
+    functions: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,8 @@ def collect(
     }
     _check_disjoint(first, places)
     stored = read_posterior("reference", first, problem)
+    if options.reference_samples is not None:
+        stored = stored.thinned(options.reference_samples)
     networks = _reference(stored, problem, options)
     ood = problem.ood_set(options.ood)
     settings |= {
@@ -205,6 +214,7 @@ def _reference(stored: StoredPosterior, problem: Problem, options: Options) -> R
         options.seed,
         device,
         stored.chains(),
+        problem.probe(stored.likelihood) if options.functions else None,
     )
 
 

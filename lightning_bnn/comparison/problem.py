@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from lightning_bnn import params as P
 from lightning_bnn.calibration import validation_loaders
 from lightning_bnn.judging import named_sets
+from lightning_bnn.judging.averages import Averages, has_classes
 from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.params import Params
 from lightning_bnn.settings_files import read_settings
 from lightning_bnn.symmetry import Symmetries, discover
 
 __all__ = ["Problem", "StoredBatches", "read_problem"]
+
+_PROBED = 100
+"""Test inputs by which functions are compared."""
 
 
 class StoredBatches:
@@ -118,6 +124,21 @@ class Problem:
         """Two rows of input, as the network takes them."""
         inputs, _ = next(iter(self.test_set()))
         return inputs[:2]
+
+    def probe(self, likelihood: Any) -> Callable[[Params], Tensor]:
+        """What networks predict for up to a hundred test inputs: probabilities, or outputs.
+
+        Args:
+            likelihood: says what outputs mean.
+        """
+        inputs, _ = next(iter(self.test_set()))
+        classes = has_classes(likelihood)
+
+        def predict(networks: Params) -> Tensor:
+            outputs = P.apply(self.network, networks, inputs[:_PROBED])
+            return Averages.of_each(likelihood, outputs).probs if classes else outputs
+
+        return predict
 
     def symmetries(self) -> Symmetries:
         """The symmetries of the network."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,8 @@ class Reference:
         seed: of the draws.
         device: where it is computed.
         chains: the chain of every network, if they are draws of chains.
+        predict: what every network of a stack predicts for some inputs, if networks are to be
+            compared as functions, too.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Reference:
         seed: int = 0,
         device: str = "cpu",
         chains: Sequence[int] | None = None,
+        predict: Callable[[Params], Tensor] | None = None,
     ) -> None:
         self.samples, self.seed = samples, seed
         self.pools, self.has_chains = protocol.pools, chains is not None
@@ -57,6 +60,11 @@ class Reference:
         self._remover = protocol.remover(network.eval(), *example)
         self._as_they_are = MMDReference(networks, device=device, chains=chains)
         self._freed = MMDReference(self._free(networks), device=device, chains=chains)
+        self._predict = predict
+        self._functions = None
+        if predict is not None:
+            outputs = {"function": predict(networks)}
+            self._functions = MMDReference(outputs, device=device, chains=chains)
         self._digests = set(_digests(networks, self._as_they_are.layers))
 
     def _free(self, networks: Params) -> Transformed:
@@ -96,15 +104,19 @@ class Reference:
         """
         one: Numbers = {}
         multi: Numbers = {}
-        for prefix, stack, reference in (
-            ("", networks, self._as_they_are),
-            ("ns_", self._free(networks), self._freed),
-        ):
+        for prefix, stack, reference in self._spaces(networks):
             table = modes_table_of(reference, stack, modes)
             for reduction, suffix in _SUFFIXES.items():
                 one[f"{prefix}mixture{suffix}"] = spread(table.of_each_mode(reduction))
                 multi |= _of_all_modes(table, reduction, prefix, suffix)
         return {"one": one, "multi": multi} if len(set(modes)) > 1 else {"one": one}
+
+    def _spaces(self, networks: Params) -> Iterator[tuple[str, Any, MMDReference]]:
+        """A stack as it is, without symmetries, and as functions, each beside the reference."""
+        yield "", networks, self._as_they_are
+        yield "ns_", self._free(networks), self._freed
+        if self._functions is not None and self._predict is not None:
+            yield "f_", {"function": self._predict(networks)}, self._functions
 
     def pooled(self, networks: Params, parts: Sequence[Tensor]) -> list[dict[str, float]]:
         """MMD^2 of parts of a stack to the reference, all networks alike, as P1 measures it.

@@ -50,6 +50,17 @@ class StoredPosterior:
             self, modes=[self.modes[k] for k in kept], judged=[self.judged[k] for k in kept]
         )
 
+    def thinned(self, most: int) -> StoredPosterior:
+        """The same posterior with at most so many networks of each mode that is made of networks.
+
+        They are evenly spaced, as draws of a chain in order should be.
+        """
+        return replace(
+            self,
+            modes=[_thinned(mode, most) for mode in self.modes],
+            judged=[_thinned(mode, most) for mode in self.judged],
+        )
+
     def networks(self) -> Params:
         """All networks as one stack, of a posterior that is made of networks."""
         stacks = [mode.networks for mode in self.modes if isinstance(mode, Empirical)]
@@ -76,6 +87,13 @@ class StoredPosterior:
                 "take several chains, or networks of several runs."
             )
         return [chain for chain, size in enumerate(sizes) for _ in range(size)]
+
+
+def _thinned(mode: Posterior, most: int) -> Posterior:
+    if not isinstance(mode, Empirical) or mode.size <= most:
+        return mode
+    rows = torch.linspace(0, mode.size - 1, most).round().long()
+    return Empirical({name: tensor[rows] for name, tensor in mode.networks.items()})
 
 
 def posterior_of(name: str, module: Any, samples: int = 100, **origin: Any) -> StoredPosterior:

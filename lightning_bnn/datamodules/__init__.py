@@ -2,11 +2,11 @@
 
 from lightning_bnn.datamodules.base import DataModule, MissingData, Splits
 from lightning_bnn.datamodules.cifar import CIFAR10, CIFAR100
-from lightning_bnn.datamodules.diabetes import Diabetes
 from lightning_bnn.datamodules.digits import Digits
+from lightning_bnn.datamodules.embedded import Diabetes, EmbeddedTable, Yacht
 from lightning_bnn.datamodules.mnist import MNIST
 from lightning_bnn.datamodules.tiny_imagenet import TinyImageNet
-from lightning_bnn.datamodules.toy import TractableReLU, TwoGaussians
+from lightning_bnn.datamodules.toy import NoisySine, TractableReLU, TwoGaussians
 from lightning_bnn.datamodules.uci import (
     UCIAirfoil,
     UCIBoston,
@@ -27,8 +27,10 @@ __all__ = [
     "DataModule",
     "Diabetes",
     "Digits",
+    "EmbeddedTable",
     "MNIST",
     "MissingData",
+    "NoisySine",
     "Splits",
     "TinyImageNet",
     "TractableReLU",
@@ -44,4 +46,5 @@ __all__ = [
     "UCIRegression",
     "UCIWine",
     "UCIYacht",
+    "Yacht",
 ]

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightning_bnn.arguments import count, not_negative
 from lightning_bnn.datamodules.base import DataModule, Examples, Splits
 from lightning_bnn.randomness import keyed_generator
 
-__all__ = ["TractableReLU", "TwoGaussians"]
+__all__ = ["NoisySine", "TractableReLU", "TwoGaussians"]
 
 _DRAWS = 10_000
 
@@ -124,3 +125,47 @@ class TractableReLU(DataModule):
         x = 20 * torch.rand(2 * self.size, 1, generator=generator) - 10
         train, test = ((part, self.alpha * part.abs()) for part in x.split(self.size))
         return Splits(train, None, test)
+
+
+class NoisySine(DataModule):
+    r"""Values of :math:`\sin 2x` for x between -2 and 2, with Gaussian noise.
+
+    Out of distribution are inputs between 2 and 4 on both sides (``outside``).
+
+    Args:
+        batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of test.
+        seed: decides inputs, noise and order.
+        size: training examples.
+        test_size: test examples.
+        noise: standard deviation of the noise.
+        orders: how many members get training batches of their own, see `DataModule`.
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 10,
+        eval_batch_size: int = 512,
+        seed: int = 0,
+        size: int = 40,
+        test_size: int = 200,
+        noise: float = 0.3,
+        orders: int | Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, seed, orders)
+        count("size", size)
+        count("test_size", test_size)
+        not_negative("noise", noise)
+        self.size, self.test_size, self.noise = size, test_size, noise
+
+    def load(self) -> Splits:
+        """Draw inputs and noise."""
+        generator = keyed_generator(self.seed, "sine")
+        train, test = (self._points(n, generator) for n in (self.size, self.test_size))
+        inputs, targets = self._points(self.test_size, generator)
+        outside = inputs + 2 * inputs.sign()
+        return Splits(train, None, test, {"outside": (outside, targets)})
+
+    def _points(self, number: int, generator: torch.Generator) -> Examples:
+        x = 4 * torch.rand(number, 1, generator=generator) - 2
+        return x, (2 * x).sin() + self.noise * torch.randn(number, 1, generator=generator)

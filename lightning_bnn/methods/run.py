@@ -7,8 +7,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.member_losses import member_losses
@@ -36,6 +38,9 @@ class Run:
         warn: takes warnings.
         shows_progress: whether long computations show a bar.
         in_common: makes tensors those of the first process, where there are several.
+
+    Attributes:
+        evaluated: examples that networks have seen for gradients, of all networks together.
     """
 
     def __init__(
@@ -54,10 +59,12 @@ class Run:
         self.num_data, self.chunk_size = num_data, chunk_size
         self.inform, self.warn = inform, warn
         self.shows_progress, self.in_common = shows_progress, in_common
+        self.evaluated = 0
         self._outputs_seen = False
 
     def losses(self, stack: Params, batch: Batch) -> Tensor:
         """Mean negative log-likelihood of every network of a stack, with gradients."""
+        self.evaluated += torch.is_grad_enabled() * P.stack_size(stack) * batch.examples
         return member_losses(
             self.network,
             stack,

@@ -36,15 +36,22 @@ class Job:
 
     Attributes:
         name: of its folder.
-        preset: name of a configuration of this package.
+        preset: name of a configuration of this package, or of the given one.
         overrides: what to change in it, by the names of the command line without dashes.
         callbacks: to watch the training by.
+        text: a configuration of one's own, as YAML.
     """
 
     name: str
     preset: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
     callbacks: Sequence[L.Callback] = ()
+    text: str = ""
+
+    @property
+    def configuration(self) -> str:
+        """The YAML that it begins with."""
+        return self.text or preset_text(self.preset)
 
     @property
     def command(self) -> str:
@@ -56,14 +63,14 @@ class Job:
     @property
     def epochs(self) -> int:
         """For how many epochs it trains."""
-        stated = yaml.safe_load(preset_text(self.preset))["trainer"]["max_epochs"]
+        stated = yaml.safe_load(self.configuration)["trainer"]["max_epochs"]
         return int(self.overrides.get("trainer.max_epochs", stated))
 
     @property
     def key(self) -> str:
         """A digest of everything that decides the result."""
         changes = json.dumps(dict(self.overrides), default=str)
-        text = preset_text(self.preset) + changes + lightning_bnn.__version__
+        text = self.configuration + changes + lightning_bnn.__version__
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -76,7 +83,7 @@ def reseeded(job: Job, seed: int) -> Job:
     """
     if seed == 0:
         return job
-    stated = yaml.safe_load(preset_text(job.preset))["model"]["init_args"].get("seed", 0)
+    stated = yaml.safe_load(job.configuration)["model"]["init_args"].get("seed", 0)
     overrides = {**job.overrides, "model.init_args.seed": stated + _APART * seed}
     return dataclasses.replace(job, overrides=overrides)
 
@@ -144,7 +151,7 @@ def _prepared(run: Run) -> bool:
 
 def _train(run: Run, epochs: L.Callback) -> None:
     config = run.folder / f"{run.job.preset}.yaml"
-    config.write_text(preset_text(run.job.preset), encoding="utf-8")
+    config.write_text(run.job.configuration, encoding="utf-8")
     options: dict[str, Any] = {
         **run.job.overrides,
         "trainer.default_root_dir": str(run.folder),

@@ -14,6 +14,7 @@ from lightning_bnn.datamodules import (
     Diabetes,
     Digits,
     MissingData,
+    NoisySine,
     TinyImageNet,
     TractableReLU,
     TwoGaussians,
@@ -21,6 +22,7 @@ from lightning_bnn.datamodules import (
     UCIConcrete,
     UCIEnergy,
     UCIYacht,
+    Yacht,
     toy,
 )
 from lightning_bnn.datamodules.toy import separation
@@ -43,6 +45,8 @@ MODULES = {
     "energy": lambda root: UCIEnergy(root, val_size=4),
     "airfoil": lambda root: UCIAirfoil(root, val_size=4),
     "diabetes": lambda root: Diabetes(val_size=20),
+    "sine": lambda root: NoisySine(),
+    "yacht": lambda root: Yacht(val_size=20),
 }
 SHAPES = {
     "digits": (1, 8, 8),
@@ -55,6 +59,8 @@ SHAPES = {
     "energy": (8,),
     "airfoil": (5,),
     "diabetes": (10,),
+    "sine": (1,),
+    "yacht": (6,),
 }
 SETS = {
     "digits": ["test", "scrambled", "inverted", "noise", "noisy", "moved"],
@@ -67,6 +73,8 @@ SETS = {
     "energy": ["test", "shuffled", "far"],
     "airfoil": ["test", "shuffled", "far"],
     "diabetes": ["test", "shuffled", "far"],
+    "sine": ["test", "outside"],
+    "yacht": ["test", "shuffled", "far"],
 }
 
 
@@ -284,3 +292,23 @@ def test_points_that_are_never_separated(monkeypatch):
     monkeypatch.setattr(toy, "_DRAWS", 10)
     with pytest.raises(ValueError, match="`gap` 1.5 was in none of 10 draws of 1000 points"):
         TwoGaussians(size=1000, gap=1.5).load()
+
+
+def test_the_noise_of_the_sine_is_as_large_as_asked_for():
+    x, y = NoisySine(size=20_000, noise=0.3).load().train
+    assert abs(float((y - (2 * x).sin()).std()) - 0.3) < 5e-3
+    assert float(x.abs().max()) <= 2
+    outside, _ = NoisySine().load().ood["outside"]
+    assert float(outside.abs().min()) >= 2
+    with pytest.raises(ValueError, match="`noise` must not be negative"):
+        NoisySine(noise=float("nan"))
+
+
+def test_yachts_are_standardised_by_training_rows():
+    data = Yacht(test_share=0.2)
+    splits = data.load()
+    assert [len(splits.train[0]), len(splits.test[0])] == [246, 62]
+    inputs, targets = splits.train
+    assert float(inputs.mean(0).abs().max()) < 1e-5
+    unit = torch.cat([splits.train[1], splits.test[1]]) * data.target_std
+    assert abs(float(unit.max() - unit.min()) - (62.42 - 0.01)) < 1e-3

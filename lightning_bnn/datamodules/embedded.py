@@ -1,9 +1,12 @@
-"""Progression of diabetes, a table that comes with scikit-learn: regression without a download."""
+"""Tables that need no download: diabetes, with scikit-learn; yachts, with this package."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
+from importlib.resources import as_file, files
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,11 +14,11 @@ from lightning_bnn.datamodules.base import DataModule, Splits, hold_out
 from lightning_bnn.datamodules.uci import out_of_distribution, standardised
 from lightning_bnn.randomness import keyed_generator
 
-__all__ = ["Diabetes"]
+__all__ = ["Diabetes", "EmbeddedTable", "Yacht"]
 
 
-class Diabetes(DataModule):
-    """442 patients, ten inputs, progression after a year; standardised by the training rows.
+class EmbeddedTable(DataModule):
+    """Regression on a table that is there; standardised by the training rows.
 
     Out of distribution are test inputs whose columns are shuffled independently of each other
     (``shuffled``), and test inputs five times as far from the mean (``far``).
@@ -33,6 +36,8 @@ class Diabetes(DataModule):
         target_std: the factor that gives a standardised error the unit of the target.
     """
 
+    table: str
+
     def __init__(
         self,
         batch_size: int = 32,
@@ -49,16 +54,48 @@ class Diabetes(DataModule):
         self.split, self.val_size, self.test_share = split, val_size, test_share
         self.target_std: Tensor | None = None
 
+    @abstractmethod
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets in their own units, in double precision."""
+
     def load(self) -> Splits:
         """Split and standardise the table."""
-        from sklearn.datasets import load_diabetes
-
-        data = load_diabetes(scaled=False)
-        order = torch.randperm(len(data.target), generator=keyed_generator("diabetes", self.split))
+        inputs, targets = self.read()
+        order = torch.randperm(len(targets), generator=keyed_generator(self.table, self.split))
         count = max(1, round(len(order) * self.test_share))
         test, rows = order[:count].sort().values, order[count:].sort().values
-        inputs, _ = standardised(torch.tensor(data.data, dtype=torch.float64), rows)
-        targets, self.target_std = standardised(torch.tensor(data.target)[:, None].double(), rows)
+        inputs, _ = standardised(inputs, rows)
+        targets, self.target_std = standardised(targets, rows)
         train, val = hold_out((inputs[rows], targets[rows]), self.val_size, self.seed)
         kept = inputs[test], targets[test]
         return Splits(train, val, kept, out_of_distribution(kept, self.seed))
+
+
+class Diabetes(EmbeddedTable):
+    """442 patients, ten inputs, progression after a year; see `EmbeddedTable`."""
+
+    table = "diabetes"
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """From scikit-learn."""
+        from sklearn.datasets import load_diabetes
+
+        data = load_diabetes(scaled=False)
+        return torch.tensor(data.data, dtype=torch.float64), torch.tensor(data.target)[:, None]
+
+
+class Yacht(EmbeddedTable):
+    """308 yachts, six inputs, residuary resistance; see `EmbeddedTable`.
+
+    References:
+        | Yacht Hydrodynamics (Gerritsma, Onnink, Versluis, 2013), CC BY 4.0
+        | https://doi.org/10.24432/C5XG7R
+    """
+
+    table = "yacht"
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """From a file of this package."""
+        with as_file(files("lightning_bnn") / "datamodules" / "tables" / "yacht.csv") as path:
+            rows = torch.from_numpy(np.loadtxt(path, delimiter=",", skiprows=1))
+        return rows[:, :-1], rows[:, -1:]

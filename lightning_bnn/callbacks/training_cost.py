@@ -1,0 +1,85 @@
+"""What a run costs: gradients, and seconds of the processor."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sized
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from lightning_bnn.callbacks.figure_logging import log_folder
+
+__all__ = ["COST_FILE", "TrainingCost"]
+
+COST_FILE = "cost.json"
+"""In the folder of the logs."""
+
+
+class TrainingCost(Callback):
+    """Writes what a run has cost into ``cost.json``, and logs it.
+
+    ``cost/gradients`` counts gradients of one network for all the data: an epoch of a network, or
+    one leapfrog step of a chain. ``cost/seconds`` is processor time of the training, of all threads
+    and processes, without validation. A run that is resumed goes on counting. Of modules that are
+    not of this package only seconds are known.
+    """
+
+    def __init__(self) -> None:
+        self.seconds, self.evaluated = 0.0, 0
+        self._began, self._known = 0.0, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "evaluated": self.evaluated}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seconds, self.evaluated = state_dict["seconds"], state_dict["evaluated"]
+
+    # -------------------------------------------------------- hooks
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to count: what was evaluated before is not of this run."""
+        self._known = _evaluated(pl_module)
+        self._began = time.process_time()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        """Begin to count, after a validation."""
+        self._began = time.process_time()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        """Add one step."""
+        self.seconds += time.process_time() - self._began
+        now = _evaluated(pl_module)
+        self.evaluated, self._known = self.evaluated + now - self._known, now
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log what all processes have spent so far."""
+        last = trainer.current_epoch + 1 == trainer.max_epochs
+        if last or (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch == 0:
+            for name, value in self._spent(trainer, pl_module).items():
+                pl_module.log(f"cost/{name}", value, rank_zero_only=True)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write what all processes have spent."""
+        spent, folder = self._spent(trainer, pl_module), log_folder(trainer)
+        if trainer.is_global_zero and not trainer.fast_dev_run:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / COST_FILE).write_text(json.dumps(spent) + "\n", encoding="utf-8")
+
+    def _spent(self, trainer: Any, pl_module: Any) -> dict[str, float]:
+        mine = torch.tensor([self.seconds, self.evaluated], dtype=torch.float64)
+        total = trainer.strategy.reduce(mine.to(pl_module.device), reduce_op="sum").tolist()
+        size = _examples(trainer, pl_module) if self.evaluated else None
+        return {"seconds": total[0], **({"gradients": total[1] / size} if size else {})}
+
+
+def _examples(trainer: Any, pl_module: Any) -> int | None:
+    """How many training examples there are, as far as that can be known."""
+    dataset = getattr(trainer.train_dataloader, "dataset", None)
+    return pl_module.num_data or (len(dataset) if isinstance(dataset, Sized) else None)
+
+
+def _evaluated(pl_module: Any) -> int:
+    """How many examples networks have seen with gradients, all networks together."""
+    return getattr(getattr(pl_module, "run", None), "evaluated", 0)

@@ -1,0 +1,21 @@
+"""Posteriors that were sampled: draws of their weights, and how far these can be trusted."""
+
+from lightning_bnn.references.cards import Card, digest_of_draws
+from lightning_bnn.references.diagnosis import Diagnosis, diagnose
+from lightning_bnn.references.shipped import (
+    read_reference,
+    reference_folder,
+    reference_names,
+    reference_place,
+)
+
+__all__ = [
+    "Card",
+    "Diagnosis",
+    "diagnose",
+    "digest_of_draws",
+    "read_reference",
+    "reference_folder",
+    "reference_names",
+    "reference_place",
+]

@@ -1,0 +1,67 @@
+"""What is known of a reference, in a file beside its draws."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.comparison.tables import Measured
+from lightning_bnn.references.diagnosis import Diagnosis
+
+__all__ = ["Card", "digest_of_draws"]
+
+
+def digest_of_draws(bank: Path) -> str:
+    """SHA-256 of all numbers of a bank, as networks have them."""
+    digest = hashlib.sha256()
+    with CheckpointBank(bank, "r") as stored:
+        for name, tensor in sorted(stored[:].items()):
+            digest.update(name.encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Card:
+    """How the draws of a posterior were made, and what they say about themselves.
+
+    Attributes:
+        name: of the reference.
+        about: data, network, prior and likelihood in one sentence.
+        made: sampler, settings, cost, machine and versions.
+        sha256: of the draws, see `digest_of_draws`.
+        diagnosis: of the draws that are stored.
+        again: what runs with other seeds say, and their distances to these draws.
+        licence: of the data, and of the draws.
+    """
+
+    name: str
+    about: str
+    made: Mapping[str, Any]
+    sha256: str
+    diagnosis: Diagnosis
+    again: Sequence[Mapping[str, Any]] = ()
+    licence: str = ""
+    failures: Sequence[str] = field(default=())
+
+    @property
+    def verdict(self) -> str:
+        """Gold, or a long run, which stands for nothing but itself."""
+        return "long run" if self.failures else "gold"
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Card:
+        """From a file that `write` has written."""
+        content = json.loads(path.read_text(encoding="utf-8"))
+        diagnosis = content.pop("diagnosis")
+        diagnosis["halves"] = {k: Measured(*v) for k, v in diagnosis["halves"].items()}
+        return cls(**content, diagnosis=Diagnosis(**diagnosis))

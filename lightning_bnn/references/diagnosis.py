@@ -1,0 +1,177 @@
+"""Whether chains agree: as functions, as weights with and without symmetries, half by half."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_bnn import params as P
+from lightning_bnn.callbacks.chain_diagnostics import diagnoses
+from lightning_bnn.comparison.convergence import LARGEST, MEDIAN
+from lightning_bnn.comparison.problem import Problem
+from lightning_bnn.comparison.protocols import PROTOCOLS
+from lightning_bnn.comparison.reference import Reference
+from lightning_bnn.comparison.stored_posteriors import StoredPosterior
+from lightning_bnn.comparison.tables import Measured
+from lightning_bnn.judging import averages_of_mode, reference_of
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import Empirical
+from lightning_bnn.symmetry import canonicalise
+
+__all__ = ["SPACES", "Diagnosis", "between", "diagnose", "followed"]
+
+SPACES = {"function": "predictions", "canonical": "canonical weights", "weights": "raw weights"}
+"""What chains are compared as, and its name in tables."""
+CHAINS, EFFECTIVE, ERRORS = 4, 400, 3
+"""What gold needs at least: chains, effective draws; and at most: errors of a law above zero.
+
+Three, as a card has a dozen laws; one below zero says nothing against it, since MMD is unbiased.
+"""
+_LAWS = {"law": "law", "ns_law": "law without symmetries", "f_law": "law of functions"}
+_POINTS, _COMPARED = 100, 60
+"""Test inputs, and networks of a chain whose laws are compared."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What draws of several chains say about themselves.
+
+    Attributes:
+        chains: how many there are.
+        draws: networks of each.
+        spaces: R-hat and effective sizes, by space and name.
+        halves: distances between the first half of the chains and the second.
+    """
+
+    chains: int
+    draws: int
+    spaces: Mapping[str, Mapping[str, float]]
+    halves: Mapping[str, Measured]
+
+    def failures(self) -> list[str]:
+        """What these draws lack to be gold, each in some words; nothing if they are."""
+        function = self.spaces["function"]
+        checks = {
+            f"{self.chains} chains, not {CHAINS}": self.chains >= CHAINS,
+            f"median R-hat of predictions {function['rhat_median']:.3f} above {MEDIAN}":
+                function["rhat_median"] <= MEDIAN,
+            f"largest R-hat of predictions {function['rhat_max']:.3f} above {LARGEST}":
+                function["rhat_max"] <= LARGEST,
+            f"{function['ess_min']:.0f} effective draws at the worst point, not {EFFECTIVE}":
+                function["ess_min"] >= EFFECTIVE,
+        }  # fmt: skip
+        for name, title in _LAWS.items():
+            if name in self.halves:
+                value, error = self.halves[name]
+                text = (
+                    f"{title} of one half of the chains {value / error:.1f} errors from the other"
+                )
+                checks[text] = abs(value) <= ERRORS * error
+        return [text for text, holds in checks.items() if not holds]
+
+
+@torch.no_grad()
+def diagnose(stored: StoredPosterior, problem: Problem) -> Diagnosis:
+    """Compare the chains of a posterior with each other.
+
+    Args:
+        stored: chains, each a mode of at least eight networks.
+        problem: its network and data.
+    """
+    chains = chains_of_modes(stored)
+    sizes = [P.stack_size(chain) for chain in chains]
+    if len(chains) < 2 or min(sizes) < 8:
+        raise ValueError(
+            f"{stored.name} must be two chains or more of at least eight networks, got "
+            f"{len(chains)} with {min(sizes, default=0)}."
+        )
+    draws = min(sizes)
+    latest = {n: torch.cat([c[n][-draws:] for c in chains]) for n in chains[0]}
+    values = followed(stored, problem, latest)
+    shaped = {space: v.unflatten(0, (len(chains), draws)) for space, v in values.items()}
+    found = diagnoses(shaped)
+    spaces = {
+        space: {name.partition("/")[0]: v for name, v in found.items() if name.endswith(space)}
+        for space in shaped
+    }
+    half = len(chains) // 2
+    halves = between(stored.only(range(half)), stored.only(range(half, 2 * half)), problem)
+    return Diagnosis(len(chains), draws, spaces, halves)
+
+
+def chains_of_modes(stored: StoredPosterior) -> list[Params]:
+    """The networks of every chain."""
+    return [mode.networks for mode in stored.modes if isinstance(mode, Empirical)]
+
+
+def followed(stored: StoredPosterior, problem: Problem, networks: Params) -> dict[str, Tensor]:
+    """The numbers of every network by which chains are compared, by space.
+
+    Of predictions these are the logarithms of the probabilities of up to a hundred test targets,
+    or what is computed for their inputs if the likelihood is Gaussian.
+
+    Args:
+        stored: gives the computation.
+        problem: its data.
+        networks: a stack.
+    """
+    inputs, targets = next(iter(problem.test_set()))
+    outputs = P.apply(stored.network, networks, inputs[:_POINTS])
+    likelihood: Any = stored.likelihood
+    if isinstance(likelihood, Gaussian):
+        function = outputs.flatten(1)
+    else:
+        function = likelihood.log_prob(outputs, targets[:_POINTS])
+    canonical = canonicalise(networks, problem.symmetries())
+    names = P.weight_names(stored.network)
+    stacks = {"canonical": canonical, "weights": networks}
+    rows = {space: P.ravel(stack, names, stacked=True)[0] for space, stack in stacks.items()}
+    return {"function": function.double(), **{s: v.double() for s, v in rows.items()}}
+
+
+def between(
+    one: StoredPosterior, other: StoredPosterior, problem: Problem, samples: int = _COMPARED
+) -> dict[str, Measured]:
+    """Distances of the laws of two posteriors, and of what they predict.
+
+    Args:
+        one: several chains.
+        other: several chains of the same network.
+        problem: its data.
+        samples: networks of each chain at most.
+    """
+    one, other = one.thinned(samples), other.thinned(samples)
+    first, second = one.networks(), other.networks()
+    reference = Reference(
+        first, one.network, [problem.example()], PROTOCOLS["full"], samples, 0, "cpu",
+        one.chains(), problem.probe(one.likelihood),
+    )  # fmt: skip
+    modes = [
+        k for k, chain in enumerate(chains_of_modes(other)) for _ in range(P.stack_size(chain))
+    ]
+    found = reference.of_modes(second, modes).get("multi", {})
+    laws = {name: found[name] for name in _LAWS if name in found}
+    return {**laws, **_predictions(one, first, second, problem)}
+
+
+def _predictions(
+    posterior: StoredPosterior, first: Params, second: Params, problem: Problem
+) -> dict[str, Measured]:
+    """Mean distances between what two stacks predict."""
+    test, averaged = [problem.test_set()], []
+    for networks in (first, second):
+        ((predictions,),) = averages_of_mode(
+            Empirical(networks), posterior.network, posterior.likelihood, test,
+            (P.stack_size(networks),), 0, "halves",
+        )  # fmt: skip
+        averaged.append(predictions)
+    reference = reference_of(averaged[0])
+    if reference is None:
+        return {}
+    found = reference.distances(averaged[1])
+    return {name: Measured(float(values.mean())) for name, values in found.items()}

@@ -1,0 +1,48 @@
+"""The references that come with the package."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from lightning_bnn.comparison.places import Place
+from lightning_bnn.comparison.problem import Problem, read_problem
+from lightning_bnn.comparison.stored_posteriors import StoredPosterior, read_posterior
+from lightning_bnn.references.cards import Card
+
+__all__ = ["read_reference", "reference_folder", "reference_names", "reference_place"]
+
+
+def reference_names() -> list[str]:
+    """The names of all references, sorted."""
+    return sorted(path.parent.name for path in _root().glob("*/card.json"))
+
+
+def reference_folder(name: str) -> Path:
+    """Where a reference is: its configuration, its card, and a bank of its draws."""
+    if name not in reference_names():
+        known = ", ".join(reference_names())
+        raise ValueError(f"There is no reference {name!r}; choose from: {known}.")
+    return _root() / name
+
+
+def reference_place(text: str) -> Place:
+    """A reference by its name, or networks on disk that stand for one."""
+    return Place(reference_folder(text) / "bank") if text in reference_names() else Place.of(text)
+
+
+def read_reference(name: str) -> tuple[StoredPosterior, Problem, Card]:
+    """The draws of a reference, its network and data, and its card.
+
+    >>> posterior, problem, card = read_reference("two_gaussians")
+    >>> len(posterior.modes), card.verdict
+    (8, 'gold')
+    """
+    folder = reference_folder(name)
+    problem = read_problem(folder / "config.yaml")
+    stored = read_posterior(name, Place(folder / "bank"), problem)
+    return stored, problem, Card.read(folder / "card.json")
+
+
+def _root() -> Path:
+    return Path(str(files("lightning_bnn") / "references"))

@@ -1,0 +1,156 @@
+"""How close posteriors are to one that was sampled: in weights, in functions, in predictions."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning_bnn.callbacks.training_cost import COST_FILE
+from lightning_bnn.comparison.collect import FAILED, Comparison, Options, collect
+from lightning_bnn.comparison.columns import columns_of, to_reference
+from lightning_bnn.comparison.distance_tables import percent
+from lightning_bnn.comparison.places import Place
+from lightning_bnn.comparison.tables import Cell, Measured, Table
+from lightning_bnn.quiet_runs import one_thread
+from lightning_bnn.references import Card, reference_names, reference_place
+from lightning_bnn.studies.findings import Findings, publish, results_folder
+
+__all__ = ["LAWS", "Numbers", "cost_of", "fidelity", "numbers_by_method", "scored"]
+
+LAWS = {"f_law": "function law", "ns_law": "NS law", "law": "law"}
+"""Distances of a method's law to the reference, by what networks are compared as."""
+_QUALITIES = ("acc", "rmse", "nll", "crps", "ece", "cover90")
+_NOTE = (
+    "Laws: MMD² x 100 between the networks of a method, over runs and draws, and draws of the "
+    "posterior: by what they predict, without symmetries (NS), and as they are; around zero for "
+    "draws of the posterior itself. The other distances compare mean predictions of all modes with "
+    "those of the reference. Gradients: of one network for all the data, of all networks together. "
+    "±: jackknife over modes and chains, over test examples for a single mode. /: not known, or "
+    "one mode only, whose law is not known."
+)
+
+Numbers = Mapping[str, Measured]
+
+
+def fidelity(
+    reference: str,
+    posteriors: dict[str, str] | None = None,
+    samples: int = 100,
+    seed: int = 0,
+    device: str | None = None,
+    out: str = "studies/fidelity",
+) -> None:
+    """Score posteriors against one that was sampled, closest first.
+
+    A posterior is a run (folder that `fit` has written), a checkpoint, a bank, or a folder of
+    checkpoints, of the network and the data of the reference, which `lightning-bnn presets
+    reference_digits` prints for the reference `digits`. It must have the reference's prior, too:
+    with another one it approximates another posterior. Distances to a reference that is no gold
+    are shown, but rank nothing.
+
+    Args:
+        reference: name of a reference (`lightning-bnn references` lists them), or a bank of chains.
+        posteriors: by name, e.g. --posteriors.SWAG runs/swag --posteriors.MFVI runs/mfvi
+        samples: networks drawn from every mode.
+        seed: of all draws.
+        device: where it is computed, by default a GPU if there is one.
+        out: folder of the results.
+    """
+    if not posteriors:
+        raise ValueError("`--posteriors` is missing: for example --posteriors.SWAG runs/swag")
+    folder = results_folder(out, "fidelity")
+    with one_thread():
+        comparison = scored(reference, posteriors, folder, Options("full", samples, seed=seed))
+    publish(_findings(reference, comparison, posteriors), folder)
+
+
+def scored(
+    reference: str, posteriors: Mapping[str, str], folder: Path, options: Options
+) -> Comparison:
+    """All numbers of posteriors beside a reference.
+
+    Args:
+        reference: its name, or a bank.
+        posteriors: places by name.
+        folder: for rows that need not be computed again.
+        options: how they are compared.
+    """
+    place = reference_place(reference)
+    like = place.config()
+    options = Options(**{**vars(options), "functions": True, "reference_is": "sampled"})
+    return collect(
+        str(place.path), posteriors, folder, None if like is None else str(like), options
+    )
+
+
+def numbers_by_method(comparison: Comparison) -> dict[str, Numbers]:
+    """Every number of all modes together, of methods that did not fail."""
+    found: dict[str, dict[str, Measured]] = {}
+    for row in comparison.rows:
+        if row.mode != FAILED:
+            found.setdefault(row.method, {}).update(row.numbers)
+    return dict(found)
+
+
+def cost_of(place: Place) -> dict[str, float]:
+    """What a run has cost, if the callback `TrainingCost` has watched it."""
+    file = place.file()
+    for folder in (file, *list(file.parents)[:3]):
+        if (folder / COST_FILE).is_file():
+            return dict(json.loads((folder / COST_FILE).read_text(encoding="utf-8")))
+    return {}
+
+
+def _findings(reference: str, comparison: Comparison, posteriors: Mapping[str, str]) -> Findings:
+    numbers = numbers_by_method(comparison)
+    gold = _verdict(reference)
+    order = sorted(numbers, key=lambda name: _closeness(numbers[name])) if gold else list(numbers)
+    costs = {name: cost_of(Place.of(posteriors[name])) for name in order}
+    title = f"Fidelity to the posterior {reference}"
+    table = _table(title, {name: numbers[name] for name in order}, costs)
+    notes = [
+        f"{name} failed: {origin['failed']}"
+        for name, origin in comparison.settings["posteriors"].items()
+        if "failed" in origin
+    ]
+    if not gold:
+        notes.append(f"{reference} is no gold reference: distances to it rank nothing.")
+    return Findings("fidelity", title, {"fidelity": table}, {}, notes, comparison.settings)
+
+
+def _verdict(reference: str) -> bool:
+    """Whether a reference of this package is gold; one of the user's own counts as such."""
+    if reference not in reference_names():
+        return True
+    path = reference_place(reference).path.parent / "card.json"
+    return Card.read(path).verdict == "gold"
+
+
+def _closeness(numbers: Numbers) -> float:
+    value = numbers.get("f_law", Measured(math.inf)).value
+    return value if math.isfinite(value) else math.inf
+
+
+def _table(
+    title: str, numbers: Mapping[str, Numbers], costs: Mapping[str, Mapping[str, Any]]
+) -> Table:
+    names = {name for of in numbers.values() for name in of}
+    columns = {**to_reference(names)}
+    columns |= {name: column for name, column in columns_of(names).items() if name in _QUALITIES}
+    rows: list[list[Cell]] = [
+        [
+            name,
+            *(costs[name].get(key, math.nan) for key in ("gradients", "seconds")),
+            *(percent(of, law) for law in LAWS),
+            *(column.shown(of.get(key, Measured(math.nan))) for key, column in columns.items()),
+        ]
+        for name, of in numbers.items()
+    ]
+    digits = {"gradients": 0, "seconds": 0, **dict.fromkeys(LAWS.values(), 2)}
+    digits |= {column.title: column.digits for column in columns.values()}
+    header = ["posterior", "gradients", "seconds", *LAWS.values()]
+    header += [column.title for column in columns.values()]
+    return Table(title, header, rows, digits, _NOTE)

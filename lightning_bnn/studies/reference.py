@@ -1,0 +1,184 @@
+"""Sample a reference: long chains of the posterior, again from other seeds, and their card."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import yaml
+
+import lightning_bnn
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.callbacks.training_cost import COST_FILE, TrainingCost
+from lightning_bnn.commands.presets import preset_names, preset_text
+from lightning_bnn.commands.spelling import did_you_mean
+from lightning_bnn.comparison.places import Place
+from lightning_bnn.comparison.problem import Problem, read_problem
+from lightning_bnn.comparison.stored_posteriors import StoredPosterior, read_posterior
+from lightning_bnn.quiet_runs import one_thread
+from lightning_bnn.references import Card, diagnose, digest_of_draws
+from lightning_bnn.references.diagnosis import Diagnosis, between
+from lightning_bnn.studies.findings import Findings, publish, results_folder
+from lightning_bnn.studies.reference_tables import agreement_table, distances_table
+from lightning_bnn.studies.runs import Job, reseeded, run_jobs
+
+__all__ = ["reference"]
+
+_PREFIX = "reference_"
+_LARGE = 3 * 2**20
+"""Bytes above which draws are stored with half of the digits."""
+_LICENCES = {
+    "Yacht": "data: CC BY 4.0, https://doi.org/10.24432/C5XG7R; draws: Apache 2.0",
+    "Digits": "data: those of scikit-learn, https://doi.org/10.24432/C50P49; draws: Apache 2.0",
+}
+
+
+def reference(
+    name: str,
+    out: str | None = None,
+    repeats: int = 3,
+    transitions: int | None = None,
+    restart: bool = False,
+) -> None:
+    """Sample a reference anew, as those that come with the package were made.
+
+    Runs long chains, then others from other seeds, and writes a folder with the configuration, the
+    draws and a card that says how far they can be trusted. Interrupted, the same command goes on
+    where it was; on the same machine the draws are the same to the last bit.
+
+    Args:
+        name: of the reference: a preset without what it begins with, such as digits.
+        out: folder of the results, by default references/NAME.
+        repeats: how many more times it is sampled, from other seeds.
+        transitions: of every chain, by default what the preset says.
+        restart: begin anew: remove the runs that this folder has from before.
+    """
+    known = [n.removeprefix(_PREFIX) for n in preset_names() if n.startswith(_PREFIX)]
+    if name not in known:
+        meant = did_you_mean(name, known) or f"; choose from: {', '.join(known)}."
+        raise ValueError(f"there is no reference {name!r}{meant}")
+    if repeats < 0:
+        raise ValueError(f"`repeats` must not be negative, got {repeats}.")
+    folder = results_folder(out or f"references/{name}", "reference")
+    if restart:
+        shutil.rmtree(folder / "runs", ignore_errors=True)
+    with one_thread():
+        findings = _made(name, folder, repeats, transitions)
+    publish(findings, folder)
+
+
+def _made(name: str, folder: Path, repeats: int, transitions: int | None) -> Findings:
+    """Run everything, write the reference, and say what it is worth."""
+    jobs = [_job(name, folder, seed, transitions) for seed in range(repeats + 1)]
+    run_jobs(jobs, folder / "runs")
+    problem = read_problem(folder / "runs" / jobs[0].name / f"{_PREFIX}{name}.yaml")
+    posteriors = [_read(folder, job, problem) for job in jobs]
+    first, *others = [diagnose(posterior, problem) for posterior in posteriors]
+    again = [
+        {"seed": seed, "failures": found.failures(), **_plain(found),
+         "distances": between(posteriors[0], posteriors[seed], problem)}
+        for seed, found in enumerate(others, 1)
+    ]  # fmt: skip
+    card = _write(name, folder, jobs[0], first, again)
+    rows = {"shipped": first} | {f"seed {k}": found for k, found in enumerate(others, 1)}
+    tables = {"agreement": agreement_table(rows), "distances": distances_table(first, again)}
+    verdict = f"{name}: {card.verdict}. " + "; ".join(card.failures)
+    return Findings("reference", card.about, tables, {}, [verdict], card.made)
+
+
+def _job(name: str, folder: Path, seed: int, transitions: int | None) -> Job:
+    bank = folder / "runs" / f"seed_{seed}" / "bank"
+    overrides: dict[str, Any] = {"model.init_args.bank": str(bank)}
+    if transitions is not None:
+        overrides["trainer.max_epochs"] = transitions
+    return reseeded(
+        Job(f"seed_{seed}", f"{_PREFIX}{name}", overrides, [TrainingCost(), _Acceptance()]), seed
+    )
+
+
+def _read(folder: Path, job: Job, problem: Problem) -> StoredPosterior:
+    return read_posterior(job.name, Place(folder / "runs" / job.name / "bank"), problem)
+
+
+def _plain(found: Diagnosis) -> dict[str, Any]:
+    return {"spaces": found.spaces, "halves": found.halves}
+
+
+# ------------------------------------------------------------ what is written
+def _write(
+    name: str, folder: Path, job: Job, found: Diagnosis, again: Sequence[Mapping[str, Any]]
+) -> Card:
+    """Configuration, draws and card, in a folder of their own."""
+    target, run = folder / name, folder / "runs" / job.name
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    (target / "config.yaml").write_text(preset_text(job.preset), encoding="utf-8")
+    _store(run / "bank", target / "bank")
+    settings = yaml.safe_load(preset_text(job.preset))
+    data = settings["data"]["class_path"].rpartition(".")[2]
+    failures = found.failures() + [
+        f"seed {other['seed']}: {failure}" for other in again for failure in other["failures"]
+    ]
+    card = Card(
+        name=name,
+        about=preset_text(job.preset).splitlines()[0].removeprefix("# Reference: "),
+        made={**_settings_of(settings, job), **_cost(run)},
+        sha256=digest_of_draws(target / "bank"),
+        diagnosis=found,
+        again=again,
+        licence=_LICENCES.get(data, "Apache 2.0, data and draws"),
+        failures=failures,
+    )
+    card.write(target / "card.json")
+    return card
+
+
+def _store(source: Path, target: Path) -> None:
+    """The networks of a bank in one file; of many large ones every number in sixteen bits."""
+    with CheckpointBank(source, "r") as bank:
+        networks, records = bank[:], bank.records
+    large = sum(t.nbytes for t in networks.values()) > _LARGE
+    kept = [{k: record[k] for k in ("member", "step")} for record in records]
+    with CheckpointBank(target, dtype=torch.float16 if large else None) as bank:
+        bank.extend(networks, kept)
+    (target / ".lock").unlink()
+    for path in target.iterdir():
+        path.chmod(0o644)
+
+
+def _settings_of(settings: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    model = settings["model"]["init_args"]
+    return {
+        "sampler": settings["model"]["class_path"],
+        "settings": model["optimizer"]["init_args"],
+        "transitions": job.epochs,
+        "burn_in": model["burn_in"],
+        "every": model["every_n_steps"],
+    }
+
+
+def _cost(run: Path) -> dict[str, Any]:
+    spent = json.loads(next(run.rglob(COST_FILE)).read_text())
+    measured = {name: round(value) for name, value in spent.items()}
+    measured["acceptance"] = json.loads((run / _Acceptance.file).read_text())
+    versions = f"lightning_bnn {lightning_bnn.__version__}, torch {torch.__version__}"
+    machine = f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}"
+    return {**measured, "versions": versions, "machine": f"one thread of {machine}"}
+
+
+class _Acceptance(L.Callback):
+    """Writes how often the proposals of chains were accepted, since a run began or was resumed."""
+
+    file = "acceptance.json"
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write the mean over chains."""
+        state = pl_module.state
+        rate = float(state.acceptance.mean()) / max(1, state.transitions)
+        (Path(trainer.default_root_dir) / self.file).write_text(json.dumps(round(rate, 3)))

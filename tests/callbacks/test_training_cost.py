@@ -1,0 +1,79 @@
+"""What a run costs is what was computed: a network, an epoch, a leapfrog step."""
+
+import json
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from module_cases import Blobs, adam, network, trainer
+from torch import nn
+
+from lightning_bnn import samplers
+from lightning_bnn.callbacks import TrainingCost
+from lightning_bnn.modules import HMC, MFVI, MILE, DeepEnsemble
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+
+def hmc(parameters):
+    return samplers.HMC(parameters, 1e-3, leapfrog_steps=4, adapt_steps=0)
+
+
+def mclmc(parameters):
+    return samplers.MCLMC(parameters, 1e-3, steps=3, descent_steps=2, adapt_steps=2)
+
+
+EPOCHS = 4
+CASES = {
+    "ensemble": (lambda: DeepEnsemble(network(), members=3, optimizer=adam), 10, 3 * EPOCHS),
+    "two draws": (
+        lambda: MFVI(network(), members=3, optimizer=adam, elbo_samples=2), 10, 6 * EPOCHS
+    ),
+    "hmc": (lambda: HMC(network(), members=2, optimizer=hmc), 60, 2 * 5 * EPOCHS),
+    "mile": (lambda: MILE(network(), members=2, optimizer=mclmc), 60, 2 * (2 * 6 + 2 * 7)),
+}  # fmt: skip
+
+
+def cost(module, batch, folder, epochs=EPOCHS, **options):
+    callbacks = [TrainingCost(), *options.pop("callbacks", ())]
+    keeps = len(callbacks) > 1
+    run = trainer(
+        *callbacks, max_epochs=epochs, default_root_dir=folder, enable_checkpointing=keeps
+    )
+    run.fit(module, Blobs(batch_size=batch), **options)
+    return json.loads((folder / "cost.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_counted_whatever_the_method_does(case, tmp_path):
+    make, batch, expected = CASES[case]
+    torch.manual_seed(0)
+    found = cost(make(), batch, tmp_path)
+    assert found["gradients"] == pytest.approx(expected)
+    assert found["seconds"] > 0
+
+
+def test_a_run_that_is_resumed_goes_on_counting(tmp_path):
+    make, batch, expected = CASES["ensemble"]
+    keep = ModelCheckpoint(tmp_path, "half", save_on_train_epoch_end=True)
+    first = cost(make(), batch, tmp_path, EPOCHS // 2, callbacks=[keep])
+    both = cost(make(), batch, tmp_path, ckpt_path=tmp_path / "half.ckpt")
+    assert first["gradients"] == pytest.approx(expected / 2)
+    assert both["gradients"] == pytest.approx(expected)
+    assert both["seconds"] > first["seconds"]
+
+
+def test_modules_of_others_have_seconds_only(tmp_path):
+    class Mine(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(6, 3)
+
+        def training_step(self, batch):
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    assert set(cost(Mine(), 10, tmp_path)) == {"seconds"}

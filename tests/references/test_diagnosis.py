@@ -1,0 +1,83 @@
+"""Chains whose law is known: what can be trusted, what cannot, and why."""
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn import params as P
+from lightning_bnn.comparison.problem import Problem
+from lightning_bnn.comparison.stored_posteriors import StoredPosterior
+from lightning_bnn.datamodules import NoisySine
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.models import mlp
+from lightning_bnn.posteriors import Empirical
+from lightning_bnn.references import diagnose
+from lightning_bnn.references.diagnosis import between
+from lightning_bnn.symmetry import permute, random_permutations
+
+CHAINS, DRAWS = 8, 24
+LAWS = ("law", "ns_law", "f_law")
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return Problem(mlp(1, [3], 1, nn.Tanh), NoisySine(test_size=40), Gaussian(std=0.3))
+
+
+def draws(problem, seed=0):
+    """Independent draws around one network, ``(chains, draws, ...)``."""
+    centre, noise = (torch.Generator().manual_seed(s) for s in (7, seed))
+    return {
+        name: torch.randn(t.shape, generator=centre)
+        + 0.05 * torch.randn(CHAINS, DRAWS, *t.shape, generator=noise)
+        for name, t in P.of(problem.network).items()
+    }
+
+
+def stored(problem, networks):
+    modes = [Empirical({n: t[k] for n, t in networks.items()}) for k in range(CHAINS)]
+    return StoredPosterior("chains", modes, modes, problem.network, problem.likelihood)
+
+
+def test_independent_draws_agree_in_every_space(problem):
+    found = diagnose(stored(problem, draws(problem)), problem)
+    assert (found.chains, found.draws) == (CHAINS, DRAWS)
+    for numbers in found.spaces.values():
+        assert numbers["rhat_max"] < 1.05
+        assert numbers["ess_min"] > CHAINS * DRAWS / 2
+    assert set(LAWS) <= set(found.halves)
+    assert all("effective" in failure for failure in found.failures())
+
+
+def test_a_chain_that_is_elsewhere_is_what_is_wrong(problem):
+    networks = draws(problem)
+    list(networks.values())[-1][0] += 3
+    failures = diagnose(stored(problem, networks), problem).failures()
+    assert any("largest R-hat of predictions" in failure for failure in failures)
+
+
+def test_chains_in_other_copies_of_a_mode_differ_as_weights_only(problem):
+    networks, sym = draws(problem), problem.symmetries()
+    elements = random_permutations(sym, torch.Generator().manual_seed(1), CHAINS)
+    every = [element.repeat_interleave(DRAWS, 0) for element in elements]
+    moved = permute({n: t.flatten(0, 1) for n, t in networks.items()}, sym, every)
+    chains = {n: t.unflatten(0, (CHAINS, DRAWS)) for n, t in moved.items()}
+    spaces = diagnose(stored(problem, chains), problem).spaces
+    assert spaces["weights"]["rhat_max"] > 1.3
+    assert spaces["function"]["rhat_max"] < 1.05
+    assert spaces["canonical"]["rhat_max"] < 1.05
+
+
+def test_laws_are_close_to_those_of_other_seeds_and_far_from_others(problem):
+    one, same = (stored(problem, draws(problem, seed)) for seed in (1, 2))
+    wider = {n: t + 0.05 * torch.randn(t.shape) for n, t in draws(problem, 3).items()}
+    near, far = (between(one, each, problem) for each in (same, stored(problem, wider)))
+    for law in LAWS:
+        assert near[law].value < 3 * near[law].error
+        assert far[law].value > 6 * far[law].error
+
+
+def test_too_few_draws_are_refused(problem):
+    networks = {n: t[:, :4] for n, t in draws(problem).items()}
+    with pytest.raises(ValueError, match="at least eight networks, got 8 with 4"):
+        diagnose(stored(problem, networks), problem)
