@@ -48,7 +48,7 @@ class TrainingCost(Callback):
         self._began = time.process_time()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        """Add one step."""
+        """Add what one step has cost."""
         self.seconds += time.process_time() - self._began
         now = _evaluated(pl_module)
         self.evaluated, self._known = self.evaluated + now - self._known, now

@@ -77,7 +77,7 @@ class Diabetes(EmbeddedTable):
     table = "diabetes"
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """From scikit-learn."""
+        """The table of scikit-learn, as it is."""
         from sklearn.datasets import load_diabetes
 
         data = load_diabetes(scaled=False)
@@ -95,7 +95,7 @@ class Yacht(EmbeddedTable):
     table = "yacht"
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """From a file of this package."""
+        """The table in the file of this package."""
         with as_file(files("lightning_bnn") / "datamodules" / "tables" / "yacht.csv") as path:
             rows = torch.from_numpy(np.loadtxt(path, delimiter=",", skiprows=1))
         return rows[:, :-1], rows[:, -1:]

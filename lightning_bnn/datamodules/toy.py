@@ -159,7 +159,7 @@ class NoisySine(DataModule):
         self.size, self.test_size, self.noise = size, test_size, noise
 
     def load(self) -> Splits:
-        """Draw inputs and noise."""
+        """Draw inputs and noise from the seed."""
         generator = keyed_generator(self.seed, "sine")
         train, test = (self._points(n, generator) for n in (self.size, self.test_size))
         inputs, targets = self._points(self.test_size, generator)

@@ -55,7 +55,7 @@ class Card:
         return "long run" if self.failures else "gold"
 
     def write(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the card as JSON."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod

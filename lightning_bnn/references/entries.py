@@ -40,7 +40,7 @@ class Entry:
 
     @classmethod
     def read(cls, path: Path) -> Entry:
-        """From a YAML file."""
+        """One row from its YAML file."""
         content = read_settings(path)
         unknown = set(content) - {"method", "settings", "batch", "gradients_per_epoch"}
         if unknown or "method" not in content:

@@ -14,6 +14,7 @@ from lightning_bnn.comparison.columns import columns_of, to_reference
 from lightning_bnn.comparison.distance_tables import percent
 from lightning_bnn.comparison.places import Place
 from lightning_bnn.comparison.tables import Cell, Measured, Table
+from lightning_bnn.plots import dots_figure
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import Card, reference_names, reference_place
 from lightning_bnn.studies.findings import Findings, publish, results_folder
@@ -118,7 +119,9 @@ def _findings(reference: str, comparison: Comparison, posteriors: Mapping[str, s
     ]
     if not gold:
         notes.append(f"{reference} is no gold reference: distances to it rank nothing.")
-    return Findings("fidelity", title, {"fidelity": table}, {}, notes, comparison.settings)
+    laws = {title: {"": [percent(numbers[n], law) for n in order]} for law, title in LAWS.items()}
+    figures = {"laws": dots_figure(laws, order)}
+    return Findings("fidelity", title, {"fidelity": table}, figures, notes, comparison.settings)
 
 
 def _verdict(reference: str) -> bool:

@@ -15,7 +15,7 @@ from lightning_bnn.references import diagnose
 from lightning_bnn.references.diagnosis import between
 from lightning_bnn.symmetry import permute, random_permutations
 
-CHAINS, DRAWS = 8, 24
+CHAINS, DRAWS = 8, 40
 LAWS = ("law", "ns_law", "f_law")
 
 
@@ -43,7 +43,7 @@ def test_independent_draws_agree_in_every_space(problem):
     found = diagnose(stored(problem, draws(problem)), problem)
     assert (found.chains, found.draws) == (CHAINS, DRAWS)
     for numbers in found.spaces.values():
-        assert numbers["rhat_max"] < 1.05
+        assert numbers["rhat_max"] < 1.08
         assert numbers["ess_min"] > CHAINS * DRAWS / 2
     assert set(LAWS) <= set(found.halves)
     assert all("effective" in failure for failure in found.failures())
@@ -64,8 +64,8 @@ def test_chains_in_other_copies_of_a_mode_differ_as_weights_only(problem):
     chains = {n: t.unflatten(0, (CHAINS, DRAWS)) for n, t in moved.items()}
     spaces = diagnose(stored(problem, chains), problem).spaces
     assert spaces["weights"]["rhat_max"] > 1.3
-    assert spaces["function"]["rhat_max"] < 1.05
-    assert spaces["canonical"]["rhat_max"] < 1.05
+    assert spaces["function"]["rhat_max"] < 1.08
+    assert spaces["canonical"]["rhat_max"] < 1.08
 
 
 def test_laws_are_close_to_those_of_other_seeds_and_far_from_others(problem):
@@ -74,7 +74,7 @@ def test_laws_are_close_to_those_of_other_seeds_and_far_from_others(problem):
     near, far = (between(one, each, problem) for each in (same, stored(problem, wider)))
     for law in LAWS:
         assert near[law].value < 3 * near[law].error
-        assert far[law].value > 6 * far[law].error
+        assert far[law].value > 4 * far[law].error
 
 
 def test_too_few_draws_are_refused(problem):

@@ -1,0 +1,137 @@
+"""Posteriors that were sampled: what ships is what its card says, and what is scored against it."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from small_runs import numbers, results
+
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.cli import main
+from lightning_bnn.comparison.problem import read_problem
+from lightning_bnn.references import (
+    digest_of_draws,
+    read_reference,
+    reference_folder,
+    reference_names,
+    shipped,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+TINY = ["--transitions", "232", "--repeats", "0"]
+
+
+@pytest.mark.parametrize("name", reference_names())
+def test_the_draws_are_those_of_the_card(name):
+    stored, problem, card = read_reference(name)
+    assert digest_of_draws(reference_folder(name) / "bank") == card.sha256
+    assert len(stored.modes) == card.diagnosis.chains
+    assert {mode.size for mode in stored.modes} == {card.diagnosis.draws}
+    assert card.failures == card.diagnosis.failures() + [
+        f"seed {other['seed']}: {text}" for other in card.again for text in other["failures"]
+    ]
+    assert len(card.again) == 3
+    assert card.verdict == "gold"
+    assert problem.network is not None
+
+
+def test_the_numbers_of_a_card_can_be_computed_again(capsys):
+    main(["references", "--name", "two_gaussians"])
+    printed = capsys.readouterr().out
+    assert "as on the card" in printed
+    assert "gold" in printed
+
+
+def test_other_draws_than_those_of_the_card_are_noticed(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "two_gaussians"
+    shutil.copytree(reference_folder("two_gaussians"), folder)
+    with CheckpointBank(folder / "bank", "r") as bank:
+        networks, records = bank[:], bank.records
+    shutil.rmtree(folder / "bank")
+    next(iter(networks.values()))[3] += 1e-3
+    with CheckpointBank(folder / "bank") as bank:
+        bank.extend(networks, records)
+    monkeypatch.setattr(shipped, "_root", lambda: tmp_path)
+    main(["references"])
+    assert "OTHER DRAWS THAN THE CARD'S" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["reference", "digit"], "did you mean 'digits'"),
+        (["reference", "digits", "--repeats=-1"], "`repeats` must not be negative"),
+        (["references", "--name", "moon"], "There is no reference 'moon'; choose from: digits"),
+        (["fidelity", "digits"], "`--posteriors` is missing"),
+        (["leaderboard", "--methods", "[vi]"], "`methods` must be among"),
+        (["leaderboard", "--budgets", "[0]"], "`budgets` must be positive"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_sentence(command, message, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main([*command] if command[0] == "references" else [*command, "--out", str(tmp_path / "o")])
+    assert message in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory):
+    """A reference of few draws, from an interrupted run and from one that was not."""
+    folders = [tmp_path_factory.mktemp(name) / "two_gaussians" for name in "ab"]
+    for folder in folders:
+        main(["reference", "two_gaussians", "--out", str(folder), *TINY])
+    return folders
+
+
+@pytest.mark.e2e
+def test_a_reference_is_sampled_again_to_the_last_bit(sampled):
+    one, two = (folder / "two_gaussians" for folder in sampled)
+    assert digest_of_draws(one / "bank") == digest_of_draws(two / "bank")
+    card = json.loads((one / "card.json").read_text())
+    assert card["failures"]  # so few draws are no gold
+    assert any("effective draws at the worst point" in text for text in card["failures"])
+    assert card["made"]["gradients"] == 8 * 232 * 21
+    assert read_problem(one / "config.yaml").source.num_data == 60
+
+
+@pytest.mark.e2e
+def test_methods_are_scored_at_equal_budgets_and_by_hand_alike(tmp_path):
+    out = tmp_path / "board"
+    main(["leaderboard", "--references", "[two_gaussians]", "--budgets", "[620]", "--seeds", "1",
+          "--methods", "[ensemble, hmc]", "--samples", "20", "--out", str(out)])  # fmt: skip
+    rows = {row["method"]: row for row in numbers(out, "two_gaussians-620")}
+    assert rows["HMC"]["gradients"] == pytest.approx(620)
+    assert rows["Ensemble"]["gradients"] == pytest.approx(620)
+    runs = out / "runs" / "two_gaussians-620-0"
+    main(["fidelity", "two_gaussians", "--posteriors.E", str(runs / "ensemble"), "--samples", "20",
+          "--out", str(tmp_path / "one")])  # fmt: skip
+    (row,) = numbers(tmp_path / "one", "fidelity")
+    for column in ("gradients", "function law", "NS law", "TV", "NLL"):
+        assert row[column] == pytest.approx(rows["Ensemble"][column], rel=1e-4), column
+    assert results(out)["study"] == "leaderboard"
+
+
+@pytest.mark.e2e
+def test_draws_of_the_posterior_itself_are_closest(tmp_path):
+    """The judge is judged: other chains of the same posterior, and what only looks like them."""
+    stored, _, _ = read_reference("two_gaussians")
+    halves = {"chains": stored.modes[4:], "shrunken": stored.modes[4:]}
+    for name, modes in halves.items():
+        with CheckpointBank(tmp_path / name) as bank:
+            for chain, mode in enumerate(modes):
+                scale = 0.7 if name == "shrunken" else 1.0
+                networks = {n: scale * t[:40] for n, t in mode.networks.items()}
+                bank.extend(networks, [{"member": chain, "step": k} for k in range(40)])
+    with CheckpointBank(tmp_path / "reference" / "bank") as bank:
+        for chain, mode in enumerate(stored.modes[:4]):
+            networks = {n: t[:40] for n, t in mode.networks.items()}
+            bank.extend(networks, [{"member": chain, "step": k} for k in range(40)])
+    shutil.copy(reference_folder("two_gaussians") / "config.yaml", tmp_path / "reference")
+    main(["fidelity", str(tmp_path / "reference" / "bank"), "--samples", "40",
+          "--posteriors.chains", str(tmp_path / "chains"),
+          "--posteriors.shrunken", str(tmp_path / "shrunken"),
+          "--out", str(tmp_path / "out")])  # fmt: skip
+    rows = numbers(tmp_path / "out", "fidelity")
+    assert [row["posterior"] for row in rows] == ["chains", "shrunken"]
+    assert abs(rows[0]["NS law"]) < 0.3 < 2 < rows[1]["NS law"]
+    assert torch.tensor([row["function law"] for row in rows]).diff() > 1
