@@ -1,126 +1,155 @@
-"""Effective draws of HMC and MCLMC, for a thousand gradients and for a second.
+"""Effective draws of HMC, MCLMC and SGHMC, for a thousand gradients and for a second.
 
 python benchmarks/effective_draws.py [--only sine] [--chains 4] [--gradients 20000] [--seeds 3]
 
-Both start from the same networks, which Adam has trained on the posterior itself; what adapts is
+The posteriors are references of the package, and all chains start from the same draws of theirs:
+what is compared is how chains move, and where to, not how they find the posterior. What adapts is
 not counted. HMC has several lengths of trajectories and two jitters, MCLMC several energy
-variances. Effective sizes are those of predictions at a hundred places: the median, the least; sd
-is the mean standard deviation of predictions over that of the HMC with most effective draws.
+variances, SGHMC (with all the data) several step sizes and frictions. Effective sizes are those of
+predictions for up to a hundred test inputs: the median, the least. Shift: how far the means of
+predictions are from those of the reference, in its standard deviations, root mean square; sd: the
+standard deviations over the reference's, mean. Chains of finite length have a shift of their own,
+which HMC shows.
 """
 
 import argparse
 import time
 
 import torch
-from torch import nn
 
 from lightning_bnn import params as P
 from lightning_bnn import samplers
-from lightning_bnn.datamodules import Digits
-from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.methods import HMC, MILE, Batch, Run
 from lightning_bnn.metrics.chains import effective_sample_size, rhat
-from lightning_bnn.models import mlp
-from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.references import read_reference, reference_folder
+from lightning_bnn.references.diagnosis import chains_of_modes, followed
+from lightning_bnn.settings_files import read_settings
 
-PLACES, DESCENT, ADAPTING = 100, 1000, 0.3
+ADAPTING, FIRST_STEP = 0.3, 0.01
 HMCS = {
     f"HMC, {steps} leapfrogs, jitter {jitter}": (steps, jitter)
     for steps in (10, 30, 60)
     for jitter in (0.1, 0.5)
 }
 MCLMCS = {f"MCLMC, v = {v:g}": v for v in (1e-2, 1e-3, 5e-4)}
+SGHMCS = {
+    f"SGHMC, {size} of HMC's step, momentum {momentum}": (size, momentum)
+    for size in (0.25, 0.5)
+    for momentum in (0.9, 0.98)
+}
+PROBLEMS = ("two_gaussians", "sine", "yacht", "digits")
 
 
-def sine():
-    generator = keyed_generator("effective draws", "sine")
-    x = 4 * torch.rand(40, 1, generator=generator) - 2
-    y = (2 * x).sin() + 0.3 * torch.randn(40, 1, generator=generator)
-    places = torch.linspace(-2.5, 2.5, PLACES)[:, None]
-    return mlp(1, [50], 1, nn.Tanh), Gaussian(std=0.3), x, y, places
+class Posterior:
+    """A reference, and what its draws predict."""
 
+    def __init__(self, name):
+        self.stored, self.problem, _ = read_reference(name)
+        self.prior_std = read_settings(reference_folder(name) / "config.yaml")["model"][
+            "init_args"
+        ]["prior_std"]
+        source = self.problem.source
+        (batch,) = source.prepared(source.train_dataloader())
+        self.data = Batch(batch[:1], batch[1])
+        draws = self.predictions(self.stored.networks())
+        self.mean, self.sd = draws.mean(0), draws.std(0)
 
-def two_gaussians():
-    generator = keyed_generator("effective draws", "gaussians")
-    y = torch.arange(60) % 2
-    x = torch.randn(60, 2, generator=generator) + (2 * y - 1)[:, None]
-    places = 2 * torch.randn(PLACES, 2, generator=generator)
-    return mlp(2, [10], 2), Categorical(), x, y, places
+    def starts(self, chains, seed):
+        """A draw of the reference for every chain."""
+        every = chains_of_modes(self.stored)
+        rows = [every[k % len(every)] for k in range(chains)]
+        generator = torch.Generator().manual_seed(seed)
+        sizes = [P.stack_size(chain) for chain in rows]
+        picked = [int(torch.randint(size, (1,), generator=generator)) for size in sizes]
+        pairs = list(zip(rows, picked, strict=True))
+        return {name: torch.stack([chain[name][k] for chain, k in pairs]) for name in rows[0]}
 
-
-def digits():
-    splits = Digits().load()
-    (x, y), (places, _) = splits.train, splits.test
-    return mlp(64, [16], 10), Categorical(), x.flatten(1), y, places[:PLACES].flatten(1)
-
-
-PROBLEMS = {"two gaussians": two_gaussians, "sine": sine, "digits": digits}
+    def predictions(self, networks):
+        with torch.no_grad():
+            return followed(self.stored, self.problem, networks, ("function",))["function"]
 
 
 class Chains:
-    """Chains of one method on one posterior, from where Adam leads them."""
+    """Chains of one method on one posterior."""
 
-    def __init__(self, problem, method, chains, seed):
-        self.network, likelihood, x, y, self.places = problem
-        self.method, self.chains = method, chains
-        self.run = Run(self.network, likelihood, len(x), warn=lambda _: None, inform=lambda _: None)
-        generator = keyed_generator("effective draws", "start", seed)
-        self.state = method.init(self.network, P.populate(self.network, chains, generator))
-        data = Batch((x,), y)
-        self.state.data = [data]
+    def __init__(self, posterior, method, chains, seed):
+        self.posterior, self.method, self.chains = posterior, method, chains
+        network, likelihood = posterior.problem.network, posterior.problem.likelihood
+        self.size = posterior.data.examples
+        self.run = Run(network, likelihood, self.size, warn=lambda _: None, inform=lambda _: None)
+        self.state = method.init(network, posterior.starts(chains, seed))
+        self.state.data = [posterior.data]
         self.weights = list(self.state.parameters())
-        adam = torch.optim.Adam(self.weights, 0.02)
-        for _ in range(DESCENT):
-            method.energies(self.state, self.run)
-            adam.step()
 
-    def draws(self, sampler, gradients, each):
-        """Predictions of every transition after the adaptation, and its time in CPU seconds."""
-        transitions = gradients // each
-        adapting = int(ADAPTING * transitions)
-        sampler.param_groups[0]["adapt_steps"] = adapting
+    def draws(self, move, transitions, adapting):
+        """Predictions after every transition that is no adaptation, and its CPU seconds."""
         kept, begin = [], 0.0
         for step in range(transitions):
             if step == adapting:
                 begin = time.process_time()
-            self.method.step(self.state, self.run, sampler.step)
+            move()
             if step >= adapting:
                 kept.append({n: t.detach().clone() for n, t in self.state.stack().items()})
         seconds = time.process_time() - begin
-        return torch.stack([self._predictions(stack) for stack in kept], 1), seconds
+        return torch.stack([self.posterior.predictions(stack) for stack in kept], 1), seconds
 
-    @torch.no_grad()
-    def _predictions(self, stack):
-        """One number for each place, ``(chains, places)``."""
-        outputs = P.apply(self.network, stack, self.places)
-        if outputs.shape[-1] == 1:
-            return outputs[..., 0].double()
-        most = outputs.mean(0).argmax(-1)
-        return outputs.log_softmax(-1)[:, torch.arange(len(most)), most].double()
-
-
-def judged(chains, sampler, gradients, each):
-    draws, seconds = chains.draws(sampler, gradients, each)
-    size, spent = effective_sample_size(draws), draws[0].shape[0] * each * chains.chains / 1000
-    return {
-        "median": float(size.median() / spent), "least": float(size.min() / spent),
-        "per second": float(size.median() / seconds), "rhat": float(rhat(draws).max()),
-        "sd": draws.flatten(0, 1).std(0).mean().item(),
-    }  # fmt: skip
+    def judged(self, move, gradients, each, adapting):
+        transitions = gradients // each
+        draws, seconds = self.draws(move, transitions, int(adapting * transitions))
+        size, spent = effective_sample_size(draws), draws.shape[1] * each * self.chains / 1000
+        pooled, posterior = draws.flatten(0, 1), self.posterior
+        shift = (pooled.mean(0) - posterior.mean) / posterior.sd
+        return {
+            "median": float(size.median() / spent), "least": float(size.min() / spent),
+            "per second": float(size.median() / seconds), "rhat": float(rhat(draws).max()),
+            "shift": shift.square().mean().sqrt().item(),
+            "sd": (pooled.std(0) / posterior.sd).mean().item(),
+        }  # fmt: skip
 
 
-def contestants(problem, arguments, seed):
+def contestants(posterior, arguments, seed):
+    """Name, numbers and what was reached, of every sampler."""
+    step_size = FIRST_STEP
     for name, (steps, jitter) in HMCS.items():
-        chains = Chains(problem, HMC(1.0), arguments.chains, seed)
-        sampler = samplers.HMC(chains.weights, 0.01, steps, adapt_steps=1, jitter=jitter, seed=seed)
-        yield name, judged(chains, sampler, arguments.gradients, steps + 1), ""
-    for name, variance in MCLMCS.items():
-        chains = Chains(problem, MILE(1.0), arguments.chains, seed)
-        sampler = samplers.MCLMC(
-            chains.weights, 0.01, 5, variance, descent_steps=0, adapt_steps=1, seed=seed
+        chains = Chains(posterior, HMC(posterior.prior_std), arguments.chains, seed)
+        adapting = int(ADAPTING * (arguments.gradients // (steps + 1)))
+        sampler = samplers.HMC(
+            chains.weights, FIRST_STEP, steps, adapt_steps=adapting, jitter=jitter, seed=seed
         )
-        found = judged(chains, sampler, arguments.gradients, 11)
+        move = _transition(chains, sampler)
+        yield name, chains.judged(move, arguments.gradients, steps + 1, ADAPTING), ""
+        step_size = float(torch.as_tensor(sampler.step_size).mean())
+    for name, variance in MCLMCS.items():
+        chains = Chains(posterior, MILE(posterior.prior_std), arguments.chains, seed)
+        adapting = int(ADAPTING * (arguments.gradients // 11))
+        sampler = samplers.MCLMC(
+            chains.weights, FIRST_STEP, 5, variance, descent_steps=0, adapt_steps=adapting,
+            seed=seed,
+        )  # fmt: skip
+        found = chains.judged(_transition(chains, sampler), arguments.gradients, 11, ADAPTING)
         yield name, found, f"{float(sampler.energy_variances.mean()):.2g}"
+    for name, (size, momentum) in SGHMCS.items():
+        chains = Chains(posterior, HMC(posterior.prior_std), arguments.chains, seed)
+        rate = chains.size * (size * step_size) ** 2
+        sampler = samplers.SGHMC(chains.weights, rate, momentum, chains.size, seed=seed)
+        yield name, chains.judged(_steps(chains, sampler), arguments.gradients, 10, ADAPTING), ""
+
+
+def _transition(chains, sampler):
+    return lambda: chains.method.step(chains.state, chains.run, sampler.step)
+
+
+def _steps(chains, sampler, count=10):
+    """Some steps of a sampler that takes gradients of the mean loss, the prior's among them."""
+
+    def move():
+        for _ in range(count):
+            chains.method.energies(chains.state, chains.run)
+            for p in chains.weights:
+                p.grad /= chains.size
+            sampler.step()
+
+    return move
 
 
 def main():
@@ -132,9 +161,9 @@ def main():
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for title in [arguments.only] if arguments.only else PROBLEMS:
-        rows, reached = {}, {}
+        posterior, rows, reached = Posterior(title), {}, {}
         for seed in range(arguments.seeds):
-            for name, found, variance in contestants(PROBLEMS[title](), arguments, seed):
+            for name, found, variance in contestants(posterior, arguments, seed):
                 rows.setdefault(name, []).append(found)
                 reached[name] = variance
         show(title, rows, reached)
@@ -147,17 +176,15 @@ def show(title, rows, reached):
     }
     best = max((n for n in means if n in HMCS), key=lambda n: means[n]["median"].mean())
     print(f"\n{title}: effective draws for 1000 gradients of a chain (best HMC: {best})\n")
-    print(
-        "| sampler | median | least | of the best HMC | for a CPU second | R-hat | sd | v reached |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    header = "sampler,median,least,of the best HMC,for a CPU second,R-hat,shift,sd,v reached"
+    print(f"| {' | '.join(header.split(','))} |\n{'|---' * 9}|")
     for name, m in means.items():
         median, least = (_with_spread(m[k]) for k in ("median", "least"))
         ratio = float(m["median"].mean() / means[best]["median"].mean())
-        spread = float(m["sd"].mean() / means[best]["sd"].mean())
         print(
             f"| {name} | {median} | {least} | {ratio:.2f} | {m['per second'].mean():.0f} | "
-            f"{m['rhat'].max():.3f} | {spread:.3f} | {reached[name]} |",
+            f"{m['rhat'].max():.3f} | {m['shift'].mean():.2f} | {m['sd'].mean():.3f} | "
+            f"{reached[name]} |",
             flush=True,
         )
 

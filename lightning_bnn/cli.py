@@ -46,14 +46,17 @@ STUDIES = {
     "tractable": "P2, tables 2 and 3: two ReLU units, with and without symmetrization",
     "symmetrization": "P2's question: what symmetrization gains over tuned mean-field VI",
     "information": "P2: mean and variance of estimates of the information, by width and draws",
-    "reference": "sample a posterior itself by long chains, and write what they are worth",
-    "references": "the sampled posteriors that come with the package, judged anew",
-    "fidelity": "any posteriors scored against one that was sampled, closest first",
-    "leaderboard": "all methods scored against the sampled posteriors, at equal gradients",
     "reproduce": "all of these: every claim of the papers, the numbers here, and a verdict",
 }
 """Tables and figures of the papers; the functions live in ``studies/<name>.py``."""
-EVERY = {**TRAINING, **PRESETS, **COMMANDS, **STUDIES}
+REFERENCES = {
+    "references": "the sampled posteriors that come with the package, judged anew by their draws",
+    "reference": "sample one of them yourself, by long chains, and see what they are worth",
+    "fidelity": "any posteriors scored against one that was sampled, closest first",
+    "leaderboard": "all methods scored against the sampled posteriors, at equal gradients",
+}
+"""What posteriors are compared with; the functions live in ``studies/<name>.py``, too."""
+EVERY = {**TRAINING, **PRESETS, **COMMANDS, **REFERENCES, **STUDIES}
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -99,7 +102,7 @@ def _run(name: str, args: Sequence[str]) -> None:
     if name in PRESETS:
         imported("lightning_bnn.commands.presets").presets(args[1:])
     else:
-        folder = "studies" if name in STUDIES else "commands"
+        folder = "commands" if name in COMMANDS else "studies"
         _call(deferred(f"lightning_bnn.{folder}.{name}", name), name, args[1:])
 
 

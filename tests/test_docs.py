@@ -66,6 +66,14 @@ def modules_page(names, printed):
     assert names["trainer"].callback_metrics["test/acc"] > 0.8
 
 
+def references_page(names, printed):
+    assert names["card"].verdict == "gold"
+    assert names["networks"]["1.weight"].shape == (2000, 10, 2)
+    assert names["accuracy"] > 0.9
+    assert "gold the posterior of a perceptron with ten units" in printed
+    assert "rhat_max" in printed
+
+
 def scale_page(names, printed):
     module = names["module"]
     assert len(module.healthy()) == int((module.divergence.means <= 0.5).sum()) == 50
@@ -101,6 +109,7 @@ CHECKS = {
     "docs/callbacks.md": callbacks_page,
     "docs/metrics.md": metrics_page,
     "docs/modules.md": modules_page,
+    "docs/references.md": references_page,
     "docs/scale.md": scale_page,
     "docs/studies.md": studies_page,
     "docs/symmetry.md": symmetry_page,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,12 @@ def chains_of_modes(stored: StoredPosterior) -> list[Params]:
     return [mode.networks for mode in stored.modes if isinstance(mode, Empirical)]
 
 
-def followed(stored: StoredPosterior, problem: Problem, networks: Params) -> dict[str, Tensor]:
+def followed(
+    stored: StoredPosterior,
+    problem: Problem,
+    networks: Params,
+    spaces: Collection[str] = tuple(SPACES),
+) -> dict[str, Tensor]:
     """The numbers of every network by which chains are compared, by space.
 
     Of predictions these are the logarithms of the probabilities of up to a hundred test targets,
@@ -119,19 +124,29 @@ def followed(stored: StoredPosterior, problem: Problem, networks: Params) -> dic
         stored: gives the computation.
         problem: its data.
         networks: a stack.
+        spaces: which of them.
     """
+    found: dict[str, Tensor] = {}
+    if "function" in spaces:
+        found["function"] = _function(stored, problem, networks)
+    if "canonical" in spaces:
+        found["canonical"] = _flat(stored, canonicalise(networks, problem.symmetries()))
+    if "weights" in spaces:
+        found["weights"] = _flat(stored, networks)
+    return {space: values.double() for space, values in found.items()}
+
+
+def _function(stored: StoredPosterior, problem: Problem, networks: Params) -> Tensor:
     inputs, targets = next(iter(problem.test_set()))
     outputs = P.apply(stored.network, networks, inputs[:_POINTS])
     likelihood: Any = stored.likelihood
     if isinstance(likelihood, Gaussian):
-        function = outputs.flatten(1)
-    else:
-        function = likelihood.log_prob(outputs, targets[:_POINTS])
-    canonical = canonicalise(networks, problem.symmetries())
-    names = P.weight_names(stored.network)
-    stacks = {"canonical": canonical, "weights": networks}
-    rows = {space: P.ravel(stack, names, stacked=True)[0] for space, stack in stacks.items()}
-    return {"function": function.double(), **{s: v.double() for s, v in rows.items()}}
+        return outputs.flatten(1)
+    return likelihood.log_prob(outputs, targets[:_POINTS])
+
+
+def _flat(stored: StoredPosterior, networks: Params) -> Tensor:
+    return P.ravel(networks, P.weight_names(stored.network), stacked=True)[0]
 
 
 def between(

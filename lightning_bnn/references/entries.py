@@ -16,6 +16,7 @@ from lightning_bnn.settings_files import read_settings
 __all__ = ["Entry", "read_entries"]
 
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
+_FIELDS = ("method", "settings", "batch", "gradients_per_epoch", "per_reference")
 _LEAST_BATCH = 10
 _OF_THE_REFERENCE = ("network", "likelihood", "prior_std")
 
@@ -30,6 +31,7 @@ class Entry:
         settings: its arguments; a number with a percent sign is a share of the epochs.
         batch: examples in a batch, as a share of the data.
         gradients_per_epoch: of one member.
+        per_reference: other settings for some references, by their names.
     """
 
     title: str
@@ -37,17 +39,17 @@ class Entry:
     settings: Mapping[str, Any] = field(default_factory=dict)
     batch: str = "100%"
     gradients_per_epoch: int = 1
+    per_reference: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Entry:
         """One row from its YAML file."""
         content = read_settings(path)
-        unknown = set(content) - {"method", "settings", "batch", "gradients_per_epoch"}
+        unknown = set(content) - set(_FIELDS)
         if unknown or "method" not in content:
             problem = f"`{min(unknown)}` is none of them" if unknown else "`method` is missing"
             raise ValueError(
-                f"{path} must have `method`, and may have `settings`, `batch` and "
-                f"`gradients_per_epoch`: {problem}."
+                f"{path} must have `method`, and may have {', '.join(_FIELDS[1:])}: {problem}."
             )
         entry = cls(path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# "), **content)
         if not _SHARE.fullmatch(str(entry.batch)):
@@ -63,10 +65,17 @@ class Entry:
         members = int(self.settings.get("members", 1))
         return max(1, round(budget / (members * self.gradients_per_epoch)))
 
-    def configuration(self, reference: Mapping[str, Any], budget: int, examples: int) -> str:
+    def settings_for(self, name: str) -> dict[str, Any]:
+        """The settings for a reference, by its name."""
+        return _merged(self.settings, self.per_reference.get(name, {}))
+
+    def configuration(
+        self, name: str, reference: Mapping[str, Any], budget: int, examples: int
+    ) -> str:
         """What `lightning-bnn fit` runs: the network, prior and data are those of the reference.
 
         Args:
+            name: of the reference.
             reference: its settings.
             budget: gradients of one network for all the data, of all members together.
             examples: training examples.
@@ -80,7 +89,7 @@ class Entry:
         batch = max(_LEAST_BATCH, round(_of(self.batch, examples)))
         data["init_args"] = {**data.get("init_args", {}), "batch_size": min(batch, examples)}
         trainer = {"max_epochs": epochs, "limit_val_batches": 0, "enable_model_summary": False}
-        arguments = {**kept, "seed": 1, **_in_epochs(self.settings, epochs)}
+        arguments = {**kept, "seed": 1, **_in_epochs(self.settings_for(name), epochs)}
         settings = {
             "seed_everything": 1,
             "model": {"class_path": self.method, "init_args": arguments},
@@ -97,6 +106,15 @@ def read_entries(folder: Path | None = None) -> dict[str, Entry]:
     if not paths:
         raise ValueError(f"There are no YAML files in {root}.")
     return {path.stem: Entry.read(path) for path in paths}
+
+
+def _merged(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with some others in their place, however deep these lie."""
+    both = {
+        name: _merged(settings[name], value) if isinstance(value, Mapping) else value
+        for name, value in others.items()
+    }
+    return {**settings, **both}
 
 
 def _in_epochs(settings: Any, epochs: int) -> Any:

@@ -111,7 +111,7 @@ def _numbers(name: str, budget: int, plan: _Plan) -> Seeds:
     found: dict[str, list[Mapping[str, float]]] = {}
     for seed in range(plan.seeds):
         jobs = [
-            reseeded(_job(key, entry, settings, budget, examples), seed)
+            reseeded(_job(key, entry.configuration(name, settings, budget, examples)), seed)
             for key, entry in plan.entries.items()
         ]
         part = f"{name}-{budget}-{seed}"
@@ -126,8 +126,7 @@ def _numbers(name: str, budget: int, plan: _Plan) -> Seeds:
     return found
 
 
-def _job(key: str, entry: Entry, settings: Mapping[str, object], budget: int, examples: int) -> Job:
-    text = entry.configuration(settings, budget, examples)
+def _job(key: str, text: str) -> Job:
     return Job(key, key, {}, [TrainingCost()], text)
 
 

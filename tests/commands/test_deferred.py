@@ -15,7 +15,7 @@ from lightning_bnn.params import networks
 
 PLACES = {
     **{name: f"lightning_bnn.commands.{name}" for name in cli.COMMANDS},
-    **{name: f"lightning_bnn.studies.{name}" for name in cli.STUDIES},
+    **{name: f"lightning_bnn.studies.{name}" for name in {**cli.STUDIES, **cli.REFERENCES}},
 }
 
 

@@ -13,7 +13,7 @@ REFERENCE = {
 
 def test_a_budget_is_shared_by_the_members_and_shares_become_epochs():
     entry = Entry("X", "SWAG", {"members": 5, "start": "50%", "optimizer": {"T": "10%"}}, "25%")
-    settings = yaml.safe_load(entry.configuration(REFERENCE, 1000, 1078))
+    settings = yaml.safe_load(entry.configuration("digits", REFERENCE, 1000, 1078))
     assert settings["trainer"]["max_epochs"] == 200
     assert settings["model"]["init_args"]["start"] == 100
     assert settings["model"]["init_args"]["optimizer"] == {"T": 20}
@@ -21,10 +21,19 @@ def test_a_budget_is_shared_by_the_members_and_shares_become_epochs():
 
 
 def test_network_and_prior_are_those_of_the_reference_and_nothing_else():
-    settings = yaml.safe_load(Entry("X", "MFVI").configuration(REFERENCE, 10, 40))
+    settings = yaml.safe_load(Entry("X", "MFVI").configuration("digits", REFERENCE, 10, 40))
     arguments = settings["model"]["init_args"]
     assert arguments == {"network": {"class_path": "net"}, "prior_std": 0.5, "seed": 1}
     assert settings["data"]["init_args"]["batch_size"] == 40
+
+
+def test_a_reference_may_have_settings_of_its_own():
+    given = {"optimizer": {"class_path": "SGD", "init_args": {"lr": 0.1, "momentum": 0.9}}}
+    other = {"optimizer": {"init_args": {"lr": 0.01}}}
+    entry = Entry("X", "SWAG", given, per_reference={"sine": other})
+    assert entry.settings_for("digits") == given
+    chosen = {"lr": 0.01, "momentum": 0.9}
+    assert entry.settings_for("sine") == {"optimizer": {"class_path": "SGD", "init_args": chosen}}
 
 
 def test_samplers_pay_for_every_step_of_a_transition():
@@ -41,7 +50,7 @@ def test_every_row_of_the_package_is_a_module_with_arguments_that_it_takes(name)
     entry = read_entries()[name]
     given = {"network": {"class_path": "lightning_bnn.models.mlp",
                          "init_args": {"inputs": 64, "hidden": [3], "outputs": 10}}}  # fmt: skip
-    text = entry.configuration({**REFERENCE, "model": {"init_args": given}}, 1000, 1078)
+    text = entry.configuration("digits", {**REFERENCE, "model": {"init_args": given}}, 1000, 1078)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(getattr(modules, entry.method), "model")
     parser.parse_object({"model": yaml.safe_load(text)["model"]})

@@ -57,10 +57,6 @@ SMALLEST = {
     "compact": None,
     "tractable": ["--alphas", "[0.1]", "--seeds", "2", *EPOCHS],
     "information": ["--widths", "[3]", "--draws", "[2]", "--samples", "3"],
-    "fidelity": None,
-    "leaderboard": None,
-    "reference": None,
-    "references": None,
     "reproduce": None,
 }
 """Arguments with which a study ends in seconds; None where it trains presets of their own length,
