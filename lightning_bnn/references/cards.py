@@ -63,5 +63,12 @@ class Card:
         """From a file that `write` has written."""
         content = json.loads(path.read_text(encoding="utf-8"))
         diagnosis = content.pop("diagnosis")
-        diagnosis["halves"] = {k: Measured(*v) for k, v in diagnosis["halves"].items()}
+        diagnosis["halves"] = _measured(diagnosis["halves"])
+        for other in content["again"]:
+            other["distances"] = _measured(other["distances"])
         return cls(**content, diagnosis=Diagnosis(**diagnosis))
+
+
+def _measured(pairs: Mapping[str, Sequence[float]]) -> dict[str, Measured]:
+    """Numbers with their errors, which JSON holds as pairs."""
+    return {name: Measured(*pair) for name, pair in pairs.items()}

@@ -37,7 +37,7 @@ class Entry:
     title: str
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    batch: str = "100%"
+    batch: str | int = "100%"
     gradients_per_epoch: int = 1
     per_reference: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -86,7 +86,7 @@ class Entry:
             name: given[name] for name in ("network", "likelihood", "prior_std") if name in given
         }
         data = dict(reference["data"])
-        batch = max(_LEAST_BATCH, round(_of(self.batch, examples)))
+        batch = max(_LEAST_BATCH, round(_of(str(self.batch), examples)))
         data["init_args"] = {**data.get("init_args", {}), "batch_size": min(batch, examples)}
         trainer = {"max_epochs": epochs, "limit_val_batches": 0, "enable_model_summary": False}
         arguments = {**kept, "seed": 1, **_in_epochs(self.settings_for(name), epochs)}

@@ -159,7 +159,7 @@ def _settings_of(settings: Mapping[str, Any], job: Job) -> dict[str, Any]:
         "settings": model["optimizer"]["init_args"],
         "transitions": job.epochs,
         "burn_in": model["burn_in"],
-        "every": model["every_n_steps"],
+        "every": model.get("every_n_steps", 1),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_bnn.comparison.columns import PREDICTIONS
 from lightning_bnn.comparison.distance_tables import percent
-from lightning_bnn.comparison.tables import Cell, Measured, Table
+from lightning_bnn.comparison.tables import Cell, Table
 from lightning_bnn.references.diagnosis import SPACES, Diagnosis
 
 __all__ = ["agreement_table", "distances_table"]
@@ -59,14 +59,10 @@ def distances_table(found: Diagnosis, again: Sequence[Mapping[str, Any]] = ()) -
     beside = {name: PREDICTIONS[name] for name in found.halves if name in PREDICTIONS}
     rows: list[list[Cell]] = [
         [name, *(percent(numbers, key) for key in _LAWS),
-         *(column.shown(_measured(numbers[key])) for key, column in beside.items())]
+         *(column.shown(numbers[key]) for key, column in beside.items())]
         for name, numbers in every.items()
     ]  # fmt: skip
     titles = [column.title for column in beside.values()]
     digits = dict.fromkeys(_LAWS.values(), 2) | {c.title: c.digits for c in beside.values()}
     header = ["beside", *_LAWS.values(), *titles]
     return Table("Are they draws of one law?", header, rows, digits, _DISTANCES)
-
-
-def _measured(pair: Sequence[float]) -> Measured:
-    return Measured(*pair)
