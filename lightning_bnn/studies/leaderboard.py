@@ -15,7 +15,7 @@ from lightning_bnn.comparison.collect import Options
 from lightning_bnn.comparison.columns import columns_of, to_reference
 from lightning_bnn.comparison.distance_tables import percent
 from lightning_bnn.comparison.tables import Cell, Measured, Table, spread
-from lightning_bnn.plots import Line, lines_figure, scatter_figure
+from lightning_bnn.plots import Line, dots_figure, lines_figure, scatter_figure
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import read_reference, reference_folder, reference_names
 from lightning_bnn.references.entries import Entry, read_entries
@@ -134,10 +134,9 @@ def _job(key: str, text: str) -> Job:
 def _findings(found: Mapping[tuple[str, int], Seeds], plan: _Plan) -> Findings:
     tables = {f"{name}-{budget}": _table(name, budget, of) for (name, budget), of in found.items()}
     tables["correlations"] = _correlations(found)
-    figures = {
-        "laws": _laws_figure(found),
-        "quality": _quality_figure(found),
-    }
+    figures = {"laws": _laws_figure(found), "quality": _quality_figure(found)}
+    if len({budget for _, budget in found}) > 1:
+        figures["budgets"] = _budgets_figure(found)
     title = "Which method is closest to the posterior, for the same number of gradients?"
     settings = {"seeds": plan.seeds, "samples": plan.samples}
     return Findings("leaderboard", title, tables, figures, (), settings)
@@ -207,6 +206,20 @@ def _correlations(found: Mapping[tuple[str, int], Seeds]) -> Table:
 
 
 def _laws_figure(found: Mapping[tuple[str, int], Seeds]) -> Figure:
+    """All laws for the largest budget, one panel for each reference."""
+    titles = list(dict.fromkeys(title for seeds in found.values() for title in seeds))
+    largest = {name: max(b for other, b in found if other == name) for name, _ in found}
+    panels: dict[str, dict[str, list[Measured]]] = {}
+    for name, budget in largest.items():
+        numbers = {title: _over_seeds(of) for title, of in found[name, budget].items()}
+        panels[name] = {
+            of_law: [percent(numbers.get(title, {}), law) for title in titles]
+            for law, of_law in LAWS.items()
+        }
+    return dots_figure(panels, titles, columns=3)
+
+
+def _budgets_figure(found: Mapping[tuple[str, int], Seeds]) -> Figure:
     """Distance of functions by gradients, one panel for each reference."""
     panels: dict[str, dict[str, Line]] = {}
     for name in dict.fromkeys(name for name, _ in found):
