@@ -11,6 +11,7 @@ from lightning_bnn.commands.diff_report import (
     EXIT_CODES,
     Report,
     check_out,
+    rounding_of,
     verdict_of,
     write_report,
 )
@@ -27,7 +28,6 @@ from lightning_bnn.weight_files import open_network
 __all__ = ["diff"]
 
 ByWeights = Literal["ascent", "frank-wolfe", "best"]
-_ARITHMETIC = 2e-6
 
 
 def diff(
@@ -100,12 +100,6 @@ def _are_equal(networks: DiskNetworks) -> bool:
     return all(torch.equal(a.read(n), b.read(n)) for n in shown(a.places, "comparing"))
 
 
-def _rounding(networks: DiskNetworks) -> float:
-    """The relative distance that the types in the files explain, and arithmetic in float32."""
-    types = [f.stored.tensors[place].dtype for f in networks.files for place in f.places.values()]
-    return max(_ARITHMETIC, *(torch.finfo(t).eps for t in types if t.is_floating_point))
-
-
 def _report(
     networks: DiskNetworks, examples: Examples | None, method: ByWeights, nulls: int, seed: int
 ) -> Report:
@@ -114,7 +108,9 @@ def _report(
     as_stored = networks.read(0), networks.read(1)
     found = difference(*as_stored, sym, method=method, nulls=nulls, seed=seed)
     pairs = (as_stored, (found.a, found.b))
-    inputs, rounding = random_inputs(*networks.example, seed=seed), _rounding(networks)
+    inputs = random_inputs(*networks.example, seed=seed)
+    types = [f.stored.tensors[place].dtype for f in networks.files for place in f.places.values()]
+    rounding = rounding_of(types)
     outputs = output_error(model, *as_stored, inputs)
     barriers: tuple[float, ...] = ()
     if examples is not None:

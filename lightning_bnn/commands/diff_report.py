@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 import lightning_bnn
 from lightning_bnn.plots import distances_figure
 from lightning_bnn.symmetry import Difference, Fingerprint, Stage
 
-__all__ = ["EXIT_CODES", "Report", "Verdict", "check_out", "verdict_of", "write_report"]
+__all__ = [
+    "EXIT_CODES",
+    "Report",
+    "Verdict",
+    "check_out",
+    "rounding_of",
+    "verdict_of",
+    "write_report",
+]
 
 Verdict = Literal["same function", "copy that was trained on", "independent"]
 EXIT_CODES: Mapping[str, int] = {
@@ -23,6 +33,7 @@ EXIT_CODES: Mapping[str, int] = {
 }
 """What the shell is told; 2 are mistakes, 1 is a crash."""
 _SAME_OUTPUTS = 2e-3
+_ARITHMETIC = 2e-6  # of symmetries that act in float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +99,15 @@ def verdict_of(difference: Difference, outputs: float, rounding: float) -> Verdi
     if difference.rest <= rounding and not outputs > _SAME_OUTPUTS:
         return "same function"
     return "copy that was trained on" if difference.related else "independent"
+
+
+def rounding_of(types: Iterable[torch.dtype]) -> float:
+    """The relative distance that two roundings of weights explain, and arithmetic in float32.
+
+    Args:
+        types: of the tensors in both files.
+    """
+    return max(_ARITHMETIC, *(torch.finfo(t).eps for t in types if t.is_floating_point))
 
 
 # ------------------------------------------------------------ text

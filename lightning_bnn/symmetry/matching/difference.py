@@ -14,7 +14,8 @@ from torch import Tensor
 from lightning_bnn.arguments import count
 from lightning_bnn.params import Params, is_weight, unstack
 from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.symmetry.actions import permute_some
+from lightning_bnn.symmetry.actions import flip, permute_some
+from lightning_bnn.symmetry.canonical import canonical_scales_and_signs, canonicalise
 from lightning_bnn.symmetry.composition import compose
 from lightning_bnn.symmetry.elements import identity, random_permutations
 from lightning_bnn.symmetry.fingerprint import at_least_mass
@@ -27,7 +28,7 @@ from lightning_bnn.symmetry.validation import check_finite, check_one_network
 
 __all__ = ["Difference", "Stage", "difference"]
 
-_SHARE, _DEVIATIONS, _CHANCE = 0.5, 5.0, 1e-6
+_SHARE, _CHANCE = 0.5, 1e-6
 _AT_ONCE = 2**23
 """Numbers of unrelated networks that are matched at once."""
 
@@ -128,10 +129,10 @@ class Difference:
     def related(self) -> bool:
         """Whether one network comes from the other, or both from one start.
 
-        Either the rest is far below that of unrelated networks, or units are in places that
-        independent networks would not give them.
+        Either the squared rest is less than half of that of every unrelated network, or more units
+        are in their places than chance puts there once in a million times.
         """
-        near = self.share < _SHARE and self.z < -_DEVIATIONS
+        near = self.rest**2 < _SHARE * float(self.null.min()) ** 2
         return near or self.chance < _CHANCE
 
     @property
@@ -221,8 +222,13 @@ class _Way:
         return steps
 
     def _in_order(self, own: Params, goal: Params) -> _Step:
-        """Units matched from a random order, so that the labels that they had do not count."""
+        """Units matched from a random order, so that the labels that they had do not count.
+
+        Both have the signs of their canonical forms at first, of which few are others if one of the
+        networks comes from the other: ascent alone loses its way among signs of streams.
+        """
         sym = self.sym
+        own, goal = (flip(p, sym, canonical_scales_and_signs(p, sym, None)[1]) for p in (own, goal))
         shuffle = random_permutations(sym, keyed_generator(self.seed, "labels"))
         shuffled = permute_some(own, sym, shuffle)
         found = match(
@@ -232,9 +238,11 @@ class _Way:
         return _Step("units in order", found.apply(shuffled, sym), goal, moved)
 
     def _mixed(self, before: _Step) -> _Step:
-        """Channels matched by matrices, networks of least mass over these being the start."""
+        """Channels matched by matrices, from balanced forms, whose signs fit in most places."""
         sym = self.sym
-        (own, _), (goal, _) = (at_least_mass(p, sym, mixing=True) for p in (before.a, before.b))
+        own, goal = (
+            canonicalise(p, sym, "min-mass", None, mixing="balanced") for p in (before.a, before.b)
+        )
         found = match_all(own, goal, sym)
         moved = compose(before.permutations, found.permutations, sym)
         return _Step("channels mixed", found.apply(own, sym), goal, moved)

@@ -17,9 +17,10 @@ def unrelated(params: Params, sym: Symmetries, count: int, seed: int = 0) -> Par
     r"""Networks whose units are random mixtures of the units of a network.
 
     The units of every group are multiplied by a random rotation that leaves the vector of ones
-    alone. All means and covariances over units stay what they are: of weights that enter them,
-    leave them, of biases and gains, and so does every product :math:`W_2 W_1` over a hidden layer.
-    Only what a single unit is gets lost. They are no networks of the same function.
+    alone. All means and covariances over the units of a layer stay what they are, of the weights
+    that enter and leave them, of biases and gains, and so does the product :math:`W_2 W_1`; where
+    the other side of these weights has units, too, those are rotated along. Only what a single unit
+    is gets lost, and with it the function.
 
     Args:
         params: one network.
