@@ -7,10 +7,9 @@ other orders of examples, and one of them is moved. Independent ones share nothi
 """
 
 import argparse
-import copy
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -71,45 +70,58 @@ class Population:
         self.model = self.build()
         self.sym = discover(self.model.eval(), self.inputs[:2])
 
-    def new(self, start: int, order: int) -> P.Params:
-        """A network from initial weights and an order of examples."""
-        torch.manual_seed(start)
-        return self.train(self.build(), order, self.epochs)
+    def new(self, starts: Iterable[int], orders: Iterable[int]) -> list[P.Params]:
+        """Networks from initial weights and orders of examples."""
+        networks = []
+        for start in starts:
+            torch.manual_seed(start)
+            networks.append({n: t.clone() for n, t in P.of(self.build()).items()})
+        return self.tuned(networks, orders, self.epochs)
 
-    def tuned(self, params: P.Params, order: int, epochs: int) -> P.Params:
-        """A copy that was trained on."""
-        network = copy.deepcopy(self.model)
-        network.load_state_dict(params)
-        return self.train(network, order, epochs)
+    def tuned(self, networks: list[P.Params], orders: Iterable[int], epochs: int) -> list[P.Params]:
+        """Copies that were trained on, all at once, each in an order of its own."""
+        stack, model = P.stack(networks), self.model.train()
+        trained = {n: stack[n].requires_grad_() for n in P.weight_names(model)}
+        rest = {n: t for n, t in stack.items() if n not in trained}
+        optimizer = torch.optim.Adam(trained.values(), self.rate)
+        generators = [keyed_generator(order, "order") for order in orders]
 
-    def train(self, network: nn.Module, order: int, epochs: int) -> P.Params:
-        optimizer = torch.optim.Adam(network.train().parameters(), self.rate)
-        generator = keyed_generator(order, "order")
+        def loss(weights: P.Params, buffers: P.Params, x: Tensor, y: Tensor) -> Tensor:
+            outputs = torch.func.functional_call(model, {**weights, **buffers}, (x,))
+            return nn.functional.cross_entropy(outputs, y)
+
         for _ in range(epochs):
-            for chosen in torch.randperm(len(self.inputs), generator=generator).split(64):
+            rows = [torch.randperm(len(self.inputs), generator=g) for g in generators]
+            for k in torch.stack(rows).split(64, 1):
                 optimizer.zero_grad()
-                outputs = network(self.inputs[chosen])
-                nn.functional.cross_entropy(outputs, self.labels[chosen]).backward()
+                torch.vmap(loss)(trained, rest, self.inputs[k], self.labels[k]).sum().backward()
                 optimizer.step()
-        return {n: t.clone() for n, t in P.of(network).items()}
+        model.eval()
+        return P.unstack({n: t.detach() for n, t in stack.items()})
 
 
-def pairs(population: Population, k: int) -> dict[str, tuple[P.Params, P.Params]]:
-    """One pair of every class."""
-    b, sym = population.new(k, k), population.sym
-    generator = keyed_generator(k, "element")
+def pairs(population: Population, numbers: range) -> Iterator[tuple[str, P.Params, P.Params]]:
+    """Pairs of every class."""
+    sym, own = population.sym, [*numbers]
 
-    def moved(params: P.Params) -> P.Params:
-        return random_element(params, sym, generator, mixing=True)
+    def orders(first: int) -> list[int]:
+        return [first + k for k in own]
 
-    found = {name: (move(b, sym, generator), b) for name, move in MOVES.items()}
-    if not sym.linear:
-        del found["mixed"]
-    found["tuned, 1 epoch"] = moved(population.tuned(b, 1000 + k, 1)), b
-    found["tuned, 10 epochs"] = moved(population.tuned(b, 2000 + k, 10)), b
-    found["one start"] = moved(population.new(k, 3000 + k)), b
-    found["independent"] = population.new(10_000 + k, 10_000 + k), b
-    return found
+    originals = population.new(own, own)
+    copies = {
+        "tuned, 1 epoch": population.tuned(originals, orders(1000), 1),
+        "tuned, 10 epochs": population.tuned(originals, orders(2000), 10),
+        "one start": population.new(own, orders(3000)),
+        "independent": population.new(orders(10_000), orders(10_000)),
+    }
+    for k, b in zip(own, originals, strict=True):
+        generator = keyed_generator(k, "element")
+        for name, move in MOVES.items():
+            if name != "mixed" or sym.linear:
+                yield name, move(b, sym, generator), b
+        for name, found in copies.items():
+            a = found[k - own[0]]
+            yield name, random_element(a, sym, generator, mixing=True), b
 
 
 def row(name: str, seen: list[tuple[Difference, str]]) -> str:
@@ -131,19 +143,18 @@ def table(name: str, count: int) -> None:
     population, seen = Population(name), dict[str, list[tuple[Difference, str]]]()
     inputs = random_inputs(population.inputs[:2])
     agree, start = Counter[str](), time.process_time()
-    for k in range(1, count + 1):
-        for kind, (a, b) in pairs(population, k).items():
+    for k in range(0, count, 10):
+        for kind, a, b in pairs(population, range(k, min(k + 10, count))):
             found = difference(a, b, population.sym)
             verdict = verdict_of(found, output_error(population.model, a, b, inputs), ROUNDING)
             seen.setdefault(kind, []).append((found, verdict))
             codes = (fingerprint(p, population.sym) for p in (a, b))
             agree[kind] += next(codes).agrees(next(codes))
-        if k % 10 == 0 or k == count:
-            print(f"\n{name}: {k} pairs, {time.process_time() - start:.0f} CPU s\n")
-            print(f"| | {' | '.join(EXIT_CODES)} | rest | share | z | fingerprints agree |")
-            print("|---" * (len(EXIT_CODES) + 5) + "|")
-            for kind, rows in seen.items():
-                print(f"{row(kind, rows)} {agree[kind]} |", flush=True)
+        print(f"\n{name}: {len(seen[kind])} pairs, {time.process_time() - start:.0f} CPU s\n")
+        print(f"| | {' | '.join(EXIT_CODES)} | rest | share | z | fingerprints agree |")
+        print("|---" * (len(EXIT_CODES) + 5) + "|")
+        for name_of_row, rows in seen.items():
+            print(f"{row(name_of_row, rows)} {agree[name_of_row]} |", flush=True)
 
 
 def flips(name: str, elements: int) -> None:

@@ -33,6 +33,7 @@ EXIT_CODES: Mapping[str, int] = {
 }
 """What the shell is told; 2 are mistakes, 1 is a crash."""
 _SAME_OUTPUTS = 2e-3
+_GAIN = 25  # of relative errors, from weights to outputs
 _ARITHMETIC = 2e-6  # of symmetries that act in float32
 
 
@@ -96,7 +97,7 @@ def verdict_of(difference: Difference, outputs: float, rounding: float) -> Verdi
         outputs: largest relative difference of outputs; NaN where none depend on the weights.
         rounding: the relative distance that rounding explains.
     """
-    if difference.rest <= rounding and not outputs > _SAME_OUTPUTS:
+    if difference.rest <= rounding and not outputs > max(_SAME_OUTPUTS, _GAIN * rounding):
         return "same function"
     return "copy that was trained on" if difference.related else "independent"
 
@@ -150,8 +151,8 @@ def _verdict(report: Report) -> str:
     if report.verdict == "same function":
         return "verdict: the same function, up to symmetries and rounding"
     if small:
-        why = "weights agree up to symmetries and rounding, but outputs do not: look at buffers"
-        return f"verdict: a copy; its {why}"
+        why = "weights agree up to symmetries and rounding, outputs do not (look at buffers)"
+        return f"verdict: a copy whose {why}"
     if report.verdict == "independent":
         return "verdict: independent networks"
     return "verdict: a copy that was trained on, or two networks from one start"
