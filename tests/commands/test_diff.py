@@ -178,7 +178,7 @@ def test_mistakes_are_one_sentence(files, tmp_path, capsys, monkeypatch):
         capsys, "diff", a, other, *PLAIN
     )
     torch.save({"state_dict": Bomb()}, "bomb.pt")
-    Path("bomb.ckpt").write_bytes(pickle.dumps(Bomb()))
+    Path("bomb.ckpt").write_bytes(pickle.dumps(Bomb(), protocol=2))
     for bomb in ("bomb.pt", "bomb.ckpt"):
         message = failure(capsys, "diff", bomb, b, *PLAIN)
         assert "only tensors and plain data are" in message

@@ -14,13 +14,14 @@ from torch import Tensor
 from lightning_bnn.arguments import count
 from lightning_bnn.params import Params, is_weight, unstack
 from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.symmetry.actions import flip, permute_some
-from lightning_bnn.symmetry.canonical import canonical_scales_and_signs, canonicalise
+from lightning_bnn.symmetry.actions import permute_some
+from lightning_bnn.symmetry.canonical import canonicalise
 from lightning_bnn.symmetry.composition import compose
 from lightning_bnn.symmetry.elements import identity, random_permutations
 from lightning_bnn.symmetry.fingerprint import at_least_mass
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.matching.by_weights import ByWeights
+from lightning_bnn.symmetry.matching.fitting_signs import fitted_signs, with_steady_signs
 from lightning_bnn.symmetry.matching.match import match
 from lightning_bnn.symmetry.matching.match_all import match_all
 from lightning_bnn.symmetry.matching.unrelated import unrelated
@@ -29,6 +30,7 @@ from lightning_bnn.symmetry.validation import check_finite, check_one_network
 __all__ = ["Difference", "Stage", "difference"]
 
 _SHARE, _CHANCE = 0.5, 1e-6
+_ORDER, _ROUNDS = "units in order", 3
 _AT_ONCE = 2**23
 """Numbers of unrelated networks that are matched at once."""
 
@@ -224,18 +226,32 @@ class _Way:
     def _in_order(self, own: Params, goal: Params) -> _Step:
         """Units matched from a random order, so that the labels that they had do not count.
 
-        Both have the signs of their canonical forms at first, of which few are others if one of the
-        networks comes from the other: ascent alone loses its way among signs of streams.
+        Both have the signs of a canonical form at first, of which few are others if one of the
+        networks comes from the other; what does not fit is flipped, and matched again.
         """
         sym = self.sym
-        own, goal = (flip(p, sym, canonical_scales_and_signs(p, sym, None)[1]) for p in (own, goal))
+        own, goal = (with_steady_signs(p, sym) for p in (own, goal))
         shuffle = random_permutations(sym, keyed_generator(self.seed, "labels"))
-        shuffled = permute_some(own, sym, shuffle)
+        best = self._matched(_Step(_ORDER, permute_some(own, sym, shuffle), goal, shuffle))
+        for _ in range(_ROUNDS if sym.signs else 0):
+            flipped = best._replace(a=fitted_signs(best.a, goal, sym))
+            before, best = best, _closer(self._matched(flipped), flipped)
+            if not bool((_apart(best) < _apart(before)).any()):
+                break
+        return best
+
+    def _matched(self, step: _Step) -> _Step:
+        """Units in the order of those of the second network."""
         found = match(
-            shuffled, goal, sym, method=self.method, signs=bool(sym.signs), seed=self.seed
+            step.a,
+            step.b,
+            self.sym,
+            method=self.method,
+            signs=bool(self.sym.signs),
+            seed=self.seed,
         )
-        moved = compose(shuffle, found.permutations, sym)
-        return _Step("units in order", found.apply(shuffled, sym), goal, moved)
+        moved = compose(step.permutations, found.permutations, self.sym)
+        return step._replace(a=found.apply(step.a, self.sym), permutations=moved)
 
     def _mixed(self, before: _Step) -> _Step:
         """Channels matched by matrices, from balanced forms, whose signs fit in most places."""
@@ -246,6 +262,28 @@ class _Way:
         found = match_all(own, goal, sym)
         moved = compose(before.permutations, found.permutations, sym)
         return _Step("channels mixed", found.apply(own, sym), goal, moved)
+
+
+def _closer(new: _Step, old: _Step) -> _Step:
+    """Of every member the step after which it is closer."""
+    better = _apart(new) < _apart(old)
+
+    def pick(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(better.reshape([*better.shape, *[1] * (x.ndim - better.ndim)]), x, y)
+
+    own = {n: pick(t, old.a[n]) for n, t in new.a.items()}
+    pairs = zip(new.permutations, old.permutations, strict=True)
+    return old._replace(a=own, permutations=[pick(*torch.broadcast_tensors(*p)) for p in pairs])
+
+
+def _apart(step: _Step) -> Tensor:
+    """Squared distance of all weights, of every member."""
+    total = torch.zeros((), dtype=torch.float64)
+    for name in (n for n, t in step.b.items() if is_weight(n, t)):
+        own, goal = step.a[name].double(), step.b[name].double()
+        lead = own.shape[: own.ndim - goal.ndim]
+        total = total + (own - goal).reshape(*lead, -1).square().sum(-1)
+    return total
 
 
 def _nulls(way: _Way, a: Params, b: Params, nulls: int) -> Iterator[Stage]:
