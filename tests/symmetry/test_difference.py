@@ -15,10 +15,12 @@ from lightning_bnn.symmetry import (
     Difference,
     difference,
     discover,
+    flip,
     match,
     permute,
     random_permutations,
     random_scales,
+    random_signs,
     rescale,
 )
 from lightning_bnn.symmetry.matching.by_outputs import (
@@ -27,6 +29,7 @@ from lightning_bnn.symmetry.matching.by_outputs import (
     random_inputs,
 )
 from lightning_bnn.symmetry.matching.difference import Stage
+from lightning_bnn.symmetry.matching.fitting_signs import fitted_signs, with_steady_signs
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.matching.unrelated import unrelated
 from lightning_bnn.symmetry.verify import random_element
@@ -273,3 +276,30 @@ def test_a_stream_that_flips_as_a_whole_is_matched_with_signs():
     moved = element(params, sym)
     found = match(moved, params, sym, signs=True, method="ascent")
     assert output_error(model, found.apply(moved, sym), params, random_inputs(x)) < 1e-10
+
+
+# ------------------------------------------------------------ signs
+@pytest.mark.parametrize("name", ["tanh mlp", "resnet"])
+def test_fitted_signs_lower_the_distance(name):
+    """Flipped units come back, all members of a stack at once."""
+    model, sym, params = network(name)
+    generator = torch.Generator().manual_seed(0)
+    stack = P.stack([flip(params, sym, random_signs(sym, generator)) for _ in range(2)])
+    back = fitted_signs(stack, params, sym)
+    for n, t in params.items():
+        torch.testing.assert_close(back[n], t.expand_as(back[n]))
+    assert any(not torch.equal(stack[n][0], t) for n, t in params.items())
+
+
+def test_gains_tell_signs():
+    """A training step may change which weight is the largest, and not the sign of a gain."""
+    model, sym, params = network("resnet")
+    flipped = flip(params, sym, random_signs(sym, torch.Generator().manual_seed(0)))
+    steady = [with_steady_signs(p, sym) for p in (params, flipped)]
+    for n, t in steady[0].items():
+        torch.testing.assert_close(steady[1][n], t)
+    assert all(bool((params[n] > 0).all()) for n in params if n.endswith("bn1.weight"))
+    assert any(bool((flipped[n] < 0).any()) for n in params if n.endswith("bn1.weight"))
+    assert all(bool((steady[0][n] > 0).all()) for n in params if n.endswith("bn1.weight"))
+    found = difference(element(noisy(params, 0.2), sym), params, sym, nulls=2)
+    assert found.rest < 0.3

@@ -70,7 +70,7 @@ def _gain(sym: Symmetries, group: SignGroup) -> Placement | None:
     """Where one number of a norm tells the sign of each unit, and no other group changes it."""
     for place in group.placements:
         on_axis = sym.placements_by_axis("signs")[place.axis]
-        if sym.axes[place.axis].role == "gain" and place.positions.shape[1] == 1:
+        if sym.axes[place.axis].role.startswith("gain") and place.positions.shape[1] == 1:
             return place if len(on_axis) == 1 else None
     return None
 
