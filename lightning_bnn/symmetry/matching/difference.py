@@ -307,5 +307,5 @@ def _stage(step: _Step) -> Stage:
     return Stage(step.name, squares, sizes)
 
 
-def _ratio(squares: float, sizes: float) -> float:
+def _ratio(squares: int | float, sizes: int | float) -> float:
     return math.sqrt(squares / sizes) if sizes > 0 else 0.0
