@@ -45,13 +45,15 @@ def distances_figure(
     Args:
         stages: by step, the relative distance of every layer.
         nulls: the same after the last step, of networks that have nothing in common; their range
-            is a grey band.
+            is a grey bar.
     """
     layers = list(next(iter(stages.values())))
     figure, ax = axes_of(None, (min(16.0, max(5.0, 0.32 * len(layers))), 4.2))
     if nulls:
-        low, high = ([f(null[n] for null in nulls) for n in layers] for f in (min, max))
-        ax.fill_between(layers, _seen(low), _seen(high), color="0.8", label="independent")
+        ends = (_seen([f(null[n] for null in nulls) for n in layers]) for f in (min, max))
+        for k, (low, high) in enumerate(zip(*ends, strict=True)):
+            label = "independent" if k == 0 else None
+            ax.bar(layers[k], max(high / low, 1.02) * low - low, 0.7, low, color="0.8", label=label)
     for k, (name, values) in enumerate(stages.items()):
         heights = _seen([values[n] for n in layers])
         ax.plot(layers, heights, "os^D"[k % 4], markersize=7 - k, fillstyle="none", label=name)

@@ -47,7 +47,7 @@ class Fingerprint:
         return any(a == b for a, b in pairs)
 
     def __str__(self) -> str:
-        """The code."""
+        """The code alone, for people to compare."""
         return self.code
 
 

@@ -21,11 +21,11 @@ def test_distances_by_layer():
     ax = figure.axes[0]
     assert [line.get_ydata().tolist() for line in ax.get_lines()] == [[1.4, 1.2], [0.1, 1e-9]]
     assert [line.get_label() for line in ax.get_lines()] == list(stages)
-    band = ax.collections[0].get_paths()[0].vertices
-    assert (band[:, 1].min(), band[:, 1].max()) == (0.8, 1.1)
+    bars = [(bar.get_y(), bar.get_y() + bar.get_height()) for bar in ax.patches]
+    assert bars == [pytest.approx((0.9, 1.0)), pytest.approx((0.8, 1.1))]
     figure.canvas.draw()
     assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "3"]
-    assert not plots.distances_figure(stages, []).axes[0].collections
+    assert not plots.distances_figure(stages, []).axes[0].patches
 
 
 def test_trajectories():
