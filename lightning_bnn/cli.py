@@ -18,6 +18,7 @@ COMMANDS = {
     "symmetries": "what can be permuted, rescaled and flipped in a network without changing it",
     "match": "bring a network in a file into the frame of another, so that they can be averaged",
     "merge": "average networks in files, once they are in one frame",
+    "diff": "whether two networks in files are one function, a copy trained on, or independent",
 }
 """What each command does; the function of its name lives in ``commands/<name>.py``."""
 TRAINING = {

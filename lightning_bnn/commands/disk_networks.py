@@ -1,4 +1,4 @@
-"""Networks that `match` and `merge` read: files, the architecture that they share, their groups."""
+"""Networks that commands read: files, the architecture that they share, their symmetries."""
 
 from __future__ import annotations
 
@@ -45,19 +45,25 @@ class DiskNetworks:
         network: gives the computation.
         files: where the networks are, the first of which gives the form of what is written.
         sym: what `discover` says about them.
+        example: inputs that the network takes.
     """
 
     network: nn.Module
     files: tuple[FittedNetwork, ...]
     sym: Symmetries
+    example: tuple[Tensor, ...]
 
     def read(self, k: int) -> Params:
         """One network in float32, to be matched and judged; all numbers are finite."""
         file = self.files[k]
         return {name: file.number(name) for name in shown(file.places, f"reading {k + 1}")}
 
-    def describe(self) -> str:
-        """How large the networks are, what is only copied, and the groups."""
+    def describe(self, others: str = "copied as they are") -> str:
+        """How large the networks are, what is in the first besides, and the groups.
+
+        Args:
+            others: what becomes of that, in the past participle.
+        """
         first, sizes = self.files[0], self.files[0].stored.tensors
         types = sorted({str(sizes[p].dtype).removeprefix("torch.") for p in first.places.values()})
         count = sum(sizes[place].shape.numel() for place in first.places.values())
@@ -65,7 +71,7 @@ class DiskNetworks:
         if first.others:
             many = f" and {len(first.others) - 1} more" if len(first.others) > 1 else ""
             lines.append(
-                f"copied as they are from {first.stored.path}: {first.others[0]!r}{many}, "
+                f"{others} from {first.stored.path}: {first.others[0]!r}{many}, "
                 "which are none of the network"
             )
         return "\n".join([*lines, "", str(self.sym), ""])
@@ -108,7 +114,7 @@ def disk_networks(
     module, example, names = _architecture(network, folder, input, init or {})
     files = tuple(fit(one, names, prefix, others) for one in stored)
     sym = discover(module, *example, batch_norm=batch_norm)
-    return DiskNetworks(module.eval(), files, sym)
+    return DiskNetworks(module.eval(), files, sym, example)
 
 
 def _architecture(

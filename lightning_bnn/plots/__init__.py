@@ -17,6 +17,7 @@ from lightning_bnn.plots.predictions import (
 from lightning_bnn.plots.weights import (
     chains_figure,
     curves_figure,
+    distances_figure,
     gaussians_figure,
     trajectories_figure,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "Line",
     "chains_figure",
     "curves_figure",
+    "distances_figure",
     "dots_figure",
     "gaussians_figure",
     "hexbin_figure",

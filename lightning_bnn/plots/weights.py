@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "chains_figure",
     "curves_figure",
+    "distances_figure",
     "gaussians_figure",
     "trajectories_figure",
 ]
@@ -34,6 +35,39 @@ def curves_figure(steps: Sequence[int], values: Mapping[str, Tensor], label: str
     ax.set(xlabel="step", ylabel=label)
     legend(ax, len(values))
     return figure
+
+
+def distances_figure(
+    stages: Mapping[str, Mapping[str, float]], nulls: Sequence[Mapping[str, float]]
+) -> Figure:
+    """Distances of two networks layer by layer, after every step that brings them together.
+
+    Args:
+        stages: by step, the relative distance of every layer.
+        nulls: the same after the last step, of networks that have nothing in common; their range
+            is a grey bar.
+    """
+    layers = list(next(iter(stages.values())))
+    figure, ax = axes_of(None, (min(16.0, max(5.0, 0.32 * len(layers))), 4.2))
+    if nulls:
+        ends = (_seen([f(null[n] for null in nulls) for n in layers]) for f in (min, max))
+        for k, (low, high) in enumerate(zip(*ends, strict=True)):
+            label = "independent" if k == 0 else None
+            ax.bar(layers[k], max(high / low, 1.02) * low - low, 0.7, low, color="0.8", label=label)
+    for k, (name, values) in enumerate(stages.items()):
+        heights = _seen([values[n] for n in layers])
+        ax.plot(layers, heights, "os^D"[k % 4], markersize=7 - k, fillstyle="none", label=name)
+    ax.set(yscale="log", ylabel="relative distance", xlim=(-0.5, len(layers) - 0.5))
+    if len(layers) > 6:
+        ax.tick_params(axis="x", rotation=90, labelsize=7)
+    ax.set_xlabel("layer")
+    figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=8)
+    return figure
+
+
+def _seen(values: Sequence[float]) -> list[float]:
+    """Zeros where a logarithmic axis can show them."""
+    return [max(value, 1e-9) for value in values]
 
 
 def trajectories_figure(

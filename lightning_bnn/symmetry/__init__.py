@@ -34,6 +34,7 @@ from lightning_bnn.symmetry.elements import (
     random_scales,
     random_signs,
 )
+from lightning_bnn.symmetry.fingerprint import Fingerprint, fingerprint
 from lightning_bnn.symmetry.folding import fold_norms
 from lightning_bnn.symmetry.forward import UnsupportedModel
 from lightning_bnn.symmetry.groups import (
@@ -48,13 +49,16 @@ from lightning_bnn.symmetry.groups import (
 from lightning_bnn.symmetry.matching import (
     Alignment,
     Barrier,
+    Difference,
     FullMatch,
     Learning,
     MatchResult,
     Repaired,
+    Stage,
     align,
     barrier,
     cycle_error,
+    difference,
     interpolate,
     learn_match,
     match,
@@ -84,6 +88,8 @@ from lightning_bnn.symmetry.verify import verify
 __all__ = [
     "Alignment",
     "Barrier",
+    "Difference",
+    "Fingerprint",
     "Frozen",
     "FullMatch",
     "Learning",
@@ -98,6 +104,7 @@ __all__ = [
     "ScalingGroup",
     "ShiftGroup",
     "SignGroup",
+    "Stage",
     "Symmetries",
     "UnitOrders",
     "UnsupportedModel",
@@ -108,7 +115,9 @@ __all__ = [
     "canonicalise",
     "compose",
     "cycle_error",
+    "difference",
     "discover",
+    "fingerprint",
     "flip",
     "fold_norms",
     "identity",

@@ -68,6 +68,10 @@ COMMANDS = {
         "symmetries", "lightning_bnn.models.optunet", "--input", "1,1,28,28",
         "--checkpoint", "bad_pt/it.pt",
     ],
+    "diff": [
+        "diff", "bad/it.ckpt", "bad_pt/it.pt", "--network", "lightning_bnn.models.optunet",
+        "--input", "1,1,28,28",
+    ],
     "bank": ["bank", "new", "--add", "bad"],
     **{name: [name, *FIT, "--ckpt_path", "bad/it.ckpt"] for name in ("fit", "test", "predict")},
     "start_from": ["fit", *FIT, "--model.init_args.start_from", "bad/it.ckpt"],

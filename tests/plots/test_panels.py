@@ -14,6 +14,20 @@ def test_curves():
     assert line.get_xydata().tolist() == [[1, 0.5], [5, 2.0]]
 
 
+def test_distances_by_layer():
+    stages = {"as stored": {"1": 1.4, "3": 1.2}, "units in order": {"1": 0.1, "3": 0.0}}
+    nulls = [{"1": 0.9, "3": 1.1}, {"1": 1.0, "3": 0.8}]
+    figure = plots.distances_figure(stages, nulls)
+    ax = figure.axes[0]
+    assert [line.get_ydata().tolist() for line in ax.get_lines()] == [[1.4, 1.2], [0.1, 1e-9]]
+    assert [line.get_label() for line in ax.get_lines()] == list(stages)
+    bars = [(bar.get_y(), bar.get_y() + bar.get_height()) for bar in ax.patches]
+    assert bars == [pytest.approx((0.9, 1.0)), pytest.approx((0.8, 1.1))]
+    figure.canvas.draw()
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "3"]
+    assert not plots.distances_figure(stages, []).axes[0].patches
+
+
 def test_trajectories():
     values = torch.arange(6.0).reshape(3, 2)
     figure = plots.trajectories_figure([1, 2, 3], {"raw": values, "sorted": -values}, ["u", "v"])

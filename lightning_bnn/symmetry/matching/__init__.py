@@ -3,6 +3,7 @@
 from lightning_bnn.symmetry.matching.activations import match_activations
 from lightning_bnn.symmetry.matching.align import align
 from lightning_bnn.symmetry.matching.alignment import Alignment, cycle_error
+from lightning_bnn.symmetry.matching.difference import Difference, Stage, difference
 from lightning_bnn.symmetry.matching.interpolation import Barrier, barrier, interpolate
 from lightning_bnn.symmetry.matching.learned_elements import learn_match
 from lightning_bnn.symmetry.matching.learning import Learning
@@ -15,13 +16,16 @@ from lightning_bnn.symmetry.matching.result import MatchResult
 __all__ = [
     "Alignment",
     "Barrier",
+    "Difference",
     "FullMatch",
     "Learning",
     "MatchResult",
     "Repaired",
+    "Stage",
     "align",
     "barrier",
     "cycle_error",
+    "difference",
     "interpolate",
     "learn_match",
     "match",

@@ -254,5 +254,8 @@ def _lead(params: Params, reference: Params, name: str) -> tuple[int, ...]:
     return tuple(params[name].shape[: params[name].ndim - reference[name].ndim])
 
 
-def _everywhere(placements: Sequence[Placement]) -> tuple[tuple[int, bytes], ...]:
-    return tuple(sorted((p.axis, p.positions.numpy().tobytes()) for p in placements))
+def _everywhere(placements: Sequence[Placement]) -> tuple[tuple[int, int, bytes], ...]:
+    """Axes and positions of units, with their number: a whole stream may be one unit."""
+    return tuple(
+        sorted((p.axis, len(p.positions), p.positions.numpy().tobytes()) for p in placements)
+    )

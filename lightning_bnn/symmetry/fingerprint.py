@@ -1,0 +1,116 @@
+"""Numbers that all networks of one orbit have in common, and a short code for people to compare."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params, is_weight
+from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.symmetry.actions import multiply
+from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.min_mass import min_mass
+from lightning_bnn.symmetry.mixing import mix_some
+from lightning_bnn.symmetry.shifting import remove_shifts
+from lightning_bnn.symmetry.validation import check_finite, check_one_network
+
+__all__ = ["Fingerprint", "at_least_mass", "fingerprint"]
+
+_SUMS = 8
+_STEP = 1e-4  # relative width of the cells to which numbers are rounded
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What does not change when a network is permuted, rescaled, flipped, mixed or shifted.
+
+    Attributes:
+        norms: of every tensor at least mass; those of tensors that may change places, together.
+        code: two words, each of which rounds eight sums of the norms, to cells of which those of
+            one word end where those of the other have their middle.
+        attained: whether finite scales reach the least mass; if not, the norms depend on where the
+            search for it stopped.
+    """
+
+    norms: dict[str, float] = field(repr=False)
+    code: str
+    attained: bool = True
+
+    def agrees(self, other: Fingerprint) -> bool:
+        """Whether both may be of one orbit: one of the two words is the same."""
+        pairs = zip(self.code.split("-"), other.code.split("-"), strict=True)
+        return any(a == b for a, b in pairs)
+
+    def __str__(self) -> str:
+        """The code alone, for people to compare."""
+        return self.code
+
+
+@torch.no_grad()
+def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
+    """The fingerprint of a network: equal for all networks of its orbit, up to rounding.
+
+    Rounding of the weights moves a number over the end of its cell now and then, but hardly ever in
+    both words at once, so that two fingerprints are compared by `Fingerprint.agrees`. They differ
+    where networks differ by more than about one in ten thousand; that two agree proves nothing.
+
+    Args:
+        params: one network.
+        sym: what `discover` returned.
+    """
+    check_one_network(params, sym, "params")
+    check_finite(params, sym)
+    least, attained = at_least_mass(params, sym, mixing=True)
+    norms = _norms(least, sym)
+    code = _code(torch.tensor(list(norms.values()), dtype=torch.float64))
+    return Fingerprint(norms, code, bool(attained.all()))
+
+
+def at_least_mass(params: Params, sym: Symmetries, mixing: bool = False) -> tuple[Params, Tensor]:
+    """The same functions with the least mass, and without shifts that biases take up.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        mixing: over the matrices that mix channels as well.
+
+    Returns:
+        The networks, and whether finite scales reach the least mass.
+    """
+    params = remove_shifts(params, sym)
+    if mixing and any(group.rescales for group in sym.linear):
+        least = min_mass(params, sym, mixing=True, tolerance=1e-13)
+        params = multiply(params, sym, {"scalings": least.scales})
+        return mix_some(params, sym, least.matrices), least.attained
+    if not sym.scalings:
+        return params, torch.tensor(True)
+    least = min_mass(params, sym, tolerance=1e-16)
+    return multiply(params, sym, {"scalings": least.scales}), least.attained
+
+
+def _norms(params: Params, sym: Symmetries) -> dict[str, float]:
+    """Norms of weights in float64, by the first of all tensors that may change places."""
+    squares: dict[str, float] = {}
+    for name, w in params.items():
+        if is_weight(name, w) and name not in sym.aliases:
+            key = min(sym.exchangeable_tensors.get(name, {name}))
+            squares[key] = squares.get(key, 0.0) + float(w.double().square().sum())
+    return {name: math.sqrt(value) for name, value in squares.items()}
+
+
+def _code(norms: Tensor) -> str:
+    """Two words of hexadecimal digits; see `Fingerprint`."""
+    generator = keyed_generator("fingerprint", len(norms))
+    shares = torch.rand(_SUMS, len(norms), generator=generator, dtype=torch.float64)
+    sums = (shares @ norms).tolist()
+    return "-".join(_word(sums, middle) for middle in (0.0, 0.5))
+
+
+def _word(sums: Sequence[float], middle: float) -> str:
+    cells = [math.floor(math.log(s) / _STEP + middle) if s > 0 else None for s in sums]
+    return hashlib.blake2b(repr(cells).encode(), digest_size=4).hexdigest()

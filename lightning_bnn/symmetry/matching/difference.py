@@ -1,0 +1,311 @@
+"""What lies between two networks: their symmetries, step by step, and what no symmetry explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.arguments import count
+from lightning_bnn.params import Params, is_weight, unstack
+from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.symmetry.actions import permute_some
+from lightning_bnn.symmetry.canonical import canonicalise
+from lightning_bnn.symmetry.composition import compose
+from lightning_bnn.symmetry.elements import identity, random_permutations
+from lightning_bnn.symmetry.fingerprint import at_least_mass
+from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.matching.by_weights import ByWeights
+from lightning_bnn.symmetry.matching.fitting_signs import fitted_signs, with_steady_signs
+from lightning_bnn.symmetry.matching.match import match
+from lightning_bnn.symmetry.matching.match_all import match_all
+from lightning_bnn.symmetry.matching.unrelated import unrelated
+from lightning_bnn.symmetry.validation import check_finite, check_one_network
+
+__all__ = ["Difference", "Stage", "difference"]
+
+_SHARE, _CHANCE = 0.5, 1e-6
+_ORDER, _ROUNDS = "units in order", 3
+_AT_ONCE = 2**23
+"""Numbers of unrelated networks that are matched at once."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How far two networks are from each other after a step.
+
+    Attributes:
+        name: of the step.
+        squares: squared distance, by tensor.
+        sizes: mean of the squared norms of both, by tensor.
+    """
+
+    name: str
+    squares: dict[str, float] = field(repr=False)
+    sizes: dict[str, float] = field(repr=False)
+
+    @property
+    def distance(self) -> float:
+        """Euclidean distance of all weights."""
+        return math.sqrt(sum(self.squares.values()))
+
+    @property
+    def relative(self) -> float:
+        """The distance in units of the norms; 1.41 where weights have nothing in common."""
+        return _ratio(sum(self.squares.values()), sum(self.sizes.values()))
+
+    def by_layer(self) -> dict[str, float]:
+        """Relative distances of the tensors of every layer together."""
+        layers: dict[str, list[str]] = {}
+        for name in self.squares:
+            layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
+        return {
+            layer: _ratio(sum(self.squares[n] for n in names), sum(self.sizes[n] for n in names))
+            for layer, names in layers.items()
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """Two networks in one frame, and what has brought them there.
+
+    Attributes:
+        stages: as the networks are given, then after every step.
+        a: the first network after the last step; its function is that of the network as given.
+        b: the second one.
+        nulls: networks that have nothing in common with the second one, but look like the first
+            (`unrelated`), after the same steps.
+        kept: units of A whose partner in B has their own place, counted over all groups.
+        groups: how many groups of units there are: as many units keep their place by chance.
+        units: the number of all these units.
+    """
+
+    stages: tuple[Stage, ...]
+    a: Params = field(repr=False)
+    b: Params = field(repr=False)
+    nulls: tuple[Stage, ...] = field(repr=False)
+    kept: int
+    groups: int
+    units: int
+
+    @property
+    def rest(self) -> float:
+        """The relative distance that no step explains."""
+        return self.stages[-1].relative
+
+    @cached_property
+    def null(self) -> Tensor:
+        """The same of networks that have nothing in common."""
+        return torch.tensor([stage.relative for stage in self.nulls], dtype=torch.float64)
+
+    @property
+    def share(self) -> float:
+        """Squared rest as a share of what unrelated networks have in the mean."""
+        mean = float(self.null.square().mean())
+        return self.rest**2 / mean if mean > 0 else math.nan
+
+    @property
+    def z(self) -> float:
+        """Standard deviations between the rest and the mean of unrelated networks."""
+        deviation = float(self.null.std())
+        return (self.rest - float(self.null.mean())) / deviation if deviation > 0 else math.nan
+
+    @property
+    def chance(self) -> float:
+        """Probability that independent networks keep as many units in their places.
+
+        The labels of units mean nothing, so that the permutation between independent networks is
+        uniform, and the number of its fixed points nearly Poisson, one in the mean for each group.
+        """
+        if not self.kept:
+            return 1.0
+        mean, kept = torch.tensor([self.groups, self.kept], dtype=torch.float64)
+        return float(torch.special.gammainc(kept, mean))
+
+    @property
+    def related(self) -> bool:
+        """Whether one network comes from the other, or both from one start.
+
+        Either the squared rest is less than half of that of every unrelated network, or more units
+        are in their places than chance puts there once in a million times.
+        """
+        near = self.rest**2 < _SHARE * float(self.null.min()) ** 2
+        return near or self.chance < _CHANCE
+
+    @property
+    def explained(self) -> dict[str, float]:
+        """What every step takes off the squared relative distance, as a share of all of it."""
+        values = [stage.relative**2 for stage in self.stages]
+        drops = zip(self.stages[1:], values, values[1:], strict=False)
+        whole = values[0] or 1.0
+        return {stage.name: (before - after) / whole for stage, before, after in drops}
+
+
+@torch.no_grad()
+def difference(
+    a: Params,
+    b: Params,
+    sym: Symmetries,
+    *,
+    method: ByWeights = "ascent",
+    nulls: int = 8,
+    seed: int = 0,
+) -> Difference:
+    """Bring two networks together by all symmetries, and see what is left between them.
+
+    Both get the least mass that scales allow, and no shifts; then the units of A are put into the
+    order of those of B, with the signs that fit; then the channels that matrices may mix are
+    matched (`match_all`). What is left does not depend on which networks of their orbits A and B
+    are. It is compared with what is left between B and networks that only look like A.
+
+    Args:
+        a: the network that moves.
+        b: the network to come close to.
+        sym: what `discover` returned.
+        method: how units are matched, see `match`.
+        nulls: how many unrelated networks are matched to B.
+        seed: of the order from which units are matched, and of the unrelated networks.
+    """
+    count("nulls", nulls, least=2)
+    for name, params in (("a", a), ("b", b)):
+        check_one_network(params, sym, name)
+        check_finite(params, sym, name)
+    if not any(group.units > 1 for group in sym.permutations):
+        raise ValueError("`sym` must have units that can be exchanged, and this network has none.")
+    way = _Way(sym, method, seed)
+    steps = [_Step("as stored", a, b, identity(sym)), *way.steps(a, b)]
+    last = steps[-1]
+    groups = [k for k, group in enumerate(sym.permutations) if group.units > 1]
+    places = [last.permutations[k] for k in groups]
+    return Difference(
+        tuple(_stage(step) for step in steps),
+        last.a,
+        last.b,
+        tuple(_nulls(way, last.a, b, nulls)),
+        sum(int((p == torch.arange(len(p))).sum()) for p in places),
+        len(groups),
+        sum(map(len, places)),
+    )
+
+
+# ------------------------------------------------------------ steps
+class _Step(NamedTuple):
+    """Both networks after a step, the first of which may be a stack, and how its units moved."""
+
+    name: str
+    a: Params
+    b: Params
+    permutations: Sequence[Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """How networks are brought together."""
+
+    sym: Symmetries
+    method: ByWeights
+    seed: int
+
+    def steps(self, a: Params, b: Params) -> list[_Step]:
+        """Both networks after each of the steps that this architecture has."""
+        unmoved = identity(self.sym)
+        (own, _), (goal, _) = at_least_mass(a, self.sym), at_least_mass(b, self.sym)
+        steps = []
+        if self.sym.scalings or self.sym.shifts:
+            steps.append(_Step("least mass", own, goal, unmoved))
+        steps.append(self._in_order(own, goal))
+        if self.sym.linear:
+            steps.append(self._mixed(steps[-1]))
+        return steps
+
+    def _in_order(self, own: Params, goal: Params) -> _Step:
+        """Units matched from a random order, so that the labels that they had do not count.
+
+        Both have the signs of a canonical form at first, of which few are others if one of the
+        networks comes from the other; what does not fit is flipped, and matched again.
+        """
+        sym = self.sym
+        own, goal = (with_steady_signs(p, sym) for p in (own, goal))
+        shuffle = random_permutations(sym, keyed_generator(self.seed, "labels"))
+        best = self._matched(_Step(_ORDER, permute_some(own, sym, shuffle), goal, shuffle))
+        for _ in range(_ROUNDS if sym.signs else 0):
+            flipped = best._replace(a=fitted_signs(best.a, goal, sym))
+            before, best = best, _closer(self._matched(flipped), flipped)
+            if not bool((_apart(best) < _apart(before)).any()):
+                break
+        return best
+
+    def _matched(self, step: _Step) -> _Step:
+        """Units in the order of those of the second network."""
+        found = match(
+            step.a,
+            step.b,
+            self.sym,
+            method=self.method,
+            signs=bool(self.sym.signs),
+            seed=self.seed,
+        )
+        moved = compose(step.permutations, found.permutations, self.sym)
+        return step._replace(a=found.apply(step.a, self.sym), permutations=moved)
+
+    def _mixed(self, before: _Step) -> _Step:
+        """Channels matched by matrices, from balanced forms, whose signs fit in most places."""
+        sym = self.sym
+        own, goal = (
+            canonicalise(p, sym, "min-mass", None, mixing="balanced") for p in (before.a, before.b)
+        )
+        found = match_all(own, goal, sym)
+        moved = compose(before.permutations, found.permutations, sym)
+        return _Step("channels mixed", found.apply(own, sym), goal, moved)
+
+
+def _closer(new: _Step, old: _Step) -> _Step:
+    """Of every member the step after which it is closer."""
+    better = _apart(new) < _apart(old)
+
+    def pick(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(better.reshape([*better.shape, *[1] * (x.ndim - better.ndim)]), x, y)
+
+    own = {n: pick(t, old.a[n]) for n, t in new.a.items()}
+    pairs = zip(new.permutations, old.permutations, strict=True)
+    return old._replace(a=own, permutations=[pick(*torch.broadcast_tensors(*p)) for p in pairs])
+
+
+def _apart(step: _Step) -> Tensor:
+    """Squared distance of all weights, of every member."""
+    total = torch.zeros((), dtype=torch.float64)
+    for name in (n for n, t in step.b.items() if is_weight(n, t)):
+        own, goal = step.a[name].double(), step.b[name].double()
+        lead = own.shape[: own.ndim - goal.ndim]
+        total = total + (own - goal).reshape(*lead, -1).square().sum(-1)
+    return total
+
+
+def _nulls(way: _Way, a: Params, b: Params, nulls: int) -> Iterator[Stage]:
+    """What is left between B and networks that only look like A."""
+    at_once = max(1, _AT_ONCE // max(1, sum(t.numel() for t in a.values())))
+    for first in range(0, nulls, at_once):
+        like = unrelated(a, way.sym, min(at_once, nulls - first), way.seed + first)
+        last = way.steps(like, b)[-1]
+        for own in unstack(last.a):
+            yield _stage(last._replace(a=own))
+
+
+# ------------------------------------------------------------ distances
+def _stage(step: _Step) -> Stage:
+    """How far two networks are from each other, tensor by tensor."""
+    squares, sizes = dict[str, float](), dict[str, float]()
+    for name in (n for n, t in step.b.items() if is_weight(n, t)):
+        own, goal = step.a[name].double(), step.b[name].double()
+        squares[name] = float((own - goal).square().sum())
+        sizes[name] = float(own.square().sum() + goal.square().sum()) / 2
+    return Stage(step.name, squares, sizes)
+
+
+def _ratio(squares: int | float, sizes: int | float) -> float:
+    return math.sqrt(squares / sizes) if sizes > 0 else 0.0

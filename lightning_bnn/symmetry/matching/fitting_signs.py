@@ -1,0 +1,90 @@
+"""Signs of units: those that training seldom changes, and those that fit a reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.params import Params, is_weight
+from lightning_bnn.symmetry.actions import multiply
+from lightning_bnn.symmetry.canonical import canonical_scales_and_signs
+from lightning_bnn.symmetry.groups import SignGroup, Symmetries
+from lightning_bnn.symmetry.placements import Placement
+from lightning_bnn.symmetry.units import unit_rows
+
+__all__ = ["fitted_signs", "with_steady_signs"]
+
+_SWEEPS = 5
+
+
+def with_steady_signs(params: Params, sym: Symmetries) -> Params:
+    """The same functions with positive gains, and elsewhere with the signs of canonical forms.
+
+    The largest weight of a unit may be another one after training; gains that begin at one stay
+    positive.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+    """
+    places = [_gain(sym, group) for group in sym.signs]
+    like = [torch.ones(group.units) for group in sym.signs]
+    signs = [
+        one if place is None else _sign(unit_rows(params, sym, place)[..., 0])
+        for place, one in zip(places, like, strict=True)
+    ]
+    params = multiply(params, sym, {"signs": signs})
+    _, others = canonical_scales_and_signs(params, sym, None)
+    others = [
+        sign if place is None else torch.ones_like(sign)
+        for place, sign in zip(places, others, strict=True)
+    ]
+    return multiply(params, sym, {"signs": others})
+
+
+def fitted_signs(params: Params, reference: Params, sym: Symmetries) -> Params:
+    """The same functions with the signs that bring units closest to those of a reference.
+
+    One group after the other takes the signs that suit the rest, until none changes: every step
+    lowers the distance.
+
+    Args:
+        params: one network or a stack.
+        reference: one network, whose units stand in the same order.
+        sym: what `discover` returned.
+    """
+    for _ in range(_SWEEPS):
+        moved = False
+        for k, group in enumerate(sym.signs):
+            sign = _sign(_similarity(params, reference, sym, group))
+            if bool((sign < 0).any()):
+                every = [torch.ones(g.units) for g in sym.signs]
+                every[k], moved = sign, True
+                params = multiply(params, sym, {"signs": every})
+        if not moved:
+            break
+    return params
+
+
+def _gain(sym: Symmetries, group: SignGroup) -> Placement | None:
+    """Where one number of a norm tells the sign of each unit, and no other group changes it."""
+    for place in group.placements:
+        on_axis = sym.placements_by_axis("signs")[place.axis]
+        if sym.axes[place.axis].role.startswith("gain") and place.positions.shape[1] == 1:
+            return place if len(on_axis) == 1 else None
+    return None
+
+
+def _similarity(params: Params, reference: Params, sym: Symmetries, group: SignGroup) -> Tensor:
+    """Inner products of units with those of a reference, over all weights that they flip."""
+    total = torch.zeros(group.units, dtype=torch.float64)
+    for place in group.placements:
+        name = sym.axes[place.axis].tensor
+        if is_weight(name, params[name]) and place.exponent % 2:
+            rows = (unit_rows(p, sym, place).double() for p in (params, reference))
+            total = total + (next(rows) * next(rows)).sum(-1)
+    return total
+
+
+def _sign(values: Tensor) -> Tensor:
+    return torch.where(values < 0, -1.0, 1.0)

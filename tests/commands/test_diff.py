@@ -1,0 +1,208 @@
+"""`lightning-bnn diff` as a user calls it."""
+
+import json
+import os
+import pickle
+import re
+from pathlib import Path
+
+import disk_networks
+import pytest
+import torch
+from disk_networks import NORMED, PLAIN, drawn, known, normed, orders, plain, write
+from PIL import Image
+
+from lightning_bnn import params as P
+from lightning_bnn.cli import main
+from lightning_bnn.commands.diff_report import EXIT_CODES, rounding_of, verdict_of
+from lightning_bnn.symmetry import Difference, random_scales, rescale
+from lightning_bnn.symmetry.matching.difference import Stage
+
+SAME, COPY, APART = EXIT_CODES.values()
+FEW = ["--nulls", "3"]
+
+
+@pytest.fixture(autouse=True)
+def _read_once(monkeypatch):
+    monkeypatch.setattr("lightning_bnn.commands.disk_networks.discover", known)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A network, an orbit element, one that was trained on, and an independent one."""
+    folder, net = tmp_path_factory.mktemp("networks"), drawn(plain)
+    sym = known(net, torch.randn(2, 4))
+    scales = random_scales(sym, torch.Generator().manual_seed(1))
+    moved = rescale(orders(net, 1), sym, scales)
+    tuned = {n: t + 0.03 * torch.randn_like(t) for n, t in moved.items()}
+    for name, state in {"b": P.of(net), "moved": moved, "tuned": tuned}.items():
+        write(folder / f"{name}.safetensors", state)
+    write(folder / "other.safetensors", P.of(drawn(plain, 5)))
+    return folder
+
+
+def code_of(*args):
+    """What the shell is told."""
+    try:
+        main([str(a) for a in args])
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+def failure(capsys, *args):
+    assert code_of(*args) == 2
+    message = capsys.readouterr().err.strip()
+    assert "Traceback" not in message
+    assert message.count("\n") == 0
+    return message
+
+
+def compared(files, a, *more):
+    return code_of("diff", files / f"{a}.safetensors", files / "b.safetensors", *PLAIN, *more)
+
+
+# ------------------------------------------------------------ verdicts
+def test_a_moved_copy_is_the_same_function(files, capsys):
+    assert compared(files, "moved", *FEW) == SAME == 0
+    out = capsys.readouterr().out
+    assert "parameters: 104 in 6 tensors (float32)" in out
+    assert re.search(r"^as stored +\S+ +\S+$", out, re.M)
+    shares = re.findall(r"^(?:least mass|units in order) .* (-?\S+) %$", out, re.M)
+    assert sum(map(float, shares)) == pytest.approx(100, abs=0.2)
+    assert re.search(r"^outputs on random inputs differ by \S+e-0[678]", out, re.M)
+    assert re.search(r"spread -> \S+e-0[678]$", out, re.M)
+    assert "one orbit is possible" in out
+    assert out.rstrip().endswith("verdict: the same function, up to symmetries and rounding")
+
+
+def test_copies_that_were_trained_on_and_others(files, capsys):
+    assert compared(files, "tuned", *FEW) == COPY == 3
+    out = capsys.readouterr().out
+    assert "different orbits" in out
+    assert "verdict: a copy that was trained on" in out
+    assert compared(files, "other", *FEW) == APART == 4
+    assert "verdict: independent networks" in capsys.readouterr().out
+
+
+def test_equal_files_are_not_matched(files, capsys, monkeypatch):
+    monkeypatch.setattr("lightning_bnn.commands.diff.difference", None)
+    assert compared(files, "b") == 0
+    assert "every tensor is the same, bit for bit" in capsys.readouterr().out
+
+
+def test_half_precision_explains_more(files, tmp_path, capsys):
+    """A copy in bfloat16 is the same up to its rounding; as much noise in float32 is not."""
+    state = P.of(drawn(plain))
+    b = str(files / "b.safetensors")
+    rough = write(tmp_path / "rough.safetensors", state, torch.bfloat16)
+    assert code_of("diff", rough, b, *PLAIN, *FEW) == SAME
+    wide = {n: t.bfloat16().float() for n, t in state.items()}
+    assert code_of("diff", write(tmp_path / "w.safetensors", wide), b, *PLAIN, *FEW) == COPY
+    assert "outputs do not" not in capsys.readouterr().out
+    assert rounding_of([torch.float32, torch.bfloat16, torch.int64]) == 2**-7
+    assert rounding_of([torch.float32]) == rounding_of([torch.float64]) == 2e-6
+
+
+def test_other_statistics_are_another_function(tmp_path, capsys):
+    state = P.of(drawn(normed))
+    other = {n: t + 0.5 if "running" in n else t for n, t in state.items()}
+    names = [write(tmp_path / f"{k}.safetensors", s) for k, s in enumerate((state, other))]
+    assert code_of("diff", *names, *NORMED, *FEW) == COPY
+    assert "weights agree up to symmetries and rounding, outputs do not" in (
+        capsys.readouterr().out
+    )
+
+
+def test_verdicts_by_their_numbers():
+    def numbers(rest, kept=1):
+        stage = Stage("", {"w": rest**2}, {"w": 1.0})
+        nulls = tuple(Stage("", {"w": r**2}, {"w": 1.0}) for r in (0.9, 1.0, 1.1))
+        return Difference((stage,), {}, {}, nulls, kept, 2, 64)
+
+    assert verdict_of(numbers(1e-6), 1e-5, 2e-6) == "same function"
+    assert verdict_of(numbers(1e-6), float("nan"), 2e-6) == "same function"
+    assert verdict_of(numbers(1e-6), 0.1, 2e-6) == "copy that was trained on"
+    assert verdict_of(numbers(3e-6), 1e-5, 2e-6) == "copy that was trained on"
+    assert verdict_of(numbers(0.63), 1.0, 2e-6) == "copy that was trained on"
+    assert verdict_of(numbers(0.64), 1.0, 2e-6) == "independent"
+    assert verdict_of(numbers(0.95, kept=20), 1.0, 2e-6) == "copy that was trained on"
+
+
+# ------------------------------------------------------------ what is written
+def test_numbers_and_a_figure_are_written(files, tmp_path, capsys):
+    out = tmp_path / "diff.json"
+    x = torch.randn(12, 4)
+    data = tmp_path / "data.pt"
+    torch.save({"inputs": x, "targets": drawn(plain)(x).argmax(1)}, data)
+    assert compared(files, "tuned", *FEW, "--out", out, "--data", data) == COPY
+    printed = capsys.readouterr().out
+    barriers = re.search(r"^barrier on 12 examples of \S+: (\S+) -> (\S+)$", printed, re.M)
+    assert float(barriers[2]) < float(barriers[1])
+    found = json.loads(out.read_text())
+    assert found["verdict"] == "copy that was trained on"
+    assert found["barriers"] == pytest.approx([float(b) for b in barriers.groups()], rel=1e-4)
+    assert [s["name"] for s in found["stages"]] == ["as stored", "least mass", "units in order"]
+    assert found["rest"] == found["stages"][-1]["relative"]
+    assert len(found["unrelated"]) == 3
+    assert set(found["stages"][0]["tensors"]) == set(P.of(plain()))
+    assert {f["code"] for f in found["fingerprints"]} <= set(re.findall(r"\w{8}-\w{8}", printed))
+    assert found["settings"]["a"].endswith("tuned.safetensors")
+    with Image.open(tmp_path / "diff.png") as picture:
+        assert min(picture.size) > 300
+    before = os.stat(out).st_mtime_ns
+    assert "`--overwrite true` replaces" in failure(
+        capsys, "diff", files / "b.safetensors", files / "b.safetensors", *PLAIN, "--out", out
+    )
+    assert os.stat(out).st_mtime_ns == before
+    assert compared(files, "b", *FEW, "--out", out, "--overwrite", "true") == 0
+    assert json.loads(out.read_text())["rest"] == 0
+
+
+# ------------------------------------------------------------ mistakes
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("exploded",)
+
+
+@pytest.mark.bad_input
+def test_mistakes_are_one_sentence(files, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    a, b = files / "tuned.safetensors", files / "b.safetensors"
+    state = P.of(plain())
+    wider = {n: torch.cat([t, t]) if n == "1.weight" else t for n, t in state.items()}
+    other = write(tmp_path / "wider.safetensors", wider)
+    assert "'1.weight' has shape (14, 4), the network has (7, 4)" in failure(
+        capsys, "diff", a, other, *PLAIN
+    )
+    torch.save({"state_dict": Bomb()}, "bomb.pt")
+    Path("bomb.ckpt").write_bytes(pickle.dumps(Bomb(), protocol=2))
+    for bomb in ("bomb.pt", "bomb.ckpt"):
+        message = failure(capsys, "diff", bomb, b, *PLAIN)
+        assert "only tensors and plain data are" in message
+    assert not Path("exploded").exists()
+    broken = {n: t * float("nan") if n == "3.bias" else t for n, t in state.items()}
+    nan = write(tmp_path / "nan.safetensors", broken)
+    assert "'3.bias' holds NaN" in failure(capsys, "diff", nan, b, *PLAIN)
+    assert "`--network` is missing" in failure(capsys, "diff", a, b)
+    assert "`nulls` must be at least 2" in failure(capsys, "diff", a, b, *PLAIN, "--nulls", "1")
+    for out, message in (
+        ("diff.txt", "must be a .json file"),
+        ("nowhere/diff.json", "there is no folder nowhere"),
+    ):
+        assert message in failure(capsys, "diff", a, b, *PLAIN, "--out", out)
+    linear = ["--network", "torch.nn.Linear", "--input", "2,4"]
+    linear += ["--init", '{"in_features": 4, "out_features": 3}']
+    names = [write(tmp_path / f"{k}.safetensors", P.of(torch.nn.Linear(4, 3))) for k in range(2)]
+    message = failure(capsys, "diff", *names, *linear)
+    assert "must have units that can be exchanged" in message
+
+
+def test_what_is_none_of_the_network_is_named(files, tmp_path, capsys):
+    state = {**P.of(drawn(plain)), "ema.decay": torch.ones(4)}
+    a = write(tmp_path / "a.safetensors", state)
+    assert code_of("diff", a, files / "b.safetensors", *PLAIN) == 0
+    assert "not compared from" in capsys.readouterr().out
+    assert disk_networks.PLAIN is PLAIN

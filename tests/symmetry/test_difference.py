@@ -1,0 +1,305 @@
+"""What lies between two networks: steps, rest, and networks that have nothing in common."""
+
+import math
+
+import pytest
+import scipy.stats
+import torch
+from cases import CASES
+from mixing_networks import known
+from torch import nn
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import (
+    Difference,
+    difference,
+    discover,
+    flip,
+    match,
+    permute,
+    random_permutations,
+    random_scales,
+    random_signs,
+    rescale,
+)
+from lightning_bnn.symmetry.matching.by_outputs import (
+    half_way_error,
+    output_error,
+    random_inputs,
+)
+from lightning_bnn.symmetry.matching.difference import Stage
+from lightning_bnn.symmetry.matching.fitting_signs import fitted_signs, with_steady_signs
+from lightning_bnn.symmetry.matching.plan import Plan
+from lightning_bnn.symmetry.matching.unrelated import unrelated
+from lightning_bnn.symmetry.verify import random_element
+
+BY_NAME = {case.name: case for case in CASES}
+SMALL = ("mlp", "tanh mlp", "recurrent", "resnet", "self-feeding")
+MIXED = ("adapter", "stream", "centred")
+
+
+def network(name):
+    if name in BY_NAME:
+        model, _, sym = BY_NAME[name].known()
+        return model, sym, P.of(model)
+    model, _, sym, params = known(name)
+    return model, sym, params
+
+
+def element(params, sym, seed=3):
+    return random_element(params, sym, torch.Generator().manual_seed(seed), mixing=True)
+
+
+def noisy(params, size, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        n: t + size * t.std() * torch.randn(t.shape, generator=generator, dtype=t.dtype)
+        if P.is_weight(n, t) and t.numel() > 1
+        else t
+        for n, t in params.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Two independent perceptrons and their symmetries."""
+    torch.manual_seed(0)
+    nets = [models.mlp(6, [16, 12], 3).double() for _ in range(2)]
+    return nets[0], discover(nets[0], torch.randn(2, 6).double()), *map(P.of, nets)
+
+
+# ------------------------------------------------------------ orbits
+@pytest.mark.parametrize("name", [*SMALL, *MIXED])
+def test_nothing_is_left_within_an_orbit(name):
+    _, sym, params = network(name)
+    found = difference(element(params, sym), params, sym, nulls=2)
+    assert found.stages[0].relative > 0.5  # as they are given
+    assert found.rest < 1e-7
+    assert found.related
+    assert found.rest < 1e-5 * float(found.null.min())
+
+
+@pytest.mark.parametrize("name", ["mlp", "tanh mlp", "adapter"])
+def test_the_rest_is_one_of_orbits(name):
+    """It does not matter which networks of their orbits are compared; as they are given it does."""
+    _, sym, params = network(name)
+    other = noisy(params, 0.1)
+    found = [
+        difference(element(other, sym, k), element(params, sym, 7 + k), sym, nulls=2)
+        for k in range(2)
+    ]
+    assert found[0].rest == pytest.approx(found[1].rest, rel=1e-3)
+    assert 0.02 < found[0].rest < 0.2
+    assert found[0].stages[0].relative != pytest.approx(found[1].stages[0].relative, rel=1e-3)
+
+
+def test_the_functions_stay_what_they_were(pair):
+    model, sym, a, b = pair
+    found, inputs = difference(a, b, sym, nulls=2), random_inputs(torch.randn(3, 6).double())
+    for before, after in ((a, found.a), (b, found.b)):
+        assert output_error(model, before, after, inputs) < 1e-10
+    assert output_error(model, found.a, found.b, inputs) > 0.1
+
+
+def test_steps_explain_what_was_done(pair):
+    _, sym, a, _ = pair
+    generator = torch.Generator().manual_seed(1)
+    scaled = rescale(a, sym, random_scales(sym, generator))
+    moved = permute(a, sym, random_permutations(sym, generator))
+    by_scales, by_order = (difference(x, a, sym, nulls=2).explained for x in (scaled, moved))
+    assert by_scales == {"least mass": pytest.approx(1), "units in order": pytest.approx(0)}
+    assert by_order["units in order"] == pytest.approx(1, abs=0.05)
+    found = difference(noisy(moved, 0.1), a, sym, nulls=2)
+    first, last = found.stages[0].relative ** 2, found.stages[-1].relative ** 2
+    assert sum(found.explained.values()) == pytest.approx(1 - last / first)
+    same = difference(a, a, sym, nulls=2)
+    assert same.explained == {"least mass": 0, "units in order": 0}
+    assert (same.rest, same.kept, same.units, same.groups) == (0, 28, 28, 2)
+
+
+def test_distances_are_those_of_all_weights(pair):
+    _, sym, a, b = pair
+    stage = difference(a, b, sym, nulls=2).stages[0]
+    x, y = P.ravel(a)[0], P.ravel(b)[0]
+    assert stage.distance == pytest.approx(float((x - y).norm()))
+    mean = (x.square().sum() + y.square().sum()) / 2
+    assert stage.relative == pytest.approx(float((x - y).norm() / mean.sqrt()))
+    layer = stage.by_layer()["3"]
+    parts = [("3.weight", "3.bias"), ("3.weight",)]
+    right, wrong = (
+        math.sqrt(sum(stage.squares[n] for n in p) / sum(stage.sizes[n] for n in p)) for p in parts
+    )
+    assert layer == pytest.approx(right) != pytest.approx(wrong)
+
+
+def test_statistics_do_not_count():
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).eval()
+    sym, params = discover(model, torch.randn(3, 4)), P.of(model)
+    other = {n: t + 1 if "running" in n else t for n, t in params.items()}
+    assert difference(other, params, sym, nulls=2).rest == 0
+    assert output_error(model, other, params, random_inputs(torch.randn(3, 4))) > 0.01
+
+
+# ------------------------------------------------------------ related or not
+def test_copies_are_told_from_independent_networks(pair):
+    _, sym, a, b = pair
+    apart = difference(a, b, sym)
+    assert not apart.related
+    assert 0.8 < apart.share < 1.2
+    assert abs(apart.z) < 5
+    near = difference(element(noisy(a, 0.3), sym), a, sym)
+    assert near.related
+    assert near.share < 0.3
+    assert near.z < -20
+    assert near.chance > 1e-3  # no unit stands where it was but by chance
+
+
+def test_places_tell_a_common_start(pair):
+    """Noise that leaves little of the weights leaves units where they were."""
+    _, sym, a, _ = pair
+    far = difference(noisy(a, 1.2), a, sym)
+    assert far.share > 0.5
+    assert far.kept > 14
+    assert far.chance < 1e-6
+    assert far.related
+    assert not difference(element(noisy(a, 1.2), sym), a, sym).related
+
+
+def test_the_chance_of_places(pair):
+    """Fixed points of uniform permutations are Poisson, one in the mean for each group."""
+    _, sym, *_ = pair
+    generator = torch.Generator().manual_seed(0)
+    every = random_permutations(sym, generator, 20_000)
+    fixed = sum((p == torch.arange(p.shape[1])).sum(1) for p in every)
+    for kept in range(7):
+        found = Difference((), {}, {}, (), kept, 2, 28).chance
+        assert found == pytest.approx(scipy.stats.poisson.sf(kept - 1, 2))
+        assert found == pytest.approx(float((fixed >= kept).double().mean()), abs=0.02)
+
+
+def test_labels_do_not_count_where_units_are_alike(pair):
+    """Units of zeros fit anywhere: they are not taken for units in their places."""
+    _, sym, a, b = pair
+    empty = [{n: torch.zeros_like(t) for n, t in p.items()} for p in (a, b)]
+    found = difference(*empty, sym, nulls=2)
+    assert found.kept < 9
+    assert found.rest == 0
+
+
+# ------------------------------------------------------------ unrelated networks
+def test_unrelated_networks_keep_moments_and_nothing_else():
+    torch.manual_seed(0)
+    model = models.mlp(6, [16], 3).double()
+    sym, a = discover(model, torch.randn(2, 6).double()), P.of(model)
+    stack = unrelated(a, sym, 5)
+    for k in range(5):
+        own = {n: t[k] for n, t in stack.items()}
+        units, old = (torch.cat([w["1.weight"], w["1.bias"][:, None], w["3.weight"].T], 1)
+                      for w in (own, a))  # fmt: skip
+        torch.testing.assert_close(units.mean(0), old.mean(0))
+        torch.testing.assert_close(units.T.cov(), old.T.cov())
+        assert not torch.allclose(units.sort(0).values, old.sort(0).values)
+        products = (w["3.weight"] @ w["1.weight"] for w in (own, a))
+        torch.testing.assert_close(next(products), next(products))
+    assert not torch.allclose(stack["1.weight"][0], stack["1.weight"][1])
+    assert torch.equal(stack["3.bias"][0], a["3.bias"])
+    own = {n: t[0] for n, t in stack.items()}
+    assert output_error(model, own, a, random_inputs(torch.randn(3, 6).double())) > 0.1
+
+
+@pytest.mark.parametrize("name", ["resnet", "heads", "products"])
+def test_unrelated_networks_of_other_kinds(name):
+    _, sym, params = network(name)
+    stack = unrelated(params, sym, 2)
+    assert {n: t.shape[1:] for n, t in stack.items()} == {n: t.shape for n, t in params.items()}
+    for place in (p for g in sym.permutations for p in g.placements):
+        tensor = sym.axes[place.axis].tensor
+        norms = (stack[tensor].double().flatten(1).norm(dim=1), params[tensor].double().norm())
+        torch.testing.assert_close(norms[0], norms[1].expand(2))
+
+
+# ------------------------------------------------------------ outputs
+def test_half_way(pair):
+    """Against the formula written out; a line between equal networks has no barrier."""
+    model, sym, a, b = pair
+    inputs = random_inputs(torch.randn(4, 6).double(), draws=3)
+    x = torch.stack([i.args[0] for i in inputs])
+
+    def f(params):
+        with torch.no_grad():
+            return torch.func.functional_call(model, params, (x.flatten(0, 1),)).reshape(3, -1)
+
+    goal = (f(a) + f(b)) / 2
+    half = f({n: (a[n] + b[n]) / 2 for n in a})
+    expected = (half - goal).norm() / (goal - goal.mean(0)).norm()
+    assert half_way_error(model, a, b, inputs) == pytest.approx(float(expected))
+    assert half_way_error(model, a, a, inputs) == 0
+    first, again = (random_inputs(torch.randn(4, 6), seed=1)[2].args[0] for _ in range(2))
+    assert torch.equal(first, again)
+    tokens = torch.tensor([[1, 2]])
+    assert all(torch.equal(i.args[0], tokens) for i in random_inputs(tokens, draws=2))
+
+
+# ------------------------------------------------------------ mistakes
+@pytest.mark.bad_input
+def test_what_cannot_be_compared_is_refused(pair):
+    model, sym, a, b = pair
+    with pytest.raises(ValueError, match="`nulls` must be at least 2, got 1"):
+        difference(a, b, sym, nulls=1)
+    with pytest.raises(ValueError, match="`method` must be one of"):
+        difference(a, b, sym, method="weights")
+    broken = {**a, "1.weight": a["1.weight"] * math.nan}
+    for one, other in ((broken, b), (a, broken)):
+        with pytest.raises(ValueError, match="1.weight"):
+            difference(one, other, sym)
+    for stacked in ((P.stack([a, b]), b), (a, P.stack([a, b]))):
+        with pytest.raises(ValueError, match="must be one network"):
+            difference(*stacked, sym)
+    linear = nn.Linear(3, 2)
+    with pytest.raises(ValueError, match="must have units that can be exchanged"):
+        difference(P.of(linear), P.of(linear), discover(linear, torch.randn(1, 3)))
+
+
+def test_empty_stages_have_no_distance():
+    assert Stage("none", {}, {}).relative == 0
+    assert Stage("zero", {"w": 0.0}, {"w": 0.0}).by_layer() == {"w": 0.0}
+
+
+# ------------------------------------------------------------ signs of whole streams
+def test_a_stream_that_flips_as_a_whole_is_matched_with_signs():
+    """One sign for all channels of a stream is not one sign for each of them."""
+    model, x, sym, params = known("centred")
+    assert any(g.units == 1 for g in sym.signs)
+    for group, mirror in zip(sym.permutations, Plan(sym).mirrors, strict=True):
+        assert mirror is None or sym.signs[mirror].units == group.units
+    moved = element(params, sym)
+    found = match(moved, params, sym, signs=True, method="ascent")
+    assert output_error(model, found.apply(moved, sym), params, random_inputs(x)) < 1e-10
+
+
+# ------------------------------------------------------------ signs
+@pytest.mark.parametrize("name", ["tanh mlp", "resnet"])
+def test_fitted_signs_lower_the_distance(name):
+    """Flipped units come back, all members of a stack at once."""
+    model, sym, params = network(name)
+    generator = torch.Generator().manual_seed(0)
+    stack = P.stack([flip(params, sym, random_signs(sym, generator)) for _ in range(2)])
+    back = fitted_signs(stack, params, sym)
+    for n, t in params.items():
+        torch.testing.assert_close(back[n], t.expand_as(back[n]))
+    assert any(not torch.equal(stack[n][0], t) for n, t in params.items())
+
+
+def test_gains_tell_signs():
+    """A training step may change which weight is the largest, and not the sign of a gain."""
+    model, sym, params = network("resnet")
+    flipped = flip(params, sym, random_signs(sym, torch.Generator().manual_seed(0)))
+    steady = [with_steady_signs(p, sym) for p in (params, flipped)]
+    for n, t in steady[0].items():
+        torch.testing.assert_close(steady[1][n], t)
+    assert all(bool((params[n] > 0).all()) for n in params if n.endswith("bn1.weight"))
+    assert any(bool((flipped[n] < 0).any()) for n in params if n.endswith("bn1.weight"))
+    assert all(bool((steady[0][n] > 0).all()) for n in params if n.endswith("bn1.weight"))
+    found = difference(element(noisy(params, 0.2), sym), params, sym, nulls=2)
+    assert found.rest < 0.3

@@ -1,0 +1,105 @@
+"""Fingerprints: the same along orbits, others for other networks."""
+
+import math
+
+import pytest
+import torch
+from cases import CASES
+from disk_networks import Experts
+from mixing_networks import NETWORKS, WITH_PRODUCTS, known
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import Fingerprint, discover, fingerprint, min_mass, permute
+from lightning_bnn.symmetry.fingerprint import _STEP, _code, at_least_mass
+from lightning_bnn.symmetry.verify import random_element
+
+BY_NAME = {case.name: case for case in CASES}
+NAMES = ["mlp", "tanh mlp", "attention", "recurrent", "resnet", "adapter", "stream", "centred"]
+
+
+def network(name):
+    if name in {**NETWORKS, **WITH_PRODUCTS}:
+        _, _, sym, params = known(name)
+        return sym, params
+    model, _, sym = BY_NAME[name].known()
+    return sym, P.of(model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_networks_of_an_orbit_have_one(name):
+    """Also after their weights have been rounded; a change of one in a thousand is seen."""
+    sym, params = network(name)
+    own = fingerprint(params, sym)
+    moved = random_element(params, sym, torch.Generator().manual_seed(3), mixing=True)
+    rounded = {n: t.float() if t.is_floating_point() else t for n, t in moved.items()}
+    for other in (moved, rounded):
+        found = fingerprint(other, sym)
+        assert own.agrees(found)
+        assert found.attained
+        for tensor, norm in own.norms.items():
+            assert found.norms[tensor] == pytest.approx(norm, rel=1e-6, abs=1e-12)
+    changed = {n: t * 1.001 if P.is_weight(n, t) else t for n, t in params.items()}
+    assert not own.agrees(fingerprint(changed, sym))
+
+
+def test_norms_of_one_hidden_layer():
+    """What enters and what leaves a unit is as large, at least mass: a closed form."""
+    torch.manual_seed(0)
+    model = models.mlp(5, [7], 3).double()
+    sym, params = discover(model, torch.randn(2, 5).double()), P.of(model)
+    w, v = params["1.weight"], params["3.weight"]
+    products = float((w.norm(dim=1) * v.norm(dim=0)).sum()) ** 0.5
+    scales = (v.norm(dim=0) / w.norm(dim=1)).sqrt()
+    norms = fingerprint(params, sym).norms
+    assert norms["1.weight"] == pytest.approx(products)
+    assert norms["3.weight"] == pytest.approx(products)
+    assert norms["1.bias"] == pytest.approx(float((params["1.bias"] * scales).norm()))
+    assert norms["3.bias"] == pytest.approx(float(params["3.bias"].norm()))
+    assert norms["1.weight"] != pytest.approx(float(w.norm()), rel=1e-3)
+
+
+def test_experts_have_their_norms_together():
+    torch.manual_seed(0)
+    net = Experts()
+    sym, params = discover(net, torch.randn(5, 4)), P.of(net)
+    moved = permute(params, sym, [torch.arange(g.units).roll(1) for g in sym.permutations])
+    assert not torch.equal(moved["experts.0.0.weight"], params["experts.0.0.weight"])
+    assert fingerprint(moved, sym).norms == pytest.approx(fingerprint(params, sym).norms)
+    assert "experts.0.0.weight" in fingerprint(params, sym).norms
+    assert "experts.1.0.weight" not in fingerprint(params, sym).norms
+
+
+def test_at_most_one_word_changes_at_the_end_of_a_cell():
+    norms = torch.rand(5, generator=torch.Generator().manual_seed(0)).double() + 0.5
+    codes = [_code(norms * math.exp(_STEP * k / 400)) for k in range(801)]
+    fingerprints = [Fingerprint({}, code) for code in codes]
+    steps = list(zip(fingerprints, fingerprints[1:], strict=False))
+    assert all(a.agrees(b) for a, b in steps)
+    assert sum(a.code != b.code for a, b in steps) >= 16  # eight numbers, two words, two cells
+    assert not fingerprints[0].agrees(fingerprints[-1])
+    assert str(fingerprints[0]) == codes[0]
+
+
+def test_zeros_and_limits():
+    torch.manual_seed(0)
+    model = models.mlp(4, [5], 2)
+    sym, params = discover(model, torch.randn(2, 4)), P.of(model)
+    empty = {n: torch.zeros_like(t) for n, t in params.items()}
+    assert fingerprint(empty, sym).agrees(fingerprint(empty, sym))
+    assert set(fingerprint(empty, sym).norms.values()) == {0.0}
+    headless = {**params, "3.weight": torch.zeros(2, 5)}
+    assert not bool(min_mass(headless, sym).attained) or fingerprint(headless, sym).attained
+    least, attained = at_least_mass(P.stack([params, params]), sym)
+    assert least["1.weight"].shape == (2, 5, 4)
+    assert attained.shape == (2,)
+
+
+@pytest.mark.bad_input
+def test_no_fingerprint_of_what_is_no_network():
+    model = models.mlp(4, [5], 2)
+    sym, params = discover(model, torch.randn(2, 4)), P.of(model)
+    with pytest.raises(ValueError, match="1.weight"):
+        fingerprint({**params, "1.weight": params["1.weight"] / 0}, sym)
+    with pytest.raises(ValueError, match="must be one network"):
+        fingerprint(P.stack([params, params]), sym)
