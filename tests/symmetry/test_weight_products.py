@@ -243,6 +243,8 @@ def test_columns_of_a_low_rank_update_beside_fixed_inputs_do_not_move():
         (lambda v, c: v / v.std(1, keepdim=True), [5, 6], 0),
         (lambda v, c: v / v.amax(1, keepdim=True), [5, 6], 0),
         (lambda v, c: v / v.norm(dim=1, keepdim=True), [5, 6], 6),
+        (lambda v, c: v / v.square().sum(1, keepdim=True).sqrt(), [5, 6], 6),
+        (lambda v, c: v * (v.square().sum(1, keepdim=True) + 0.1).rsqrt(), [5, 6], 6),
     ],
 )
 def test_what_constants_and_statistics_of_rows_leave(computed, permuted, signs):

@@ -60,7 +60,9 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("abs", elementwise.absolute),
     ("gelu silu sigmoid hardswish hardsigmoid elu selu celu", elementwise.nonlinear),
     ("softplus mish relu6 log_sigmoid logit", elementwise.nonlinear),
-    ("exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal", elementwise.nonlinear),
+    ("exp exp2 expm1 log log2 log10 log1p reciprocal", elementwise.nonlinear),
+    ("sqrt", elementwise.root),
+    ("rsqrt", elementwise.inverse_root),
     ("erfc lgamma digamma acos floor ceil frac nan_to_num", elementwise.nonlinear),
     ("bitwise_not logical_not isnan isinf isfinite", elementwise.nonlinear),
     ("pow", elementwise.power),
@@ -196,7 +198,7 @@ _SHAPES = (shape.rearrange, shape.expand, repetition.repeat, repetition.repeat_i
 _POINTWISE = (
     *(elementwise.passthrough, elementwise.homogeneous, elementwise.odd, elementwise.nonlinear),
     *(elementwise.even, elementwise.absolute, elementwise.power, elementwise.clamp),
-    *(elementwise.clamp_max, elementwise.cast),
+    *(elementwise.clamp_max, elementwise.cast, elementwise.root, elementwise.inverse_root),
 )
 
 
