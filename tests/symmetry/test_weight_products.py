@@ -184,16 +184,30 @@ def test_convolutions_with_a_norm(norm):
     assert sizes(sym) == [4]
 
 
-def standardised(s, x):
-    v = s.h.weight
-    v = (v - v.mean((1, 2, 3), keepdim=True)) / (v.var((1, 2, 3), keepdim=True) + 1e-5).sqrt()
-    return s.c(torch.relu(F.conv2d(torch.relu(s.a(x)), v, s.h.bias)).mean((2, 3)))
+def by_variance(v):
+    return (v - v.mean((1, 2, 3), keepdim=True)) / (v.var((1, 2, 3), keepdim=True) + 1e-5).sqrt()
 
 
-def test_weight_standardisation_keeps_permutations():
+def by_both(v):
+    variance, mean = torch.var_mean(v, (1, 2, 3), correction=0, keepdim=True)
+    return (v - mean) * torch.rsqrt(variance + 1e-5)
+
+
+def by_deviation(v):
+    deviation, mean = torch.std_mean(v, dim=[1, 2, 3], keepdim=True)
+    return (v - mean) / (deviation + 1e-5)
+
+
+@pytest.mark.parametrize("standardised", [by_variance, by_both, by_deviation])
+def test_weight_standardisation_keeps_permutations(standardised):
+    def forward(s, x):
+        h = F.conv2d(torch.relu(s.a(x)), standardised(s.h.weight), s.h.bias)
+        return s.c(torch.relu(h).mean((2, 3)))
+
     layers = {"a": nn.Conv2d(2, 4, 3), "h": nn.Conv2d(4, 5, 3), "c": lin(5, 2)}
-    sym = exact(Forward(standardised, **layers).double(), random(2, 2, 7, 7))
+    sym = exact(Forward(forward, **layers).double(), random(2, 2, 7, 7))
     assert (sorted(sizes(sym)), sym.scaling_dof) == ([4, 5], 0)
+    assert not sym.frozen
 
 
 def test_a_cosine_classifier_keeps_permutations():

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lightning_bnn.symmetry.discovery.graph import Graph, ancestors
 from lightning_bnn.symmetry.discovery.values import is_random
 from lightning_bnn.symmetry.forward import Inputs, as_real, in_precision, same_noise
+from lightning_bnn.symmetry.fresh_memory import hand_back
 from lightning_bnn.symmetry.motions import Read
 from lightning_bnn.symmetry.rules.labels import operation_name
 from lightning_bnn.symmetry.rules.table import WITHOUT_VALUE
@@ -25,6 +26,7 @@ from lightning_bnn.symmetry.rules.table import WITHOUT_VALUE
 __all__ = ["NotRunnable", "streamed_outputs"]
 
 Cast = Callable[[Any], Any]
+_KEPT = 2**22  # bytes of results after which freed memory goes back to the system
 
 
 class NotRunnable(RuntimeError):
@@ -76,6 +78,7 @@ def _run(
     live = ancestors([*results, *draws])  # draws that nobody reads move those that follow, too
     done_after = _last_readers(module, live)
     values: dict[Node, Any] = {}
+    made = 0
 
     def value_of(node: Node) -> Any:
         if node not in values:
@@ -89,11 +92,15 @@ def _run(
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
         result = _call(node, args, kwargs, cast)
         del args, kwargs
+        made += sum(t.nbytes for t in tree_leaves(result) if isinstance(t, Tensor))
         if node.users:
             values[node] = result
         del result
         for read in done_after[node] - set(results):
             values.pop(read, None)
+        if made > _KEPT:
+            hand_back()
+            made = 0
     return [value_of(node) for node in results]
 
 

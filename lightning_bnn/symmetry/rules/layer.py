@@ -118,7 +118,9 @@ def convolution(transposed: bool = False) -> Rule:
         if isinstance(weight, Factored):
             groups = kwargs.get("groups", args[3] if len(args) > 3 else 1)
             return _computed_convolution(system, node, labels, weight, bias, groups, transposed)
-        if not isinstance(weight, Weight) or labels.ndim != len(weight.shape):
+        if not isinstance(weight, Weight):
+            raise Unsupported("a convolution by what is computed from activations")
+        if labels.ndim != len(weight.shape):
             raise Unsupported("a convolution without a batch dimension")
         groups = kwargs.get("groups", args[3] if len(args) > 3 else 1)
         incoming, out = system.collapse(labels, [1]), system.fresh(shape_of(node)[1])

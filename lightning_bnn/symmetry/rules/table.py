@@ -190,7 +190,7 @@ _OF_WEIGHTS: tuple[tuple[str, Rule], ...] = (
     ("mul multiply", weight_products.multiply),
     ("div divide true_divide", weight_products.divide),
     ("mean sum", weight_products.reduction),
-    ("norm linalg_vector_norm var std amax amin", weight_products.norm),
+    ("norm linalg_vector_norm var std var_mean std_mean amax amin", weight_products.norm),
     ("softmax _softmax log_softmax _log_softmax", weight_products.softmax),
     ("_weight_norm _weight_norm_interface", weight_products.weight_norm),
 )
