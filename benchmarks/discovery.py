@@ -10,6 +10,7 @@ are listed at the end.
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import multiprocessing
@@ -122,10 +123,8 @@ def from_timm(name):
     model = timm.create_model(name, pretrained=False)
     size = model.default_cfg.get("input_size", (3, 224, 224))
     if size[-1] > 256:
-        try:
+        with contextlib.suppress(Exception):  # it may take no other size
             model, size = timm.create_model(name, pretrained=False, img_size=224), (3, 224, 224)
-        except Exception:  # noqa: BLE001  (it takes no other size)
-            pass
     return model, torch.randn(1, *size)
 
 

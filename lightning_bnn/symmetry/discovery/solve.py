@@ -200,8 +200,8 @@ def _fixpoint(
             done = fixed[product.a] | fixed[product.b] | fixed[product.out]
             progressed |= bool(done.any())
             if not done.all():
-                rest = (nodes[~done] for nodes in product[:3])
-                still.append(Product(*rest, *product[3:]))
+                out, a, b = (x[~done] for x in (product.out, product.a, product.b))
+                still.append(product._replace(out=out, a=a, b=b))
         if not progressed:
             if before is None:
                 before, free = roots, tuple(still)

@@ -26,7 +26,7 @@ from lightning_bnn.symmetry.rules.table import WITHOUT_VALUE
 __all__ = ["NotRunnable", "streamed_outputs"]
 
 Cast = Callable[[Any], Any]
-_KEPT = 2**22  # bytes of results after which freed memory goes back to the system
+_KEPT = 2**22  # bytes of results after which freed memory goes back to the system, at least
 
 
 class NotRunnable(RuntimeError):
@@ -54,8 +54,9 @@ def streamed_outputs(
         value = given[node] if source.kind == "input" else source.tensor
         return in_precision(value.clone(), precision) if isinstance(value, Tensor) else value
 
+    size = sum(s.tensor.nbytes for s in graph.sources.values() if s.kind == "parameter")
     with same_noise(s.tensor for s in graph.sources.values()):
-        values = _run(graph.module, source, graph.outputs, cast)
+        values = _run(graph.module, source, graph.outputs, cast, max(_KEPT, size // 8))
     return [as_real(t) for t in values]
 
 
@@ -71,7 +72,11 @@ def _given(graph: Graph, inputs: Inputs) -> Mapping[Node, Any]:
 
 # ------------------------------------------------------------ one node after the other
 def _run(
-    module: GraphModule, source: Callable[[Node], Any], results: Iterable[Node], cast: Cast
+    module: GraphModule,
+    source: Callable[[Node], Any],
+    results: Iterable[Node],
+    cast: Cast,
+    kept: int = _KEPT,
 ) -> list[Any]:
     results = list(results)
     draws = (n for n in module.graph.nodes if n.op == "call_function" and is_random(n))
@@ -98,7 +103,7 @@ def _run(
         del result
         for read in done_after[node] - set(results):
             values.pop(read, None)
-        if made > _KEPT:
+        if made > kept:
             hand_back()
             made = 0
     return [value_of(node) for node in results]
