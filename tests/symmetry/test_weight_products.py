@@ -198,7 +198,12 @@ def by_deviation(v):
     return (v - mean) / (deviation + 1e-5)
 
 
-@pytest.mark.parametrize("standardised", [by_variance, by_both, by_deviation])
+def by_batch_norm(v):
+    rows = v.reshape(1, len(v), -1)
+    return F.batch_norm(rows, None, None, training=True, momentum=0.0).reshape_as(v)
+
+
+@pytest.mark.parametrize("standardised", [by_variance, by_both, by_deviation, by_batch_norm])
 def test_weight_standardisation_keeps_permutations(standardised):
     def forward(s, x):
         h = F.conv2d(torch.relu(s.a(x)), standardised(s.h.weight), s.h.bias)
@@ -207,6 +212,36 @@ def test_weight_standardisation_keeps_permutations(standardised):
     layers = {"a": nn.Conv2d(2, 4, 3), "h": nn.Conv2d(4, 5, 3), "c": lin(5, 2)}
     sym = exact(Forward(forward, **layers).double(), random(2, 2, 7, 7))
     assert (sorted(sizes(sym)), sym.scaling_dof) == ([4, 5], 0)
+    assert not sym.frozen
+
+
+@pytest.mark.parametrize(
+    ("computed", "permuted", "scales"),
+    [
+        # outputs against `o`, that against the last layer; columns against numbers, of which one
+        # for each channel is found, none for places of the kernel
+        (lambda s, w: w * s.m, [5], 5 + 5 + 4),
+        (lambda s, w: torch.sin(w), [4, 5], 5),
+        (
+            lambda s, w: F.batch_norm(
+                w[None], None, None, weight=(0.3 * s.g).view(-1), training=True
+            ),
+            [4, 5],
+            5 + 5,
+        ),
+    ],
+    ids=["a vector of the state", "sine", "batch norm with a gain"],
+)
+def test_a_flattened_kernel_goes_on_with_its_channels(computed, permuted, scales):
+    def forward(s, x):
+        w = computed(s, s.h.weight.flatten(1)).view_as(s.h.weight)
+        return s.c(torch.relu(F.conv2d(torch.tanh(s.a(x)), w) * s.o[:, None, None]).mean((2, 3)))
+
+    layers = {"a": nn.Conv2d(2, 4, 3), "h": nn.Conv2d(4, 5, 3), "c": lin(5, 2)}
+    model = Forward(forward, **layers)
+    model.m, model.o, model.g = w(36), w(5), w(5, 1, 1, 1)
+    sym = exact(model.double(), random(2, 2, 7, 7))
+    assert (sorted(sizes(sym)), sym.scaling_dof) == (permuted, scales)
     assert not sym.frozen
 
 

@@ -192,6 +192,7 @@ _OF_WEIGHTS: tuple[tuple[str, Rule], ...] = (
     ("mean sum", weight_products.reduction),
     ("norm linalg_vector_norm var std var_mean std_mean amax amin", weight_products.norm),
     ("softmax _softmax log_softmax _log_softmax", weight_products.softmax),
+    ("batch_norm _native_batch_norm_legit", weight_products.batch_norm),
     ("_weight_norm _weight_norm_interface", weight_products.weight_norm),
 )
 _SHAPES = (shape.rearrange, shape.expand, repetition.repeat, repetition.repeat_interleave)
