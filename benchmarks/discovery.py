@@ -2,24 +2,29 @@
 
     python benchmarks/discovery.py
     python benchmarks/discovery.py --timm 100   # the first hundred families of timm, if it is there
+    python benchmarks/discovery.py --timm 100 --results walk.json   # resumes where it stopped
 
 Prints parameters, their bytes, the peak of memory beyond what the process held before as a multiple
-of these, and CPU seconds on one thread. Networks of timm that need more than 60 s of wall time or
-6 GB are listed at the end.
+of these, and CPU seconds on one thread. Networks of timm that need more than 60 of these or 6 GB
+are listed at the end.
 """
 
 import argparse
+import contextlib
 import json
+import logging
+import multiprocessing
 import resource
-import subprocess
-import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from lightning_bnn.symmetry import discover
 
 SECONDS, GIGABYTES = 60, 6
 
@@ -112,48 +117,48 @@ NETWORKS = {
 
 
 def from_timm(name):
+    """A network and an image of its size; a small one where that would be large and need not be."""
     import timm
 
     model = timm.create_model(name, pretrained=False)
     size = model.default_cfg.get("input_size", (3, 224, 224))
+    if size[-1] > 256:
+        with contextlib.suppress(Exception):  # it may take no other size
+            model, size = timm.create_model(name, pretrained=False, img_size=224), (3, 224, 224)
     return model, torch.randn(1, *size)
 
 
 def families(count):
-    """The member with the smallest name of its input and size in each of the first families."""
+    """The smallest member of each of the first families, as far as a look at a few can tell."""
     import timm
 
-    members = {}
-    for name in timm.list_models():
-        members.setdefault(timm.models._registry._model_to_module[name], []).append(name)
-    return [_smallest(names) for _, names in sorted(members.items())[:count]]
+    modules = timm.list_modules()[:count]
+    return [_smallest(timm.list_models(module=m)) for m in modules if timm.list_models(module=m)]
+
+
+SMALL = "test_ atto pico femto nano micro xxs xxt tiny small _s _xs _m0 _t0 _t8 18 14 b0 s0".split()
 
 
 def _smallest(names):
-    """The one that sounds smallest: building them all would take an hour."""
-    words = (
-        "test",
-        "atto",
-        "pico",
-        "femto",
-        "nano",
-        "micro",
-        "tiny",
-        "xx",
-        "small",
-        "xs",
-        "_s",
-        "18",
-        "b0",
-        "s0",
-    )
-    rank = [min((k for k, w in enumerate(words) if w in n), default=len(words)) for n in names]
-    return min(zip(rank, names, strict=True))[1]
+    """The fewest parameters among a few short names that promise few."""
+    import timm
+
+    ranked = sorted(names, key=lambda n: (not any(s in n for s in SMALL), len(n), n))[:3]
+    sizes = {}
+    for name in ranked:
+        with torch.device("meta"):
+            try:
+                sizes[name] = sum(p.numel() for p in timm.create_model(name).parameters())
+            except Exception:  # noqa: BLE001  (some do not build without memory)
+                sizes[name] = 10**9
+    return min(sizes, key=sizes.__getitem__)
 
 
 # ------------------------------------------------------------ one process
 def held():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    """Bytes in memory, without files, which a process that was forked reads again."""
+    _, resident, of_files, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(resident) - int(of_files)) * resource.getpagesize()
 
 
 def watch(peak):
@@ -163,17 +168,13 @@ def watch(peak):
 
 
 def measure(name):
-    """Print what one network needs, as JSON."""
-    from lightning_bnn.symmetry import discover
-
-    torch.set_num_threads(1)
+    """What one network needs, and what is found in it."""
     torch.manual_seed(0)
     if name in NETWORKS:
         build, example = NETWORKS[name]
         model, x = build(), example()
     else:
         model, x = from_timm(name)
-    discover(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(4, 2))
     before, start, peak = held(), time.process_time(), [0]
     threading.Thread(target=watch, args=(peak,), daemon=True).start()
     sym = discover(model, x)
@@ -182,23 +183,41 @@ def measure(name):
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     refuted = sum("numerical check" in f.reason for f in sym.frozen)
     found = (len(sym.permutations), sym.scaling_dof, sym.sign_dof, len(sym.frozen), refuted)
-    print(json.dumps([numbers, size, peak[0] - before, seconds, sym.error, found]))
+    return [numbers, size, peak[0] - before, seconds, sym.error, found]
+
+
+def _report_to(pipe, name):
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS + 15,) * 2)  # of this process alone
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    try:
+        pipe.send(measure(name))
+    except BaseException as error:  # noqa: BLE001  (whatever happens is a result)
+        pipe.send(f"{type(error).__name__}: {error}".splitlines()[0])
+
+
+def in_a_process(name):
+    """The same in a process that has imported everything; a sentence where there is no result."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_report_to, args=(theirs, name))
+    process.start()
+    theirs.close()
+    try:
+        result = ours.recv() if ours.poll(20 * SECONDS) else "it hangs"
+    except EOFError:
+        result = f"beyond {SECONDS} s, or killed for its memory"
+    process.kill()
+    process.join()
+    return result
 
 
 def line(name):
     """One row of the table; why there is none, where a limit was met."""
-    command = [sys.executable, __file__, "--only", name]
-    try:
-        run = subprocess.run(
-            command, capture_output=True, text=True, timeout=SECONDS + 30, check=False,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (SECONDS + 15,) * 2),
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"{name:<34}beyond {SECONDS} s", True
-    if run.returncode:
-        why = (run.stderr.strip().splitlines() or [f"exit {run.returncode}"])[-1]
-        return f"{name:<34}{why[:90]}", True
-    numbers, size, peak, seconds, error, found = json.loads(run.stdout.splitlines()[-1])
+    result = in_a_process(name)
+    if isinstance(result, str):
+        return f"{name:<34}{result[:90]}", True
+    numbers, size, peak, seconds, error, found = result
     text = f"{name:<34}{numbers / 1e6:>8.1f}{size / 2**20:>8.0f}{peak / 2**20:>8.0f}"
     text += f"{peak / size:>7.1f}{seconds:>7.1f}{error:>9.0e}  " + " ".join(map(str, found))
     return text, seconds > SECONDS or peak > GIGABYTES * 1e9
@@ -207,23 +226,31 @@ def line(name):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--timm", type=int, default=0, help="so many families of timm")
-    parser.add_argument("--only", help="one network, measured in this process")
+    parser.add_argument("--only", help="one network")
+    parser.add_argument("--results", type=Path, default=Path("/dev/null"), help="resumes from it")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    discover(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)), torch.ones(4, 2))
+    file = arguments.results
+    known = json.loads((file.read_text() if file.exists() else "") or "{}")
     if arguments.only:
-        measure(arguments.only)
+        names = [arguments.only]
+    elif arguments.timm:
+        names = known["families"] = known.get("families") or families(arguments.timm)
     else:
-        table(families(arguments.timm) if arguments.timm else list(NETWORKS))
+        names = list(NETWORKS)
+    table(names, known, file)
 
 
-def table(names):
+def table(names, known, file):
     print(f"{'network':<34}{'million':>8}{'MiB':>8}{'peak':>8}{'ratio':>7}{'CPU s':>7}{'error':>9}"
           "  groups scales signs frozen refuted")  # fmt: skip
-    beyond = []
     for name in names:
-        text, is_beyond = line(name)
-        print(text, flush=True)
-        beyond += [name] * is_beyond
-    print("beyond the limits:", ", ".join(beyond) or "none")
+        if name not in known:
+            known[name] = line(name)
+            file.write_text(json.dumps(known, indent=1))
+        print(known[name][0], flush=True)
+    print("beyond the limits:", ", ".join(n for n in names if known[n][1]) or "none")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ def permuted(weights: Weights, symmetries: Any, orders: list[np.ndarray]) -> Wei
     moved = dict(weights)
     for tensor in _tensors(symmetries, symmetries.permutations):
         moved[tensor] = _moved(weights[tensor], tensor, symmetries, orders)
+    for group, order in zip(symmetries.permutations, orders, strict=True):
+        for row in group.tensors:  # whole tensors, such as those of experts, change places
+            moved |= {name: moved[row[k]] for name, k in zip(row, order.tolist(), strict=True)}
     return _with_aliases(moved, symmetries)
 
 
@@ -46,6 +49,36 @@ def mixed(weights: Weights, symmetries: Any, matrices: list[np.ndarray]) -> Weig
                     new[..., repeat] = rows[..., repeat] @ g.T
             result[axis.tensor] = _from_a_row(new, result[axis.tensor], axis)
     return _with_aliases(result, symmetries)
+
+
+def shifted(weights: Weights, symmetries: Any, values: list[np.ndarray]) -> Weights:
+    """Biases and tables plus a vector, or minus it; the biases of readers lose what it adds."""
+    result = dict(weights)
+    for group, value in zip(symmetries.shifts, values, strict=True):
+        before = dict(result)
+        for place in group.placements:
+            axis = symmetries.axes[place.axis]
+            row = _in_a_row(result[axis.tensor], axis) + place.exponent * _spread(
+                place, axis, value
+            )
+            result[axis.tensor] = _from_a_row(row, result[axis.tensor], axis)
+        for reader in group.readers:
+            axis = symmetries.axes[reader.channels.axis]
+            incoming = np.split(_in_a_row(before[axis.tensor], axis), axis.blocks, -1)
+            added = np.split(_spread(reader.channels, axis, value), axis.blocks)
+            parts = [
+                (w @ c).reshape(len(w), -1).sum(1) for w, c in zip(incoming, added, strict=True)
+            ]
+            result[reader.bias] = result[reader.bias] - np.concatenate(parts)
+    return _with_aliases(result, symmetries)
+
+
+def _spread(place: Any, axis: Any, value: np.ndarray) -> np.ndarray:
+    """A number for every position of an axis, 0 where a place has none."""
+    row = np.zeros(axis.blocks * axis.size)
+    for number, positions in zip(value, place.positions.numpy(), strict=True):
+        row[positions] = number
+    return row
 
 
 def _in_a_row(w: np.ndarray, axis: Any) -> np.ndarray:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from plain_actions import Weights, mixed, multiplied, permuted
+from plain_actions import Weights, mixed, multiplied, permuted, shifted
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-KINDS = ("permutations", "scalings", "signs", "linear")
+KINDS = ("permutations", "scalings", "signs", "linear", "shifts")
 WRONG = 1e-9  # relative error of outputs, in float64
 Run = Callable[[Weights], list[np.ndarray]]
 
@@ -150,7 +150,7 @@ def _without_a_place(symmetries: Any) -> Any:
     for group in symmetries.permutations:
         if len({symmetries.axes[p.axis].tensor for p in group.placements}) > 1:
             wrong = replace(group, placements=group.placements[:1])
-            return replace(symmetries, permutations=(wrong,), linear=())
+            return replace(symmetries, permutations=(wrong,), linear=(), shifts=())
     return None
 
 
@@ -161,12 +161,14 @@ def _element(symmetries: Any, kinds: Iterable[str], random: Any) -> dict[str, li
         "scalings": lambda g: np.exp(0.5 * random.standard_normal(g.units)),
         "signs": lambda g: random.choice([-1.0, 1.0], g.units),
         "linear": lambda g: np.stack([_matrix(g.kind, g.size, random) for _ in range(g.spaces)]),
+        "shifts": lambda g: 0.5 * random.standard_normal(g.size),
     }
     rest = {
         "permutations": lambda g: np.arange(g.units),
         "scalings": lambda g: np.ones(g.units),
         "signs": lambda g: np.ones(g.units),
         "linear": lambda g: np.stack([np.eye(g.size)] * g.spaces),
+        "shifts": lambda g: np.zeros(g.size),
     }
     return {
         kind: [(draws if kind in kinds else rest)[kind](g) for g in getattr(symmetries, kind, ())]
@@ -199,6 +201,8 @@ def _matrix(kind: str, size: int, random: Any) -> np.ndarray:
 
 
 def _act(weights: Weights, symmetries: Any, element: dict[str, list[np.ndarray]]) -> Weights:
+    if element["shifts"]:
+        weights = shifted(weights, symmetries, element["shifts"])
     for kind in ("scalings", "signs"):
         weights = multiplied(weights, symmetries, kind, element[kind])
     if element["linear"]:

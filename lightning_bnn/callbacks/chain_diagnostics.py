@@ -19,7 +19,7 @@ from lightning_bnn.metrics import effective_sample_size, rhat, tail_effective_sa
 from lightning_bnn.params import Params
 from lightning_bnn.plots import chains_figure
 from lightning_bnn.symmetry import Symmetries, canonicalise, discover
-from lightning_bnn.symmetry.canonical import Scaling
+from lightning_bnn.symmetry.scales_and_signs import Scaling
 from lightning_bnn.symmetry.sorting import SortKey
 
 __all__ = ["ChainDiagnostics"]

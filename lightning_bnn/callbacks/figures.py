@@ -19,7 +19,7 @@ from lightning_bnn.plots import (
     trajectories_figure,
 )
 from lightning_bnn.symmetry import canonicalise
-from lightning_bnn.symmetry.canonical import Scaling
+from lightning_bnn.symmetry.scales_and_signs import Scaling
 from lightning_bnn.symmetry.sorting import SortKey
 
 __all__ = ["PosteriorFigures"]

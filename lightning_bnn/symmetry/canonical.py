@@ -8,43 +8,33 @@ commutes with permutations: the result is the same for every network of an orbit
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, get_args
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.actions import multiply, permute, shift_logits
-from lightning_bnn.symmetry.axis_actions import Kind, axis_factors, broadcastable
 from lightning_bnn.symmetry.balanced_form import balancing_matrices, orienting_matrices
-from lightning_bnn.symmetry.groups import Group, Placement, Symmetries
+from lightning_bnn.symmetry.groups import Group, Symmetries
 from lightning_bnn.symmetry.min_mass import min_mass
 from lightning_bnn.symmetry.mixing import mix_some
-from lightning_bnn.symmetry.second_scales import check_norms_fix_scales
+from lightning_bnn.symmetry.scales_and_signs import Scaling, canonical_scales_and_signs
 from lightning_bnn.symmetry.shifting import remove_shifts
 from lightning_bnn.symmetry.sorting import SortKey, sort_permutations
 from lightning_bnn.symmetry.spaces import covered
 from lightning_bnn.symmetry.units import (
-    side_by_side,
-    sorted_rows,
-    statistic,
-    twin_places,
     unit_rows,
     writer,
 )
-from lightning_bnn.symmetry.validation import check_finite, check_params
+from lightning_bnn.symmetry.validation import check_params
 
 __all__ = [
     "canonical_scales_and_signs",
     "canonicalise",
     "remove_softmax_shift",
 ]
-
-Scaling = Literal["unit-norm", "unit-std", "min-mass"]
-_ROUNDING = 64  # units in the last place
-_log = logging.getLogger(__name__)
 
 
 def canonicalise(
@@ -171,153 +161,6 @@ def _reads_mixed_channels(sym: Symmetries, kinds: Sequence[str]) -> bool:
         if g.kind in kinds
         for p in g.placements
     )
-
-
-# ------------------------------------------------------------ scales and signs
-def canonical_scales_and_signs(
-    params: Params,
-    sym: Symmetries,
-    scaling: Scaling | None,
-    target: float = 1.0,
-    *,
-    held: Sequence[Tensor] | None = None,
-) -> tuple[list[Tensor], list[Tensor]]:
-    """The scales that bring every unit to the target, and the signs of the canonical form.
-
-    A unit's sign makes the largest of the weights that enter it, in absolute value, positive. Units
-    without incoming weight keep their scale, with a warning.
-
-    Args:
-        params: one network or a stack.
-        sym: what `discover` returned.
-        scaling: as in `canonicalise`; ``None`` leaves all scales at one.
-        target: the norm or standard deviation that every unit gets.
-        held: for every group of scalings, a mask of the units whose scale stays one.
-    """
-    if scaling is not None and scaling not in get_args(Scaling):
-        raise ValueError(
-            f"`scaling` must be one of {', '.join(get_args(Scaling))} or None, got {scaling!r}."
-        )
-    check_params(params, sym)
-    check_finite(params, sym)
-    if not 0 < target < float("inf"):
-        raise ValueError(f"`target` must be positive and finite, got {target}.")
-    factors: dict[Kind, list[Tensor]] = {
-        "scalings": [torch.ones(g.units) for g in sym.scalings],
-        "signs": [torch.ones(g.units) for g in sym.signs],
-    }
-    if scaling == "min-mass" and sym.scalings:
-        factors["scalings"] = list(min_mass(params, sym, tolerance=1e-16).scales)
-    dead = 0
-    for _, kind, index, place in _in_order(sym, scaling, held):
-        group = sym.scalings[index] if kind == "scalings" else sym.signs[index]
-        twins = [_with_factors(params, sym, factors, p) for p in twin_places(sym, group, place)]
-        w = side_by_side(twins, sym, sym.axes[place.axis])
-        if kind == "signs":
-            factors[kind][index] = _sign_of_largest(params, sym, sym.signs[index], place, w)
-        elif scaling in ("unit-norm", "unit-std"):
-            size = statistic(params, sym, place, "norm" if scaling == "unit-norm" else "std", w)
-            _check_sizes(size, sym.axes[place.axis].tensor)
-            usable = size > 0
-            fixed = torch.zeros_like(usable) if held is None else held[index].to(usable.device)
-            scale = torch.where(usable, target / torch.where(usable, size, 1), 1)
-            there = (scale - 1).abs() <= _ROUNDING * torch.finfo(size.dtype).eps
-            factors[kind][index] = torch.where(there | fixed, 1, scale)  # again changes nothing
-            dead += int((~usable & ~fixed).sum())
-    if dead:
-        _log.warning("%d units have no incoming weight: their scale is left alone.", dead)
-    return factors["scalings"], factors["signs"]
-
-
-def _check_sizes(size: Tensor, name: str) -> None:
-    if not bool(torch.isfinite(size).all()):
-        kind = str(size.dtype).removeprefix("torch.")
-        raise ValueError(f"`params`: the squares of {name!r} overflow in {kind}.")
-
-
-def _in_order(
-    sym: Symmetries, scaling: Scaling | None, held: Sequence[Tensor] | None
-) -> list[tuple[int, Kind, int, Placement]]:
-    """Every group with the place that writes it, as they are treated."""
-    found = sorted(_writers(sym), key=lambda w: w[:3])
-    if scaling in ("unit-norm", "unit-std"):
-        places = [(index, place) for _, kind, index, place in found if kind == "scalings"]
-        check_norms_fix_scales(sym, places, held)
-    return found
-
-
-def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:
-    """Every group with the place that writes it."""
-    kinds: tuple[tuple[Kind, Sequence[Group]], ...] = (
-        ("scalings", sym.scalings),
-        ("signs", sym.signs),
-    )
-    for kind, groups in kinds:
-        for index, group in enumerate(groups):
-            place = writer(sym, group)
-            if place is not None:
-                yield max(p.axis for p in twin_places(sym, group, place)), kind, index, place
-
-
-def _sign_of_largest(
-    params: Params, sym: Symmetries, group: Group, place: Placement, w: Tensor
-) -> Tensor:
-    """The sign of the largest weight; of the next where two of both signs are as large, and so on.
-
-    Where the weights are their own mirror image up to rounding, the biases decide, then the first
-    weight if the order of the inputs is given. What is its own mirror image in all keeps its sign.
-    """
-    rows = unit_rows(params, sym, place, w)
-    up, down = rows.amax(-1), -rows.amin(-1)
-    sign = _signs((up - down)[..., None], torch.maximum(up, down).amax(-1))[..., 0]
-    if bool((sign == 0).any()):
-        sign = torch.where(sign == 0, _sign_of_all(params, sym, group, place, rows), sign)
-    return torch.where(sign < 0, -1.0, 1.0).to(rows)
-
-
-def _sign_of_all(
-    params: Params, sym: Symmetries, group: Group, place: Placement, rows: Tensor
-) -> Tensor:
-    ascending = rows.sort(-1).values
-    parts = [ascending.flip(-1) + ascending]
-    parts.append(sorted_rows(rows, sym, place) - sorted_rows(-rows, sym, place))
-    for other in group.placements:
-        if sym.axes[other.axis].role == "bias" and sym.axes[other.axis].tensor in params:
-            parts.append(unit_rows(params, sym, other))
-    if _inputs_have_an_order(sym, place):
-        parts.append(rows)
-    signs = torch.cat([_signs(part, part.abs().amax((-1, -2))) for part in parts], -1)
-    first = (signs != 0).to(torch.uint8).argmax(-1, keepdim=True)
-    return torch.take_along_dim(signs, first, -1)[..., 0]
-
-
-def _signs(values: Tensor, largest: Tensor) -> Tensor:
-    """Signs of numbers; those that rounding explains are zero."""
-    size = largest[..., None, None] * _ROUNDING * torch.finfo(values.dtype).eps
-    return torch.where(values.abs() > size, values.sign(), 0)
-
-
-def _inputs_have_an_order(sym: Symmetries, place: Placement) -> bool:
-    tensor = sym.axes[place.axis].tensor
-    moved = sym.placements_by_axis("permutations")
-    return not any(sym.axes[a].tensor == tensor and a != place.axis for a in moved)
-
-
-def _with_factors(
-    params: Params, sym: Symmetries, factors: Mapping[Kind, Sequence[Tensor]], place: Placement
-) -> Tensor:
-    """The writing tensor after the factors found so far have acted on it."""
-    tensor = sym.axes[place.axis].tensor
-    w = params[tensor]
-    offset = 1 if is_stacked({tensor: w}, sym.shapes) else 0
-    for kind, values in factors.items():
-        for axis, places in sym.placements_by_axis(kind).items():
-            if sym.axes[axis].tensor == tensor and any(
-                bool((values[g] != 1).any()) for g, _ in places
-            ):
-                factor = axis_factors(sym, axis, kind, values, w.dtype, w.device)
-                w = w * broadcastable(factor, sym.axes[axis], w, offset)
-    return w
 
 
 # ------------------------------------------------------------ softmax

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_bnn.symmetry.groups import Symmetries
 
-__all__ = ["Composites", "axis_powers", "factor_tables"]
+__all__ = ["Composites", "axis_powers", "factor_index", "factor_tables"]
 
 
 @dataclass(frozen=True)
@@ -120,3 +120,18 @@ def _index(
     if powers in ((1,), (-1,)):
         return variables[0] + (n + 1 if powers[0] < 0 else 0)
     return 2 * n + 1 + known.setdefault((variables, powers), len(known))
+
+
+def factor_index(sym: Symmetries, axis: int) -> Tensor:
+    """Index of the factor of every position on an axis that has no composites, see `Matrix`."""
+    n, start = sym.scaling_dof, 0
+    table = torch.full((sym.axes[axis].blocks * sym.axes[axis].size,), n)
+    starts = []
+    for group in sym.scalings:
+        starts.append(start)
+        start += group.units
+    for g, place in sym.placements_by_axis("scalings")[axis]:
+        unit = starts[g] + torch.arange(sym.scalings[g].units)
+        index = unit if place.exponent > 0 else unit + n + 1
+        table[place.positions] = index[:, None].expand_as(place.positions)
+    return table

@@ -1,13 +1,16 @@
 """Memory for many large tensors in turn: what one of them has left is given to the next.
 
 The first pass over new memory is several times as slow as all later ones, since the system hands it
-out page by page, and takes it back when a large tensor is freed.
+out page by page, and takes it back when a large tensor is freed. Where the C library keeps it
+instead, in pieces that fit nothing later, `hand_back` returns it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -17,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["copied", "fresh", "reused_memory"]
+__all__ = ["copied", "fresh", "hand_back", "reused_memory"]
 
 _SMALL, _SLAB, _ALIGNED = 2**16, 2**23, 64
 Block = NDArray[np.uint8]
@@ -62,6 +65,7 @@ def reused_memory() -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+        hand_back()
 
 
 def fresh(shape: torch.Size, dtype: torch.dtype, device: Any = "cpu") -> Tensor:
@@ -75,3 +79,18 @@ def fresh(shape: torch.Size, dtype: torch.dtype, device: Any = "cpu") -> Tensor:
 def copied(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """A contiguous copy in memory of its own, in another precision where one is given."""
     return fresh(tensor.shape, dtype or tensor.dtype, tensor.device).copy_(tensor)
+
+
+def hand_back() -> None:
+    """Return to the system what the C library keeps of freed memory, where it can be asked to."""
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    try:
+        return ctypes.CDLL(None).malloc_trim  # of glibc
+    except (AttributeError, OSError, TypeError):
+        return None

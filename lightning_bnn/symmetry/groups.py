@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.symmetry.coverage import scales_inside
+from lightning_bnn.symmetry.groups_table import table
 from lightning_bnn.symmetry.linear_groups import LinearGroup
 from lightning_bnn.symmetry.placements import Axis, Placement
 from lightning_bnn.symmetry.shift_groups import Reader, ShiftGroup
@@ -163,12 +163,6 @@ class Symmetries:
         matrices = sum(g.dimension for g in self.linear)
         return self.scaling_dof - covered + matrices + self.shift_dof
 
-    @property
-    def _described_dimension(self) -> str:
-        numbers = sum(shape.numel() for shape in self.shapes.values())
-        share = f" ({100 * self.dimension / numbers:.2g} % of all numbers)" if numbers else ""
-        return f"{self.dimension}{share}"
-
     @cached_property
     def mixed_scales(self) -> tuple[Tensor, ...]:
         """For every group of scalings, which of its units a group of matrices contains."""
@@ -251,69 +245,7 @@ class Symmetries:
 
     def __str__(self) -> str:
         """A table: one line per kind of group, the counts, and what is frozen."""
-        lines = [f"{'kind':<12}{'units':>7}{'groups':>8}  acts on"]
-        for title, groups in (
-            ("permutation", self.permutations),
-            ("scaling", self.scalings),
-            ("sign", self.signs),
-        ):
-            lines += _rows(title, groups)
-        lines += _linear_rows(self.linear)
-        lines += _shift_rows(self.shifts)
-        lines.append(
-            f"permutations: 10^{self.log10_permutations:.1f}   free scales: {self.scaling_dof}   "
-            f"free signs: {self.sign_dof}   continuous dimension: {self._described_dimension}"
-        )
-        lines += [f"frozen: {item}" for item in self.frozen]
-        if self.constants:
-            lines.append(f"read as constants: {_shorten(list(self.constants))}")
-        if self.evaluation_only:
-            lines.append(f"evaluation only: {self.evaluation_only}")
-        if self.unchecked:
-            lines.append(f"not checked: {self.unchecked}")
-        return "\n".join(lines)
-
-
-def _rows(title: str, groups: tuple[Group, ...]) -> list[str]:
-    counts: Counter[tuple[str, int]] = Counter()
-    names: dict[tuple[str, int], list[str]] = {}
-    for group in groups:
-        label = "block perm." if getattr(group, "kind", "") == "block" else title
-        counts[label, group.units] += 1
-        names.setdefault((label, group.units), []).append(group.name)
-    return [
-        f"{label:<12}{units:>7}{count:>8}  {_shorten(names[label, units])}"
-        for (label, units), count in counts.items()
-    ]
-
-
-def _linear_rows(groups: tuple[LinearGroup, ...]) -> list[str]:
-    names: dict[tuple[str, int], list[str]] = {}
-    spaces: Counter[tuple[str, int]] = Counter()
-    for group in groups:
-        spaces[group.kind, group.size] += group.spaces
-        names.setdefault((group.kind, group.size), []).append(group.name)
-    return [
-        f"{kind:<12}{size:>7}{count:>8}  {_shorten(names[kind, size])}"
-        for (kind, size), count in spaces.items()
-    ]
-
-
-def _shift_rows(groups: tuple[ShiftGroup, ...]) -> list[str]:
-    lines = []
-    for title, dead in (("shift", False), ("dead bias", True)):
-        names = [g.name for g in groups if g.is_dead == dead]
-        size = sum(g.size for g in groups if g.is_dead == dead)
-        if names:
-            lines.append(f"{title:<12}{size:>7}{len(names):>8}  {_shorten(names)}")
-    return lines
-
-
-def _shorten(names: list[str], most: int = 3) -> str:
-    distinct = list(dict.fromkeys(names))
-    return ", ".join(distinct[:most]) + (
-        f", ... ({len(distinct)} tensors)" if len(distinct) > most else ""
-    )
+        return table(self)
 
 
 torch.serialization.add_safe_globals(

@@ -22,14 +22,15 @@ def integer_kernel(equations: Iterable[Mapping[int, int]], free: Collection[int]
     least integers that there are.
 
     Args:
-        equations: coefficients by variable.
+        equations: coefficients by variable; one with coefficient zero alone may be anything.
         free: variables that are to be such variables, as far as the equations allow.
 
     >>> integer_kernel([{0: 1, 1: 1, 2: -1}], free=(1,))  # x + y = z
     [{0: 1, 2: 1}, {1: 1, 2: 1}]
     """
+    equations = list(equations)
+    variables = sorted({v for row in equations for v in row})
     rows = [{v: a for v, a in row.items() if a} for row in equations]
-    variables = sorted({v for row in rows for v in row})
     solved = _eliminated(rows, set(free))
     values: dict[int, dict[int, int | Fraction]] = {}
     for v, row in reversed(solved):

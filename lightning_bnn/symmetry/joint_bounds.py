@@ -30,9 +30,9 @@ from torch import Tensor
 
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.axis_actions import broadcastable
-from lightning_bnn.symmetry.composites import factor_tables
+from lightning_bnn.symmetry.composites import factor_index, factor_tables
 from lightning_bnn.symmetry.groups import LinearGroup, Symmetries
-from lightning_bnn.symmetry.mass_problem import MassProblem, factor_index
+from lightning_bnn.symmetry.mass_problem import MassProblem
 from lightning_bnn.symmetry.spaces import rows_at, weight_places
 
 __all__ = ["JointPoint", "certified_gap"]

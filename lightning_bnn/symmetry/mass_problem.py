@@ -12,7 +12,6 @@ of several scales at once: a row of `Composites`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,11 +22,12 @@ from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.axis_actions import axes_by_tensor, broadcastable
-from lightning_bnn.symmetry.composites import Composites, factor_tables
+from lightning_bnn.symmetry.composites import Composites, factor_index, factor_tables
 from lightning_bnn.symmetry.groups import Axis, Symmetries
+from lightning_bnn.symmetry.square_sums import matrix_squares, square_sums
 from lightning_bnn.symmetry.validation import check_params
 
-__all__ = ["Flow", "MassProblem", "Matrix", "factor_index", "mass", "mass_problem"]
+__all__ = ["Flow", "MassProblem", "Matrix", "mass", "mass_problem"]
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def mass(params: Params, sym: Symmetries) -> Float64[Tensor, "*members"]:
     """Sum of squares of all weights and gains, biases excluded: one number per member."""
     offset = 1 if check_params(params, sym) else 0
     parts = [
-        _square_sums(params[n] if offset else params[n][None], ())
+        square_sums(params[n] if offset else params[n][None], ())
         for n in sym.weights
         if n in params
     ]
@@ -214,7 +214,7 @@ class _Builder:
         axes = self.axes.get(name, [])
         dims = {self.sym.axes[a].dim for a in axes}
         if not axes:
-            self.constant += _square_sums(w, ())
+            self.constant += square_sums(w, ())
         elif len(axes) > 1 and not _is_matrix([self.sym.axes[a] for a in axes]):
             self._element_by_element(w, axes)
         elif None in dims:
@@ -229,9 +229,9 @@ class _Builder:
         assert axis.dim is not None
         if axis.blocks > 1:
             w = w.unflatten(1, (axis.blocks, -1))
-            squares = _square_sums(w, (1, axis.dim + 2)).flatten(1)
+            squares = square_sums(w, (1, axis.dim + 2)).flatten(1)
         else:
-            squares = _square_sums(w, (axis.dim + 1,))
+            squares = square_sums(w, (axis.dim + 1,))
         self._single(squares, axes)
 
     def _single(self, squares: Tensor, axes: Sequence[int]) -> None:
@@ -270,27 +270,12 @@ class _Builder:
             axes, (first, second) = axes[::-1], (second, first)
         rows, columns = self._table(axes[0]), self._table(axes[1])
         rows, columns = (t.reshape(second.blocks, -1) for t in (rows, columns))
-        self.matrices.append(Matrix(_matrix_squares(w, first, second), rows, columns))
+        self.matrices.append(Matrix(matrix_squares(w, first, second), rows, columns))
 
     def _table(self, axis: int) -> Tensor:
         table = self.tables.get(axis)
         table = factor_index(self.sym, axis) if table is None else table
         return table.to(self.constant.device)
-
-
-def factor_index(sym: Symmetries, axis: int) -> Tensor:
-    """Index of the factor of every position on an axis that has no composites, see `Matrix`."""
-    n, start = sym.scaling_dof, 0
-    table = torch.full((sym.axes[axis].blocks * sym.axes[axis].size,), n)
-    starts = []
-    for group in sym.scalings:
-        starts.append(start)
-        start += group.units
-    for g, place in sym.placements_by_axis("scalings")[axis]:
-        unit = starts[g] + torch.arange(sym.scalings[g].units)
-        index = unit if place.exponent > 0 else unit + n + 1
-        table[place.positions] = index[:, None].expand_as(place.positions)
-    return table
 
 
 def _is_matrix(axes: Sequence[Axis]) -> bool:
@@ -305,44 +290,3 @@ def _is_matrix(axes: Sequence[Axis]) -> bool:
         and first.blocks == 1
         and (second.blocks == 1 or first.dim == 0)
     )
-
-
-def _matrix_squares(w: Tensor, rows: Axis, columns: Axis) -> Tensor:
-    """``(members, blocks, rows, columns)``: squares summed over kernel positions."""
-    assert rows.dim is not None
-    assert columns.dim is not None
-    if columns.blocks > 1:
-        w = w.unflatten(1, (columns.blocks, -1))
-        return _square_sums(w, (1, 2, columns.dim + 2))
-    squares = _square_sums(w, (rows.dim + 1, columns.dim + 1))
-    return (squares if rows.dim < columns.dim else squares.mT)[:, None]
-
-
-_FEW = 64
-_FLUSHED = 1e-30  # smaller squares than this may be zero in float32
-
-
-def _square_sums(w: Tensor, keep: Sequence[int]) -> Tensor:
-    """Squares summed over all dimensions but the first and those to keep, most in native type."""
-    w = w.detach()
-    if w.dtype in (torch.float16, torch.bfloat16):  # squares need more than these hold
-        w = w.float()
-    total = _summed(w.square(), keep)
-    if w.dtype != torch.float64 and bool((total < _FLUSHED).any()):
-        return _summed(w.double().square(), keep)
-    return total
-
-
-def _summed(squares: Tensor, keep: Sequence[int]) -> Tensor:
-    dims = [d for d in range(1, squares.ndim) if d not in keep]
-    if dims and dims[0] == 1:
-        squares = squares.sum(1, keepdim=True)
-    last = 1 + max((0, *keep))
-    while math.prod(squares.shape[last:]) > _FEW:
-        last += 1
-    if last < squares.ndim:  # places of a kernel: a product is the faster sum
-        squares = squares.flatten(last)
-        squares = squares @ squares.new_ones(squares.shape[-1])
-        dims = [d for d in dims if d < last]
-    squares = squares.double()
-    return squares.sum(dims) if dims else squares

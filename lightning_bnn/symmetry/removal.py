@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.actions import multiply, permute_some
-from lightning_bnn.symmetry.canonical import Scaling, canonical_scales_and_signs
 from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.scales_and_signs import Scaling, canonical_scales_and_signs
 from lightning_bnn.symmetry.sorting import SortKey, sort_permutations
 from lightning_bnn.symmetry.validation import check_params
 

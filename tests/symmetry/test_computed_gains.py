@@ -52,7 +52,7 @@ def test_a_computed_gain_moves_with_its_channels(norm, plain):
     assert verify(model, sym, X[:1, :2]) < 1e-10
 
 
-def test_a_weight_that_a_batch_norm_standardises_holds_its_gain_fixed():
+def test_filters_that_a_batch_norm_standardises_move_with_their_gains():
     """As scaled standardisation does: the gain of every filter times a number."""
 
     def forward(self, x):
@@ -63,8 +63,11 @@ def test_a_weight_that_a_batch_norm_standardises_holds_its_gain_fixed():
     model = Forward(forward, conv=nn.Conv1d(4, 4, 2), last=nn.Linear(4, 2))
     model.gain = nn.Parameter(torch.rand(4) + 0.5)
     sym = discover(model.double(), X)
-    assert sym.frozen
-    assert not [f for f in sym.frozen if "refuted" in f.reason]
+    assert not sym.frozen
+    assert ([g.units for g in sym.permutations], sym.scaling_dof) == ([4], 4)
+    moved = {sym.axes[p.axis].tensor for g in sym.permutations for p in g.placements}
+    assert moved == {"gain", "conv.weight", "last.weight"}
+    assert verify(model, sym, X[:1]) < 1e-10
 
 
 def test_the_norm_behind_rows_that_differ_is_shifted():

@@ -301,6 +301,18 @@ def test_what_stops_a_shift(options, expected):
     assert not sym.frozen
 
 
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_dropout_tells_channels_apart(p):
+    """In training every channel is dropped by itself; nothing is left to the check."""
+    torch.manual_seed(0)
+    sym = discover(chain(lin(10, 3), nn.Dropout(p), lin(3, 5)).double(), sequences())
+    free = p == 0
+    assert [(g.kind, g.size) for g in sym.linear] == [("general", 3)] * free
+    assert shifts(sym) == [("0.bias", 3, False)] * free
+    assert [g.units for g in sym.permutations] == [3]
+    assert not sym.frozen
+
+
 def test_shifts_of_norms_tables_and_shared_layers():
     torch.manual_seed(0)
     x = torch.randn(4, 6).double()

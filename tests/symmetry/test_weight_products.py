@@ -184,16 +184,65 @@ def test_convolutions_with_a_norm(norm):
     assert sizes(sym) == [4]
 
 
-def standardised(s, x):
-    v = s.h.weight
-    v = (v - v.mean((1, 2, 3), keepdim=True)) / (v.var((1, 2, 3), keepdim=True) + 1e-5).sqrt()
-    return s.c(torch.relu(F.conv2d(torch.relu(s.a(x)), v, s.h.bias)).mean((2, 3)))
+def by_variance(v):
+    return (v - v.mean((1, 2, 3), keepdim=True)) / (v.var((1, 2, 3), keepdim=True) + 1e-5).sqrt()
 
 
-def test_weight_standardisation_keeps_permutations():
+def by_both(v):
+    variance, mean = torch.var_mean(v, (1, 2, 3), correction=0, keepdim=True)
+    return (v - mean) * torch.rsqrt(variance + 1e-5)
+
+
+def by_deviation(v):
+    deviation, mean = torch.std_mean(v, dim=[1, 2, 3], keepdim=True)
+    return (v - mean) / (deviation + 1e-5)
+
+
+def by_batch_norm(v):
+    rows = v.reshape(1, len(v), -1)
+    return F.batch_norm(rows, None, None, training=True, momentum=0.0).reshape_as(v)
+
+
+@pytest.mark.parametrize("standardised", [by_variance, by_both, by_deviation, by_batch_norm])
+def test_weight_standardisation_keeps_permutations(standardised):
+    def forward(s, x):
+        h = F.conv2d(torch.relu(s.a(x)), standardised(s.h.weight), s.h.bias)
+        return s.c(torch.relu(h).mean((2, 3)))
+
     layers = {"a": nn.Conv2d(2, 4, 3), "h": nn.Conv2d(4, 5, 3), "c": lin(5, 2)}
-    sym = exact(Forward(standardised, **layers).double(), random(2, 2, 7, 7))
+    sym = exact(Forward(forward, **layers).double(), random(2, 2, 7, 7))
     assert (sorted(sizes(sym)), sym.scaling_dof) == ([4, 5], 0)
+    assert not sym.frozen
+
+
+@pytest.mark.parametrize(
+    ("computed", "permuted", "scales"),
+    [
+        # outputs against `o`, that against the last layer; columns against numbers, of which one
+        # for each channel is found, none for places of the kernel
+        (lambda s, w: w * s.m, [5], 5 + 5 + 4),
+        (lambda s, w: torch.sin(w), [4, 5], 5),
+        (
+            lambda s, w: F.batch_norm(
+                w[None], None, None, weight=(0.3 * s.g).view(-1), training=True
+            ),
+            [4, 5],
+            5 + 5,
+        ),
+    ],
+    ids=["a vector of the state", "sine", "batch norm with a gain"],
+)
+def test_a_flattened_kernel_goes_on_with_its_channels(computed, permuted, scales):
+    def forward(s, x):
+        w = computed(s, s.h.weight.flatten(1)).view_as(s.h.weight)
+        return s.c(torch.relu(F.conv2d(torch.tanh(s.a(x)), w) * s.o[:, None, None]).mean((2, 3)))
+
+    layers = {"a": nn.Conv2d(2, 4, 3), "h": nn.Conv2d(4, 5, 3), "c": lin(5, 2)}
+    model = Forward(forward, **layers)
+    model.m, model.o, model.g = w(36), w(5), w(5, 1, 1, 1)
+    sym = exact(model.double(), random(2, 2, 7, 7))
+    assert (sorted(sizes(sym)), sym.scaling_dof) == (permuted, scales)
+    assert not sym.frozen
 
 
 def test_a_cosine_classifier_keeps_permutations():
@@ -243,6 +292,8 @@ def test_columns_of_a_low_rank_update_beside_fixed_inputs_do_not_move():
         (lambda v, c: v / v.std(1, keepdim=True), [5, 6], 0),
         (lambda v, c: v / v.amax(1, keepdim=True), [5, 6], 0),
         (lambda v, c: v / v.norm(dim=1, keepdim=True), [5, 6], 6),
+        (lambda v, c: v / v.square().sum(1, keepdim=True).sqrt(), [5, 6], 6),
+        (lambda v, c: v * (v.square().sum(1, keepdim=True) + 0.1).rsqrt(), [5, 6], 6),
     ],
 )
 def test_what_constants_and_statistics_of_rows_leave(computed, permuted, signs):

@@ -13,7 +13,8 @@ from scipy.sparse.csgraph import connected_components
 
 from lightning_bnn.symmetry.discovery.block_rows import BlockRows
 from lightning_bnn.symmetry.discovery.hashing import mix
-from lightning_bnn.symmetry.discovery.twin_channels import TwinChannels, TwinRows
+from lightning_bnn.symmetry.discovery.twin_channels import TwinChannels
+from lightning_bnn.symmetry.discovery.twin_rows import TwinRows
 from lightning_bnn.symmetry.groups import Axis, Placement
 from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.labels import FROZEN

@@ -39,7 +39,7 @@ class FreeProducts(NamedTuple):
     def equations(self) -> Iterator[Row]:
         """Every product says that three terms add up to zero; each is told once."""
         parts = [np.zeros((6, 0), np.int64)]
-        for out, a, b, inverse in self.products:
+        for out, a, b, inverse, _ in self.products:
             signs = -self.sign[out], self.sign[a], (-1 if inverse else 1) * self.sign[b]
             parts.append(np.stack([*(self.variable[x] for x in (out, a, b)), *signs]))
         for row in np.unique(np.concatenate(parts, 1), axis=1).T.tolist():

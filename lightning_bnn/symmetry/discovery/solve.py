@@ -157,7 +157,8 @@ def _solve_signs(system: Constraints) -> Ints:
 
     ties: list[Ints] = list(system.ties["sign"])
     size = (system.nodes, 1)
-    roots = _fixpoint(ties, system.products, size, is_fixed, resolve, freedom).roots
+    products = [p for p in system.products if p.has_signs]
+    roots = _fixpoint(ties, products, size, is_fixed, resolve, freedom).roots
     return _numbered(roots, roots == roots[FROZEN])
 
 
@@ -199,9 +200,8 @@ def _fixpoint(
             done = fixed[product.a] | fixed[product.b] | fixed[product.out]
             progressed |= bool(done.any())
             if not done.all():
-                still.append(
-                    Product(product.out[~done], product.a[~done], product.b[~done], product.inverse)
-                )
+                out, a, b = (x[~done] for x in (product.out, product.a, product.b))
+                still.append(product._replace(out=out, a=a, b=b))
         if not progressed:
             if before is None:
                 before, free = roots, tuple(still)

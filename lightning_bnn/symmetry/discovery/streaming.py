@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lightning_bnn.symmetry.discovery.graph import Graph, ancestors
 from lightning_bnn.symmetry.discovery.values import is_random
 from lightning_bnn.symmetry.forward import Inputs, as_real, in_precision, same_noise
+from lightning_bnn.symmetry.fresh_memory import hand_back
 from lightning_bnn.symmetry.motions import Read
 from lightning_bnn.symmetry.rules.labels import operation_name
 from lightning_bnn.symmetry.rules.table import WITHOUT_VALUE
@@ -25,6 +26,7 @@ from lightning_bnn.symmetry.rules.table import WITHOUT_VALUE
 __all__ = ["NotRunnable", "streamed_outputs"]
 
 Cast = Callable[[Any], Any]
+_KEPT = 2**22  # bytes of results after which freed memory goes back to the system, at least
 
 
 class NotRunnable(RuntimeError):
@@ -52,8 +54,9 @@ def streamed_outputs(
         value = given[node] if source.kind == "input" else source.tensor
         return in_precision(value.clone(), precision) if isinstance(value, Tensor) else value
 
+    size = sum(s.tensor.nbytes for s in graph.sources.values() if s.kind == "parameter")
     with same_noise(s.tensor for s in graph.sources.values()):
-        values = _run(graph.module, source, graph.outputs, cast)
+        values = _run(graph.module, source, graph.outputs, cast, max(_KEPT, size // 8))
     return [as_real(t) for t in values]
 
 
@@ -69,13 +72,18 @@ def _given(graph: Graph, inputs: Inputs) -> Mapping[Node, Any]:
 
 # ------------------------------------------------------------ one node after the other
 def _run(
-    module: GraphModule, source: Callable[[Node], Any], results: Iterable[Node], cast: Cast
+    module: GraphModule,
+    source: Callable[[Node], Any],
+    results: Iterable[Node],
+    cast: Cast,
+    kept: int = _KEPT,
 ) -> list[Any]:
     results = list(results)
     draws = (n for n in module.graph.nodes if n.op == "call_function" and is_random(n))
     live = ancestors([*results, *draws])  # draws that nobody reads move those that follow, too
     done_after = _last_readers(module, live)
     values: dict[Node, Any] = {}
+    made = 0
 
     def value_of(node: Node) -> Any:
         if node not in values:
@@ -89,11 +97,15 @@ def _run(
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
         result = _call(node, args, kwargs, cast)
         del args, kwargs
+        made += sum(t.nbytes for t in tree_leaves(result) if isinstance(t, Tensor))
         if node.users:
             values[node] = result
         del result
         for read in done_after[node] - set(results):
             values.pop(read, None)
+        if made > kept:
+            hand_back()
+            made = 0
     return [value_of(node) for node in results]
 
 

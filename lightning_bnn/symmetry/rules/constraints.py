@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_bnn.symmetry.rules.labels import (
@@ -24,14 +23,20 @@ from lightning_bnn.symmetry.rules.labels import (
     narrow_except,
 )
 from lightning_bnn.symmetry.rules.shifts import Shifts
+from lightning_bnn.symmetry.rules.statements import (
+    Entry,
+    Key,
+    Kind,
+    Labels,
+    Mark,
+    Product,
+    Record,
+)
 from lightning_bnn.symmetry.rules.weight_views import UNSET, RowRange, places_of
 
 __all__ = ["Constraints", "Entry", "Key", "Kind", "Mark", "Product", "Record", "Rule"]
 
-Kind = Literal["permutation", "scale", "sign"]
-Mark = Literal["diagonal", "orthogonal", "centred"]
 Rule = Callable[..., Any]
-Labels: TypeAlias = NDArray[np.int64]
 ALL: tuple[Kind, ...] = ("permutation", "scale", "sign")
 LARGEST_RAW_TENSOR = 4_000_000
 LARGEST_COMPUTED_TENSOR = 2**16
@@ -41,58 +46,6 @@ PLACING = frozenset(
     "upsample_bilinear2d upsample_nearest2d".split()
 )
 """What tables of positions meet: a channel for every element of a large one is worth its memory."""
-
-
-class Record(NamedTuple):
-    """How dimensions of a weight follow channels: by ``scale`` times their log factor.
-
-    ``dim`` is one dimension of the view, None for the flattened tensor, or several, in whose shape
-    the labels are; ``in_blocks`` says that the first of these counts blocks of rows, which move as
-    wholes.
-    """
-
-    dim: int | tuple[int, ...] | None
-    labels: Tensor
-    role: str
-    scale: int = 1
-    sign: int = 1
-    in_blocks: bool = False
-
-
-class Product(NamedTuple):
-    """Channels with log scale ``out = a + b`` (``a - b`` for a quotient), and signs likewise."""
-
-    out: Labels
-    a: Labels
-    b: Labels
-    inverse: bool
-
-
-class Key(NamedTuple):
-    """One axis of a tensor. A gain has two on its dimension: ``slot`` 0 leaves, 1 enters."""
-
-    name: str
-    dim: int | None
-    slot: int = 0
-    rows: RowRange = None
-
-
-@dataclass
-class Entry:
-    """The channels along one axis of one tensor, as seen by a range of its rows.
-
-    ``read`` marks the elements that were used, where a tensor is used element by element.
-    """
-
-    name: str
-    dim: int | None
-    labels: Labels
-    role: str
-    scale: int = 1
-    sign: int = 1
-    rows: RowRange = None
-    last_read: int = -1
-    read: NDArray[np.bool_] | None = None
 
 
 def to_numpy(labels: Tensor | Labels | int) -> Labels:
@@ -272,7 +225,7 @@ class Constraints:
                     self.conflicts.setdefault(
                         key.name, "used both as a layer's weight and element by element"
                     )
-                elif other.dim == key.dim and other.rows != key.rows and _overlap(other, key):
+                elif other.dim == key.dim and other.rows != key.rows and other.overlaps(key):
                     self.conflicts.setdefault(key.name, "used through overlapping slices")
         self.entries[key] = entry
 
@@ -345,7 +298,3 @@ class Constraints:
             self.freeze(record.labels, kinds)
         if key in self.entries:
             self.freeze(self.entries[key].labels, kinds)
-
-
-def _overlap(a: Key, b: Key) -> bool:
-    return a.rows is None or b.rows is None or (a.rows[0] < b.rows[1] and b.rows[0] < a.rows[1])

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
-from lightning_bnn.symmetry.rules.constraints import Constraints, Kind, Record, Rule
+from lightning_bnn.symmetry.rules.constraints import Constraints, Kind, Product, Record, Rule
 from lightning_bnn.symmetry.rules.labels import (
     Squares,
     Unsupported,
     Value,
     Weight,
     compress,
+    core,
     noise_of,
     shape_of,
     solid,
@@ -33,12 +35,14 @@ __all__ = [
     "glu",
     "hardtanh",
     "homogeneous",
+    "inverse_root",
     "native_dropout",
     "nonlinear",
     "odd",
     "passthrough",
     "power",
     "prelu",
+    "root",
     "squares",
     "threshold",
 ]
@@ -83,6 +87,8 @@ def power(system: Constraints, node: Node, x: Any, exponent: Any, *args: Any) ->
     if not isinstance(exponent, int | float):
         both = [nonlinear(system, node, v).labels for v in (x, exponent)]
         return Value(unify(system, *both))
+    if exponent in (0.5, -0.5):
+        return root(system, node, x, inverse=exponent < 0)
     if exponent % 1 or exponent <= 0:
         return nonlinear(system, node, x)
     if exponent == 2 and isinstance(x, Value):
@@ -93,8 +99,42 @@ def power(system: Constraints, node: Node, x: Any, exponent: Any, *args: Any) ->
 def squares(system: Constraints, node: Node, x: Any) -> Squares:
     """Squares forget signs; summed over a row they forget its rotations, too."""
     labels = solid(system.labels(x))
-    system.freeze(labels, ("scale",))
-    return Squares(system.follow(labels, ()))
+    out = _without_sign(system, core(labels))
+    _square(system, core(labels), out)
+    return Squares(out.expand(labels.shape))
+
+
+def root(system: Constraints, node: Node, x: Any, inverse: bool = False) -> Value:
+    """A square root: half of the log scale passes. Of one over it, the same with minus."""
+    labels = solid(system.labels(x))
+    system.freeze(labels, ("sign",))
+    system.mark(labels, "diagonal")
+    out = _without_sign(system, core(labels))
+    _square(system, out, core(labels))
+    if inverse:
+        above = out
+        out = _without_sign(system, above)
+        system.tie(out, above, ("inverse scale",))
+    return Value(out.expand(labels.shape))
+
+
+def inverse_root(system: Constraints, node: Node, x: Any) -> Value:
+    """One over a square root."""
+    return root(system, node, x, inverse=True)
+
+
+def _without_sign(system: Constraints, small: Tensor) -> Tensor:
+    """New channels that move with the old ones, positive whatever the sign of those."""
+    out = system.fresh(*small.shape)
+    system.tie(out, small, ("permutation",))
+    system.freeze(out, ("sign",))
+    return out
+
+
+def _square(system: Constraints, x: Tensor, out: Tensor) -> None:
+    """The log scale of one is twice that of the other."""
+    once, twice = x.numpy().ravel(), out.numpy().ravel()
+    system.products.append(Product(twice, once, once, False, has_signs=False))
 
 
 def dropout(

@@ -16,6 +16,7 @@ from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
 from lightning_bnn.symmetry.rules.contraction import baddbmm, ndim_of, sum_of_products
 from lightning_bnn.symmetry.rules.factored import as_value, contracted, factored, parts_of
 from lightning_bnn.symmetry.rules.labels import (
+    FROZEN,
     Factored,
     Unsupported,
     Value,
@@ -118,7 +119,9 @@ def convolution(transposed: bool = False) -> Rule:
         if isinstance(weight, Factored):
             groups = kwargs.get("groups", args[3] if len(args) > 3 else 1)
             return _computed_convolution(system, node, labels, weight, bias, groups, transposed)
-        if not isinstance(weight, Weight) or labels.ndim != len(weight.shape):
+        if not isinstance(weight, Weight):
+            raise Unsupported("a convolution by what is computed from activations")
+        if labels.ndim != len(weight.shape):
             raise Unsupported("a convolution without a batch dimension")
         groups = kwargs.get("groups", args[3] if len(args) > 3 else 1)
         incoming, out = system.collapse(labels, [1]), system.fresh(shape_of(node)[1])
@@ -151,12 +154,7 @@ def _computed_convolution(
     transposed: bool,
 ) -> Value:
     """A convolution whose weight is computed; positions of its kernel are held fixed."""
-    parts = []
-    for part in weight.parts:
-        if set(moving_dims(part)) <= {0, 1}:
-            parts.append(part.squeeze(list(range(2, part.ndim))))
-        else:
-            system.freeze(part)
+    parts = [_without_kernel(system, part) for part in weight.parts]
     rows = [p.unflatten(0, (groups, -1)) if p.shape[0] > 1 else p[None] for p in parts]
     incoming = system.collapse(x, [1]).reshape(groups, -1)
     channels = [incoming] if incoming.numel() > 1 else []
@@ -171,6 +169,15 @@ def _computed_convolution(
         return Value(labels)
     b = as_value(system, factored(parts_of(system, bias), bias.shape)).labels
     return Value(unify(system, labels, along(b, 1, (1, len(b), *shape[2:]))).expand(shape))
+
+
+def _without_kernel(system: Constraints, part: Tensor) -> Tensor:
+    """Rows and columns of a part of a weight, held fixed where positions of the kernel differ."""
+    first = part[(slice(None), slice(None), *(slice(1),) * (part.ndim - 2))]
+    if not torch.equal(first.expand_as(part), part):
+        system.freeze(part)
+        first = torch.full_like(first, FROZEN)
+    return first.squeeze(list(range(2, part.ndim)))
 
 
 def embedding(system: Constraints, node: Node, weight: Any, *args: Any, **kwargs: Any) -> Value:

@@ -60,7 +60,9 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("abs", elementwise.absolute),
     ("gelu silu sigmoid hardswish hardsigmoid elu selu celu", elementwise.nonlinear),
     ("softplus mish relu6 log_sigmoid logit", elementwise.nonlinear),
-    ("exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal", elementwise.nonlinear),
+    ("exp exp2 expm1 log log2 log10 log1p reciprocal", elementwise.nonlinear),
+    ("sqrt", elementwise.root),
+    ("rsqrt", elementwise.inverse_root),
     ("erfc lgamma digamma acos floor ceil frac nan_to_num", elementwise.nonlinear),
     ("bitwise_not logical_not isnan isinf isfinite", elementwise.nonlinear),
     ("pow", elementwise.power),
@@ -188,15 +190,16 @@ _OF_WEIGHTS: tuple[tuple[str, Rule], ...] = (
     ("mul multiply", weight_products.multiply),
     ("div divide true_divide", weight_products.divide),
     ("mean sum", weight_products.reduction),
-    ("norm linalg_vector_norm var std amax amin", weight_products.norm),
+    ("norm linalg_vector_norm var std var_mean std_mean amax amin", weight_products.norm),
     ("softmax _softmax log_softmax _log_softmax", weight_products.softmax),
+    ("batch_norm _native_batch_norm_legit", weight_products.batch_norm),
     ("_weight_norm _weight_norm_interface", weight_products.weight_norm),
 )
 _SHAPES = (shape.rearrange, shape.expand, repetition.repeat, repetition.repeat_interleave)
 _POINTWISE = (
     *(elementwise.passthrough, elementwise.homogeneous, elementwise.odd, elementwise.nonlinear),
     *(elementwise.even, elementwise.absolute, elementwise.power, elementwise.clamp),
-    *(elementwise.clamp_max, elementwise.cast),
+    *(elementwise.clamp_max, elementwise.cast, elementwise.root, elementwise.inverse_root),
 )
 
 

@@ -41,6 +41,7 @@ from lightning_bnn.symmetry.rules.shape import rearrange
 
 __all__ = [
     "add",
+    "batch_norm",
     "divide",
     "each_part",
     "multiply",
@@ -195,11 +196,12 @@ def reshape(system: Constraints, node: Node, *args: Any, **kwargs: Any) -> Any:
 
 def _plain(args: Any) -> Any:
     """Arguments of which only the shape counts."""
-    return tree_map(
-        lambda x: Value(torch.zeros(()).long().expand(x.shape)) if isinstance(x, Factored) else x,
-        args,
-        is_leaf=is_operand,
-    )
+
+    def plain(x: Any) -> Any:
+        is_weight = isinstance(x, Factored | Weight)
+        return Value(torch.zeros(()).long().expand(x.shape)) if is_weight else x
+
+    return tree_map(plain, args, is_leaf=is_operand)
 
 
 # ------------------------------------------------------------ normalisations
@@ -213,3 +215,17 @@ def weight_norm(system: Constraints, node: Node, v: Any, g: Any, dim: int = 0) -
     if isinstance(value, tuple | list):
         return factored(parts, value[0].shape), factored([], value[1].shape)
     return factored(parts, value.shape)
+
+
+def batch_norm(
+    system: Constraints, node: Node, x: Any, gain: Any, bias: Any, mean: Any, *args: Any, **kw: Any
+) -> Any:
+    """Filters as channels of one example, each standardised by itself, times their gains."""
+    if bias is not None or mean is not None:
+        raise Unsupported("a weight that is normalised by statistics, or shifted")
+    parts = parts_of(system, x)
+    for part in parts:
+        system.freeze(part, ("scale", "sign"))
+    shape = shape_of(node)
+    gains = [p.reshape(-1, *(1,) * (len(shape) - 2)) for p in parts_of(system, gain)]
+    return _like(merged(system, [*parts, *_aligned(gains, len(shape))]), shape, x)
