@@ -142,19 +142,19 @@ def growth(widths: list[int]) -> None:
 def row(case: Case, noise: float, trials: int) -> dict[str, tuple[int, float]]:
     """Per way: how many are found, and milliseconds for one of them."""
     found = dict.fromkeys(WAYS, (0, 0.0))
+    sym = discover(case.build(), example(case))
+    plan = Plan(sym)
     for trial in range(trials):
         torch.manual_seed(trial)
-        model = case.build()
-        params = case.change({n: t.clone() for n, t in P.of(model).items()})
-        sym = discover(model, example(case))
-        plan, generator = Plan(sym), torch.Generator().manual_seed(1000 + trial)
+        params = case.change({n: t.clone() for n, t in P.of(case.build()).items()})
+        generator = torch.Generator().manual_seed(1000 + trial)
         copy = case.change(noisy(params, noise, generator))
         planted = permute(copy, sym, random_permutations(sym, generator))
         goal = float(plan.similarity(copy, params))
         for name, way in WAYS.items():
-            start = time.perf_counter()
+            start = time.process_time()
             back = permute(planted, sym, way(planted, params, sym))
-            seconds = time.perf_counter() - start
+            seconds = time.process_time() - start
             reached = float(plan.similarity(back, params)) >= goal - 1e-6 * abs(goal)
             count, total = found[name]
             found[name] = (count + reached, total + seconds)
