@@ -202,8 +202,9 @@ def test_networks_with_nothing_in_common_are_given_up_early(slopes, monkeypatch)
     assert found.method == ("ascent", "ascent")
     assert early <= 14
     monkeypatch.setattr(frank_wolfe, "_REACH", torch.inf)
-    slopes[0], whole = 0, match(unrelated, reference, sym)
-    assert slopes[0] > 3 * early
+    slopes[0] = 0
+    whole = match(unrelated, reference, sym)
+    assert slopes[0] > 2 * early
     assert bool((found.objective >= 0.98 * whole.objective).all())
 
 
@@ -219,8 +220,8 @@ def test_best_is_never_worse_than_ascent_and_gives_up_nothing_that_is_planted():
 @pytest.mark.parametrize("signs", [False, True])
 def test_members_that_are_given_up_leave_the_others_as_they_are(signs):
     torch.manual_seed(0)
-    model = models.mlp(8, WIDTHS, 4, nn.Tanh)
+    model = models.mlp(8, (48,) * 5, 4, nn.Tanh)
     sym, reference = discover(model, torch.randn(1, 8)), P.of(model)
     stack = P.populate(model, 2)
     stack = {n: torch.cat([t, reference[n].flip(0)[None]]) for n, t in stack.items()}
-    check(stack, reference, sym, signs=signs)
+    check(stack, reference, sym, signs=signs, max_sweeps=10)

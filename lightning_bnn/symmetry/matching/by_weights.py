@@ -124,11 +124,13 @@ class Search:
         new = score.isneginf() & ~walk.lost
         settled, signs = ~new, self._unflipped(len(score))
         if bool(new.any()):
-            own = {n: t[new] for n, t in some.items()}
-            end = self._try(own, "frank-wolfe", [o[new] for o in orders])
+            going = {n: t[new] for n, t in some.items()}
+            end = self._try(going, "frank-wolfe", [o[new] for o in orders])
             orders = [_filled(o, new, f) for o, f in zip(orders, end.permutations, strict=True)]
             score, settled = _filled(score, new, end.score), _filled(settled, new, end.settled)
-            signs = signs and [_filled(s, new, f) for s, f in zip(signs, end.signs or (), strict=True)]
+            signs = signs and [
+                _filled(s, new, f) for s, f in zip(signs, end.signs or (), strict=True)
+            ]
         found = self._among_all(_Try("frank-wolfe", score, orders, signs, settled), chosen)
         return found, walk.lost & ~walk.blind
 

@@ -53,9 +53,9 @@ def frank_wolfe(
     .. math:: P \leftarrow P + \gamma (S - P), \quad S = \arg\max_S \langle \nabla f(P), S \rangle
 
     where one :math:`\gamma` for all groups maximises the polynomial :math:`f` on the segment. The
-    slope :math:`g = \langle \nabla f(P), S - P \rangle` says what can be had nearby: steps end where
-    it is small. After three steps a member is given up if :math:`f(P) + 3 g` is less than what is
-    known already, as between large networks that have nothing in common.
+    slope :math:`g = \langle \nabla f(P), S - P \rangle` says what can be had nearby: steps end
+    where it is small. After three steps a member is given up if :math:`f(P) + 3 g` is less than what
+    is known already, as between large networks that have nothing in common.
 
     References:
         Fast Approximate Quadratic Programming for Graph Matching (Vogelstein et al., 2015)

@@ -18,7 +18,6 @@ from lightning_bnn.symmetry.groups import Placement
 from lightning_bnn.symmetry.matching.assignment import Family, assign, assign_blocks
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.mixing import along_axis, from_axis
-from lightning_bnn.symmetry.units import unit_rows
 
 __all__ = ["Relaxation", "Table"]
 

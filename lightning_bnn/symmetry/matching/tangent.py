@@ -1,4 +1,4 @@
-"""The similarity of two networks around soft permutations: its value and slopes, kept along a way."""
+"""The similarity of two networks at soft permutations: value and slopes, kept along a way."""
 
 from __future__ import annotations
 
@@ -93,10 +93,13 @@ class Similarity:
                 parts[name] = self._part(name, at)
                 continue
             last, ends = corner.parts[name]
-            parts[name] = still.lerp(last, share), {
-                axis: [_lerp(a, b, share) for a, b in zip(own, ends[axis], strict=True)]
-                for axis, own in slopes.items()
-            }
+            parts[name] = (
+                still.lerp(last, share),
+                {
+                    axis: [_lerp(a, b, share) for a, b in zip(own, ends[axis], strict=True)]
+                    for axis, own in slopes.items()
+                },
+            )
         return self._whole(parts, at)
 
     def _part(self, name: str, at: Sequence[Tensor]) -> Part:
