@@ -224,7 +224,7 @@ def _agree(tries: Sequence[_Try], members: int, asked: bool) -> Tensor:
     if not asked or len(tries) < 2:
         return torch.zeros(members, dtype=torch.bool)
     first, last = tries[0].score, tries[-1].score
-    return (first - last).abs() <= _TIE * last.abs()
+    return last.isfinite() & ((first - last).abs() <= _TIE * last.abs())
 
 
 def _best(tries: Sequence[_Try]) -> tuple[_Try, tuple[str, ...]]:

@@ -30,7 +30,7 @@ class Walk(NamedTuple):
 
     Attributes:
         orders: of every table.
-        lost: given up, out of reach of what was known.
+        lost: given up, out of reach of what was known first.
         blind: where it began, nothing told permutations apart.
     """
 
@@ -54,8 +54,8 @@ def frank_wolfe(
 
     where one :math:`\gamma` for all groups maximises the polynomial :math:`f` on the segment. The
     slope :math:`g = \langle \nabla f(P), S - P \rangle` says what can be had nearby: steps end
-    where it is small. After three steps a member is given up if :math:`f(P) + 3 g` is less than what
-    is known already, as between large networks that have nothing in common.
+    where it is small. After three steps a member is given up if :math:`f(P) + 3 g` is below what
+    is known first, as between large networks that have nothing in common.
 
     References:
         Fast Approximate Quadratic Programming for Graph Matching (Vogelstein et al., 2015)
@@ -67,7 +67,7 @@ def frank_wolfe(
         reference: one network.
         start: doubly stochastic matrices, by default those that prefer nothing.
         known: orders of all tables, and for which members no table alone has anything to gain
-            there, so that no step leads on.
+            there, so that no step leads on; all are measured by the first of them.
         max_steps: steps at most.
     """
     names = list(relaxation.pieces)
@@ -99,7 +99,7 @@ class _Judge:
 
     Args:
         first: values at the start.
-        floor: the best values that are known.
+        floor: values that are known already.
         most: what no value exceeds.
     """
 
@@ -119,10 +119,11 @@ class _Judge:
 
 
 def _floor(similarity: Similarity, known: Known) -> Tensor:
-    """The largest similarity at orders that are known."""
-    values = [similarity.value(orders) for orders, _ in known]
+    """The similarity at the orders that are known first: what else is tried must cost nothing."""
+    for orders, _ in known:
+        return similarity.value(orders)
     members = len(next(iter(similarity.params.values())))
-    return torch.stack([torch.full((members,), -torch.inf, dtype=torch.float64), *values]).amax(0)
+    return torch.full((members,), -torch.inf, dtype=torch.float64)
 
 
 def _most(params: Params, reference: Params) -> Tensor:
