@@ -119,7 +119,7 @@ class _Judge:
 
 
 def _floor(similarity: Similarity, known: Known) -> Tensor:
-    """The similarity at the orders that are known first: what else is tried must cost nothing."""
+    """The similarity at what is known first: to try more ways before must never lower the best."""
     for orders, _ in known:
         return similarity.value(orders)
     members = len(next(iter(similarity.params.values())))
