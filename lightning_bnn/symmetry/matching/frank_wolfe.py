@@ -143,7 +143,7 @@ class _Way(NamedTuple):
     slope: Tensor
 
     def of(self, rows: Tensor) -> _Way:
-        """That of some members."""
+        """The same for some of the members."""
         matrices, orders = ([t[rows] for t in part] for part in (self.matrices, self.orders))
         return _Way(matrices, orders, self.slope[rows])
 

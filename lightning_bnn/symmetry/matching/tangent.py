@@ -33,7 +33,7 @@ class Tangent:
     parts: Mapping[str, Part]
 
     def of(self, rows: Tensor) -> Tangent:
-        """That of some members."""
+        """The same for some of the members."""
         if bool(rows.all()):
             return self
         parts = {
@@ -60,7 +60,7 @@ class Similarity:
     goals: dict[int, Tensor] = field(default_factory=dict)
 
     def of(self, rows: Tensor) -> Similarity:
-        """That of some members."""
+        """The same for some of the members."""
         if bool(rows.all()):
             return self
         return replace(self, params={n: w[rows] for n, w in self.params.items()})
