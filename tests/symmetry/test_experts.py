@@ -186,6 +186,47 @@ def test_experts_of_a_list_are_exchanged():
     assert ("e.0.weight", "e.1.weight", "e.2.weight") in sym.permutations[-1].tensors
 
 
+class First(nn.Module):
+    """What an expert does to its input before all else."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.forward = forward
+
+
+NOTHING = {
+    "flatten": nn.Flatten,
+    "dropout": lambda: nn.Dropout(0.5),
+    "no dropout": lambda: nn.Dropout(0.0),
+    "to": lambda: First(lambda x: x.to(x.dtype)),
+    "view": lambda: First(lambda x: x.view(x.shape)),
+    "type_as": lambda: First(lambda x: x.type_as(x)),
+}
+
+
+def summed(s, x):
+    p = softmax(s, x)
+    return sum(p[:, k : k + 1] * s.e[k](x) for k in range(EXPERTS))
+
+
+def expert(*first):
+    return nn.Sequential(*first, nn.Linear(IN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, IN))
+
+
+@pytest.mark.parametrize("name", list(NOTHING))
+def test_experts_that_first_do_nothing_are_exchanged(name):
+    made = nn.ModuleList(expert(NOTHING[name]()) for _ in range(EXPERTS))
+    sym = exact(Forward(summed, r=nn.Linear(IN, EXPERTS), e=made).double().eval())
+    assert units(sym) == [*INSIDE, (EXPERTS, "block")]
+
+
+def test_experts_of_which_one_first_turns_its_input_are_two():
+    turned = [nn.Flatten(), First(lambda x: x.flip(-1)), nn.Flatten()]
+    made = nn.ModuleList(expert(first) for first in turned)
+    sym = exact(Forward(summed, r=nn.Linear(IN, EXPERTS), e=made).double().eval())
+    assert units(sym) == [*INSIDE, (2, "block")]
+
+
 # ------------------------------------------------------------ weights of the chosen experts
 def chosen_by_einsum(s, x):
     values, at = softmax(s, x).topk(2)

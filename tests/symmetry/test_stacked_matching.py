@@ -10,10 +10,11 @@ from torch import nn
 from lightning_bnn import models
 from lightning_bnn import params as P
 from lightning_bnn.symmetry import discover, match, permute, random_permutations
-from lightning_bnn.symmetry.matching import by_weights
+from lightning_bnn.symmetry.matching import by_weights, frank_wolfe
 from lightning_bnn.symmetry.matching.ascent import Ascent
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.matching.relaxation import _product
+from lightning_bnn.symmetry.matching.tangent import Similarity
 
 LARGE = ("convnext", "mobilenet", "resnet", "resnet20 frn")
 SMALL = [c for c in CASES if c.name not in LARGE]
@@ -164,3 +165,63 @@ def test_products_of_the_simplest_matrices_are_products(units):
         2 * uniform,
     ):
         assert torch.allclose(_product(matrices, rows), matrices @ rows)
+
+
+# ------------------------------------------------------------ where nothing is to be found
+WIDTHS = (96, 96, 96, 96)
+
+
+def deep():
+    """A network, its symmetries, and a stack: two with nothing in common, two that are noisy."""
+    torch.manual_seed(0)
+    model = models.mlp(8, WIDTHS, 4)
+    sym, reference = discover(model, torch.randn(1, 8)), P.of(model)
+    moved = noisy(reference, 2, 0.5)
+    moved = permute(moved, sym, random_permutations(sym, torch.Generator().manual_seed(1), 2))
+    others = P.populate(model, 2)
+    return sym, reference, {n: torch.cat([others[n], t]) for n, t in moved.items()}
+
+
+@pytest.fixture
+def slopes(monkeypatch):
+    """How often slopes are computed from weights."""
+    count, tangent = [0], Similarity.tangent
+
+    def counting(self, at):
+        count[0] += 1
+        return tangent(self, at)
+
+    monkeypatch.setattr(Similarity, "tangent", counting)
+    return count
+
+
+def test_networks_with_nothing_in_common_are_given_up_early(slopes, monkeypatch):
+    sym, reference, stack = deep()
+    unrelated = {n: t[:2] for n, t in stack.items()}
+    found, early = match(unrelated, reference, sym), slopes[0]
+    assert found.method == ("ascent", "ascent")
+    assert early <= 14
+    monkeypatch.setattr(frank_wolfe, "_REACH", torch.inf)
+    slopes[0] = 0
+    whole = match(unrelated, reference, sym)
+    assert slopes[0] > 2 * early
+    assert bool((found.objective >= 0.98 * whole.objective).all())
+
+
+def test_best_is_never_worse_than_ascent_and_gives_up_nothing_that_is_planted():
+    sym, reference, stack = deep()
+    best, ascent = (match(stack, reference, sym, method=m) for m in ("best", "ascent"))
+    assert bool((best.objective >= ascent.objective * (1 - 1e-7)).all())
+    plan = Plan(sym)
+    planted = plan.similarity(noisy(reference, 2, 0.5), reference)
+    assert bool((best.objective[2:] >= planted * (1 - 1e-6)).all())
+
+
+@pytest.mark.parametrize("signs", [False, True])
+def test_members_that_are_given_up_leave_the_others_as_they_are(signs):
+    torch.manual_seed(0)
+    model = models.mlp(8, (48,) * 5, 4, nn.Tanh)
+    sym, reference = discover(model, torch.randn(1, 8)), P.of(model)
+    stack = P.populate(model, 2)
+    stack = {n: torch.cat([t, reference[n].flip(0)[None]]) for n, t in stack.items()}
+    check(stack, reference, sym, signs=signs, max_sweeps=10)

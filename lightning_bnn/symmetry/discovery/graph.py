@@ -12,6 +12,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from lightning_bnn.symmetry.rules.labels import operation_name
+
 __all__ = ["Graph", "Source", "ancestors", "descendants", "repeated", "writes"]
 
 
@@ -142,9 +144,24 @@ def repeated(module: GraphModule) -> dict[Node, Node]:
     first: dict[Any, Node] = {}
     same: dict[Node, Node] = {}
     for node in module.graph.nodes:
+        idle = _does_nothing(node)
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        plain = node.op == "call_function" and not (writes(node) or random)
+        plain = node.op == "call_function" and (idle or not (writes(node) or random))
         if plain and not changed & {node, *node.all_input_nodes}:
             arguments = torch.fx.map_arg((node.args, node.kwargs), lambda n: same.get(n, n))
-            same[node] = first.setdefault((node.target, str(arguments)), node)
+            known = arguments[0][0] if idle else node
+            same[node] = first.setdefault((node.target, str(arguments)), known)
     return same
+
+
+_NOTHING_NEW = frozenset("flatten view _unsafe_view reshape contiguous to type_as detach".split())
+
+
+def _does_nothing(node: Node) -> bool:
+    """Whether a node returns what it is given; tracers put one such node behind the other."""
+    name = operation_name(node)
+    if name == "dropout":
+        return bool(node.args[1:2] == (0,) or node.args[2:3] == (False,))
+    pair = [n.meta.get("val") if isinstance(n, Node) else None for n in (*node.args[:1], node)]
+    kinds = {(t.shape, t.dtype) if isinstance(t, Tensor) else None for t in pair}
+    return name in _NOTHING_NEW and len(pair) == 2 and len(kinds) == 1 and None not in kinds

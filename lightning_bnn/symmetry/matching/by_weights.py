@@ -78,10 +78,13 @@ class Search:
         if method == "best" and data is not None and coupled:
             seen = starts_from_activations(self.plan, networks, self.reference, data)
             tries.append(self._try(networks, "ascent from activations", seen))
+        hopeless = torch.zeros(stack_size(networks), dtype=torch.bool)
         for by_signatures in (False, True) if joint else ():
-            unsettled = ~_agree(tries, stack_size(networks), by_signatures)
-            if bool(unsettled.any()):
-                tries.append(self._jointly(relaxation, networks, unsettled, by_signatures, tries))
+            chosen = ~hopeless & ~_agree(tries, stack_size(networks), by_signatures)
+            if bool(chosen.any()):
+                found, lost = self._jointly(relaxation, networks, chosen, by_signatures, tries)
+                tries.append(found)
+                hopeless[chosen] = lost
         return tries
 
     def _ascents(self, networks: Params) -> list[_Try]:
@@ -100,10 +103,11 @@ class Search:
         chosen: Tensor,
         by_signatures: bool,
         tries: Sequence[_Try],
-    ) -> _Try:
+    ) -> tuple[_Try, Tensor]:
         """What Frank-Wolfe finds, from the point that prefers nothing or from signatures.
 
-        Ascent finishes it, but where that is what an earlier try has ended with.
+        Ascent finishes it, but where that is what an earlier try has ended with. Also says for
+        which of the chosen members the start told something that has led nowhere.
         """
         some = {n: t[chosen] for n, t in networks.items()}
         both = (some, self.reference)
@@ -111,21 +115,24 @@ class Search:
         start = start_from_signatures(relaxation, every, goal) if by_signatures else None
         known = [self._resting(t, chosen) for t in tries]
         corners = [(relaxation.orders(orders), at) for orders, at in known]
-        orders = relaxation.elements(frank_wolfe(relaxation, every, goal, start, corners))
+        walk = frank_wolfe(relaxation, every, goal, start, corners)
+        orders = relaxation.elements(walk.orders)
         score = torch.full((len(orders[0]),), -torch.inf, dtype=torch.float64)
         for (own, at), earlier in zip(known, tries, strict=True):
             same = torch.stack([(a == b).all(1) for a, b in zip(own, orders, strict=True)]).all(0)
             score = torch.where(same & at, earlier.score[chosen], score)
-        new = score.isneginf()
-        settled, signs = ~new, None
+        new = score.isneginf() & ~walk.lost
+        settled, signs = ~new, self._unflipped(len(score))
         if bool(new.any()):
-            found = self._try(
-                {n: t[new] for n, t in some.items()}, "frank-wolfe", [o[new] for o in orders]
-            )
-            orders = [_filled(o, new, f) for o, f in zip(orders, found.permutations, strict=True)]
-            score, signs = _filled(score, new, found.score), found.signs
-            settled = _filled(settled, new, found.settled)
-        return self._among_all(_Try("frank-wolfe", score, orders, signs, settled), chosen)
+            going = {n: t[new] for n, t in some.items()}
+            end = self._try(going, "frank-wolfe", [o[new] for o in orders])
+            orders = [_filled(o, new, f) for o, f in zip(orders, end.permutations, strict=True)]
+            score, settled = _filled(score, new, end.score), _filled(settled, new, end.settled)
+            signs = signs and [
+                _filled(s, new, f) for s, f in zip(signs, end.signs or (), strict=True)
+            ]
+        found = self._among_all(_Try("frank-wolfe", score, orders, signs, settled), chosen)
+        return found, walk.lost & ~walk.blind
 
     def _resting(self, earlier: _Try, chosen: Tensor) -> tuple[list[Tensor], Tensor]:
         """Where a try has left some members, and for which no ascent leads on from there."""
@@ -135,12 +142,12 @@ class Search:
 
     def _among_all(self, found: _Try, chosen: Tensor) -> _Try:
         """A try of some members as one of all."""
-        members, signs = len(chosen), None
+        members, signs = len(chosen), self._unflipped(len(chosen))
         score = torch.full((members,), -torch.inf, dtype=torch.float64)
         pairs = zip(self._nowhere(members), found.permutations, strict=True)
-        if found.signs is not None:
-            ones = [s.new_ones(members, s.shape[1]) for s in found.signs]
-            signs = [_filled(o, chosen, s) for o, s in zip(ones, found.signs, strict=True)]
+        if signs is not None:
+            pairs_of_signs = zip(signs, found.signs or (), strict=True)
+            signs = [_filled(o, chosen, s) for o, s in pairs_of_signs]
         return _Try(
             found.name,
             _filled(score, chosen, found.score),
@@ -148,6 +155,10 @@ class Search:
             signs,
             _filled(torch.zeros(members, dtype=torch.bool), chosen, found.settled),
         )
+
+    def _unflipped(self, members: int) -> list[Tensor] | None:
+        """Signs that flip no unit, if units may be flipped."""
+        return [torch.ones(members, g.units) for g in self.plan.sym.signs] if self.signs else None
 
     def _nowhere(self, members: int) -> list[Tensor]:
         return [p.repeat(members, 1) for p in identity(self.plan.sym)]
@@ -175,8 +186,8 @@ class Search:
         return _Try(name, score, orders, signs, settled)
 
     def _try_some(self, networks: Params, name: str, start: Sequence[Tensor] | None) -> _Try:
-        sym, members = self.plan.sym, stack_size(networks)
-        flips = [torch.ones(members, g.units) for g in sym.signs] if self.signs else None
+        members = stack_size(networks)
+        flips = self._unflipped(members)
         ascent = Ascent(self.plan, networks, self.reference, flips)
         generator = torch.Generator().manual_seed(self.seed)
         first = self._nowhere(members) if start is None else start
@@ -213,7 +224,7 @@ def _agree(tries: Sequence[_Try], members: int, asked: bool) -> Tensor:
     if not asked or len(tries) < 2:
         return torch.zeros(members, dtype=torch.bool)
     first, last = tries[0].score, tries[-1].score
-    return (first - last).abs() <= _TIE * last.abs()
+    return last.isfinite() & ((first - last).abs() <= _TIE * last.abs())
 
 
 def _best(tries: Sequence[_Try]) -> tuple[_Try, tuple[str, ...]]:

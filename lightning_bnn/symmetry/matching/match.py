@@ -79,7 +79,9 @@ def match(
         sym: what `discover` returned.
         method: ``"ascent"``, ``"frank-wolfe"``, or ``"best"``: the better of both and, if there are
             batches, of ascent from where activations match; ascent alone where no two groups share
-            a tensor, as it is exact there. Or one of those by data.
+            a tensor, as it is exact there. Frank-Wolfe is given up where three times its slope does
+            not reach what ascent has found: large networks with nothing in common. Or one of those
+            by data.
         restarts: further tries of ascent from random permutations; the best is kept.
         signs: flip units as well, where a network lets them be flipped; by weights only.
         seed: of the sweeps and restarts, and of what is learnt.

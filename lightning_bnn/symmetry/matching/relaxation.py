@@ -18,7 +18,6 @@ from lightning_bnn.symmetry.groups import Placement
 from lightning_bnn.symmetry.matching.assignment import Family, assign, assign_blocks
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.mixing import along_axis, from_axis
-from lightning_bnn.symmetry.units import unit_rows
 
 __all__ = ["Relaxation", "Table"]
 
@@ -93,47 +92,23 @@ class Relaxation:
         """The matrices that prefer no permutation to another."""
         return [like.new_full((members, t.units, t.units), 1 / t.units) for t in self.tables]
 
-    def value_and_gradients(
-        self, params: Params, reference: Params, matrices: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Similarity of every member, and its derivatives by all matrices."""
-        gradients = [torch.zeros_like(m) for m in matrices]
-        value = torch.zeros(len(next(iter(params.values()))), dtype=torch.float64)
-        for name, axes in self.pieces.items():
-            for number, (axis, pieces) in enumerate(axes.items()):
-                w = params[name]
-                for other, more in axes.items():
-                    w = w if other == axis else self._mixed(w, other, more, matrices)
-                new = self._slopes(w, reference, pieces)
-                for (k, _), slope in zip(pieces, new, strict=True):
-                    gradients[k] += slope
-                if number == 0:
-                    value += self._value(w, reference[name], pieces, new, matrices)
-        return value, gradients
+    def moved(self, w: Tensor, name: str, axis: int, at: Sequence[Tensor]) -> Tensor:
+        """A tensor of a stack that is mixed along one axis.
 
-    def _slopes(
-        self, w: Tensor, reference: Params, pieces: list[tuple[int, Placement]]
-    ) -> list[Tensor]:
-        sym = self.plan.sym
-        return [
-            unit_rows(reference, sym, place).to(w) @ unit_rows({}, sym, place, w).mT
-            for _, place in pieces
-        ]
-
-    def _value(
-        self,
-        w: Tensor,
-        goal: Tensor,
-        pieces: list[tuple[int, Placement]],
-        slopes: Sequence[Tensor],
-        matrices: Sequence[Tensor],
-    ) -> Tensor:
-        """What stands still and what the last axis moves."""
-        value = (w * goal.to(w)).flatten(1).sum(1, dtype=torch.float64)
-        for (k, _), slope in zip(pieces, slopes, strict=True):
-            value += (matrices[k] * slope).sum((1, 2), dtype=torch.float64)
-            value -= slope.diagonal(dim1=1, dim2=2).sum(1, dtype=torch.float64)
-        return value.cpu()
+        Args:
+            w: the tensor of all members.
+            name: of the tensor.
+            axis: along which.
+            at: one matrix for every table, or one order.
+        """
+        pieces = self.mixable[name][axis]
+        if at[0].is_floating_point():
+            return self._mixed(w, axis, pieces, at)
+        there = self.plan.sym.axes[axis]
+        index = torch.arange(there.blocks * there.size).repeat(len(w), 1)
+        for k, place in pieces:
+            index[:, place.positions.reshape(-1)] = place.positions[at[k]].flatten(1)
+        return permute_axis(w, there, (index if len(w) > 1 else index[0]).to(w.device), 1)
 
     def _mixed(
         self, w: Tensor, axis: int, pieces: list[tuple[int, Placement]], matrices: Sequence[Tensor]
@@ -155,31 +130,17 @@ class Relaxation:
         for name in rigid:
             result[name] = permuted_tensor(params, sym, name, self.plan.tensors[name], nearest)
         for name, axes in self.mixable.items():
-            for axis, pieces in axes.items():
-                result[name] = self._mixed(result[name], axis, pieces, matrices)
+            for axis in axes:
+                result[name] = self.moved(result[name], name, axis, matrices)
         return tied(result, sym)
 
-    def value_at(self, params: Params, reference: Params, matrices: Sequence[Tensor]) -> Tensor:
-        """Similarity of every member, for matrices of any kind."""
+    def value_at(self, params: Params, reference: Params, at: Sequence[Tensor]) -> Tensor:
+        """Similarity of every member, for one matrix of any kind per table, or one order."""
         value = torch.zeros(len(next(iter(params.values()))), dtype=torch.float64)
         for name, axes in self.pieces.items():
             w = params[name]
-            for axis, pieces in axes.items():
-                w = self._mixed(w, axis, pieces, matrices)
-            value += (w * reference[name].to(w)).flatten(1).sum(1, dtype=torch.float64).cpu()
-        return value
-
-    def value_of(self, params: Params, reference: Params, orders: Sequence[Tensor]) -> Tensor:
-        """Similarity of every member, for one permutation per table."""
-        value = torch.zeros(len(next(iter(params.values()))), dtype=torch.float64)
-        for name, axes in self.pieces.items():
-            w = params[name]
-            for a, pieces in axes.items():
-                axis = self.plan.sym.axes[a]
-                index = torch.arange(axis.blocks * axis.size).repeat(len(w), 1)
-                for k, place in pieces:
-                    index[:, place.positions.reshape(-1)] = place.positions[orders[k]].flatten(1)
-                w = permute_axis(w, axis, index.to(w.device), 1)
+            for axis in axes:
+                w = self.moved(w, name, axis, at)
             value += (w * reference[name].to(w)).flatten(1).sum(1, dtype=torch.float64).cpu()
         return value
 
