@@ -3,6 +3,7 @@
 from lightning_bnn.symmetry.matching.activations import match_activations
 from lightning_bnn.symmetry.matching.align import align
 from lightning_bnn.symmetry.matching.alignment import Alignment, cycle_error
+from lightning_bnn.symmetry.matching.averaging import average
 from lightning_bnn.symmetry.matching.interpolation import Barrier, barrier, interpolate
 from lightning_bnn.symmetry.matching.learned_elements import learn_match
 from lightning_bnn.symmetry.matching.learning import Learning
@@ -11,6 +12,7 @@ from lightning_bnn.symmetry.matching.match_all import FullMatch, match_all
 from lightning_bnn.symmetry.matching.mixings import match_mixings
 from lightning_bnn.symmetry.matching.repair import Repaired, repair
 from lightning_bnn.symmetry.matching.result import MatchResult
+from lightning_bnn.symmetry.matching.running_frame import RunningFrame
 
 __all__ = [
     "Alignment",
@@ -19,7 +21,9 @@ __all__ = [
     "Learning",
     "MatchResult",
     "Repaired",
+    "RunningFrame",
     "align",
+    "average",
     "barrier",
     "cycle_error",
     "interpolate",
