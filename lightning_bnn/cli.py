@@ -18,6 +18,7 @@ COMMANDS = {
     "symmetries": "what can be permuted, rescaled and flipped in a network without changing it",
     "match": "bring a network in a file into the frame of another, so that they can be averaged",
     "merge": "average networks in files, once they are in one frame",
+    "average": "one network out of banks, runs and checkpoints, once they are in one frame",
 }
 """What each command does; the function of its name lives in ``commands/<name>.py``."""
 TRAINING = {
