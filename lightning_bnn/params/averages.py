@@ -56,12 +56,11 @@ def weighted_mean(stack: Params, weights: Sequence[int | float] | Tensor | None 
     tensor([2.])
     """
     parts = torch.tensor(shares(weights, stack_size(stack)), dtype=torch.float64)
-    counted = parts > 0
-    every = bool(counted.all())
-    return {
-        name: _mean(t if every else t[counted.to(t.device)], parts[counted])
-        for name, t in stack.items()
-    }
+    counted = (parts > 0).nonzero().flatten()
+    if len(counted) < len(parts):
+        parts = parts[counted]
+        stack = {n: t.index_select(0, counted.to(t.device)) for n, t in stack.items()}
+    return {name: _mean(t, parts) for name, t in stack.items()}
 
 
 def _mean(rows: Tensor, parts: Tensor) -> Tensor:

@@ -83,8 +83,10 @@ def average(
     if mixing and scales:
         raise ValueError("`mixing` does not go with `scales`: matrices hold both.")
     parts = torch.tensor(shares(weights, stack_size(stack)), dtype=torch.float64)
-    counted = parts > 0
-    stack, parts = {n: t[counted.to(t.device)] for n, t in stack.items()}, parts[counted]
+    counted = (parts > 0).nonzero().flatten()
+    if len(counted) < len(parts):
+        parts = parts[counted]
+        stack = {n: t.index_select(0, counted.to(t.device)) for n, t in stack.items()}
     frame = _Frame(sym, scales, signs and not mixing, mixing, sweeps, seed)
     if reference is None:
         mean = weighted_mean(frame.joint(stack, parts), parts)
