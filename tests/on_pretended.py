@@ -97,7 +97,6 @@ def symmetries(device):
         "match": S.match(one, two, sym),
         "matched": S.match(stack, two, sym),
         "aligned": list(S.align(stack, sym)),
-        "averaged": S.average(stack, sym, [1, 2, 3, 4], scales="min-mass"),
         "permuted": S.permute(stack, sym, S.random_permutations(sym, draw)),
         "rescaled": S.rescale(stack, sym, S.random_scales(sym, draw)),
         "mmd": M.mmd(stack, {k: v + 0.1 for k, v in stack.items()}),
