@@ -105,7 +105,7 @@ class LeaveOneOut:
     def _sum(self, networks: Sequence[Params]) -> Params:
         def total(name: str) -> Tensor:
             rows = torch.cat([w[name] for w in networks]).double()
-            return torch.tensordot(rows.new_tensor(self.counts), rows, 1)
+            return torch.tensordot(torch.tensor(self.counts).to(rows), rows, 1)
 
         return {name: total(name) for name in networks[0]}
 
