@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-__all__ = ["batch_norms"]
+__all__ = ["batch_norms", "estimating"]
 
 
 def batch_norms(model: nn.Module) -> list[Any]:
@@ -18,3 +20,20 @@ def batch_norms(model: nn.Module) -> list[Any]:
     """
     norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
     return [m for m in norms if m.track_running_stats]
+
+
+@contextmanager
+def estimating(norms: Sequence[Any]) -> Iterator[None]:
+    """Within this context batch norms take the mean of what they see, all batches alike.
+
+    Args:
+        norms: what `batch_norms` has found, whose statistics were set to nothing.
+    """
+    before = [(m.momentum, m.training) for m in norms]
+    try:
+        for m in norms:
+            m.momentum, m.training = None, True
+        yield
+    finally:
+        for m, (momentum, training) in zip(norms, before, strict=True):
+            m.momentum, m.training = momentum, training

@@ -19,6 +19,7 @@ COMMANDS = {
     "match": "bring a network in a file into the frame of another, so that they can be averaged",
     "merge": "average networks in files, once they are in one frame",
     "diff": "whether two networks in files are one function, a copy trained on, or independent",
+    "average": "one network out of banks, runs and checkpoints, once they are in one frame",
 }
 """What each command does; the function of its name lives in ``commands/<name>.py``."""
 TRAINING = {

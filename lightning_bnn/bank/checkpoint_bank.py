@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from lightning_bnn.arguments import floating_type
 from lightning_bnn.bank.contents import check_records, header
@@ -18,7 +19,7 @@ from lightning_bnn.bank.room import is_full, require_room
 from lightning_bnn.bank.shard_folder import mergeable
 from lightning_bnn.bank.shards import Shard, check_hash
 from lightning_bnn.bank.stored_networks import StoredNetworks
-from lightning_bnn.params import Params, stack_size
+from lightning_bnn.params import Params, stack_size, weighted_mean
 
 __all__ = ["CheckpointBank"]
 
@@ -90,6 +91,40 @@ class CheckpointBank(StoredNetworks):
             if self._unnamed:
                 aside = self._folder.set_aside(self._unnamed)
                 _log.warning("The networks of the entry that is dropped are kept in %s.", aside)
+
+    # -------------------------------------------------------- averages
+    def average(
+        self,
+        sym: Any = None,
+        weights: Sequence[int | float] | Tensor | None = None,
+        *,
+        align: bool = True,
+        rows: slice | Sequence[int] = slice(None),
+        **options: Any,
+    ) -> Params:
+        """One network: the weighted average of those in the bank, brought into one frame before.
+
+        Args:
+            sym: what `lightning_bnn.symmetry.discover` returned; needed to align.
+            weights: one number for each network, not negative; by default all count the same.
+            align: bring the networks into one frame, without which those of different runs have
+                no average that computes anything of use.
+            rows: which networks, such as the last ten, ``slice(-10, None)``.
+            **options: of `lightning_bnn.symmetry.average`, such as ``model`` and ``batches`` for
+                the statistics of batch norms, ``signs`` and ``mixing``.
+        """
+        from lightning_bnn.symmetry import average
+
+        networks = self[rows]
+        if not stack_size(networks):
+            raise ValueError(f"There are no networks to average in {self!r}.")
+        if not align:
+            if options:
+                raise ValueError(f"`{min(options)}` is for `align=True`.")
+            return weighted_mean(networks, weights)
+        if sym is None:
+            raise ValueError("`sym` is missing: `discover` the symmetries, or `align=False`.")
+        return average(networks, sym, weights, **options)
 
     # -------------------------------------------------------- writing
     def append(self, network: Params, **record: Any) -> None:

@@ -32,7 +32,7 @@ from lightning_bnn.weight_files import (
     fit,
 )
 
-__all__ = ["DiskNetworks", "disk_networks", "shown", "target_of"]
+__all__ = ["DiskNetworks", "architecture", "disk_networks", "shown", "target_of"]
 
 T = TypeVar("T")
 
@@ -111,15 +111,23 @@ def disk_networks(
     """
     folder = next((s.path for s in stored if s.is_folder), None)
     torch.manual_seed(seed)
-    module, example, names = _architecture(network, folder, input, init or {})
+    module, example, names = architecture(network, folder, input, init or {})
     files = tuple(fit(one, names, prefix, others) for one in stored)
     sym = discover(module, *example, batch_norm=batch_norm)
     return DiskNetworks(module.eval(), files, sym, example)
 
 
-def _architecture(
+def architecture(
     network: str | None, folder: Path | None, input: str, init: Mapping[str, Any]
 ) -> tuple[nn.Module, tuple[Tensor, ...], NetworkNames]:
+    """A network that a user names, an example of its input, and its names in files.
+
+    Args:
+        network: import path of a class or function, or a configuration (.yaml).
+        folder: of Hugging Face, where nothing else says what the network is.
+        input: shape of the input.
+        init: arguments of the class.
+    """
     if network is None:
         if folder is None:
             raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
-from lightning_bnn.arguments import is_number
+from lightning_bnn.commands.average_numbers import average_numbers
 from lightning_bnn.commands.disk_networks import DiskNetworks, disk_networks, shown, target_of
-from lightning_bnn.commands.judged_examples import Examples, examples_of, loss
-from lightning_bnn.params import Params, stack, unstack
+from lightning_bnn.commands.judged_examples import Examples, examples_of
+from lightning_bnn.params import Params, shares, stack, weighted_mean
 from lightning_bnn.symmetry import Alignment, align
 from lightning_bnn.symmetry.matching.repair import reestimated
 from lightning_bnn.weight_files import FittedNetwork, moved, open_network, write_like
@@ -74,7 +72,7 @@ def merge(
     """
     if len(networks) < 2:
         raise ValueError(f"`networks` must be at least two, got {len(networks)}.")
-    parts = _shares(weights, len(networks))
+    parts = shares(weights, len(networks), "`--weights`")
     stored = [open_network(Path(path)) for path in networks]
     target = target_of(out, stored, overwrite, dry_run)
     examples = examples_of(data) if data is not None else None
@@ -82,7 +80,7 @@ def merge(
     every = stack([read.read(k) for k in range(len(networks))])
     told = ", ".join(f"{part:.3g} of {name}" for part, name in zip(parts, networks, strict=True))
     print(f"the average of {told}, in the frame of {networks[0]}\n{read.describe()}", flush=True)
-    before = _numbers(read, every, parts, examples)
+    before = average_numbers(read.network, every, parts, examples)
     print("\n".join(f"{name}: {value:.6g}" for name, value in before.items()), flush=True)
     if read.has_statistics and examples is None:
         print(
@@ -92,10 +90,10 @@ def merge(
         return
     alignment = Alignment((), (0.0,), method)  # where nothing can be exchanged
     if read.sym.permutations:
-        alignment = align(every, read.sym, method=method, signs=signs, seed=seed)
+        alignment = align(every, read.sym, method=method, signs=signs, seed=seed, weights=parts)
         every = alignment.apply(every, read.sym)
         print(f"\n{alignment}")
-    after = _numbers(read, every, parts, examples)
+    after = average_numbers(read.network, every, parts, examples)
     print("\n".join(f"{name}: {before[name]:.6g} -> {after[name]:.6g}" for name in after))
     new = _statistics(read, every, parts, examples)
     del every
@@ -103,57 +101,7 @@ def merge(
         _write(read, alignment, parts, new, target, overwrite)
 
 
-def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
-    """How much every network counts; all shares together are one."""
-    if weights is None:
-        return [1 / count] * count
-    good = all(is_number(w) and w >= 0 for w in weights)
-    if not good or len(weights) != count or not 0 < sum(weights) < math.inf:
-        raise ValueError(
-            f"`--weights` must be {count} numbers that are not negative, one for each network, got "
-            f"{' '.join(map(str, weights))}."
-        )
-    return [w / sum(weights) for w in weights]
-
-
 # ------------------------------------------------------------ numbers
-def _averaged(every: Params, parts: Sequence[float]) -> Params:
-    """The weighted mean of a stack; what is not floating is taken from the first."""
-    weights = torch.tensor(parts)
-    return {
-        name: torch.tensordot(weights, tensor, 1) if tensor.is_floating_point() else tensor[0]
-        for name, tensor in every.items()
-    }
-
-
-def _numbers(
-    read: DiskNetworks, every: Params, parts: Sequence[float], examples: Examples | None
-) -> dict[str, float]:
-    """How far the networks are from their average, and what it loses."""
-    mean = _averaged(every, parts)
-    squares = torch.zeros((), dtype=torch.float64)
-    for name in (n for n, t in mean.items() if t.is_floating_point()):
-        for part, tensor in zip(parts, every[name], strict=True):
-            squares += part * (tensor - mean[name]).square().sum(dtype=torch.float64)
-    numbers = {"distance to the average": math.sqrt(float(squares))}
-    if examples is not None:
-        losses = [_loss(read, member, examples) for member in unstack(every)]
-        own = sum(part * one for part, one in zip(parts, losses, strict=True))
-        mean = reestimated(read.network, mean, examples.inputs)
-        barrier = _loss(read, mean, examples) - own
-        numbers[f"barrier (loss of the average above theirs) on {examples}"] = barrier
-    return numbers
-
-
-@torch.no_grad()
-def _loss(read: DiskNetworks, params: Params, examples: Examples) -> float:
-    total, count = 0.0, 0
-    for x, y in examples.batches:
-        total += float(loss(functional_call(read.network, params, (x,)), y)) * len(y)
-        count += len(y)
-    return total / count
-
-
 @torch.no_grad()
 def _statistics(
     read: DiskNetworks, every: Params, parts: Sequence[float], examples: Examples | None
@@ -161,7 +109,7 @@ def _statistics(
     """The statistics of batch norms on the data; nothing where there are neither."""
     if examples is None or not read.has_statistics:
         return {}
-    mean = reestimated(read.network, _averaged(every, parts), examples.inputs)
+    mean = reestimated(read.network, weighted_mean(every, parts), examples.inputs)
     return {n: t for n, t in mean.items() if n.rpartition(".")[2] in STATISTICS}
 
 

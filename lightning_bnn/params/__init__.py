@@ -5,6 +5,7 @@ one leading dimension N. Weights are the floating parameters; buffers (BatchNorm
 with them.
 """
 
+from lightning_bnn.params.averages import shares, weighted_mean
 from lightning_bnn.params.networks import (
     Params,
     RavelSpec,
@@ -34,10 +35,12 @@ __all__ = [
     "populate",
     "ravel",
     "runs_at_once",
+    "shares",
     "stack",
     "stack_size",
     "stacked_copy",
     "unravel",
     "unstack",
     "weight_names",
+    "weighted_mean",
 ]

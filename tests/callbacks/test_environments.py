@@ -11,7 +11,13 @@ from torch.distributed.fsdp import fully_shard
 
 from lightning_bnn import _compat
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
+from lightning_bnn.callbacks import (
+    CheckpointHarvester,
+    MassGap,
+    PermutationTau,
+    PosteriorFigures,
+    SymmetricAverage,
+)
 
 
 class Sharded(Plain):
@@ -85,6 +91,7 @@ def test_the_twin_namespace(tmp_path):
             MassGap(2),
             CheckpointHarvester(tmp_path / "bank", every_n_steps=1),
             PosteriorFigures(3, 2),
+            SymmetricAverage(decay=0.5),
         ]
         options = {**QUIET, "default_root_dir": tmp_path, "callbacks": callbacks, **more}
         ckpt = options.pop("ckpt_path", None)
@@ -97,6 +104,7 @@ def test_the_twin_namespace(tmp_path):
     trainer = train(max_epochs=2, ckpt_path=tmp_path / "x.ckpt")
     assert len(trainer.callbacks[0].history) == 12
     assert len(CheckpointBank(tmp_path / "bank", "r")) == 12
+    assert trainer.callbacks[4].report.networks == 12
     assert trainer.callback_metrics["tau"] > 0
 
 

@@ -25,7 +25,13 @@ from torch.utils.data import DataLoader
 from lightning_bnn import metrics as M
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
+from lightning_bnn.callbacks import (
+    CheckpointHarvester,
+    MassGap,
+    PermutationTau,
+    PosteriorFigures,
+    SymmetricAverage,
+)
 from lightning_bnn.posteriors import Mixture, Posterior
 
 pytestmark = [
@@ -75,6 +81,7 @@ def trained(name, folder):
     before = {k: v.clone() for k, v in net.state_dict().items()}
     module, data = MODULES[name](net), Blobs()
     callbacks = [PermutationTau(), MassGap(6), CheckpointHarvester(folder / "bank", 1)]
+    callbacks += [SymmetricAverage(path=folder / "average.ckpt")]
     callbacks += [PosteriorFigures(every_n_steps=6)] if name in DRAWN else []
     run = trainer(*callbacks, Saves(folder), default_root_dir=folder, max_epochs=3)
     (start,) = run.validate(module, data, verbose=False)

@@ -3,6 +3,7 @@
 from lightning_bnn.symmetry.matching.activations import match_activations
 from lightning_bnn.symmetry.matching.align import align
 from lightning_bnn.symmetry.matching.alignment import Alignment, cycle_error
+from lightning_bnn.symmetry.matching.averaging import average
 from lightning_bnn.symmetry.matching.difference import Difference, Stage, difference
 from lightning_bnn.symmetry.matching.interpolation import Barrier, barrier, interpolate
 from lightning_bnn.symmetry.matching.learned_elements import learn_match
@@ -12,6 +13,7 @@ from lightning_bnn.symmetry.matching.match_all import FullMatch, match_all
 from lightning_bnn.symmetry.matching.mixings import match_mixings
 from lightning_bnn.symmetry.matching.repair import Repaired, repair
 from lightning_bnn.symmetry.matching.result import MatchResult
+from lightning_bnn.symmetry.matching.running_frame import RunningFrame
 
 __all__ = [
     "Alignment",
@@ -21,8 +23,10 @@ __all__ = [
     "Learning",
     "MatchResult",
     "Repaired",
+    "RunningFrame",
     "Stage",
     "align",
+    "average",
     "barrier",
     "cycle_error",
     "difference",

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params, stack_size
+from lightning_bnn.params import Params, shares, stack_size
 from lightning_bnn.symmetry.actions import rescale
 from lightning_bnn.symmetry.composition import compose, invert
 from lightning_bnn.symmetry.groups import Symmetries
@@ -35,10 +35,12 @@ def align(
     mixing: bool = False,
     sweeps: int = 50,
     seed: int = 0,
+    weights: Sequence[int | float] | Tensor | None = None,
 ) -> Alignment:
     r"""Bring all networks of a stack into one frame.
 
-    .. math:: \min_{g_1 \dots g_N} \sum_k \| g_k \theta_k - \tfrac1N \sum_l g_l \theta_l \|^2
+    .. math:: \min_{g_1 \dots g_N} \sum_k w_k \| g_k \theta_k - \textstyle\sum_l w_l g_l \theta_l
+        \|^2, \qquad \textstyle\sum_k w_k = 1
 
     Every network is matched to the sum of the others, one after the other, until none moves; the
     squared distance to the mean falls with every step. It begins once with the networks as they are
@@ -58,17 +60,22 @@ def align(
         mixing: match heads, streams and adapters by matrices as well, see `match_all`.
         sweeps: rounds over all networks at most.
         seed: of the order of the networks within a round.
+        weights: how much each network counts in the mean; by default all count the same.
     """
     _check(stack, sym, method, scales, signs, mixing, sweeps)
+    counts = None
+    if weights is not None:
+        counts = torch.tensor(shares(weights, stack_size(stack))).double() * stack_size(stack)
     if mixing and sym.linear:
-        return align_with_matrices(stack, sym, method, sweeps, seed)
+        return align_with_matrices(stack, sym, method, sweeps, seed, counts)
     factors = min_mass(stack, sym).scales if scales and sym.scalings else None
     scaled = stack if factors is None else rescale(stack, sym, factors)
     plan = Plan(sym)
     if not plan.compared:
         every = (torch.arange(g.units).expand(stack_size(stack), -1) for g in sym.permutations)
         return Alignment(tuple(every), (0.0, 0.0), method, None, factors)
-    return _by_permutations(plan, stack, scaled, factors, method, signs, sweeps, seed)
+    joint = LeaveOneOut(plan, scaled, signs, seed, counts)
+    return _by_permutations(joint, stack, factors, method, sweeps)
 
 
 def _check(
@@ -94,24 +101,21 @@ def _check(
 
 
 def _by_permutations(
-    plan: Plan,
+    joint: LeaveOneOut,
     stack: Params,
-    scaled: Params,
     factors: tuple[Tensor, ...] | None,
     method: AlignMethod,
-    signs: bool,
     sweeps: int,
-    seed: int,
 ) -> Alignment:
     """From both starts, in the frame of the first network."""
-    sym = plan.sym
-    joint = LeaveOneOut(plan, scaled, signs, seed)
+    plan, sym = joint.plan, joint.sym
     best = joint.run(*joint.at_the_first(), sweeps if method == "joint" else 0)
     if method == "joint":
         other = joint.run(*joint.as_given(), sweeps)
         best = other if other[2][-1] < best[2][-1] else best
     permutations, flips, spread = best
-    spread = [distance_to_mean(stack, plan.compared), *spread]
+    counts = torch.tensor(joint.counts).double()
+    spread = [distance_to_mean(stack, plan.compared, counts), *spread]
     permutations = _as_the_first(permutations, sym)
     flips = None if flips is None else _flipped_as_the_first(permutations, flips, plan)
     signs_found = None if flips is None else tuple(flips)

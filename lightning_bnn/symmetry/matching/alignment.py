@@ -73,10 +73,23 @@ class Alignment(Sequence[Tensor]):
         )
 
 
-def distance_to_mean(stack: Params, names: Iterable[str]) -> float:
-    """Sum of squared distances of the networks of a stack to their mean, over some tensors."""
+def distance_to_mean(stack: Params, names: Iterable[str], counts: Tensor | None = None) -> float:
+    """Sum of squared distances of the networks of a stack to their mean, over some tensors.
+
+    Args:
+        stack: networks of one kind.
+        names: of the tensors.
+        counts: how often each network counts; by default once.
+    """
     rows = (stack[name].double() for name in names)
-    return sum(float((t - t.mean(0)).square().sum()) for t in rows)
+    if counts is None:
+        return sum(float((t - t.mean(0)).square().sum()) for t in rows)
+    return sum(_weighted_distance(t.flatten(1), counts.to(t)) for t in rows)
+
+
+def _weighted_distance(rows: Tensor, counts: Tensor) -> float:
+    mean = counts @ rows / counts.sum()
+    return float(counts @ (rows - mean).square().sum(1))
 
 
 def cycle_error(between: Mapping[tuple[int, int], Sequence[Tensor]], sym: Symmetries) -> float:

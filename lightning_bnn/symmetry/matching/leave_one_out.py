@@ -27,13 +27,24 @@ class LeaveOneOut:
     """Leave-one-out sweeps over the networks of one stack.
 
     Elements and flips have one row per network.
+
+    Args:
+        plan: of the groups.
+        stack: networks of one kind.
+        signs: whether units may be flipped.
+        seed: of the order of the networks.
+        counts: how often each network counts in the sum; by default once.
     """
 
-    def __init__(self, plan: Plan, stack: Params, signs: bool, seed: int) -> None:
+    def __init__(
+        self, plan: Plan, stack: Params, signs: bool, seed: int, counts: Tensor | None = None
+    ) -> None:
         self.plan, self.sym, self.seed = plan, plan.sym, seed
         self.stack, self.signs, self.size = stack, signs, stack_size(stack)
+        self.counts = [1.0] * self.size if counts is None else counts.tolist()
         self.members = [{n: stack[n][m : m + 1] for n in plan.compared} for m in range(self.size)]
-        self.norms = self._square({n: stack[n] for n in plan.compared})
+        pairs = zip(self.counts, self.members, strict=True)
+        self.norms = sum(count * self._square(member) for count, member in pairs)
 
     def as_given(self) -> tuple[Elements, Flips]:
         """Every network where it stands."""
@@ -58,11 +69,12 @@ class LeaveOneOut:
         for _ in range(sweeps):
             moved = False
             for m in torch.randperm(self.size, generator=generator).tolist():
-                others = {n: t - current[m][n][0] for n, t in total.items()}
+                count = self.counts[m]
+                others = {n: t - count * current[m][n][0] for n, t in total.items()}
                 if not _moves(ascents[m], others, generator):
                     continue
                 moved, current[m] = True, dict(ascents[m].now.current)
-                total = {n: others[n] + current[m][n][0] for n in total}
+                total = {n: others[n] + count * current[m][n][0] for n in total}
             total = self._sum(current)  # without the rounding of many differences
             spread.append(self._spread_of(total))
             if not moved:
@@ -88,11 +100,14 @@ class LeaveOneOut:
         return {n: t[0] for n, t in self.members[0].items()}
 
     def _spread_of(self, total: Params) -> float:
-        return self.norms - self._square(total) / self.size
+        return self.norms - self._square(total) / sum(self.counts)
 
-    @staticmethod
-    def _sum(networks: Sequence[Params]) -> Params:
-        return {n: torch.cat([w[n] for w in networks]).double().sum(0) for n in networks[0]}
+    def _sum(self, networks: Sequence[Params]) -> Params:
+        def total(name: str) -> Tensor:
+            rows = torch.cat([w[name] for w in networks]).double()
+            return torch.tensordot(torch.tensor(self.counts).to(rows), rows, 1)
+
+        return {name: total(name) for name in networks[0]}
 
     @staticmethod
     def _square(network: Params) -> float:

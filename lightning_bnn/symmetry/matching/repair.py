@@ -11,13 +11,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
-from lightning_bnn.batch_norms import batch_norms
+from lightning_bnn.batch_norms import batch_norms, estimating
 from lightning_bnn.params import Params, of
 from lightning_bnn.symmetry.forward import structural_copy
 from lightning_bnn.symmetry.matching.probes import call_modules
 from lightning_bnn.symmetry.matching.unit_moments import Moments
 
-__all__ = ["Repaired", "Repairs", "reestimated", "repair"]
+__all__ = ["Repaired", "Repairs", "reestimated", "reestimated_on_calls", "repair"]
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a network is called with."""
 
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -219,6 +222,11 @@ def _check_whole(model: nn.Module, params: Params, name: str) -> None:
 # ------------------------------------------------------------ BatchNorm
 def reestimated(network: nn.Module, params: Params, inputs: Iterable[Any]) -> Params:
     """Average the statistics over all batches, as a fresh pass in training mode would."""
+    return reestimated_on_calls(network, params, (((x,), {}) for x in inputs))
+
+
+def reestimated_on_calls(network: nn.Module, params: Params, calls: Iterable[Call]) -> Params:
+    """The same for calls with any arguments, by place and by name."""
     norms = batch_norms(network)
     if not norms:
         return params
@@ -226,13 +234,7 @@ def reestimated(network: nn.Module, params: Params, inputs: Iterable[Any]) -> Pa
     for name, tensor in params.items():
         if name.endswith("num_batches_tracked"):
             tensor.zero_()
-    momenta = [m.momentum for m in norms]
-    try:
-        for m in norms:
-            m.momentum, m.training = None, True
-        for x in inputs:
-            functional_call(network, params, (x,))
-    finally:
-        for m, momentum in zip(norms, momenta, strict=True):
-            m.momentum, m.training = momentum, False
+    with estimating(norms):
+        for args, kwargs in calls:
+            functional_call(network, params, args, kwargs)
     return params

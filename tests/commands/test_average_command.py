@@ -1,0 +1,121 @@
+"""`lightning-bnn average` as a user calls it."""
+
+import lightning as L
+import pytest
+import torch
+from disk_networks import NORMED, PLAIN, drawn, normed, orders, plain, write
+from safetensors.torch import load_file, save_file
+
+from lightning_bnn import params as P
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.cli import main
+
+X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+
+
+def outputs(build, state):
+    return P.apply(build().eval(), state, X)
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """One network, its units in other orders, in a bank, a folder of checkpoints and a file."""
+    net = drawn(plain)
+    with CheckpointBank(tmp_path / "bank") as bank:
+        for seed in (1, 2):
+            bank.append(orders(net, seed))
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    state = {f"net.{n}": t for n, t in orders(net, 3).items()}
+    content = {"state_dict": state, "epoch": 3, "global_step": 9, "hyper_parameters": {"width": 7}}
+    torch.save({**content, "optimizer_states": [1]}, tmp_path / "runs" / "a" / "x.ckpt")
+    write(tmp_path / "one.safetensors", P.of(net))
+    return tmp_path, P.of(net)
+
+
+def test_copies_from_everywhere_average_to_one(sources, capsys):
+    folder, net = sources
+    names = [str(folder / n) for n in ("bank", "runs", "one.safetensors")]
+    out = str(folder / "out.safetensors")
+    main(["average", *names, "--out", out, *PLAIN, "--weights", "1", "2", "3"])
+    assert "4 networks of" in capsys.readouterr().out
+    expected = outputs(plain, net)
+    torch.testing.assert_close(outputs(plain, load_file(out)), expected, atol=1e-6, rtol=0)
+    main(["average", *names, "--out", out, *PLAIN, "--plainly", "true", "--overwrite", "true"])
+    assert not torch.allclose(outputs(plain, load_file(out)), expected, atol=1e-2)
+
+
+def test_weights_are_those_of_sources(tmp_path):
+    """Two networks of one source share its weight; a linear layer has no frame."""
+    states = [{"weight": torch.full((3, 4), float(k)), "bias": torch.zeros(3)} for k in range(3)]
+    with CheckpointBank(tmp_path / "bank") as bank:
+        for state in states[:2]:
+            bank.append(state)
+    one = write(tmp_path / "one.safetensors", states[2])
+    linear = ["--network", "torch.nn.Linear", "--init", '{"in_features": 4, "out_features": 3}']
+    out = str(tmp_path / "out.pt")
+    base = ["average", str(tmp_path / "bank"), one, "--out", out, *linear, "--input", "2,4"]
+    main([*base, "--weights", "3", "1"])
+    assert float(torch.load(out)["weight"].mean()) == pytest.approx(0.75 * 0.5 + 0.25 * 2)
+    main([*base, "--last", "1", "--overwrite", "true"])
+    assert float(torch.load(out)["weight"].mean()) == pytest.approx(1.5)
+
+
+def test_a_checkpoint_that_the_module_loads(sources):
+    class Module(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = plain()
+
+    folder, net = sources
+    run, out = str(folder / "runs" / "a" / "x.ckpt"), str(folder / "out.ckpt")
+    main(["average", run, str(folder / "bank"), "--out", out, *PLAIN])
+    content = torch.load(out)
+    assert content["hyper_parameters"] == {"width": 7}
+    assert "optimizer_states" not in content
+    module = Module()
+    module.load_state_dict(content["state_dict"], strict=True)
+    torch.testing.assert_close(module.net(X), outputs(plain, net), atol=1e-6, rtol=0)
+
+
+def test_statistics_of_batch_norms(tmp_path, capsys):
+    names = [write(tmp_path / f"{k}.safetensors", P.of(drawn(normed, k))) for k in range(2)]
+    out, data = str(tmp_path / "out.safetensors"), str(tmp_path / "data.safetensors")
+    save_file({"inputs": X, "targets": torch.zeros(12, 3)}, data)
+    main(["average", *names, "--out", out, *NORMED])
+    assert "statistics of batch norms are averaged" in capsys.readouterr().out
+    main(["average", *names, "--out", out, *NORMED, "--data", data, "--overwrite", "true"])
+    assert "barrier" in capsys.readouterr().out
+    new = load_file(out)
+    hidden = X @ new["0.weight"].T + new["0.bias"]
+    torch.testing.assert_close(new["1.running_mean"], hidden.mean(0))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--out", "x.bin"], "must end in .safetensors, .pt or .ckpt"),
+        (["--out", "x.pt", "--weights", "1", "2"], "`--weights` must be 1 numbers"),
+        (["--out", "x.pt", "--weights", "-1"], "not negative"),
+        (["--out", "x.ckpt"], "`--like` is missing"),
+        (["--out", "x.pt", "--like", "y.ckpt"], "`--like` is for an `--out` that ends in .ckpt"),
+        (["--out", "nowhere/x.pt"], "there is no folder nowhere"),
+        (["--out", "x.pt", "--last", "0"], "`last` must be at least 1"),
+    ],
+)
+def test_errors(sources, args, message, capsys, monkeypatch):
+    folder, _ = sources
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit):
+        main(["average", "bank", *args, *PLAIN])
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_not_finite_is_named(sources, capsys):
+    folder, net = sources
+    bad = {n: t.clone() for n, t in net.items()}
+    bad["1.weight"][0, 0] = torch.nan
+    name = write(folder / "bad.safetensors", bad)
+    with pytest.raises(SystemExit):
+        main(["average", str(folder / "bank"), name, "--out", str(folder / "x.pt"), *PLAIN])
+    assert "bad.safetensors: '1.weight' holds NaN" in capsys.readouterr().err

@@ -1,0 +1,350 @@
+"""Averages in one frame: copies of one network, weights, order, a running mean."""
+
+import itertools
+
+import pytest
+import torch
+from cases import CASES
+from mixing_networks import NETWORKS
+from mixing_networks import known as known_mixing
+from torch import nn
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import (
+    RunningFrame,
+    align,
+    average,
+    discover,
+    flip,
+    mix,
+    permute,
+    random_mixings,
+    random_permutations,
+    random_scales,
+    random_signs,
+    rescale,
+)
+from lightning_bnn.symmetry.matching.plan import Plan
+from lightning_bnn.symmetry.matching.unmoved import Nearness
+
+LARGE = ("convnext", "mobilenet", "resnet", "resnet20 frn")
+SMALL = [c for c in CASES if c.name not in LARGE]
+BATCH_NORMS = [c for c in CASES if c.name == "resnet"]
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def moved(params, sym, members, seed=0, scales=True):
+    """Copies of one network, each with its units rescaled, flipped and exchanged at random.
+
+    Flips are those that `match` looks for: of whole units, outside of blocks.
+    """
+    generator, mirrors = seeded(seed), Plan(sym).mirrors
+    stack = {n: t.expand(members, *t.shape).clone() for n, t in params.items()}
+    if scales and sym.scalings:
+        stack = rescale(stack, sym, random_scales(sym, generator, members))
+    if sym.signs:
+        signs = random_signs(sym, generator, members)
+        signs = [s if k in mirrors else torch.ones_like(s) for k, s in enumerate(signs)]
+        stack = flip(stack, sym, signs)
+    return permute(stack, sym, random_permutations(sym, generator, members))
+
+
+def misfit(model, x, a, b):
+    """Largest difference of outputs, as a share of the largest output."""
+    one, other = P.apply(model, a, x), P.apply(model, b, x)
+    return float((one - other).abs().max() / other.abs().max())
+
+
+def mlps(members, seed=0):
+    model = models.mlp(6, [12, 10], 4).double()
+    torch.manual_seed(seed)
+    return model, discover(model, torch.randn(1, 6).double()), P.populate(model, members)
+
+
+def same(a, b, tolerance=0.0):
+    return all(torch.allclose(a[n], b[n], rtol=0, atol=tolerance) for n in b)
+
+
+# ------------------------------------------------------------ copies
+@pytest.mark.parametrize("case", SMALL, ids=lambda c: c.name)
+def test_copies_of_one_network_average_to_it(case):
+    model, x, sym = case.known()
+    params = P.of(model)
+    stack = moved(params, sym, 3)
+    found = average(stack, sym, [1, 2, 3], scales="min-mass" if sym.scalings else None)
+    assert misfit(model, x, found, params) < 1e-6
+    plain = P.weighted_mean(stack, [1, 2, 3])
+    assert misfit(model, x, plain, params) > 1e-2  # a negative control
+
+
+@pytest.mark.parametrize("name", [n for n in NETWORKS if n != "chain"])
+def test_copies_mixed_by_matrices_average_to_one(name):
+    model, x, sym, params = known_mixing(name)
+    generator = seeded(1)
+    stack = P.stack([params, *([mix(params, sym, random_mixings(sym, generator))] * 2)])
+    found = average(stack, sym, mixing=True)
+    assert misfit(model, x, found, params) < 1e-6
+    assert misfit(model, x, P.weighted_mean(stack), params) > 1e-2
+
+
+def test_a_reference_gives_the_frame():
+    model, sym, stack = mlps(1)
+    one = {n: t[0] for n, t in stack.items()}
+    copies = moved(one, sym, 3, scales=False)
+    assert same(average(copies, sym, [0, 1, 2], reference=one), one, 1e-12)
+    assert not same(average(copies, sym), one, 1e-2)  # in the frame of the first copy
+
+
+# ------------------------------------------------------------ weights
+def test_weights_choose():
+    """A network of weight one comes back as it is; shares count, not numbers."""
+    _, sym, stack = mlps(4)
+    for k in range(4):
+        weights = [float(k == m) for m in range(4)]
+        assert same(average(stack, sym, weights), {n: t[k] for n, t in stack.items()})
+    a, b = average(stack, sym, [1, 2, 3, 0]), average(stack, sym, torch.tensor([10, 20, 30, 0]))
+    assert same(a, b)
+    assert not same(a, average(stack, sym, [3, 2, 1, 0]), 1e-3)
+
+
+def test_weights_count_as_copies_do():
+    """A network of weight two is two networks, for the alignment, too."""
+    _, sym, stack = mlps(3)
+    twice = {n: torch.cat([t, t[2:]]) for n, t in stack.items()}
+    weighted, copied = align(stack, sym, weights=[1, 1, 2]), align(twice, sym)
+    assert weighted.spread[0] * 4 / 3 == pytest.approx(copied.spread[0], rel=1e-9)
+    assert weighted.spread[-1] * 4 / 3 == pytest.approx(copied.spread[-1], rel=0.02)
+    assert same(average(stack, sym, [1, 1, 1]), average(stack, sym))
+
+
+def test_the_weighted_mean_is_numpy_s():
+    stack = {"w": torch.randn(3, 2, 5).half(), "n": torch.tensor([[3], [4], [5]])}
+    found = P.weighted_mean(stack, [1, 1, 2])
+    expected = (stack["w"].double() * torch.tensor([0.25, 0.25, 0.5])[:, None, None]).sum(0)
+    torch.testing.assert_close(found["w"].double(), expected, rtol=0, atol=2e-3)
+    assert found["w"].dtype == torch.half
+    assert found["n"].tolist() == [3]
+    mask = torch.tensor([[0.0, -torch.inf]] * 2)
+    assert P.weighted_mean({"mask": mask})["mask"].tolist() == [0.0, -torch.inf]
+    bad = {"w": torch.tensor([[1.0], [torch.nan]])}
+    assert P.weighted_mean(bad, [1, 0])["w"].tolist() == [1.0]
+    assert P.weighted_mean(bad)["w"].isnan().all()
+
+
+def test_the_order_of_networks_does_not_matter():
+    """Where alignment finds the planted elements: noisy copies, averaged in any order."""
+    model, sym, stack = mlps(1)
+    one = {n: t[0] for n, t in stack.items()}
+    copies = moved(one, sym, 4, scales=False)
+    copies = {n: t + 0.02 * torch.randn(t.shape, generator=seeded(5)) for n, t in copies.items()}
+    x, weights = torch.randn(20, 6, generator=seeded(2)).double(), torch.tensor([1.0, 2, 3, 4])
+    first = average(copies, sym, weights)
+    for order in itertools.islice(itertools.permutations(range(4)), 1, 24, 5):
+        rows = list(order)
+        again = average({n: t[rows] for n, t in copies.items()}, sym, weights[rows])
+        assert misfit(model, x, again, first) < 1e-9
+    assert misfit(model, x, average(copies, sym, weights.flip(0)), first) > 1e-4
+
+
+# ------------------------------------------------------------ batch norms
+def test_statistics_are_those_of_the_average():
+    case = BATCH_NORMS[0]
+    model, x, sym = case.known()
+    stack = P.stack([P.of(model)] * 2)
+    stack = {n: t + 0.1 * torch.rand_like(t) if t.is_floating_point() else t
+             for n, t in stack.items()}  # fmt: skip
+    batches = [torch.randn(8, *x.shape[1:], generator=seeded(k)).double() for k in range(3)]
+    found = average(stack, sym, model=model, batches=batches)
+    plain = average(stack, sym)
+    twin = type(model)().double() if not isinstance(model, nn.Sequential) else model
+    twin.load_state_dict(plain, strict=False)
+    torch.optim.swa_utils.update_bn(batches, twin)
+    for name, tensor in twin.state_dict().items():
+        torch.testing.assert_close(found[name], tensor, msg=name)
+    assert any(not torch.equal(found[n], plain[n]) for n in plain if n.endswith("running_mean"))
+
+
+# ------------------------------------------------------------ a running mean
+def wander(sym, params, steps, step=0.01, seed=0):
+    """A network on a random walk."""
+    for k in range(steps):
+        yield {n: t + step * k * torch.randn(t.shape, generator=seeded(seed + k)).to(t)
+               if t.is_floating_point() else t for n, t in params.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda c: c.name)
+def test_a_network_that_stays_is_returned_untouched(case):
+    model, _, sym = case.known()
+    frame, mean = RunningFrame(sym), P.of(model)
+    for network in wander(sym, mean, 4, 1e-3):
+        brought = frame.bring(network, mean, 0.1)
+        assert all(brought[n] is t or torch.equal(brought[n], t) for n, t in network.items())
+    assert frame.moved_units == frame.matches == 0
+    if not frame.plan.branches:
+        assert frame.looks == 0  # distances were enough
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda c: c.name)
+def test_a_network_that_jumps_is_brought_back(case):
+    """By any exchange and flip of units; and the element is kept while it fits."""
+    model, _, sym = case.known()
+    frame, mean = RunningFrame(sym), P.of(model)
+    jumped = {n: t[0] for n, t in moved(mean, sym, 1, 3, scales=False).items()}
+    assert same(frame.bring(jumped, mean, 0.1), mean, 1e-12)
+    assert frame.moved_units > 0
+    matched = frame.matches
+    assert same(frame.bring(jumped, mean, 0.1), mean, 1e-12)
+    assert frame.matches == matched
+    assert same(frame.bring(mean, mean, 0.1), mean, 1e-12)  # it jumps back
+    assert frame.moved_units == 0
+
+
+@pytest.mark.parametrize("flips", [False, True])
+def test_near_means_nearest(flips):
+    """Against all pairs of units, their mirror images too; it holds while the mean moves."""
+    torch.manual_seed(0)
+    model = models.mlp(3, [7], 2, nn.Tanh if flips else nn.ReLU).double()
+    plan = Plan(discover(model, torch.randn(1, 3).double()))
+    nearness, held = Nearness(plan, flips), []
+    mean = {n: t[None].clone() for n, t in P.of(model).items()}
+    apart = nearness.apart(mean)
+    for k, size in enumerate([0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0] * 6):
+        network = {n: t + size * torch.randn(t.shape, generator=seeded(k)).double()
+                   for n, t in mean.items()}  # fmt: skip
+        units, goal = (torch.cat([w["1.weight"][0].T, w["1.bias"], w["3.weight"][0]]).T
+                       for w in (network, mean))  # fmt: skip
+        distances = nearness.distances(network, mean)
+        own = (units - goal).norm(dim=1)
+        torch.testing.assert_close(distances[0][0], own)
+        every = torch.cdist(units, torch.cat([goal, -goal]) if flips else goal)
+        holds = not bool(nearness.unclear(distances, apart)[0].any())
+        held.append(holds)
+        assert not holds or bool((every.argmin(1) == torch.arange(7)).all())
+        mean = {n: torch.lerp(t, network[n], 0.05) for n, t in mean.items()}
+        for drift, distance in zip(apart.drift, distances, strict=True):
+            drift += 0.05 * distance
+    assert any(held)
+    assert not all(held)
+
+
+def test_half_way_to_the_next_unit_is_too_far():
+    """The bound is sharp: a unit on its way to the closest other one is clear up to the middle."""
+    torch.manual_seed(0)
+    model = models.mlp(3, [7], 2).double()
+    nearness = Nearness(Plan(discover(model, torch.randn(1, 3).double())), False)
+    mean = {n: t[None].clone() for n, t in P.of(model).items()}
+    units = torch.cat([mean["1.weight"][0].T, mean["1.bias"], mean["3.weight"][0]]).T
+    far = torch.cdist(units, units).fill_diagonal_(torch.inf)
+    one, other = divmod(int(far.argmin()), 7)
+    for way, expected in ((0.49, False), (0.51, True)):
+        network = {n: t.clone() for n, t in mean.items()}
+        for tensor in (network["1.weight"], network["1.bias"], network["3.weight"].mT):
+            tensor[0, one] = torch.lerp(tensor[0, one], tensor[0, other], way)
+        (unclear,) = nearness.unclear(nearness.distances(network, mean), nearness.apart(mean))
+        assert unclear[0].tolist() == [expected and k == one for k in range(7)]
+
+
+def test_twins_do_not_start_searches():
+    """Two units that are alike tie with each other: nothing is to be gained, now or later."""
+    model, sym, _ = mlps(1)
+    with torch.no_grad():
+        for p in (model[1].weight, model[1].bias):
+            p[1] = p[0]
+        model[3].weight[:, 1] = model[3].weight[:, 0]
+    frame, mean = RunningFrame(sym), P.of(model)
+    for network in [mean, *wander(sym, mean, 30, 1e-4)]:
+        brought = frame.bring(network, mean, 1e-3)
+        assert same(brought, network)
+        mean = {n: torch.lerp(t, brought[n], 1e-3) for n, t in mean.items()}
+    assert 0 < frame.looks < 20
+
+
+def test_several_networks_with_a_mean_each():
+    _, sym, stack = mlps(3)
+    frame = RunningFrame(sym)
+    jumped = {n: t.clone() for n, t in stack.items()}
+    other = moved({n: t[1] for n, t in stack.items()}, sym, 1, 4, scales=False)
+    for n in jumped:
+        jumped[n][1] = other[n][0]
+    assert same(frame.bring(jumped, stack, 0.1), stack, 1e-12)
+    assert frame.matches == 1
+
+
+@pytest.mark.parametrize("name", ["relu", "mixing"])
+def test_continuous_symmetries_of_a_running_mean(name):
+    """Rescaled and mixed copies come back, too, where that is asked for."""
+    if name == "relu":
+        model, sym, stack = mlps(1)
+        params, x = {n: t[0] for n, t in stack.items()}, torch.randn(5, 6).double()
+        frame, copies = RunningFrame(sym, scales="min-mass"), moved(params, sym, 3)
+    else:
+        model, x, sym, params = known_mixing(next(n for n in NETWORKS if n != "chain"))
+        frame = RunningFrame(sym, mixing=True)
+        copies = P.stack([mix(params, sym, random_mixings(sym, seeded(k))) for k in range(3)])
+    mean = frame.begin(params)
+    for k, network in enumerate(P.unstack(copies)):
+        brought = frame.bring(network, mean, 1 / (k + 2))
+        mean = {n: torch.lerp(t, brought[n], 1 / (k + 2)) for n, t in mean.items()}
+    assert misfit(model, x, mean, params) < 1e-6
+
+
+def test_a_frame_goes_on_from_its_state():
+    _, sym, stack = mlps(1)
+    mean = {n: t[0] for n, t in stack.items()}
+    jumped = {n: t[0] for n, t in moved(mean, sym, 1, 3, scales=False).items()}
+    first, second = RunningFrame(sym), RunningFrame(sym)
+    first.bring(jumped, mean, 0.1)
+    second.load_state_dict(first.state_dict())
+    again, whole = second.bring(jumped, mean, 0.1), first.bring(jumped, mean, 0.1)
+    assert same(again, whole)
+    assert second.matches == first.matches == 1
+    assert second.moved_units == first.moved_units > 0
+
+
+# ------------------------------------------------------------ errors
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": [1, 2]}, "`weights` must be 3 numbers that are not negative"),
+        ({"weights": [1, 2, -1]}, "not negative, one for each network, got 1 2 -1"),
+        ({"weights": [0, 0, 0]}, "not negative"),
+        ({"weights": [1, 2, float("nan")]}, "not negative"),
+        ({"weights": [1, 2, True]}, "not negative"),
+        ({"weights": 3}, "not negative"),
+        ({"model": nn.Linear(1, 1)}, "`model` and `batches` go together"),
+        ({"mixing": True, "scales": "min-mass"}, "`mixing` does not go with `scales`"),
+        ({"reference": {}}, "`reference` lacks"),
+        ({"scales": "max-mass"}, "`scales` must be 'min-mass' or None"),
+    ],
+)
+def test_errors(change, message):
+    _, sym, stack = mlps(3)
+    with pytest.raises(ValueError, match=message):
+        average(stack, sym, **change)
+
+
+@pytest.mark.bad_input
+def test_errors_of_networks():
+    model, sym, stack = mlps(3)
+    with pytest.raises(ValueError, match="must be a stack of networks, not one network"):
+        average({n: t[0] for n, t in stack.items()}, sym)
+    bad = {n: t.clone() for n, t in stack.items()}
+    bad["1.weight"][2, 0, 0] = torch.inf
+    with pytest.raises(ValueError, match="holds NaN or infinite values, first in member 2"):
+        average(bad, sym)
+    with pytest.raises(ValueError, match="holds NaN or infinite values"):
+        average(stack, sym, reference={n: t[2] for n, t in bad.items()})
+    with pytest.raises(ValueError, match="`mixing` does not go with `scales`"):
+        RunningFrame(sym, mixing=True, scales="min-mass")
+    case = BATCH_NORMS[0]
+    network, _, groups = case.known()
+    pair = P.stack([P.of(network)] * 2)
+    with pytest.raises(ValueError, match="`batches` is empty"):
+        average(pair, groups, model=network, batches=[])
+    with pytest.raises(ValueError, match="`batches` must be a list"):
+        average(pair, groups, model=network, batches=torch.ones(2, 3))
