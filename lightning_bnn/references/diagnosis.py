@@ -68,10 +68,8 @@ class Diagnosis:
         for name, title in _LAWS.items():
             if name in self.halves:
                 value, error = self.halves[name]
-                text = (
-                    f"{title} of one half of the chains {value / error:.1f} errors from the other"
-                )
-                checks[text] = abs(value) <= ERRORS * error
+                apart = f"{value / error:.1f} errors apart"
+                checks[f"{title} of both halves of the chains {apart}"] = value <= ERRORS * error
         return [text for text, holds in checks.items() if not holds]
 
 

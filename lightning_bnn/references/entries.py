@@ -82,9 +82,7 @@ class Entry:
         """
         epochs = self.epochs(budget)
         given = reference["model"]["init_args"]
-        kept = {
-            name: given[name] for name in ("network", "likelihood", "prior_std") if name in given
-        }
+        kept = {name: given[name] for name in _OF_THE_REFERENCE if name in given}
         data = dict(reference["data"])
         batch = max(_LEAST_BATCH, round(_of(str(self.batch), examples)))
         data["init_args"] = {**data.get("init_args", {}), "batch_size": min(batch, examples)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from lightning_bnn.comparison.tables import Cell, Measured, Table
 from lightning_bnn.plots import dots_figure
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import Card, reference_names, reference_place
+from lightning_bnn.settings_files import read_settings
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 
 __all__ = ["LAWS", "Numbers", "cost_of", "fidelity", "numbers_by_method", "scored"]
 
 LAWS = {"f_law": "function law", "ns_law": "NS law", "law": "law"}
 """Distances of a method's law to the reference, by what networks are compared as."""
+_OF_A_CHAIN = 60
+"""Networks of each chain of a reference that others are compared with."""
 _QUALITIES = ("acc", "rmse", "nll", "crps", "ece", "cover90")
 _NOTE = (
     "Laws: MMD² x 100 between the networks of a method, over runs and draws, and draws of the "
@@ -64,7 +68,8 @@ def fidelity(
         raise ValueError("`--posteriors` is missing: for example --posteriors.SWAG runs/swag")
     folder = results_folder(out, "fidelity")
     with one_thread():
-        comparison = scored(reference, posteriors, folder, Options("full", samples, seed=seed))
+        options = Options("full", samples, seed=seed, device=device)
+        comparison = scored(reference, posteriors, folder, options)
     publish(_findings(reference, comparison, posteriors), folder)
 
 
@@ -81,10 +86,11 @@ def scored(
     """
     place = reference_place(reference)
     like = place.config()
-    options = Options(**{**vars(options), "functions": True, "reference_is": "sampled"})
-    return collect(
-        str(place.path), posteriors, folder, None if like is None else str(like), options
+    config = None if like is None else str(like)
+    options = replace(
+        options, functions=True, reference_is="sampled", reference_samples=_OF_A_CHAIN
     )
+    return collect(str(place.path), posteriors, folder, config, options)
 
 
 def numbers_by_method(comparison: Comparison) -> dict[str, Numbers]:
@@ -117,11 +123,31 @@ def _findings(reference: str, comparison: Comparison, posteriors: Mapping[str, s
         for name, origin in comparison.settings["posteriors"].items()
         if "failed" in origin
     ]
+    notes += _other_priors(reference, posteriors)
     if not gold:
         notes.append(f"{reference} is no gold reference: distances to it rank nothing.")
     laws = {title: {"": [percent(numbers[n], law) for n in order]} for law, title in LAWS.items()}
     figures = {"laws": dots_figure(laws, order)}
     return Findings("fidelity", title, {"fidelity": table}, figures, notes, comparison.settings)
+
+
+def _other_priors(reference: str, posteriors: Mapping[str, str]) -> list[str]:
+    """What approximates another posterior, because its prior is another one."""
+    wanted = _prior_std(reference_place(reference))
+    stated = {name: _prior_std(Place.of(text)) for name, text in posteriors.items()}
+    return [
+        f"{name} has `prior_std` {std}, the reference {wanted}: it is of another posterior."
+        for name, std in stated.items()
+        if None not in (std, wanted) and std != wanted
+    ]
+
+
+def _prior_std(place: Place) -> Any:
+    """As a configuration states it; None where none does."""
+    config = place.config()
+    model = read_settings(config).get("model") if config is not None else None
+    arguments = model.get("init_args") if isinstance(model, dict) else None
+    return arguments.get("prior_std") if isinstance(arguments, dict) else None
 
 
 def _verdict(reference: str) -> bool:

@@ -112,6 +112,7 @@ def test_methods_are_scored_at_equal_budgets_and_by_hand_alike(tmp_path):
     main(["fidelity", "two_gaussians", "--posteriors.E", str(runs / "ensemble"), "--samples", "4",
           "--out", str(tmp_path / "one")])  # fmt: skip
     (row,) = numbers(tmp_path / "one", "fidelity")
+    assert not results(tmp_path / "one")["notes"]
     for column in ("gradients", "function law", "NS law", "TV", "NLL"):
         assert row[column] == pytest.approx(rows["Ensemble"][column], rel=1e-4), column
     assert results(out)["study"] == "leaderboard"
