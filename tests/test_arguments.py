@@ -4,6 +4,7 @@ import inspect
 import math
 import re
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -41,7 +42,11 @@ MAKERS = {
     "samplers.CyclicalSchedule": lambda **o: samplers.CyclicalSchedule(
         sampler(), **{"cycle_length": 5, **o}
     ),
-    **{f"callbacks.{name}": getattr(callbacks, name) for name in callbacks.__all__},
+    **{
+        f"callbacks.{name}": getattr(callbacks, name)
+        for name in callbacks.__all__
+        if issubclass(getattr(callbacks, name), L.Callback)
+    },
     "Gaussian": likelihoods.Gaussian,
     "IsotropicGaussianPrior": likelihoods.IsotropicGaussianPrior,
     "Schedule": lambda **o: Schedule(**{"every_n_steps": 1, **o}),

@@ -163,5 +163,5 @@ def _does_nothing(node: Node) -> bool:
     if name == "dropout":
         return bool(node.args[1:2] == (0,) or node.args[2:3] == (False,))
     pair = [n.meta.get("val") if isinstance(n, Node) else None for n in (*node.args[:1], node)]
-    kinds = {(t.shape, t.dtype) if isinstance(t, Tensor) else None for t in pair}
+    kinds = {f"{t.shape} {t.dtype}" if isinstance(t, Tensor) else None for t in pair}
     return name in _NOTHING_NEW and len(pair) == 2 and len(kinds) == 1 and None not in kinds
