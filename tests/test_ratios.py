@@ -60,9 +60,9 @@ def test_no_ratio_has_fallen_to_half(name, ratios):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["predict_perceptrons", "canonical", "pairs"])
 def test_a_planted_slowdown_is_noticed(name, ratios):
-    """Ours is run five times."""
+    """Ours is run ten times."""
     with ratios.ways_of(name) as ways:
-        slow = {**ways, "ours": lambda: [ways["ours"]() for _ in range(5)]}
+        slow = {**ways, "ours": lambda: [ways["ours"]() for _ in range(10)]}
         assert name in fallen(ratios, name, slow, recorded())
 
 

@@ -177,7 +177,7 @@ def test_alignment_takes_the_networks_that_are_there(ran):
     assert results(folder / "out")["tables"]["distance"]["rows"] == rows
     assert "Squared distance to the mean" in text
     with pytest.raises(SystemExit):
-        main(["alignment", "--only", "perceptron", "--out", "out"])
+        called(folder, ["alignment", "--only", "perceptron", "--out", "out"])
 
 
 def test_marginals_are_tested_as_by_scipy(ran):
