@@ -46,12 +46,21 @@ class FullHarvester(CheckpointHarvester):
 
 
 class CheckpointsBeforeTheEnd(ModelCheckpoint):
-    """None at the very end: a run that goes on from there would do nothing, and keep nothing."""
+    """None at the very end: a run that goes on from there would do nothing, and keep nothing.
+
+    None in the last batch of an epoch either, but after it: from a checkpoint that was made in
+    between, Lightning skips the end of the epoch, and miscounts the next one if it is interrupted.
+    """
 
     def on_train_batch_end(self, trainer: L.Trainer, *more: Any) -> None:
-        """Save a checkpoint if it is time, and batches are left."""
-        if not ends(trainer):
+        """Save a checkpoint if it is time, within an epoch."""
+        if not trainer.is_last_batch:
             super().on_train_batch_end(trainer, *more)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save a checkpoint if it is time, between epochs."""
+        if not ends(trainer):
+            super().on_train_batch_end(trainer, pl_module, None, None, 0)
 
 
 class ProgressWriter(L.Callback):
