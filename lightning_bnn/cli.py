@@ -16,6 +16,7 @@ COMMANDS = {
     "population": "thousands of independent networks into one bank, on one machine or many",
     "bank": "look into a bank of networks, fill it from checkpoints, write it to files",
     "symmetries": "what can be permuted, rescaled and flipped in a network without changing it",
+    "doctor": "whether a posterior is any good, and what is wrong with it: runs, banks, folders",
     "match": "bring a network in a file into the frame of another, so that they can be averaged",
     "merge": "average networks in files, once they are in one frame",
     "diff": "whether two networks in files are one function, a copy trained on, or independent",

@@ -11,6 +11,7 @@ from lightning_bnn.callbacks.figures import PosteriorFigures
 from lightning_bnn.callbacks.harvester import CheckpointHarvester
 from lightning_bnn.callbacks.mass_gap import MassGap
 from lightning_bnn.callbacks.permutation_tau import PermutationTau
+from lightning_bnn.callbacks.posterior_doctor import PosteriorDoctor
 from lightning_bnn.callbacks.symmetric_average import SymmetricAverage
 from lightning_bnn.callbacks.training_cost import TrainingCost
 
@@ -20,6 +21,7 @@ __all__ = [
     "CheckpointHarvester",
     "MassGap",
     "PermutationTau",
+    "PosteriorDoctor",
     "PosteriorFigures",
     "SymmetricAverage",
     "TrainingCost",

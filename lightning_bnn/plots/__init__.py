@@ -1,5 +1,6 @@
 """Pictures: pure functions from tensors to matplotlib figures."""
 
+from lightning_bnn.plots.health import health_figure
 from lightning_bnn.plots.panels import (
     Line,
     dots_figure,
@@ -29,6 +30,7 @@ __all__ = [
     "distances_figure",
     "dots_figure",
     "gaussians_figure",
+    "health_figure",
     "hexbin_figure",
     "histograms_figure",
     "lines_figure",

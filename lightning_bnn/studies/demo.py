@@ -18,6 +18,7 @@ from lightning_bnn import params as P
 from lightning_bnn.comparison.collect import collect
 from lightning_bnn.comparison.distance_tables import distances_table
 from lightning_bnn.plots import Line, lines_figure
+from lightning_bnn.plots.page import Section, html_report
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.studies.collapse import collapse_findings
@@ -26,7 +27,6 @@ from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.marginals import forms_of, units_figure
 from lightning_bnn.studies.mass import mass_findings
 from lightning_bnn.studies.populations import Population
-from lightning_bnn.studies.report import Section, html_report
 from lightning_bnn.studies.runs import Job, Run, run_jobs
 
 __all__ = ["METHODS", "REFERENCE", "demo", "demo_jobs"]

@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from lightning_bnn.comparison.tables import Cell, Table, text_table
 from lightning_bnn.datamodules import MissingData
+from lightning_bnn.plots.page import Section, html_report
 from lightning_bnn.studies.claims.claim import Judged, judged
 from lightning_bnn.studies.claims.evidence import Evidence
 from lightning_bnn.studies.claims.over_seeds import over_all_seeds
@@ -21,7 +22,6 @@ from lightning_bnn.studies.claims.papers import CLAIMS
 from lightning_bnn.studies.claims.records import evidence_in, key_of_step, read_record, timed
 from lightning_bnn.studies.claims.steps import PAPERS, STEPS, Size, Step, chosen_steps
 from lightning_bnn.studies.findings import Findings, results_folder, write_findings
-from lightning_bnn.studies.report import Section, html_report
 
 __all__ = ["reproduce"]
 

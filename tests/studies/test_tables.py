@@ -10,8 +10,8 @@ import torch
 
 from lightning_bnn.comparison.tables import Measured, Table, spread
 from lightning_bnn.plots import Line, lines_figure
+from lightning_bnn.plots.page import Section, html_report
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.report import Section, html_report
 from lightning_bnn.studies.width import SCALES
 
 TABLE = Table(

@@ -7,14 +7,12 @@ import html
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-from lightning_bnn.comparison.tables import Table
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Section", "html_report"]
+__all__ = ["Section", "Tabular", "html_report"]
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -32,6 +30,25 @@ pre { background: #f5f5f5; padding: .7rem .9rem; overflow-x: auto; font-size: .8
 """
 
 
+class Tabular(Protocol):
+    """What a table must have to be shown."""
+
+    @property
+    def title(self) -> str:
+        """Above the table."""
+
+    @property
+    def header(self) -> Sequence[str]:
+        """Titles of the columns."""
+
+    @property
+    def note(self) -> str:
+        """Below the table."""
+
+    def cells(self) -> Sequence[Sequence[str]]:
+        """All rows, as they are shown."""
+
+
 @dataclass(frozen=True)
 class Section:
     """A part of a report.
@@ -47,7 +64,7 @@ class Section:
     title: str
     text: Sequence[str] = ()
     code: str = ""
-    tables: Sequence[Table] = ()
+    tables: Sequence[Tabular] = ()
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
     def html(self) -> str:
@@ -82,7 +99,7 @@ def _element(tag: str, text: str, options: str = "") -> str:
     return f"<{tag}{options}>{html.escape(text)}</{tag}>"
 
 
-def _table(table: Table) -> str:
+def _table(table: Tabular) -> str:
     head = "".join(_element("th", name) for name in table.header)
     rows = ["".join(_element("td", cell) for cell in row) for row in table.cells()]
     body = "\n".join(f"<tr>{row}</tr>" for row in (head, *rows))

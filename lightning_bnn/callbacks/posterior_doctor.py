@@ -1,0 +1,238 @@
+"""Says at the end of a run whether its posterior is any good, and what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from lightning_bnn._compat import figure_step
+from lightning_bnn.arguments import count
+from lightning_bnn.callbacks.figure_logging import log_figure, log_folder
+from lightning_bnn.callbacks.run_evidence import (
+    ExampleStore,
+    evidence_of_module,
+    evidence_of_network,
+    settings_of,
+)
+from lightning_bnn.doctor import Evidence, Finding, Report, examine
+from lightning_bnn.doctor.page import figure_of, html_of, markdown_of
+
+__all__ = ["PAGE_FILE", "REPORT_FILE", "PosteriorDoctor"]
+
+REPORT_FILE, PAGE_FILE = "doctor.json", "doctor.html"
+"""In the folder of the logs."""
+
+
+class PosteriorDoctor(Callback):
+    """Looks for what goes wrong with posteriors, and says it in plain sentences.
+
+    For modules of this package: deviations, prior and KL term, steps of samplers, burn-in, chains
+    that disagree, members that are copies or have diverged, statistics of BatchNorm, and whether
+    predictions are as sure as they are right. For any other module what can be seen of one
+    network: data, labels, outputs, losses, calibration.
+
+    Findings have a number, a reason and a remedy, and are faults, warnings or notes. They are
+    printed, logged as text, scalars (``doctor/faults``, ``doctor/warnings``) and a figure, and
+    written to ``doctor.json`` and ``doctor.html``. `docs/doctor.md` says how often each verdict is
+    right.
+
+    Args:
+        every_n_epochs: look after so many epochs, too; by default only at the end, also if the
+            run breaks off.
+        module: name of the network inside the LightningModule, if it is not to be guessed.
+        training_examples: how many are kept, of the first batches.
+        held_out_examples: how many of the validation data are predicted.
+
+    Attributes:
+        report: the latest `lightning_bnn.doctor.Report`.
+        seconds: processor time that the callback has taken.
+    """
+
+    def __init__(
+        self,
+        every_n_epochs: int | None = None,
+        module: str | None = None,
+        training_examples: int = 512,
+        held_out_examples: int = 1024,
+    ) -> None:
+        if every_n_epochs is not None:
+            count("every_n_epochs", every_n_epochs)
+        count("training_examples", training_examples)
+        count("held_out_examples", held_out_examples)
+        self.every_n_epochs, self.module = every_n_epochs, module
+        self.report: Report | None = None
+        self.seconds = 0.0
+        self.curves: dict[str, list[float]] = {}
+        self._training = ExampleStore(training_examples)
+        self._held_out = ExampleStore(held_out_examples)
+        self._loss: Tensor | None = None
+        self._steps = 0
+        self._active = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"curves": self.curves}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.curves = dict(state_dict["curves"])
+
+    # -------------------------------------------------------- what is seen
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Forget an earlier run, unless this one goes on with it."""
+        if not trainer.ckpt_path:
+            self.curves = {}
+        self.report, self.seconds = None, 0.0
+        self._loss, self._steps = None, 0
+        self._training.clear()
+        self._held_out.clear()
+        self._folder: Path = log_folder(trainer)
+        sharded = any(isinstance(p, DTensor) for p in pl_module.parameters())
+        self._active = trainer.is_global_zero and not sharded
+        if sharded:
+            rank_zero_warn("PosteriorDoctor is switched off: weights are sharded over processes.")
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
+        """Keep examples of the first batches."""
+        if self._active:
+            begun = time.process_time()
+            self._training.add(pl_module, batch)
+            self.seconds += time.process_time() - begun
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+        """Add to the loss of this epoch."""
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if self._active and isinstance(loss, Tensor) and loss.numel() == 1:
+            loss = loss.detach()
+            self._loss = loss.clone() if self._loss is None else self._loss + loss
+            self._steps += 1
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Follow the loss and the sampler, and look if it is time."""
+        if not self._active:
+            return
+        begun = time.process_time()
+        if self._loss is not None:
+            members = getattr(pl_module, "members", 1)
+            size = members if isinstance(members, int) else 1
+            self._follow("loss", float(self._loss) / (self._steps * size))
+            self._loss, self._steps = None, 0
+        for name, value in _of_samplers(trainer.optimizers).items():
+            self._follow(name, value)
+        self.seconds += time.process_time() - begun
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Forget the examples of the validation before."""
+        if not trainer.sanity_checking:
+            self._held_out.clear()
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Keep examples of the first loader."""
+        if self._active and not trainer.sanity_checking and dataloader_idx == 0:
+            self._held_out.add(pl_module, batch)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Look, if it is time."""
+        due = self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0
+        last = trainer.current_epoch + 1 == trainer.max_epochs
+        if due and not last and not trainer.sanity_checking and trainer.fit_loop.epoch_loop.done:
+            self.look(trainer, pl_module)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Look at what has come of the run."""
+        if not trainer.fast_dev_run:
+            self.look(trainer, pl_module)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Say what may be the reason, where a run breaks off with an error."""
+        if isinstance(exception, Exception) and not trainer.fast_dev_run:
+            self.look(trainer, pl_module)
+
+    def _follow(self, name: str, value: float) -> None:
+        self.curves.setdefault(name, []).append(value)
+
+    # -------------------------------------------------------- the examination
+    def look(self, trainer: Any, pl_module: Any) -> None:
+        """Examine the posterior as it is now, and tell everybody."""
+        if not self._active or not hasattr(self, "_folder"):
+            return
+        begun = time.process_time()
+        try:
+            evidence = self._evidence(trainer, pl_module)
+        except ValueError as error:
+            self.report = _unexaminable(pl_module, str(error), self.curves)
+            figure = None
+        else:
+            self.report = examine(evidence, {"module": type(pl_module).__name__})
+            figure = figure_of(self.report, evidence)
+        self._tell(trainer, self.report, figure)
+        self.seconds += time.process_time() - begun
+
+    @torch.no_grad()
+    def _evidence(self, trainer: Any, pl_module: Any) -> Evidence:
+        parts = (
+            self._training.examples(),
+            self._held_out.examples(),
+            settings_of(trainer, pl_module),
+            {name: list(values) for name, values in self.curves.items()},
+        )
+        if callable(getattr(pl_module, "judged_modes", None)):
+            return evidence_of_module(pl_module, *parts)
+        return evidence_of_network(pl_module, self.module, *parts)
+
+    def _tell(self, trainer: Any, report: Report, figure: Any) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / REPORT_FILE).write_text(report.to_json() + "\n", encoding="utf-8")
+        (self._folder / PAGE_FILE).write_text(html_of(report, figure), encoding="utf-8")
+        step = figure_step(trainer)
+        warnings = sum(f.severity == "warning" for f in report.findings)
+        numbers = {"doctor/faults": len(report.faults), "doctor/warnings": warnings}
+        for logger in trainer.loggers:
+            logger.log_metrics(numbers, step=step)
+            experiment: Any = getattr(logger, "experiment", None)
+            if hasattr(experiment, "add_text"):
+                experiment.add_text("doctor", markdown_of(report), global_step=step)
+        if figure is not None:
+            log_figure(trainer, self._folder, "doctor/looked_at", figure, step)
+        for finding in report.faults:
+            rank_zero_warn(f"{finding.says} {finding.fix}")
+        page = self._folder / PAGE_FILE
+        rank_zero_info(f"PosteriorDoctor: {report.headline()} ({page}).")
+
+
+def _of_samplers(optimizers: Any) -> dict[str, float]:
+    """Temperature, acceptance and energy errors of samplers, where they have any."""
+    found: dict[str, float] = {}
+    for wrapped in optimizers:
+        optimizer = getattr(wrapped, "optimizer", wrapped)
+        if callable(getattr(optimizer, "kinetic_temperature", None)) and optimizer.state:
+            found["kinetic_temperature"] = float(optimizer.kinetic_temperature())
+        for curve, name in (("acceptance", "acceptance"), ("energy_variance", "energy_variances")):
+            values = getattr(optimizer, name, None)
+            if isinstance(values, Tensor) and values.numel():
+                found[curve] = float(values.double().mean())
+    return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def _unexaminable(pl_module: Any, reason: str, curves: dict[str, list[float]]) -> Report:
+    """A posterior that is not there, or a network that nothing is known of."""
+    ours = callable(getattr(pl_module, "judged_modes", None))
+    facts = {"module": type(pl_module).__name__}
+    if not ours:
+        return Report([], (), {"everything": reason}, facts, curves)
+    finding = Finding(
+        "no_posterior",
+        "fault",
+        f"There is no posterior to look at: {reason}",
+        "Nothing can be drawn from it.",
+        "Take a smaller learning rate, clip gradients, or let members begin anew (`restarts`).",
+    )
+    return Report([finding], (), {"everything else": "there is no posterior"}, facts, curves)

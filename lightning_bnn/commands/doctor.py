@@ -1,0 +1,180 @@
+"""`lightning-bnn doctor`: what is wrong with a posterior on disk, in sentences with numbers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_bnn import modules
+from lightning_bnn.arguments import count
+from lightning_bnn.callbacks.posterior_doctor import PAGE_FILE, REPORT_FILE
+from lightning_bnn.comparison.places import Place
+from lightning_bnn.comparison.problem import Problem, StoredBatches, read_problem
+from lightning_bnn.comparison.stored_posteriors import StoredPosterior, read_posterior
+from lightning_bnn.doctor import Evidence, Examples, Report, Settings, examine
+from lightning_bnn.doctor.chain_values import LEAST
+from lightning_bnn.doctor.page import figure_of, html_of
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import Empirical
+from lightning_bnn.quiet_runs import one_thread
+from lightning_bnn.settings_files import read_settings
+
+__all__ = ["FAULTY", "doctor"]
+
+FAULTY = 3
+"""What the shell is told if there is a fault; 2 are mistakes, 1 is a crash."""
+_TRAINING, _HELD_OUT = 512, 2000
+
+
+def doctor(
+    place: str,
+    settings: str | None = None,
+    samples: int = 20,
+    out: str | None = None,
+) -> None:
+    """Say whether a posterior is any good, and what is wrong with it.
+
+    Prints findings, each with its number, why it matters and what to do: faults make results
+    wrong, warnings may, notes explain what is seen. Exit codes: 0 without faults, 3 with faults, 2
+    for mistakes. What the callback `PosteriorDoctor` saw while a run trained (losses, temperatures,
+    acceptance) is read from its doctor.json.
+
+    Args:
+        place: a run (folder that `fit` has written), a checkpoint, a bank, or a folder of
+            checkpoints; path[10:40] means some of its members or networks. For example:
+            lightning-bnn doctor lightning_logs/version_0
+        settings: a configuration with the network and its data, as `fit` takes it, where there is
+            none beside the posterior.
+        samples: networks drawn from every mode.
+        out: folder for doctor.json and doctor.html; by default only the text is printed.
+    """
+    count("samples", samples)
+    where = Place.of(place)
+    config = Path(settings) if settings is not None else where.config()
+    if config is None:
+        raise ValueError(
+            f"{place} has no configuration beside it that names network and data: pass one, "
+            "`--settings my.yaml`."
+        )
+    with one_thread():
+        evidence = _evidence(where, config, samples)
+        report = examine(evidence, {"place": place})
+        print(report.text(), flush=True)
+        if out is not None:
+            _write(report, evidence, Path(out))
+    if report.faults:
+        raise SystemExit(FAULTY)
+
+
+def _evidence(place: Place, config: Path, samples: int) -> Evidence:
+    problem = read_problem(config)
+    posterior = read_posterior("posterior", place, problem, samples)
+    asked = _settings(read_settings(config), problem)
+    known = replace(asked, sampled=asked.sampled or posterior.origin.get("made") == "sampled")
+    return Evidence(
+        posterior.network,
+        posterior.likelihood,
+        posterior.modes,
+        posterior.judged,
+        _joined(problem.training_set(-(-_TRAINING // 32)), _TRAINING),
+        _held_out(problem),
+        known,
+        _curves(place),
+        chains=_chains(posterior) if known.sampled else {},
+        draws=samples,
+        alone=len(posterior.modes) == 1 and _is_one(posterior),
+    )
+
+
+def _is_one(posterior: StoredPosterior) -> bool:
+    return all(isinstance(mode, Empirical) and mode.size == 1 for mode in posterior.modes)
+
+
+def _held_out(problem: Problem) -> Examples | None:
+    found = problem.validation_set()
+    return _joined(found if found is not None else problem.test_set(), _HELD_OUT)
+
+
+def _joined(batches: StoredBatches, most: int) -> Examples | None:
+    """The first examples of some batches."""
+    kept: list[tuple[Any, Tensor]] = []
+    for inputs, targets in batches:
+        if not isinstance(inputs, Tensor):
+            return None
+        kept.append((inputs, targets))
+        if sum(len(targets) for _, targets in kept) >= most:
+            break
+    if not kept:
+        return None
+    inputs, targets = (torch.cat(list(part))[:most] for part in zip(*kept, strict=True))
+    return Examples((inputs,), targets)
+
+
+def _chains(posterior: StoredPosterior) -> Params:
+    """Chains of networks in order, as long as the shortest; nothing if they are too short."""
+    stacks = [mode.networks for mode in posterior.modes if isinstance(mode, Empirical)]
+    times = min((len(next(iter(stack.values()))) for stack in stacks), default=0)
+    if times < LEAST:
+        return {}
+    return {name: torch.stack([s[name][:times] for s in stacks]) for name in stacks[0]}
+
+
+def _settings(settings: Mapping[str, Any], problem: Problem) -> Settings:
+    """What a configuration asks for."""
+    model = settings.get("model") or {}
+    arguments = model.get("init_args") or {}
+    kind = getattr(modules, str(model.get("class_path", "")).rpartition(".")[2], None)
+    chosen = arguments.get("optimizer")
+    optimizer = (chosen.get("init_args") or {}) if isinstance(chosen, Mapping) else {}
+    sampled = getattr(kind, "__name__", "") in {"SGHMC", "HMC", "MILE"}
+    told = arguments.get("num_data")
+    return Settings(
+        num_data=told if isinstance(told, int) else None,
+        seen=_size(problem),
+        temperature=_number(optimizer.get("temperature", arguments.get("temperature", 1.0))),
+        kl_weight=_number(arguments.get("kl_weight", 1.0)),
+        prior_std=_prior_std(kind, arguments),
+        weight_decay=0.0 if sampled else _number(optimizer.get("weight_decay", 0.0)),
+        sampled=sampled,
+        wanted_energy_variance=optimizer.get("energy_variance"),
+    )
+
+
+def _prior_std(kind: Any, arguments: Mapping[str, Any]) -> float | None:
+    """As it is stated, or by default of a class that has a prior."""
+    if kind is None:
+        return None
+    parameter = inspect.signature(kind).parameters.get("prior_std")
+    value = arguments.get("prior_std", None if parameter is None else parameter.default)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else 1.0
+
+
+def _size(problem: Problem) -> int | None:
+    dataset = getattr(problem.source.train_dataloader(), "dataset", None)
+    return len(dataset) if dataset is not None and hasattr(dataset, "__len__") else None
+
+
+def _curves(place: Place) -> Mapping[str, Sequence[float]]:
+    """What the callback has seen, if it has watched the run."""
+    file = place.file()
+    folders: Iterable[Path] = (file, *list(file.parents)[:3])
+    found = next((f / REPORT_FILE for f in folders if (f / REPORT_FILE).is_file()), None)
+    return {} if found is None else Report.read(found).curves
+
+
+def _write(report: Report, evidence: Evidence, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / REPORT_FILE).write_text(report.to_json() + "\n", encoding="utf-8")
+    page = html_of(report, figure_of(report, evidence))
+    (folder / PAGE_FILE).write_text(page, encoding="utf-8")
+    print(f"\nwrote {folder / REPORT_FILE} and {folder / PAGE_FILE}")

@@ -1,0 +1,137 @@
+"""What the doctor looks at: a posterior, examples, and what was seen while it was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.judging.averages import has_classes, predictor_of
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors import Posterior
+
+__all__ = ["Evidence", "Examples", "NotPossible", "Settings"]
+
+
+class NotPossible(Exception):
+    """A check cannot be made; the message says why, after a colon."""
+
+
+class Examples(NamedTuple):
+    """Inputs as the network takes them, and targets."""
+
+    inputs: tuple[Any, ...]
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for, as far as it is known.
+
+    Attributes:
+        num_data: the number of training examples that the objective assumes.
+        seen: how many there are.
+        temperature: of the posterior.
+        kl_weight: what multiplies the terms of the prior and the entropy.
+        prior_std: of a Gaussian prior.
+        weight_decay: of the optimizer.
+        sampled: whether the networks are draws of chains.
+        wanted_energy_variance: of microcanonical chains.
+    """
+
+    num_data: int | None = None
+    seen: int | None = None
+    temperature: float = 1.0
+    kl_weight: float = 1.0
+    prior_std: float | None = None
+    weight_decay: float = 0.0
+    sampled: bool = False
+    wanted_energy_variance: float | None = None
+
+
+@dataclass
+class Evidence:
+    """A posterior and what is known of it; what several checks need is computed once.
+
+    Attributes:
+        network: gives the computation.
+        likelihood: what outputs say about targets.
+        modes: to draw weights from.
+        judged: for each mode, what predicts as it does.
+        training: some training examples.
+        held_out: some that were not trained on.
+        settings: what was asked for.
+        curves: what was seen epoch by epoch: ``loss``, ``kinetic_temperature``, ``acceptance``,
+            ``energy_variance``.
+        chains: networks of chains in order, ``(chains, times, ...)``; empty if there are none.
+        left_out: how many members were left out because they have diverged.
+        draws: networks of each mode that predict.
+        alone: whether this is one trained network, and no posterior.
+    """
+
+    network: nn.Module
+    likelihood: nn.Module
+    modes: Sequence[Posterior]
+    judged: Sequence[Posterior]
+    training: Examples | None = None
+    held_out: Examples | None = None
+    settings: Settings = field(default_factory=Settings)
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    chains: Params = field(default_factory=dict)
+    left_out: int = 0
+    draws: int = 20
+    alone: bool = False
+
+    @cached_property
+    def classes(self) -> bool:
+        """Whether targets are classes."""
+        return has_classes(self.likelihood)
+
+    @cached_property
+    def numbers(self) -> bool:
+        """Whether targets are numbers with Gaussian noise."""
+        return isinstance(self.likelihood, Gaussian)
+
+    @cached_property
+    def on_held_out(self) -> list[Tensor]:
+        """Outputs of the networks of every mode, ``(networks, examples, outputs)``, in float64."""
+        if self.held_out is None:
+            raise NotPossible("there are no validation data")
+        return self._outputs(self.held_out)
+
+    @cached_property
+    def on_training(self) -> list[Tensor]:
+        """The same for training examples."""
+        if self.training is None:
+            raise NotPossible("no training data were seen")
+        return self._outputs(self.training)
+
+    def log_density(self, outputs: Sequence[Tensor], targets: Tensor) -> Tensor:
+        """Log-density of every target under the mean prediction of all modes."""
+        return torch.logsumexp(self.log_densities(outputs, targets), 0) - _log(len(outputs))
+
+    def log_densities(self, outputs: Sequence[Tensor], targets: Tensor) -> Tensor:
+        """The same for the mean prediction of each mode, ``(modes, examples)``."""
+        likelihood: Any = self.likelihood
+        rows = [likelihood.log_prob(o, targets.to(o.device)) for o in outputs]
+        return torch.stack([torch.logsumexp(r.double(), 0) - _log(len(r)) for r in rows])
+
+    @torch.no_grad()
+    def _outputs(self, examples: Examples) -> list[Tensor]:
+        found = []
+        for number, mode in enumerate(self.judged):
+            predict = predictor_of(mode, self.draws, "doctor", number)
+            outputs = predict(self.network, *examples.inputs)
+            if not isinstance(outputs, Tensor) or outputs.ndim < 2:
+                raise NotPossible("the network's outputs are not one tensor")
+            found.append(outputs.double())
+        return found
+
+
+def _log(count: int) -> Tensor:
+    return torch.tensor(float(count)).log().double()

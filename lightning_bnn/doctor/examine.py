@@ -1,0 +1,83 @@
+"""All checks, one after the other, and what came of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from lightning_bnn.doctor.checks import (
+    chains,
+    data,
+    members,
+    objective,
+    predictions,
+    statistics,
+    weights,
+)
+from lightning_bnn.doctor.evidence import Evidence, NotPossible
+from lightning_bnn.doctor.findings import SEVERITIES, Finding, Report
+
+__all__ = ["CHECKS", "examine"]
+
+Check = Callable[[Evidence], Finding | None]
+CHECKS: dict[str, Check] = {
+    name: getattr(part, name)
+    for part in (data, objective, weights, chains, members, predictions, statistics)
+    for name in part.__all__
+}
+"""Every check by the name of its verdict."""
+_INSTEAD = {
+    "loss_not_finite": ("loss_still_falling",),
+    "probabilities_as_logits": ("underconfident", "loss_still_falling"),
+    "no_better_than_frequencies": ("prior_dominates_weights",),
+    "duplicate_draws": ("few_effective_draws",),
+    "chains_differ_as_functions": ("few_effective_draws",),
+    "not_burnt_in": (),
+}
+"""Verdicts that are consequences of another one, and not said beside it."""
+
+
+def examine(evidence: Evidence, facts: Mapping[str, Any] | None = None) -> Report:
+    """Look at everything that can be looked at.
+
+    Args:
+        evidence: a posterior and what is known of it.
+        facts: what the report says of where it is from.
+    """
+    begun = time.process_time()
+    findings: dict[str, Finding] = {}
+    fine, skipped = [], {}
+    training = evidence.network.training
+    evidence.network.eval()
+    with torch.random.fork_rng(devices=[]):
+        for name, check in CHECKS.items():
+            try:
+                found = check(evidence)
+            except NotPossible as reason:
+                skipped[name] = str(reason)
+                continue
+            if found is None:
+                fine.append(name)
+            else:
+                findings[name] = found
+    evidence.network.train(training)
+    for name, consequences in _INSTEAD.items():
+        if name in findings:
+            for consequence in consequences:
+                findings.pop(consequence, None)
+    order = sorted(findings.values(), key=lambda f: SEVERITIES.index(f.severity))
+    every = {
+        "modes": len(evidence.modes),
+        "training examples seen": _size(evidence.training),
+        "held-out examples": _size(evidence.held_out),
+        **(facts or {}),
+        "seconds": time.process_time() - begun,
+    }
+    return Report(order, fine, skipped, every, dict(evidence.curves))
+
+
+def _size(examples: Any) -> int:
+    return 0 if examples is None else len(examples.targets)

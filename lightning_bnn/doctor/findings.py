@@ -1,0 +1,135 @@
+"""What the doctor says: findings with their numbers, reasons and remedies, and a report of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+__all__ = ["SEVERITIES", "Finding", "Report", "Severity"]
+
+Severity = Literal["fault", "warning", "note"]
+"""A fault makes results wrong; a warning may; a note explains what is seen."""
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+_MARKS = {"fault": "FAULT", "warning": "WARNING", "note": "note"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found.
+
+    Attributes:
+        name: of the verdict, such as ``"step_too_large"``.
+        severity: whether results are wrong, may be, or are only explained.
+        says: what was measured, in one sentence with its number.
+        why: why that matters.
+        fix: what to do.
+        numbers: what was measured, by name.
+    """
+
+    name: str
+    severity: Severity
+    says: str
+    why: str
+    fix: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The finding in a few lines, as they are printed."""
+        return f"{_MARKS[self.severity]}  {self.says}\n    {self.why}\n    Do: {self.fix}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that was looked at.
+
+    Attributes:
+        findings: the gravest first.
+        fine: verdicts that were looked at and found nothing.
+        skipped: verdicts that could not be looked at, and why.
+        facts: what was examined: kind, modes, draws, examples, seconds.
+        curves: what was seen epoch by epoch, by name.
+    """
+
+    findings: Sequence[Finding]
+    fine: Sequence[str] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    @property
+    def faults(self) -> list[Finding]:
+        """Findings that make results wrong."""
+        return [f for f in self.findings if f.severity == "fault"]
+
+    def names(self) -> set[str]:
+        """Names of all findings."""
+        return {f.name for f in self.findings}
+
+    def headline(self) -> str:
+        """One sentence for all of it."""
+        counts = [(sum(f.severity == s for f in self.findings), s) for s in SEVERITIES]
+        found = ", ".join(f"{n} {s}{'s' * (n > 1)}" for n, s in counts if n)
+        looked = len(self.fine) + len(self.names())
+        return f"{found or 'nothing found'}; {looked} checks made, {len(self.skipped)} not possible"
+
+    def text(self) -> str:
+        """Everything, as the command prints it."""
+        facts = "; ".join(f"{name} {_shown(value)}" for name, value in self.facts.items())
+        parts = [f"{self.headline()}.", facts, *(f"\n{f.text()}" for f in self.findings)]
+        if self.fine:
+            parts.append(f"\nfine: {', '.join(words(name) for name in self.fine)}")
+        if self.skipped:
+            parts.append("\nnot looked at:")
+            parts += [f"  {words(name)}: {why}" for name, why in self.skipped.items()]
+        return "\n".join(part for part in parts if part)
+
+    def to_json(self) -> str:
+        """The report as JSON; numbers that are not finite are written as words."""
+        return json.dumps(_plain(asdict(self)), indent=1, allow_nan=False)
+
+    @classmethod
+    def read(cls, path: Path) -> Report:
+        """A report that was written as JSON.
+
+        Args:
+            path: the file.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            findings = [Finding(**finding) for finding in content.pop("findings")]
+            curves = {
+                name: [float(value) for value in values]
+                for name, values in content.pop("curves").items()
+            }
+            return cls(findings, **content, curves=curves)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is not a report of the doctor ({type(error).__name__}: {error})."
+            ) from None
+
+
+def words(name: str) -> str:
+    """A verdict's name as words.
+
+    >>> words("step_too_large")
+    'step too large'
+    """
+    return name.replace("_", " ")
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,91 @@
+"""Four small panels about the health of a posterior: loss, reliability, chains, deviations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.plots.axes import panels_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["health_figure"]
+
+_BINS = 10
+
+
+def health_figure(
+    curves: Mapping[str, Sequence[float]],
+    confidence: tuple[Tensor, Tensor] | None = None,
+    spreads: Tensor | None = None,
+    densities: Tensor | None = None,
+) -> Figure:
+    """What the doctor has looked at, in a row of panels; those without data are left out.
+
+    Args:
+        curves: values epoch by epoch, by name.
+        confidence: of every held-out prediction ``(examples,)``, and whether it is right.
+        spreads: errors of held-out predictions in their own standard deviations.
+        densities: log-densities of data along chains, ``(chains, times)``.
+    """
+    shown: list[tuple[str, str]] = [("curve", name) for name, c in curves.items() if len(c) > 1]
+    shown += [("confidence", "")] if confidence is not None else []
+    shown += [("spreads", "")] if spreads is not None else []
+    shown += [("densities", "")] if densities is not None else []
+    figure, axes = panels_of(max(1, len(shown)), (3.2 * max(1, len(shown)), 2.8))
+    for ax, (kind, name) in zip(axes, shown, strict=False):
+        if kind == "curve":
+            _curve(ax, name, curves[name])
+        elif kind == "confidence" and confidence is not None:
+            _confidence(ax, *confidence)
+        elif kind == "spreads" and spreads is not None:
+            _spreads(ax, spreads)
+        elif densities is not None:
+            _densities(ax, densities)
+    if not shown:
+        axes[0].text(0.5, 0.5, "nothing to draw", ha="center", va="center")
+        axes[0].set_axis_off()
+    return figure
+
+
+def _curve(ax: Axes, name: str, values: Sequence[float]) -> None:
+    ax.plot(range(1, len(values) + 1), [float(v) for v in values], ".-", markersize=3)
+    ax.set_xlabel("epoch")
+    ax.set_title(f"training: {name.replace('_', ' ')}", fontsize=9)
+
+
+def _confidence(ax: Axes, confidence: Tensor, right: Tensor) -> None:
+    """How often predictions are right, by how sure they are."""
+    which = (confidence * _BINS).long().clamp(0, _BINS - 1)
+    counts = torch.bincount(which, minlength=_BINS)
+    hits = torch.bincount(which, right.double(), _BINS)
+    sums = torch.bincount(which, confidence.double(), _BINS)
+    there = counts > 4
+    ax.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+    x, y = (sums / counts)[there], (hits / counts)[there]
+    error = (y * (1 - y) / counts[there]).sqrt()
+    ax.errorbar(x.tolist(), y.tolist(), error.tolist(), fmt="o", markersize=4)
+    ax.set(xlabel="confidence", ylabel="right", xlim=(0, 1.02), ylim=(0, 1.02))
+    ax.set_title("held-out predictions", fontsize=9)
+
+
+def _spreads(ax: Axes, z: Tensor) -> None:
+    """Errors in predicted standard deviations, beside a normal distribution."""
+    x = torch.linspace(-4, 4, 100)
+    ax.hist(z.flatten().clamp(-4, 4).tolist(), bins=24, range=(-4, 4), density=True, alpha=0.6)
+    normal = torch.distributions.Normal(0.0, 1.0)
+    ax.plot(x.tolist(), normal.log_prob(x).exp().tolist(), color="0.3", linewidth=1)
+    ax.set(xlabel="error / predicted deviation", yticks=[])
+    ax.set_title("held-out errors, and N(0, 1)", fontsize=9)
+
+
+def _densities(ax: Axes, values: Tensor) -> None:
+    for row in values:
+        ax.plot(row.tolist(), linewidth=1)
+    ax.set_xlabel("network of the chain")
+    ax.set_title("log-density of data along chains", fontsize=9)
