@@ -208,8 +208,13 @@ class Changed(L.LightningDataModule):
         loader = self.data.val_dataloader()
         if not isinstance(loader, list):
             return _Loader(loader, self, "val")
-        self.data.setup("test")
-        return _Loader(self.data.test_dataloader()[0], self, "val")
+        others = TwoGaussians(size=150, gap=0.5, seed=self.data.seed + 1000)
+        others.setup("test")
+        return _Loader(others.test_dataloader()[0], self, "val")
+
+    def test_dataloader(self) -> Any:
+        loader = self.data.test_dataloader()
+        return _Loader(loader[0] if isinstance(loader, list) else loader, self, "test")
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return batch

@@ -35,7 +35,7 @@ _INSTEAD = {
     "no_better_than_frequencies": ("prior_dominates_weights",),
     "duplicate_draws": ("few_effective_draws",),
     "chains_differ_as_functions": ("few_effective_draws",),
-    "not_burnt_in": (),
+    "members_diverged": ("no_better_than_frequencies",),
 }
 """Verdicts that are consequences of another one, and not said beside it."""
 

@@ -1,0 +1,354 @@
+"""Every verdict is given where its fault was put in, and not where it was not.
+
+Networks are so simple that what they predict is known: logits are the inputs times a weight, and
+labels are drawn from the softmax of the inputs, so that a weight of one is calibrated.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn import params as P
+from lightning_bnn.doctor import CHECKS, Evidence, Examples, NotPossible, Settings, examine
+from lightning_bnn.doctor.checks import weights
+from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
+from lightning_bnn.models import mlp
+from lightning_bnn.posteriors import DiagonalGaussian, Empirical
+
+CLASSES, EXAMPLES = 3, 2000
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def labelled(seed=0, n=EXAMPLES, shift=0):
+    """Inputs that are logits, and labels drawn from their softmax."""
+    x = 2 * torch.randn(n, CLASSES, generator=generator(seed))
+    return Examples(
+        (x,), torch.multinomial(x.softmax(-1), 1, generator=generator(seed))[:, 0] + shift
+    )
+
+
+def measured(seed=0, n=EXAMPLES, noise=0.5):
+    """One number in, one number out, and noise of a known size."""
+    x = torch.randn(n, 1, generator=generator(seed))
+    return Examples((x,), x + noise * torch.randn(n, 1, generator=generator(seed + 100)))
+
+
+def scaled(*factors, size=CLASSES):
+    """A stack of networks that multiply their inputs by a number."""
+    eye = torch.eye(size)
+    return {"weight": torch.stack([f * eye for f in factors])}
+
+
+def modes(*stacks):
+    return [Empirical(stack) for stack in stacks]
+
+
+def evidence(*stacks, **changes):
+    """Of networks that multiply; healthy unless something is changed."""
+    found = modes(*(stacks or (scaled(1.0), scaled(1.01), scaled(0.99))))
+    settings = changes.pop("settings", Settings(num_data=EXAMPLES, seen=EXAMPLES))
+    whole = Evidence(
+        nn.Linear(CLASSES, CLASSES, bias=False), Categorical(), found, found, labelled(1),
+        labelled(2), settings, {"loss": [2.0, 1.5, 1.2, 1.01, 1.0, 1.0, 1.01, 1.0]},
+    )  # fmt: skip
+    return replace(whole, **changes)
+
+
+def numbers(*factors, std=0.5, **changes):
+    """The same for one number."""
+    found = modes(*(scaled(f, size=1) for f in factors or (1.0, 1.01)))
+    changes = {"training": measured(1), "held_out": measured(2), **changes}
+    return replace(
+        evidence(), network=nn.Linear(1, 1, bias=False), likelihood=Gaussian(std=std),
+        modes=found, judged=found, **changes,
+    )  # fmt: skip
+
+
+def chained(starts=(1.0, 1.0, 1.0), drift=0.0, spread=0.05, times=60, copies=False, stuck=False):
+    """Chains of weights around their starts."""
+    rows = []
+    for k, start in enumerate(starts):
+        noise = spread * torch.randn(times, generator=generator(k))
+        if stuck:
+            noise = noise.view(-1, 5)[:, :1].expand(-1, 5).reshape(-1)
+        rows.append(start + noise + drift * torch.linspace(-1, 0, times))
+    values = torch.stack(rows)
+    chains = {"weight": values[..., None, None] * torch.eye(CLASSES)}
+    stacks = [{n: t[k] for n, t in chains.items()} for k in range(len(starts))]
+    settings = Settings(EXAMPLES, EXAMPLES, sampled=True, wanted_energy_variance=5e-4)
+    return evidence(*stacks, chains=chains, settings=settings)
+
+
+def copied():
+    """Chains of one function whose units are in different orders."""
+    net = mlp(CLASSES, [4], CLASSES)
+    one = {n: t.detach() for n, t in P.of(net).items()}
+    stacks = []
+    for k in range(3):
+        order = torch.randperm(4, generator=generator(k))
+        moved = dict(one)
+        first, second = [n for n in one if n.endswith("weight")]
+        moved[first], moved[second] = one[first][order], one[second][:, order]
+        moved[first.replace("weight", "bias")] = one[first.replace("weight", "bias")][order]
+        draws = [
+            {
+                n: t + 1e-3 * torch.randn(t.shape, generator=generator(100 * k + j))
+                for n, t in moved.items()
+            }
+            for j in range(30)
+        ]
+        stacks.append(P.stack(draws))
+    chains = {n: torch.stack([s[n] for s in stacks]) for n in stacks[0]}
+    settings = Settings(EXAMPLES, EXAMPLES, sampled=True)
+    return replace(evidence(*stacks, chains=chains, settings=settings), network=net)
+
+
+def regression(factor=1.0, prior_std=1.0, n=200, noise=0.5, **settings):
+    """A mean-field posterior of a linear regression, whose deviations are known in closed form."""
+    x = torch.randn(n, 20, generator=generator())
+    w = torch.randn(20, generator=generator(1))
+    y = x @ w[:, None] + noise * torch.randn(n, 1, generator=generator(2))
+    std = (x.square().sum(0) / noise**2 + prior_std**-2).rsqrt()
+    gaussian = DiagonalGaussian({"weight": w[None]}, {"weight": factor * std[None]})
+    told = Settings(n, n, prior_std=prior_std)
+    return replace(
+        evidence(), network=nn.Linear(20, 1, bias=False), likelihood=Gaussian(std=noise),
+        modes=[gaussian], judged=[gaussian], training=Examples((x,), y), held_out=Examples((x,), y),
+        settings=replace(told, **settings),
+    )  # fmt: skip
+
+
+def as_prior(share=1.0, std=1.0):
+    """A Gaussian that is the prior but for a part of its weights."""
+    learned = int(20 * (1 - share))
+    mean, stds = torch.zeros(1, 20), torch.full((1, 20), std)
+    mean[:, :learned], stds[:, :learned] = 3.0, 0.01
+    gaussian = DiagonalGaussian({"weight": mean}, {"weight": stds})
+    return replace(regression(prior_std=std), modes=[gaussian], judged=[gaussian])
+
+
+def with_curve(name, *values, **settings):
+    base = Settings(EXAMPLES, EXAMPLES, sampled=True, wanted_energy_variance=5e-4)
+    return evidence(curves={name: list(values)}, settings=replace(base, **settings))
+
+
+def normed(own=True):
+    """A network with BatchNorm, whose statistics are those of the inputs or are not."""
+    net = nn.Sequential(nn.BatchNorm1d(CLASSES), nn.Linear(CLASSES, CLASSES, bias=False)).eval()
+    shift = torch.tensor([10.0, -5.0, 3.0])
+    x, y = labelled(1)
+    moved = [Examples((labelled(k).inputs[0] + shift,), labelled(k).targets) for k in (1, 2)]
+    state = {n: t.detach().clone() for n, t in P.of(net).items()}
+    state["1.weight"] = 2 * torch.eye(CLASSES)
+    if own:
+        state["0.running_mean"], state["0.running_var"] = (x[0] + shift).mean(0), x[0].var(0)
+    found = modes({n: t[None] for n, t in state.items()})
+    return replace(
+        evidence(), network=net, modes=found, judged=found, training=moved[0], held_out=moved[1]
+    )
+
+
+def squashed():
+    """Outputs that are probabilities."""
+    return replace(
+        evidence(),
+        network=nn.Sequential(nn.Linear(CLASSES, CLASSES, bias=False), nn.Softmax(-1)),
+        **named(),
+    )
+
+
+def named():
+    found = modes({"0.weight": scaled(1.0)["weight"]})
+    return {"modes": found, "judged": found}
+
+
+FLAT = [1.0] * 6
+FAULTY = {
+    "labels_out_of_range": lambda: evidence(training=labelled(shift=1)),
+    "class_never_seen": lambda: evidence(
+        training=Examples(labelled().inputs, labelled().targets.clamp_min(1))
+    ),
+    "probabilities_as_logits": squashed,
+    "targets_not_standardised": lambda: numbers(
+        training=Examples(measured().inputs, 1000 * measured().targets)
+    ),
+    "inputs_not_standardised": lambda: evidence(
+        training=Examples((255 * labelled().inputs[0],), labelled().targets)
+    ),
+    "wrong_number_of_examples": lambda: evidence(settings=Settings(num_data=64, seen=EXAMPLES)),
+    "not_the_posterior_of_bayes": lambda: evidence(settings=Settings(kl_weight=0.1)),
+    "prior_counted_twice": lambda: evidence(settings=Settings(prior_std=1.0, weight_decay=0.01)),
+    "loss_not_finite": lambda: evidence(curves={"loss": [1.0, 0.5, float("nan")]}),
+    "loss_still_falling": lambda: evidence(curves={"loss": [3 - 0.1 * k for k in range(20)]}),
+    "deviations_too_small": lambda: regression(0.1),
+    "deviations_too_large": lambda: regression(10.0),
+    "prior_dominates_weights": lambda: as_prior(0.95),
+    "kl_term_dominates": lambda: replace(
+        regression(),
+        settings=Settings(200, 200, prior_std=1e-3),
+        judged=modes({"weight": torch.zeros(1, 1, 20)}),
+    ),
+    "step_too_large": lambda: with_curve("acceptance", 0.9, 0.2, 0.1),
+    "not_burnt_in": lambda: chained(drift=1.5),
+    "chains_differ_as_functions": lambda: chained((1.0, 1.5, 1.0)),
+    "chains_are_copies": copied,
+    "few_effective_draws": lambda: chained(times=12),
+    "draws_alike": lambda: evidence(scaled(1.0, 1.0, 1.0001)),
+    "duplicate_draws": lambda: chained(stuck=True),
+    "duplicate_members": lambda: evidence(scaled(1.0), scaled(1.0), scaled(1.3)),
+    "members_diverged": lambda: evidence(scaled(1.0), scaled(1.1), scaled(-2.0), scaled(0.9)),
+    "modes_too_few": lambda: numbers(0.2, 1.8),
+    "no_better_than_frequencies": lambda: evidence(scaled(0.0)),
+    "overconfident": lambda: evidence(scaled(3.0)),
+    "underconfident": lambda: evidence(scaled(0.4)),
+    "statistics_of_other_networks": lambda: normed(own=False),
+}
+HEALTHY = {
+    "targets_not_standardised": numbers,
+    "deviations_too_small": regression,
+    "deviations_too_large": regression,
+    "prior_dominates_weights": lambda: as_prior(0.5),
+    "kl_term_dominates": regression,
+    "step_too_large": lambda: with_curve("acceptance", 0.2, 0.8, 0.9, 0.85),
+    "not_burnt_in": chained,
+    "chains_differ_as_functions": chained,
+    "chains_are_copies": chained,
+    "few_effective_draws": lambda: chained(times=300),
+    "draws_alike": lambda: evidence(scaled(1.0, 1.1)),
+    "duplicate_draws": chained,
+    "statistics_of_other_networks": normed,
+}
+
+
+def test_every_verdict_has_a_fault():
+    assert FAULTY.keys() == CHECKS.keys()
+
+
+@pytest.mark.parametrize("verdict", FAULTY)
+def test_a_fault_is_found(verdict):
+    finding = CHECKS[verdict](FAULTY[verdict]())
+    assert finding is not None
+    assert finding.name == verdict
+    assert all(text.endswith(".") for text in (finding.says, finding.why, finding.fix))
+    assert finding.numbers
+
+
+@pytest.mark.parametrize("verdict", CHECKS)
+def test_what_is_healthy_is_left_alone(verdict):
+    assert CHECKS[verdict](HEALTHY.get(verdict, evidence)()) is None
+
+
+@pytest.mark.parametrize("factor", [0.01, 0.5, 1.0, 7.0])
+def test_deviations_are_compared_with_those_in_closed_form(factor):
+    ratios = weights._ratios(regression(factor))
+    torch.testing.assert_close(ratios, torch.full_like(ratios, factor), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.7, 3.0])
+def test_the_temperature_is_the_one_that_was_put_in(factor):
+    name = "overconfident" if factor > 1 else "underconfident"
+    found = CHECKS[name](evidence(scaled(factor)))
+    assert found.numbers["temperature"] == pytest.approx(factor, rel=0.15)
+
+
+@pytest.mark.parametrize(("std", "name"), [(0.1, "overconfident"), (2.0, "underconfident")])
+def test_noise_of_another_size_is_found(std, name):
+    found = CHECKS[name](numbers(1.0, std=std))
+    assert found.numbers["temperature"] == pytest.approx(0.5 / std, rel=0.1)
+    assert CHECKS[name](numbers(1.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("curve", "values", "settings", "bad"),
+    [
+        ("kinetic_temperature", (5.0, 1.0, 1.1), {}, False),
+        ("kinetic_temperature", (1.0, 2.0, 2.1), {}, True),
+        ("kinetic_temperature", (1.0, 2.0, 2.1), {"temperature": 2.0}, False),
+        ("energy_variance", (4e-4, 5e-4), {}, False),
+        ("energy_variance", (4e-4, 5e-2), {}, True),
+        ("kinetic_temperature", (1.0, float("inf"), float("inf")), {}, True),
+    ],
+)
+def test_samplers_are_judged_by_the_second_half_of_what_was_seen(curve, values, settings, bad):
+    found = CHECKS["step_too_large"](with_curve(curve, *values, **settings))
+    assert (found is not None) == bad
+
+
+def test_a_flat_loss_with_noise_is_no_fall():
+    noise = 0.02 * torch.randn(40, generator=generator())
+    losses = (torch.exp(-torch.arange(40.0)) + 1 + noise).tolist()
+    assert CHECKS["loss_still_falling"](evidence(curves={"loss": losses})) is None
+
+
+def test_a_single_logit_has_two_classes():
+    found = modes({"weight": torch.tensor([[[-1.0, 0.5, 0.5]]])})
+    examples = Examples(labelled().inputs, labelled().targets.clamp_max(1))
+    single = replace(
+        evidence(), network=nn.Linear(CLASSES, 1, bias=False), likelihood=Bernoulli(),
+        modes=found, judged=found, training=examples, held_out=examples,
+    )  # fmt: skip
+    report = examine(single)
+    assert "labels_out_of_range" in report.fine
+    assert "no_better_than_frequencies" in report.fine
+
+
+# ------------------------------------------------------------ the examination
+def test_everything_is_looked_at_or_said_why_not():
+    report = examine(evidence())
+    every = {*report.fine, *report.names(), *report.skipped}
+    assert every == CHECKS.keys()
+    assert not report.findings
+    assert "no chains" in report.skipped["not_burnt_in"]
+
+
+def test_nothing_known_is_no_error():
+    empty = replace(evidence(), training=None, held_out=None, settings=Settings(), curves={})
+    report = examine(empty)
+    assert not report.findings
+    assert "no validation data" in report.skipped["overconfident"]
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_broken_member_is_named_and_stops_nothing(broken):
+    report = examine(evidence(scaled(1.0), scaled(broken), scaled(1.1)))
+    assert {f.name for f in report.faults} == {"members_diverged"}
+    assert "number 1" in report.findings[0].says
+
+
+def test_faults_come_first_and_consequences_are_not_said():
+    report = examine(chained((1.0, 1.5, 1.0), times=12))
+    assert [f.severity for f in report.findings] == sorted(
+        (f.severity for f in report.findings), key=["fault", "warning", "note"].index
+    )
+    assert "chains_differ_as_functions" in report.names()
+    assert "few_effective_draws" not in report.names()
+
+
+def test_the_network_is_left_in_its_mode_and_random_numbers_as_they_were():
+    shown = evidence()
+    shown.network.train()
+    before = torch.random.get_rng_state()
+    examine(shown)
+    assert shown.network.training
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_what_cannot_be_seen_is_not_possible():
+    with pytest.raises(NotPossible, match="one tensor"):
+        _ = replace(evidence(), network=TwoOutputs()).on_held_out
+
+
+class TwoOutputs(nn.Linear):
+    """Returns a tuple."""
+
+    def __init__(self):
+        super().__init__(CLASSES, CLASSES, bias=False)
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y, y
