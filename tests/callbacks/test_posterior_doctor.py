@@ -1,0 +1,165 @@
+"""The doctor in runs: of every kind of module of ours, and of modules as users write them."""
+
+import dataclasses
+import json
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from module_cases import MODULES, Blobs, adam, network, trainer
+from runs import QUIET, Plain, Points
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lightning_bnn.callbacks import PosteriorDoctor
+from lightning_bnn.doctor import Report
+from lightning_bnn.modules import SGHMC, DeepEnsemble
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
+
+
+def looked(module, folder, data=None, epochs=3, **options):
+    """What the doctor says of a short run."""
+    doctor = PosteriorDoctor(**options.pop("doctor", {}))
+    run = trainer(doctor, max_epochs=epochs, default_root_dir=folder, **options)
+    run.fit(module, Blobs() if data is None else data)
+    return doctor
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_modules_of_every_kind_are_examined(kind, tmp_path):
+    torch.manual_seed(0)
+    doctor = looked(MODULES[kind](network(dropout=0.2)), tmp_path)
+    report = doctor.report
+    assert report.facts["held-out examples"] == 25
+    assert report.facts["training examples seen"] > 0
+    assert {"overconfident", "no_better_than_frequencies"} & {
+        *report.fine,
+        *report.names(),
+        *report.skipped,
+    }
+    assert Report.read(tmp_path / "doctor.json").findings == report.findings
+    assert (tmp_path / "doctor.html").read_text().startswith("<!doctype html>")
+    assert doctor.seconds > 0
+
+
+def test_a_module_of_the_user_is_seen_as_one_network(tmp_path):
+    data = L.LightningDataModule.from_datasets(Points(200), Points(100), batch_size=20)
+    doctor = looked(Plain(), tmp_path, data)
+    assert "no_better_than_frequencies" in {*doctor.report.fine, *doctor.report.names()}
+    assert "there is only one member" in doctor.report.skipped["duplicate_members"]
+    assert len(doctor.curves["loss"]) == 3
+
+
+class Named(Plain):
+    """Batches that are no tuples."""
+
+    def train_dataloader(self):
+        return DataLoader(Points(36, as_dict=True), 12)
+
+    def training_step(self, batch, _):
+        return nn.functional.cross_entropy(self.net(batch["x"]), batch["y"])
+
+    def val_dataloader(self):
+        return []
+
+
+def test_what_cannot_be_read_is_said_and_stops_nothing(tmp_path):
+    doctor = PosteriorDoctor()
+    run = L.Trainer(**QUIET, max_epochs=2, callbacks=[doctor], default_root_dir=tmp_path)
+    run.fit(Named())
+    assert run.state.finished
+    assert "no batch was a tuple" in doctor.report.skipped["everything"]
+
+
+def test_training_is_the_same_with_and_without(tmp_path):
+    weights = []
+    for callbacks in ([], [PosteriorDoctor(every_n_epochs=1)]):
+        torch.manual_seed(0)
+        module = SGHMC(network(dropout=0.2), members=2)
+        trainer(*callbacks, max_epochs=3, default_root_dir=tmp_path).fit(module, Blobs())
+        weights.append(module.state_dict())
+    assert all(torch.equal(t, weights[1][n]) for n, t in weights[0].items())
+
+
+def test_a_run_that_breaks_off_is_explained(tmp_path):
+    class Shifted(Blobs):
+        def load(self):
+            x, y = super().load().train
+            return dataclasses.replace(super().load(), train=(x, y + 1))
+
+    with pytest.raises(ValueError, match="targets"):
+        looked(DeepEnsemble(network(), members=2, optimizer=adam), tmp_path, Shifted())
+    report = Report.read(tmp_path / "doctor.json")
+    assert "labels_out_of_range" in {f.name for f in report.findings}
+
+
+def test_all_members_lost_is_a_fault_and_no_crash(tmp_path):
+    def wild(parameters):
+        return torch.optim.SGD(parameters, lr=1e30)
+
+    doctor = PosteriorDoctor()
+    run = trainer(doctor, max_epochs=2, default_root_dir=tmp_path, limit_val_batches=0)
+    run.fit(DeepEnsemble(network(), members=2, optimizer=wild), Blobs())
+    assert doctor.report.names() == {"no_posterior"}
+
+
+def test_it_looks_as_often_as_it_is_told(tmp_path):
+    looks = []
+
+    class Counting(PosteriorDoctor):
+        def look(self, trainer, pl_module):
+            looks.append(trainer.current_epoch)
+            super().look(trainer, pl_module)
+
+    trainer(Counting(every_n_epochs=2), max_epochs=5, default_root_dir=tmp_path).fit(
+        DeepEnsemble(network(), members=2, optimizer=adam), Blobs()
+    )
+    assert looks == [1, 3, 5]
+
+
+def test_a_resumed_run_knows_its_curves(tmp_path):
+    def module():
+        torch.manual_seed(0)
+        return DeepEnsemble(network(), members=2, optimizer=adam)
+
+    whole = looked(module(), tmp_path / "whole", epochs=4).curves
+    keep = ModelCheckpoint(tmp_path, "half", save_on_train_epoch_end=True)
+    half = trainer(
+        PosteriorDoctor(), keep, max_epochs=2, default_root_dir=tmp_path, enable_checkpointing=True
+    )
+    half.fit(module(), Blobs())
+    doctor = PosteriorDoctor()
+    rest = trainer(doctor, max_epochs=4, default_root_dir=tmp_path)
+    rest.fit(module(), Blobs(), ckpt_path=tmp_path / "half.ckpt", weights_only=False)
+    assert doctor.curves["loss"] == pytest.approx(whole["loss"])
+
+
+def test_tensorboard_has_text_numbers_and_a_figure(tmp_path):
+    logger = TensorBoardLogger(tmp_path)
+    looked(DeepEnsemble(network(), members=2, optimizer=adam), tmp_path, logger=logger)
+    tags = EventAccumulator(logger.log_dir).Reload().Tags()
+    assert {"doctor/faults", "doctor/warnings"} <= set(tags["scalars"])
+    assert "doctor/text_summary" in tags["tensors"]
+    assert "doctor/looked_at" in tags["images"]
+
+
+def test_a_trial_run_writes_nothing(tmp_path):
+    looked(DeepEnsemble(network(), optimizer=adam), tmp_path, fast_dev_run=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_report_is_json_without_words_for_numbers(tmp_path):
+    looked(DeepEnsemble(network(), members=2, optimizer=adam), tmp_path)
+    content = json.loads((tmp_path / "doctor.json").read_text(), parse_constant=pytest.fail)
+    assert content["facts"]["module"] == "DeepEnsemble"
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", ["every_n_epochs", "training_examples", "held_out_examples"])
+def test_numbers_that_are_no_counts_are_refused(name):
+    with pytest.raises(ValueError, match=name):
+        PosteriorDoctor(**{name: 0})
