@@ -17,7 +17,7 @@ from lightning_bnn.callbacks.posterior_doctor import PAGE_FILE, REPORT_FILE
 from lightning_bnn.comparison.places import Place
 from lightning_bnn.comparison.problem import Problem, StoredBatches, read_problem
 from lightning_bnn.comparison.stored_posteriors import StoredPosterior, read_posterior
-from lightning_bnn.doctor import Evidence, Examples, Report, Settings, examine
+from lightning_bnn.doctor import Evidence, Examples, NotPossible, Report, Settings, examine
 from lightning_bnn.doctor.chain_values import LEAST
 from lightning_bnn.doctor.page import figure_of, html_of
 from lightning_bnn.params import Params
@@ -64,12 +64,22 @@ def doctor(
         )
     with one_thread():
         evidence = _evidence(where, config, samples)
+        if evidence.held_out is not None:
+            _check(evidence, config)
         report = examine(evidence, {"place": place})
         print(report.text(), flush=True)
         if out is not None:
             _write(report, evidence, Path(out))
     if report.faults:
         raise SystemExit(FAULTY)
+
+
+def _check(evidence: Evidence, config: Path) -> None:
+    """Refuse data that the network cannot take, before everything is skipped for that reason."""
+    try:
+        _ = evidence.on_held_out
+    except NotPossible as reason:
+        raise ValueError(f"Data and network of {config} do not fit: {reason}.") from None
 
 
 def _evidence(place: Place, config: Path, samples: int) -> Evidence:

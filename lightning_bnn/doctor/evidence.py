@@ -126,7 +126,11 @@ class Evidence:
         found = []
         for number, mode in enumerate(self.judged):
             predict = predictor_of(mode, self.draws, "doctor", number)
-            outputs = predict(self.network, *examples.inputs)
+            try:
+                outputs = predict(self.network, *examples.inputs)
+            except (RuntimeError, TypeError, IndexError) as error:  # of the network's own forward
+                first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise NotPossible(f"the network cannot take these inputs: {first}") from None
             if not isinstance(outputs, Tensor) or outputs.ndim < 2:
                 raise NotPossible("the network's outputs are not one tensor")
             found.append(outputs.double())
