@@ -137,7 +137,7 @@ def posterior(names):
     calibration = names["calibration"]  # of VI, which is not sure enough
     assert calibration.calibrator.value < 0.8
     assert M.nll(calibration.probs(x), y) < 0.9 * M.nll(posteriors["VI"](x), y)
-    assert 0.83 < names["coverage"] < 0.97
+    assert names["coverage"] > 0.93  # of sets for 99 %
     assert torch.equal(names["again"](x), posteriors["VI"](x))
 
 

@@ -110,8 +110,9 @@ print(f"swaps of two units that lead from the first order to the last: {swaps:.0
 # is from the first: it takes 58 exchanges of two units to get there, and no order of two layers of
 # 32 units is more than 62 away. Next to nothing is where it was. What follows for you:
 #
-# - Weights of one run may be compared with each other, or averaged, from where tau stays near 1.
-#   Before that, "weight 17 of layer 2" is a different weight every few steps.
+# - From where tau stays near 1, sorted networks of this run, and of other runs, may be compared
+#   weight by weight. Before that, "weight 17 of the sorted layer" belongs to another unit every few
+#   steps.
 # - A tau that falls again late in a run says that training is still reordering the network: the
 #   learning rate is high for it, or something has changed, such as the data.
 #
@@ -129,13 +130,12 @@ for step, (mass, minimum, excess) in [gap.history[k] for k in (0, 9, 38, -1)]:
     print(f"{step:4d}  {mass:7.1f}  {minimum:7.1f}  {excess:5.1f} %")
 
 # %% [markdown]
-# At the start the network pays for more than it needs, by 15 %, as initial weights are scaled in no
-# particular way. Then the excess falls, grows again with the weights, and hardly moves once the
-# learning rate is low: weight decay does remove it, but slowly. What to do with it: an excess of a
-# few per cent is nothing to worry about. A large one, or one that keeps growing, says that the
-# weight decay pushes against numbers that have no influence on the function; a network at the
-# minimum is the same function at less penalty (`lightning_bnn.symmetry.min_mass` and `rescale` give
-# it to you).
+# At the start the network pays for more than it needs, by 15 % of the least mass. Then the excess
+# falls, grows again with the weights, and hardly moves once the learning rate is low: weight decay
+# does remove it, but slowly. What to do with it: an excess of a few per cent is nothing to worry
+# about. A large one, or one that keeps growing, says that the weight decay pushes against numbers
+# that have no influence on the function; a network at the minimum is the same function at less
+# penalty (`lightning_bnn.symmetry.min_mass` and `rescale` give it to you).
 #
 # ## PosteriorFigures: the same run, with symmetries and without
 #
@@ -159,9 +159,10 @@ shutil.copy(folder / "figures" / "posterior-trajectories-520.png", "trajectories
 #
 # Averages of the weights along a run (EMA, SWA) can predict better than the last weights, above all
 # while the learning rate is high. They make sense only if units keep their places, since the mean
-# of two differently ordered networks is no network that computes anything. `SymmetricAverage` first
-# brings every network into the order of the average. It validates the average beside your module,
-# by your own `validation_step`, under names that begin with `average/`.
+# of two differently ordered networks is no network of any use ([tutorial 4](04_symmetries.md) shows
+# one). `SymmetricAverage` first brings every network into the order of the average. It validates
+# the average beside your module, by your own `validation_step`, under names that begin with
+# `average/`.
 
 # %%
 import csv
@@ -187,7 +188,8 @@ panels = {
 lines_figure(panels, ("step", ""), marks=[390], columns=2).savefig("curves.png", dpi=100)
 
 # %% [markdown]
-# While the rate is high, the average is the better network; once the rate has dropped (dashed
+# In the first epochs the average still remembers the start, and is worse. Then it is the better
+# network as long as the rate is high, and it does not jump about; once the rate has dropped (dashed
 # line), both are the same within a few thousandths. "0 units moved" says that no unit had to be
 # brought back: inside this run the average is the plain one. The average is in `average.ckpt` in
 # the log folder, an ordinary checkpoint of your module;
@@ -211,8 +213,9 @@ print("accuracy of epochs 11 to 15:", *(f"{value:.3f}" for value in single))
 print(f"of their mean prediction: {together:.3f}")
 
 # %% [markdown]
-# Networks of a bank can be predicted with, averaged, compared, or turned into a distribution over
-# weights ([tutorial 3](03_comparing.md)).
+# The mean prediction of five networks is close to that of the best of them, and nobody had to know
+# which one that is. Networks of a bank can be predicted with, averaged, compared, or turned into a
+# distribution over weights ([tutorial 3](03_comparing.md)).
 #
 # ## TrainingCost: what a run has cost
 #
@@ -224,7 +227,8 @@ print(f"of their mean prediction: {together:.3f}")
 import json
 
 spent = json.loads((folder / "cost.json").read_text())
-print("noted:", *spent, "- less than a minute" if spent["seconds"] < 60 else "- a slow machine")
+print("noted:", ", ".join(spent))
+print("more than no time at all:", spent["seconds"] > 0)
 
 # %% [markdown]
 # ## In short

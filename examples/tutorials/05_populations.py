@@ -80,7 +80,8 @@ for text, pairs in forms.items():
 # ## A population of your own network
 #
 # Any configuration will do whose module trains members side by side. Here it is a preset for the
-# digits with some changes: sixteen hidden units, and five passes over the data.
+# digits with some changes: sixteen hidden units, and five passes over the data. (In a file of your
+# own, `model.init_args.network` may name any class that Python can import.)
 
 # %%
 changes = {
@@ -90,7 +91,6 @@ changes = {
 settings = {"config": "digits_ensemble", "bank": "digits", "change": changes}
 quietly(members=400, **settings)
 before = CheckpointBank("digits", mode="r")[7]
-
 quietly(members=500, **settings)  # adds those that are missing
 quietly(members=500, **settings)  # has nothing left to do
 after = CheckpointBank("digits", mode="r")
@@ -128,9 +128,10 @@ print(
 )
 
 # %% [markdown]
-# Most single networks lie within three points of each other, and the mean of all is at the upper
-# end. A few single networks have a higher accuracy; with 450 digits nobody can say whether they are
-# better or lucky, so that it is no good idea to train some networks and to keep the best of them.
+# Nine of ten single networks lie within a little more than three points, and the mean of all is at
+# the upper end. A few single networks have a higher accuracy; with 450 digits nobody can say
+# whether they are better or lucky, so that it is no good idea to train some networks and to keep
+# the best of them.
 #
 # ## How many networks are worth averaging?
 #
@@ -174,7 +175,7 @@ figure.savefig("single_networks_and_groups.png", dpi=100)
 # %% [markdown]
 # For these networks most of the gain is there with five, and hardly any is left from twenty on.
 # What does go on falling is the spread: with five networks the result still depends on which five.
-# For a network of your own this is the cheapest way to choose the number of members.
+# In this way you can choose the number of members for a network of your own.
 #
 # ## Are they different networks?
 #
