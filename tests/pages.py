@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+TUTORIALS = sorted(f"docs/tutorials/{path.name}" for path in (ROOT / "docs/tutorials").glob("*.md"))
+"""Pages that are made by running scripts, see `test_tutorials.py`."""
 SHELL = ("", "sh", "console")
 LANGUAGES = ("python", "text", *SHELL)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jsonargparse
 import pytest
-from pages import PAGES, ROOT, Command, commands, mentioned, page, spans
+from pages import PAGES, ROOT, TUTORIALS, Command, commands, mentioned, page, spans
 
 from lightning_bnn.cli import main
 from lightning_bnn.commands.presets import preset_names, preset_text
@@ -104,7 +104,7 @@ def test_commands_in_blocks_are_understood(name, monkeypatch):
         understand(command, monkeypatch)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, *TUTORIALS])
 def test_commands_in_the_prose_are_understood(name, folder, monkeypatch):
     """Presets lie there as files; a name alone stands for the command, whatever it needs."""
     for preset in preset_names():
@@ -114,7 +114,7 @@ def test_commands_in_the_prose_are_understood(name, folder, monkeypatch):
         understand(Command(f"{command.line} --help") if alone else command, monkeypatch)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, *TUTORIALS])
 def test_presets_are_there(name):
     for config in re.findall(r"--config ([\w.]+)", page(name)):
         assert config in preset_names() or config.endswith(".yaml")

@@ -1,10 +1,10 @@
 """Links between the pages lead somewhere."""
 
 import pytest
-from pages import PAGES, ROOT, anchors, dangling, links, page
+from pages import PAGES, ROOT, TUTORIALS, anchors, dangling, links, page
 
 
-@pytest.mark.parametrize("name", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("name", [*PAGES, *TUTORIALS, "CONTRIBUTING.md", "CHANGELOG.md"])
 def test_files_and_headings_are_there(name):
     assert dangling(page(name), (ROOT / name).parent) == []
 

@@ -46,11 +46,14 @@ def reliability_figures(diagrams: Mapping[str, Sequence[Tensor]]) -> Figure:
     Args:
         diagrams: examples, mean confidence and accuracy per bin, by title.
     """
-    figure, axes = panels_of(len(diagrams), (4.2 * len(diagrams), 4.4))
+    figure, axes = panels_of(len(diagrams), (4.2 * len(diagrams), 4.6))
     for ax, (title, diagram) in zip(axes, diagrams.items(), strict=True):
         count, confidence, accuracy = diagram
         reliability_figure(count, confidence, accuracy, ax)
+        ax.get_legend().remove()  # one for all, where it covers no curve
         ax.set_title(title)
+    entries = axes[0].get_legend_handles_labels()
+    figure.legend(*entries, loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 

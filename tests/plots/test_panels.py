@@ -36,6 +36,21 @@ def test_trajectories():
     figure.canvas.draw()
 
 
+def test_the_legend_of_reliability_diagrams_covers_none_of_them():
+    count, confidence = torch.tensor([2, 0, 6]), torch.tensor([0.3, 0.0, 0.9])
+    diagrams = {title: (count, confidence, confidence / 2) for title in ("before", "after")}
+    figure = plots.reliability_figures(diagrams)
+    assert [ax.get_legend() for ax in figure.axes] == [None, None]
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (legend,) = figure.legends
+    box = legend.get_window_extent(canvas.get_renderer())
+    assert not any(box.overlaps(ax.get_window_extent()) for ax in figure.axes)
+    single, ax = plots.reliability_figure(count, confidence, confidence / 2)
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts == [text.get_text() for text in ax.get_legend().get_texts()]
+
+
 def test_densities():
     points = torch.tensor([[0.0, 1.0]] * 5 + [[1.0, 0.0]] * 3)
     figure = plots.hexbin_figure({"raw": points, "still": points[:5]}, ("u", "v"))

@@ -1,0 +1,242 @@
+"""Six callbacks on a LightningModule of your own, and what their numbers say."""
+
+# %% [markdown]
+# # Callbacks on your run
+#
+# You have a LightningModule and a `Trainer`. Six callbacks of this package look at the weights
+# while they train. They change nothing in your module, and a run with them ends in the same weights
+# as a run without them. This page shows what each of them says, and what to conclude from it.
+#
+# Here is a module as you may have one, with nothing of this package inside: a network with two
+# hidden layers for the 8 x 8 digits of scikit-learn. The learning rate falls to a twentieth after
+# fifteen of twenty epochs. (One thread and fixed seeds are there so that the numbers below come out
+# again.)
+
+# %%
+import lightning as L
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+images, labels = load_digits(return_X_y=True)
+x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+train, held_out = (TensorDataset(x[rows], y[rows]) for rows in order.split([1300, 497]))
+
+
+class Classifier(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)
+        )
+
+    def training_step(self, batch, batch_idx):
+        return cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        logits = self.net(batch[0])
+        self.log("val_loss", cross_entropy(logits, batch[1]))
+        self.log("val_accuracy", (logits.argmax(-1) == batch[1]).float().mean())
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+        return [optimizer], [torch.optim.lr_scheduler.MultiStepLR(optimizer, [15], 0.05)]
+
+
+# %% [markdown]
+# The callbacks go into the list that every Trainer takes. With a TensorBoard logger the curves and
+# figures appear in TensorBoard; with this CSV logger numbers go to `metrics.csv` and figures to PNG
+# files.
+
+# %%
+from lightning_bnn.callbacks import (
+    CheckpointHarvester,
+    MassGap,
+    PermutationTau,
+    PosteriorFigures,
+    SymmetricAverage,
+    TrainingCost,
+)
+
+tau = PermutationTau()
+gap = MassGap(every_n_steps=10)
+harvester = CheckpointHarvester(every_n_epochs=1)
+figures = PosteriorFigures(every_n_steps=5, draw_every=1000)
+average = SymmetricAverage("ema", decay=0.98)
+cost = TrainingCost()
+
+L.seed_everything(0, verbose=False)
+trainer = L.Trainer(
+    max_epochs=20,
+    accelerator="cpu",
+    logger=CSVLogger("runs"),
+    log_every_n_steps=10,
+    callbacks=[tau, gap, harvester, figures, average, cost],
+    enable_progress_bar=False,
+    enable_model_summary=False,
+)
+module = Classifier()
+trainer.fit(module, DataLoader(train, 50, shuffle=True), DataLoader(held_out, 500))
+
+# %% [markdown]
+# ## PermutationTau: have the units settled?
+#
+# A *unit* is a neuron together with the weights that enter it and the weights that leave it.
+# Exchange two units of a layer, and the network computes what it did before: the weights have a
+# *symmetry*. So the same function stands at very many places in weight space, one for every order
+# of the units, and two runs that found the same function may still look entirely different.
+#
+# One way out is to *sort* the units, here by their largest incoming weight, and to look at the
+# sorted network. That works once the order has come to rest. `PermutationTau` watches this: after
+# every step it compares the order of the units with the order one step before, by Kendall's tau.
+# **1 means that no two units have changed places, 0 that half of all pairs have.** Each number
+# below is a mean over ten steps; there are 26 steps in an epoch.
+
+# %%
+print("step", *tau.layers, sep="  ")
+for step, layers in [*tau.history[:3], tau.history[36], tau.history[-1]]:
+    print(f"{step:4d}", *(f"{value:8.3f}" for value in layers), sep="  ")
+swaps = trainer.callback_metrics["tau_transpositions"]
+print(f"swaps of two units that lead from the first order to the last: {swaps:.0f}")
+
+# %% [markdown]
+# The order is in motion in the first steps, moves a little as long as the learning rate is high,
+# and stands still after the rate has dropped (step 390). The last line says how far the last order
+# is from the first: it takes 58 exchanges of two units to get there, and no order of two layers of
+# 32 units is more than 62 away. Next to nothing is where it was. What follows for you:
+#
+# - From where tau stays near 1, sorted networks of this run, and of other runs, may be compared
+#   weight by weight. Before that, "weight 17 of the sorted layer" belongs to another unit every few
+#   steps.
+# - A tau that falls again late in a run says that training is still reordering the network: the
+#   learning rate is high for it, or something has changed, such as the data.
+#
+# ## MassGap: how much of the weight decay is for nothing?
+#
+# The second symmetry is one of scale. Multiply everything that enters a ReLU unit by 2, divide
+# everything that leaves it by 2, and the function is the same. The penalty of weight decay is not:
+# it counts the sum of the squares of all weights, which we call the *mass*. Over all such
+# rescalings there is a least mass, and the callback computes it, exactly and in milliseconds. The
+# *excess* is how far the network lies above it, in per cent.
+
+# %%
+print("step     mass  minimum  excess")
+for step, (mass, minimum, excess) in [gap.history[k] for k in (0, 9, 38, -1)]:
+    print(f"{step:4d}  {mass:7.1f}  {minimum:7.1f}  {excess:5.1f} %")
+
+# %% [markdown]
+# At the start the network pays for more than it needs, by 15 % of the least mass. Then the excess
+# falls, grows again with the weights, and hardly moves once the learning rate is low: weight decay
+# does remove it, but slowly. What to do with it: an excess of a few per cent is nothing to worry
+# about. A large one, or one that keeps growing, says that the weight decay pushes against numbers
+# that have no influence on the function; a network at the minimum is the same function at less
+# penalty (`lightning_bnn.symmetry.min_mass` and `rescale` give it to you).
+#
+# ## PosteriorFigures: the same run, with symmetries and without
+#
+# The callback follows a few weights of the first layer, and draws them three times: as they are
+# (*raw*), with every unit scaled to norm one (*scaled*), and sorted as well (*sorted*).
+
+# %%
+import shutil
+from pathlib import Path
+
+folder = Path(trainer.log_dir)
+print(*sorted(path.name for path in (folder / "figures").iterdir()), sep="\n")
+shutil.copy(folder / "figures" / "posterior-trajectories-520.png", "trajectories.png")
+
+# %% [markdown]
+# On the left, weights grow. In the middle, part of that growth has gone, since it was scale alone.
+# On the right a curve belongs to a *place in the order* and not to a unit: it jumps when two units
+# change places, which is what tau counts, and is calm after the learning rate has dropped.
+#
+# ## SymmetricAverage: a better network from the same run
+#
+# Averages of the weights along a run (EMA, SWA) can predict better than the last weights, above all
+# while the learning rate is high. They make sense only if units keep their places, since the mean
+# of two differently ordered networks is no network of any use ([tutorial 4](04_symmetries.md) shows
+# one). `SymmetricAverage` first brings every network into the order of the average. It validates
+# the average beside your module, by your own `validation_step`, under names that begin with
+# `average/`.
+
+# %%
+import csv
+
+from lightning_bnn.plots import Line, lines_figure
+
+rows = list(csv.DictReader((folder / "metrics.csv").open()))
+
+
+def column(name):
+    return Line(*torch.tensor([[float(r["step"]), float(r[name])] for r in rows if r[name]]).T)
+
+
+yours, averaged = column("val_loss"), column("average/val_loss")
+print("validation loss   your weights   their average")
+for text, part in (("epochs 6 to 15", slice(5, 15)), ("last epoch", slice(19, 20))):
+    print(f"{text:15s}   {yours.y[part].mean():12.3f}   {averaged.y[part].mean():13.3f}")
+print(average.report.networks, "networks averaged;", average.report.moved_units, "units moved")
+panels = {
+    "Kendall's tau": {name: column(f"tau/{name}") for name in tau.layers},
+    "validation loss": {"your weights": yours, "their average": averaged},
+}
+lines_figure(panels, ("step", ""), marks=[390], columns=2).savefig("curves.png", dpi=100)
+
+# %% [markdown]
+# In the first epochs the average still remembers the start, and is worse. Then it is the better
+# network as long as the rate is high, and it does not jump about; once the rate has dropped (dashed
+# line), both are the same within a few thousandths. "0 units moved" says that no unit had to be
+# brought back: inside this run the average is the plain one. The average is in `average.ckpt` in
+# the log folder, an ordinary checkpoint of your module;
+# `ModelCheckpoint(monitor="average/val_loss")` works as well.
+#
+# ## CheckpointHarvester: the weights themselves
+#
+# The harvester has written the network after every epoch into a *bank*, a folder of safetensors
+# files that can be read by row or by layer, also while the run goes on.
+
+# %%
+from lightning_bnn import params
+from lightning_bnn.bank import CheckpointBank
+
+bank = CheckpointBank(folder / "bank", mode="r")
+print(bank.rows, "networks;", sorted(bank.records[-1]), "are noted of each")
+logits = params.apply(module.net, bank[10:15], held_out.tensors[0])  # five networks at once
+single = (logits.argmax(-1) == held_out.tensors[1]).float().mean(1)
+together = (logits.softmax(-1).mean(0).argmax(-1) == held_out.tensors[1]).float().mean()
+print("accuracy of epochs 11 to 15:", *(f"{value:.3f}" for value in single))
+print(f"of their mean prediction: {together:.3f}")
+
+# %% [markdown]
+# The mean prediction of five networks is close to that of the best of them, and nobody had to know
+# which one that is. Networks of a bank can be predicted with, averaged, compared, or turned into a
+# distribution over weights ([tutorial 3](03_comparing.md)).
+#
+# ## TrainingCost: what a run has cost
+#
+# The last callback counts processor time of the training alone, and writes it to `cost.json`, also
+# for runs that are resumed. For modules of this package it counts gradients, too, so that methods
+# can be compared at equal cost.
+
+# %%
+import json
+
+spent = json.loads((folder / "cost.json").read_text())
+print("noted:", ", ".join(spent))
+print("more than no time at all:", spent["seconds"] > 0)
+
+# %% [markdown]
+# ## In short
+#
+# - `tau` near 1 and rising: the order of the units has settled. Falling late in a run: look closer.
+# - `mass_excess` of some per cent is nothing to worry about; tens of per cent late in a run are.
+# - `average/val_loss` below `val_loss`: the average is the better network. Above it at the end: it
+#   remembers too much, so make `decay` smaller.
+# - `average/moved_units` at 0: a plain average would have done. Many: it would have been wrong.
+#
+# All options of these callbacks are in [callbacks](../callbacks.md).

@@ -1,0 +1,234 @@
+"""Comparing posteriors, with a folder of plain .pt files."""
+
+# %% [markdown]
+# # Comparing posteriors, with a folder of plain .pt files
+#
+# Perhaps you have trained the same network several times, and there is a folder of `torch.save`
+# files. That is all this page needs: how far apart are two such folders? Do two training recipes
+# lead to the same networks? And are your networks anything like draws of the posterior?
+#
+# First, some folders. A plain PyTorch loop trains perceptrons with 16 hidden units on
+# scikit-learn's digits, from different seeds. The weight decay is one divided by the number of
+# examples, which is what a standard normal prior on the weights asks for.
+
+# %%
+from pathlib import Path
+
+import torch
+
+from lightning_bnn.datamodules import Digits
+from lightning_bnn.models import mlp
+
+torch.set_num_threads(1)
+data = Digits(batch_size=270)
+data.setup("fit")
+batches = list(data.prepared(data.train_dataloader()))
+examples = sum(len(targets) for _, targets in batches)
+
+
+def trained(seed, epochs):
+    """Yields the network after every epoch."""
+    torch.manual_seed(seed)
+    network = mlp(64, [16], 10)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01, weight_decay=1 / examples)
+    for _ in range(epochs):
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(network(inputs), targets).backward()
+            optimizer.step()
+        yield network
+
+
+def save(folder, seeds, epochs):
+    Path(folder).mkdir()
+    for seed in seeds:
+        *_, network = trained(seed, epochs)
+        torch.save(network.state_dict(), f"{folder}/{seed}.pt")
+
+
+save("ours", range(16), epochs=25)
+save("again", range(20, 28), epochs=25)  # the same recipe from other seeds
+save("short", range(28, 36), epochs=8)  # another recipe
+for seed in range(36, 41):  # five runs, of which the last five epochs are kept
+    Path(f"runs/{seed}").mkdir(parents=True)
+    for epoch, network in enumerate(trained(seed, 25)):
+        if epoch >= 20:
+            state = {"state_dict": network.state_dict(), "global_step": epoch * len(batches)}
+            torch.save(state, f"runs/{seed}/{epoch}.pt")
+for folder in ("ours", "again", "short", "runs"):
+    print(f"{folder:6s}", len(list(Path(folder).rglob("*.pt"))), "files")
+
+# %% [markdown]
+# ## A folder as a posterior
+#
+# `FromCheckpoints` makes a module of a folder, without training, and finds the names of the network
+# behind any prefix (`model.`, `net.`, ...). It predicts, tests and calibrates as any other module
+# does ([tutorial 2](02_posterior.md)). Files are read in such a way that nothing in them is
+# executed.
+
+# %%
+import lightning as L
+
+from lightning_bnn.modules import FromCheckpoints, results_table
+
+network = mlp(64, [16], 10)
+posterior = FromCheckpoints(network, "ours")
+trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+trainer.test(posterior, data, verbose=False)
+wanted = ("test/acc", "test/nll", "test/ece", "test/scrambled/AUROC")
+print(results_table({name: trainer.callback_metrics[name] for name in wanted}))
+
+# %% [markdown]
+# ## How far apart are two sets of networks?
+#
+# Two sets of networks are two samples of weights. *MMD²* (maximum mean discrepancy, squared)
+# measures how different the distributions are that they were drawn from: near 0 for the same one,
+# at most 2. It is unbiased, so that it may be negative by chance.
+#
+# One network of ours and its near neighbours, and the same networks with their hidden units in
+# another order, show why weights alone mislead: all of them compute the same functions.
+
+# %%
+from lightning_bnn import params
+from lightning_bnn.metrics import mmd
+from lightning_bnn.symmetry import canonicalise, discover, permute, random_permutations
+
+symmetries = discover(network, torch.zeros(2, 1, 8, 8))
+one = {name: tensor[0] for name, tensor in posterior.posterior().networks.items()}
+noise = torch.Generator().manual_seed(0)
+near, also_near = (
+    {n: t + 0.01 * torch.randn(20, *t.shape, generator=noise) for n, t in one.items()}
+    for _ in range(2)
+)
+reordered = permute(also_near, symmetries, random_permutations(symmetries, noise))
+for text, other in (("same order", also_near), ("another order", reordered)):
+    raw = mmd(near, other)
+    removed = mmd(canonicalise(near, symmetries), canonicalise(other, symmetries))
+    print(f"{text:14s} MMD² of weights {raw:6.3f}, without symmetries {removed:6.3f}")
+inputs, _ = batches[0]
+before, after = (params.apply(network, stack, inputs) for stack in (also_near, reordered))
+print("outputs are the same but for rounding:", torch.allclose(before, after, atol=1e-4))
+
+# %% [markdown]
+# In the same order both sets are around zero, as they should be. In another order the raw number
+# says that they have nothing in common, although their outputs are the same. `canonicalise` removes
+# what can be exchanged and rescaled without any effect (the *symmetries* that `discover` has found
+# in the network): it brings every network into a standard order at standard scales, and the
+# distance is gone. Look at both numbers: a large raw one beside a small one without symmetries says
+# "the same functions, written down differently".
+#
+# ## All folders in one table
+#
+# `compare` takes any number of folders, banks and runs, and a reference. It needs to know network
+# and data; where no configuration lies beside the networks, a short file says it. It prints tables,
+# and writes them into a folder together with a figure; here only some columns are shown. (From a
+# shell the same is `lightning-bnn compare`.)
+
+# %%
+import contextlib
+import csv
+import io
+import shutil
+
+from lightning_bnn.studies.compare import compare
+
+Path("problem.yaml").write_text("""
+model:
+  init_args:
+    network:
+      class_path: lightning_bnn.models.mlp
+      init_args: {inputs: 64, hidden: [16], outputs: 10}
+data:
+  class_path: lightning_bnn.datamodules.Digits
+""")
+places = {"Again": "again", "Short": "short", "Runs": "runs"}
+with contextlib.redirect_stdout(io.StringIO()):
+    compare("ours", places, like="problem.yaml", reference_is="trained", out="compared")
+
+
+def show(file, columns):
+    """Some columns of a table that was written, as means and errors."""
+    print(" " * 35, *(f"{column:>14s}" for column in columns))
+    for row in csv.DictReader(Path(file).read_text().splitlines()):
+        pairs = [(row[column], row[f"{column} (error)"]) for column in columns]
+        shown = [f"{float(v):.2f} ± {float(e):.2f}" if v else "" for v, e in pairs]
+        name = " ".join(row[key] for key in ("mode", "method", "posterior") if key in row)
+        name += f", {row['networks']} networks" if "networks" in row else ""
+        print(f"{name:35s}", *(f"{text:>14s}" for text in shown))
+
+
+show("compared/distances.csv", ("law", "NS law", "TV"))
+print()
+show("compared/predictions.csv", ("Acc", "NLL", "FPR95"))
+shutil.copy("compared/metrics.png", "all_numbers.png")
+
+# %% [markdown]
+# The words of these tables:
+#
+# - *law* is the distribution over networks that a recipe leads to, over all seeds; the column is
+#   MMD² x 100 to that of our folder. *NS* stands for "no symmetries": canonical forms are compared.
+# - A *mode* is what was found independently of the rest: a single file of `again` or `short`, but
+#   all five files of one run in `runs`, since they depend on each other. The files said so: they
+#   lie in one folder and hold different `global_step`s. "One mode" judges each alone, "Multi mode"
+#   all of them together.
+# - *TV* is by how much the mean predictions differ from ours, in per cent of probability; *FPR95*
+#   is the share of digits that raise a false alarm when 95 % of the scrambled images are to be
+#   found.
+# - *Noise of the reference* compares parts of our folder with each other: so far from zero can
+#   nothing at all be.
+#
+# What they say: **Again** and **Runs** cannot be told from our folder, neither by weights nor by
+# predictions; zero is within about two errors, and numbers of this size are there between parts of
+# our own folder. So a folder trained from other seeds may be added to ours, and late epochs of a
+# run may stand for it. **Short** can be told: its law is about three errors away from zero, and its
+# predictions by more than a tenth of the probability. Which of them is better is another question:
+# Short is less often right, has more than twice the NLL, and raises fewer false alarms.
+
+# %% [markdown]
+# ## Is this the posterior?
+#
+# Networks that are trained are not draws of the posterior: training goes to a maximum of it, and
+# most of the posterior lies elsewhere. For a few small networks the package comes with
+# *references*: draws by long chains of Hamiltonian Monte Carlo, whose quality is on a card. `gold`
+# is the verdict if all chains agree, and again from other seeds. One of these references has our
+# network, our data and our prior. As a rival to our folder we also train a sampler, `SGHMC`:
+# stochastic gradients with noise, which keep moving through the posterior instead of settling.
+
+# %%
+from functools import partial
+
+from lightning_bnn import samplers
+from lightning_bnn.modules import SGHMC
+from lightning_bnn.references import read_reference
+from lightning_bnn.studies.fidelity import fidelity
+
+draws, _, card = read_reference("digits")
+print(f"{card.verdict}: {card.about}; {params.stack_size(draws.networks())} networks")
+
+steps = partial(samplers.SGHMC, lr=0.1, momentum=0.9)
+chains = SGHMC(network, members=4, prior_std=1.0, burn_in=40, optimizer=steps)
+quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+trainer = L.Trainer(
+    max_epochs=100, accelerator="cpu", logger=False, enable_checkpointing=False, **quiet
+)
+trainer.fit(chains, data)
+trainer.save_checkpoint("chains.ckpt")
+
+with contextlib.redirect_stdout(io.StringIO()):
+    fidelity("digits", {"Ours": "ours", "Chains": "chains.ckpt"}, samples=40, out="scored")
+show("scored/fidelity.csv", ("function law", "NS law", "TV", "Acc", "NLL"))
+
+# %% [markdown]
+# *Function law* is the same distance once more, between what networks predict instead of between
+# their weights. The closest posterior comes first. Two answers to two questions:
+#
+# - *Do these networks vary as the posterior does?* The chains do: as functions they cannot be told
+#   from the reference, and without symmetries their weights are much closer than ours, although not
+#   quite there. Our folder does not, neither as functions nor as weights.
+# - *Is the mean prediction good?* There our folder is level with the chains: it is as near to the
+#   prediction of the reference (TV), and as accurate, within the errors.
+#
+# So use trained networks if all you need are averaged predictions, and a sampler if you need to
+# know what the data leave open. `lightning-bnn leaderboard` scores every method of the package in
+# this way; [references](../references.md) has the results, and [comparing
+# posteriors](../studies.md) every column of the tables.

@@ -1,0 +1,342 @@
+"""Finding, removing and matching symmetries, up to a transformer."""
+
+# %% [markdown]
+# # Finding, removing and matching symmetries, up to a transformer
+#
+# A *symmetry* of a network is a change of its weights that changes none of its outputs. This page
+# finds the symmetries of three networks, uses them, and shows what becomes of networks that were
+# trained apart once their symmetries are out of the way: they can be averaged, compared, and joined
+# by a line on which the loss stays low.
+#
+# All three networks classify scikit-learn's digits, and a plain loop trains them.
+
+# %%
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from lightning_bnn import params
+from lightning_bnn.datamodules import Digits
+from lightning_bnn.models import mlp
+
+torch.set_num_threads(1)
+data = Digits(batch_size=128)
+data.setup("fit")
+data.setup("test")
+batches = list(data.prepared(data.train_dataloader()))
+x, y = next(iter(data.prepared(data.test_dataloader()[0])))
+
+
+def trained(make, seed, epochs):
+    torch.manual_seed(seed)
+    network = make()
+    optimizer = torch.optim.AdamW(network.parameters(), 0.01, weight_decay=0.1)
+    total = epochs * len(batches)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total)
+    for _ in range(epochs):
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            cross_entropy(network(inputs), targets).backward()
+            optimizer.step()
+            schedule.step()
+    return network.eval()
+
+
+def accuracy(network, weights=None):
+    weights = params.of(network) if weights is None else weights
+    return (params.apply(network, weights, x).argmax(-1) == y).float().mean()
+
+
+# %% [markdown]
+# ## A perceptron: find
+#
+# `discover` reads the graph of a network, any network, with an example of its inputs. A *unit* is a
+# neuron with all weights that enter and leave it. Weights are handed around as dicts from the names
+# of the `state_dict` to tensors (`params.of(network)`); several networks are one such dict, with
+# one more dimension in front.
+
+# %%
+from lightning_bnn.symmetry import discover, verify
+
+networks = [trained(lambda: mlp(64, [32, 32], 10), seed, epochs=30) for seed in range(6)]
+network = networks[0]
+symmetries = discover(network, x[:2])
+print(symmetries)
+error = verify(network, symmetries, x)
+print("outputs change by less than a millionth:", bool(error < 1e-6))
+
+# %% [markdown]
+# There are two groups of 32 units that may be exchanged (*permutation*), and each unit may be
+# multiplied by a positive number before its ReLU and divided by it afterwards (*scaling*). So there
+# are more than 10^70 places in weight space with this very function, and around each of them 64
+# directions in which it does not change. `verify` tries random ones on your own weights. What
+# `discover` does not understand it holds fixed, and lists in `symmetries.frozen`: it never guesses.
+#
+# ## Remove
+#
+# Of all these copies `canonicalise` picks one, and always the same one, wherever it starts: units
+# scaled to norm one and sorted. `min_mass` picks those scales at which the sum of all squared
+# weights, the *mass*, is least, which is what weight decay would want.
+
+# %%
+from lightning_bnn.symmetry import (
+    canonicalise,
+    min_mass,
+    permute,
+    random_permutations,
+    random_scales,
+    rescale,
+)
+
+generator = torch.Generator().manual_seed(0)
+weights = params.of(network)
+disguised = permute(weights, symmetries, random_permutations(symmetries, generator))
+disguised = rescale(disguised, symmetries, random_scales(symmetries, generator))
+
+
+def distance(a, b):
+    return sum(float((a[name] - b[name]).square().sum()) for name in a) ** 0.5
+
+
+forms = [canonicalise(w, symmetries) for w in (weights, disguised)]
+print(f"distance as stored {distance(weights, disguised):.2f}, canonical {distance(*forms):.2f}")
+stack = params.stack([params.of(one) for one in networks])
+least = min_mass(stack, symmetries)
+print("mass of the six networks:", *(f"{value:.0f}" for value in least.mass))
+print("above the least, per cent:", *(f"{value:.1f}" for value in least.excess))
+
+# %% [markdown]
+# The disguised copy was recognised. The six networks carry 11 to 14 per cent more mass than they
+# need: weight decay has punished them for scales that have no effect.
+#
+# ## Match
+#
+# Networks from other seeds have other functions, and no symmetry makes them equal; but `match`
+# finds the order of the units in which they are *closest*. Whether that means anything shows on the
+# straight line between two networks: the *barrier* is how far the loss rises on the way, above the
+# mean of both ends.
+
+# %%
+from lightning_bnn.symmetry import align, barrier, match
+
+first, second = params.of(networks[0]), params.of(networks[1])
+matching = match(first, second, symmetries)
+moved = matching.apply(first, symmetries)
+lines = {}
+for text, start in (("as trained", first), ("matched", moved)):
+    between = barrier(network, start, second, batches)
+    lines[text] = between
+    print(f"{text:10s}  distance {distance(start, second):5.2f}  barrier {between.height:5.3f}")
+panels = {"two perceptrons": lines}
+
+# %% [markdown]
+# The barrier falls to a fraction. Much of what seemed to separate the two networks was the order of
+# their units.
+#
+# `align` does this for many networks at once, all with each other. Here is the test that everybody
+# can understand: take the mean of the weights of all six networks, and run it.
+
+# %%
+alignment = align(stack, symmetries)
+print("accuracy of each:", *(f"{accuracy(one):.3f}" for one in networks))
+for text, six in (("as trained", stack), ("aligned", alignment.apply(stack, symmetries))):
+    mean = {name: tensor.mean(0) for name, tensor in six.items()}
+    print(f"accuracy of the mean, {text:10s}: {accuracy(network, mean):.3f}")
+
+# %% [markdown]
+# Without alignment the mean guesses. Aligned, it predicts nearly as well as its parts. (`average`
+# and `lightning-bnn merge` do this in one call, also for files.)
+#
+# ## Are two checkpoints the same network?
+#
+# `difference` brings two networks together by all symmetries, and compares what is left with what
+# is left between networks that have nothing in common. So it can tell a copy that somebody has
+# shuffled, rescaled and trained on.
+
+# %%
+import copy
+
+from lightning_bnn.symmetry import difference
+
+later = copy.deepcopy(network)
+optimizer = torch.optim.SGD(later.parameters(), 0.2, momentum=0.9)
+for inputs, targets in batches * 3:
+    optimizer.zero_grad()
+    cross_entropy(later(inputs), targets).backward()
+    optimizer.step()
+tuned = permute(params.of(later), symmetries, random_permutations(symmetries, generator))
+tuned = rescale(tuned, symmetries, random_scales(symmetries, generator))
+others = {"disguised": disguised, "trained on": tuned, "another seed": second}
+for text, other in others.items():
+    found = difference(other, weights, symmetries)
+    print(
+        f"{text:12s}  as stored {found.stages[0].relative:.2f}, rest {found.rest:.2f}, "
+        f"unrelated {found.null.mean():.2f}: {'related' if found.related else 'independent'}"
+    )
+
+# %% [markdown]
+# Distances are relative to the norms of the networks. As stored, all three look unrelated. The rest
+# of the first is zero, that of the second is small, and that of the third is as large as that of
+# networks that only look like ours. (For files: `lightning-bnn diff`.)
+#
+# ## A residual network
+#
+# Convolutions, BatchNorm and residual sums are understood in the same way. Channels that are added
+# to each other must move together, and they are one group.
+
+
+# %%
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.block = nn.Sequential(
+            nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+            nn.Conv2d(16, 8, 3, padding=1), nn.BatchNorm2d(8),
+        )  # fmt: skip
+        self.head = nn.Linear(8 * 16, 10)
+
+    def forward(self, images):
+        stream = nn.functional.max_pool2d(self.stem(images), 2)
+        return self.head(torch.relu(stream + self.block(stream)).flatten(1))
+
+
+pair = [trained(Residual, seed, epochs=10) for seed in range(2)]
+symmetries = discover(pair[0], x[:2])
+print(symmetries)
+first, second = map(params.of, pair)
+moved = match(first, second, symmetries, signs=True).apply(first, symmetries)
+lines = {}
+for text, start in (("as trained", first), ("matched", moved)):
+    between = barrier(pair[0], start, second, batches)
+    lines[text] = between
+    print(f"{text:10s}  barrier {between.height:5.3f}")
+panels["two residual networks"] = lines
+
+# %% [markdown]
+# A new kind is there: *sign*. A channel that goes into BatchNorm may be flipped, as the gain behind
+# it can flip it back. The statistics of BatchNorm are estimated anew on the line, as they must be.
+#
+# The barrier is about half of what it was, and not gone: no order and no signs that `match` has
+# found make these two one network.
+#
+# ## A transformer
+#
+# Attention has more freedom. Queries meet keys in a scalar product and nowhere else, so that *any*
+# invertible matrix may be applied to the queries of a head, if its inverse (transposed) is applied
+# to the keys; values and outputs are the same story. Heads can change places. And the *stream*, the
+# vector to which every layer adds its part, could be rotated as a whole, were it not for the gains
+# of the norms.
+
+
+# %%
+class Attention(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+    def forward(self, stream):
+        q, k, v = (
+            layer(stream).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        seen = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.o(seen.transpose(1, 2).flatten(2))
+
+
+class Transformer(nn.Module):
+    def __init__(self, width=32, heads=4):
+        super().__init__()
+        self.embed = nn.Conv2d(1, width, 2, 2)  # sixteen patches of 2 x 2 pixels
+        self.places = nn.Parameter(0.1 * torch.randn(16, width))
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(3))
+        self.attention = Attention(width, heads)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, images):
+        stream = self.embed(images).flatten(2).mT + self.places
+        stream = stream + self.attention(self.norms[0](stream))
+        stream = stream + self.mlp(self.norms[1](stream))
+        return self.head(self.norms[2](stream.mean(1)))
+
+
+pair = [trained(Transformer, seed, epochs=20) for seed in range(2)]
+print("accuracies:", *(f"{accuracy(one):.3f}" for one in pair))
+print(discover(pair[0], x[:2]))
+
+# %% [markdown]
+# Of the *general* matrices there are eight, of 8 x 8 numbers: for each of four heads one between
+# queries and keys, and one between values and outputs. *block perm.* are the heads. `mix` applies
+# such matrices as `permute` applies permutations, and `min_mass(..., mixing=True)` includes them.
+#
+# To be able to rotate the stream as well, move the gains of the norms into the layers behind them.
+# `fold_norms` does it, and returns a network with the same outputs.
+
+# %%
+from lightning_bnn.symmetry import fold_norms, mix, random_mixings
+
+folded = [fold_norms(one, x[:2]) for one in pair]
+symmetries = discover(folded[0], x[:2])
+print(symmetries)
+first, second = map(params.of, folded)
+mixed = mix(first, symmetries, random_mixings(symmetries, generator))
+change = (params.apply(folded[0], mixed, x) - pair[0](x)).abs().max()
+print(f"weights have moved by {distance(first, mixed):.1f}")
+print("outputs are the same but for rounding:", bool(change < 1e-3))
+
+# %% [markdown]
+# The new line is *orthogonal*: rotations and reflections of the stream of 32 channels. Continuous
+# symmetries make up a tenth of all directions in weight space.
+#
+# `match` knows permutations only. `match_all` brings transformers together by permutations of units
+# and heads and by matrices, either by their weights or, with `by="activations"`, by what they
+# compute on a few batches.
+
+# %%
+from matplotlib.figure import Figure
+
+from lightning_bnn.symmetry import match_all
+
+sources = {"model": folded[0], "batches": batches, "by": "activations"}
+ways = {
+    "as trained": first,
+    "permutations": match(first, second, symmetries).apply(first, symmetries),
+    "all, by weights": match_all(first, second, symmetries).apply(first, symmetries),
+    "all, by activations": match_all(first, second, symmetries, **sources).apply(first, symmetries),
+}
+lines = {}
+for text, start in ways.items():
+    between = barrier(folded[0], start, second, batches)
+    lines[text] = between
+    print(f"{text:19s}  distance {distance(start, second):5.2f}  barrier {between.height:5.3f}")
+panels["two transformers"] = lines
+figure = Figure(figsize=(9.6, 4.2), layout="constrained")
+for ax, (title, lines) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+    for text, between in lines.items():
+        ax.plot(between.weights, between.losses, marker=".", label=text)
+    ax.set(title=title, xlabel="position between both networks", ylabel="training loss")
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
+figure.savefig("loss_between_networks.png", dpi=100)
+
+# %% [markdown]
+# Permutations bring the weights closer and leave the barrier as high as it was. With heads,
+# matrices and rotations as well it falls to a sixth or less. Weights that are closest are not best:
+# what counts is what they compute, and matching by activations ends lower although the distance is
+# larger. (On other pairs the order of the last two may be another; with larger networks
+# [alignment](../alignment.md) has means over many pairs.)
+#
+# ## What to use when
+#
+# | question | function | in a shell |
+# |---|---|---|
+# | What symmetries does my network have? | `discover`, `verify` | `lightning-bnn symmetries` |
+# | Compare or store networks without them | `canonicalise`, `min_mass` | |
+# | Bring one network to another | `match`, for transformers `match_all` | `lightning-bnn match` |
+# | Bring many together, average them | `align`, `average` | `lightning-bnn merge` |
+# | Are these two the same network? | `difference` | `lightning-bnn diff` |
+#
+# [Symmetries](../symmetry.md) says what is found in which layers, and what is not.

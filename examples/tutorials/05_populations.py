@@ -1,0 +1,212 @@
+"""Populations of thousands of small networks, banks, and what can be read from them."""
+
+# %% [markdown]
+# # Populations and banks
+#
+# What does training lead to, from all the starts that there are? One network does not say, and ten
+# hardly do. This page trains five thousand small networks in a few seconds, and looks at their
+# weights as a cloud; then five hundred larger ones, and at what they predict.
+#
+# ## Five thousand networks, one call
+#
+# `population` trains many independent networks side by side and keeps them in a *bank*, a folder of
+# safetensors files. It takes a configuration as `lightning-bnn fit` does, or the name of one that
+# comes with the package. `two_gaussians` is a network with two inputs, two hidden units and one
+# output, which separates two classes of points in the plane. From a shell the same is
+# `lightning-bnn population --config two_gaussians --members 5000 --part 5000 --bank perceptrons`.
+
+# %%
+import contextlib
+import io
+
+import torch
+
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.commands.population import population
+
+torch.set_num_threads(1)
+
+
+def quietly(**settings):
+    """Without its report, which says how many seconds it took."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        population(**settings)
+
+
+quietly(config="two_gaussians", members=5000, part=5000, bank="perceptrons")
+bank = CheckpointBank("perceptrons", mode="r")
+print(bank)
+print("shapes:", {name: tuple(shape) for name, shape in bank.shapes.items()})
+print("of the last network we know", {k: bank.records[-1][k] for k in ("member", "step", "epoch")})
+
+# %% [markdown]
+# ## Weights as a picture
+#
+# A bank can be read by network (`bank[7]`, `bank[10:20]`) or by layer: `bank.layer(name)` is one
+# tensor of all networks, read from the file without the others. Here are the two weights of the
+# last layer of five thousand networks, one point for each network, as a density.
+
+# %%
+from lightning_bnn.models import mlp
+from lightning_bnn.plots import hexbin_figure
+from lightning_bnn.symmetry import canonicalise, discover
+
+network = mlp(2, [2], 1)
+symmetries = discover(network, torch.randn(4, 2))
+networks = bank[:]  # all of them, as one stack
+scaled = canonicalise(networks, symmetries, "unit-norm", None, target=3.0)
+sorted_too = canonicalise(scaled, symmetries, None, "outgoing", descending=False)
+forms = {
+    "as trained": networks["3.weight"][:, 0],
+    "scaled": scaled["3.weight"][:, 0],
+    "scaled and sorted": sorted_too["3.weight"][:, 0],
+}
+hexbin_figure(forms, ("weight 1", "weight 2"), diagonal=True, central=0.96).savefig(
+    "weights_of_the_last_layer.png", dpi=100
+)
+print("share of networks whose first weight is the larger one:")
+for text, pairs in forms.items():
+    print(f"{text:18s} {(pairs[:, 0] > pairs[:, 1]).double().mean():.3f}")
+
+# %% [markdown]
+# On the left nearly all networks lie on a ring, which is symmetric about the dashed diagonal:
+# nothing tells unit 1 from unit 2, so that every solution is there twice, once on each side, and
+# half of the networks are on either side. In the middle, hidden units are scaled to the same norm,
+# which changes no function: a part of the ring was scale. On the right the units are sorted by
+# their outgoing weight as well, and one half of the picture is empty: each solution is there once.
+# With two units a symmetry doubles the picture. With 16 units there would be 16! = 2 x 10^13
+# copies, and no cloud of weights could be read at all without removing them.
+#
+# ## A population of your own network
+#
+# Any configuration will do whose module trains members side by side. Here it is a preset for the
+# digits with some changes: sixteen hidden units, and five passes over the data. (In a file of your
+# own, `model.init_args.network` may name any class that Python can import.)
+
+# %%
+changes = {
+    "model.init_args.network.init_args.hidden": [16],
+    "trainer.max_epochs": 5,
+}
+settings = {"config": "digits_ensemble", "bank": "digits", "change": changes}
+quietly(members=400, **settings)
+before = CheckpointBank("digits", mode="r")[7]
+quietly(members=500, **settings)  # adds those that are missing
+quietly(members=500, **settings)  # has nothing left to do
+after = CheckpointBank("digits", mode="r")
+same = all(torch.equal(tensor, after[7][name]) for name, tensor in before.items())
+print(after, "- network 7 is what it was:", same)
+
+# %% [markdown]
+# The same call continues where it was stopped, also after a crash, and member 7 is the same network
+# in every population of this configuration. That is what makes large numbers practical: start with
+# hundreds, look, and add thousands later, on Ray or Slurm if one machine is too slow
+# ([scale](../scale.md)).
+#
+# ## Predictions without holding them
+#
+# Five hundred networks times all test images need not fit into memory. `stream_predictions` reads
+# the bank block by block and keeps sums: how good each network is, what all of them say together,
+# and, if asked, how much each pair disagrees (*mutual information*, 0 for two networks that say the
+# same; at most log 2 = 0.69 for a pair).
+
+# %%
+from lightning_bnn.datamodules import Digits
+from lightning_bnn.posteriors import stream_predictions
+
+network = mlp(64, [16], 10)
+data = Digits()
+data.setup("test")
+batches = list(data.prepared(data.test_dataloader()[0]))
+found = stream_predictions(network, "digits", batches, pairs=True)
+labels = torch.cat([targets for _, targets in batches])
+low, middle, high = found.accuracy.quantile(torch.tensor([0.05, 0.5, 0.95]).double())
+together = (found.mean.argmax(-1) == labels).double().mean()
+print(f"accuracy of one network: {middle:.3f}, 90 % of them between {low:.3f} and {high:.3f}")
+print(
+    f"of all together: {together:.3f}; better than it: {(found.accuracy > together).sum()} of 500"
+)
+
+# %% [markdown]
+# Nine of ten single networks lie within a little more than three points, and the mean of all is at
+# the upper end. A few single networks have a higher accuracy; with 450 digits nobody can say
+# whether they are better or lucky, so that it is no good idea to train some networks and to keep
+# the best of them.
+#
+# ## How many networks are worth averaging?
+#
+# With five hundred at hand this can be measured: form groups of 1, 2, 5, ... networks, and judge
+# the mean prediction of each group. *NLL* is the negative log-likelihood, lower is better.
+
+# %%
+from matplotlib.figure import Figure
+
+from lightning_bnn import params
+
+x, y = batches[0]
+with CheckpointBank("digits", mode="r") as bank:
+    probs = params.apply(network, bank[:], x).softmax(-1)
+sizes = (1, 2, 5, 10, 20, 50)
+curve = []
+for size in sizes:
+    groups = probs.unflatten(0, (-1, size)).mean(1)
+    nll = -groups[:, range(len(y)), y].log().mean(1)
+    curve.append((nll.mean(), nll.std()))
+    print(f"{size:3d} networks: NLL {nll.mean():.4f}, from group to group ± {nll.std():.4f}")
+
+figure = Figure(figsize=(9, 3.4), layout="constrained")
+left, right = figure.subplots(1, 2)
+left.hist(
+    found.accuracy,
+    bins=[(2 * k - 0.5) / 450 for k in range(200, 218)],
+    color="tab:blue",
+    label="single networks",
+)
+left.axvline(together, color="tab:orange", label="mean of all predictions")
+left.set(xlabel="accuracy on the test digits", ylabel="networks")
+means, deviations = torch.tensor(curve).T
+right.errorbar(sizes, means, yerr=deviations, marker="o", capsize=3)
+right.set_xscale("log", base=2)
+right.set_xticks(sizes, sizes)
+right.set(xlabel="networks that are averaged", ylabel="NLL, mean ± deviation")
+left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
+figure.savefig("single_networks_and_groups.png", dpi=100)
+
+# %% [markdown]
+# For these networks most of the gain is there with five, and hardly any is left from twenty on.
+# What does go on falling is the spread: with five networks the result still depends on which five.
+# In this way you can choose the number of members for a network of your own.
+#
+# ## Are they different networks?
+#
+# Two runs that end in the same function would tell us nothing new. In weights one could not see it,
+# since the units may stand in another order; in predictions it shows as a pair with no mutual
+# information.
+
+# %%
+from lightning_bnn.symmetry import min_mass
+
+pairs = found.pairs[torch.triu(torch.ones(500, 500), diagonal=1).bool()]
+print(f"mutual information of {len(pairs)} pairs, in nats: least {pairs.min():.4f}, ", end="")
+print(f"median {pairs.median():.4f}, largest {pairs.max():.4f}")
+
+with CheckpointBank("digits", mode="r") as bank:
+    masses = [min_mass(block, discover(network, x[:2])) for block in bank.blocks(memory=2**20)]
+excess = torch.cat([mass.excess for mass in masses])
+print(f"mass above the least: {excess.mean():.1f} % ± {excess.std():.1f}; blocks: {len(masses)}")
+
+# %% [markdown]
+# Not one of more than a hundred thousand pairs comes close to zero: there are five hundred
+# different functions. The second line goes through the bank block by block, as one does with a bank
+# that is larger than the memory: the mass (the sum of squared weights) that rescaling could save,
+# network by network.
+#
+# ## Where to go from here
+#
+# - `lightning-bnn bank digits` shows what a bank holds; `lightning-bnn mass --networks digits` and
+#   the other [studies](../studies.md) draw it.
+# - A bank is a posterior for all other tools: `FromCheckpoints(network, "digits")`, `compare`,
+#   `mmd` ([tutorial 3](03_comparing.md)).
+# - Checkpoints of your own runs come into a bank by the callback `CheckpointHarvester` ([tutorial
+#   1](01_callbacks.md)) or by `import_files`.
+# - [Scale](../scale.md) has what populations cost, and how to spread them over machines.
