@@ -66,6 +66,11 @@ def modules_page(names, printed):
     assert names["trainer"].callback_metrics["test/acc"] > 0.8
 
 
+def doctor_page(names, printed):
+    assert "deviations_too_small" in names["doctor"].report.names()
+    assert "FAULT  Standard deviations of weights are 0.0" in printed
+
+
 def references_page(names, printed):
     assert names["card"].verdict == "gold"
     assert names["networks"]["1.weight"].shape == (2000, 10, 2)
@@ -107,6 +112,7 @@ CHECKS = {
     "docs/alignment.md": alignment_page,
     "docs/calibration.md": calibration_page,
     "docs/callbacks.md": callbacks_page,
+    "docs/doctor.md": doctor_page,
     "docs/metrics.md": metrics_page,
     "docs/modules.md": modules_page,
     "docs/references.md": references_page,

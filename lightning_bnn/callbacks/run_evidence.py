@@ -36,7 +36,7 @@ class ExampleStore:
         self._count = 0
 
     def clear(self) -> None:
-        """Forget all examples."""
+        """Forget the examples that were kept."""
         self._parts, self._count = [], 0
 
     def add(self, pl_module: Any, batch: Any) -> None:

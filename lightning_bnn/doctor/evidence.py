@@ -89,7 +89,7 @@ class Evidence:
 
     @cached_property
     def classes(self) -> bool:
-        """Whether targets are classes."""
+        """Whether the targets are classes."""
         return has_classes(self.likelihood)
 
     @cached_property

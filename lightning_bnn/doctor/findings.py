@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-__all__ = ["SEVERITIES", "Finding", "Report", "Severity"]
+__all__ = ["SEVERITIES", "Finding", "Report", "Severity", "shown", "words"]
 
 Severity = Literal["fault", "warning", "note"]
 """A fault makes results wrong; a warning may; a note explains what is seen."""
@@ -66,7 +66,7 @@ class Report:
         return [f for f in self.findings if f.severity == "fault"]
 
     def names(self) -> set[str]:
-        """Names of all findings."""
+        """The names of all findings."""
         return {f.name for f in self.findings}
 
     def headline(self) -> str:
@@ -78,7 +78,7 @@ class Report:
 
     def text(self) -> str:
         """Everything, as the command prints it."""
-        facts = "; ".join(f"{name} {_shown(value)}" for name, value in self.facts.items())
+        facts = "; ".join(f"{name} {shown(value)}" for name, value in self.facts.items())
         parts = [f"{self.headline()}.", facts, *(f"\n{f.text()}" for f in self.findings)]
         if self.fine:
             parts.append(f"\nfine: {', '.join(words(name) for name in self.fine)}")
@@ -121,7 +121,8 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A fact as text, numbers with three digits."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

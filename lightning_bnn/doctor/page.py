@@ -8,7 +8,7 @@ import torch
 
 from lightning_bnn.doctor.chain_values import log_densities
 from lightning_bnn.doctor.evidence import Evidence, NotPossible
-from lightning_bnn.doctor.findings import Report, words
+from lightning_bnn.doctor.findings import Report, shown, words
 from lightning_bnn.judging.averages import Averages
 from lightning_bnn.plots import health_figure
 from lightning_bnn.plots.page import Section, html_report
@@ -87,8 +87,8 @@ def html_of(report: Report, figure: Figure | None = None) -> str:
     fine = ", ".join(map(words, report.fine)) or "nothing"
     sections.append(Section("Found to be fine", [f"{fine}."]))
     if report.skipped:
-        skipped = [f"{words(name)}: {why}." for name, why in report.skipped.items()]
-        sections.append(Section("Not looked at", skipped))
-    facts = [f"{name}: {value}" for name, value in report.facts.items()]
-    sections.append(Section("What was examined", facts))
+        skipped = [f"{words(name)}: {why}" for name, why in report.skipped.items()]
+        sections.append(Section("Not looked at", code="\n".join(skipped)))
+    facts = [f"{name}: {shown(value)}" for name, value in report.facts.items()]
+    sections.append(Section("What was examined", code="\n".join(facts)))
     return html_report(f"The posterior: {report.headline()}", _ABOUT, sections)

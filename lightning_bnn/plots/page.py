@@ -35,15 +35,15 @@ class Tabular(Protocol):
 
     @property
     def title(self) -> str:
-        """Above the table."""
+        """What stands above the table."""
 
     @property
     def header(self) -> Sequence[str]:
-        """Titles of the columns."""
+        """The titles of all columns."""
 
     @property
     def note(self) -> str:
-        """Below the table."""
+        """What stands below the table."""
 
     def cells(self) -> Sequence[Sequence[str]]:
         """All rows, as they are shown."""
