@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -57,7 +58,7 @@ class InMemory(NamedTensors, KeptNetworks):
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        self.limit, self._times = limit, 0
+        self.limit, self._first, self._times = limit, 0, 0
         super().__init__()
 
     def __len__(self) -> int:
@@ -65,23 +66,40 @@ class InMemory(NamedTensors, KeptNetworks):
 
     def tensors(self) -> Params:
         """All kept networks, as ``(times, members, ...)``; nothing if there are none."""
-        return {n: t[: self._times] for n, t in super().tensors().items()} if self._times else {}
+        if not self._times:
+            return {}
+        kept = slice(self._first, self._first + self._times)
+        return {n: t[kept] for n, t in super().tensors().items()}
 
     def append(self, members: Params, **record: Any) -> None:
-        """Keep a copy of all members; room for further ones is made by doubling."""
-        times = self._times
-        if self.limit is not None and times == self.limit:
-            self.hold({name: t.roll(-1, 0) for name, t in self.tensors().items()})
-            times -= 1
-        room = super().tensors()
-        if times == len(next(iter(room.values()), ())):
-            count = max(1, times if self.limit is None else min(times, self.limit - times))
-            more = {n: t.detach().new_empty(count, *t.shape) for n, t in members.items()}
-            room = {n: torch.cat([room[n], t]) if times else t for n, t in more.items()}
-            super().hold(room)
+        """Keep a copy of all members.
+
+        Room for further ones is made by doubling. With a limit the networks are a window that
+        moves through a room of one and a half times its size, and is put back to the front at the
+        end: that copies two networks for each that is kept, and not all of them.
+        """
+        if self._times == self.limit:
+            self._first, self._times = self._first + 1, self._times - 1
+        room, end = super().tensors(), self._first + self._times
+        if end == len(next(iter(room.values()), ())):
+            room = self._with_room(room, end, members)
         for name, tensor in members.items():
-            room[name][times] = tensor.detach()
-        self._times = times + 1
+            room[name][self._first + self._times] = tensor.detach()
+        self._times += 1
+
+    def _with_room(self, room: Params, end: int, members: Params) -> Params:
+        """Tensors with a free row after the kept ones."""
+        most = math.inf if self.limit is None else self.limit + max(1, self.limit // 2)
+        if end < most:
+            count = int(min(max(1, end), most - end))
+            more = {n: t.detach().new_empty(count, *t.shape) for n, t in members.items()}
+            room = {n: torch.cat([room[n], t]) if end else t for n, t in more.items()}
+            super().hold(room)
+            return room
+        for tensor in room.values():
+            tensor[: self._times] = tensor[self._first : end].clone()
+        self._first = 0
+        return room
 
     def finite(self) -> Tensor:
         """Which of them hold finite weights only, ``(times, members)``."""
@@ -94,7 +112,7 @@ class InMemory(NamedTensors, KeptNetworks):
         last = slice(0 if self.limit is None else -self.limit, None)
         kept = {name: t[last] for name, t in tensors.items()}
         super().hold(kept)
-        self._times = len(next(iter(kept.values()), ()))
+        self._first, self._times = 0, len(next(iter(kept.values()), ()))
 
     def forget(self) -> None:
         self.hold({})
