@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from module_cases import MODULES, Blobs, adam, network, trainer
+from processes import on_devices
 from runs import QUIET, Plain, Points
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -163,3 +164,24 @@ def test_the_report_is_json_without_words_for_numbers(tmp_path):
 def test_numbers_that_are_no_counts_are_refused(name):
     with pytest.raises(ValueError, match=name):
         PosteriorDoctor(**{name: 0})
+
+
+# ------------------------------------------------------------ several processes
+def on_two(strategy, folder):
+    torch.manual_seed(0)
+    doctor = PosteriorDoctor(every_n_epochs=2)
+    module = DeepEnsemble(network(batch_norm=True), members=4, optimizer=adam)
+    run = trainer(
+        doctor, max_epochs=4, default_root_dir=folder, devices=2, strategy=strategy,
+        num_sanity_val_steps=0,
+    )  # fmt: skip
+    run.fit(module, Blobs())
+    return None if doctor.report is None else doctor.report.facts["modes"]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("strategy", ["ddp", "members"])
+def test_the_first_of_two_processes_looks(strategy, tmp_path):
+    modes = on_devices(2, on_two, strategy, tmp_path)
+    assert modes == [4, None]
+    assert len(Report.read(tmp_path / "doctor.json").curves["loss"]) == 4
