@@ -230,6 +230,10 @@ class _Loader:
     def __len__(self) -> int:
         return len(self.loader)
 
+    def example(self, rows: int) -> Any:
+        """The first rows, for whoever needs to know what inputs look like."""
+        return tuple(t[:rows] for t in next(iter(self)))
+
     def __iter__(self) -> Any:
         for batch in self.loader:
             x, y = self.owner.data.on_after_batch_transfer(batch, 0)[:2]

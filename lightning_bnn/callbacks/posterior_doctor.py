@@ -24,6 +24,7 @@ from lightning_bnn.callbacks.run_evidence import (
 )
 from lightning_bnn.doctor import Evidence, Finding, Report, examine
 from lightning_bnn.doctor.page import figure_of, html_of, markdown_of
+from lightning_bnn.methods.health import Diverged
 
 __all__ = ["PAGE_FILE", "REPORT_FILE", "PosteriorDoctor"]
 
@@ -168,7 +169,7 @@ class PosteriorDoctor(Callback):
         try:
             evidence = self._evidence(trainer, pl_module)
         except ValueError as error:
-            self.report = _unexaminable(pl_module, str(error), self.curves)
+            self.report = _unexaminable(pl_module, error, self.curves)
             figure = None
         else:
             self.report = examine(evidence, {"module": type(pl_module).__name__})
@@ -222,12 +223,11 @@ def _of_samplers(optimizers: Any) -> dict[str, float]:
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
-def _unexaminable(pl_module: Any, reason: str, curves: dict[str, list[float]]) -> Report:
+def _unexaminable(pl_module: Any, reason: ValueError, curves: dict[str, list[float]]) -> Report:
     """A posterior that is not there, or a network that nothing is known of."""
-    ours = callable(getattr(pl_module, "judged_modes", None))
     facts = {"module": type(pl_module).__name__}
-    if not ours:
-        return Report([], (), {"everything": reason}, facts, curves)
+    if not isinstance(reason, Diverged):
+        return Report([], (), {"everything": str(reason)}, facts, curves)
     finding = Finding(
         "no_posterior",
         "fault",

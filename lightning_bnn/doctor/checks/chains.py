@@ -34,8 +34,8 @@ __all__ = [
 _LEAST_ACCEPTANCE = 0.5
 _HOT = 1.3
 """Kinetic over asked temperature."""
-_ENERGY = 10.0
-"""Variance of energy errors over that asked for."""
+_ENERGY, _MOST_ENERGY = 10.0, 0.05
+"""Variance of energy errors over that asked for; and per weight, which biases by several %."""
 _DRIFT = 1.0
 """Rise of the log-density between thirds of chains, in deviations of the last third."""
 _RHAT_TYPICAL, _RHAT_WORST = 1.05, 1.3
@@ -56,7 +56,7 @@ def step_too_large(e: Evidence) -> Finding | None:
     says, numbers = wrong[0]
     return Finding(
         "step_too_large",
-        "fault",
+        "warning" if numbers.get("energy_variance", math.inf) < _MOST_ENERGY else "fault",
         says,
         "Steps this large do not follow the posterior: draws come from a wider distribution, or "
         "from a few places only.",
