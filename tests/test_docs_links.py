@@ -10,7 +10,7 @@ def test_files_and_headings_are_there(name):
 
 
 def test_there_are_links_to_follow():
-    assert "docs/modules.md" in links(page("README.md"))
+    assert "docs/tour.md" in links(page("README.md"))
     assert "modules.md#do-chains-agree" in links(page("docs/callbacks.md"))
     assert "do-chains-agree" in anchors(page("docs/modules.md"))
 
