@@ -89,6 +89,17 @@ def references_page(names, printed):
     assert "rhat_max" in printed
 
 
+def regression_page(names, printed):
+    assert names["prediction"].mean.shape == (4, 1)
+    assert bool((names["low"] < names["prediction"].mean).all())
+    assert "rmse" in printed.lower()
+
+
+def other_networks_page(names, printed):
+    assert "block perm." in printed
+    assert float(printed.strip().split()[-1]) < 1e-13
+
+
 def scale_page(names, printed):
     module = names["module"]
     assert len(module.healthy()) == int((module.divergence.means <= 0.5).sum()) == 50
@@ -126,12 +137,14 @@ CHECKS = {
     "docs/doctor.md": doctor_page,
     "docs/metrics.md": metrics_page,
     "docs/modules.md": modules_page,
+    "docs/other_networks.md": other_networks_page,
     "docs/references.md": references_page,
+    "docs/regression.md": regression_page,
     "docs/scale.md": scale_page,
     "docs/studies.md": studies_page,
     "docs/symmetry.md": symmetry_page,
 }
-NO_CODE = "architecture", "benchmarks", "demo", "limits", "p1", "p2", "p3"
+NO_CODE = "architecture", "benchmarks", "demo", "glossary", "gotchas", "limits", "p1", "p2", "p3"
 NO_PYTHON = tuple(f"docs/{name}.md" for name in NO_CODE)
 
 
