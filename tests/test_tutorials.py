@@ -111,6 +111,14 @@ def test_code_among_prose_is_refused():
         build.cells(SCRIPT.replace("#\n# and", "x = 1\n# and"))
 
 
+@pytest.mark.bad_input
+def test_a_tutorial_that_is_not_there_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["build.py", "01", "99"])
+    with pytest.raises(SystemExit, match="2"):
+        build.main()
+    assert "no tutorial is called '99'" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------ what they claim
 def callbacks(names):
     tau, gap, average = names["tau"].history, names["gap"].history, names["average"]
@@ -128,10 +136,10 @@ def posterior(names):
     x, y = sets["test"]
     assert min((m(x).argmax(-1) == y).float().mean() for m in posteriors.values()) > 0.9
     wrong = names["wrong"]
-    assert wrong[:45].sum() > wrong[45:].sum()
+    assert wrong[:45].float().mean() > 4 * wrong[45:].float().mean()
     for module in (posteriors["ensemble"], posteriors["VI"]):
         of = [M.mutual_information(sampled(module, sets[s][0])).mean() for s in ("test", "noise")]
-        assert of[1] > 5 * of[0]
+        assert of[1] > 3 * of[0]
         score = M.mutual_information_score
         assert min(names["detection"](module, score, s) for s in ("inverted", "noise")) > 0.98
     calibration = names["calibration"]  # of VI, which is not sure enough
@@ -151,10 +159,10 @@ def comparing(names):
     assert names["raw"] > 1 > 20 * names["removed"]
     assert torch.allclose(names["before"], names["after"], atol=1e-4)
     laws = table("compared/distances.csv")
-    for name in ("Again", "Runs"):
+    for name in ("Again", "Late"):
         assert abs(float(laws[name]["law"])) < 3 * float(laws[name]["law (error)"])
     assert float(laws["Short"]["law"]) > 2 * float(laws["Short"]["law (error)"])
-    assert float(laws["Short"]["TV"]) > 5 * float(laws["Runs"]["TV"])
+    assert float(laws["Short"]["TV"]) > 5 * float(laws["Late"]["TV"])
     scored = table("scored/fidelity.csv")
     chains, ours = (scored[name] for name in ("Chains", "Ours"))
     assert float(chains["function law"]) < 3 * float(chains["function law (error)"])
@@ -193,7 +201,8 @@ def populations(names):
     found = names["found"]
     assert found.accuracy.quantile(0.8) < names["together"] < found.accuracy.max()
     curve = torch.tensor(names["curve"])
-    assert bool((curve.diff(dim=0) < 0).all())
+    assert bool((curve[:, 0].diff() < 0).all())
+    assert curve[0, 1] > 3 * curve[-1, 1]
     assert curve[0, 0] - curve[2, 0] > 0.7 * (curve[0, 0] - curve[-1, 0])
     assert names["pairs"].min() > 0.001
     assert P.stack_size(names["networks"]) == 5000

@@ -40,7 +40,7 @@ def trained(seed, epochs):
 
 
 def save(folder, seeds, epochs):
-    Path(folder).mkdir()
+    Path(folder).mkdir(exist_ok=True)
     for seed in seeds:
         *_, network = trained(seed, epochs)
         torch.save(network.state_dict(), f"{folder}/{seed}.pt")
@@ -50,12 +50,12 @@ save("ours", range(16), epochs=25)
 save("again", range(20, 28), epochs=25)  # the same recipe from other seeds
 save("short", range(28, 36), epochs=8)  # another recipe
 for seed in range(36, 41):  # five runs, of which the last five epochs are kept
-    Path(f"runs/{seed}").mkdir(parents=True)
+    Path(f"late/{seed}").mkdir(parents=True, exist_ok=True)
     for epoch, network in enumerate(trained(seed, 25)):
         if epoch >= 20:
             state = {"state_dict": network.state_dict(), "global_step": epoch * len(batches)}
-            torch.save(state, f"runs/{seed}/{epoch}.pt")
-for folder in ("ours", "again", "short", "runs"):
+            torch.save(state, f"late/{seed}/{epoch}.pt")
+for folder in ("ours", "again", "short", "late"):
     print(f"{folder:6s}", len(list(Path(folder).rglob("*.pt"))), "files")
 
 # %% [markdown]
@@ -141,7 +141,7 @@ model:
 data:
   class_path: lightning_bnn.datamodules.Digits
 """)
-places = {"Again": "again", "Short": "short", "Runs": "runs"}
+places = {"Again": "again", "Short": "short", "Late": "late"}
 with contextlib.redirect_stdout(io.StringIO()):
     compare("ours", places, like="problem.yaml", reference_is="trained", out="compared")
 
@@ -168,7 +168,7 @@ shutil.copy("compared/metrics.png", "all_numbers.png")
 # - *law* is the distribution over networks that a recipe leads to, over all seeds; the column is
 #   MMD² x 100 to that of our folder. *NS* stands for "no symmetries": canonical forms are compared.
 # - A *mode* is what was found independently of the rest: a single file of `again` or `short`, but
-#   all five files of one run in `runs`, since they depend on each other. The files said so: they
+#   all five files of one run in `late`, since they depend on each other. The files said so: they
 #   lie in one folder and hold different `global_step`s. "One mode" judges each alone, "Multi mode"
 #   all of them together.
 # - *TV* is by how much the mean predictions differ from ours, in per cent of probability; *FPR95*
@@ -177,7 +177,7 @@ shutil.copy("compared/metrics.png", "all_numbers.png")
 # - *Noise of the reference* compares parts of our folder with each other: so far from zero can
 #   nothing at all be.
 #
-# What they say: **Again** and **Runs** cannot be told from our folder, neither by weights nor by
+# What they say: **Again** and **Late** cannot be told from our folder, neither by weights nor by
 # predictions; zero is within about two errors, and numbers of this size are there between parts of
 # our own folder. So a folder trained from other seeds may be added to ours, and late epochs of a
 # run may stand for it. **Short** can be told: its law is about three errors away from zero, and its

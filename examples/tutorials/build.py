@@ -110,18 +110,13 @@ def page(name: str, results: Sequence[Result]) -> str:
             f"![{Path(picture).stem.replace('_', ' ')}]({_file(name, picture)})"
             for picture in result.pictures
         ]
-    return "\n\n".join([*parts, _made_from(name)]) + "\n"
+    made = f"`python examples/tutorials/build.py {name[:2]}` makes it again"
+    parts.append(f"*This page is what `examples/tutorials/{name}.py` prints and draws; {made}.*")
+    return "\n\n".join(parts) + "\n"
 
 
 def _file(name: str, picture: str) -> str:
     return f"{name}_{picture}"
-
-
-def _made_from(name: str) -> str:
-    return (
-        f"*This page is what `examples/tutorials/{name}.py` prints and draws; "
-        f"`python examples/tutorials/build.py {name[:2]}` makes it again.*"
-    )
 
 
 def write(name: str, results: Sequence[Result]) -> None:
@@ -138,7 +133,11 @@ def write(name: str, results: Sequence[Result]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run tutorials, and write their pages.")
     parser.add_argument("words", nargs="*", help="parts of names; by default all tutorials")
-    for name in names(parser.parse_args().words):
+    words = parser.parse_args().words
+    unknown = [word for word in words if not names([word])]
+    if unknown:
+        parser.error(f"`words`: no tutorial is called {unknown[0]!r}; there are {names()}.")
+    for name in names(words):
         with tempfile.TemporaryDirectory() as folder:
             write(name, run(name, Path(folder))[0])
         print(f"wrote {(PAGES / name).with_suffix('.md')}")
