@@ -21,9 +21,7 @@ class MembersStrategy(DDPStrategy):
     as ``DeepEnsemble(members=1000)``. Losses that are logged, predictions of validation and test,
     harvested networks and checkpoints are those of all members: a run may be resumed with another
     number of processes, or in one. Ordinary data-parallel training would make all members equal.
-
-    Args:
-        **kwargs: what ``DDPStrategy`` takes to start processes.
+    It takes what ``DDPStrategy`` takes to start processes.
     """
 
     strategy_name = "members"

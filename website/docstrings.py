@@ -26,4 +26,5 @@ def as_markdown(text: str) -> str:
     text = re.sub(r"``([^`]+)``", r"`\1`", text)
     block = re.compile(r"^\.\. math:: *(.*(?:\n(?!\n).+)*)", re.MULTILINE)
     text = block.sub(lambda m: f"```text\n{m[1].strip()}\n```", text)
-    return re.sub(r"^( *)\| (.*)$", r"\1\2  ", text, flags=re.MULTILINE)
+    text = re.sub(r"^( *)\| (.*)$", r"\1\2  ", text, flags=re.MULTILINE)
+    return re.sub(r"^(>>> .*(?:\n(?!\n).+)*)", r"```pycon\n\1\n```", text, flags=re.MULTILINE)

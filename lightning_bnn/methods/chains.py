@@ -30,7 +30,8 @@ class Chains(Networks):
         network: gives the computation.
         stack: where the chains start.
         keeping: says where networks are kept.
-        max_loss, restarts: see `Networks`.
+        max_loss: see `Networks`.
+        restarts: see `Networks`.
     """
 
     holds_files = True

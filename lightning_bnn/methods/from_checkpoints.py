@@ -56,7 +56,9 @@ class FromCheckpoints(Method):
     Args:
         networks: a stack.
         chains: for every network, the member that it is of.
-        kind, rank, scale: as `lightning_bnn.modules.FromCheckpoints` takes them.
+        kind: ``"networks"``, or the Gaussian: ``"diagonal"`` or ``"low_rank"``.
+        rank: of the second one.
+        scale: of its covariance.
     """
 
     networks: Params

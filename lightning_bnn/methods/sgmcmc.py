@@ -36,7 +36,8 @@ class SGMCMC(Method):
         prior_std: standard deviation of a Gaussian prior over all weights; None leaves it to the
             sampler.
         keeping: when and where the members are kept.
-        max_loss, restarts: see `lightning_bnn.methods.health.Divergence`.
+        max_loss: members above it after the last epoch are left out.
+        restarts: how often a member that has diverged may begin anew.
     """
 
     prior_std: float | None = 1.0
