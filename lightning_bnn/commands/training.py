@@ -41,7 +41,7 @@ class TrainingCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Execute nothing in checkpoints, as Lightning does with those of a URL; no table of it."""
         settings = self.config[self.subcommand]
-        if settings.weights_only is None:
+        if settings.get("weights_only", True) is None:
             settings.weights_only = True
         if self.subcommand == "test":  # it would repeat all numbers for every test set
             settings.verbose = False
