@@ -100,6 +100,13 @@ def _check_name(name: str) -> None:
 
 def _run(name: str, args: Sequence[str]) -> None:
     if name in TRAINING:
+        words = imported("lightning_bnn.commands.training_help")
+        text = words.help_of_training(name, args[1:], TRAINING[name])
+        if text is not None:
+            print(text)
+            raise SystemExit(0)
+        if words.WHOLE in args:
+            args = sys.argv[1:] = [name, "--help"]
         imported("lightning_bnn.commands.training").training(args)
         return
     if name in PRESETS:

@@ -4,7 +4,9 @@ import pytest
 from pages import PAGES, ROOT, TUTORIALS, anchors, dangling, links, page
 
 
-@pytest.mark.parametrize("name", [*PAGES, *TUTORIALS, "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize(
+    "name", [*PAGES, *TUTORIALS, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
+)
 def test_files_and_headings_are_there(name):
     assert dangling(page(name), (ROOT / name).parent) == []
 

@@ -39,9 +39,12 @@ class TrainingCLI(LightningCLI):
     """LightningCLI that prints the results of a test once, one row for each set."""
 
     def before_instantiate_classes(self) -> None:
-        """Switch off Lightning's own table, which repeats all numbers for every test set."""
-        if self.subcommand == "test":
-            self.config.test.verbose = False
+        """Execute nothing in checkpoints, as Lightning does with those of a URL; no table of it."""
+        settings = self.config[self.subcommand]
+        if settings.get("weights_only", True) is None:
+            settings.weights_only = True
+        if self.subcommand == "test":  # it would repeat all numbers for every test set
+            settings.verbose = False
 
     def before_validate(self) -> None:
         """Take the newest checkpoint: an untrained module would judge with random weights."""

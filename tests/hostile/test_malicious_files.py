@@ -1,6 +1,10 @@
 """Files that would run code if they were unpickled: no command and no function runs it."""
 
+import contextlib
 import os
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -86,6 +90,34 @@ def test_commands_run_nothing(name, here, capsys):
     assert not Path("run").exists()
     assert end.value.code == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.fixture
+def address(here, monkeypatch):
+    """Where a server of this machine gives out the bad checkpoint."""
+    monkeypatch.setenv("TORCH_HOME", str(here / "cache"))
+    handler = partial(SimpleHTTPRequestHandler, directory=here / "bad")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/it.ckpt"
+        server.shutdown()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", ["fit", "test"])
+def test_nothing_runs_that_comes_from_a_url(name, address, capfd):
+    """Lightning's own default there is to execute what it is given."""
+    with pytest.raises(SystemExit):
+        main([name, *FIT, "--ckpt_path", address])
+    assert not Path("run").exists()
+    assert "runs what is in it" in capfd.readouterr().err
+
+
+def test_what_comes_from_a_url_would_have_run(address):
+    """The negative control."""
+    with contextlib.suppress(Exception):
+        DeepEnsemble.load_from_checkpoint(address, network=NET)
+    assert Path("run").is_dir()
 
 
 FUNCTIONS = {

@@ -98,11 +98,17 @@ def _is_watched() -> bool:
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        or _keeps_tensors_elsewhere()
         or torch.is_autocast_enabled("cpu")
         or forward_ad._current_level >= 0
         or torch.compiler.is_compiling()
     )
+
+
+def _keeps_tensors_elsewhere() -> bool:
+    """Whether hooks take what autograd saves; torch 2.6 and 2.7 cannot tell, so there: perhaps."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is None or top(True) is not None
 
 
 # ------------------------------------------------------------ what is known of a network

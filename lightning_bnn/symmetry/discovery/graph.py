@@ -52,7 +52,7 @@ class Graph:
         by_name = {n.name: n for n in self.results}
         order = program.graph_signature.user_outputs
         self.outputs = [by_name[name] for name in order if name in by_name]
-        _, named = program.call_spec.in_spec.children()
+        _, named = _children(program.call_spec.in_spec)
         self.names_of_inputs: list[str] = list(named.context)
         self.written = [(name, node) for node in nodes for name in self._buffers_written_by(node)]
 
@@ -165,3 +165,8 @@ def _does_nothing(node: Node) -> bool:
     pair = [n.meta.get("val") if isinstance(n, Node) else None for n in (*node.args[:1], node)]
     kinds = {f"{t.shape} {t.dtype}" if isinstance(t, Tensor) else None for t in pair}
     return name in _NOTHING_NEW and len(pair) == 2 and len(kinds) == 1 and None not in kinds
+
+
+def _children(spec: Any) -> list[Any]:
+    """The parts of a structure; torch has called them in two ways."""
+    return list(spec.children() if hasattr(spec, "children") else spec.children_specs)
