@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 HIDDEN := bad_input or frames
 ANNOTATIONS := --jaxtyping-packages=lightning_bnn,beartype.beartype
 
-.PHONY: help demo test test-all check bench clean
+.PHONY: help demo docs test test-all check bench clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "make %-9s %s\n", $$1, $$2}'
@@ -44,6 +44,10 @@ bench: $(STAMP)  ## large networks, and all that is timed, into docs/benchmarks;
 	$(BIN)/python -m pip install --quiet --no-deps blitz-bayesian-pytorch==0.2.8 bayesian-torch==0.5.0 posteriors==0.1.3 optree==0.20.0 tensordict==0.15.3 torchopt==0.7.3 pyvers==0.2.3
 	$(if $(ONLY),,$(BIN)/python -m pytest -m slow)
 	$(BIN)/python benchmarks/bench.py $(if $(ONLY),--only $(ONLY)) $(if $(AGAIN),--again)
+
+docs: $(STAMP)  ## build the site into site/; a broken link fails
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m mkdocs build --strict
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
