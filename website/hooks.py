@@ -1,4 +1,4 @@
-"""What the site has beside `docs/`: the start page, reference and gallery, made when it is built."""
+"""What the site has beside `docs/`: start page, reference and gallery, made when it is built."""
 
 from __future__ import annotations
 
