@@ -25,6 +25,10 @@ REFERENCE = {
     "models": "The papers' networks",
     "references": "Sampled posteriors",
     "strategies": "Strategies",
+    "judging": "Judging predictions",
+    "engines": "Engines",
+    "plots": "Figures",
+    "randomness": "Keyed random numbers",
 }
 """Public modules, and the titles of their pages."""
 WHOLE = {
@@ -58,6 +62,25 @@ def reference_page(module: str) -> str:
     """
     names = "\n\n".join(f"::: lightning_bnn.{module}.{name}" for name in public_names(module))
     return f"# {REFERENCE[module]}\n\n`from lightning_bnn.{module} import ...`\n\n{names}\n"
+
+
+def commands() -> dict[str, str]:
+    """The functions behind the commands of the console script, except those of Lightning."""
+    folders = {"COMMANDS": "commands", "REFERENCES": "studies", "STUDIES": "studies"}
+    found = {}
+    for node in ast.parse((ROOT / "lightning_bnn/cli.py").read_text(encoding="utf-8")).body:
+        table = getattr(node.targets[0], "id", "") if isinstance(node, ast.Assign) else ""
+        if isinstance(node, ast.Assign) and table in folders:
+            for name in ast.literal_eval(node.value):
+                found[name] = f"lightning_bnn.{folders[table]}.{name}.{name}"
+    return found
+
+
+def commands_page() -> str:
+    """Every command with its arguments, which are those of a function."""
+    how = "`lightning-bnn COMMAND --help` shows the same; every argument below is an option."
+    functions = "\n\n".join(f"::: {function}" for function in commands().values())
+    return f"# Commands\n\n{how}\n\n{functions}\n"
 
 
 def gallery_page() -> str:
@@ -126,6 +149,7 @@ def on_files(files, config):  # type: ignore[no-untyped-def]  # mkdocs is not kn
 
     made = {name: (ROOT / source).read_text(encoding="utf-8") for name, source in WHOLE.items()}
     made |= {f"reference/{name}.md": reference_page(name) for name in REFERENCE}
+    made["reference/commands.md"] = commands_page()
     made["gallery.md"] = gallery_page()
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
