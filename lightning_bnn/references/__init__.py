@@ -2,6 +2,7 @@
 
 from lightning_bnn.references.cards import Card, digest_of_draws
 from lightning_bnn.references.diagnosis import Diagnosis, diagnose
+from lightning_bnn.references.readable import readable_card
 from lightning_bnn.references.shipped import (
     read_reference,
     reference_folder,
@@ -15,6 +16,7 @@ __all__ = [
     "diagnose",
     "digest_of_draws",
     "read_reference",
+    "readable_card",
     "reference_folder",
     "reference_names",
     "reference_place",

@@ -13,6 +13,7 @@ from lightning_bnn.references import (
     diagnose,
     digest_of_draws,
     read_reference,
+    readable_card,
     reference_folder,
     reference_names,
 )
@@ -29,7 +30,7 @@ def references(name: str | None = None) -> None:
     """Print what the sampled posteriors of the package are worth, computed from their draws.
 
     Args:
-        name: only this one, with its settings and its distances to chains of other seeds.
+        name: only this one, with its card and its distances to chains of other seeds.
     """
     names = reference_names() if name is None else [name]
     found: dict[str, Diagnosis] = {}
@@ -40,8 +41,7 @@ def references(name: str | None = None) -> None:
             found[each] = diagnose(posterior, problem)
     if name is not None:
         card = cards[name]
-        print(f"{name}: {card.about}\n{card.licence}")
-        print("\n".join(f"  {key}: {value}" for key, value in card.made.items()) + "\n")
+        print(readable_card(name, card) + "\n")
         print(distances_table(found[name], card.again).text() + "\n")
     print(agreement_table(found).text() + "\n")
     print(_verdicts(cards, found).text())
