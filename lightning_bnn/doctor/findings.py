@@ -35,7 +35,7 @@ class Finding:
     says: str
     why: str
     fix: str
-    numbers: Mapping[str, float] = field(default_factory=dict)
+    numbers: Mapping[str, float | int] = field(default_factory=dict)
 
     def text(self) -> str:
         """The finding in a few lines, as they are printed."""

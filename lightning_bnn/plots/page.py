@@ -7,7 +7,7 @@ import html
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +30,7 @@ pre { background: #f5f5f5; padding: .7rem .9rem; overflow-x: auto; font-size: .8
 """
 
 
+@runtime_checkable
 class Tabular(Protocol):
     """What a table must have to be shown."""
 
