@@ -151,7 +151,18 @@ CHECKS = {
     "docs/studies.md": studies_page,
     "docs/symmetry.md": symmetry_page,
 }
-NO_CODE = "architecture", "benchmarks", "demo", "glossary", "gotchas", "limits", "p1", "p2", "p3"
+NO_CODE = (
+    "architecture",
+    "benchmarks",
+    "demo",
+    "glossary",
+    "gotchas",
+    "limits",
+    "peers",
+    "p1",
+    "p2",
+    "p3",
+)
 NO_PYTHON = tuple(f"docs/{name}.md" for name in NO_CODE)
 
 
