@@ -57,6 +57,12 @@ def calibration_page(names, printed):
     assert bool((names["intervals"].width > 0).all())
 
 
+def loggers_page(names, printed):
+    columns = (Path(names["table"].log_dir) / "metrics.csv").read_text().partition("\n")[0]
+    assert {"tau", "mass_excess"} <= set(columns.split(","))
+    assert list(Path(names["board"].log_dir).glob("events.out.tfevents*"))
+
+
 def metrics_page(names, printed):
     logged = names["trainer"].callback_metrics
     assert set(logged) == {"ece", "nll", *(f"{n}/{s}" for n in OOD for s in ("svhn", "textures"))}
@@ -135,6 +141,7 @@ CHECKS = {
     "docs/calibration.md": calibration_page,
     "docs/callbacks.md": callbacks_page,
     "docs/doctor.md": doctor_page,
+    "docs/loggers.md": loggers_page,
     "docs/metrics.md": metrics_page,
     "docs/modules.md": modules_page,
     "docs/other_networks.md": other_networks_page,
@@ -144,7 +151,18 @@ CHECKS = {
     "docs/studies.md": studies_page,
     "docs/symmetry.md": symmetry_page,
 }
-NO_CODE = "architecture", "benchmarks", "demo", "glossary", "gotchas", "limits", "p1", "p2", "p3"
+NO_CODE = (
+    "architecture",
+    "benchmarks",
+    "demo",
+    "glossary",
+    "gotchas",
+    "limits",
+    "peers",
+    "p1",
+    "p2",
+    "p3",
+)
 NO_PYTHON = tuple(f"docs/{name}.md" for name in NO_CODE)
 
 

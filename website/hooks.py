@@ -78,7 +78,7 @@ def commands() -> dict[str, str]:
 
 def commands_page() -> str:
     """Every command with its arguments, which are those of a function."""
-    how = "`lightning-bnn COMMAND --help` shows the same; every argument below is an option."
+    how = "`lightning-bnn COMMAND --help` shows the same, and which arguments are options."
     functions = "\n\n".join(f"::: {function}" for function in commands().values())
     return f"# Commands\n\n{how}\n\n{functions}\n"
 
