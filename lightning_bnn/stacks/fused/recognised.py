@@ -143,7 +143,7 @@ def _read(model: nn.Module, params: Params, x: Tensor) -> Chain | None:
         try:
             outputs: list[Tensor] = []
 
-            def run() -> Tensor:
+            def run() -> Any:
                 outputs.append(run_network(model, first, (x,)))
                 return outputs[0]
 
