@@ -12,6 +12,8 @@ __all__ = ["axes_of", "legend", "panels_of", "span", "titled_panels"]
 
 WIDTH = 3.2
 """Inches of a panel beside others."""
+_BELOW = 0.46
+"""Inches from axes to their legend: ticks and a label are in between."""
 
 
 def axes_of(ax: Axes | None, size: tuple[float, float] = (4.5, 5.0)) -> tuple[Any, Axes]:
@@ -59,15 +61,24 @@ def titled_panels(
 
 
 def legend(ax: Axes, entries: int) -> None:
-    """A legend if there are several entries: below the figure if it is long."""
+    """A legend if there are several entries, where no curve is: below its axes, or the figure."""
+    from matplotlib.transforms import ScaledTranslation
+
     handles, labels = ax.get_legend_handles_labels()
     if not 1 < len(labels) <= 12:
         return
     if entries <= 4:
-        ax.legend(frameon=False, fontsize=7)
+        figure: Any = ax.figure
+        scale = figure.dpi_scale_trans
+        below = ax.transAxes + ScaledTranslation(0, -_BELOW, scale)
+        wide = ax.get_position().width * figure.bbox_inches.width > WIDTH
+        ax.legend(
+            loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, borderaxespad=0,
+            ncols=min(len(labels), 4 if wide else 2), frameon=False, fontsize=8,
+        )  # fmt: skip
     else:
         ax.figure.legend(
-            handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=7
+            handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8
         )
 
 

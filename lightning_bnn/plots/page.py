@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -97,7 +98,10 @@ def html_report(title: str, about: str, sections: Sequence[Section]) -> str:
 
 
 def _element(tag: str, text: str, options: str = "") -> str:
-    return f"<{tag}{options}>{html.escape(text)}</{tag}>"
+    shown = html.escape(text)
+    if tag == "p":  # names of code
+        shown = re.sub(r"`([^`]+)`", r"<code>\1</code>", shown)
+    return f"<{tag}{options}>{shown}</{tag}>"
 
 
 def _table(table: Tabular) -> str:

@@ -63,7 +63,10 @@ def hexbin_figure(
         x, y = points.double().numpy().T
         levels = (0.5 - central / 2, 0.5 + central / 2)
         limits = [span(np.quantile(v, levels)) if len(v) else span(v) for v in (x, y)]
-        ax.hexbin(x, y, gridsize=30, mincnt=1, cmap="viridis", extent=(*limits[0], *limits[1]))
+        cells = ax.hexbin(
+            x, y, gridsize=30, mincnt=1, cmap="viridis", extent=(*limits[0], *limits[1])
+        )
+        figure.colorbar(cells, ax=ax, shrink=0.8).ax.set_title("networks", fontsize=7)
         if diagonal:
             ax.axline((0, 0), slope=1, color="0.5", linewidth=0.8, linestyle="--")
         ax.set(xlim=limits[0], ylim=limits[1], title=form, xlabel=labels[0])
@@ -120,10 +123,11 @@ def lines_figure(
     height = 3.6 if len(panels) <= columns else 2.6
     figure, axes, columns = titled_panels(panels, columns, height, single=(6.0, 3.6))
     for ax, curves in zip(axes, panels.values(), strict=False):
-        for name, line in curves.items():
+        for k, (name, line) in enumerate(curves.items()):
             marker = "o" if len(line.x) <= 20 else None
+            width = 1.2 + 0.7 * max(0, min(len(curves), 4) - 1 - k)  # what is below looks out
             (drawn,) = ax.plot(
-                line.x.numpy(), line.y.numpy(), linewidth=1.2, marker=marker, ms=3, label=name
+                line.x.numpy(), line.y.numpy(), linewidth=width, marker=marker, ms=3, label=name
             )
             if line.low is not None and line.high is not None:
                 band = (line.x.numpy(), line.low.numpy(), line.high.numpy())

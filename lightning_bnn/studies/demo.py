@@ -23,6 +23,14 @@ from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.studies.collapse import collapse_findings
 from lightning_bnn.studies.compare import findings_of
+from lightning_bnn.studies.demo_words import (
+    GLOSSARY,
+    on_distances,
+    on_masses,
+    on_predictions,
+    on_taus,
+    percent_of_run,
+)
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.marginals import forms_of, units_figure
 from lightning_bnn.studies.mass import mass_findings
@@ -133,18 +141,21 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
     assert isinstance(posterior, Empirical)
     reference = Population(posterior.networks, run.problem())
     comparison = _compared(runs, folder)
+    places = {name: runs[name].folder.relative_to(folder) for name in (REFERENCE, "mfvi")}
     closing = Section(
         "Go on",
-        ["TensorBoard shows the curves and figures of every run:"],
-        f"tensorboard --logdir {folder / 'runs'}\nlightning-bnn presets\n"
-        f"lightning-bnn compare --reference {run.folder} --posteriors.MFVI {runs['mfvi'].folder}",
+        ["TensorBoard shows the curves and figures of every run. In the folder of this page:"],
+        "tensorboard --logdir runs\nlightning-bnn presets\n"
+        f"lightning-bnn compare --reference {places[REFERENCE]} --posteriors.MFVI {places['mfvi']}",
     )
+    words = Section("Words", [f"{word}: {meaning}." for word, meaning in GLOSSARY.items()])
     sections = [
         *_opening(runs, reference),
         _comparison(comparison),
         _permutations(runs),
         *_functions(reference),
         closing,
+        words,
     ]
     return sections, comparison
 
@@ -196,8 +207,13 @@ def _comparison(findings: Findings) -> Section:
         "All numbers with their errors, distances to the trained networks. Grey: MMD between "
         "random parts of the reference, and two deviations around it."
     )
+    said = [
+        on_distances(findings.tables["distances"], "trained"),
+        on_distances(findings.tables["sampled"], "sampled"),
+        *(on_predictions(t) for name, t in findings.tables.items() if name == "predictions"),
+    ]
     figures = {caption: findings.figures["metrics"]}
-    return _section("How good are the posteriors?", text, findings, figures)
+    return _section("How good are the posteriors?", [text, *said], findings, figures)
 
 
 def _permutations(runs: Mapping[str, Run]) -> Section:
@@ -205,8 +221,11 @@ def _permutations(runs: Mapping[str, Run]) -> Section:
         "Kendall's tau between the orders of the units before and after each step, by their "
         "largest weights: 1 means that no pair of units has changed places."
     )
-    figures = {"Tau, mean over units and members.": _taus(runs)}
-    return Section("Permutations while training", [text], figures=figures)
+    curves = {METHODS.get(name, name): _scalar(run.folder, "tau") for name, run in runs.items()}
+    curves = {name: curve for name, curve in curves.items() if len(curve[0])}
+    figures = {"Tau, mean over units and members; runs of any length are as wide.": _taus(curves)}
+    said = on_taus({name: values for name, (_, values) in curves.items()})
+    return Section("Permutations while training", [text, said], figures=figures)
 
 
 def _functions(reference: Population) -> list[Section]:
@@ -220,21 +239,22 @@ def _functions(reference: Population) -> list[Section]:
     penalty = "The L2 penalty of every network, and its minimum over all rescalings of its units."
     information = "Mutual information of all pairs of reference networks."
     return [
-        _section("Mass that changes nothing", penalty, masses, saved),
-        _section("Are the networks different functions?", information, pairs, shared),
+        _section(
+            "Mass that changes nothing", [penalty, on_masses(masses.tables["mass"])], masses, saved
+        ),
+        _section("Are the networks different functions?", [information], pairs, shared),
     ]
 
 
-def _section(title: str, text: str, findings: Findings, figures: Mapping[str, Any]) -> Section:
-    return Section(title, [text], tables=list(findings.tables.values()), figures=figures)
+def _section(
+    title: str, text: Sequence[str], findings: Findings, figures: Mapping[str, Any]
+) -> Section:
+    return Section(title, text, tables=list(findings.tables.values()), figures=figures)
 
 
-def _taus(runs: Mapping[str, Run]) -> Any:
-    curves = {name: _scalar(run.folder, "tau") for name, run in runs.items()}
-    shown = {
-        METHODS.get(name, name): Line(*curve) for name, curve in curves.items() if len(curve[0])
-    }
-    return lines_figure({"": shown}, ("step", "Kendall's tau"))
+def _taus(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Any:
+    shown = {name: Line(percent_of_run(steps), tau) for name, (steps, tau) in curves.items()}
+    return lines_figure({"": shown}, ("per cent of the run", "Kendall's tau"))
 
 
 def _scalar(folder: Path, tag: str) -> tuple[Tensor, Tensor]:

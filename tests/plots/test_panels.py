@@ -54,7 +54,7 @@ def test_the_legend_of_reliability_diagrams_covers_none_of_them():
 def test_densities():
     points = torch.tensor([[0.0, 1.0]] * 5 + [[1.0, 0.0]] * 3)
     figure = plots.hexbin_figure({"raw": points, "still": points[:5]}, ("u", "v"))
-    counts = [ax.collections[0].get_array().tolist() for ax in figure.axes]
+    counts = [ax.collections[0].get_array().tolist() for ax in figure.axes[:2]]
     assert sorted(counts[0]) == [3, 5]
     assert counts[1] == [5]
 

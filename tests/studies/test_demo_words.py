@@ -1,0 +1,75 @@
+"""What the demo's page says is what its tables say, whatever the numbers are."""
+
+import torch
+
+from lightning_bnn.comparison.tables import Measured, Table
+from lightning_bnn.studies.demo_words import (
+    GLOSSARY,
+    on_distances,
+    on_masses,
+    on_predictions,
+    on_taus,
+    percent_of_run,
+)
+
+NAN = float("nan")
+
+
+def laws(**values):
+    rows = [[name, Measured(*value)] for name, value in values.items()]
+    rows.append(["Noise, 5 networks", Measured(0.0, 0.1)])
+    return Table("", ["method", "NS law"], rows)
+
+
+def test_who_cannot_be_told_from_the_reference():
+    said = on_distances(laws(A=(0.1, 0.2), B=(5.0, 0.3), C=(-0.1, 0.1)), "trained")
+    assert "A and C cannot be told from the trained networks" in said
+    assert "C is closest (-0.10), B farthest (5.00)" in said
+    assert "Noise" not in said
+
+
+def test_who_can_be_told_is_not_said_to_be_near():
+    said = on_distances(laws(A=(1.0, 0.2), B=(5.0, 0.3)), "sampled")
+    assert "every method can be told from the sampled networks" in said
+
+
+def test_a_law_that_is_not_known_is_no_number():
+    assert "every method has a single mode" in on_distances(laws(A=(NAN, NAN)), "trained")
+    assert "B is closest (2.00), B farthest" in on_distances(laws(A=(NAN, 1.0), B=(2.0, 0.1)), "x")
+
+
+def test_predictions_of_all_modes_count():
+    rows = [
+        ["One mode", "A", Measured(0.01), Measured(99.0)],
+        ["Multi mode", "A", Measured(0.3), Measured(90.0)],
+        ["Multi mode", "B", Measured(0.1), Measured(95.0)],
+    ]
+    said = on_predictions(Table("", ["mode", "method", "NLL", "AUPR"], rows))
+    assert "B has the least negative log-likelihood (0.100) and A the largest (0.300)" in said
+    assert "B detects scrambled digits best (AUPR 95.0 %)" in said
+    assert "no" in on_predictions(Table("", ["mode", "method"], [])).lower()
+
+
+def test_taus_of_the_first_and_the_last_fifth():
+    said = on_taus({"a": torch.tensor([0.5, *[0.9] * 8, 1.0]), "b": torch.tensor([0.7] * 10)})
+    assert "0.7000 (b) to 0.9500 (a)" in said
+    assert "is 0.7000 in the mean" in said
+    assert on_taus({}) == "No run has logged tau."
+
+
+def test_masses_by_their_quantiles():
+    rows = [["mass", Measured(9.0), 1.0, 2.0, 3.0], ["excess %", Measured(9.0), 1.5, 20.25, 40.0]]
+    said = on_masses(Table("", ["", "mean ± sd", "5 %", "median", "95 %"], rows))
+    assert "20.2 % above its minimum" in said
+    assert "between 1.5 and 40.0 %" in said
+
+
+def test_runs_of_any_length_end_at_a_hundred():
+    assert (
+        percent_of_run(torch.tensor([3, 30]))[-1] == percent_of_run(torch.tensor([1, 7]))[-1] == 100
+    )
+    assert len(percent_of_run(torch.tensor([]))) == 0
+
+
+def test_words_are_explained():
+    assert all(len(meaning.split()) > 3 for meaning in GLOSSARY.values())
