@@ -66,10 +66,11 @@ def hexbin_figure(
         cells = ax.hexbin(
             x, y, gridsize=30, mincnt=1, cmap="viridis", extent=(*limits[0], *limits[1])
         )
-        figure.colorbar(cells, ax=ax, shrink=0.8).ax.set_title("networks", fontsize=7)
+        bar = figure.colorbar(cells, ax=ax, shrink=0.8)
         if diagonal:
             ax.axline((0, 0), slope=1, color="0.5", linewidth=0.8, linestyle="--")
         ax.set(xlim=limits[0], ylim=limits[1], title=form, xlabel=labels[0])
+    bar.set_label("networks")
     axes[0].set_ylabel(labels[1])
     return figure
 

@@ -58,4 +58,4 @@ def test_a_curve_below_another_one_is_wider():
 
 def test_colours_that_count_have_a_bar():
     figure = hexbin_figure({"raw": torch.randn(100, 2)}, ("a", "b"))
-    assert [ax.get_title() for ax in figure.axes] == ["raw", "networks"]
+    assert [ax.get_ylabel() for ax in figure.axes] == ["b", "networks"]
