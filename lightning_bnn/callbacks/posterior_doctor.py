@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from lightning_bnn._compat import figure_step
@@ -22,7 +23,7 @@ from lightning_bnn.callbacks.run_evidence import (
     evidence_of_network,
     settings_of,
 )
-from lightning_bnn.doctor import Evidence, Finding, Report, examine
+from lightning_bnn.doctor import Evidence, Finding, Report, Settings, examine
 from lightning_bnn.doctor.page import figure_of, html_of, markdown_of
 from lightning_bnn.methods.health import Diverged
 
@@ -72,7 +73,7 @@ class PosteriorDoctor(Callback):
         self.report: Report | None = None
         self.seconds = 0.0
         self.curves: dict[str, list[float]] = {}
-        self._training = ExampleStore(training_examples)
+        self._training, self._training_is_whole = ExampleStore(training_examples), False
         self._held_out = ExampleStore(held_out_examples)
         self._loss: Tensor | None = None
         self._steps = 0
@@ -92,6 +93,7 @@ class PosteriorDoctor(Callback):
         self.report, self.seconds = None, 0.0
         self._loss, self._steps = None, 0
         self._training.clear()
+        self._training_is_whole = False
         self._held_out.clear()
         self._folder: Path = log_folder(trainer)
         sharded = any(isinstance(p, DTensor) for p in pl_module.parameters())
@@ -101,7 +103,7 @@ class PosteriorDoctor(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
         """Keep examples of the first batches."""
-        if self._active:
+        if self._active and not self._training_is_whole:
             begun = time.process_time()
             self._training.add(pl_module, batch)
             self.seconds += time.process_time() - begun
@@ -118,6 +120,7 @@ class PosteriorDoctor(Callback):
         """Follow the loss and the sampler, and look if it is time."""
         if not self._active:
             return
+        self._training_is_whole = True  # another epoch has the same examples
         begun = time.process_time()
         if self._loss is not None:
             members = getattr(pl_module, "members", 1)
@@ -169,7 +172,8 @@ class PosteriorDoctor(Callback):
         try:
             evidence = self._evidence(trainer, pl_module)
         except ValueError as error:
-            self.report = _unexaminable(pl_module, error, self.curves)
+            settings = settings_of(trainer, pl_module)
+            self.report = _unexaminable(pl_module, error, settings, self.curves)
             figure = None
         else:
             self.report = examine(evidence, {"module": type(pl_module).__name__})
@@ -223,16 +227,22 @@ def _of_samplers(optimizers: Any) -> dict[str, float]:
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
-def _unexaminable(pl_module: Any, reason: ValueError, curves: dict[str, list[float]]) -> Report:
-    """A posterior that is not there, or a network that nothing is known of."""
+def _unexaminable(
+    pl_module: Any, reason: ValueError, settings: Settings, curves: dict[str, list[float]]
+) -> Report:
+    """Of a posterior that is not there, or a network that nothing is known of, only the run."""
     facts = {"module": type(pl_module).__name__}
-    if not isinstance(reason, Diverged):
-        return Report([], (), {"everything": str(reason)}, facts, curves)
-    finding = Finding(
-        "no_posterior",
-        "fault",
-        f"There is no posterior to look at: {reason}",
-        "Nothing can be drawn from it.",
-        "Take a smaller learning rate, clip gradients, or let members begin anew (`restarts`).",
+    if isinstance(reason, Diverged):
+        finding = Finding(
+            "no_posterior",
+            "fault",
+            f"There is no posterior to look at: {reason}",
+            "Nothing can be drawn from it.",
+            "Take a smaller learning rate, clip gradients, or let members begin anew (`restarts`).",
+        )
+        everything = {"everything else": "there is no posterior"}
+        return Report([finding], (), everything, facts, curves)
+    report = examine(
+        Evidence(pl_module, nn.Identity(), [], [], None, None, settings, curves), facts
     )
-    return Report([finding], (), {"everything else": "there is no posterior"}, facts, curves)
+    return replace(report, skipped=dict.fromkeys(report.skipped, str(reason)))

@@ -74,6 +74,8 @@ class Report:
         counts = [(sum(f.severity == s for f in self.findings), s) for s in SEVERITIES]
         found = ", ".join(f"{n} {s}{'s' * (n > 1)}" for n, s in counts if n)
         looked = len(self.fine) + len(self.names())
+        if not looked:
+            return "nothing could be looked at"
         return f"{found or 'nothing found'}; {looked} checks made, {len(self.skipped)} not possible"
 
     def text(self) -> str:

@@ -73,7 +73,8 @@ def test_what_cannot_be_read_is_said_and_stops_nothing(tmp_path):
     run = L.Trainer(**QUIET, max_epochs=2, callbacks=[doctor], default_root_dir=tmp_path)
     run.fit(Named())
     assert run.state.finished
-    assert "no batch was a tuple" in doctor.report.skipped["everything"]
+    assert "no batch was a tuple" in doctor.report.skipped["overconfident"]
+    assert "loss_not_finite" in doctor.report.fine  # of any run
 
 
 def test_training_is_the_same_with_and_without(tmp_path):

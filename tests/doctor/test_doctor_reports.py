@@ -51,7 +51,8 @@ def test_what_users_wrote_is_no_markup_on_the_page():
 
 
 def test_nothing_found_is_said():
-    assert Report([]).headline().startswith("nothing found")
+    assert Report([], ["overconfident"]).headline().startswith("nothing found")
+    assert Report([]).headline() == "nothing could be looked at"
     assert "2 faults" in Report([FAULT, FAULT]).headline()
 
 

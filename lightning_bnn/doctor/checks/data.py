@@ -48,7 +48,7 @@ def class_never_seen(e: Evidence) -> Finding | None:
     examples = _training(e)
     labels, classes = _labels(e, examples), _classes_of(e)
     if len(labels) < _FEW * classes:
-        raise NotPossible(f"{len(labels)} examples were seen, too few for {classes} classes")
+        raise NotPossible(f"{len(labels)} seen examples are too few for {classes} classes")
     counts = torch.bincount(labels.clamp(0, classes - 1), minlength=classes)
     missing = (counts == 0).nonzero().flatten().tolist()
     if not missing:
