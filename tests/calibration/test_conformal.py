@@ -118,15 +118,15 @@ def test_sets_as_predicted_do_not():
 
 
 def test_every_class_is_covered_only_by_class():
-    (probs, labels), (new, truth) = predictions(4000, sharp=2), predictions(4000, seed=1, sharp=2)
+    (probs, labels), (new, truth) = predictions(20_000, sharp=2), predictions(20_000, 1, sharp=2)
 
     def worst(by_class):
         sets = conformal_sets(probs, labels, 0.1, by_class=by_class)(new)
         covered = sets.gather(-1, truth[:, None])[:, 0].double()
         return min(float(covered[truth == c].mean()) for c in range(5))
 
-    assert worst(True) > 0.85  # three standard errors
-    assert worst(False) < 0.82
+    assert worst(True) > 0.875  # three standard errors, whatever the seed
+    assert worst(False) < 0.85
 
 
 def test_of_true_probabilities_thr_has_the_smallest_sets():
