@@ -150,9 +150,9 @@ def _settings(settings: Mapping[str, Any], problem: Problem) -> Settings:
         temperature=_number(optimizer.get("temperature", arguments.get("temperature", 1.0))),
         kl_weight=_number(arguments.get("kl_weight", 1.0)),
         prior_std=_prior_std(kind, arguments),
-        weight_decay=0.0 if sampled else _number(optimizer.get("weight_decay", 0.0)),
+        weight_decay=0.0 if sampled else _number(optimizer.get("weight_decay"), 0.0),
         sampled=sampled,
-        wanted_energy_variance=optimizer.get("energy_variance"),
+        wanted_energy_variance=_number(optimizer.get("energy_variance"), None),
     )
 
 
@@ -162,11 +162,15 @@ def _prior_std(kind: Any, arguments: Mapping[str, Any]) -> float | None:
         return None
     parameter = inspect.signature(kind).parameters.get("prior_std")
     value = arguments.get("prior_std", None if parameter is None else parameter.default)
-    return float(value) if isinstance(value, (int, float)) else None
+    return _number(value, None)
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else 1.0
+def _number(value: Any, otherwise: Any = 1.0) -> Any:
+    """A number of a configuration; in YAML ``1e-3`` is a word, which Python reads as a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return otherwise
 
 
 def _size(problem: Problem) -> int | None:

@@ -103,6 +103,19 @@ def test_a_run_with_what_the_callback_has_seen(tmp_path, monkeypatch, capsys):
     assert "loss_still_falling" in {*again.fine, *again.names()}
 
 
+@pytest.mark.parametrize(("decay", "shown"), [("1e-3", "0.001"), (0.25, "0.25"), (0.0, None)])
+def test_numbers_that_yaml_takes_for_words_are_numbers(decay, shown, tmp_path, capsys):
+    bank(tmp_path / "bank", 2)
+    optimizer = {"class_path": "torch.optim.Adam", "init_args": {"weight_decay": decay}}
+    arguments = {**CONFIG["model"]["init_args"], "prior_std": "1e-1", "optimizer": optimizer}
+    model = {"class_path": "DeepEnsemble", "init_args": arguments}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({**CONFIG, "model": model}, default_style=None))
+    code_of("doctor", tmp_path / "bank", "--settings", tmp_path / "c.yaml")
+    said = capsys.readouterr().out
+    found = f"weight decay of {shown}, and the objective a prior with standard deviation 0.1"
+    assert (found in said) == (shown is not None)
+
+
 # ------------------------------------------------------------ what is refused
 def message(capsys, *args):
     assert code_of(*args) == 2

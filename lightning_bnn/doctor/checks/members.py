@@ -22,7 +22,7 @@ _SAME = 1e-3
 _ALIKE = 3e-3
 """Spread of outputs over draws relative to that over examples."""
 _GAIN = 0.03
-"""Nats that half of the modes lose, from which more would help."""
+"""Nats per example that many more modes would gain, from which they are too few."""
 _MOVED = 0.5
 _LEARNED = 0.1
 """Nats above an answer without a network, from which the best member counts as trained."""
