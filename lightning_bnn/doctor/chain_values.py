@@ -26,7 +26,7 @@ def function_values(e: Evidence) -> Tensor:
 @torch.no_grad()
 def log_densities(e: Evidence) -> Tensor:
     """Mean log-density of the targets of some examples, ``(chains, times)``."""
-    outputs, targets = _outputs(e)
+    outputs, targets = e.once(_outputs)
     return e.likelihood.log_prob(outputs.flatten(0, 1), targets).mean(-1).view(outputs.shape[:2])  # type: ignore[operator]  # a likelihood has it
 
 
@@ -65,7 +65,7 @@ def thinned(e: Evidence) -> Params:
 
 
 def _predictions(e: Evidence) -> Tensor:
-    outputs, _ = _outputs(e)
+    outputs, _ = e.once(_outputs)
     if not e.classes:
         return outputs
     flat = Averages.of_each(e.likelihood, outputs.flatten(0, 1)).probs

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Posterior
 
 __all__ = ["Evidence", "Examples", "NotPossible", "Settings"]
+
+
+T = TypeVar("T")
 
 
 class NotPossible(Exception):
@@ -86,6 +89,17 @@ class Evidence:
     left_out: int = 0
     draws: int = 20
     alone: bool = False
+    _known: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False, repr=False)
+
+    def once(self, compute: Callable[[Evidence], T]) -> T:
+        """What a function says of this evidence, computed for the first check that asks.
+
+        Args:
+            compute: a function of the evidence.
+        """
+        if compute not in self._known:
+            self._known[compute] = compute(self)
+        return self._known[compute]
 
     @cached_property
     def classes(self) -> bool:

@@ -329,6 +329,15 @@ def test_faults_come_first_and_consequences_are_not_said():
     assert "few_effective_draws" not in report.names()
 
 
+def test_what_several_checks_need_is_computed_once(monkeypatch):
+    calls = []
+    kept = weights.gauss_newton
+    monkeypatch.setattr(weights, "gauss_newton", lambda *a, **o: calls.append(1) or kept(*a, **o))
+    report = examine(regression())
+    assert {"deviations_too_small", "deviations_too_large"} <= set(report.fine)
+    assert len(calls) == weights._DRAWN
+
+
 def test_the_network_is_left_in_its_mode_and_random_numbers_as_they_were():
     shown = evidence()
     shown.network.train()

@@ -30,7 +30,7 @@ _ERRORS = 2.0
 
 def overconfident(e: Evidence) -> Finding | None:
     """Predictions that are surer than right, out of sample."""
-    value, gain, error, what = _calibration(e)
+    value, gain, error, what = e.once(_calibration)
     if value < _SURE or gain < max(_GAIN, _ERRORS * error):
         return None
     return Finding(
@@ -47,7 +47,7 @@ def overconfident(e: Evidence) -> Finding | None:
 
 def underconfident(e: Evidence) -> Finding | None:
     """Predictions that are right more often than they say, out of sample."""
-    value, gain, error, what = _calibration(e)
+    value, gain, error, what = e.once(_calibration)
     if value > 1 / _SURE or gain < max(_GAIN, _ERRORS * error):
         return None
     return Finding(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn import params as P
+from lightning_bnn.doctor.baselines import constant_log_density
 from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import Finding
 from lightning_bnn.posteriors import DiagonalGaussian, Posterior, Symmetrized
@@ -35,7 +36,7 @@ _EXPLAINED = 0.5
 
 def deviations_too_small(e: Evidence) -> Finding | None:
     """Gaussians far narrower than the curvature of the loss and the prior allow."""
-    ratio = float(_ratios(e).median())
+    ratio = float(e.once(_ratios).median())
     if ratio > 1 / _FACTOR:
         return None
     return Finding(
@@ -53,7 +54,7 @@ def deviations_too_small(e: Evidence) -> Finding | None:
 
 def deviations_too_large(e: Evidence) -> Finding | None:
     """Gaussians far wider than the curvature of the loss and the prior allow."""
-    ratio = float(_ratios(e).quantile(0.75))
+    ratio = float(e.once(_ratios).quantile(0.75))
     if ratio < _FACTOR:
         return None
     return Finding(
@@ -88,8 +89,6 @@ def prior_dominates_weights(e: Evidence) -> Finding | None:
 
 def kl_term_dominates(e: Evidence) -> Finding | None:
     """An objective that is mostly KL, with data that are hardly fitted."""
-    from lightning_bnn.doctor.baselines import constant_log_density
-
     settings, examples = e.settings, e.training
     size = settings.num_data or settings.seen
     if examples is None or not size:
