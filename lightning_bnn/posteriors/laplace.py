@@ -198,14 +198,14 @@ def _linearised_predictor(mean: Params, moved: Params, chunk_size: int | None) -
             return functional_call(model, {**fixed, **weights}, x)
 
         def expansion(direction: Params) -> Any:
-            with _differentiable_attention():
-                value, slope = jvp(run, (base,), (direction,))[:2]
+            value, slope = jvp(run, (base,), (direction,))[:2]
             return tree_map(torch.add, value, slope)
 
-        if P.runs_at_once(model, chunk_size):
-            return torch.vmap(expansion, chunk_size=chunk_size)(moved)
-        outputs = [expansion(direction) for direction in P.unstack(moved)]
-        return tree_map(lambda *parts: torch.stack(parts), *outputs)
+        with _differentiable_attention(), _no_inference_mode():
+            if P.runs_at_once(model, chunk_size):
+                return torch.vmap(expansion, chunk_size=chunk_size)(moved)
+            outputs = [expansion(direction) for direction in P.unstack(moved)]
+            return tree_map(lambda *parts: torch.stack(parts), *outputs)
 
     return predict
 
@@ -220,6 +220,16 @@ def _differentiable_attention() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def _no_inference_mode() -> Iterator[None]:
+    """Older versions of torch have no batched forward derivatives in inference mode."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def features_of(model: nn.Module, params: Params, layer: str, *x: Any) -> tuple[Tensor, Any]:
