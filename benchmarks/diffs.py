@@ -48,6 +48,7 @@ def factored() -> nn.Module:
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, float]] = {
     "MLP": (lambda: models.mlp(64, [32, 32], 10), 20, 0.005),
     "CNN": (lambda: ConvNet(8), 10, 0.005),
+    "residual CNN": (lambda: ConvNet(12, 2), 10, 0.005),
     "factored": (factored, 20, 0.005),
     "ViT": (lambda: Transformer(16), 30, 0.002),
 }

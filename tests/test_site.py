@@ -72,6 +72,29 @@ def test_the_gallery_shows_every_picture_that_a_page_shows():
     assert {"toy.png", "width.png", "tutorials/03_comparing_all_numbers.png"} <= shown
 
 
+PICTURES = yaml.safe_load((ROOT / "website/pictures.yaml").read_text(encoding="utf-8"))
+
+
+def test_every_picture_has_a_command_and_a_place():
+    made = {path.name for path in (ROOT / "docs").glob("*.png")}  # those of tutorials are built
+    assert made == {*PICTURES}
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")]
+    assert all(any(f"({name})" in page for page in pages) for name in PICTURES)
+    gallery = hooks.gallery_page()
+    assert all(about["command"].strip() in gallery for about in PICTURES.values())
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_the_command_of_a_picture_is_there(name):
+    for line in PICTURES[name]["command"].strip().splitlines():
+        program, what, *rest = line.split()
+        if program == "python":
+            assert (ROOT / what).is_file()
+        else:
+            assert (program, what in {*EVERY, *TRAINING}) == ("lightning-bnn", True)
+            assert what != "presets" or rest[0] in PRESETS
+
+
 @pytest.mark.parametrize(
     ("target", "page", "place"),
     [

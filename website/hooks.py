@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parents[1]
 REFERENCE = {
     "symmetry": "Symmetries",
@@ -85,13 +87,16 @@ def commands_page() -> str:
 
 def gallery_page() -> str:
     """Every picture of the pages, with its caption and the page that explains it."""
-    parts = ["# Gallery\n\nEvery picture, with the page that says what it shows.\n"]
+    made = yaml.safe_load((ROOT / "website/pictures.yaml").read_text(encoding="utf-8"))
+    parts = ["# Gallery\n\nEvery picture, the page that says what it shows, and what makes it.\n"]
     for page in sorted((ROOT / "docs").glob("**/*.md")):
         name = page.relative_to(ROOT / "docs").as_posix()
         title = page.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
         for caption, picture in re.findall(r"!\[([^\]]*)\]\((\S+\.png)\)", page.read_text("utf-8")):
             place = (Path(name).parent / picture).as_posix()
             parts.append(f"![{caption}]({place})\n\n{caption} ([{title}]({name}))\n")
+            if picture in made:
+                parts.append(f"```console\n{made[picture]['command'].strip()}\n```\n")
     return "\n".join(parts)
 
 

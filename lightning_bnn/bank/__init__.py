@@ -3,11 +3,20 @@
 from lightning_bnn.bank.archives import export_archives, import_archives
 from lightning_bnn.bank.checkpoint_bank import CheckpointBank
 from lightning_bnn.bank.folders import export_files, import_files
+from lightning_bnn.bank.shipped import (
+    bank_card,
+    digest_of_networks,
+    shipped_bank,
+    shipped_banks,
+    shipped_path,
+)
 from lightning_bnn.bank.sources import read_networks
 from lightning_bnn.bank.state_files import find_prefix, read_state, strip_prefix
 
 __all__ = [
     "CheckpointBank",
+    "bank_card",
+    "digest_of_networks",
     "export_archives",
     "export_files",
     "find_prefix",
@@ -15,5 +24,8 @@ __all__ = [
     "import_files",
     "read_networks",
     "read_state",
+    "shipped_bank",
+    "shipped_banks",
+    "shipped_path",
     "strip_prefix",
 ]

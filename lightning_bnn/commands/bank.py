@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_bnn.bank import CheckpointBank, export_files, import_archives, import_files
+from lightning_bnn.bank import (
+    CheckpointBank,
+    bank_card,
+    export_files,
+    import_archives,
+    import_files,
+    shipped_path,
+)
 
 __all__ = ["bank"]
 
@@ -19,7 +26,8 @@ def bank(
     """Show what is in a bank of networks; fill it from files, write it to files, check it.
 
     Args:
-        path: folder of the bank.
+        path: folder of the bank, or the name of one that comes with the package, such as
+            mnist_optunets.
         add: a folder with checkpoints (.ckpt, .pt, .pth, .safetensors) or archives (.tgz), or one
             archive, whose networks are appended; the bank is made if it is not there.
         prefix: what stands before the names of the network in the checkpoints, e.g. net.
@@ -30,7 +38,10 @@ def bank(
         with CheckpointBank(path) as target:
             count = _add(target, Path(add), prefix)
         print(f"added {count} networks from {add}")
-    store = CheckpointBank(path, "r")
+    folder = shipped_path(path)
+    store = CheckpointBank(folder, "r")
+    for key, text in bank_card(folder).items():
+        print(f"{key + ':':<14}{text}")
     print(_report(store))
     if verify:
         store.verify()

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_bnn.bank import shipped_path
+
 __all__ = ["Place", "digest_of_file"]
 
 
@@ -24,12 +26,12 @@ class Place:
 
     @classmethod
     def of(cls, text: str) -> Place:
-        """From what a user writes: a path, with rows in brackets if not all are meant."""
+        """From what a user writes: a path or the name of a bank of the package, maybe with rows."""
         match = re.fullmatch(r"(.+)\[(-?\d*):(-?\d*)\]", text)
         if match is None:
-            return cls(Path(text).expanduser())
+            return cls(shipped_path(text))
         first, last = (int(part) if part else None for part in match.groups()[1:])
-        return cls(Path(match[1]).expanduser(), slice(first, last))
+        return cls(shipped_path(match[1]), slice(first, last))
 
     def file(self) -> Path:
         """The checkpoint, bank or folder of networks itself; of a run, its newest checkpoint."""

@@ -14,6 +14,8 @@ WIDTH = 3.2
 """Inches of a panel beside others."""
 _BELOW = 0.46
 """Inches from axes to their legend: ticks and a label are in between."""
+_BESIDE = 0.6
+"""Inches that a column of a legend needs beside its text."""
 
 
 def axes_of(ax: Axes | None, size: tuple[float, float] = (4.5, 5.0)) -> tuple[Any, Axes]:
@@ -67,19 +69,27 @@ def legend(ax: Axes, entries: int) -> None:
     handles, labels = ax.get_legend_handles_labels()
     if not 1 < len(labels) <= 12:
         return
+    figure: Any = ax.figure
+    width = figure.bbox_inches.width
     if entries <= 4:
-        figure: Any = ax.figure
-        scale = figure.dpi_scale_trans
-        below = ax.transAxes + ScaledTranslation(0, -_BELOW, scale)
-        wide = ax.get_position().width * figure.bbox_inches.width > WIDTH
+        below = ax.transAxes + ScaledTranslation(0, -_BELOW, figure.dpi_scale_trans)
         ax.legend(
             loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, borderaxespad=0,
-            ncols=min(len(labels), 4 if wide else 2), frameon=False, fontsize=8,
+            ncols=_columns(labels, ax.get_position().width * width, 4), frameon=False, fontsize=8,
         )  # fmt: skip
     else:
-        ax.figure.legend(
-            handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8
+        columns = _columns(labels, width, 3)
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
         )
+
+
+def _columns(labels: Collection[str], width: float, most: int) -> int:
+    """As many columns of a legend as fit into so many inches, and `most` of them."""
+    from matplotlib.textpath import TextPath
+
+    widest = max(TextPath((0, 0), label, size=8).get_extents().width for label in labels) / 72
+    return max(1, min(len(labels), most, int(width / (widest + _BESIDE))))
 
 
 def span(values: Any) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """Posteriors that were sampled: draws of their weights, and how far these can be trusted."""
 
-from lightning_bnn.references.cards import Card, digest_of_draws
+from lightning_bnn.references.cards import Card
 from lightning_bnn.references.diagnosis import Diagnosis, diagnose
 from lightning_bnn.references.readable import readable_card
 from lightning_bnn.references.shipped import (
@@ -14,7 +14,6 @@ __all__ = [
     "Card",
     "Diagnosis",
     "diagnose",
-    "digest_of_draws",
     "read_reference",
     "readable_card",
     "reference_folder",

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.comparison.tables import Measured
 from lightning_bnn.references.diagnosis import Diagnosis
 
-__all__ = ["Card", "digest_of_draws"]
-
-
-def digest_of_draws(bank: Path) -> str:
-    """SHA-256 of all numbers of a bank, as networks have them."""
-    digest = hashlib.sha256()
-    with CheckpointBank(bank, "r") as stored:
-        for name, tensor in sorted(stored[:].items()):
-            digest.update(name.encode())
-            digest.update(tensor.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+__all__ = ["Card"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +22,7 @@ class Card:
         name: of the reference.
         about: data, network, prior and likelihood in one sentence.
         made: sampler, settings, cost, machine and versions.
-        sha256: of the draws, see `digest_of_draws`.
+        sha256: of the draws, see `lightning_bnn.bank.digest_of_networks`.
         diagnosis: of the draws that are stored.
         again: what runs with other seeds say, and their distances to these draws.
         licence: of the data, and of the draws.

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 import lightning_bnn
-from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.bank import CheckpointBank, digest_of_networks
 from lightning_bnn.callbacks.training_cost import COST_FILE, TrainingCost
 from lightning_bnn.commands.presets import preset_names, preset_text
 from lightning_bnn.commands.spelling import did_you_mean
@@ -22,7 +22,7 @@ from lightning_bnn.comparison.places import Place
 from lightning_bnn.comparison.problem import Problem, read_problem
 from lightning_bnn.comparison.stored_posteriors import StoredPosterior, read_posterior
 from lightning_bnn.quiet_runs import one_thread
-from lightning_bnn.references import Card, diagnose, digest_of_draws
+from lightning_bnn.references import Card, diagnose
 from lightning_bnn.references.diagnosis import Diagnosis, between
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.reference_tables import agreement_table, distances_table
@@ -129,7 +129,7 @@ def _write(
         name=name,
         about=preset_text(job.preset).splitlines()[0].removeprefix("# Reference: "),
         made={**_settings_of(settings, job), **_cost(run)},
-        sha256=digest_of_draws(target / "bank"),
+        sha256=digest_of_networks(target / "bank"),
         diagnosis=found,
         again=again,
         licence=_LICENCES.get(data, "Apache 2.0, data and draws"),

@@ -6,12 +6,12 @@ import math
 
 from tqdm.auto import tqdm
 
+from lightning_bnn.bank import digest_of_networks
 from lightning_bnn.comparison.tables import Cell, Table
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import (
     Card,
     diagnose,
-    digest_of_draws,
     read_reference,
     readable_card,
     reference_folder,
@@ -58,7 +58,7 @@ def _verdicts(cards: dict[str, Card], found: dict[str, Diagnosis]) -> Table:
 
 def _as_on(name: str, card: Card, found: Diagnosis) -> str:
     """Whether the draws and their numbers are those of the card."""
-    if digest_of_draws(reference_folder(name) / "bank") != card.sha256:
+    if digest_of_networks(reference_folder(name) / "bank") != card.sha256:
         return "OTHER DRAWS THAN THE CARD'S"
     pairs = [
         (value, found.spaces[space][key])

@@ -62,10 +62,11 @@ def reproduce(
         raise ValueError(f"`seeds` must be at least 1, got {seeds}.")
     names = only.split(",") if isinstance(only, str) else only or []
     steps = chosen_steps(names)
-    root = results_folder(out, "reproduce").resolve()
     if list:
+        root = Path(out).expanduser().resolve()
         print(_steps_table(steps, root, seeds, size).text())
         return
+    root = results_folder(out, "reproduce").resolve()
     if run:
         _run_all(steps, root, seeds, size, again)
     papers = [p for p in PAPERS if any(step.paper == p for step in steps)]

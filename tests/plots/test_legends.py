@@ -15,6 +15,20 @@ FIGURES = {
         {"one": CURVES, "two": {"e": CURVES["a"], "f": CURVES["d"]}}, ("x", "y")
     ),
     "many": lambda: lines_figure({"": {str(k): CURVES["a"] for k in range(7)}}, ("x", "y")),
+    "long names": lambda: lines_figure(
+        {
+            title: {f"the {k}th of several curves with long names": CURVES["a"] for k in range(6)}
+            for title in ("one", "two")
+        },
+        ("x", "y"),
+    ),
+    "two long names": lambda: lines_figure(
+        {
+            title: {f"the {k}th of the curves of panel {title}": CURVES[k] for k in "ad"}
+            for title in ("one", "two", "three")
+        },
+        ("x", "y"),
+    ),
     "points": lambda: scatter_figure({"": {"a": (X, X), "b": (X, 1 - X)}}, ("x", "y")),
     "histograms": lambda: histograms_figure({"w": {"raw": X, "scaled": X / 2}}),
 }
@@ -38,7 +52,9 @@ def test_no_legend_covers_axes(name):
     figure = FIGURES[name]()
     assert not covers(figure)
     legends, _ = boxes(figure)
-    assert all(box.y0 >= -1 and box.x0 >= -1 for box in legends)  # they are in the picture
+    picture = figure.bbox.padded(1)
+    assert all(picture.fully_contains(box.x0, box.y0) for box in legends)
+    assert all(picture.fully_contains(box.x1, box.y1) for box in legends)
     for k, one in enumerate(legends):
         assert not any(one.overlaps(other) for other in legends[k + 1 :])
 

@@ -7,12 +7,11 @@ import pytest
 import torch
 from small_runs import numbers, results
 
-from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.bank import CheckpointBank, digest_of_networks
 from lightning_bnn.cli import main
 from lightning_bnn.commands.presets import preset_text
 from lightning_bnn.comparison.problem import read_problem
 from lightning_bnn.references import (
-    digest_of_draws,
     read_reference,
     reference_folder,
     reference_names,
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", reference_names())
 def test_the_draws_are_those_of_the_card(name):
     stored, problem, card = read_reference(name)
-    assert digest_of_draws(reference_folder(name) / "bank") == card.sha256
+    assert digest_of_networks(reference_folder(name) / "bank") == card.sha256
     assert len(stored.modes) == card.diagnosis.chains
     assert {mode.size for mode in stored.modes} == {card.diagnosis.draws}
     assert card.failures == card.diagnosis.failures() + [
@@ -93,7 +92,7 @@ def sampled(tmp_path_factory):
 @pytest.mark.e2e
 def test_a_reference_is_sampled_again_to_the_last_bit(sampled):
     one, two = (folder / "two_gaussians" for folder in sampled)
-    assert digest_of_draws(one / "bank") == digest_of_draws(two / "bank")
+    assert digest_of_networks(one / "bank") == digest_of_networks(two / "bank")
     card = json.loads((one / "card.json").read_text())
     assert any("effective draws at the worst point" in text for text in card["failures"])
     assert card["made"]["gradients"] == 8 * 20 * 21

@@ -272,3 +272,43 @@ def top_one(s, x):
 def test_the_one_expert_of_the_largest_gate():
     sym = exact(experts(top_one))
     assert sorted(units(sym)) == [(EXPERTS, "channel"), (HIDDEN, "channel")]
+
+
+# ------------------------------------------------------------ tokens sorted by their experts
+if not hasattr(torch.ops.transformers, "grouped_mm_fallback"):
+
+    @torch.library.custom_op("transformers::grouped_mm_fallback", mutates_args=())
+    def grouped(x: torch.Tensor, w: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        """As transformers computes it on a CPU."""
+        starts = [0, *offs.tolist()]
+        parts = [x[a:b] @ m for a, b, m in zip(starts, starts[1:], w, strict=False)]
+        return torch.cat(parts)
+
+    @grouped.register_fake
+    def _(x, w, offs):
+        return x.new_empty(len(x), w.shape[2])
+
+
+def sorted_by_expert(s, x):
+    values, at = softmax(s, x).topk(2)
+    at, order = at.reshape(-1).sort()
+    counts = torch.histc(at.double(), bins=EXPERTS, min=0, max=EXPERTS - 1)
+    ends = counts.cumsum(0, dtype=torch.int32)
+    product = torch.ops.transformers.grouped_mm_fallback
+    h = s.inside(product(x[order // 2], s.w1, ends) + s.b1[at])
+    y = product(h, s.w2, ends) * values.reshape(-1)[order][:, None]
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order))
+    return y[back].view(len(x), 2, -1).sum(1)
+
+
+# what is between the two products, and how many scales are left
+BETWEEN = {"relu": (nn.ReLU(), HIDDEN), "tanh": (nn.Tanh(), 0), "softmax": (nn.Softmax(0), 0)}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_sorted_tokens_have_experts_with_units_in_common(name):
+    inside, scales = BETWEEN[name]
+    sym = exact(experts(sorted_by_expert, inside=inside))
+    assert (units(sym), sym.scaling_dof) == ([(HIDDEN, "channel")], scales)
+    assert {f.reason for f in sym.frozen} == {"an index among channels"}  # experts stay

@@ -37,6 +37,7 @@ __all__ = [
     "gather",
     "index",
     "index_put",
+    "rows_of_table",
     "scatter",
 ]
 
@@ -60,7 +61,7 @@ def index(system: Constraints, node: Node, x: Any, *args: Any) -> Any:
     picked = [d for d, i in enumerate(where) if i is not None]
     shape = shape_of(node)
     if isinstance(x, Weight) and picked == [0] and not _is_hidden(where[0]):
-        return _rows_of_table(system, x, where[0], shape)
+        return rows_of_table(system, x, where[0], shape)
     if any(_depends_on_channels(i) for i in where):
         raise Unsupported("an index computed from channels")
     if isinstance(x, Weight):
@@ -93,7 +94,7 @@ def _is_hidden(at: Any) -> bool:
     return not isinstance(at, Index) and _depends_on_channels(at)
 
 
-def _rows_of_table(system: Constraints, weight: Weight, at: Any, shape: torch.Size) -> Any:
+def rows_of_table(system: Constraints, weight: Weight, at: Any, shape: torch.Size) -> Any:
     """Rows of a table: new channels; matrices of a stack have their rows and columns in common.
 
     Rows that the input picks are held fixed; those that `topk` picks move with its channels.

@@ -22,6 +22,7 @@ from lightning_bnn.symmetry.rules import (
     repetition,
     running,
     shape,
+    sorted_rows,
     weight_products,
 )
 from lightning_bnn.symmetry.rules.constraints import Rule
@@ -166,6 +167,7 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
         )
     ),
     ("baddbmm", contraction.baddbmm),
+    ("_grouped_mm transformers.grouped_mm_fallback", sorted_rows.grouped_mm),
     ("embedding", layer.embedding),
     ("conv1d conv2d conv3d", layer.convolution()),
     ("conv_transpose1d conv_transpose2d conv_transpose3d", layer.convolution(transposed=True)),
@@ -257,7 +259,8 @@ KEEP_ZEROS = frozenset("cat concat concatenate stack".split())
 MIXES = frozenset(
     "neg real positive lift_fresh dropout feature_dropout to _to_copy type_as square pow "
     "add sub subtract rsub mul multiply div divide true_divide mean sum linalg_vector_norm norm "
-    "layer_norm rms_norm linear addmm matmul mm bmm mv dot baddbmm einsum embedding "
+    "layer_norm rms_norm linear addmm matmul mm bmm mv dot baddbmm einsum embedding _grouped_mm "
+    "transformers.grouped_mm_fallback "
     "index index_select embedding_bag _embedding_bag _embedding_bag_forward_only "
     "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
     "scaled_dot_product_attention pad constant_pad_nd expand expand_as broadcast_to "

@@ -1,0 +1,66 @@
+"""Banks that come with the package, each with a card that says where its networks come from."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+from pathlib import Path
+
+import yaml
+
+from lightning_bnn.bank.checkpoint_bank import CheckpointBank
+
+__all__ = ["bank_card", "digest_of_networks", "shipped_bank", "shipped_banks", "shipped_path"]
+
+_CARD = "card.yaml"
+
+
+def shipped_banks() -> list[str]:
+    """The names of all banks of the package, sorted."""
+    return sorted(path.parent.name for path in _root().glob(f"*/{_CARD}"))
+
+
+def shipped_path(path: str | Path) -> Path:
+    """Where a bank of the package is, if its name is meant: if nothing else is there.
+
+    Args:
+        path: of a user's networks, or the name of a bank of the package.
+
+    >>> shipped_path("runs/ensemble")
+    PosixPath('runs/ensemble')
+    """
+    given = Path(path).expanduser()
+    return _root() / given if str(path) in shipped_banks() and not given.exists() else given
+
+
+def shipped_bank(name: str) -> CheckpointBank:
+    """The networks of a bank of the package, to be read.
+
+    >>> networks = shipped_bank("mnist_optunets")[:3]
+    >>> networks["0.weight"].shape
+    torch.Size([3, 2, 1, 4, 4])
+    """
+    if name not in shipped_banks():
+        known = ", ".join(shipped_banks())
+        raise ValueError(f"There is no bank {name!r} in the package; there are: {known}.")
+    return CheckpointBank(_root() / name, "r")
+
+
+def bank_card(path: Path) -> dict[str, str]:
+    """What is known of a bank of the package; nothing of a bank of the user's own."""
+    card = path / _CARD
+    return yaml.safe_load(card.read_text(encoding="utf-8")) if card.is_file() else {}
+
+
+def digest_of_networks(bank: Path) -> str:
+    """SHA-256 of all numbers of a bank, as networks have them."""
+    digest = hashlib.sha256()
+    with CheckpointBank(bank, "r") as stored:
+        for name, tensor in sorted(stored[:].items()):
+            digest.update(name.encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _root() -> Path:
+    return Path(str(files("lightning_bnn") / "bank"))
