@@ -14,6 +14,7 @@ import jsonargparse
 import pytest
 from pages import PAGES, ROOT, TUTORIALS, Command, commands, mentioned, page, spans
 
+from lightning_bnn.bank import shipped_banks
 from lightning_bnn.cli import main
 from lightning_bnn.commands.presets import preset_names, preset_text
 from lightning_bnn.references import reference_names
@@ -118,7 +119,7 @@ def test_commands_in_the_prose_are_understood(name, folder, monkeypatch):
 def test_presets_are_there(name):
     for config in re.findall(r"--config ([\w.]+)", page(name)):
         assert config in preset_names() or config.endswith(".yaml")
-    names = reference_names()
+    names = [*reference_names(), *shipped_banks()]
     for span in spans(page(name)):
         if (
             re.fullmatch(r"(demo|digits|mnist|cifar|tiny_imagenet)[a-z0-9_*]+", span)

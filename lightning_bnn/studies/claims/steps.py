@@ -102,11 +102,11 @@ def _placed(value: Any, root: Path) -> Any:
 _FEW = {"members": 6, "epochs": 1}
 _TRAINED = "mnist/runs"
 _RUNS = f"{{root}}/{_TRAINED}"
-_OPTUNETS: Mapping[str, Any] = {"networks": f"{_RUNS}/ensemble"}
+_BANK = "mnist_optunets"
 _COMPARED: Mapping[str, Any] = {
-    "reference": f"{_RUNS}/ensemble[10:]",
+    "reference": f"{_BANK}[10:]",
     "posteriors": {
-        "Ensemble": f"{_RUNS}/ensemble[:10]",
+        "Ensemble": f"{_BANK}[:10]",
         "Dropout": f"{_RUNS}/dropout",
         "MFVI": f"{_RUNS}/mfvi",
         "SWAG": f"{_RUNS}/swag",
@@ -196,9 +196,9 @@ STEPS = (
     _on_mnist("width_mnist", "width", 15, "p2", scale="paper", members=3, draws=[20]),
     _on_mnist("mnist/permutations", "permutations", 4, scale="paper", members=3, epochs=40),
     _on_mnist(_TRAINED, "optunets", None),
-    _on_mnist("mnist/mass", "mass", 0.2, after=_TRAINED, **_OPTUNETS),
-    _on_mnist("mnist/collapse", "collapse", 0.5, after=_TRAINED, **_OPTUNETS),
-    _on_mnist("mnist/marginals", "marginals", 0.2, after=_TRAINED, **_OPTUNETS),
+    _on_mnist("mnist/mass", "mass", 0.2, networks=_BANK),
+    _on_mnist("mnist/collapse", "collapse", 2, networks=f"{_BANK}[:300]"),
+    _on_mnist("mnist/marginals", "marginals", 0.5, networks=_BANK),
     _on_mnist("mnist/compare", "compare", 10, after=_TRAINED, **_COMPARED),
 )
 """All steps: first what takes little time, last what needs the files of MNIST."""

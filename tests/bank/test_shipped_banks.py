@@ -1,0 +1,76 @@
+"""Banks that come with the package are what their cards say, and are found by their names."""
+
+import pytest
+import torch
+
+from lightning_bnn import params as P
+from lightning_bnn.bank import (
+    CheckpointBank,
+    bank_card,
+    digest_of_networks,
+    shipped_bank,
+    shipped_banks,
+    shipped_path,
+)
+from lightning_bnn.cli import main
+from lightning_bnn.comparison.places import Place
+from lightning_bnn.models import optunet
+from lightning_bnn.settings_files import read_settings
+
+ASKED = "what data network training result cost versions licence intended_use limits sha256".split()
+
+
+@pytest.mark.parametrize("name", shipped_banks())
+def test_a_card_tells_its_own_story(name):
+    bank = shipped_bank(name)
+    card = bank_card(bank.path)
+    assert set(card) == set(ASKED)
+    assert all(isinstance(text, str) and text for text in card.values())
+    assert digest_of_networks(bank.path) in card["sha256"]
+    assert f"{len(bank)} " in card["what"]
+    bank.verify()
+
+
+def test_the_networks_are_those_of_the_configuration():
+    bank = shipped_bank("mnist_optunets")
+    settings = read_settings(bank.path / "config.yaml")
+    assert settings["model"]["init_args"]["network"]["class_path"].endswith(".optunet")
+    stack = bank[:]
+    outputs = P.apply(optunet().eval(), stack, torch.rand(2, 1, 28, 28))
+    assert outputs.shape == (1000, 2, 10)
+    assert outputs.isfinite().all()
+    rows = torch.cat([t.flatten(1) for t in stack.values()], 1)
+    assert rows.shape == (1000, 392)
+    assert rows.unique(dim=0).shape == rows.shape  # no network twice
+
+
+def test_a_name_is_a_place_unless_something_else_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    inside = shipped_path("mnist_optunets")
+    assert Place.of("mnist_optunets[10:]") == Place(inside, slice(10, None))
+    assert Place.of("mnist_optunets").config() == inside / "config.yaml"
+    (tmp_path / "mnist_optunets").mkdir()
+    assert Place.of("mnist_optunets").path.resolve() == tmp_path / "mnist_optunets"
+    assert not Place.of("mnist_optunet").path.exists()
+
+
+def test_a_wrong_name_is_refused():
+    with pytest.raises(ValueError, match="no bank 'mnist'.* there are: mnist_optunets"):
+        shipped_bank("mnist")
+
+
+def test_reading_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = shipped_path("mnist_optunets")
+    before = sorted(folder.iterdir())
+    main(["bank", "mnist_optunets", "--verify", "true"])
+    said = capsys.readouterr().out
+    assert "1000 networks of 392 weights" in said
+    assert "licence:" in said
+    assert sorted(folder.iterdir()) == before
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_bank_of_the_users_own_has_no_card(tmp_path):
+    bank = CheckpointBank(tmp_path / "own")
+    assert bank_card(bank.path) == {}
