@@ -75,13 +75,19 @@ def legend(ax: Axes, entries: int) -> None:
         below = ax.transAxes + ScaledTranslation(0, -_BELOW, figure.dpi_scale_trans)
         ax.legend(
             loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, borderaxespad=0,
-            ncols=_columns(labels, ax.get_position().width * width, 4), frameon=False, fontsize=8,
+            ncols=_columns(labels, width * _share(ax), 4), frameon=False, fontsize=8,
         )  # fmt: skip
     else:
         columns = _columns(labels, width, 3)
         figure.legend(
             handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
         )
+
+
+def _share(ax: Axes) -> float:
+    """Of the width of its figure, what is for axes and what is around them."""
+    place = ax.get_subplotspec()
+    return ax.get_position().width if place is None else 1 / place.get_gridspec().ncols
 
 
 def _columns(labels: Collection[str], width: float, most: int) -> int:
