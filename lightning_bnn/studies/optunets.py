@@ -9,7 +9,7 @@ from lightning_bnn.studies.runs import Job, Run, run_jobs
 
 __all__ = ["optunet_jobs", "optunets"]
 
-_METHODS, _MODES = ("laplace", "swag", "dropout", "mfvi", "sghmc"), 10
+_METHODS, _MODES = ("laplace", "swag", "sghmc", "dropout", "mfvi"), 10
 
 
 def optunet_jobs() -> list[Job]:
