@@ -96,15 +96,20 @@ class Chains:
     def judged(self, move, gradients, each, adapting):
         transitions = gradients // each
         draws, seconds = self.draws(move, transitions, int(adapting * transitions))
-        size, spent = effective_sample_size(draws), draws.shape[1] * each * self.chains / 1000
-        pooled, posterior = draws.flatten(0, 1), self.posterior
-        shift = (pooled.mean(0) - posterior.mean) / posterior.sd
-        return {
-            "median": float(size.median() / spent), "least": float(size.min() / spent),
-            "per second": float(size.median() / seconds), "rhat": float(rhat(draws).max()),
-            "shift": shift.square().mean().sqrt().item(),
-            "sd": (pooled.std(0) / posterior.sd).mean().item(),
-        }  # fmt: skip
+        return judged(self.posterior, draws, draws.shape[1] * each * self.chains, seconds)
+
+
+def judged(posterior, draws, gradients, seconds):
+    """Of predictions ``(chains, draws, ...)`` that so many gradients of all chains have made."""
+    size, pooled = effective_sample_size(draws), draws.flatten(0, 1)
+    shift = (pooled.mean(0) - posterior.mean) / posterior.sd
+    return {
+        "median": float(1000 * size.median() / gradients),
+        "least": float(1000 * size.min() / gradients),
+        "per second": float(size.median() / seconds), "rhat": float(rhat(draws).max()),
+        "shift": shift.square().mean().sqrt().item(),
+        "sd": (pooled.std(0) / posterior.sd).mean().item(),
+    }  # fmt: skip
 
 
 def contestants(posterior, arguments, seed):
