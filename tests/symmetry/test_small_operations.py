@@ -65,6 +65,39 @@ PASSING = {
     ),
 }
 
+BOUNDS = {  # lower and upper, and what scales there are: those of all channels, or one for all
+    "learned for every channel": (-torch.rand(6), torch.rand(6), nn.Parameter, 6),
+    "learned, the same for all": (torch.tensor(-0.4), torch.tensor(0.7), nn.Parameter, 1),
+    "known for every channel": (-torch.rand(6), torch.rand(6), nn.Buffer, 0),
+    "known, the same for all": (torch.tensor(-0.4), torch.tensor(0.4), nn.Buffer, 0),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_bounds_that_are_tensors_move_and_are_scaled_with_the_channels(name):
+    low, high, kind, scales = BOUNDS[name]
+    model = Forward(lambda s, x: s.o(torch.clamp(s.a(x), s.low, s.high)), **layers())
+    model.low, model.high = kind(low), kind(high)
+    *found, sym = counts(model, X, OTHER)
+    assert found == [[6], scales, 0]
+    assert not sym.frozen
+
+
+@pytest.mark.parametrize("gate", ["number", "tanh", "relu"])
+def test_a_gate_of_one_channel_has_a_scale_of_its_own(gate):
+    """The column of its weight is one channel, whose scale what it multiplies must undo."""
+    functions = {"number": lambda z: z, "tanh": F.tanh, "relu": F.relu}
+
+    def forward(s, x):
+        return s.o(functions[gate](x @ s.w) * s.a(x).relu())
+
+    model = Forward(forward, **layers())
+    model.w = nn.Parameter(torch.randn(5, 1))
+    *found, sym = counts(model, X, OTHER)
+    scales, signs = {"number": (7, 1), "tanh": (6, 1), "relu": (7, 0)}[gate]
+    assert found == [[6], scales, signs]
+    assert not sym.frozen
+
 
 @pytest.mark.parametrize("name", PASSING)
 def test_what_leaves_channels_alone(name):

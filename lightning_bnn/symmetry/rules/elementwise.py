@@ -11,8 +11,8 @@ from torch.fx import Node
 from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
 from lightning_bnn.symmetry.rules.constraints import Constraints, Kind, Product, Record, Rule
 from lightning_bnn.symmetry.rules.labels import (
+    Constant,
     Squares,
-    Unsupported,
     Value,
     Weight,
     compress,
@@ -151,9 +151,13 @@ def dropout(
 def clamp(
     system: Constraints, node: Node, x: Value | Weight, low: Any = None, high: Any = None
 ) -> Value:
-    """At zero it is a ReLU, symmetric it is a hard tanh, else only permutations pass."""
-    if isinstance(low, Value | Weight) or isinstance(high, Value | Weight):
-        raise Unsupported("bounds that are tensors")
+    """At zero it is a ReLU, symmetric it is a hard tanh, else only permutations pass.
+
+    Bounds that are tensors move, and are scaled, with the channels.
+    """
+    bounds = [bound for bound in (low, high) if isinstance(bound, Value | Weight | Constant)]
+    if bounds:
+        return Value(unify(system, *(homogeneous(system, node, v).labels for v in (x, *bounds))))
     if (low, high) in ((0, None), (None, 0)):
         return homogeneous(system, node, x)
     symmetric = low is not None and low == -(high or 0)

@@ -172,9 +172,12 @@ def _summed(system: Constraints, met: Sequence[Tensor], summed: set[int]) -> lis
 
 # ------------------------------------------------------------ what comes out
 def factored(parts: Sequence[Tensor], shape: Sequence[int], active: bool = False) -> Any:
-    """Parts that move, for a tensor of this shape; an activation of one part is a plain value."""
+    """Parts that move, for a tensor of this shape; an activation of one part is a plain value.
+
+    A part without dimensions is a single channel, or a factor of all of the tensor.
+    """
     cores = [core(p)[(None,) * (len(shape) - p.ndim)] for p in parts]
-    cores = [p for p in cores if moving_dims(p)]
+    cores = [p for p in cores if moving_dims(p) or int(p) != FROZEN]
     moved = [p for p in cores if bool((p != FROZEN).any())]
     if active and len(moved) < 2:
         labels = moved[0] if moved else torch.full((1,) * len(shape), FROZEN)
