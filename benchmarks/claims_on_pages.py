@@ -2,8 +2,8 @@
 
     python benchmarks/claims_on_pages.py reproduce
 
-A row keeps its numbers where nothing was tested, or where those on the page are of MNIST, too, and
-the new ones are not; such rows are named.
+A row keeps its numbers where nothing was tested, or where those on the page are of MNIST or of the
+digits, too, and the new ones are not; such rows are named.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ def why_left(line: str, new: list[str]) -> str:
     """Why a row is not replaced; nothing if it is."""
     if new[3].startswith("not tested"):
         return new[3]
-    both = "MNIST" in line.split("|", 2)[2] or "OptuNet" in line.split("|", 2)[2]
-    return "the page has MNIST, too" if both and "MNIST" not in new[1] + new[2] else ""
+    old, cells = line.split("|", 2)[2], new[1] + new[2]
+    for data, words in (("MNIST", ("MNIST", "OptuNet")), ("the digits", ("digits:", "digits,"))):
+        if any(word in old for word in words) and not any(word in cells for word in words):
+            return f"the page has {data}, too"
+    return ""
 
 
 def main() -> None:

@@ -83,6 +83,36 @@ def test_bounds_that_are_tensors_move_and_are_scaled_with_the_channels(name):
     assert not sym.frozen
 
 
+def test_a_table_of_positions_is_resized_with_its_channels():
+    """By an operation of its own where it is smoothed."""
+
+    def forward(s, x):
+        table = F.interpolate(s.table, x.shape[-2:], mode="bicubic", antialias=True)
+        return s.o((s.c(x) + table).relu().mean((-2, -1)))
+
+    model = Forward(forward, c=nn.Conv2d(3, 6, 1), o=nn.Linear(6, 3))
+    model.table = nn.Parameter(torch.randn(1, 6, 4, 4))
+    *found, sym = counts(model, IMAGE, torch.randn(1, 3, 8, 8).double())
+    assert found == [[6], 6, 0]
+    assert "table" in sym.touched
+    assert not sym.frozen
+
+
+def test_a_number_computed_from_weights_may_be_a_difference():
+    """As the shares of differential attention are: pairs of channels of two vectors."""
+
+    def forward(s, x):
+        share = (s.p * s.q).sum().exp() - (s.r * s.t).sum().exp()
+        return s.o(s.a(x).relu() * share)
+
+    model = Forward(forward, **layers())
+    for name in "pqrt":
+        setattr(model, name, nn.Parameter(torch.randn(4)))
+    *found, sym = counts(model, X, OTHER)
+    assert found == [[4, 4, 6], 14, 8]
+    assert not sym.frozen
+
+
 @pytest.mark.parametrize("gate", ["number", "tanh", "relu"])
 def test_a_gate_of_one_channel_has_a_scale_of_its_own(gate):
     """The column of its weight is one channel, whose scale what it multiplies must undo."""

@@ -194,7 +194,8 @@ def _value(n: Number) -> float:
 
 
 def _times(one: Number, multi: Number) -> str:
-    return f"{one.value / multi.value:.1f}" if multi.value > 0 else "/"
+    """How many times as large; of what may be zero there is no telling."""
+    return f"{one.value / multi.value:.1f}" if multi.value > multi.doubt else "/"
 
 
 def _range(numbers: Mapping[str, Number], scale: int | float, digits: int = 0) -> str:

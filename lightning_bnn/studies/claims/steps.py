@@ -105,6 +105,7 @@ _RUNS = f"{{root}}/{_TRAINED}"
 _BANK = "mnist_optunets"
 _COMPARED: Mapping[str, Any] = {
     "reference": f"{_BANK}[10:]",
+    "reference_is": "trained",
     "posteriors": {
         "Ensemble": f"{_BANK}[:10]",
         "Dropout": f"{_RUNS}/dropout",

@@ -43,7 +43,7 @@ LARGEST_COMPUTED_TENSOR = 2**16
 PLACING = frozenset(
     "add sub subtract rsub mul multiply cat stack where index index_select gather embedding to "
     "_to_copy type_as clone dropout native_dropout pad constant_pad_nd upsample_bicubic2d "
-    "upsample_bilinear2d upsample_nearest2d".split()
+    "upsample_bilinear2d upsample_nearest2d _upsample_bicubic2d_aa _upsample_bilinear2d_aa".split()
 )
 """What tables of positions meet: a channel for every element of a large one is worth its memory."""
 

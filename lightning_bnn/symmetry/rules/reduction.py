@@ -143,16 +143,17 @@ def extreme_with_index(
 def pool(dims: int) -> Rule:
     """Pooling and resampling over the last ``dims`` dimensions."""
 
-    def rule(system: Constraints, node: Node, x: Value, *args: Any, **kwargs: Any) -> Any:
-        kept = range(x.labels.ndim - dims)
+    def rule(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Any:
+        labels = system.labels(x)
+        kept = range(labels.ndim - dims)
         if "max" in operation_name(node):
-            system.freeze(x.labels, ("sign",))
-        if "max" in operation_name(node) or not set(moving_dims(x.labels)) <= set(kept):
-            system.mark(x.labels, "diagonal")
-        if set(moving_dims(x.labels)) <= set(kept):
-            channels = x.labels[(...,) + (0,) * dims]
+            system.freeze(labels, ("sign",))
+        if "max" in operation_name(node) or not set(moving_dims(labels)) <= set(kept):
+            system.mark(labels, "diagonal")
+        if set(moving_dims(labels)) <= set(kept):
+            channels = labels[(...,) + (0,) * dims]
         else:
-            channels = system.collapse(x.labels, kept)
+            channels = system.collapse(labels, kept)
         pooled = _broadcast_results(node, channels[(...,) + (None,) * dims])
         if not isinstance(pooled, tuple):
             return pooled

@@ -144,7 +144,7 @@ _MULTIPLIES = frozenset("mul div multiply divide".split())
 def rows_sum_to_one(node: Any) -> bool:
     """Whether a tensor is what a softmax over its last dimension returns."""
     while isinstance(node, Node) and node.op == "call_function":
-        name, size = operation_name(node).removesuffix("_"), node.meta["val"].shape[-1]
+        name, size = operation_name(node).removesuffix("_"), node.meta["val"].shape[-1:]
         if name in ("softmax", "_softmax"):
             return bool(node.args[1] in (-1, node.meta["val"].ndim - 1))
         if name in ("div", "divide") and _is_sum_of_rows(node.args[1], node.args[0]):
@@ -154,7 +154,7 @@ def rows_sum_to_one(node: Any) -> bool:
             node = node.args[0]
         else:
             return False
-        if not isinstance(node, Node) or node.meta["val"].shape[-1] != size:
+        if not isinstance(node, Node) or node.meta["val"].shape[-1:] != size:
             return False
     return False
 
@@ -169,6 +169,8 @@ def _is_sum_of_rows(node: Any, rows: Any) -> bool:
 
 def is_forgotten_by_softmax(node: Node) -> bool:
     """Whether all that becomes of a tensor is a softmax over its last dimension."""
+    if not node.meta["val"].ndim:
+        return False
     size = node.meta["val"].shape[-1]
     for user in node.users:
         name = operation_name(user).removesuffix("_") if user.op == "call_function" else "output"
