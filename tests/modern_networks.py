@@ -16,7 +16,8 @@ class Attention(nn.Module):
 
     ``rotary`` is "half" or "interleaved", ``rotated`` the number of rotated channels of a head;
     ``norm`` "shared" has one RMS norm for all heads, "own" a gain for every head; ``positions`` is
-    "alibi" or "t5"; ``scores`` is "softmax", "elu" (linear attention with a map) or "linear".
+    "alibi" or "t5"; ``scores`` is "softmax", "elu" (linear attention with a map), "linear" or
+    "states" (the same, the sum of keys times values first).
     """
 
     def __init__(
@@ -56,7 +57,10 @@ class Attention(nn.Module):
         if self.rotary:
             q, k = (rotate(y, self.rotated, self.rotary) for y in (q, k))
         k, v = (y.repeat_interleave(self.heads // self.kv_heads, 1) for y in (k, v))
-        y = self.dropout(self._weights(q, k)) @ v
+        if self.scores == "states":
+            y = q @ (k.transpose(-2, -1) @ v) / math.sqrt(self.width)
+        else:
+            y = self.dropout(self._weights(q, k)) @ v
         return self.out(y.transpose(1, 2).flatten(2))
 
     def _split(self, x):

@@ -91,6 +91,11 @@ JACOBIAN_KERNEL = {
     "T5 table": (networks.attention(positions="t5"), FEW, 2 * 18 + 2 * 6 + 2),
     # one number between scores and values per head
     "linear attention": (networks.attention(scores="linear", bias=False), FEW, 2 * 18 + 2),
+    "linear attention by states": (
+        networks.attention(scores="states", bias=False),
+        FEW,
+        2 * 18 + 2,
+    ),
     "linear attention with a map": (networks.attention(scores="elu", bias=False), FEW, 18),
     # scale of the linear half; of both and against the output without an activation
     "SwiGLU": (networks.GatedMLP, sequences(6, 12), 10),

@@ -47,6 +47,9 @@ def sum_of_products(
     active = any(isinstance(x, Value) for x in operands)
     if len(operands) == 2 and active and not any(isinstance(x, Factored) for x in operands):
         if not weights:
+            parts = _apart(system, operands, letters, result)
+            if parts:
+                return factored(parts, shape_of(node), active=True)
             return Value(_product(system, operands, letters, result).expand(shape_of(node)))
         try:
             return _of_one_weight(system, node, operands, letters, result)
@@ -109,6 +112,22 @@ def _product(
     return contract(system, a, b, list(range(len(result), len(names))), [sizes[c] for c in result])
 
 
+def _apart(
+    system: Constraints, operands: Sequence[Any], letters: Sequence[str], result: str
+) -> list[Tensor]:
+    """Parts of a product whose operands have channels of their own, which are all kept.
+
+    Such as the sum over tokens of keys times values, whose two sides may be mixed by themselves.
+    """
+    names = [*result, *sorted({c for t in letters for c in t} - set(result))]
+    a, b = (spread(system.labels(o), t, names) for o, t in zip(operands, letters, strict=True))
+    first, second = (set(moving_dims(t)) for t in (a, b))
+    if not first - second or not second - first or max(first | second) >= len(result):
+        return []
+    kept = (slice(None),) * len(result) + (0,) * (len(names) - len(result))
+    return [part[kept] for o in (a, b) for part in parts_of(system, Value(o))]
+
+
 def _of_one_weight(
     system: Constraints, node: Node, operands: Sequence[Any], letters: Sequence[str], result: str
 ) -> Any:
@@ -164,7 +183,7 @@ def matmul(system: Constraints, node: Node, x: Any, y: Any) -> Any:
     second = lead[len(lead) - max(0, sizes[1] - 2) :] + ("Y" if sizes[1] == 1 else "YZ")
     result = lead + ("X" if sizes[0] > 1 else "") + ("Z" if sizes[1] > 1 else "")
     product = sum_of_products(system, node, (x, y), (first, second), result)
-    if isinstance(x, Value) and isinstance(y, Value) and min(sizes) > 1:
+    if all(isinstance(z, Value) for z in (x, y, product)) and min(sizes) > 1:
         _shift_product(system, node, x.labels, y.labels, product.labels)
     else:
         _stop_shifts(system, (x, y, product))

@@ -163,11 +163,7 @@ def _summed(system: Constraints, met: Sequence[Tensor], summed: set[int]) -> lis
             system.mark(part, "diagonal")
         product = core(reduce(lambda a, b: multiply_labels(system, a, b), met))
     moving = [d for d in moving_dims(product) if d in summed]
-    out = core(reduce_channels(system, product, moving))
-    if moving_dims(out):
-        return [out]
-    system.freeze(out, ("scale", "sign"))
-    return []
+    return [core(reduce_channels(system, product, moving))]
 
 
 # ------------------------------------------------------------ what comes out
