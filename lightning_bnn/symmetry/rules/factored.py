@@ -137,7 +137,7 @@ def contracted(
     while pending:
         met, parts, summed = _meeting(parts, pending.pop(), len(result))
         pending -= summed
-        parts += _summed(system, met, summed)
+        parts += _summed(system, met, summed, keeps_size=not readers)
     return merged(system, [p[(...,) + (0,) * (len(names) - len(result))] for p in parts])
 
 
@@ -153,7 +153,10 @@ def _meeting(
     return met, parts, summed
 
 
-def _summed(system: Constraints, met: Sequence[Tensor], summed: set[int]) -> list[Tensor]:
+def _summed(
+    system: Constraints, met: Sequence[Tensor], summed: set[int], keeps_size: bool
+) -> list[Tensor]:
+    """What is left of parts that are summed; of one number without a weight, its size."""
     if not met:
         return []
     if len(met) == 2:  # a sum over pairs, which matrices may mix
@@ -163,7 +166,11 @@ def _summed(system: Constraints, met: Sequence[Tensor], summed: set[int]) -> lis
             system.mark(part, "diagonal")
         product = core(reduce(lambda a, b: multiply_labels(system, a, b), met))
     moving = [d for d in moving_dims(product) if d in summed]
-    return [core(reduce_channels(system, product, moving))]
+    out = core(reduce_channels(system, product, moving))
+    if moving_dims(out) or keeps_size:
+        return [out]
+    system.freeze(out, ("scale", "sign"))
+    return []
 
 
 # ------------------------------------------------------------ what comes out
