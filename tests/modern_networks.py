@@ -250,6 +250,61 @@ class GAT(nn.Module):
         return self.last(F.elu(out.flatten(-2)))
 
 
+# ------------------------------------------------------------ sizes without effect
+class WeightNorm(nn.Module):
+    """Rows of a matrix divided by their norms, by hand, times a gain for each."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.rows, self.gain = nn.Parameter(torch.randn(7, 5)), nn.Parameter(torch.rand(7, 1))
+        self.activation, self.out = activation, nn.Linear(7, 3)
+
+    def forward(self, x):
+        weight = self.gain * (self.rows / self.rows.norm(dim=1, keepdim=True))
+        return self.out(self.activation(F.linear(x, weight)))
+
+
+class CosineClassifier(nn.Module):
+    """Cosines between features and the vector of each class."""
+
+    def __init__(self):
+        super().__init__()
+        self.features, self.classes = nn.Linear(5, 6), nn.Parameter(torch.randn(3, 6))
+
+    def forward(self, x):
+        features = torch.relu(self.features(x))
+        return F.linear(F.normalize(features, dim=-1), F.normalize(self.classes, dim=-1))
+
+
+class UnitVectors(nn.Module):
+    """A hidden layer whose vector is divided by its norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.hidden, self.out = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.out(F.normalize(self.hidden(torch.tanh(self.inner(x))), dim=-1))
+
+
+class LearnedSlope(nn.Module):
+    """A function of ``c x`` over c, with a number c for each channel."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.inner, self.out = nn.Linear(5, 6), nn.Linear(6, 3)
+        self.slope, self.function = nn.Parameter(torch.rand(6) + 0.5), function
+
+    def forward(self, x):
+        h = self.inner(x)
+        return self.out(h + self.function(self.slope * h) / self.slope)
+
+
+def snake(x):
+    """The periodic part of Snake."""
+    return torch.sin(x) ** 2
+
+
 def attention(**options):
     """How to build attention with these options."""
     return lambda: Attention(**options)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from lightning_bnn.symmetry import discover, fold_norms
 
@@ -56,6 +57,15 @@ def graphs():
 
 def plain_norm(d, eps):
     return nn.LayerNorm(d, eps=eps, elementwise_affine=False)
+
+
+def rows():
+    return (torch.randn(200, 5),)
+
+
+def two_weight_norms():
+    first, second = weight_norm(nn.Linear(5, 6)), weight_norm(nn.Linear(6, 4))
+    return nn.Sequential(first, nn.LeakyReLU(), second, nn.LeakyReLU(), nn.Linear(4, 2))
 
 
 FEW, MORE = sequences(10, 16), sequences(10, 20)
@@ -132,6 +142,22 @@ JACOBIAN_KERNEL = {
     "graph convolution": (networks.GCN, graphs, 6),
     # ELU lets no scale of features through
     "graph attention": (networks.GAT, graphs, 0),
+    # rows, whose size has no effect; with a ReLU also units
+    "weight norm": (lambda: networks.WeightNorm(nn.Tanh()), rows, 7),
+    "weight norm, ReLU": (lambda: networks.WeightNorm(nn.ReLU()), rows, 7 + 7),
+    "weight norm of torch": (
+        lambda: nn.Sequential(weight_norm(nn.Linear(5, 6)), nn.Tanh()),
+        rows,
+        6,
+    ),
+    # units after units: also what gains take up that depends on all weights
+    "weight norm behind units": (two_weight_norms, lambda: (3 * rows()[0],), 6 + 4 + 6 + 4),
+    # classes and all features
+    "cosine classifier": (networks.CosineClassifier, rows, 3 + 1),
+    # rotations and a scale of all
+    "unit vectors": (networks.UnitVectors, rows, 15 + 1),
+    "Snake": (lambda: networks.LearnedSlope(networks.snake), rows, 6),
+    "tanh with slopes": (lambda: networks.LearnedSlope(torch.tanh), rows, 6),
 }
 
 
@@ -143,12 +169,13 @@ def test_the_kernel_of_the_jacobian_has_the_dimension_counted_by_hand(case):
 
 
 # what discovery does not find: what a trained base takes over, rotations behind gains (fold them
-# first), and constants over a row that a layer norm forgets
+# first), constants over a row that a layer norm forgets, scales of what a normalised weight reads
 MISSING = {
     "LoRA on a trained base": 22,
     "RMS-norm decoder": 15,
     "RMS-norm decoder, SwiGLU": 15,
     "decoder with plain layer norms": 60,
+    "weight norm behind units": 6,
 }
 
 

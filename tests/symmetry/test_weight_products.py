@@ -153,9 +153,9 @@ def test_products_of_factors(forward, scales, signs):
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("norm", [nn.utils.weight_norm, parametrizations.weight_norm])
-def test_weight_norm_gives_its_scale_and_sign_to_the_gain(norm):
+def test_weight_norm_gives_its_scale_to_the_gain_and_leaves_one_without_effect(norm):
     sym = exact(hidden_layer(norm(lin(6, 5))), X)
-    assert (sizes(sym), sym.scaling_dof, sym.sign_dof) == ([6, 5], 5, 5)
+    assert (sizes(sym), sym.scaling_dof, sym.sign_dof) == ([6, 5], 5 + 5, 5)
     assert not sym.frozen
 
 
@@ -245,12 +245,12 @@ def test_a_flattened_kernel_goes_on_with_its_channels(computed, permuted, scales
     assert not sym.frozen
 
 
-def test_a_cosine_classifier_keeps_permutations():
+def test_a_cosine_classifier_keeps_permutations_and_lengths_are_free():
     def forward(s, x):
         return F.linear(F.normalize(torch.relu(s.a(x))), F.normalize(s.w))
 
     sym = exact(Forward(forward, a=lin(4, 6), w=w(3, 6)).double(), X)
-    assert (sizes(sym), sym.scaling_dof) == ([6], 0)
+    assert (sizes(sym), sym.scaling_dof) == ([6], 3 + 1)
 
 
 # ------------------------------------------------------------ what forbids something

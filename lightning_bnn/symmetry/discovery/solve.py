@@ -104,13 +104,22 @@ def _solve_scales(system: Constraints) -> tuple[Ints, Ints, SecondScales | None]
             ties.append(_crossed(tie, n) if crossed else _straight(tie, n))
         return ties
 
+    def cancelled(product: Product, roots: Ints) -> list[Ints]:
+        out, a, b = product.out, product.a, product.b
+        below = n if not product.inverse else 0  # of b what a product with a leaves at one
+        return [
+            out[roots[a] == roots[b + below]],
+            b[roots[out] == roots[a]],
+            a[roots[out] == roots[b + (n - below)]],
+        ]
+
     def freedom(roots: Ints, product: Product, held: Ints) -> int:
         return FreeProducts(*_halves(roots, n), (product,)).freedom_beside(held)
 
     def is_fixed(roots: Ints) -> NDArray[np.bool_]:
         return roots[:n] == roots[n:]
 
-    solved = _fixpoint(ties, system.products, (n, 2), is_fixed, resolve, freedom)
+    solved = _fixpoint(ties, system.products, (n, 2), is_fixed, resolve, cancelled, freedom)
     variable, sign = _halves(solved.roots, n)
     if not solved.free:
         return variable, sign, None
@@ -149,6 +158,11 @@ def _solve_signs(system: Constraints) -> Ints:
         trio = (product.out, product.a, product.b)
         return [np.stack([x[fixed[k]] for x in trio if x is not k]) for k in trio]
 
+    def cancelled(product: Product, roots: Ints) -> list[Ints]:
+        trio = (product.out, product.a, product.b)
+        others = ((product.a, product.b), (product.out, product.b), (product.out, product.a))
+        return [x[roots[y] == roots[z]] for x, (y, z) in zip(trio, others, strict=True)]
+
     def freedom(roots: Ints, product: Product, held: Ints) -> int:
         return -np.unique(roots[held]).size
 
@@ -158,7 +172,7 @@ def _solve_signs(system: Constraints) -> Ints:
     ties: list[Ints] = list(system.ties["sign"])
     size = (system.nodes, 1)
     products = [p for p in system.products if p.has_signs]
-    roots = _fixpoint(ties, products, size, is_fixed, resolve, freedom).roots
+    roots = _fixpoint(ties, products, size, is_fixed, resolve, cancelled, freedom).roots
     return _numbered(roots, roots == roots[FROZEN])
 
 
@@ -176,13 +190,14 @@ def _fixpoint(
     size: tuple[int, int],
     is_fixed: Any,
     resolve: Any,
+    cancelled: Any,
     freedom: Any,
 ) -> _Solved:
     """Add what products imply until nothing changes.
 
-    Where both factors of a product are free, the second is held, or the product itself if that
-    leaves more: sums of products, such as scores without a softmax, have one scale for many
-    factors.
+    What two equal variables of a product cancel to is one. Where both factors of a product are
+    free, the second is held, or the product itself if that leaves more: sums of products, such as
+    scores without a softmax, have one scale for many factors.
     """
     nodes, copies = size
     pending = list(products)
@@ -196,9 +211,14 @@ def _fixpoint(
         still, progressed = [], False
         for product in pending:
             implied = resolve(product, fixed)
+            ones = np.concatenate(cancelled(product, roots))
+            ones = ones[~fixed[ones]]
+            implied += [
+                np.stack([ones, np.full_like(ones, FROZEN)]) + k * nodes for k in range(copies)
+            ]
             ties += [t for t in implied if t.size]
             done = fixed[product.a] | fixed[product.b] | fixed[product.out]
-            progressed |= bool(done.any())
+            progressed |= bool(done.any() or ones.size)
             if not done.all():
                 out, a, b = (x[~done] for x in (product.out, product.a, product.b))
                 still.append(product._replace(out=out, a=a, b=b))

@@ -34,6 +34,7 @@ from lightning_bnn.symmetry.rules.labels import (
     shape_of,
     solid,
 )
+from lightning_bnn.symmetry.rules.lookahead import divides
 
 __all__ = [
     "add",
@@ -96,9 +97,11 @@ def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Value:
     """Scales and signs add up; a parameter over all channels is a gain, free on either side."""
     if isinstance(x, Noise) or isinstance(y, Noise):
         return Value(_beside_noise(system, node, x, y))
+    factor = node.args[1]
     if isinstance(x, Weight) and not isinstance(y, Weight):
-        x, y = y, x
-    if isinstance(y, Weight) and isinstance(x, Value) and not y.is_buffer:
+        x, y, factor = y, x, node.args[0]
+    is_gain = isinstance(y, Weight) and not y.is_buffer and not divides(factor)
+    if is_gain and isinstance(x, Value):
         product = _multiply_by_gain(system, x, y)
         if product is not None:
             return product

@@ -47,9 +47,8 @@ def sum_of_products(
     active = any(isinstance(x, Value) for x in operands)
     if len(operands) == 2 and active and not any(isinstance(x, Factored) for x in operands):
         if not weights:
-            parts = _apart(system, operands, letters, result)
-            if parts:
-                return factored(parts, shape_of(node), active=True)
+            if rows := _apart(system, operands, letters, result):
+                return factored(rows, shape_of(node), active=True)
             return Value(_product(system, operands, letters, result).expand(shape_of(node)))
         try:
             return _of_one_weight(system, node, operands, letters, result)

@@ -18,6 +18,7 @@ from lightning_bnn.symmetry.rules.labels import (
     compress,
     core,
     noise_of,
+    operation_name,
     shape_of,
     solid,
     with_fixed_rest,
@@ -46,6 +47,9 @@ __all__ = [
     "squares",
     "threshold",
 ]
+
+NEVER_REACHED = 1e-6
+"""Bounds up to it keep a norm that is divided by from zero."""
 
 
 def pointwise(
@@ -153,8 +157,11 @@ def clamp(
 ) -> Value:
     """At zero it is a ReLU, symmetric it is a hard tanh, else only permutations pass.
 
-    Bounds that are tensors move, and are scaled, with the channels.
+    Bounds that are tensors move, and are scaled, with the channels. The tiny number that keeps a
+    norm from zero is never reached.
     """
+    if high is None and isinstance(low, float) and 0 < low <= NEVER_REACHED and _is_norm(node):
+        return passthrough(system, node, x)
     bounds = [bound for bound in (low, high) if isinstance(bound, Value | Weight | Constant)]
     if bounds:
         return Value(unify(system, *(homogeneous(system, node, v).labels for v in (x, *bounds))))
@@ -162,6 +169,15 @@ def clamp(
         return homogeneous(system, node, x)
     symmetric = low is not None and low == -(high or 0)
     return odd(system, node, x) if symmetric else nonlinear(system, node, x)
+
+
+def _is_norm(node: Node) -> bool:
+    source = node.args[0]
+    return (
+        isinstance(source, Node)
+        and source.op == "call_function"
+        and "norm" in operation_name(source)
+    )
 
 
 def clamp_max(system: Constraints, node: Node, x: Value | Weight, high: Any) -> Value:

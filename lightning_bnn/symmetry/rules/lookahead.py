@@ -1,4 +1,4 @@
-"""What becomes of a dimension further down a graph: whether the next thing is a sum over it."""
+"""What becomes of a tensor further down a graph: a sum over a dimension, a division by it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,27 @@ from torch.utils._pytree import tree_map
 
 from lightning_bnn.symmetry.rules.labels import compress, moving_dims, operation_name, shape_of
 
-__all__ = ["is_summed"]
+__all__ = ["divides", "is_summed"]
 
 _LINEAR = frozenset("mul add sub div dropout to _to_copy neg contiguous clone alias".split())
 _SHAPES = frozenset(
     "view reshape flatten unflatten squeeze unsqueeze permute transpose t movedim expand".split()
 )
 _SUMS = frozenset(["sum", "mean"])
+_QUOTIENTS = frozenset("div divide true_divide".split())
+
+
+def divides(node: Any) -> bool:
+    """Whether something is divided by a tensor, or by a rearrangement of it."""
+    if not isinstance(node, Node):
+        return False
+    for user in node.users:
+        name = operation_name(user).removesuffix("_")
+        if name == "reciprocal" or (name in _QUOTIENTS and user.args[1] is node):
+            return True
+        if name in _SHAPES and divides(user):
+            return True
+    return False
 
 
 def is_summed(node: Node, dim: int) -> bool:

@@ -166,15 +166,18 @@ def reduction(
 def norm(
     system: Constraints, node: Node, x: Any, *args: Any, dim: Any = None, **kwargs: Any
 ) -> Any:
-    """A norm, a variance or an extreme: the scale of the weights before it is held fixed."""
+    """A norm, a variance or an extreme: what is inside is not scaled, and rows of norms only."""
     is_norm = "norm" in operation_name(node)
     numbers = args[1:] if is_norm else args
     if dim is None and numbers and not isinstance(numbers[0], bool):
         dim = numbers[0]
     for part in parts_of(system, x):
-        system.freeze(part, ("scale",) if is_norm else ("scale", "sign"))
+        inside = set(moving_dims(part)) & set(_dims(dim, len(x.shape)))
+        if inside or not is_norm:
+            system.freeze(part, ("scale",) if is_norm else ("scale", "sign"))
     sign: Literal["passes", "is forgotten"] = "is forgotten" if is_norm else "passes"
-    return _reduced(system, node, x, dim, lambda part: core(system.follow(part, ())), sign)
+    passing = ("scale",) if is_norm else ()
+    return _reduced(system, node, x, dim, lambda part: core(system.follow(part, passing)), sign)
 
 
 # ------------------------------------------------------------ shape
@@ -206,10 +209,14 @@ def _plain(args: Any) -> Any:
 
 # ------------------------------------------------------------ normalisations
 def weight_norm(system: Constraints, node: Node, v: Any, g: Any, dim: int = 0) -> Any:
-    """``g * v / ||v||``: the gain has the scale, and both have the sign."""
-    parts = parts_of(system, v)
-    for part in parts:
-        system.freeze(part, ("scale",))
+    """``g * v / ||v||``: the gain has the scale, rows of v one without effect, both the sign."""
+    parts = []
+    for part in parts_of(system, v):
+        if moving_dims(part) == [dim % len(v.shape)]:
+            part = core(system.follow(part, ("sign",)))
+        else:
+            system.freeze(part, ("scale",))
+        parts.append(part)
     parts = merged(system, [*parts, *parts_of(system, g)])
     value = node.meta["val"]
     if isinstance(value, tuple | list):
