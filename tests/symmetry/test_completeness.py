@@ -99,6 +99,8 @@ JACOBIAN_KERNEL = {
     "ALiBi": (networks.attention(positions="alibi"), FEW, 2 * 18 + 2 * 6),
     # every column of the table may be shifted
     "T5 table": (networks.attention(positions="t5"), FEW, 2 * 18 + 2 * 6 + 2),
+    "table of relative positions": (networks.attention(positions="rows"), FEW, 2 * 18 + 2 * 6 + 2),
+    "the same, transposed": (networks.attention(positions="columns"), FEW, 2 * 18 + 2 * 6 + 2),
     # one number between scores and values per head
     "linear attention": (networks.attention(scores="linear", bias=False), FEW, 2 * 18 + 2),
     "linear attention by states": (

@@ -19,6 +19,7 @@ from lightning_bnn.symmetry.rules.constraints import Constraints, Record
 from lightning_bnn.symmetry.rules.factored import factored, parts_of
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
+    Constant,
     Index,
     Unsupported,
     Value,
@@ -30,6 +31,7 @@ from lightning_bnn.symmetry.rules.labels import (
     operation_name,
     shape_of,
 )
+from lightning_bnn.symmetry.rules.lookahead import is_added_to_scores
 from lightning_bnn.symmetry.rules.shape import rearrange
 
 __all__ = [
@@ -57,6 +59,8 @@ def index(system: Constraints, node: Node, x: Any, *args: Any) -> Any:
     by_select = operation_name(node) == "index_select"
     where = [None] * (args[0] % ndim_of(x)) + [args[1]] if by_select else list(args[0])
     if not any(isinstance(i, Value) for i in where):
+        if isinstance(x, Weight) and _is_table_of_positions(x, where) and is_added_to_scores(node):
+            return _table_of_positions(system, x, where, shape_of(node))
         return rearrange(system, node, x, *args)
     picked = [d for d, i in enumerate(where) if i is not None]
     shape = shape_of(node)
@@ -69,6 +73,28 @@ def index(system: Constraints, node: Node, x: Any, *args: Any) -> Any:
     labels = system.labels(x)
     _kept(labels, picked, "channels picked by an index computed from the input")
     return Value(_after_index(labels, where, picked, shape))
+
+
+def _is_table_of_positions(weight: Weight, where: Sequence[Any]) -> bool:
+    """Whether constants pick rows (or columns) of a parameter, some of them more than once."""
+    at = [i for i in where if i is not None]
+    if weight.is_buffer or len(weight.full_shape) != 2 or weight.shape != weight.full_shape:
+        return False
+    picks = at[0].tensor if len(at) == 1 and isinstance(at[0], Constant) else None
+    return (
+        picks is not None and picks.dtype == torch.long and picks.numel() > picks.unique().numel()
+    )
+
+
+def _table_of_positions(
+    system: Constraints, weight: Weight, where: Sequence[Any], shape: torch.Size
+) -> Value:
+    """Relative positions: what the heads add to their scores may be shifted, head by head."""
+    heads = 1 if where[0] is not None else 0
+    out = system.fresh(weight.shape[heads])
+    system.consume(weight, Record(heads, out, "out"))
+    system.shifts.tables.add(weight.name)
+    return Value(along(out, len(shape) - 1 if heads else 0, shape))
 
 
 def ndim_of(x: Any) -> int:

@@ -1,4 +1,4 @@
-"""What becomes of a tensor further down a graph: a sum over a dimension, a division by it."""
+"""What becomes of a tensor further down a graph: a sum, a division by it, a summand of scores."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from torch.fx import Node
 from torch.utils._pytree import tree_map
 
 from lightning_bnn.symmetry.rules.labels import compress, moving_dims, operation_name, shape_of
+from lightning_bnn.symmetry.rules.shifts import is_forgotten_by_softmax
 
-__all__ = ["divides", "is_summed"]
+__all__ = ["divides", "is_added_to_scores", "is_summed"]
 
 _LINEAR = frozenset("mul add sub div dropout to _to_copy neg contiguous clone alias".split())
 _SHAPES = frozenset(
     "view reshape flatten unflatten squeeze unsqueeze permute transpose t movedim expand".split()
 )
+_COPIES = frozenset("to _to_copy type_as contiguous clone alias".split())
 _SUMS = frozenset(["sum", "mean"])
 _QUOTIENTS = frozenset("div divide true_divide".split())
 
@@ -33,6 +35,22 @@ def divides(node: Any) -> bool:
         if name in _SHAPES and divides(user):
             return True
     return False
+
+
+def is_added_to_scores(node: Node) -> bool:
+    """Whether all that becomes of a tensor is a summand of the scores of an attention."""
+    for user in node.users:
+        name = operation_name(user).removesuffix("_")
+        if name == "scaled_dot_product_attention":
+            mask = user.args[3] if len(user.args) > 3 else user.kwargs.get("attn_mask")
+            if mask is not node:
+                return False
+        elif name == "add":
+            if not is_forgotten_by_softmax(user):
+                return False
+        elif not (name in _SHAPES or name in _COPIES) or not is_added_to_scores(user):
+            return False
+    return bool(node.users)
 
 
 def is_summed(node: Node, dim: int) -> bool:

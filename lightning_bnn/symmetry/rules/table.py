@@ -274,8 +274,8 @@ MIXES = frozenset(
 """Their rules say themselves which channels they keep from being mixed; after others none mix."""
 PASSES_SHIFTS = frozenset(
     "lift_fresh dropout feature_dropout to _to_copy type_as add linear addmm matmul mm bmm "
-    "conv1d conv2d conv3d embedding scaled_dot_product_attention expand expand_as broadcast_to "
-    "cat concat concatenate stack repeat repeat_interleave tile".split()
+    "conv1d conv2d conv3d embedding index index_select scaled_dot_product_attention expand "
+    "expand_as broadcast_to cat concat concatenate stack repeat repeat_interleave tile".split()
 ) | {name for name, rule in RULES.items() if rule is shape.rearrange}
 """Their rules say themselves what becomes of a constant that is added to channels."""
 WRITES_SHIFTS = frozenset(f"layer_norm group_norm {_BATCH_NORMS}".split())
