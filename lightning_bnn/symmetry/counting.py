@@ -88,19 +88,16 @@ def kendall_tau(
     return concordant_minus.double() / scale
 
 
-def dense_ranks(key: Tensor, rounding: int | float = 0) -> Tensor:
+def dense_ranks(key: Tensor, within: Tensor | float = 0) -> Tensor:
     """The place of every number among the different ones.
 
-    Numbers that differ by ``rounding`` units in the last place of the largest are one.
+    Neighbours that are no farther apart than ``within`` are one.
 
     >>> dense_ranks(torch.tensor([0.5, 2.0, 0.5, 1.0]))
     tensor([0, 2, 0, 1])
     """
     values, order = key.sort(dim=-1, stable=True)
-    new = values[..., 1:] != values[..., :-1]
-    if rounding and key.is_floating_point():
-        size = rounding * torch.finfo(key.dtype).eps * key.abs().amax(-1, keepdim=True)
-        new = values.diff(dim=-1) > size
+    new = values.diff(dim=-1) > within
     places = torch.cat([torch.zeros_like(order[..., :1]), new.cumsum(-1)], -1)
     return torch.empty_like(order).scatter_(-1, order, places)
 

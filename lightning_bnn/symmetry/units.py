@@ -21,6 +21,7 @@ __all__ = [
     "side_by_side",
     "sorted_rows",
     "statistic",
+    "sums_of_rows",
     "twin_places",
     "unit_rows",
     "writer",
@@ -102,10 +103,20 @@ def unit_rows(
 
 def sorted_rows(rows: Tensor, sym: Symmetries, place: Placement) -> Tensor:
     """Rows whose weights are sorted, at every position of a kernel by itself."""
+    return _by_position(rows, sym, place).sort(-2).values.flatten(-2)
+
+
+def sums_of_rows(rows: Tensor, sym: Symmetries, place: Placement) -> Tensor:
+    """The sum of every row, at every position of a kernel by itself, in float64."""
+    return _by_position(rows, sym, place).sum(-2, dtype=torch.float64)
+
+
+def _by_position(rows: Tensor, sym: Symmetries, place: Placement) -> Tensor:
+    """Rows as ``(..., features, positions of the kernel)``."""
     tensor = sym.axes[place.axis].tensor
     convolves = all(a.dim in (0, 1) for a in sym.axes if a.tensor == tensor)
     kernel = sym.shapes[tensor][2:].numel() if convolves else 1
-    return rows.unflatten(-1, (-1, kernel)).sort(-2).values.flatten(-2)
+    return rows.unflatten(-1, (-1, kernel))
 
 
 def _offset(w: Tensor, sym: Symmetries, axis: Axis) -> int:

@@ -96,6 +96,19 @@ def test_copies_of_units_are_exchangeable(permutation):
         assert close(canonicalise(moved, sym, "unit-norm", permutation), form)
 
 
+def test_ties_of_units_with_many_weights():
+    """A million float32 weights lie closer together than rounding separates any two of them."""
+    width = 1400
+    into, out_of = (nn.Linear(width, width, bias=False) for _ in range(2))
+    net = nn.Sequential(into, nn.ReLU(), out_of)
+    sym, params = discover(net, torch.randn(1, width)), P.of(net)
+    params["0.weight"][:, 0] = params["2.weight"][0] = 1.0  # the largest of every unit
+    form = canonicalise(params, sym, None)
+    moved = permute(params, sym, random_permutations(sym, torch.Generator().manual_seed(0)))
+    again = canonicalise(moved, sym, None)
+    assert all(torch.equal(again[n], form[n]) for n in form)
+
+
 class Streams(nn.Module):
     """Grouped convolutions that write into a residual stream, behind ungrouped ones."""
 
