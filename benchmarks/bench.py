@@ -44,6 +44,7 @@ RUNS = {
     "vi_steps": "vi.py steps",
     "vi_steps_2": "vi.py steps --threads 2",
     "vi_steps_resnet": "vi.py steps --network resnet --batch 32 --repeats 5",
+    "vi_steps_resnet_fused": "vi.py steps --network resnet --batch 32 --repeats 5 --fused",
     "vi_predict": "vi.py predict",
     "ratios": "ratios.py",
 }
@@ -92,12 +93,21 @@ def run(name: str) -> bool:
 
 
 def _is_complete(name: str, folder: Path) -> bool:
+    """Whether all that its table shows was measured, by all that the file of before has."""
     try:
         table(name, folder)
     except KeyError as error:
         print(f"  {name}: not all that its table shows was measured ({error.args[0]})")
         return False
-    return True
+    left_out = _contestants(_file(name)) - _contestants(folder / f"{name}.json")
+    if left_out:
+        print(f"  {name}: {', '.join(sorted(left_out))} left out (`make bench` installs peers)")
+    return not left_out
+
+
+def _contestants(path: Path) -> set[str]:
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+    return {row["who"] for row in rows if "who" in row}
 
 
 def is_of_here(path: Path) -> bool:

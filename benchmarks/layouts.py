@@ -233,7 +233,8 @@ def apply(rows: list[Row]) -> Table:
 # ------------------------------------------------------------ samplers
 @layout("samplers_update", "samplers_steps", "samplers_steps_resnet")
 def samplers(rows: list[Row]) -> Table:
-    table = [[f"{rows[0]['network']}".replace("mlp", "784-512-512-10"), "time", "ratio"]]
+    networks = {"mlp": "784-512-512-10", "resnet": "ResNet-18"}
+    table = [[networks[rows[0]["network"]], "time", "ratio"]]
     return table + [[row["who"], shown(seconds(row)), over(row, rows[0])] for row in rows]
 
 
@@ -264,7 +265,7 @@ def samplers_swag(rows: list[Row]) -> Table:
 
 
 # ------------------------------------------------------------ variational inference
-@layout("vi_steps", "vi_steps_2", "vi_steps_resnet")
+@layout("vi_steps", "vi_steps_2", "vi_steps_resnet", "vi_steps_resnet_fused")
 def vi_steps(rows: list[Row]) -> Table:
     plain, ours = (pick(rows, who=who) for who in ("deterministic", "MFVI"))
     table = [["", "time", "/ deterministic", "/ `MFVI`"]]

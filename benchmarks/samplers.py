@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from turns import taking_turns
 
 from lightning_bnn import models, samplers
+from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.member_losses import member_losses
 from lightning_bnn.modules import SGHMC, SWAG
 
@@ -211,7 +212,7 @@ def side_by_side(net, x, y, device):
     def step():
         optimizer.zero_grad()
         stack = dict(module.networks.named_parameters())
-        losses = member_losses(module.template, stack, (x,), lambda out: module.nll(out, y))
+        losses = member_losses(module.template, stack, Batch((x,), y), module.nll)
         losses.sum().backward()
         optimizer.step()
 
