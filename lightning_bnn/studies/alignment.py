@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,10 +18,17 @@ from lightning_bnn import params as P
 from lightning_bnn.comparison.tables import Cell, Measured, Table, spread
 from lightning_bnn.datamodules.base import DataModule, Splits
 from lightning_bnn.modules import DeepEnsemble
-from lightning_bnn.params import Params
+from lightning_bnn.params import Params, stack_size
 from lightning_bnn.plots import lines_figure
 from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.randomness import keyed_generator, keyed_randomness
+from lightning_bnn.studies.alignment_methods import (
+    MATRICES,
+    PERMUTATIONS,
+    Kind,
+    aligned,
+    without_gains,
+)
 from lightning_bnn.studies.alignment_networks import ARCHITECTURES, Architecture
 from lightning_bnn.studies.findings import (
     Findings,
@@ -31,15 +38,12 @@ from lightning_bnn.studies.findings import (
     settings_of,
 )
 from lightning_bnn.studies.runs import fit_quietly
-from lightning_bnn.symmetry import Symmetries, align, discover, match, match_activations, permute
 from lightning_bnn.symmetry.matching.alignment import distance_to_mean
-from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.matching.repair import reestimated
 
 __all__ = ["alignment"]
 
 DRAWS = 100
-METHODS = ("as they are", "first, ascent", "first, best", "first, activations", "joint")
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,12 @@ def alignment(
 
     Networks of seven kinds are trained from different starts. Disjoint sets of N are averaged as
     they are, matched to the first (by coordinate ascent, by the better of ascent and Frank-Wolfe,
-    by activations), and aligned jointly. Shown are the loss of the mean network above that of the
-    networks (for two of them the barrier at the midpoint), its accuracy, and the squared distance
-    to the mean, also as a share of that without alignment. BatchNorm statistics are estimated anew.
-    Where a prior was trained with, single draws of the Gaussian that has the means and deviations
-    of the weights are judged as well.
+    by activations), and aligned jointly; transformers, whose norms are folded then, by permutations
+    and matrices as well. Shown are the loss of the mean network above that of the networks (for two
+    of them the barrier at the midpoint), its accuracy, and the squared distance to the mean, also
+    as a share of that without alignment. BatchNorm statistics are estimated anew. Where a prior was
+    trained with, single draws of the Gaussian that has the means and deviations of the weights are
+    judged as well.
 
     Args:
         scale: smallest (a trial), small (up to 10 networks) or paper (up to 50).
@@ -112,11 +117,12 @@ class _Population:
         with keyed_randomness(seed, name):
             self.model: nn.Module = kind.build(self.examples.classes).eval()
         self.inputs = self.examples.train[0]
-        self.symmetries: Symmetries = discover(self.model, self.inputs[:2])
-        self.compared = Plan(self.symmetries).compared
+        self.plain = Kind.of(self.model, self.inputs)
         self.batches = [x for x, _ in zip(self.inputs.split(64), range(20), strict=False)]
         self.members = max(max(settings.sizes), 2 * min(settings.sizes))
         self.stack = self._trained(folder / "networks")
+        self.mixed = Kind.folded(self.model, self.inputs) if self.plain.symmetries.linear else None
+        self.methods = PERMUTATIONS + (MATRICES if self.mixed else ())
 
     def _trained(self, folder: Path) -> Params:
         """The networks, trained or as an earlier run has left them."""
@@ -142,7 +148,7 @@ class _Population:
 
     def measured(self) -> Numbers:
         """All methods on all sets of all sizes."""
-        found: Numbers = {method: {} for method in METHODS}
+        found: Numbers = {method: {} for method in self.methods}
         for size in self.settings.sizes:
             count = min(self.settings.sets, self.members // size)
             sets = [
@@ -150,7 +156,7 @@ class _Population:
                 for k in range(count)
             ]
             rows = [self._one_set(networks) for networks in sets]
-            for method in METHODS:
+            for method in self.methods:
                 numbers = [row[method] for row in rows]
                 found[method][size] = {
                     key: spread(
@@ -160,61 +166,51 @@ class _Population:
                 }
         return found
 
+    @torch.no_grad()
     def _one_set(self, networks: Params) -> dict[str, dict[str, float]]:
         """What every method makes of one set."""
-        ends = [self._judged(network)[0] for network in P.unstack(networks)]
-        apart = distance_to_mean(networks, self.compared)
-        result = {}
-        for method in METHODS:
-            start = time.process_time()
-            moved = self._aligned(networks, method)
-            seconds = time.process_time() - start
-            loss, accuracy = self._judged(self._mean(moved))
-            distance = distance_to_mean(moved, self.compared)
-            result[method] = {
-                "excess": loss - sum(ends) / len(ends),
-                "accuracy": accuracy,
-                "distance": distance / apart,
-                "per_network": distance / len(ends),
-                "seconds": seconds,
-            }
-            if self.kind.prior_std is not None:
-                result[method]["draws"] = self._of_draws(moved)
+        losses = [self._judged(self.plain, network)[0] for network in P.unstack(networks)]
+        ends = sum(losses) / len(losses)
+        result = {m: self._measured(self.plain, networks, m, ends) for m in PERMUTATIONS}
+        if self.mixed is not None:
+            folded = without_gains(self.model, networks, self.inputs)
+            result |= {m: self._measured(self.mixed, folded, m, ends) for m in MATRICES}
         return result
 
-    def _mean(self, networks: Params) -> Params:
+    def _measured(self, kind: Kind, networks: Params, method: str, ends: float) -> dict[str, float]:
+        """What one method makes of one set."""
+        start = time.process_time()
+        moved = aligned(kind, networks, method, self.batches, self.seed)
+        seconds = time.process_time() - start
+        loss, accuracy = self._judged(kind, self._mean(kind, moved))
+        distance = distance_to_mean(moved, kind.compared)
+        result = {
+            "excess": loss - ends,
+            "accuracy": accuracy,
+            "distance": distance / distance_to_mean(networks, kind.compared),
+            "per_network": distance / stack_size(networks),
+            "seconds": seconds,
+        }
+        if self.kind.prior_std is not None:
+            result["draws"] = self._of_draws(kind, moved)
+        return result
+
+    def _mean(self, kind: Kind, networks: Params) -> Params:
         """The mean network, with statistics of BatchNorm of its own."""
         floating = {n: t for n, t in networks.items() if t.is_floating_point()}
         mean = {n: floating[n].mean(0) if n in floating else t[0] for n, t in networks.items()}
-        return reestimated(self.model, mean, self.batches)
+        return reestimated(kind.model, mean, self.batches)
 
-    def _of_draws(self, networks: Params) -> float:
+    def _of_draws(self, kind: Kind, networks: Params) -> float:
         """Mean accuracy of single draws of the Gaussian with the same means and deviations."""
         generator = keyed_generator(self.seed, "draws", self.name)
         drawn = P.unstack(DiagonalGaussian.fit(networks).sample(DRAWS, generator))
-        return sum(self._judged(network)[1] for network in drawn) / DRAWS
+        return sum(self._judged(kind, network)[1] for network in drawn) / DRAWS
 
-    def _aligned(self, networks: Params, method: str) -> Params:
-        sym = self.symmetries
-        first = {n: t[0] for n, t in networks.items()}
-        if method == "as they are":
-            return networks
-        if method == "joint":
-            return align(networks, sym, seed=self.seed).apply(networks, sym)
-        if method == "first, activations":
-            found: Sequence[Tensor] = match_activations(
-                self.model, networks, first, sym, self.batches
-            )
-        else:
-            way: Any = method.removeprefix("first, ")
-            found = match(networks, first, sym, method=way, seed=self.seed)
-        return permute(networks, sym, found)
-
-    @torch.no_grad()
-    def _judged(self, network: Params) -> tuple[float, float]:
+    def _judged(self, kind: Kind, network: Params) -> tuple[float, float]:
         """Loss and accuracy on the test set."""
         inputs, labels = self.examples.test
-        logits = torch.cat([P.apply(self.model, network, x) for x in inputs.split(500)])
+        logits = torch.cat([P.apply(kind.model, network, x) for x in inputs.split(500)])
         loss = float(nn.functional.cross_entropy(logits, labels))
         return loss, 100 * float((logits.argmax(-1) == labels).double().mean())
 
