@@ -9,7 +9,7 @@ from checked_symmetries import units, weight
 from torch import nn
 
 from lightning_bnn import params as P
-from lightning_bnn.symmetry import canonicalise, min_mass
+from lightning_bnn.symmetry import canonicalise, discover, min_mass, verify
 from lightning_bnn.symmetry.verify import random_element
 
 TOKENS, IN, EXPERTS, HIDDEN = 7, 4, 3, 5
@@ -289,7 +289,7 @@ if not hasattr(torch.ops.transformers, "grouped_mm_fallback"):
         return x.new_empty(len(x), w.shape[2])
 
 
-def sorted_by_expert(s, x):
+def sorted_by_expert(s, x, places=False):
     values, at = softmax(s, x).topk(2)
     at, order = at.reshape(-1).sort()
     counts = torch.histc(at.double(), bins=EXPERTS, min=0, max=EXPERTS - 1)
@@ -297,6 +297,8 @@ def sorted_by_expert(s, x):
     product = torch.ops.transformers.grouped_mm_fallback
     h = s.inside(product(x[order // 2], s.w1, ends) + s.b1[at])
     y = product(h, s.w2, ends) * values.reshape(-1)[order][:, None]
+    if places:
+        y = y * torch.arange(len(y), dtype=y.dtype)[:, None]
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order))
     return y[back].view(len(x), 2, -1).sum(1)
@@ -310,5 +312,28 @@ BETWEEN = {"relu": (nn.ReLU(), HIDDEN), "tanh": (nn.Tanh(), 0), "softmax": (nn.S
 def test_sorted_tokens_have_experts_with_units_in_common(name):
     inside, scales = BETWEEN[name]
     sym = exact(experts(sorted_by_expert, inside=inside))
-    assert (units(sym), sym.scaling_dof) == ([(HIDDEN, "channel")], scales)
-    assert {f.reason for f in sym.frozen} == {"an index among channels"}  # experts stay
+    assert sorted(units(sym)) == [(EXPERTS, "channel"), (HIDDEN, "channel")]
+    assert (sym.scaling_dof, sym.frozen) == (scales, ())
+
+
+def times_its_place(s, x):
+    """What the place of a sorted token adds depends on how experts are numbered."""
+    return sorted_by_expert(s, x, places=True)
+
+
+def returned_in_order(s, x):
+    _, at = softmax(s, x).topk(2)
+    _, order = at.reshape(-1).sort()
+    ends = at.reshape(-1).sort()[0].double().histc(EXPERTS, 0, EXPERTS - 1).cumsum(0).int()
+    return torch.ops.transformers.grouped_mm_fallback(x[order // 2], s.w1, ends)
+
+
+@pytest.mark.parametrize(
+    ("forward", "left"), [(times_its_place, [(HIDDEN, "channel")]), (returned_in_order, [])]
+)
+def test_the_order_of_sorted_tokens_must_not_be_seen(forward, left):
+    model = experts(forward, inside=nn.Tanh()).double()
+    sym = discover(model, tokens())
+    assert units(sym) == left
+    assert any("refuted" in f.reason for f in sym.frozen)
+    assert verify(model, sym, tokens(11)) < 1e-12

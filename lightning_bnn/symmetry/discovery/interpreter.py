@@ -33,6 +33,7 @@ from lightning_bnn.symmetry.rules import weight_products
 from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
 from lightning_bnn.symmetry.rules.factored import as_parts, as_values
 from lightning_bnn.symmetry.rules.labels import (
+    Chosen,
     Constant,
     Factored,
     Index,
@@ -110,7 +111,7 @@ class Interpreter:
         if isinstance(operand, Value):
             self._see_draws([operand])
             self.system.freeze(operand.labels)
-            if isinstance(operand, Index):
+            if isinstance(operand, Chosen):
                 self.system.freeze(operand.channels)
         elif isinstance(operand, Factored):
             for part in operand.parts:
@@ -183,7 +184,7 @@ class Interpreter:
     ) -> Any:
         if name in INDEX_SHAPES and isinstance(args[0], Index):
             return _moved_index(self.rules[name](self.system, node, *args, **kwargs), args[0])
-        if name not in TAKE_INDICES and any(isinstance(x, Index) for x in operands):
+        if name not in TAKE_INDICES and any(isinstance(x, Chosen) for x in operands):
             raise Unsupported("an index among channels")
         rules = self.rules
         if name in OF_WEIGHTS and self._computes_weight(node, operands):

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_map
 from lightning_bnn.symmetry.rules.broadcasting import copies
 from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.labels import (
+    Chosen,
     Constant,
     Factored,
-    Index,
     Noise,
     Value,
     Weight,
@@ -44,7 +44,7 @@ __all__ = [
 
 def has_channels(x: Any) -> bool:
     """Whether a symmetry might move it."""
-    return isinstance(x, Weight | Factored | Index) or (
+    return isinstance(x, Weight | Factored | Chosen) or (
         isinstance(x, Value) and bool((core(x.labels) != 0).any())
     )
 

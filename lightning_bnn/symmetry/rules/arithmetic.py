@@ -22,7 +22,7 @@ from lightning_bnn.symmetry.rules.constraints import Constraints, Record
 from lightning_bnn.symmetry.rules.elementwise import homogeneous, nonlinear
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
-    Index,
+    Chosen,
     Noise,
     Turned,
     Unsupported,
@@ -158,7 +158,7 @@ def extreme(system: Constraints, node: Node, x: Any, y: Any) -> Value:
 
 def compare(system: Constraints, node: Node, x: Any, y: Any = 0) -> Value:
     """A comparison does not change when both sides are scaled."""
-    if isinstance(x, Index) or isinstance(y, Index):
+    if isinstance(x, Chosen) or isinstance(y, Chosen):
         return compare_index(system, node, x, y)
     return Value(system.follow(extreme(system, node, x, y).labels, ()))
 

@@ -1,7 +1,7 @@
 """Indices that are chosen among channels, such as those of the experts that ``topk`` picks.
 
 They are an `Index`: their values move when the channels do, so that they may only be used to find
-these channels again.
+these channels again, or to sort tokens by them and to count how many have each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from torch.fx import Node
 from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
+    Chosen,
     Constant,
+    Counts,
+    Ends,
     Index,
     Unsupported,
     Value,
@@ -27,7 +30,19 @@ from lightning_bnn.symmetry.rules.labels import (
     shape_of,
 )
 
-__all__ = ["argmax", "compare_index", "gather_channels", "one_hot", "scatter_channels", "topk"]
+__all__ = [
+    "argmax",
+    "cast_index",
+    "compare_index",
+    "count_index",
+    "gather_channels",
+    "one_hot",
+    "scatter_channels",
+    "sort_index",
+    "sum_of_counts",
+    "taken_from",
+    "topk",
+]
 
 
 def argmax(system: Constraints, node: Node, x: Any, dim: Any = None, *args: Any) -> Any:
@@ -129,3 +144,43 @@ def compare_index(system: Constraints, node: Node, x: Any, y: Any) -> Value:
     if at.labels.ndim >= len(shape) - dim and at.labels.shape[dim - len(shape)] != 1:
         raise Unsupported("an index among channels compared with numbers")
     return _along_channels(system, at, dim, shape)
+
+
+# ------------------------------------------------------------ tokens sorted by their channel
+def taken_from(index: Chosen, shape: Sequence[int]) -> Index:
+    """Some elements of an `Index`, which are one."""
+    if not isinstance(index, Index):
+        raise Unsupported("counts of an index among channels, taken one by one")
+    return Index(fixed(shape).labels, index.channels)
+
+
+def cast_index(node: Node, x: Chosen) -> Chosen:
+    """The same numbers in another type."""
+    if node.meta["val"].dtype == torch.bool:
+        raise Unsupported("an index among channels")
+    return type(x)(x.labels, x.channels)
+
+
+def sort_index(x: Chosen) -> tuple[Index, Value]:
+    """An `Index` in order, and where its elements stood.
+
+    That order changes when channels do. It is that of tokens, which nothing is tied to, and the
+    check would refute the exchange if it did not end where it began.
+    """
+    return taken_from(x, x.labels.shape), fixed(x.labels.shape)
+
+
+def count_index(
+    system: Constraints, node: Node, x: Any, bins: int = 100, low: float = 0, high: float = 0
+) -> Counts:
+    """``histc`` of an `Index` with one bin for each of its channels."""
+    if not isinstance(x, Index) or (bins, low, high) != (len(x.channels), 0, len(x.channels) - 1):
+        raise Unsupported("counts of numbers")
+    return Counts(fixed(shape_of(node)).labels, x.channels)
+
+
+def sum_of_counts(node: Node, x: Chosen) -> Ends:
+    """Where the tokens of every channel end, once sorted."""
+    if not isinstance(x, Counts):
+        raise Unsupported("an index among channels, summed up")
+    return Ends(fixed(shape_of(node)).labels, x.channels)

@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
+from lightning_bnn.symmetry.rules.chosen import cast_index
 from lightning_bnn.symmetry.rules.constraints import Constraints, Kind, Product, Record, Rule
 from lightning_bnn.symmetry.rules.labels import (
+    Chosen,
     Constant,
     Squares,
     Value,
@@ -208,6 +210,8 @@ def prelu(system: Constraints, node: Node, x: Value, weight: Weight) -> Value:
 
 def cast(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Value:
     """To another floating type everything passes, to integers permutations only."""
+    if isinstance(x, Chosen):
+        return cast_index(node, x)
     passes = node.meta["val"].dtype.is_floating_point
     return passthrough(system, node, x) if passes else nonlinear(system, node, x)
 

@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.broadcasting import unify
-from lightning_bnn.symmetry.rules.chosen import gather_channels, scatter_channels
+from lightning_bnn.symmetry.rules.chosen import gather_channels, scatter_channels, taken_from
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record
 from lightning_bnn.symmetry.rules.factored import factored, parts_of
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
+    Chosen,
     Constant,
     Index,
     Unsupported,
@@ -45,7 +46,9 @@ __all__ = [
 
 
 def _depends_on_channels(x: Any) -> bool:
-    return isinstance(x, Index) or (isinstance(x, Value) and bool((core(x.labels) != FROZEN).any()))
+    return isinstance(x, Chosen) or (
+        isinstance(x, Value) and bool((core(x.labels) != FROZEN).any())
+    )
 
 
 def _kept(labels: Tensor, dims: Sequence[int], why: str) -> None:
@@ -58,6 +61,8 @@ def index(system: Constraints, node: Node, x: Any, *args: Any) -> Any:
     """``x[i]`` and ``index_select``: rows of what is not a channel, or rows of a table."""
     by_select = operation_name(node) == "index_select"
     where = [None] * (args[0] % ndim_of(x)) + [args[1]] if by_select else list(args[0])
+    if isinstance(x, Chosen):
+        return _of_index(x, where, shape_of(node))
     if not any(isinstance(i, Value) for i in where):
         if isinstance(x, Weight) and _is_table_of_positions(x, where) and is_added_to_scores(node):
             return _table_of_positions(system, x, where, shape_of(node))
@@ -73,6 +78,13 @@ def index(system: Constraints, node: Node, x: Any, *args: Any) -> Any:
     labels = system.labels(x)
     _kept(labels, picked, "channels picked by an index computed from the input")
     return Value(_after_index(labels, where, picked, shape))
+
+
+def _of_index(x: Chosen, where: Sequence[Any], shape: torch.Size) -> Index:
+    """Some elements of an `Index`, picked by what no symmetry moves."""
+    if any(_depends_on_channels(i) for i in where):
+        raise Unsupported("an index computed from channels")
+    return taken_from(x, shape)
 
 
 def _is_table_of_positions(weight: Weight, where: Sequence[Any]) -> bool:
@@ -156,6 +168,8 @@ def _tie_rows(system: Constraints, row: Tensor, at: Any) -> None:
 
 def gather(system: Constraints, node: Node, x: Any, dim: int, at: Any, **kwargs: Any) -> Value:
     """Elements along one dimension: positions that do not move, or channels that ``topk`` found."""
+    if isinstance(x, Chosen):
+        return _of_index(x, [at], shape_of(node))
     labels, shape = system.labels(x), shape_of(node)
     dim %= labels.ndim
     if isinstance(at, Index):
@@ -181,6 +195,8 @@ def scatter(
     **kwargs: Any,
 ) -> Value:
     """Sums, means, extremes or copies of what is sent to each position: channels must agree."""
+    if isinstance(x, Chosen) or isinstance(source, Chosen):
+        raise Unsupported("an index among channels")
     shape, base = shape_of(node), system.labels(x)
     dim %= len(shape)
     if isinstance(at, Index):

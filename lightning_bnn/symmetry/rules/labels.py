@@ -18,7 +18,10 @@ from torch.fx import Node
 __all__ = [
     "FROZEN",
     "STRUCTURAL_ZERO",
+    "Chosen",
     "Constant",
+    "Counts",
+    "Ends",
     "Factored",
     "Index",
     "Noise",
@@ -81,14 +84,26 @@ class Turned(Value):
 
 
 @dataclass(frozen=True, eq=False)
-class Index(Value):
-    """Positions of channels, such as those of the experts that were chosen: they move with them.
+class Chosen(Value):
+    """What says which channels were chosen: it moves with them.
 
-    Its labels are fixed; ``channels`` is the row of labels that the positions are in. An operation
-    that does not know what an index is must not see it.
+    Its labels are fixed; ``channels`` is the row of labels that the choice is among. An operation
+    that does not know what this is must not see it.
     """
 
     channels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+
+
+class Index(Chosen):
+    """Positions of channels, such as those of the experts that ``topk`` picks."""
+
+
+class Counts(Chosen):
+    """How often every channel was chosen."""
+
+
+class Ends(Chosen):
+    """Running sums of counts: where the tokens of every channel end, once they are sorted by it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,11 @@ from torch import Tensor
 from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.broadcasting import unify
+from lightning_bnn.symmetry.rules.chosen import sort_index, sum_of_counts
 from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.elementwise import nonlinear
 from lightning_bnn.symmetry.rules.labels import (
+    Chosen,
     Unsupported,
     Value,
     along,
@@ -44,6 +46,8 @@ def _beside_channels(system: Constraints, x: Any, dims: Sequence[int], what: str
 
 def cumulative_sum(system: Constraints, node: Node, x: Any, dim: int, **kwargs: Any) -> Value:
     """Running sums over tokens: everything passes."""
+    if isinstance(x, Chosen):
+        return sum_of_counts(node, x)
     return Value(_beside_channels(system, x, [dim], "a running sum"))
 
 
@@ -62,6 +66,8 @@ def cumulative_extreme(system: Constraints, node: Node, x: Any, dim: int) -> Any
 
 def sort(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Any:
     """Every channel by itself, sorted over tokens: scales pass, signs do not."""
+    if isinstance(x, Chosen):
+        return sort_index(x)
     numbers = [a for a in args if not isinstance(a, bool) and a is not None]
     dim = kwargs.get("dim", numbers[0] if numbers else -1)
     labels = _beside_channels(system, x, [dim], "sorting")

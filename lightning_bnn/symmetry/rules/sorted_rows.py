@@ -10,7 +10,15 @@ from torch.fx import Node
 from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.contraction import ndim_of, sum_of_products
 from lightning_bnn.symmetry.rules.indexing import rows_of_table
-from lightning_bnn.symmetry.rules.labels import Unsupported, Weight, fixed, shape_of
+from lightning_bnn.symmetry.rules.labels import (
+    Chosen,
+    Ends,
+    Index,
+    Unsupported,
+    Weight,
+    fixed,
+    shape_of,
+)
 
 __all__ = ["grouped_mm"]
 
@@ -26,7 +34,7 @@ def grouped_mm(
 ) -> Any:
     """Tokens times the matrices of their experts: as if these were gathered, token by token.
 
-    Which expert a token has is not known here, so that all experts have rows and columns in common.
+    All experts have rows and columns in common; they move with what says where their tokens end.
     """
     if not isinstance(matrices, Weight) or len(matrices.shape) != 3 or ndim_of(x) != 2:
         raise Unsupported("a grouped product that is not one of tokens and a stack of matrices")
@@ -34,5 +42,10 @@ def grouped_mm(
         raise Unsupported("a grouped product with a bias")
     rows, width = shape_of(node)
     shape = torch.Size([rows, matrices.shape[1], width])
-    gathered = rows_of_table(system, matrices, fixed([rows]), shape)
+    chosen = fixed([rows])
+    if isinstance(offsets, Chosen):
+        if not isinstance(offsets, Ends):
+            raise Unsupported("a grouped product that does not end where counts say")
+        chosen = Index(chosen.labels, offsets.channels)
+    gathered = rows_of_table(system, matrices, chosen, shape)
     return sum_of_products(system, node, (x, gathered), ("si", "sio"), "so")

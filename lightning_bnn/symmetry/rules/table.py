@@ -133,6 +133,7 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("topk", chosen.topk),
     ("argmax argmin", chosen.argmax),
     ("one_hot", chosen.one_hot),
+    ("histc", chosen.count_index),
     # ------------------------------------------------------------ reductions, pooling, resampling
     ("mean sum nanmean nansum", reduction.reduction(scale="passes", sign="passes")),
     ("amax amin", reduction.reduction(scale="passes", sign="stops")),
@@ -214,8 +215,11 @@ def rules_of(batch_norm_mode: str) -> dict[str, Rule]:
 RULES = rules_of("carrier")
 INDEX_SHAPES = frozenset(name for name, rule in RULES.items() if rule in _SHAPES)
 """Of an index among channels they compute such an index."""
-TAKE_INDICES = frozenset("gather take_along_dim scatter one_hot index index_select eq".split())
-"""Their rules know indices among channels; to all others these are held fixed."""
+TAKE_INDICES = frozenset(
+    "gather take_along_dim scatter one_hot index index_select eq sort histc cumsum to _to_copy "
+    "type_as _grouped_mm transformers.grouped_mm_fallback".split()
+)
+"""Their rules know indices among channels, and counts; to all others these are held fixed."""
 OF_WEIGHTS: dict[str, Rule] = {
     **{name: weight_products.reshape for name, rule in RULES.items() if rule in _SHAPES},
     **{name: weight_products.each_part(r) for name, r in RULES.items() if r in _POINTWISE},
