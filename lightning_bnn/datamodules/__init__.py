@@ -3,7 +3,13 @@
 from lightning_bnn.datamodules.base import DataModule, MissingData, Splits
 from lightning_bnn.datamodules.cifar import CIFAR10, CIFAR100
 from lightning_bnn.datamodules.digits import Digits
-from lightning_bnn.datamodules.embedded import Diabetes, EmbeddedTable, Yacht
+from lightning_bnn.datamodules.embedded import (
+    Concrete,
+    Diabetes,
+    EmbeddedTable,
+    Energy,
+    Yacht,
+)
 from lightning_bnn.datamodules.mnist import MNIST
 from lightning_bnn.datamodules.tiny_imagenet import TinyImageNet
 from lightning_bnn.datamodules.toy import NoisySine, TractableReLU, TwoGaussians
@@ -24,10 +30,12 @@ from lightning_bnn.datamodules.uci import (
 __all__ = [
     "CIFAR10",
     "CIFAR100",
+    "Concrete",
     "DataModule",
     "Diabetes",
     "Digits",
     "EmbeddedTable",
+    "Energy",
     "MNIST",
     "MissingData",
     "NoisySine",

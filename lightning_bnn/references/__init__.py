@@ -4,6 +4,7 @@ from lightning_bnn.references.cards import Card
 from lightning_bnn.references.diagnosis import Diagnosis, diagnose
 from lightning_bnn.references.readable import readable_card
 from lightning_bnn.references.shipped import (
+    is_gold,
     read_reference,
     reference_folder,
     reference_names,
@@ -14,6 +15,7 @@ __all__ = [
     "Card",
     "Diagnosis",
     "diagnose",
+    "is_gold",
     "read_reference",
     "readable_card",
     "reference_folder",

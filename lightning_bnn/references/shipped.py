@@ -10,7 +10,7 @@ from lightning_bnn.comparison.problem import Problem, read_problem
 from lightning_bnn.comparison.stored_posteriors import StoredPosterior, read_posterior
 from lightning_bnn.references.cards import Card
 
-__all__ = ["read_reference", "reference_folder", "reference_names", "reference_place"]
+__all__ = ["is_gold", "read_reference", "reference_folder", "reference_names", "reference_place"]
 
 
 def reference_names() -> list[str]:
@@ -24,6 +24,15 @@ def reference_folder(name: str) -> Path:
         known = ", ".join(reference_names())
         raise ValueError(f"There is no reference {name!r}; choose from: {known}.")
     return _root() / name
+
+
+def is_gold(name: str) -> bool:
+    """Whether a reference may rank what is compared with it: its card says so.
+
+    >>> is_gold("two_gaussians")
+    True
+    """
+    return Card.read(reference_folder(name) / "card.json").verdict == "gold"
 
 
 def reference_place(text: str) -> Place:

@@ -17,7 +17,7 @@ from lightning_bnn.comparison.places import Place
 from lightning_bnn.comparison.tables import Cell, Measured, Table
 from lightning_bnn.plots import dots_figure
 from lightning_bnn.quiet_runs import one_thread
-from lightning_bnn.references import Card, reference_names, reference_place
+from lightning_bnn.references import is_gold, reference_names, reference_place
 from lightning_bnn.settings_files import read_settings
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 
@@ -154,8 +154,7 @@ def _verdict(reference: str) -> bool:
     """Whether a reference of this package is gold; one of the user's own counts as such."""
     if reference not in reference_names():
         return True
-    path = reference_place(reference).path.parent / "card.json"
-    return Card.read(path).verdict == "gold"
+    return is_gold(reference)
 
 
 def _closeness(numbers: Numbers) -> float:

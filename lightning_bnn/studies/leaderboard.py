@@ -17,7 +17,7 @@ from lightning_bnn.comparison.distance_tables import percent
 from lightning_bnn.comparison.tables import Cell, Measured, Table, spread
 from lightning_bnn.plots import Line, dots_figure, lines_figure, scatter_figure
 from lightning_bnn.quiet_runs import one_thread
-from lightning_bnn.references import read_reference, reference_folder, reference_names
+from lightning_bnn.references import is_gold, read_reference, reference_folder, reference_names
 from lightning_bnn.references.entries import Entry, read_entries
 from lightning_bnn.settings_files import read_settings
 from lightning_bnn.studies.fidelity import LAWS, cost_of, numbers_by_method, scored
@@ -91,16 +91,12 @@ def leaderboard(
     chosen = {name: entries[name] for name in methods or entries}
     folder = results_folder(out, "leaderboard")
     plan = _Plan(chosen, seeds, samples, folder)
-    names = references or _gold()
+    names = references or [name for name in reference_names() if is_gold(name)]
     with one_thread():
         found = {
             (name, budget): _numbers(name, budget, plan) for name in names for budget in budgets
         }
     publish(_findings(found, plan), folder)
-
-
-def _gold() -> list[str]:
-    return [name for name in reference_names() if read_reference(name)[2].verdict == "gold"]
 
 
 def _numbers(name: str, budget: int, plan: _Plan) -> Seeds:
@@ -144,7 +140,8 @@ def _findings(found: Mapping[tuple[str, int], Seeds], plan: _Plan) -> Findings:
 
 def _table(name: str, budget: int, seeds: Seeds) -> Table:
     numbers = {title: _over_seeds(of) for title, of in seeds.items()}
-    order = sorted(numbers, key=lambda title: _first(numbers[title], LAWS))
+    gold = is_gold(name)
+    order = sorted(numbers, key=lambda title: _first(numbers[title], LAWS)) if gold else [*numbers]
     names = {key for of in numbers.values() for key in of}
     columns = {**to_reference(names)}
     columns |= {key: column for key, column in columns_of(names).items() if key in _SHOWN}
@@ -164,7 +161,8 @@ def _table(name: str, budget: int, seeds: Seeds) -> Table:
     digits |= {column.title: column.digits for column in columns.values()}
     header = ["method", "gradients", "seconds", *LAWS.values()]
     header += [column.title for column in columns.values()]
-    return Table(f"{name}, {budget} gradients", header, rows, digits, _NOTE)
+    title = f"{name}, {budget} gradients" + ("" if gold else ": a long run, which ranks nothing")
+    return Table(title, header, rows, digits, _NOTE)
 
 
 def _over_seeds(of_seeds: Sequence[Mapping[str, float]]) -> dict[str, Measured]:

@@ -11,8 +11,10 @@ from lightning_bnn.datamodules import (
     CIFAR10,
     CIFAR100,
     MNIST,
+    Concrete,
     Diabetes,
     Digits,
+    Energy,
     MissingData,
     NoisySine,
     TinyImageNet,
@@ -42,11 +44,13 @@ MODULES = {
     "tiny imagenet": lambda root: TinyImageNet(root, val_size=2),
     "two gaussians": lambda root: TwoGaussians(),
     "tractable": lambda root: TractableReLU(),
-    "energy": lambda root: UCIEnergy(root, val_size=4),
+    "uci energy": lambda root: UCIEnergy(root, val_size=4),
     "airfoil": lambda root: UCIAirfoil(root, val_size=4),
     "diabetes": lambda root: Diabetes(val_size=20),
     "sine": lambda root: NoisySine(),
     "yacht": lambda root: Yacht(val_size=20),
+    "concrete": lambda root: Concrete(val_size=20),
+    "energy": lambda root: Energy(val_size=20),
 }
 SHAPES = {
     "digits": (1, 8, 8),
@@ -56,11 +60,13 @@ SHAPES = {
     "tiny imagenet": (3, 64, 64),
     "two gaussians": (2,),
     "tractable": (1,),
-    "energy": (8,),
+    "uci energy": (8,),
     "airfoil": (5,),
     "diabetes": (10,),
     "sine": (1,),
     "yacht": (6,),
+    "concrete": (8,),
+    "energy": (8,),
 }
 SETS = {
     "digits": ["test", "scrambled", "inverted", "noise", "noisy", "moved"],
@@ -70,11 +76,13 @@ SETS = {
     "tiny imagenet": ["test", "textures"],
     "two gaussians": ["test", "ring"],
     "tractable": ["test"],
-    "energy": ["test", "shuffled", "far"],
+    "uci energy": ["test", "shuffled", "far"],
     "airfoil": ["test", "shuffled", "far"],
     "diabetes": ["test", "shuffled", "far"],
     "sine": ["test", "outside"],
     "yacht": ["test", "shuffled", "far"],
+    "concrete": ["test", "shuffled", "far"],
+    "energy": ["test", "shuffled", "far"],
 }
 
 
@@ -108,7 +116,7 @@ def test_the_same_seed_gives_the_same_batches(name, root):
         assert torch.equal(y, v)
 
 
-@pytest.mark.parametrize("name", ["mnist", "cifar10", "tiny imagenet", "energy", "digits"])
+@pytest.mark.parametrize("name", ["mnist", "cifar10", "tiny imagenet", "uci energy", "digits"])
 def test_held_out_examples_are_not_trained_on(name, root):
     data = MODULES[name](root)
     data.setup()
@@ -304,11 +312,19 @@ def test_the_noise_of_the_sine_is_as_large_as_asked_for():
         NoisySine(noise=float("nan"))
 
 
-def test_yachts_are_standardised_by_training_rows():
-    data = Yacht(test_share=0.2)
+@pytest.mark.parametrize(
+    ("table", "rows", "least", "largest"),
+    [
+        (Yacht, 308, 0.01, 62.42),
+        (Concrete, 1030, 2.331807832, 82.5992248),
+        (Energy, 768, 6.01, 43.1),
+    ],
+)
+def test_tables_of_the_package_are_standardised_by_training_rows(table, rows, least, largest):
+    data = table(test_share=0.2)
     splits = data.load()
-    assert [len(splits.train[0]), len(splits.test[0])] == [246, 62]
+    assert len(splits.test[0]) == round(0.2 * rows) == rows - len(splits.train[0])
     inputs, targets = splits.train
     assert float(inputs.mean(0).abs().max()) < 1e-5
     unit = torch.cat([splits.train[1], splits.test[1]]) * data.target_std
-    assert abs(float(unit.max() - unit.min()) - (62.42 - 0.01)) < 1e-3
+    assert abs(float(unit.max() - unit.min()) - (largest - least)) < 1e-3

@@ -17,7 +17,7 @@ from lightning_bnn.references import (
     reference_names,
     shipped,
 )
-from lightning_bnn.studies import reference, runs
+from lightning_bnn.studies import leaderboard, reference, runs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -87,6 +87,16 @@ def sampled(tmp_path_factory):
             main(["reference", "two_gaussians", "--out", str(folder), "--transitions", "20",
                   "--repeats", "0"])  # fmt: skip
     return folders
+
+
+@pytest.mark.parametrize(("gold", "order"), [(True, ["near", "far"]), (False, ["far", "near"])])
+def test_a_long_run_ranks_nothing(gold, order, monkeypatch):
+    """Beside gold the closest comes first; otherwise the title says that order means nothing."""
+    monkeypatch.setattr(leaderboard, "is_gold", lambda name: gold)
+    seeds = {"far": [{"f_law": 0.2, "nll": 1.0}] * 2, "near": [{"f_law": 0.1, "nll": 2.0}] * 2}
+    table = leaderboard._table("concrete", 10, seeds)
+    assert [row[0] for row in table.rows] == order
+    assert ("ranks nothing" in table.title) is not gold
 
 
 @pytest.mark.e2e
