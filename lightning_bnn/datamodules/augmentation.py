@@ -31,9 +31,10 @@ class CropFlip:
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Images ``(batch, channels, height, width)`` after the draws."""
         n, _, height, width = images.shape
+        down, right, mirrored = draws.unbind(1)
         padded = torch.nn.functional.pad(images, (self.padding,) * 4)
-        rows = draws[:, :1] + torch.arange(height, device=images.device)
-        columns = torch.arange(width, device=images.device).expand(n, width)
-        columns = torch.where(draws[:, 2:] == 1, width - 1 - columns, columns) + draws[:, 1:2]
-        batch = torch.arange(n, device=images.device)[:, None, None]
-        return padded.movedim(1, -1)[batch, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
+        crops = padded.unfold(2, height, 1).unfold(3, width, 1)
+        crops = crops[torch.arange(n, device=images.device), :, down, right]
+        if not self.flip:
+            return crops
+        return torch.where(mirrored[:, None, None, None] == 1, crops.flip(-1), crops)

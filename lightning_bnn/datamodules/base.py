@@ -16,6 +16,7 @@ from torch import Tensor
 from lightning_bnn.arguments import count
 from lightning_bnn.datamodules.augmentation import CropFlip
 from lightning_bnn.datamodules.loader import RawBatch, TensorLoader
+from lightning_bnn.datamodules.normalisation import normalise
 from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.randomness import keyed_generator
 
@@ -181,12 +182,7 @@ class DataModule(L.LightningDataModule, ABC):
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Bytes to numbers of mean zero and variance one, as far as ``mean`` and ``std`` tell."""
-        if inputs.dtype == torch.uint8:
-            inputs = inputs.to(torch.get_default_dtype()) / 255
-        if self.mean is None or self.std is None:
-            return inputs
-        mean, std = (inputs.new_tensor(v)[:, None, None] for v in (self.mean, self.std))
-        return (inputs - mean) / std
+        return normalise(inputs, self.mean, self.std)
 
 
 def _are_numbers(orders: Sequence[int]) -> bool:

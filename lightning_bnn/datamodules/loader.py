@@ -145,8 +145,8 @@ class TensorLoader:
     def _batch(self, order: Tensor, position: int) -> RawBatch:
         rows = order[..., position * self.batch_size : (position + 1) * self.batch_size]
         draws = self._draws(rows.shape[-1], position)
-        rows = rows.to(self.inputs.device)
-        return RawBatch(self.inputs[rows], self.targets[rows], draws, rows.ndim > 1)
+        inputs, targets = (_rows_of(tensor, rows) for tensor in (self.inputs, self.targets))
+        return RawBatch(inputs, targets, draws, rows.ndim > 1)
 
     def _draws(self, examples: int, position: int) -> Tensor | None:
         if self.draw is None:
@@ -160,3 +160,9 @@ class TensorLoader:
         """Another stream for every epoch and position, and for the augmentation of every rank."""
         stream = self.rank if position >= 0 else 0
         return keyed_generator(self.seed, self.epoch, position, stream, *order)
+
+
+def _rows_of(tensor: Tensor, rows: Tensor) -> Tensor:
+    """``tensor[rows]``, whole rows at a time."""
+    flat = tensor.index_select(0, rows.flatten().to(tensor.device))
+    return flat.view(*rows.shape, *tensor.shape[1:])

@@ -1,0 +1,56 @@
+"""Bytes to numbers, on the device they are on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["normalise"]
+
+AT_ONCE = 2**16
+"""Numbers that stay in the cache from one operation to the next."""
+
+
+def normalise(
+    inputs: Tensor, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> Tensor:
+    """Bytes as numbers from 0 to 1, channels with mean zero and variance one.
+
+    >>> normalise(torch.tensor([0, 51, 255], dtype=torch.uint8))
+    tensor([0.0000, 0.2000, 1.0000])
+
+    Args:
+        inputs: examples, ``(..., channels, height, width)`` if there are means.
+        mean: of every channel, once bytes are numbers; None leaves them as they are.
+        std: of every channel.
+    """
+    of_bytes = inputs.dtype == torch.uint8
+    if not of_bytes and (mean is None or std is None):
+        return inputs
+    out = torch.empty_like(
+        inputs,
+        dtype=torch.get_default_dtype() if of_bytes else None,
+        memory_format=torch.contiguous_format,
+    )
+    scales = (
+        []
+        if mean is None or std is None
+        else [out.new_tensor(v)[:, None, None] for v in (mean, std)]
+    )
+    for piece, numbers in zip(_pieces(inputs), _pieces(out), strict=True):
+        numbers.copy_(piece)
+        if of_bytes:
+            numbers.div_(255)
+        if scales:
+            numbers.sub_(scales[0]).div_(scales[1])
+    return out
+
+
+def _pieces(x: Tensor) -> Sequence[Tensor]:
+    """Some examples after the other on a processor with caches, else all at once."""
+    if x.ndim < 4 or x.device.type != "cpu" or x.numel() <= AT_ONCE:
+        return [x]
+    examples = x.flatten(0, -4)
+    return examples.split(max(AT_ONCE // examples[0].numel(), 1))
