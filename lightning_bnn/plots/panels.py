@@ -138,11 +138,12 @@ def lines_figure(
         ax.set(xlabel=labels[0])
     for ax in axes[::columns]:
         ax.set_ylabel(labels[1])
-    seen: list[set[str]] = []
-    for ax, curves in zip(axes, panels.values(), strict=False):
-        if set(curves) not in seen:
+    named: list[list[str]] = []
+    for ax, curves in sorted(zip(axes, panels.values(), strict=False), key=lambda p: -len(p[1])):
+        names = list(curves)
+        if names not in [others[: len(names)] for others in named]:  # colours go by position
             legend(ax, len(curves))
-            seen.append(set(curves))
+            named.append(names)
     return figure
 
 

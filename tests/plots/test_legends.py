@@ -15,6 +15,10 @@ FIGURES = {
         {"one": CURVES, "two": {"e": CURVES["a"], "f": CURVES["d"]}}, ("x", "y")
     ),
     "many": lambda: lines_figure({"": {str(k): CURVES["a"] for k in range(7)}}, ("x", "y")),
+    "some with more": lambda: lines_figure(
+        {title: {str(k): CURVES["a"] for k in range(n)} for title, n in (("one", 5), ("two", 8))},
+        ("x", "y"),
+    ),
     "long names": lambda: lines_figure(
         {
             title: {f"the {k}th of several curves with long names": CURVES["a"] for k in range(6)}
