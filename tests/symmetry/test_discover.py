@@ -183,6 +183,23 @@ def test_untraceable_model_is_one_clear_error():
         discover(model, torch.ones(1, 5))
 
 
+def by_autograd(self, x):
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(self.a(x).tanh().sum(), x, create_graph=True)[0]
+
+
+def by_func(self, x):
+    return torch.func.grad(lambda z: self.a(z).tanh().sum())(x)
+
+
+@pytest.mark.parametrize("forward", [by_autograd, by_func])
+def test_derivatives_inside_of_a_forward_are_named(forward):
+    model = Forward(forward, a=nn.Linear(5, 3))
+    with pytest.raises(UnsupportedModel, match=r"it takes derivatives, .* inside of its forward\."):
+        discover(model, torch.ones(1, 5))
+
+
 @pytest.mark.bad_input
 def test_bad_arguments():
     model = models.mlp(6, [5], 3)

@@ -33,6 +33,8 @@ from lightning_bnn.symmetry.forward import (
 __all__ = ["Graphs", "trace", "trace_graphs"]
 
 _OUTSIDE = ("/torch/", "/lightning/", "/lightning_bnn/", "<frozen", "<string>", "<eval_with_key>")
+_DERIVATIVES = ("We found a fake tensor", "no attribute 'constant'", "functorch tensor")
+"""What the tracer says of `torch.autograd.grad` and of `torch.func.grad`."""
 
 
 class Graphs(NamedTuple):
@@ -190,11 +192,19 @@ def _explain(model: nn.Module, failure: BaseException) -> str:
     line = _user_line(failure)
     at = f" at {line}" if line else ""
     return (
-        f"{type(model).__name__} cannot be traced by torch.export{at}: {first_line(failure)} "
+        f"{type(model).__name__} cannot be traced by torch.export{at}: {_reason(failure)} "
         "Pass the submodule whose forward has no such step (for example "
         "`discover(model.backbone, features)`) "
         "with an input of its own."
     )
+
+
+def _reason(failure: BaseException) -> str:
+    """The tracer's first line, or what it means where that names only its own parts."""
+    said = first_line(failure)
+    if any(part in said for part in _DERIVATIVES):
+        return "it takes derivatives, or transforms functions, inside of its forward."
+    return said
 
 
 def _user_line(failure: BaseException) -> str:

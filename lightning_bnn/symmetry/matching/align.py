@@ -56,7 +56,7 @@ def align(
         sym: what `discover` returned.
         method: ``"joint"``, or ``"reference"``: all are matched to the first only.
         scales: ``"min-mass"`` gives every network the least mass over all rescalings first.
-        signs: flip units as well, where a network lets them be flipped.
+        signs: flip whole units as well, as `match` does.
         mixing: match heads, streams and adapters by matrices as well, see `match_all`.
         sweeps: rounds over all networks at most.
         seed: of the order of the networks within a round.

@@ -83,7 +83,8 @@ def match(
             not reach what ascent has found: large networks with nothing in common. Or one of those
             by data.
         restarts: further tries of ascent from random permutations; the best is kept.
-        signs: flip units as well, where a network lets them be flipped; by weights only.
+        signs: flip whole units as well; by weights only. Gated units, and units before a norm, can
+            be flipped in some of their places only, and stay as they are.
         seed: of the sweeps and restarts, and of what is learnt.
         max_sweeps: sweeps per try.
         model: gives the computation, for what looks at data.
