@@ -22,6 +22,8 @@ __all__ = ["balance", "newton_direction"]
 
 _ROUGHEST = 0.1
 """Of the gradient, what a Newton direction may leave open."""
+_FLAT = 1e-15
+"""Of the curvature if every scale had mass of its own, what is no more than rounding."""
 
 
 # ------------------------------------------------------------ sweeps
@@ -187,7 +189,8 @@ def _conjugate_gradients(laplacian: Laplacian, b: Tensor, alive: Tensor) -> Tens
     """Jacobi-preconditioned, all members at once, until the slowest is done.
 
     Far from the minimum a rough direction will do: what is left open is at most a tenth, and falls
-    with the excess itself, so that steps converge as fast as exact ones.
+    with the excess itself, so that steps converge as fast as exact ones. Nothing is done along
+    directions in which the mass is flat: what is there of the excess is rounding.
     """
     diagonal = torch.where(alive, laplacian.single, 1)
     x, r = torch.zeros_like(b), b
@@ -199,8 +202,9 @@ def _conjugate_gradients(laplacian: Laplacian, b: Tensor, alive: Tensor) -> Tens
         if not bool((rz > stop).any()):
             break
         lp = laplacian(p) * alive
-        alpha = rz / (p * lp).sum(-1).clamp_min(1e-300)
-        alpha = torch.where(rz > stop, alpha, 0)
+        curvature = (p * lp).sum(-1)
+        curved = curvature > _FLAT * (diagonal * p.square()).sum(-1)
+        alpha = torch.where((rz > stop) & curved, rz / curvature, 0)
         x, r = x + alpha[:, None] * p, r - alpha[:, None] * lp
         z = r / diagonal
         new = (r * z).sum(-1)

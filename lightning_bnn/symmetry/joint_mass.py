@@ -24,6 +24,7 @@ from lightning_bnn.symmetry.balanced_form import balance_spaces, weights_of_spac
 from lightning_bnn.symmetry.balancing import balance
 from lightning_bnn.symmetry.groups import ScalingGroup, Symmetries
 from lightning_bnn.symmetry.joint_bounds import JointPoint, certified_gap
+from lightning_bnn.symmetry.joint_curvature import gap_by_curvature
 from lightning_bnn.symmetry.mass_problem import MassProblem, mass_problem
 from lightning_bnn.symmetry.mixing import identity_mixings
 from lightning_bnn.symmetry.placements import Placement
@@ -205,8 +206,10 @@ class _State:
         point = JointPoint(
             problem, self.u, self.alive, self.scaled(self.u), self.sym, groups, self.owners
         )
-        value = problem.value(self.u)
-        return torch.where(value > 0, certified_gap(point) / value, 0)
+        value, gap = problem.value(self.u), certified_gap(point)
+        if bool(gap.isinf().any()):
+            gap = torch.minimum(gap, gap_by_curvature(point))
+        return torch.where(value > 0, gap / value, 0)
 
     def dead(self) -> Tensor:
         """Units, and spaces of matrices, that nothing balances."""

@@ -22,6 +22,7 @@ _REFUSAL = (
     "`scaling` must be 'min-mass' or None for this network: products give it further scales, and "
     "unit norms do not fix them {}."
 )
+_ALIKE = "in the same way for all units that can be exchanged"
 
 
 def check_norms_fix_scales(
@@ -35,6 +36,8 @@ def check_norms_fix_scales(
         held: for every group of scalings, the units whose scales matrices set.
     """
     if not sym.shared_axes:
+        if _leave_out_units(sym):
+            raise ValueError(_REFUSAL.format(_ALIKE))
         return
     sharing = [g for g, group in enumerate(sym.scalings) if _shares(sym, group)]
     masks = [torch.zeros(g.units, dtype=torch.bool) for g in sym.scalings] if held is None else held
@@ -51,7 +54,7 @@ def check_norms_fix_scales(
     if not known.issuperset(sharing):
         raise ValueError(_REFUSAL.format("all"))
     if not _permutations_keep_groups(sym):
-        raise ValueError(_REFUSAL.format("in the same way for all units that can be exchanged"))
+        raise ValueError(_REFUSAL.format(_ALIKE))
 
 
 def _shares(sym: Symmetries, group: ScalingGroup) -> bool:
@@ -63,6 +66,20 @@ def _acting_beside(sym: Symmetries, group: int, place: Placement) -> set[int]:
     here = place.positions.unique()
     pairs = sym.placements_by_axis("scalings")[place.axis]
     return {g for g, p in pairs if g != group and bool(torch.isin(p.positions, here).any())}
+
+
+def _leave_out_units(sym: Symmetries) -> bool:
+    """Whether some of the units that can be exchanged have no scale, as others say it already."""
+    permuted = sym.placements_by_axis("permutations")
+    for axis, pairs in sym.placements_by_axis("scalings").items():
+        scaled = torch.zeros(sym.axes[axis].blocks * sym.axes[axis].size, dtype=torch.bool)
+        for _, place in pairs:
+            scaled[place.positions.reshape(-1).cpu()] = True
+        for _, place in () if bool(scaled.all()) else permuted.get(axis, ()):
+            inside = scaled[place.positions.cpu()]
+            if bool((inside.any(0) != inside.all(0)).any()):
+                return True
+    return False
 
 
 def _permutations_keep_groups(sym: Symmetries) -> bool:

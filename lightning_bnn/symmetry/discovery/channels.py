@@ -39,9 +39,18 @@ from lightning_bnn.symmetry.shared_tensors import named_tensors, overlapping, ow
 __all__ = ["Channels", "follow_channels"]
 
 
-def follow_channels(model: nn.Module, graphs: Graphs, rules: Mapping[str, Rule]) -> Channels:
-    """What the graphs say; heads that only exist in training constrain what they read, too."""
-    channels = Channels(model, graphs, rules)
+def follow_channels(
+    model: nn.Module, graphs: Graphs, rules: Mapping[str, Rule], only_written: bool = False
+) -> Channels:
+    """What the graphs say; heads that only exist in training constrain what they read, too.
+
+    Args:
+        model: the network.
+        graphs: what it computes.
+        rules: how operations treat channels.
+        only_written: whether buffers that are written, but not read, move with what is written.
+    """
+    channels = Channels(model, graphs, rules, graphs.only_written if only_written else frozenset())
     channels.follow(graphs.evaluation)
     unread = channels.unread_parameters()
     if graphs.training is None:
@@ -67,12 +76,19 @@ class Channels:
         routers: layers in front of a softmax in all graphs so far.
     """
 
-    def __init__(self, model: nn.Module, graphs: Graphs, rules: Mapping[str, Rule]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        graphs: Graphs,
+        rules: Mapping[str, Rule],
+        only_written: frozenset[str] = frozenset(),
+    ) -> None:
         self.model, self.interpreter = model, Interpreter(rules)
         self.system, self.frozen = self.interpreter.system, self.interpreter.frozen
         self.owners = owners(model)
         self.mutable = {self.owners.get(n, n) for n in graphs.mutable}
-        self.buffers_that_matter = graphs.read
+        self.only_written = {self.owners.get(n, n) for n in only_written}
+        self.buffers_that_matter = graphs.read | only_written
         self.constants: dict[str, Tensor] = {}
         self.shift: SoftmaxShift | None = None
         self.twins: list[TwinChannels] | None = None
@@ -147,7 +163,7 @@ class Channels:
         """State that moves with its channels, a constant, or what no action could reach."""
         tensor, changes = source.tensor, name in self.mutable
         if source.persistent and tensor.is_floating_point() and (changes or tensor.ndim == 1):
-            return Weight.whole(name, value.shape, is_buffer=True)
+            return Weight.whole(name, value.shape, is_buffer=name not in self.only_written)
         if changes:
             return unknown(value)
         if source.persistent:

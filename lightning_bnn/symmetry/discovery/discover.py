@@ -13,6 +13,7 @@ from typing import Any, Literal
 from torch import nn
 
 from lightning_bnn.symmetry.discovery.channels import follow_channels
+from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.longer_example import trace_with_two_tokens
 from lightning_bnn.symmetry.discovery.refutation import refute
 from lightning_bnn.symmetry.discovery.result import symmetries_of
@@ -66,11 +67,14 @@ def discover(
     custom = {_bare(name): rule for name, rule in (rules or {}).items()}
     with in_evaluation(model):
         graphs, inputs = trace_with_two_tokens(model, inputs, batch_norm)
-        channels = follow_channels(model, graphs, {**rules_of(batch_norm), **custom})
+        every = {**rules_of(batch_norm), **custom}
+        channels = follow_channels(model, graphs, every)
         for name in custom.keys() - channels.interpreter.operations:
             _log.warning("discover: the network has no operation %r; its rule is not used.", name)
         symmetries = replace(
-            symmetries_of(channels), batch_norm=batch_norm, evaluation_only=graphs.evaluation_only
+            _with_what_is_only_written(symmetries_of(channels), model, graphs, every),
+            batch_norm=batch_norm,
+            evaluation_only=graphs.evaluation_only,
         )
         symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
     if symmetries.unchecked:
@@ -90,6 +94,23 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
         random.setstate(state)  # a forward may drop layers by it
         for module in was_training:
             module.training = True
+
+
+def _with_what_is_only_written(
+    symmetries: Symmetries, model: nn.Module, graphs: Graphs, rules: Mapping[str, Rule]
+) -> Symmetries:
+    """Buffers that nothing reads move along, where that takes nothing from the groups."""
+    if not graphs.only_written:
+        return symmetries
+    try:
+        more = symmetries_of(follow_channels(model, graphs, rules, only_written=True))
+    except UnsupportedModel:  # sizes of what is written depend on numbers
+        return symmetries
+    sizes = [
+        (s.frozen, s.scaling_dof, s.sign_dof, s.dimension, [g.units for g in s.permutations])
+        for s in (more, symmetries)
+    ]
+    return more if sizes[0] == sizes[1] else symmetries
 
 
 def _check_model(model: nn.Module) -> None:

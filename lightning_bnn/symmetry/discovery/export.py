@@ -56,6 +56,16 @@ class Graphs(NamedTuple):
     read: frozenset[str]
     evaluation_only: str
 
+    @property
+    def only_written(self) -> frozenset[str]:
+        """The buffers of several numbers that a forward changes, and that no result depends on."""
+        both = [graph for graph in (self.evaluation, self.training) if graph is not None]
+        sources = [source for graph in both for source in graph.sources.values()]
+        buffers = [s for s in sources if s.kind == "buffer" and s.persistent]
+        rows = {s.name for s in buffers if s.tensor.ndim and s.tensor.is_floating_point()}
+        written = {name for graph in both for name, _ in graph.written}
+        return frozenset(written & rows) - self.read
+
 
 def trace_graphs(model: nn.Module, inputs: Inputs, batch_norm: str) -> Graphs:
     """Trace a network that is in evaluation mode, in both modes."""

@@ -13,7 +13,7 @@ from lightning_bnn.symmetry.discovery.classes import Ints, name_of
 from lightning_bnn.symmetry.discovery.hashing import mix
 from lightning_bnn.symmetry.groups import Axis, Group, Placement
 
-__all__ = ["Actions", "actions", "factor_groups"]
+__all__ = ["NO_ACTIONS", "Actions", "actions", "factor_groups"]
 
 
 class Actions(NamedTuple):
@@ -23,6 +23,9 @@ class Actions(NamedTuple):
     positions: Ints
     axes: Ints
     powers: Ints
+
+
+NO_ACTIONS = Actions(*np.zeros((4, 0), np.int64))
 
 
 def factor_groups(kind: type[Group], axes: Sequence[Axis], acts: Actions) -> tuple[Any, ...]:
@@ -84,8 +87,7 @@ def actions(labels: Sequence[Ints], variable: Ints, exponents: Sequence[Ints]) -
     for axis, (nodes, exponent) in enumerate(zip(labels, exponents, strict=True)):
         at = np.flatnonzero((variable[nodes] >= 0) & (exponent != 0))
         parts.append(np.stack([variable[nodes[at]], at, np.full_like(at, axis), exponent[at]]))
-    table = np.concatenate(parts, 1) if parts else np.zeros((4, 0), np.int64)
-    return Actions(*table)
+    return Actions(*np.concatenate([NO_ACTIONS, *parts], 1))
 
 
 def _split_by(members: Ints, signature: NDArray[np.uint64]) -> list[Ints]:

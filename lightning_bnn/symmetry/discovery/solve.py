@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from lightning_bnn.symmetry.discovery.axes import axis_entries
 from lightning_bnn.symmetry.discovery.blocks import Family, block_families, permutation_groups
 from lightning_bnn.symmetry.discovery.classes import ChannelClasses, Ints, connected
-from lightning_bnn.symmetry.discovery.factors import actions, factor_groups
+from lightning_bnn.symmetry.discovery.factors import NO_ACTIONS, actions, factor_groups
+from lightning_bnn.symmetry.discovery.independence import independent
 from lightning_bnn.symmetry.discovery.mixing import Factors, linear_groups
 from lightning_bnn.symmetry.discovery.second_scales import FreeProducts, SecondScales
 from lightning_bnn.symmetry.discovery.trades import shift_groups
@@ -37,7 +38,8 @@ def solve(
     roots = connected(system.ties["permutation"], system.nodes)
     scale_id, scale_sign, more = _solve_scales(system)
     sign_id = _solve_signs(system)
-    systems = (roots, scale_id, sign_id, *((more.kinds(),) if more else ()))
+    signed = np.where(scale_id < 0, -1, 2 * scale_id + (scale_sign > 0))  # s and 1/s differ
+    systems = (roots, signed, sign_id, *((more.kinds(),) if more else ()))
     entries = axis_entries(system, shapes, systems)
     axes = tuple(
         Axis(
@@ -53,10 +55,9 @@ def solve(
     labels = [np.where(e.labels < 0, FROZEN, e.labels).ravel() for e in entries]
     pairs = list(zip(entries, labels, strict=True))
     scale_powers = [e.scale * scale_sign[at] for e, at in pairs]
-    scalings = factor_groups(ScalingGroup, axes, actions(labels, scale_id, scale_powers))
-    if more is not None:
-        found = more.actions(labels, [e.scale for e in entries])
-        scalings += factor_groups(ScalingGroup, axes, found)
+    further = more.actions(labels, [e.scale for e in entries]) if more else NO_ACTIONS
+    acts = independent(axes, shapes, actions(labels, scale_id, scale_powers), further)
+    scalings = tuple(g for part in acts for g in factor_groups(ScalingGroup, axes, part))
     sign_powers = [np.full(at.shape, e.sign) for e, at in pairs]
     channels = ChannelClasses(system, roots, axes, labels, twins)
     families = block_families(channels)
