@@ -54,7 +54,7 @@ def gap_by_curvature(point: JointPoint) -> Tensor:
     return _bound(hessian, gradient * there, central, 2 * _steepest(point))
 
 
-def _bound(hessian: Tensor, gradient: Tensor, central: Tensor, steepness: float) -> Tensor:
+def _bound(hessian: Tensor, gradient: Tensor, central: Tensor, steepness: int) -> Tensor:
     """The bound of every member.
 
     Args:

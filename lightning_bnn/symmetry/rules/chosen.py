@@ -171,7 +171,12 @@ def sort_index(x: Chosen) -> tuple[Index, Value]:
 
 
 def count_index(
-    system: Constraints, node: Node, x: Any, bins: int = 100, low: float = 0, high: float = 0
+    system: Constraints,
+    node: Node,
+    x: Any,
+    bins: int = 100,
+    low: int | float = 0,
+    high: int | float = 0,
 ) -> Counts:
     """``histc`` of an `Index` with one bin for each of its channels."""
     if not isinstance(x, Index) or (bins, low, high) != (len(x.channels), 0, len(x.channels) - 1):
