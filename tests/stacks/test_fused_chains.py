@@ -7,7 +7,7 @@ import multiprocessing
 
 import pytest
 import torch
-from chain_networks import chains, error, gradients, looped
+from chain_networks import EXAMPLES, both, chains, error, looped, made
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -18,7 +18,6 @@ from lightning_bnn import params as P
 from lightning_bnn.stacks import chain_of
 from lightning_bnn.stacks.fused import machine_code
 
-EXAMPLES, MEMBERS, SHAPE = 11, 3, (2, 9, 11)
 TOLERANCE = 1e-14
 """Relative to the largest number of a tensor; 1.2e-15 was the most in 136 random networks."""
 
@@ -67,25 +66,6 @@ class Added(nn.Module):
 
     def forward(self, x):
         return x + self.one(x)
-
-
-def made(model, own=False, dtype=torch.float64, examples=EXAMPLES, shape=SHAPE):
-    model = model.to(dtype)
-    generator = torch.Generator().manual_seed(1)
-    stack = {n: t.to(dtype) for n, t in P.populate(model, MEMBERS, generator).items()}
-    lead = (MEMBERS, examples) if own else (examples,)
-    x = torch.randn(*lead, *shape, generator=generator, dtype=dtype)
-    trained = {n for n, _ in model.named_parameters()}
-    stack = {n: t.requires_grad_(n in trained) for n, t in stack.items()}
-    return model, stack, x.requires_grad_()
-
-
-def both(model, stack, x, own=False):
-    """Outputs and gradients of all weights and inputs, of ours and of the loop."""
-    run = P.apply_each if own else P.apply
-    leaves = [x, *(t for t in stack.values() if t.requires_grad)]
-    ours, theirs = run(model, stack, x), looped(model, stack, x, own)
-    return [(ours, theirs), *zip(gradients(ours, leaves), gradients(theirs, leaves), strict=True)]
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared inputs", "own inputs"])
@@ -294,7 +274,7 @@ def test_without_llvmlite_a_stack_runs_too_and_says_so(monkeypatch, caplog):
     with_code = P.apply(model, stack, x)
     monkeypatch.setitem(__import__("sys").modules, "llvmlite.binding", None)
     machine_code.has_compiler.cache_clear()
-    machine_code._machine.cache_clear()
+    machine_code._compiler.cache_clear()
     with caplog.at_level(logging.WARNING, "lightning_bnn.params"):
         without = P.apply(model, stack, x)
         P.apply(model, stack, x)
