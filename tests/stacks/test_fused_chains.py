@@ -88,9 +88,10 @@ def follows_the_loop(network, own, examples):
 DRAWN = {"deadline": None, "database": None, "derandomize": True}
 
 
-@settings(max_examples=6, suppress_health_check=list(HealthCheck), **DRAWN)
+@settings(max_examples=30, suppress_health_check=list(HealthCheck), **DRAWN)
 @given(chains(), st.booleans(), st.integers(4, 20))
 def test_random_networks(network, own, examples):
+    """It takes two CPU seconds: every network has code of its own."""
     follows_the_loop(network, own, examples)
 
 
