@@ -134,11 +134,14 @@ def _near(bound: Tensor, logs: Tensor) -> Tensor:
     """Which units may be taken for another one, or another one for them, as indices.
 
     Args:
-        bound: of twice the negative log-densities under each other's law.
+        bound: of twice the negative log-densities under each other's law; its diagonal is lost.
         logs: log-densities of the units where they are.
     """
-    near = (bound < 2 * (_NEGLIGIBLE - logs)[..., None]).any(0)
-    near.fill_diagonal_(False)
+    limits = 2 * (_NEGLIGIBLE - logs)
+    bound.diagonal(dim1=1, dim2=2).fill_(torch.inf)
+    if bool((bound.amin(2) >= limits).all()):  # most often, and fast
+        return torch.zeros(0, dtype=torch.long, device=bound.device)
+    near = (bound < limits[..., None]).any(0)
     return (near.any(0) | near.any(1)).nonzero()[:, 0]
 
 

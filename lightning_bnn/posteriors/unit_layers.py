@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class UnitLayer:
         parts = []
         for name, dim, positions in self.places:
             along = _along(params[name], dim)
-            if units is not None or not _are_all(positions, along):
+            if units is not None or not _are_all(positions, along.shape[1]):
                 index = positions if units is None else positions[units.to(positions.device)]
                 along = along.index_select(1, index.reshape(-1).to(along.device))
             count = len(positions) if units is None else len(units)
@@ -82,9 +83,10 @@ class UnitLayer:
         """Sum of the squares of the weights of each unit, ``(networks, units)``."""
         parts = []
         for name, dim, positions in self.places:
-            along = _along(params[name], dim)
-            norms = torch.linalg.vector_norm(along[..., None], dim=tuple(range(2, along.ndim + 1)))
-            parts.append(_at(norms.square(), positions).sum(2))
+            squares = _along(params[name], dim).square()
+            if squares.ndim > 2:
+                squares = squares.sum(tuple(range(2, squares.ndim)))
+            parts.append(_at(squares, positions).sum(2))
         return torch.stack(parts).sum(0)
 
 
@@ -159,25 +161,23 @@ def _along(stack: Tensor, dim: int | None) -> Tensor:
 
 def _at(along: Tensor, positions: Tensor) -> Tensor:
     """What is at the positions ``(units, repeats)`` of the second dimension."""
-    if _are_all(positions, along):
+    if _are_all(positions, along.shape[1]):
         return along[:, :, None]
     return along[:, positions.to(along.device)]
 
 
-def _are_all(positions: Tensor, along: Tensor) -> bool:
-    """Whether there is one position for each unit, in their order."""
-    everything = torch.arange(along.shape[1], device=positions.device)[:, None]
-    return torch.equal(positions, everything)
+@functools.lru_cache(maxsize=1024)
+def _are_all(positions: Tensor, size: int) -> bool:
+    """Whether there is one position for each unit, in their order; known for each tensor once."""
+    return torch.equal(positions, torch.arange(size, device=positions.device)[:, None])
 
 
 def _telling(mean: Tensor, log_std: Tensor, dim: int | None) -> Tensor:
     """Columns of a tensor with the largest signal-to-noise ratio between units."""
     if dim is None or mean.ndim < 3:
         return torch.zeros(1, dtype=torch.long, device=mean.device)
-    across = dim + 1
-    some = torch.arange(0, mean.shape[across], max(1, mean.shape[across] // _ASKED))
-    mean, log_std = (t.index_select(across, some.to(t.device)) for t in (mean, log_std))
-    squares = torch.linalg.vector_norm(mean, dim=across).square() / len(some)
-    signal = squares - mean.mean(across).square()
-    ratio = (signal * (-2 * log_std.mean(across)).exp()).flatten(1).amax(0)
+    every = max(1, mean.shape[dim + 1] // _ASKED)
+    mean, log_std = (_along(t, dim)[:, ::every] for t in (mean, log_std))
+    signal = mean.square().mean(1) - mean.mean(1).square()
+    ratio = (signal * (-2 * log_std.mean(1)).exp()).flatten(1).amax(0)
     return ratio.topk(min(_SCREEN, len(ratio))).indices
