@@ -105,7 +105,6 @@ def _table_of_positions(
     heads = 1 if where[0] is not None else 0
     out = system.fresh(weight.shape[heads])
     system.consume(weight, Record(heads, out, "out"))
-    system.shifts.tables.add(weight.name)
     return Value(along(out, len(shape) - 1 if heads else 0, shape))
 
 
