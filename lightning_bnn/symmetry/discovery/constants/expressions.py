@@ -29,11 +29,6 @@ class Combinations(NamedTuple):
     unknowns: Ints
     coefficients: Ints
 
-    @classmethod
-    def empty(cls) -> Combinations:
-        """No terms at all."""
-        return cls(*(np.zeros(0, np.int64) for _ in range(3)))
-
     def simplified(self) -> Combinations:
         """Terms of one unknown joined, zeros left out, by row and then by unknown."""
         if not self.rows.size:
@@ -54,6 +49,29 @@ def ragged(starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     return np.arange(len(which)) - before[which] + starts[which], which
 
 
+class _Growing:
+    """Numbers to whose end others are added, again and again."""
+
+    def __init__(self, *first: int) -> None:
+        self._room, self._size = np.zeros(1024, np.int64), len(first)
+        self._room[: self._size] = first
+
+    def extend(self, values: Ints) -> None:
+        """Add some at the end."""
+        size = self._size + len(values)
+        if size > len(self._room):
+            room = np.zeros(2 * size, np.int64)
+            room[: self._size] = self.all
+            self._room = room
+        self._room[self._size : size] = values
+        self._size = size
+
+    @property
+    def all(self) -> Ints:
+        """The numbers."""
+        return self._room[: self._size]
+
+
 class Expressions:
     """Unknowns, their combinations, and those that must be zero.
 
@@ -65,9 +83,8 @@ class Expressions:
     def __init__(self) -> None:
         self.count = 1
         self.stops: list[Ints] = []
-        self._is_zero = np.ones(1, np.bool_)
-        self._start, self._length = np.zeros(1, np.int64), np.zeros(1, np.int64)
-        self._unknowns, self._coefficients = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._zero, self._start, self._length = _Growing(1), _Growing(0), _Growing(0)
+        self._unknowns, self._coefficients = _Growing(), _Growing()
 
     # ------------------------------------------------------------ numbers
     def fresh(self, *shape: int) -> Tensor:
@@ -78,12 +95,11 @@ class Expressions:
         return torch.from_numpy(numbers).reshape(shape)
 
     def _append(self, lengths: Ints, unknowns: Ints, coefficients: Ints) -> None:
-        starts = self._unknowns.size + np.cumsum(lengths) - lengths
-        self._start = np.concatenate([self._start, starts])
-        self._length = np.concatenate([self._length, lengths])
-        self._unknowns = np.concatenate([self._unknowns, unknowns])
-        self._coefficients = np.concatenate([self._coefficients, coefficients])
-        self._is_zero = np.concatenate([self._is_zero, np.zeros(lengths.size, np.bool_)])
+        self._start.extend(len(self._unknowns.all) + np.cumsum(lengths) - lengths)
+        self._length.extend(lengths)
+        self._unknowns.extend(unknowns)
+        self._coefficients.extend(coefficients)
+        self._zero.extend(np.zeros_like(lengths))
         self.count += lengths.size
 
     def stop(self, numbers: Tensor | None) -> None:
@@ -91,14 +107,14 @@ class Expressions:
         if numbers is None:
             return
         found = np.unique(core(numbers).numpy())
-        found = found[~self._is_zero[found]]
-        self._is_zero[found] = True
+        found = found[self._zero.all[found] == 0]
+        self._zero.all[found] = 1
         self.stops.append(found)
 
     def live(self, numbers: Tensor) -> Tensor | None:
         """The numbers without those that are known to be zero; None if nothing is left."""
         small = core(numbers)
-        zero = torch.from_numpy(self._is_zero)[small]
+        zero = torch.from_numpy(self._zero.all)[small] != 0
         if bool(zero.all()):
             return None
         return (
@@ -107,29 +123,31 @@ class Expressions:
 
     def is_unknown(self, numbers: Ints) -> NDArray[np.bool_]:
         """Which numbers are unknowns, and no combinations of them."""
-        start = self._start[numbers]
-        one = self._length[numbers] == 1
-        return one & (self._unknowns[np.where(one, start, 0)] == numbers)
+        one = self._length.all[numbers] == 1
+        start = np.where(one, self._start.all[numbers], 0)
+        return one & (self._unknowns.all[start] == numbers)
 
     # ------------------------------------------------------------ combinations
     def every_term(self, numbers: Ints) -> Combinations:
         """What numbers stand for; the row is the place of a number."""
-        at, which = ragged(self._start[numbers], self._length[numbers])
-        return Combinations(which, self._unknowns[at], self._coefficients[at])
+        at, which = ragged(self._start.all[numbers], self._length.all[numbers])
+        return Combinations(which, self._unknowns.all[at], self._coefficients.all[at])
 
     def terms(self, numbers: Ints) -> Combinations:
         """The same without unknowns that are known to be zero."""
         found = self.every_term(numbers)
-        kept = ~self._is_zero[found.unknowns]
+        kept = self._zero.all[found.unknowns] == 0
         return Combinations(*(t[kept] for t in found))
 
     def combine(self, parts: list[tuple[Tensor, int]]) -> Tensor | None:
-        """Sum of numbers times integers, element by element; None where nothing is left."""
+        """One or two numbers times integers, summed element by element; None if nothing is left."""
         tensors = torch.broadcast_tensors(*(numbers for numbers, _ in parts))
         moving = moving_dims(*tensors)
         flat = np.stack([narrow_except(t, moving).numpy().ravel() for t in tensors])
         shape = narrow_except(tensors[0], moving).shape
-        columns, back = np.unique(flat, axis=1, return_inverse=True)
+        keys = flat[0] if len(flat) == 1 else flat[0] * self.count + flat[1]
+        _, first, back = np.unique(keys, return_index=True, return_inverse=True)
+        columns = flat[:, first]
         terms = [self.terms(row) for row in columns]
         joined = Combinations(
             np.concatenate([t.rows for t in terms]),
@@ -153,7 +171,7 @@ class Expressions:
         new = np.setdiff1d(np.flatnonzero(lengths), one)
         if new.size:
             at, _ = ragged(starts[new], lengths[new])
-            if self._unknowns.size + at.size > _MOST_TERMS:  # held fixed rather than followed
+            if len(self._unknowns.all) + at.size > _MOST_TERMS:  # held fixed rather than followed
                 self.stop(torch.from_numpy(np.unique(terms.unknowns[at])))
                 return named * ~np.isin(np.arange(rows), new)
             named[new] = np.arange(self.count, self.count + new.size)

@@ -66,7 +66,8 @@ def _call(followed: Followed, node: Node, values: dict[Node, Any]) -> Any:
         value = values.get(source)
         if isinstance(value, Unbiased) and not biases:
             value = values[source] = layer_without_bias(followed, source, value)
-        return followed.added(value.numbers) if isinstance(value, Added) else value
+        gains = not isinstance(value, Added) or followed.system.live(value.numbers) is not None
+        return value if gains else None
 
     arguments: Any = (node.args, node.kwargs)
     args, kwargs = torch.fx.map_arg(arguments, value_of)

@@ -21,6 +21,7 @@ from lightning_bnn.symmetry.rules.labels import (
     Unsupported,
     Weight,
     along,
+    core,
     moving_dims,
     narrow_except,
     operation_name,
@@ -139,21 +140,16 @@ def written(
 
 def _of_bias(followed: Followed, bias: Any, weight: str, size: int, sole: bool) -> Tensor:
     """By row of a layer, the unknown of the bias that takes up what is added to its inputs."""
-    nothing = torch.zeros(size, dtype=torch.long)
-    if isinstance(bias, Weight):
-        numbers = followed.elements_of(bias, f"bias of {weight}")
-        found = followed.system.live(numbers.reshape(-1).expand(size))
-        return nothing if found is None else found.contiguous()
-    if not isinstance(bias, Added):
-        followed.see(bias)
-        return nothing
-    numbers = followed.row(followed.numbers(bias), bias.numbers.ndim - 1, size)
-    if len(moving_dims(bias.numbers)) > 1 or not sole:
-        followed.system.stop(numbers)
-        return nothing
-    single = torch.from_numpy(followed.system.is_unknown(numbers.numpy()))
-    followed.system.stop(numbers[~single])
-    return torch.where(single, numbers, NOTHING)
+    if isinstance(bias, Weight):  # whatever may be added to what is written, it takes up
+        return followed.elements_of(bias, f"bias of {weight}").reshape(-1).expand(size)
+    numbers = torch.zeros(size, dtype=torch.long)
+    if isinstance(bias, Added) and len(moving_dims(bias.numbers)) < 2 and sole:
+        numbers = core(bias.numbers).reshape(-1).expand(size).contiguous()
+        single = torch.from_numpy(followed.system.is_unknown(numbers.numpy()))
+        followed.system.stop(numbers[~single])
+        return torch.where(single, numbers, NOTHING)
+    followed.see(bias)
+    return numbers
 
 
 def _is_used_once(node: Node) -> bool:

@@ -77,7 +77,7 @@ def _product(
     weights = [k for k in (0, 1) if isinstance(operands[k], Weight)]
     if len(weights) == 1:
         return _by_weight(followed, node, operands, letters, result, weights[0])
-    found = None
+    found: Added | Scores | None = None
     for k in (0, 1):
         numbers = followed.numbers(operands[k])
         if numbers is None:

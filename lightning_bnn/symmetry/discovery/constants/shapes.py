@@ -17,6 +17,7 @@ from lightning_bnn.symmetry.discovery.constants.operands import (
     size_of,
 )
 from lightning_bnn.symmetry.rules import shape as channel_shapes
+from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.labels import (
     Unsupported,
     Value,
@@ -37,7 +38,7 @@ def rearranged(followed: Followed, node: Node, x: Any, *args: Any, **kwargs: Any
     if isinstance(x, Scores):
         return _kept_rows(followed, node, x)
     inside = Value(x.numbers) if isinstance(x, Added) else x
-    found = channel_shapes.rearrange(None, node, inside, *args, **kwargs)
+    found = channel_shapes.rearrange(Constraints(), node, inside, *args, **kwargs)
     return tree_map(lambda v: followed.added(v.labels) if isinstance(v, Value) else v, found)
 
 
@@ -66,7 +67,7 @@ def joined(followed: Followed, node: Node, parts: Sequence[Any], dim: int = 0) -
     sources: Any = node.args[0]
     full = [_whole(followed, n, x) for n, x in zip(sources, parts, strict=True)]
     kept = [t for t in full if t.shape != (0,)]
-    return followed.added(compress(node.target(kept, dim)))
+    return Added(compress(node.target(kept, dim)))
 
 
 def _whole(followed: Followed, node: Node, x: Any) -> Tensor:
@@ -74,6 +75,8 @@ def _whole(followed: Followed, node: Node, x: Any) -> Tensor:
     if isinstance(x, Scores):
         followed.see(x)
     numbers = None if isinstance(x, Scores) else followed.numbers(x)
+    if isinstance(x, Weight):  # a part of a bias takes up what it must not gain
+        numbers = followed.elements_of(x)
     return torch.zeros(size, dtype=torch.long) if numbers is None else numbers.expand(size)
 
 
@@ -98,7 +101,8 @@ def picked(followed: Followed, node: Node, x: Any, which: Any, *args: Any, **kwa
         raise Unsupported("several indices")
     at = dims[0] % len(size)
     if isinstance(x, Weight) and len(size) == 2 and x.shape == x.full_shape:
-        return followed.added(along(followed.columns_of(x, 1 - at), -at % len(shape), shape))
+        kept = 0 if at else len(shape) - 1
+        return followed.added(along(followed.columns_of(x, 1 - at), kept, shape))
     numbers = followed.numbers(x)
     if isinstance(x, Scores) or numbers is None or at in moving_dims(numbers):
         raise Unsupported("rows that differ")

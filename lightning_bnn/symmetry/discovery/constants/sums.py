@@ -14,6 +14,7 @@ from lightning_bnn.symmetry.discovery.constants.operands import (
     Scores,
     Unbiased,
     equal_along,
+    size_of,
 )
 from lightning_bnn.symmetry.rules.labels import (
     Unsupported,
