@@ -61,13 +61,13 @@ def demo(
 ) -> None:
     """Train a reference and seven posteriors on the digits, compare them, write one page.
 
-    Takes about three minutes on two cores and needs no network. Interrupted, it goes on where
-    it was when it is called again; finished, it writes its page again.
+    Takes about three minutes on two cores and works offline. If it is interrupted, the next call
+    continues where it stopped; if it has finished, the next call only writes the page again.
 
     Args:
-        out: folder of everything.
-        size: full, or the smallest that runs through, to try the installation.
-        restart: begin anew: remove the runs that this folder has from before.
+        out: folder for all results.
+        size: full, or smallest: the smallest demo that runs through, to try the installation.
+        restart: begin anew: remove the earlier runs in this folder.
     """
     started = time.perf_counter()
     folder = results_folder(out, "demo")
