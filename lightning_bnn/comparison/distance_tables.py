@@ -38,9 +38,9 @@ _EXPLAINED = (
     "the reference (noise). /: not defined."
 )
 _OF_PREDICTIONS = {
-    "agree": "Agree, TV: mean prediction of all modes against that of the reference, in per cent.",
-    "energy": "Energy: energy distance between the predictions of all modes and of the reference; "
-    "(f): between what networks compute, without: between the densities that they predict.",
+    "agree": "Agree, TV: of the mean prediction of all modes with that of the reference, per cent.",
+    "energy": "Energy: energy distance of all modes to predictions of the reference, of what "
+    "networks compute (f) and of the densities that they predict.",
 }
 _OF_MAXIMA = (
     "MMD² x 100 between laws, with the median, the mean and the maximum over twenty kernels. "

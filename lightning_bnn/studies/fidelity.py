@@ -48,22 +48,21 @@ def fidelity(
     device: str | None = None,
     out: str = "studies/fidelity",
 ) -> None:
-    """Score posteriors by their distance to a sampled one, closest first.
+    """Score posteriors against one that was sampled, closest first.
 
-    A posterior is a run (a folder that `fit` has written), a checkpoint, a bank, or a folder of
-    checkpoints. It must be of the network and the data of the reference, which `lightning-bnn
-    presets reference_digits` prints for the reference `digits`. It must also have the reference's
-    prior: with another prior it approximates another posterior. If a reference is not gold,
-    distances to it are shown, but rank nothing.
+    A posterior is a run (folder that `fit` has written), a checkpoint, a bank, or a folder of
+    checkpoints, of the network and the data of the reference, which `lightning-bnn presets
+    reference_digits` prints for the reference `digits`. It must have the reference's prior, too:
+    with another one it approximates another posterior. Distances to a reference that is no gold
+    are shown, but rank nothing.
 
     Args:
         reference: name of a reference (`lightning-bnn references` lists them), or a bank of chains.
-        posteriors: the posteriors by name, e.g. --posteriors.SWAG runs/swag --posteriors.MFVI
-            runs/mfvi
-        samples: number of networks drawn from every mode.
-        seed: random seed of the draws.
-        device: device to compute on; by default a GPU if there is one.
-        out: folder for the results.
+        posteriors: by name, e.g. --posteriors.SWAG runs/swag --posteriors.MFVI runs/mfvi
+        samples: networks drawn from every mode.
+        seed: of all draws.
+        device: where it is computed, by default a GPU if there is one.
+        out: folder of the results.
     """
     if not posteriors:
         raise ValueError("`--posteriors` is missing: for example --posteriors.SWAG runs/swag")

@@ -49,15 +49,15 @@ def reference(
     """Sample a reference anew, as those that come with the package were made.
 
     Runs long chains, then others from other seeds, and writes a folder with the configuration, the
-    draws and a card that says how far they can be trusted. If the command is interrupted, the next
-    call continues where it stopped; on the same machine the draws are the same to the last bit.
+    draws and a card that says how far they can be trusted. Interrupted, the same command goes on
+    where it was; on the same machine the draws are the same to the last bit.
 
     Args:
-        name: name of the reference: a preset without its prefix, such as digits.
-        out: folder for the results; by default references/NAME.
-        repeats: number of additional times that it is sampled, from other seeds.
-        transitions: number of transitions of every chain; by default what the preset says.
-        restart: begin anew: remove the earlier runs in this folder.
+        name: of the reference: a preset without what it begins with, such as digits.
+        out: folder of the results, by default references/NAME.
+        repeats: how many more times it is sampled, from other seeds.
+        transitions: of every chain, by default what the preset says.
+        restart: begin anew: remove the runs that this folder has from before.
     """
     known = [n.removeprefix(_PREFIX) for n in preset_names() if n.startswith(_PREFIX)]
     if name not in known:

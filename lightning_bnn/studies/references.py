@@ -27,10 +27,10 @@ _CLOSE = 1e-3
 
 
 def references(name: str | None = None) -> None:
-    """Print how good the sampled posteriors of the package are, computed from their draws.
+    """Print what the sampled posteriors of the package are worth, computed from their draws.
 
     Args:
-        name: show only this one, with its card and its distances to chains of other seeds.
+        name: only this one, with its card and its distances to chains of other seeds.
     """
     names = reference_names() if name is None else [name]
     found: dict[str, Diagnosis] = {}
