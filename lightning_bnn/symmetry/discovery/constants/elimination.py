@@ -21,8 +21,8 @@ def solutions(equations: csr_array) -> csr_array:
     """All solutions of ``equations @ x = 0`` in integers, as ``x = found @ x``.
 
     The row of an unknown says what it is: itself if it is free, else zero or a combination of free
-    ones. Earlier unknowns stay free where there is a choice. What would have to be a fraction of
-    others is zero, and so are they.
+    ones. Earlier unknowns mostly stay free where there is a choice. What would have to be a fraction
+    of others is zero, and so are they.
 
     Args:
         equations: integers, a column for every unknown.
@@ -35,7 +35,7 @@ def solutions(equations: csr_array) -> csr_array:
     found = eye_array(equations.shape[1], dtype=np.int64, format="csr")
     left = _rows_that_say_something(equations)
     while left.shape[0]:
-        for way in (_zeros, _alone, _equal, _eliminated):
+        for way in (_zeros, _last_alone, _equal, _alone, _eliminated):
             step = way(left)
             if step is not None:
                 break
@@ -65,17 +65,27 @@ def _all_but(zeros: Ints, count: int) -> csr_array:
     return csr_array(diags_array(keep, dtype=np.int64))
 
 
-def _alone(left: csr_array) -> csr_array | None:
-    """Unknowns that are in one equation only are what it says: the last one of every equation."""
+def _alone(left: csr_array, last: bool = False) -> csr_array | None:
+    """Unknowns that are in one equation only are what it says: the last of these in each."""
     entries = left.tocoo()
     rows, columns = entries.coords
     uses = np.bincount(columns, minlength=left.shape[1])
-    fit = np.flatnonzero((uses[columns] == 1) & (np.abs(entries.data) == 1))
-    if not fit.size:
+    fit = (uses[columns] == 1) & (np.abs(entries.data) == 1)
+    if last:
+        greatest = np.zeros(left.shape[0], np.int64)
+        np.maximum.at(greatest, rows, columns)
+        fit &= columns == greatest[rows]
+    at = np.flatnonzero(fit)
+    if not at.size:
         return None
-    fit = fit[np.lexsort((columns[fit], rows[fit]))]
-    last = fit[np.r_[rows[fit][1:] != rows[fit][:-1], True]]
-    return _replaced(left, rows[last], columns[last], entries.data[last])
+    at = at[np.lexsort((columns[at], rows[at]))]
+    at = at[np.r_[rows[at][1:] != rows[at][:-1], True]]
+    return _replaced(left, rows[at], columns[at], entries.data[at])
+
+
+def _last_alone(left: csr_array) -> csr_array | None:
+    """The same, where the unknown is the last of all in its equation."""
+    return _alone(left, last=True)
 
 
 def _replaced(left: csr_array, rows: Ints, pivots: Ints, values: Ints) -> csr_array:

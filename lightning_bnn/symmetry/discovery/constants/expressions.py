@@ -17,7 +17,7 @@ from lightning_bnn.symmetry.rules.labels import core, moving_dims, narrow_except
 
 __all__ = ["NOTHING", "Combinations", "Expressions", "Ints", "ragged"]
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.integer]
 NOTHING = 0
 _MOST_TERMS = 4_000_000
 
