@@ -21,8 +21,8 @@ def solutions(equations: csr_array) -> csr_array:
     """All solutions of ``equations @ x = 0`` in integers, as ``x = found @ x``.
 
     The row of an unknown says what it is: itself if it is free, else zero or a combination of free
-    ones. Earlier unknowns mostly stay free where there is a choice. What would have to be a fraction
-    of others is zero, and so are they.
+    ones. Earlier unknowns mostly stay free where there is a choice. What would be a fraction of
+    others is zero, and so are they.
 
     Args:
         equations: integers, a column for every unknown.
