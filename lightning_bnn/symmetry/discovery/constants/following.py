@@ -53,7 +53,9 @@ def follow_constants(
 
 def _run(followed: Followed, module: GraphModule, values: dict[Node, Any], live: Set[Node]) -> None:
     for node in module.graph.nodes:
-        if node.op == "call_function" and node in live:
+        if node.op == "get_attr":
+            values[node] = getattr(module, str(node.target), None)
+        elif node.op == "call_function" and node in live:
             values[node] = _call(followed, node, values)
 
 

@@ -39,6 +39,7 @@ class Owners:
 def hold(followed: Followed, owners: Owners) -> None:
     """State what the uses of tensors say together."""
     _several_uses(followed)
+    _rows_beyond_the_example(followed)
     _biases_of_other_shapes(followed, owners)
     _reads_that_disagree(followed)
     _seen_without_a_bias(followed)
@@ -56,6 +57,18 @@ def _several_uses(followed: Followed) -> None:
             for read, taken_up in followed.reads:
                 if bool(torch.isin(taken_up, unknowns).any()):
                     followed.system.stop(read.incoming)
+
+
+def _rows_beyond_the_example(followed: Followed) -> None:
+    """Rows of a table that the example does not reach gain what the others gain, all the same."""
+    for name, reached in followed.reached.items():
+        unknowns = followed.elements[name]
+        dims = [d for d in range(reached.ndim) if not torch.equal(reached.all(d), reached.any(d))]
+        if len(dims) == 1:
+            first = unknowns.narrow(dims[0], 0, 1).expand_as(unknowns)
+            followed.system.stop(followed.system.combine([(unknowns, 1), (first, -1)]))
+        elif dims:
+            followed.system.stop(unknowns)
 
 
 def _biases_of_other_shapes(followed: Followed, owners: Owners) -> None:

@@ -107,6 +107,7 @@ class Followed:
         reads: weights that read something, and the unknown by which each row may be taken up.
         silent: what something linear sees, and the unknowns of what it makes of it.
         uses: by tensor, what it is used for.
+        reached: by tensor, which of its elements the example reaches.
     """
 
     system: Expressions = field(default_factory=Expressions)
@@ -116,6 +117,7 @@ class Followed:
     reads: list[tuple[Read, Tensor]] = field(default_factory=list)
     silent: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     uses: dict[str, set[str]] = field(default_factory=dict)
+    reached: dict[str, Tensor] = field(default_factory=dict)
 
     def use(self, name: str, use: str) -> None:
         """Only tensors with one use may be shifted."""
@@ -126,10 +128,10 @@ class Followed:
         self.use(weight.name, use)
         if weight.name not in self.elements:
             self.elements[weight.name] = self.system.fresh(*weight.full_shape)
-        if not weight.coords:
-            return self.elements[weight.name]
-        moving = moving_dims(*weight.coords)
+            self.reached[weight.name] = torch.zeros(weight.full_shape, dtype=torch.bool)
+        moving = moving_dims(*weight.coords) if weight.coords else []
         at = tuple(narrow_except(c, moving) for c in weight.coords)
+        self.reached[weight.name][at] = True
         return self.elements[weight.name][at].expand(weight.shape)
 
     def columns_of(self, table: Weight, kept: int = 1) -> Tensor:
