@@ -55,7 +55,7 @@ def added(w: Tensor, sym: Symmetries, place: Placement, value: Tensor) -> Tensor
     axis = sym.axes[place.axis]
     offset = int(is_stacked({axis.tensor: w}, sym.shapes))
     rows = along_axis(w, axis, offset)
-    spread = _on_axis(sym, place, value.to(w)) * place.exponent
+    spread = _on_axis(sym, place, value.to(w))
     if value.ndim > 1:
         spread = spread.reshape(-1, *(1,) * (rows.ndim - 2), spread.shape[-1])
     return from_axis(rows + spread, w, axis, offset)
@@ -66,7 +66,7 @@ def _on_axis(sym: Symmetries, place: Placement, value: Tensor) -> Tensor:
     axis = sym.axes[place.axis]
     full = value.new_zeros(*value.shape[:-1], axis.blocks * axis.size)
     positions = place.positions.to(value.device)
-    repeated = value[..., None].expand(*value.shape, positions.shape[1])
+    repeated = (place.exponent * value)[..., None].expand(*value.shape, positions.shape[1])
     full[..., positions.reshape(-1)] = repeated.flatten(-2)
     return full
 
@@ -86,18 +86,19 @@ def carried(params: Params, sym: Symmetries, reader: Reader, value: Tensor) -> T
         blocks = blocks.sum(tuple(range(2, blocks.ndim - 1)))
     blocks = blocks.unflatten(1, (axis.blocks, -1))
     outgoing = torch.einsum("mbri,mbi->mbr", blocks, spread.expand(blocks.shape[0], -1, -1))
-    return outgoing.flatten(1) if offset else outgoing.flatten()
+    rows = outgoing.flatten(1)
+    if reader.rows is not None:
+        rows = rows[:, reader.rows.to(rows.device)]
+    return rows if offset else rows[0]
 
 
 def remove_shifts(params: Params, sym: Symmetries) -> Params:
     """One network for all that shifts make equal: biases that may be shifted become zero.
 
-    Of a table that takes up what another one gains, the mean of its rows becomes zero; so does that
-    of a table whose shift the layers behind it take up.
+    Of a table the mean of its rows does.
     """
     for group in sym.shifts:  # in graph order: a bias that takes a shift up may hand it on
-        place = group.placements[-1]
-        params = _shift_one(params, sym, group, -place.exponent * _mean(params, sym, place))
+        params = _shift_one(params, sym, group, -_mean(params, sym, group.placements[0]))
     return params
 
 
