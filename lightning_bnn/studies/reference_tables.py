@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_bnn.comparison.columns import PREDICTIONS
 from lightning_bnn.comparison.distance_tables import percent
-from lightning_bnn.comparison.tables import Cell, Table
+from lightning_bnn.comparison.tables import Cell, Measured, Table
 from lightning_bnn.references.diagnosis import SPACES, Diagnosis
 
 __all__ = ["agreement_table", "distances_table"]
@@ -59,7 +60,7 @@ def distances_table(found: Diagnosis, again: Sequence[Mapping[str, Any]] = ()) -
     beside = {name: PREDICTIONS[name] for name in found.halves if name in PREDICTIONS}
     rows: list[list[Cell]] = [
         [name, *(percent(numbers, key) for key in _LAWS),
-         *(column.shown(numbers[key]) for key, column in beside.items())]
+         *(column.shown(numbers.get(key, Measured(math.nan))) for key, column in beside.items())]
         for name, numbers in every.items()
     ]  # fmt: skip
     titles = [column.title for column in beside.values()]
