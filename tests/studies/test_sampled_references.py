@@ -1,10 +1,14 @@
 """Posteriors that were sampled: what ships is what its card says, and what is scored against it."""
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 
 import pytest
 import torch
+from processes import start
 from small_runs import numbers, results
 
 from lightning_bnn.bank import CheckpointBank, digest_of_networks
@@ -131,19 +135,30 @@ def test_what_cannot_be_meant_is_refused_in_one_sentence(command, message, tmp_p
     assert message in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def sampled(tmp_path_factory):
-    """A reference of few draws, twice."""
+@contextlib.contextmanager
+def short_chains():
+    """The preset with few transitions, whose draws are stored as those of a large one."""
     text = preset_text("reference_two_gaussians").replace("burn_in: 200", "burn_in: 8")
     text = text.replace("adapt_steps: 150", "adapt_steps: 6").replace("every_n_steps: 4", "")
-    folders = [tmp_path_factory.mktemp(name) / "two_gaussians" for name in "ab"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference, "_LARGE", 0)
         for module in (runs, reference):
             patch.setattr(module, "preset_text", lambda name: text)
-        for folder in folders:
-            main(["reference", "two_gaussians", "--out", str(folder), "--transitions", "20",
-                  "--repeats", "0"])  # fmt: skip
+        yield
+
+
+def sample(folder):
+    with short_chains():
+        main(["reference", "two_gaussians", "--out", str(folder), "--transitions", "20",
+              "--repeats", "0"])  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory):
+    """A reference of few draws, twice."""
+    folders = [tmp_path_factory.mktemp(name) / "two_gaussians" for name in "ab"]
+    for folder in folders:
+        sample(folder)
     return folders
 
 
@@ -156,6 +171,35 @@ def test_a_reference_is_sampled_again_to_the_last_bit(sampled):
     assert "sampled from 0 other seeds, not 3" in card["failures"]
     assert card["made"]["gradients"] == 8 * 20 * 21
     assert read_problem(one / "config.yaml").source.num_data == 60
+
+
+def killed_in_transition(number, folder):
+    """The command, which ends without a word: draws are written, the checkpoint is that before."""
+
+    def kill(self, trainer, pl_module):
+        if trainer.current_epoch == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    runs._Epochs.on_train_epoch_end = kill
+    sample(folder)
+
+
+@pytest.mark.e2e
+def test_a_reference_that_was_killed_goes_on_to_the_same_draws(sampled, tmp_path):
+    run = start(killed_in_transition, 12, tmp_path / "two_gaussians")
+    run.process.join(120)
+    assert run.process.exitcode == -signal.SIGKILL
+    with CheckpointBank(tmp_path / "two_gaussians" / "runs" / "seed_0" / "bank", "r") as bank:
+        assert 0 < len(bank) < 8 * 12
+    assert not (tmp_path / "two_gaussians" / "two_gaussians").exists()
+    sample(tmp_path / "two_gaussians")
+    cards = [
+        Card.read(folder / "two_gaussians" / "card.json")
+        for folder in (sampled[0], tmp_path / "two_gaussians")
+    ]
+    assert cards[0].sha256 == cards[1].sha256
+    assert cards[0].diagnosis.spaces == cards[1].diagnosis.spaces
+    assert cards[0].made["gradients"] == cards[1].made["gradients"]
 
 
 @pytest.mark.e2e
