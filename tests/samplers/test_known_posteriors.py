@@ -59,7 +59,7 @@ SAMPLERS = {
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_logistic_regression_is_sampled_as_quadrature_has_it(name):
-    """Both samplers have its moments, and so each other's; those of another prior are told apart."""
+    """Both have its moments, and so each other's; those of another prior are told apart."""
     first = torch.randn(400, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     theta = nn.Parameter(first)
     sampler = SAMPLERS[name](theta)
