@@ -24,7 +24,7 @@ _GOLD = (
     "R-hat: of ranks and folded ranks, the larger of both. Least ESS: effective draws of the worst "
     "number for its mean, and for its 5 and 95 % quantiles. Gold: R-hat of predictions at most "
     "1.01 in the median and 1.05 at the worst point, 400 effective draws there, four chains, laws "
-    "of both halves of the chains within three errors of each other; the same from three more seeds."
+    "of both halves of the chains within three errors of each other; all again from three seeds."
 )
 _DISTANCES = (
     "MMD² x 100 between laws, raw, without symmetries (NS), and of predictions, with jackknife "
