@@ -1,6 +1,7 @@
 """The leaderboard: who is ranked, by what, and what became of those that are not."""
 
 import math
+from pathlib import Path
 
 import pytest
 from small_runs import numbers, results
@@ -45,7 +46,7 @@ def test_what_failed_is_in_the_table_with_how_often():
 def findings(monkeypatch, gold):
     monkeypatch.setattr(leaderboard, "is_gold", lambda name: name in gold)
     found = {(name, budget): board() for name in ("digits", "concrete") for budget in (10, 20)}
-    return leaderboard._findings(found, leaderboard._Plan({}, 2, 4, None))
+    return leaderboard._findings(found, leaderboard._Plan({}, 2, 4, Path("unused")))
 
 
 def test_only_gold_compares_methods(monkeypatch, undrawn):
