@@ -126,7 +126,7 @@ def _call(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
 
     for file in config_files(args):
         read_settings(file)
-    prog = f"lightning-bnn {name}"
+    prog, args = f"lightning-bnn {name}", _with_name(command, args)
     if takes_several(command):
         call_with_several(command, args, prog, numbers="weights")
         return
@@ -137,6 +137,13 @@ def _call(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
     parser = StrictParser(prog=prog, description=description)
     parser.add_function_arguments(command, as_positional=False)
     command(**vars(parser.parse_args(args)))
+
+
+def _with_name(command: Callable[..., None], args: Sequence[str]) -> Sequence[str]:
+    """The command line with ``--name`` where a name comes first, as it may: needed or not."""
+    parameter = inspect.signature(command).parameters.get("name")
+    optional = parameter is not None and parameter.default is not parameter.empty
+    return ["--name", *args] if optional and args and not args[0].startswith("-") else args
 
 
 def _usage() -> str:

@@ -23,10 +23,12 @@ from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.symmetry import canonicalise
 
-__all__ = ["SPACES", "Diagnosis", "between", "diagnose", "followed"]
+__all__ = ["LEAST", "SPACES", "Diagnosis", "between", "diagnose", "followed"]
 
 SPACES = {"function": "predictions", "canonical": "canonical weights", "weights": "raw weights"}
 """What chains are compared as, and its name in tables."""
+LEAST = 8
+"""Networks of a chain below which nothing can be said."""
 CHAINS, EFFECTIVE, ERRORS = 4, 400, 3
 """What gold needs at least: chains, effective draws; and at most: errors of a law above zero.
 
@@ -83,7 +85,7 @@ def diagnose(stored: StoredPosterior, problem: Problem) -> Diagnosis:
     """
     chains = chains_of_modes(stored)
     sizes = [P.stack_size(chain) for chain in chains]
-    if len(chains) < 2 or min(sizes) < 8:
+    if len(chains) < 2 or min(sizes) < LEAST:
         raise ValueError(
             f"{stored.name} must be two chains or more of at least eight networks, got "
             f"{len(chains)} with {min(sizes, default=0)}."

@@ -37,7 +37,16 @@ def is_gold(name: str) -> bool:
 
 def reference_place(text: str) -> Place:
     """A reference by its name, or networks on disk that stand for one."""
-    return Place(reference_folder(text) / "bank") if text in reference_names() else Place.of(text)
+    if text in reference_names():
+        return Place(reference_folder(text) / "bank")
+    place = Place.of(text)
+    if not place.path.exists():
+        known = ", ".join(reference_names())
+        raise ValueError(
+            f"There is no reference {text!r}, and nothing at {place.path}; choose a bank, or from: "
+            f"{known}."
+        )
+    return place
 
 
 def read_reference(name: str) -> tuple[StoredPosterior, Problem, Card]:
