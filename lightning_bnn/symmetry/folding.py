@@ -42,6 +42,15 @@ def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: 
     Raises:
         ValueError: a norm is read by something that is not a linear map of its own, and ``partial``
             is not set.
+
+    >>> from lightning_bnn.symmetry import discover, fold_norms
+    >>> layers = torch.nn.Linear(4, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2)
+    >>> net, x = torch.nn.Sequential(*layers), torch.randn(8, 4)
+    >>> folded = fold_norms(net, x)
+    >>> torch.allclose(folded(x), net(x), atol=1e-5)
+    True
+    >>> discover(net, x).linear, discover(folded, x).linear[0].kind
+    ((), 'centred')
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")

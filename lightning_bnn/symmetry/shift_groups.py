@@ -34,6 +34,13 @@ class ShiftGroup:
         placements: where the channels lie along biases and tables; the shift is added with
             exponent 1 and subtracted with exponent -1.
         readers: the layers whose biases take the shift up.
+
+    >>> import torch
+    >>> from lightning_bnn.symmetry import discover
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> (group,) = discover(net, torch.randn(8, 4)).shifts
+    >>> group, [reader.bias for reader in group.readers], group.is_dead
+    (ShiftGroup(size=2, name='0.bias'), ['1.bias'], False)
     """
 
     size: int
