@@ -36,6 +36,13 @@ class MCDropout(Bayesian):
     References:
         | Dropout as a Bayesian Approximation (Gal and Ghahramani, 2016)
         | https://arxiv.org/abs/1506.02142
+
+    >>> import torch
+    >>> from lightning_bnn.models import mlp
+    >>> module, x = MCDropout(mlp(2, [8], 3), p=0.5, eval_samples=10), torch.randn(5, 2)
+    >>> outputs = module.outputs([x])
+    >>> outputs.shape, bool((outputs.std(0) > 0).any())
+    (torch.Size([10, 5, 3]), True)
     """
 
     networks: nn.Module
