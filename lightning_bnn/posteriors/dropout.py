@@ -38,6 +38,14 @@ class Dropout(Posterior):
     References:
         | Dropout as a Bayesian Approximation (Gal and Ghahramani, 2016)
         | https://arxiv.org/abs/1506.02142
+
+    >>> from lightning_bnn import params as P
+    >>> layers = torch.nn.Linear(2, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)
+    >>> net = torch.nn.Sequential(*layers)
+    >>> posterior = Dropout(P.stack([P.of(net)]))
+    >>> outputs = posterior.predict(net, torch.ones(3, 2), n=10)
+    >>> outputs.shape, bool((outputs.std(0) > 0).any())
+    (torch.Size([10, 3, 1]), True)
     """
 
     def __init__(
