@@ -103,8 +103,8 @@ def chunk_of(model: nn.Module, params: Params, x: Any, chunk_size: int | None = 
     >>> from lightning_bnn import params as P
     >>> net, x = nn.Linear(2, 1), (torch.randn(5, 2),)
     >>> networks = P.populate(net, 10)
-    >>> [P.chunk_of(net, networks, x, chunk_size=size) for size in (None, 4, 1)]
-    [10, 4, 1]
+    >>> [P.chunk_of(net, networks, x, chunk_size=size) for size in (4, 20, 1)]
+    [4, 10, 1]
     """
     members = stack_size(params)
     is_chain = chain_of(model, params, x, chunk_size=chunk_size) is not None
