@@ -34,6 +34,9 @@ class KernelGrid:
     References:
         | MMD Aggregated Two-Sample Test (Schrab et al., 2023)
         | https://www.jmlr.org/papers/v24/21-1289.html
+
+    >>> KernelGrid(3).bandwidths(torch.tensor([[1.0, 4.0]]))  # from 1 / 2 to 4 * 2
+    tensor([0.5000, 2.0000, 8.0000])
     """
 
     n_bandwidths: int = 10

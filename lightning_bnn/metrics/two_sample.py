@@ -31,6 +31,12 @@ class TwoSampleTest:
         layer_p_values: of all kernels of a layer together.
         layers: their names.
         mmd2: the statistics, ``(layers, kernels)``.
+
+    >>> from lightning_bnn.metrics import permutation_test
+    >>> x = {"w": torch.randn(20, 3, generator=torch.Generator().manual_seed(0))}
+    >>> test = permutation_test(x, {"w": x["w"][:10] + 3}, permutations=200)
+    >>> test.layers, test.mmd2.shape, test.reject(0.05)
+    (('w',), torch.Size([1, 20]), True)
     """
 
     p_value: float
