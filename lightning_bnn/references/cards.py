@@ -26,6 +26,14 @@ class Card:
         diagnosis: of the draws that are stored.
         again: what runs with other seeds say, and their distances to these draws.
         licence: of the data, and of the draws.
+
+    >>> from lightning_bnn.references import reference_folder
+    >>> card = Card.read(reference_folder("two_gaussians") / "card.json")
+    >>> card.name, card.verdict, card.diagnosis.chains
+    ('two_gaussians', 'gold', 8)
+    >>> from dataclasses import replace
+    >>> replace(card, failures=["3 chains, not 4"]).verdict
+    'long run'
     """
 
     name: str
