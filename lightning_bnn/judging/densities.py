@@ -24,6 +24,11 @@ class Mixtures:
     Attributes:
         means: ``(..., examples, targets, networks)``, in float64.
         stds: standard deviations of the same shape.
+
+    >>> from lightning_bnn.likelihoods import Gaussian
+    >>> mixture = Mixtures.of_each(Gaussian(), torch.zeros(4, 10, 1)).mean()  # of four networks
+    >>> mixture.examples, mixture.means.shape, mixture.components()[0].shape
+    (10, torch.Size([10, 1, 4]), torch.Size([4, 10, 1]))
     """
 
     means: Tensor
@@ -72,6 +77,10 @@ class LogDensities:
 
     Attributes:
         values: ``(..., examples)``, in float64.
+
+    >>> networks = LogDensities(torch.tensor([[0.2], [0.4]]).log())  # of two networks
+    >>> networks.mean().values.exp()  # the density of their mixture
+    tensor([0.3000])
     """
 
     values: Tensor
