@@ -15,7 +15,9 @@ __all__ = ["FilterResponseNorm", "mlp", "optunet", "resnet18", "resnet20_frn", "
 def mlp(
     inputs: int, hidden: Sequence[int], outputs: int, activation: Callable[[], nn.Module] = nn.ReLU
 ) -> nn.Sequential:
-    """A multilayer perceptron that flattens its input.
+    r"""A multilayer perceptron that flattens its input.
+
+    .. math:: h_{l + 1} = \phi(W_l h_l + b_l)
 
     Args:
         inputs: number of features.
@@ -56,7 +58,9 @@ class TwoReLUs(nn.Module):
 
 
 def two_relus() -> TwoReLUs:
-    """The network of P2's tractable posterior.
+    r"""The network of P2's tractable posterior.
+
+    .. math:: f(x) = \mathrm{relu}(w_1 x) + \mathrm{relu}(w_2 x)
 
     >>> two_relus()(torch.ones(3, 1)).shape
     torch.Size([3, 1])

@@ -15,7 +15,9 @@ __all__ = ["Isotonic", "fit_isotonic"]
 
 @dataclass(frozen=True)
 class Isotonic:
-    """Rising functions of mean probabilities, one for each class, whose values are renormalised.
+    r"""Rising functions of mean probabilities, one for each class, whose values are renormalised.
+
+    .. math:: f_c(\bar p_c) \,/\, \textstyle\sum_k f_k(\bar p_k)
 
     Attributes:
         knots: probabilities between which the functions are linear, ``(classes, knots)``; rows are

@@ -60,7 +60,10 @@ class Band(NamedTuple):
 
 
 def mean_band(means: Tensor, stds: Tensor) -> Band:
-    """The mean of a mixture of Gaussians, to be widened by multiples of its standard deviation.
+    r"""The mean of a mixture of Gaussians, to be widened by multiples of its standard deviation.
+
+    .. math:: l = h = \tfrac1S \textstyle\sum_s \mu_s, \quad
+        s^2 = \tfrac1S \sum_s (\sigma_s^2 + \mu_s^2) - l^2
 
     These are split conformal intervals with normalised residuals.
 
@@ -99,7 +102,9 @@ def quantile_band(means: Tensor, stds: Tensor, alpha: int | float = 0.1) -> Band
 
 @dataclass(frozen=True)
 class ConformalIntervals:
-    """Intervals, given calibration examples; called, it makes those of new predictions.
+    r"""Intervals, given calibration examples; called, it makes those of new predictions.
+
+    .. math:: [l - q s,\; h + q s], \quad q = \text{quantile of } \max(l_i - y_i,\; y_i - h_i) / s_i
 
     Attributes:
         scores: how far every calibration target lies outside of its band, in units of its scale.

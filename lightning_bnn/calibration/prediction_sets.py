@@ -91,7 +91,9 @@ class SetScore:
 
 @dataclass(frozen=True)
 class ConformalSets:
-    """Prediction sets, given calibration examples; called, it makes those of new predictions.
+    r"""Prediction sets, given calibration examples; called, it makes those of new predictions.
+
+    .. math:: \{c : s_c(x) \leq q\}, \quad q = \text{quantile of } s_{y_i}(x_i)
 
     Attributes:
         scores: of the true classes of the calibration examples.

@@ -19,7 +19,9 @@ __all__ = ["LogDensities", "Mixtures"]
 
 @dataclass(frozen=True)
 class Mixtures:
-    """Equally weighted mixtures of the Gaussians that networks predict.
+    r"""Equally weighted mixtures of the Gaussians that networks predict.
+
+    .. math:: p(y) = \tfrac1S \textstyle\sum_s N(y;\; \mu_s, \sigma_s^2)
 
     Attributes:
         means: ``(..., examples, targets, networks)``, in float64.
@@ -73,7 +75,9 @@ class Mixtures:
 
 @dataclass(frozen=True)
 class LogDensities:
-    """Log-densities of targets, for likelihoods of which nothing else is known.
+    r"""Log-densities of targets, for likelihoods of which nothing else is known.
+
+    .. math:: \log \tfrac1S \textstyle\sum_s p_s(y)
 
     Attributes:
         values: ``(..., examples)``, in float64.

@@ -148,7 +148,9 @@ class Judge(nn.Module, ABC):
 
 
 class DensityJudge(Judge):
-    """The log-density of targets, for likelihoods of which nothing else is known.
+    r"""The log-density of targets, for likelihoods of which nothing else is known.
+
+    .. math:: -\tfrac1n \textstyle\sum_i \log \tfrac1S \sum_s p_s(y_i)
 
     >>> import torch
     >>> from lightning_bnn.likelihoods import Gaussian

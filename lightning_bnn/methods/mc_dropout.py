@@ -34,7 +34,9 @@ class DroppedNetworks(Networks):
 
 @dataclass(eq=False)
 class MCDropout(Method):
-    """Networks that drop units in training and in prediction; BatchNorm uses its statistics.
+    r"""Networks that drop units in training and in prediction; BatchNorm uses its statistics.
+
+    .. math:: p(y | x) = \frac1S \sum_s p(y | x, \omega, z_s), \quad z_s \sim \text{dropout}
 
     Arguments are those of `lightning_bnn.modules.MCDropout`.
 

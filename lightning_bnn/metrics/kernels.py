@@ -21,7 +21,10 @@ _CHUNK = 2**22
 
 @dataclass(frozen=True)
 class KernelGrid:
-    """How bandwidths follow from the distances between two sets; the rule of MMDAgg.
+    r"""How bandwidths follow from the distances between two sets; the rule of MMDAgg.
+
+    .. math:: \lambda_i = \frac{d_{min}}{2} \Big(\frac{4\, d_{max}}{d_{min}}\Big)^{i / (n - 1)},
+        \quad i = 0, \dots, n - 1
 
     Args:
         n_bandwidths: per norm.

@@ -56,7 +56,10 @@ def permutation_test(
     grid: KernelGrid | None = None,
     generator: torch.Generator | None = None,
 ) -> TwoSampleTest:
-    """Test whether two stacks of networks come from one distribution.
+    r"""Test whether two stacks of networks come from one distribution.
+
+    .. math:: p = \frac{1}{B + 1} \sum_{b = 0}^B \Big[\min_k \frac{p_k^b}{w_k}
+        \leq \min_k \frac{p_k^0}{w_k}\Big], \quad k \text{ layers and kernels}
 
     Bandwidths are those of the given split, as in MMDAgg.
 

@@ -16,7 +16,9 @@ __all__ = ["MCDropout"]
 
 
 class MCDropout(Bayesian):
-    """A network with dropout that goes on when it predicts; with members, several such networks.
+    r"""A network with dropout that goes on when it predicts; with members, several such networks.
+
+    .. math:: p(y | x) = \frac1S \sum_s p(y | x, \omega, z_s), \quad z_s \sim \text{dropout}
 
     Dropout is that of the network, modules and functions alike, or it is put into it with ``p``.
     Nothing else is active in evaluation: BatchNorm uses its statistics.

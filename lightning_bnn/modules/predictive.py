@@ -19,7 +19,9 @@ __all__ = ["Predictive"]
 
 
 class Predictive(nn.Module):
-    """Runs every network of a stack and averages what the likelihood makes of the outputs.
+    r"""Runs every network of a stack and averages what the likelihood makes of the outputs.
+
+    .. math:: p(y | x) = \frac1S \sum_s p(y | x, \omega_s)
 
     Args:
         template: gives the computation.

@@ -23,7 +23,9 @@ Layers = Literal["all", "last"]
 
 
 class Dropout(Posterior):
-    """Every draw drops units of a network, each with the rate of its dropout layer.
+    r"""Every draw drops units of a network, each with the rate of its dropout layer.
+
+    .. math:: W'_{i j} = W_{i j}\, z_j / (1 - p), \quad z_j \sim \mathrm{Bernoulli}(1 - p)
 
     Predictions drop other units for every input, as dropout does in training; everything else
     (BatchNorm) is in evaluation mode. A sample of weights drops the same units for all inputs: what

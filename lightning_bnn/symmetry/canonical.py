@@ -49,7 +49,9 @@ def canonicalise(
     target: float = 1.0,
     descending: bool = True,
 ) -> Params:
-    """Replace a network, or every member of a stack, by the representative of its orbit.
+    r"""Replace a network, or every member of a stack, by the representative of its orbit.
+
+    .. math:: c(g\, \theta) = c(\theta) \quad \text{for every symmetry } g \text{ that is removed}
 
     Args:
         params: one network or a stack.

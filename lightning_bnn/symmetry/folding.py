@@ -27,7 +27,9 @@ _SAME_CHANNELS = ("dropout", "contiguous", "clone", "alias", "detach", "feature_
 
 
 def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: Any) -> nn.Module:
-    """Copy a network without the gains and biases of its norms: the next linear maps take them.
+    r"""Copy a network without the gains and biases of its norms: the next linear maps take them.
+
+    .. math:: W' = W \mathrm{diag}(\gamma), \quad b' = b + W \beta
 
     ``nn.LayerNorm``, ``nn.RMSNorm`` and modules that compute the same with a ``weight``, and maybe
     a ``bias``, of their own are folded. The function stays; `discover` finds the rotations of the

@@ -27,7 +27,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MinMass:
-    """The least mass over all rescalings; for a stack, tensors have a member dimension.
+    r"""The least mass over all rescalings; for a stack, tensors have a member dimension.
+
+    .. math:: \text{excess} = 100\, (M / M_{min} - 1)
 
     Attributes:
         mass: mass of the network as it is.

@@ -44,7 +44,9 @@ def sort_permutations(
     *,
     held: Collection[int] = (),
 ) -> list[Tensor]:
-    """The permutations that sort the units of every group.
+    r"""The permutations that sort the units of every group.
+
+    .. math:: k_{p(1)} \geq k_{p(2)} \geq \dots \geq k_{p(n)}
 
     Args:
         params: one network or a stack.

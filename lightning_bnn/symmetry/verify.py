@@ -38,7 +38,11 @@ def verify(
     generator: torch.Generator | None = None,
     **named: Any,
 ) -> float:
-    """Draw a random element of the whole group; return the relative error of the outputs.
+    r"""Draw a random element of the whole group; return the relative error of the outputs.
+
+    .. math:: \max |f(g\, \theta, x) - f(\theta, x)| \,/\, s
+
+    with s the largest of the outputs that weights move, or of the ways that other weights move them.
 
     NaN says that the outputs do not depend on the weights, so that nothing was compared.
 

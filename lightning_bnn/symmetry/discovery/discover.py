@@ -37,6 +37,8 @@ def discover(
 ) -> Symmetries:
     r"""Find the permutations, positive scalings and sign flips of a network that keep its function.
 
+    .. math:: f(g\, \theta, x) = f(\theta, x) \quad \text{for all } x \text{ and every } g
+
     The graphs of the network, in evaluation and in training, are read from `torch.export`; every
     activation carries the labels of its channels, shape operations are executed on the labels, all
     others tie them, and connected channels form the groups. What is not understood is held fixed

@@ -172,7 +172,9 @@ def difference(
     nulls: int = 8,
     seed: int = 0,
 ) -> Difference:
-    """Bring two networks together by all symmetries, and see what is left between them.
+    r"""Bring two networks together by all symmetries, and see what is left between them.
+
+    .. math:: \text{rest}^2 = \frac{2 \|g\, a - h\, b\|^2}{\|g\, a\|^2 + \|h\, b\|^2}
 
     Both get the least mass that scales allow, and no shifts; then the units of A are put into the
     order of those of B, with the signs that fit; then the channels that matrices may mix are
