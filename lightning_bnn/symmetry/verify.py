@@ -42,7 +42,7 @@ def verify(
 
     .. math:: \max |f(g\, \theta, x) - f(\theta, x)| \,/\, s
 
-    with s the largest of the outputs that weights move, or of the ways that other weights move them.
+    with s the largest of the outputs that weights move at all, or of these moves.
 
     NaN says that the outputs do not depend on the weights, so that nothing was compared.
 
