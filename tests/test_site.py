@@ -2,14 +2,13 @@
 
 import doctest
 import importlib
-import importlib.util
 import re
 import sys
 from types import SimpleNamespace
 
 import pytest
 import yaml
-from pages import PAGES, ROOT, TUTORIALS
+from pages import PAGES, ROOT, TUTORIALS, website
 
 import lightning_bnn
 from lightning_bnn.cli import EVERY, PRESETS, TRAINING
@@ -18,13 +17,6 @@ NO_REFERENCE = {
     "comparison": "exports nothing",
     "studies": "are commands",
 }
-
-
-def website(name):
-    spec = importlib.util.spec_from_file_location(f"website_{name}", ROOT / f"website/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 hooks = website("hooks")

@@ -39,6 +39,13 @@ class ShiftGroup:
         placements: where the channels lie along biases and tables, that of ``name`` first; the
             shift is added as often as the exponent says.
         readers: the layers whose biases take the shift up.
+
+    >>> import torch
+    >>> from lightning_bnn.symmetry import discover
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> (group,) = discover(net, torch.randn(8, 4)).shifts
+    >>> group, [reader.bias for reader in group.readers], group.is_dead
+    (ShiftGroup(size=2, name='0.bias'), ['1.bias'], False)
     """
 
     size: int

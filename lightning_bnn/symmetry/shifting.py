@@ -26,6 +26,17 @@ def shift(params: Params, sym: Symmetries, shifts: Element) -> Params:
         params: one network or a stack.
         sym: what `discover` returned.
         shifts: one tensor ``(size,)`` or ``(members, size)`` per group of ``sym.shifts``.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.symmetry import discover, shift
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> x, w = torch.randn(8, 4), P.of(net)
+    >>> sym = discover(net, x)
+    >>> shifted = shift(w, sym, [torch.tensor([1.0, -1.0])])
+    >>> (shifted["0.bias"] - w["0.bias"]).round(decimals=4)
+    tensor([ 1., -1.])
+    >>> torch.allclose(P.apply(net, shifted, x), net(x), atol=1e-5)
+    True
     """
     stacked = check_params(params, sym)
     members = next(iter(params.values())).shape[0] if stacked else None
@@ -114,7 +125,16 @@ def _mean(params: Params, sym: Symmetries, place: Placement) -> Tensor:
 def random_shifts(
     sym: Symmetries, generator: torch.Generator | None = None, members: int | None = None
 ) -> list[Tensor]:
-    """Standard normal shifts of every group."""
+    r"""Standard normal shifts of every group.
+
+    .. math:: c \sim \mathcal{N}(0, 1)
+
+    >>> from lightning_bnn.symmetry import discover, random_shifts
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> (c,) = random_shifts(discover(net, torch.randn(8, 4)), members=5)
+    >>> c.shape
+    torch.Size([5, 2])
+    """
     check_symmetries(sym)
     lead = () if members is None else (members,)
     return [_normal((*lead, group.size), generator) for group in sym.shifts]
