@@ -10,7 +10,7 @@ from pages import ROOT, website
 from source_code import Definition, Source
 from source_package import Package
 
-hooks = website("hooks")
+reference = website("reference")
 
 FEWEST = 5
 COMPLETE = {
@@ -93,16 +93,16 @@ def has_example(docstring):
     return any(example.want for example in doctest.DocTestParser().get_examples(docstring or ""))
 
 
-@pytest.mark.parametrize("module", hooks.REFERENCE)
+@pytest.mark.parametrize("module", reference.REFERENCE)
 def test_every_public_name_has_an_example(module):
     home = importlib.import_module(f"lightning_bnn.{module}")
-    docstrings = {name: getattr(home, name).__doc__ for name in hooks.public_names(module)}
+    docstrings = {name: getattr(home, name).__doc__ for name in reference.public_names(module)}
     without = {f"{module}.{name}" for name, text in docstrings.items() if not has_example(text)}
     assert without == {name for name in WITHOUT_EXAMPLE if name.startswith(f"{module}.")}
 
 
 def test_few_names_are_excused_from_an_example():
-    names = sum(len(hooks.public_names(module)) for module in hooks.REFERENCE)
+    names = sum(len(reference.public_names(module)) for module in reference.REFERENCE)
     assert len(WITHOUT_EXAMPLE) < 0.05 * names
 
 

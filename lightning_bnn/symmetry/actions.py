@@ -91,7 +91,8 @@ def tied(params: Params, sym: Symmetries) -> Params:
 def rescale(params: Params, sym: Symmetries, scales: Element) -> Params:
     r"""Multiply what enters a unit by its scale and divide what leaves it.
 
-    .. math:: W' = \mathrm{diag}(s_{out})\, W\, \mathrm{diag}(s_{in})^{-1}, \quad b' = s_{out} b
+    .. math:: W' = \mathrm{diag}(s_\mathrm{out})\, W\, \mathrm{diag}(s_\mathrm{in})^{-1}, \quad
+        b' = s_\mathrm{out} b
 
     Args:
         params: one network or a stack.

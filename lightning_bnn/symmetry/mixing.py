@@ -28,7 +28,7 @@ __all__ = [
 def mix(params: Params, sym: Symmetries, matrices: Element) -> Params:
     r"""Multiply what enters the channels of a space by a matrix, what leaves them by its inverse.
 
-    .. math:: W' = G_{out}\, W\, G_{in}^{-1}, \quad b' = G_{out}\, b
+    .. math:: W' = G_\mathrm{out}\, W\, G_\mathrm{in}^{-1}, \quad b' = G_\mathrm{out}\, b
 
     Queries take the inverse transpose of what keys take, so that their products stay.
 
