@@ -3,14 +3,13 @@
 import ast
 import doctest
 import importlib
-import importlib.util
 import re
 import sys
 from types import SimpleNamespace
 
 import pytest
 import yaml
-from pages import PAGES, ROOT, TUTORIALS, commands
+from pages import PAGES, ROOT, TUTORIALS, commands, website
 from test_docs_commands import understand
 
 import lightning_bnn
@@ -20,13 +19,6 @@ NO_REFERENCE = {
     "comparison": "exports nothing",
     "studies": "are commands",
 }
-
-
-def website(name):
-    spec = importlib.util.spec_from_file_location(f"website_{name}", ROOT / f"website/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 hooks, reference, readable = website("hooks"), website("reference"), website("readable")
@@ -174,6 +166,7 @@ def test_every_formula_is_set(docstrings):
         (r"(-a)", ['form="prefix"']),
         (r"\min_x f", ["munder", "<mi>min</mi>"]),
         (r"a < b", ["&lt;"]),
+        (r"\text{mass\_excess}", [">mass_excess<"]),
     ],
 )
 def test_formulas_are_set_as_tex_does(latex, parts, docstrings):

@@ -70,9 +70,10 @@ def as_mathml(latex: str, display: str) -> str:
     named = _WORDS.sub(lambda m: m[0] if m[0][0] == "\\" else rf"\operatorname{{{m[0]}}}", latex)
     tree = ElementTree.fromstring(convert(" ".join(named.split()), display=display))
     for node in tree.iter():
-        if "\\" in (node.text or ""):
+        node.text = (node.text or "").replace("\\_", "_")  # in names of words
+        if "\\" in node.text:
             raise ValueError(f"the formula {latex} has a command that is not known: {node.text}")
-        if node.tag == f"{_MATHML}mo" and (node.text or "").isalpha() and len(node.text or "") > 1:
+        if node.tag == f"{_MATHML}mo" and node.text.isalpha() and len(node.text) > 1:
             node.tag = f"{_MATHML}mi"  # operators have wide margins
         if display == "block" and node.tag == f"{_MATHML}msub" and node[0].text in ("min", "max"):
             node.tag = f"{_MATHML}munder"

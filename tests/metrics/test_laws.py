@@ -87,6 +87,8 @@ EXTREMES = [
     (M.SetCoverage, (RIGHT > 0, LABELS), (WRONG > 0, LABELS)),
     (M.SetSize, (RIGHT > 1,), (RIGHT >= 0,)),
     *((cls, (RIGHT, RIGHT), (RIGHT, WRONG)) for cls in (M.Agreement, M.TotalVariation)),
+    (M.PredictiveKL, (RIGHT, RIGHT), ((RIGHT + WRONG) / 2, RIGHT)),
+    (M.Wasserstein, (ZEROS, ZEROS), (ZEROS, ONES)),
     *((cls, (SCORES, SCORES > 0), (SCORES, SCORES < 0)) for cls in (M.AUROC, M.AUPR, M.FPR95)),
     (M.MMD, (WEIGHTS[0], WEIGHTS[0]), (WEIGHTS[0], FAR)),
     (functools.partial(M.FunctionSpaceMMD, 3, 2), (EYE, EYE[:2]), (EYE, EYE[:2] + 9)),
