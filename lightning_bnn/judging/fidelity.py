@@ -95,6 +95,13 @@ def reference_of(predictions: Any) -> ClassReference | GaussianReference | None:
 
     Args:
         predictions: `Averages`, `Mixtures` or `LogDensities`.
+
+    >>> from lightning_bnn.likelihoods import Categorical
+    >>> outputs = torch.randn(5, 8, 3)
+    >>> averages = Averages.of(Categorical(), outputs)
+    >>> far = reference_of(averages).distances(averages)
+    >>> far["agree"].mean().item(), far["tv"].mean().item()
+    (1.0, 0.0)
     """
     if isinstance(predictions, Averages):
         return ClassReference(predictions)

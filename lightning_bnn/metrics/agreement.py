@@ -21,7 +21,9 @@ __all__ = [
 
 # ------------------------------------------------------------ functions
 def agreement(probs: Probs, reference: Probs, from_logits: bool = False) -> Number:
-    """Fraction of the examples for which both predict the same class; ties go to the first class.
+    r"""Fraction of the examples for which both predict the same class; ties go to the first class.
+
+    .. math:: \frac1n \sum_i [\arg\max_c p_{ic} = \arg\max_c p^{ref}_{ic}]
 
     Args:
         probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.

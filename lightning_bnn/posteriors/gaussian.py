@@ -21,7 +21,9 @@ _LOG_2PI = math.log(2 * math.pi)
 
 
 class DiagonalGaussian(Posterior):
-    """A Gaussian with a diagonal covariance over the weights of one network.
+    r"""A Gaussian with a diagonal covariance over the weights of one network.
+
+    .. math:: w \sim N\big(\mu,\; \mathrm{diag}(\sigma^2)\big)
 
     Mean and log standard deviation are two flat vectors, so that a stack of samples costs one draw.
     Buffers of the network (BatchNorm statistics) are copied into every sample.

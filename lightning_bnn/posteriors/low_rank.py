@@ -22,7 +22,10 @@ __all__ = ["LowRankGaussian"]
 
 
 class LowRankGaussian(Posterior):
-    """Half of the covariance is diagonal, half is that of the last networks of a trajectory.
+    r"""Half of the covariance is diagonal, half is that of the last networks of a trajectory.
+
+    .. math:: w = \mu + \sqrt{s} \Big(\tfrac{1}{\sqrt 2} \sigma \odot z_1
+        + \tfrac{1}{\sqrt{2 (K - 1)}} D z_2\Big)
 
     One draw of the K low-rank numbers moves all tensors, so that correlations between layers are
     kept; K is the number of networks that are there.
@@ -37,6 +40,14 @@ class LowRankGaussian(Posterior):
     References:
         | A Simple Baseline for Bayesian Uncertainty in Deep Learning (Maddox et al., 2019)
         | https://arxiv.org/abs/1902.02476
+
+    >>> deviations = {"w": torch.tensor([[1.0, 2.0], [-1.0, -2.0]])}
+    >>> posterior = LowRankGaussian({"w": torch.zeros(2)}, {"w": torch.zeros(2)}, deviations)
+    >>> draws = posterior.sample(20_000, torch.Generator().manual_seed(0))["w"]
+    >>> torch.allclose(draws[:, 1], 2 * draws[:, 0], atol=1e-5)  # both weights move together
+    True
+    >>> draws.std(0).round(decimals=1)
+    tensor([1., 2.])
     """
 
     mean: Tensor

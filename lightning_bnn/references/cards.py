@@ -30,6 +30,14 @@ class Card:
         again: what runs from other seeds say, and how far they are from the run whose draws are
             stored; all of that in the precision in which it was sampled.
         licence: of the data, and of the draws.
+
+    >>> from lightning_bnn.references import reference_folder
+    >>> card = Card.read(reference_folder("two_gaussians") / "card.json")
+    >>> card.name, card.verdict, card.diagnosis.chains
+    ('two_gaussians', 'gold', 8)
+    >>> from dataclasses import replace
+    >>> replace(card, failures=["3 chains, not 4"]).verdict
+    'long run'
     """
 
     name: str

@@ -48,6 +48,13 @@ class Diagnosis:
         draws: networks of each.
         spaces: R-hat and effective sizes, by space and name.
         halves: distances between the first half of the chains and the second.
+
+    >>> from lightning_bnn.references import read_reference
+    >>> found = read_reference("two_gaussians")[2].diagnosis
+    >>> sorted(found.spaces), found.failures()
+    (['canonical', 'function', 'weights'], [])
+    >>> found.spaces["function"]["rhat_max"] < found.spaces["weights"]["rhat_max"]
+    True
     """
 
     chains: int
@@ -80,14 +87,21 @@ def diagnose(stored: StoredPosterior, problem: Problem) -> Diagnosis:
     """Compare the chains of a posterior with each other.
 
     Args:
-        stored: chains, each a mode of at least eight networks.
+        stored: four chains or more, so that half of them are a law; each a mode of at least eight
+            networks.
         problem: its network and data.
+
+    >>> from lightning_bnn.references import read_reference
+    >>> posterior, problem, _ = read_reference("sine")
+    >>> found = diagnose(posterior.thinned(10), problem)  # eighty of its draws are no gold
+    >>> found.chains, found.draws, found.failures()[-1].partition(" ")[2]
+    (8, 10, 'effective draws at the worst point, not 400')
     """
     chains = chains_of_modes(stored)
     sizes = [P.stack_size(chain) for chain in chains]
-    if len(chains) < 2 or min(sizes) < LEAST:
+    if len(chains) < 4 or min(sizes) < LEAST:
         raise ValueError(
-            f"{stored.name} must be two chains or more of at least eight networks, got "
+            f"{stored.name} must be four chains or more of at least eight networks, got "
             f"{len(chains)} with {min(sizes, default=0)}."
         )
     draws = min(sizes)

@@ -39,7 +39,13 @@ _T = TypeVar("_T")
 
 
 class UnsupportedModel(ValueError):
-    """The network cannot be traced at all, or a symmetry found in it does not hold."""
+    """The network cannot be traced at all, or a symmetry found in it does not hold.
+
+    >>> from lightning_bnn.symmetry import discover
+    >>> discover(torch.nn.Linear(2, 1, device="meta"), torch.randn(8, 2))
+    Traceback (most recent call last):
+    lightning_bnn.symmetry.forward.UnsupportedModel: Linear has no numbers in 'weight' (it is on ...
+    """
 
 
 # ------------------------------------------------------------ a network that is not touched

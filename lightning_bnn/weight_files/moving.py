@@ -32,6 +32,15 @@ def moved(
         sym: what `discover` returned.
         permutations: one per group.
         signs: flips that come before.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, permute
+    >>> net, order = mlp(2, [3], 1), [torch.tensor([2, 0, 1])]
+    >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
+    >>> tensor = moved(w.__getitem__, "3.weight", sym, order)
+    >>> torch.equal(tensor, permute(w, sym, order)["3.weight"])
+    True
     """
     name = source_of(name, sym, permutations)
     tensor = read(name)

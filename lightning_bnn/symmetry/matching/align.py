@@ -61,6 +61,16 @@ def align(
         sweeps: rounds over all networks at most.
         seed: of the order of the networks within a round.
         weights: how much each network counts in the mean; by default all count the same.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import align, discover, permute, random_permutations
+    >>> net = mlp(2, [5], 1)
+    >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
+    >>> copies = permute(P.stack([w] * 4), sym, random_permutations(sym, members=4))
+    >>> together = align(copies, sym).apply(copies, sym)
+    >>> all(torch.equal(t[0], t[k]) for t in together.values() for k in range(4))
+    True
     """
     _check(stack, sym, method, scales, signs, mixing, sweeps)
     counts = None

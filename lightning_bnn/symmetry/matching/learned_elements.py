@@ -72,6 +72,17 @@ def learn_match(
         steps: of Adam.
         learning_rate: of matrices and tables.
         every: after so many steps the loss on what was held back is looked at.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.symmetry import discover, interpolate, learn_match, match_all
+    >>> mse, x = torch.nn.functional.mse_loss, torch.randn(64, 8)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 3), torch.nn.Linear(3, 8))
+    >>> sym, (a, b) = discover(net, x), P.unstack(P.populate(net, 2))
+    >>> start = match_all(a, b, sym)
+    >>> found = learn_match(start, a, b, sym, net, [(x, x)], held_back=[(x, x)], loss=mse, steps=25)
+    >>> half_way = [interpolate(b, match.apply(a, sym), 0.5) for match in (start, found)]
+    >>> bool(mse(P.apply(net, half_way[1], x), x) <= mse(P.apply(net, half_way[0], x), x))
+    True
     """
     if not isinstance(start, FullMatch):
         raise ValueError(f"`start` must be what `match_all` returns, got {type(start).__name__}.")

@@ -37,6 +37,16 @@ class Learning:
         sharpness: of Sinkhorn, how much of every unit its matrices give to the start at first.
         iterations: of Sinkhorn, how often rows and columns are normalised.
         progress: show a bar.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import Learning, discover, match
+    >>> net, x = mlp(2, [4], 1), torch.randn(16, 2)
+    >>> (a, b), batches = P.unstack(P.populate(net, 2)), [(x, x.prod(1, keepdim=True))] * 2
+    >>> how, loss = Learning(steps=4, every=2), torch.nn.functional.mse_loss
+    >>> data = {"model": net, "batches": batches, "loss": loss}
+    >>> found = match(a, b, discover(net, x), method="learned", learning=how, **data)
+    >>> found.method, found.objective.item() < 0  # minus the loss at the midpoint
+    ('learned', True)
     """
 
     steps: int = 200

@@ -48,6 +48,8 @@ def match(
 ) -> MatchResult:
     r"""Permutations after which a network is closest to a reference: largest inner product.
 
+    .. math:: \max_\pi\, \langle \pi\, \theta, \theta^* \rangle
+
     Coordinate ascent goes through the network once from the input to the output, comparing only
     with what is already matched, and then sweeps in random order until no group changes. Where the
     input anchors nothing (residual streams) it gets stuck; Frank-Wolfe moves all groups at once
@@ -97,6 +99,16 @@ def match(
         One permutation per group, for `permute`, with the objective and the method that won. By
         weights the objective is the inner product of weights; by activations the sum of what is
         compared; of what is learnt, minus the loss at the midpoint on the batches held back.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, match, permute, random_permutations
+    >>> net = mlp(2, [8, 8], 1)
+    >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
+    >>> copy = permute(w, sym, random_permutations(sym))
+    >>> back = permute(copy, sym, match(copy, w, sym))
+    >>> all(torch.equal(back[name], w[name]) for name in w)
+    True
     """
     if method not in get_args(Method):
         raise ValueError(f"`method` must be one of {', '.join(get_args(Method))}, got {method!r}.")

@@ -41,6 +41,14 @@ class FullMatch:
         matrices: one tensor per group of ``sym.linear``, for `mix`.
         before: distance of the weights to those of the reference, before.
         after: the same afterwards.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.symmetry import discover, match_all
+    >>> adapter = torch.nn.Sequential(torch.nn.Linear(8, 3), torch.nn.Linear(3, 8))
+    >>> sym, stack = discover(adapter, torch.randn(8, 8)), P.populate(adapter, 2)
+    >>> found = match_all(*P.unstack(stack), sym)
+    >>> bool(found.after < found.before), found.matrices[0].shape
+    (True, torch.Size([1, 3, 3]))
     """
 
     permutations: tuple[Tensor, ...]
@@ -71,7 +79,9 @@ def match_all(
     sweeps: int = 50,
     swaps: int = 0,
 ) -> FullMatch:
-    """Bring a network to another by permutations and matrices together: for transformers.
+    r"""Bring a network to another by permutations and matrices together: for transformers.
+
+    .. math:: \min_{\pi, G} \| G\, \pi\, \theta - \theta^* \|
 
     A round turns streams, permutes hidden units, exchanges heads by the best that can be had inside
     each pair of them, and mixes the channels inside. Rounds follow until nothing moves. Norms with
@@ -91,6 +101,17 @@ def match_all(
         swaps: at most so many rounds in which any two heads of a layer are exchanged, and stay so
             if the outputs of the network half way then come closer to the mean of those of both;
             with a model and batches. A try costs a run of the first batch.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.symmetry import discover, match_all, mix, random_mixings
+    >>> norm = torch.nn.RMSNorm(4, elementwise_affine=False)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 4), norm, torch.nn.Linear(4, 8))
+    >>> sym, w = discover(net, torch.randn(8, 8)), P.of(net)
+    >>> turned = mix(w, sym, random_mixings(sym))
+    >>> found = match_all(turned, w, sym)
+    >>> back = found.apply(turned, sym)
+    >>> all(torch.allclose(back[name], w[name], atol=1e-5) for name in w)
+    True
     """
     if swaps and batches is not None and not isinstance(batches, Tensor):
         batches = list(batches)  # they are looked at twice

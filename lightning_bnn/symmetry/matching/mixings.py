@@ -70,6 +70,16 @@ def match_mixings(
     Returns:
         One tensor ``(spaces, size, size)`` per group of ``sym.linear``, in double precision; with a
         leading dimension for a stack.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.symmetry import discover, match_mixings, mix, random_mixings
+    >>> norm = torch.nn.RMSNorm(4, elementwise_affine=False)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 4), norm, torch.nn.Linear(4, 8))
+    >>> sym, w = discover(net, torch.randn(8, 8)), P.of(net)
+    >>> (turn,) = random_mixings(sym)
+    >>> (back,) = match_mixings(mix(w, sym, [turn]), w, sym)
+    >>> torch.allclose(back @ turn, torch.eye(4, dtype=torch.float64), atol=1e-4)
+    True
     """
     view, members, stacked = view_of(params, reference, sym, model, batches, by, sweeps)
     found = []

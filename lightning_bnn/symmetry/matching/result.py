@@ -32,6 +32,15 @@ class MatchResult(Sequence[Tensor]):
             go anywhere; not a number where none is known (losses).
         method: how it was found; per member for a stack.
         signs: flips that come before the permutations, where they were asked for.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, match
+    >>> net = mlp(2, [8], 1)
+    >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
+    >>> found = match(w, w, sym)
+    >>> found[0], found.method, round(found.share.item(), 4)
+    (tensor([0, 1, 2, 3, 4, 5, 6, 7]), 'ascent', 1.0)
     """
 
     permutations: tuple[Tensor, ...]

@@ -49,6 +49,17 @@ class RunningFrame:
         mixing: match heads, streams and adapters by matrices at every call, see `match_all`;
             without signs and scales.
         seed: of the search.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import RunningFrame, discover, permute
+    >>> net = mlp(2, [4], 1)
+    >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
+    >>> frame = RunningFrame(sym)
+    >>> mean = frame.begin(w)
+    >>> moved = frame.bring(permute(w, sym, [torch.tensor([1, 0, 2, 3])]), mean, weight=0.5)
+    >>> torch.equal(moved["1.weight"], w["1.weight"]), frame.moved_units
+    (True, 2)
     """
 
     def __init__(
