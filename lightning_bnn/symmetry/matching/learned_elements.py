@@ -17,9 +17,9 @@ from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.forward import structural_copy
 from lightning_bnn.symmetry.groups import LinearGroup, Placement, Symmetries
 from lightning_bnn.symmetry.matching.assignment import assign
+from lightning_bnn.symmetry.matching.channel_views import distance
 from lightning_bnn.symmetry.matching.interpolation import Loss, interpolate
 from lightning_bnn.symmetry.matching.match_all import FullMatch
-from lightning_bnn.symmetry.matching.mixings import distance
 from lightning_bnn.symmetry.matching.moving_spaces import SpaceMap
 from lightning_bnn.symmetry.mixing import identity_mixings, mixed_axis
 from lightning_bnn.symmetry.spaces import multiplied
