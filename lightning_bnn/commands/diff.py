@@ -106,6 +106,7 @@ def _report(
     """All numbers about two networks."""
     sym, model = networks.sym, networks.network
     as_stored = networks.read(0), networks.read(1)
+    examples = examples and examples.fitted(model, as_stored[0])
     found = difference(*as_stored, sym, method=method, nulls=nulls, seed=seed)
     pairs = (as_stored, (found.a, found.b))
     inputs = random_inputs(*networks.example, seed=seed)

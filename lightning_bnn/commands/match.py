@@ -129,8 +129,8 @@ class _Pair:
     """Both networks as numbers to compute with, and what they are judged on."""
 
     def __init__(self, networks: DiskNetworks, examples: Examples | None) -> None:
-        self.model, self.examples = networks.network, examples
-        self.a, self.b = networks.read(0), networks.read(1)
+        self.model, self.a, self.b = networks.network, networks.read(0), networks.read(1)
+        self.examples = None if examples is None else examples.fitted(self.model, self.a)
 
     def numbers(self, move: Move) -> dict[str, float]:
         """How far the networks are from each other once the first has moved."""

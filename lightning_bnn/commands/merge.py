@@ -78,6 +78,7 @@ def merge(
     examples = examples_of(data) if data is not None else None
     read = disk_networks(stored, network, input, init, prefix, batch_norm, others, seed)
     every = stack([read.read(k) for k in range(len(networks))])
+    examples = examples and examples.fitted(read.network, {n: t[0] for n, t in every.items()})
     told = ", ".join(f"{part:.3g} of {name}" for part, name in zip(parts, networks, strict=True))
     print(f"the average of {told}, in the frame of {networks[0]}\n{read.describe()}", flush=True)
     before = average_numbers(read.network, every, parts, examples)

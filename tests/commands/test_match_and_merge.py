@@ -384,6 +384,52 @@ def test_data_that_are_none_are_refused(data, message):
         examples_of(data)
 
 
+COMMANDS = ("match", "merge", "average", "diff")
+UNFIT = {
+    "wide": {"inputs": torch.ones(12, 7), "targets": torch.zeros(12, dtype=torch.long)},
+    "whole numbers": {"inputs": X.long(), "targets": torch.zeros(12, dtype=torch.long)},
+    "labels": {"inputs": X, "targets": torch.full((12,), 99)},
+    "targets": {"inputs": X, "targets": torch.zeros(12, 99)},
+}
+
+
+def judged(command, written, data, out):
+    two = [str(written / "a1.safetensors"), str(written / "b.safetensors")]
+    target = [] if command == "diff" else ["--out", str(out)]
+    return [command, *two, *target, *PLAIN, "--data", str(data)]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("kind", [*UNFIT, "datamodule"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_data_that_do_not_fit_the_network_are_one_sentence(
+    command, kind, written, tmp_path, capsys
+):
+    data = tmp_path / "data.pt"
+    if kind in UNFIT:
+        torch.save(UNFIT[kind], data)
+    else:
+        data = "lightning_bnn.datamodules.Digits"
+    message = failure(capsys, *judged(command, written, data, tmp_path / "out.safetensors"))
+    assert "`--data`: " in message
+    assert "fit the network" in message
+    assert kind == "targets" or str(data) in message
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_inputs_are_cast_to_the_precision_of_the_network(command, written, tmp_path, capsys):
+    told = []
+    for k, dtype in enumerate((torch.float32, torch.float64)):
+        torch.save(
+            {"inputs": X.to(dtype), "targets": torch.zeros(12, dtype=torch.long)}, tmp_path / "d.pt"
+        )
+        main(judged(command, written, tmp_path / "d.pt", tmp_path / f"{k}.safetensors"))
+        lines = capsys.readouterr().out.splitlines()
+        told.append([line for line in lines if line.startswith("barrier")])
+    assert told[0] == told[1] != []
+
+
 def test_data_of_a_datamodule():
     examples = examples_of("lightning_bnn.datamodules.Digits")
     assert examples.batches[0][0].shape[1:] == (1, 8, 8)
