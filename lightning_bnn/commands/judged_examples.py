@@ -12,13 +12,14 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.bank import read_state
 from lightning_bnn.commands.mistakes import building
 from lightning_bnn.commands.named_networks import code_of_the_user, imported
 from lightning_bnn.comparison.problem import StoredBatches, read_problem
 from lightning_bnn.params import Params
+from lightning_bnn.symmetry.forward import in_precision_of
 
 __all__ = ["Examples", "examples_of", "loss"]
 
@@ -54,12 +55,7 @@ class Examples:
             network: gives the computation.
             params: its weights.
         """
-        precision = next((t.dtype for t in params.values() if t.is_floating_point()), None)
-
-        def cast(x: Any) -> Any:
-            return x.to(precision) if isinstance(x, Tensor) and x.is_floating_point() else x
-
-        batches = [(tree_map(cast, x), y) for x, y in self.batches]
+        batches = [(in_precision_of(params, x), y) for x, y in self.batches]
         for x, y in batches:
             try:
                 loss(functional_call(network, params, (x,)), y)

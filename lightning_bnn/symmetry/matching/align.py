@@ -17,7 +17,7 @@ from lightning_bnn.symmetry.matching.leave_one_out import LeaveOneOut
 from lightning_bnn.symmetry.matching.matrix_frames import align_with_matrices
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.min_mass import min_mass
-from lightning_bnn.symmetry.validation import check_finite, check_params
+from lightning_bnn.symmetry.validation import check_finite, check_params, check_squares
 
 __all__ = ["align"]
 
@@ -69,6 +69,7 @@ def align(
     factors = min_mass(stack, sym).scales if scales and sym.scalings else None
     scaled = stack if factors is None else rescale(stack, sym, factors)
     plan = Plan(sym)
+    check_squares(scaled, "stack", plan.compared)
     if plan.compared:
         joint = LeaveOneOut(plan, scaled, signs, seed, counts)
         alone = _by_permutations(joint, stack, factors, method, sweeps)

@@ -15,7 +15,7 @@ from lightning_bnn import params as P
 from lightning_bnn.params import Params
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.symmetry.actions import permute
-from lightning_bnn.symmetry.forward import structural_copy
+from lightning_bnn.symmetry.forward import in_precision_of, structural_copy
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.matching.interpolation import Loss, interpolate
 
@@ -112,7 +112,7 @@ class Lines:
         x, y = batch
         between = interpolate(moved, self.reference, 1 - weight)
         between = {n: t if P.is_weight(n, t) else t.detach().clone() for n, t in between.items()}
-        outputs = P.apply(self.network, between, x)
+        outputs = P.apply(self.network, between, in_precision_of(between, x))
         members = range(P.stack_size(moved))
         one = [tree_map(lambda t, m=m: t[m], outputs) for m in members]
         return torch.stack([self.mean_loss(o, y) for o in one])
