@@ -63,7 +63,7 @@ def diff(
             several separated by ;
         init: arguments of the class, e.g. --init.num_classes 10
         prefix: what stands before the names of the network in the files, e.g. net. (found by
-            itself when only one fits).
+            itself when only one fits); files that have it nowhere may do without.
         batch_norm: carrier holds the weights before a batch norm; eval treats it as a fixed affine
             map.
         method: how units are matched: ascent goes from group to group, frank-wolfe moves all at

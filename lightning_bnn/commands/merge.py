@@ -34,6 +34,7 @@ def merge(
     batch_norm: Literal["carrier", "eval"] = "carrier",
     method: Literal["joint", "reference"] = "joint",
     signs: bool = False,
+    mixing: bool = False,
     seed: int = 0,
     data: str | None = None,
     others: Literal["refuse", "copy"] = "refuse",
@@ -57,11 +58,13 @@ def merge(
             several separated by ;
         init: arguments of the class, e.g. --init.num_classes 10
         prefix: what stands before the names of the network in the files, e.g. net. (found by
-            itself when only one fits).
+            itself when only one fits); files that have it nowhere may do without.
         batch_norm: carrier holds the weights before a batch norm; eval treats it as a fixed affine
             map.
         method: joint matches every network to the sum of the others, reference all to the first.
         signs: flip units as well, where the network lets them be flipped (true or false).
+        mixing: match heads, streams and adapters by matrices as well, without signs (true or
+            false).
         seed: of the order of the networks, the initialisation and the example input.
         data: estimates the statistics of batch norms anew, and judges the average: import path of
             a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with
@@ -72,6 +75,8 @@ def merge(
     """
     if len(networks) < 2:
         raise ValueError(f"`networks` must be at least two, got {len(networks)}.")
+    if mixing and signs:
+        raise ValueError("`--signs` must be false with `--mixing`: matrices hold both.")
     parts = shares(weights, len(networks), "`--weights`")
     stored = [open_network(Path(path)) for path in networks]
     target = target_of(out, stored, overwrite, dry_run)
@@ -90,8 +95,9 @@ def merge(
     if dry_run:
         return
     alignment = Alignment((), (0.0,), method)  # where nothing can be exchanged
-    if read.sym.permutations:
-        alignment = align(every, read.sym, method=method, signs=signs, seed=seed, weights=parts)
+    if read.sym.permutations or (mixing and read.sym.linear):
+        how: dict[str, Any] = {"method": method, "signs": signs, "mixing": mixing, "seed": seed}
+        alignment = align(every, read.sym, weights=parts, **how)
         every = alignment.apply(every, read.sym)
         print(f"\n{alignment}")
     after = average_numbers(read.network, every, parts, examples)
@@ -148,9 +154,9 @@ def _write(
 def _averager(
     read: DiskNetworks, alignment: Alignment, parts: Sequence[float]
 ) -> Callable[[str], Tensor]:
-    def element(k: int) -> tuple[list[Tensor], list[Tensor] | None]:
-        signs = alignment.signs
-        return [p[k] for p in alignment], None if signs is None else [s[k] for s in signs]
+    def element(k: int) -> tuple[list[Tensor] | None, ...]:
+        parts = (alignment.permutations, alignment.signs, alignment.matrices)
+        return tuple(None if part is None else [t[k] for t in part] for part in parts)
 
     def average(name: str) -> Tensor:
         total: Tensor | None = None

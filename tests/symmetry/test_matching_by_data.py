@@ -249,6 +249,8 @@ def test_learning_reaches_a_midpoint_that_weights_do_not():
     start = match(b, a, sym)
     first = -lines.judged(P.stack([start.apply(b, sym)]))[0]
     assert first < found.objective <= best + 1e-12
+    assert float(found.tried["best"]) == pytest.approx(float(first))
+    assert found.tried["activations"] <= found.tried["learned"] == found.objective
 
 
 def test_the_networks_and_data_are_left_alone():

@@ -163,10 +163,11 @@ class Best:
         self, lines: Lines, params: Params, sym: Symmetries, starts: Sequence[Sequence[Tensor]]
     ) -> None:
         self.lines, self.params, self.sym = lines, params, sym
+        self.at_starts = [self._judged(start) for start in starts]
         self.permutations = [p.clone() for p in starts[0]]
-        self.loss = self._judged(starts[0])
-        for start in starts[1:]:
-            self.consider(start)
+        self.loss = self.at_starts[0]
+        for start, loss in zip(starts[1:], self.at_starts[1:], strict=True):
+            self._take(start, loss)
         if not bool(self.loss.isfinite().all()):
             raise ValueError(
                 "`loss` is NaN or infinite at the midpoint, before anything is learnt."
@@ -174,7 +175,9 @@ class Best:
 
     def consider(self, permutations: Sequence[Tensor]) -> None:
         """Take what is better than before."""
-        loss = self._judged(permutations)
+        self._take(permutations, self._judged(permutations))
+
+    def _take(self, permutations: Sequence[Tensor], loss: Tensor) -> None:
         better = loss < self.loss
         self.loss = torch.where(better, loss, self.loss)
         for mine, new in zip(self.permutations, permutations, strict=True):

@@ -55,13 +55,14 @@ def align_with_matrices(
     if alone.method == "joint":
         still = [m.repeat(len(counts), 1, 1, 1) for m in identity_mixings(sym)]
         starts.append((list(alone), still))
-    frames = [_Frame(stack, sym, start, counts) for start in starts]
-    given = distance_to_mean(stack, sorted(sym.touched), counts)
-    if alone.method == "joint":
-        for frame in frames:
-            frame.run(sweeps, seed)
+    frames = list[_Frame]()
+    while starts and not any(frame.spread[-1] <= frame.rounding for frame in frames):
+        frames.append(_Frame(stack, sym, starts.pop(0), counts))
+        if alone.method == "joint":
+            frames[-1].run(sweeps, seed)
     best = min(frames, key=lambda frame: frame.spread[-1])
     permutations, matrices = as_the_first(together(best.elements), sym)
+    given = distance_to_mean(stack, sorted(sym.touched), counts)
     spread = (given, *best.spread)
     return Alignment(tuple(permutations), spread, alone.method, matrices=tuple(matrices))
 
