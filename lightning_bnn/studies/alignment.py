@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -10,7 +11,8 @@ from tqdm.auto import tqdm
 
 from lightning_bnn.arguments import count
 from lightning_bnn.comparison.tables import Cell, Measured, Table, interval, spread
-from lightning_bnn.plots import lines_figure
+from lightning_bnn.plots import Line, lines_figure
+from lightning_bnn.studies.alignment_methods import MATRICES
 from lightning_bnn.studies.alignment_networks import ARCHITECTURES
 from lightning_bnn.studies.alignment_populations import DRAWS, OfSets, Population, Scale
 from lightning_bnn.studies.findings import (
@@ -23,6 +25,8 @@ from lightning_bnn.studies.findings import (
 
 __all__ = ["alignment"]
 
+CURVES = ("as they are", "first, ascent", "first, best", "first, activations", "joint", *MATRICES)
+"""Methods with a curve; the tables have all of them."""
 SCALES = {
     "smallest": Scale(("MLP, 2 x 16",), (2,), 2, 0.05),
     "small": Scale(tuple(ARCHITECTURES), (2, 5, 10), 5),
@@ -41,13 +45,13 @@ def alignment(
 
     Networks of seven kinds are trained from different starts. Disjoint sets of N are averaged as
     they are, matched to the first (by coordinate ascent, by the better of ascent and Frank-Wolfe,
-    by activations, correlations and regressions, by what gradients of the loss half way lead to),
-    and aligned jointly; transformers, whose norms are folded then, by permutations
-    and matrices as well. Shown are the loss of the mean network above that of the networks (for two
-    of them the barrier at the midpoint), its accuracy, and the squared distance to the mean, also
-    as a share of that without alignment. BatchNorm statistics are estimated anew. Where a prior was
-    trained with, single draws of the Gaussian that has the means and deviations of the weights are
-    judged as well.
+    by activations, correlations and regressions, for small sets by gradients of the loss half way),
+    and aligned jointly; transformers, whose norms are folded then, by permutations and matrices as
+    well. Shown are the loss of the mean network above that of the networks (for two of them the
+    barrier at the midpoint), its accuracy, and the squared distance to the mean, also as a share of
+    that without alignment. BatchNorm statistics are estimated anew. Where a prior was trained with,
+    single draws of the Gaussian that has the means and deviations of the weights are judged as
+    well.
 
     Args:
         scale: smallest (a trial), small (up to 10 networks) or paper (up to 50).
@@ -121,41 +125,48 @@ def _findings(found: Mapping[str, Numbers], settings: Scale, seed: int, seeds: i
         for key, title in titles.items()
         if _having(key, found)
     }
-    panels = {
-        name: {
-            method: measured_line(list(numbers), [n["excess"] for n in numbers.values()])
-            for method, numbers in methods.items()
-        }
-        for name, methods in found.items()
-    }
-    spreads = {
-        name: {
-            method: measured_line(list(numbers), [n["distance"] for n in numbers.values()])
-            for method, numbers in methods.items()
-        }
-        for name, methods in found.items()
-    }
     return Findings(
         "alignment",
         "Averages of networks that are brought into one frame",
         tables,
         {
-            "excess": lines_figure(panels, ("networks", "loss above the networks")),
-            "distance": lines_figure(spreads, ("networks", "squared distance to the mean")),
+            "excess": lines_figure(
+                _curves("excess", found), ("networks", "loss above the networks")
+            ),
+            "distance": lines_figure(
+                _curves("distance", found), ("networks", "squared distance to the mean")
+            ),
         },
         ["Data: scikit-learn's digits; GPT: characters of a module of Python's standard library."],
         {"scale": settings.__dict__, "seed": seed, "seeds": seeds},
     )
 
 
+def _curves(key: str, found: Mapping[str, Numbers]) -> dict[str, dict[str, Line]]:
+    """By architecture and method, over the number of networks."""
+    return {
+        name: {
+            method: measured_line(list(numbers), [n[key] for n in numbers.values()])
+            for method, numbers in methods.items()
+            if method in CURVES
+        }
+        for name, methods in found.items()
+    }
+
+
 def _table(title: str, key: str, found: Mapping[str, Numbers], settings: Scale, note: str) -> Table:
     header = ["", "method", *(f"N = {size}" for size in settings.sizes)]
     rows: list[list[Cell]] = [
-        [name, method, *(number[key] for number in numbers.values())]
+        [name, method, *(_cell(numbers.get(size), key) for size in settings.sizes)]
         for name, methods in _having(key, found).items()
         for method, numbers in methods.items()
     ]
     return Table(title, header, rows, 1 if key in ("accuracy", "draws", "per_network") else 3, note)
+
+
+def _cell(number: Mapping[str, Measured] | None, key: str) -> Cell:
+    """What was measured, if it was."""
+    return math.nan if number is None else number[key]
 
 
 def _having(key: str, found: Mapping[str, Numbers]) -> dict[str, Numbers]:

@@ -21,7 +21,7 @@ from lightning_bnn.symmetry import (
 )
 from lightning_bnn.symmetry.matching.plan import Plan
 
-__all__ = ["MATRICES", "PERMUTATIONS", "Kind", "aligned", "without_gains"]
+__all__ = ["LEARNED", "MATRICES", "PERMUTATIONS", "Kind", "aligned", "without_gains"]
 
 PERMUTATIONS = (
     "as they are",
@@ -34,6 +34,8 @@ PERMUTATIONS = (
     "first, sinkhorn",
     "joint",
 )
+LEARNED = ("first, learned", "first, sinkhorn")
+"""Those of the permutations that take hundreds of gradients."""
 MATRICES = ("first, matrices", "first, matrices by activations", "joint, matrices")
 
 

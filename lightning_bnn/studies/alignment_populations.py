@@ -18,6 +18,7 @@ from lightning_bnn.params import Params, stack_size
 from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.randomness import keyed_generator, keyed_randomness
 from lightning_bnn.studies.alignment_methods import (
+    LEARNED,
     MATRICES,
     PERMUTATIONS,
     Kind,
@@ -36,12 +37,21 @@ DRAWS = 100
 
 @dataclass(frozen=True)
 class Scale:
-    """Which networks, how many, and into how many sets they are cut."""
+    """Which networks, how many, and into how many sets they are cut.
+
+    Attributes:
+        architectures: by name.
+        sizes: of the sets.
+        sets: at most so many of each size.
+        share: of the epochs of training.
+        learned_to: methods that learn are tried for sets of at most so many networks.
+    """
 
     architectures: tuple[str, ...]
     sizes: tuple[int, ...]
     sets: int
     share: float = 1.0
+    learned_to: int = 10
 
 
 OfSets = dict[str, dict[int, list[dict[str, float]]]]
@@ -104,7 +114,9 @@ class Population:
         """What every method makes of one set."""
         losses = [self._judged(self.plain, network)[0] for network in P.unstack(networks)]
         ends = sum(losses) / len(losses)
-        result = {m: self._measured(self.plain, networks, m, ends) for m in PERMUTATIONS}
+        left_out = LEARNED if len(losses) > self.settings.learned_to else ()
+        chosen = [m for m in PERMUTATIONS if m not in left_out]
+        result = {m: self._measured(self.plain, networks, m, ends) for m in chosen}
         if self.mixed is not None:
             folded = without_gains(self.model, networks, self.inputs)
             result |= {m: self._measured(self.mixed, folded, m, ends) for m in MATRICES}

@@ -5,6 +5,7 @@ import torch
 
 from lightning_bnn import params as P
 from lightning_bnn.studies.alignment_methods import (
+    LEARNED,
     MATRICES,
     PERMUTATIONS,
     Kind,
@@ -41,9 +42,6 @@ def off(kind, networks, images):
 
 def batches_of(images):
     return [(x, torch.zeros(len(x), dtype=torch.long)) for x in images.split(32)]
-
-
-LEARNED = ("first, learned", "first, sinkhorn")  # hundreds of steps; the smallest study takes them
 
 
 @pytest.mark.parametrize("method", MATRICES)
