@@ -45,8 +45,8 @@ def alignment(
 
     Networks of seven kinds are trained from different starts. Disjoint sets of N are averaged as
     they are, matched to the first (by coordinate ascent, by the better of ascent and Frank-Wolfe,
-    by activations, correlations and regressions, for small sets by gradients of the loss half way),
-    and aligned jointly; transformers, whose norms are folded then, by permutations and matrices as
+    by activations, correlations and regressions, pairs also by gradients of the loss half way), and
+    aligned jointly; transformers, whose norms are folded then, by permutations and matrices as
     well. Shown are the loss of the mean network above that of the networks (for two of them the
     barrier at the midpoint), its accuracy, and the squared distance to the mean, also as a share of
     that without alignment. BatchNorm statistics are estimated anew. Where a prior was trained with,

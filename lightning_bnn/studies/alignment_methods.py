@@ -35,7 +35,7 @@ PERMUTATIONS = (
     "joint",
 )
 LEARNED = ("first, learned", "first, sinkhorn")
-"""Those of the permutations that take hundreds of gradients."""
+"""Those of the permutations that take hundreds of gradients of the loss half way: for pairs."""
 MATRICES = ("first, matrices", "first, matrices by activations", "joint, matrices")
 
 

@@ -44,14 +44,12 @@ class Scale:
         sizes: of the sets.
         sets: at most so many of each size.
         share: of the epochs of training.
-        learned_to: methods that learn are tried for sets of at most so many networks.
     """
 
     architectures: tuple[str, ...]
     sizes: tuple[int, ...]
     sets: int
     share: float = 1.0
-    learned_to: int = 10
 
 
 OfSets = dict[str, dict[int, list[dict[str, float]]]]
@@ -114,8 +112,7 @@ class Population:
         """What every method makes of one set."""
         losses = [self._judged(self.plain, network)[0] for network in P.unstack(networks)]
         ends = sum(losses) / len(losses)
-        left_out = LEARNED if len(losses) > self.settings.learned_to else ()
-        chosen = [m for m in PERMUTATIONS if m not in left_out]
+        chosen = [m for m in PERMUTATIONS if m not in LEARNED or len(losses) == 2]
         result = {m: self._measured(self.plain, networks, m, ends) for m in chosen}
         if self.mixed is not None:
             folded = without_gains(self.model, networks, self.inputs)
