@@ -94,14 +94,14 @@ class WholePair(Pair):
 
     def _round(self, first: bool) -> float:
         before = self.permutations
-        moved = self.turn(self.view.streams, first)
+        turned = self.turn(self.view.streams, first)
         if first or self.seen is None or self.space_map.tangled:
             self._permute(self._hidden_units())
         if self.seen is not None and self.space_map.tangled:
             self.seen, self.everywhere = self.view.activations(self._as_given(), self.reference)
         self._exchange()
         same = all(map(torch.equal, before, self.permutations))
-        return max(moved, self.turn(self.view.rest), 0.0 if same else 1.0)
+        return max(turned, self.turn(self.view.rest), 0.0 if same else 1.0)
 
     def _permute(self, step: Sequence[Tensor]) -> None:
         """Permute what stands now; spaces take their matrices and moments along."""
