@@ -56,6 +56,7 @@ def test_every_row_of_the_package_is_a_module_with_arguments_that_it_takes(name)
     parser.parse_object({"model": yaml.safe_load(text)["model"]})
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("text", "message"),
     [
