@@ -158,7 +158,7 @@ class _Pair:
 
 
 def _permuted(pair: _Pair, sym: Symmetries, steps: int, how: dict[str, Any]) -> MatchResult:
-    """By permutations and signs."""
+    """Matched by permutations and signs."""
     by_data: dict[str, Any] = {}
     if how["method"] in _BY_DATA and pair.examples is not None:
         by_data = {"model": pair.model, "batches": pair.examples.batches, "loss": loss}
@@ -167,11 +167,11 @@ def _permuted(pair: _Pair, sym: Symmetries, steps: int, how: dict[str, Any]) -> 
 
 
 def _mixed(pair: _Pair, sym: Symmetries, method: str) -> FullMatch:
-    """By matrices as well."""
+    """Matched by matrices as well."""
     if method == "best" or pair.examples is None:
         return match_all(pair.a, pair.b, sym)
-    data = {"model": pair.model, "batches": pair.examples.batches}
-    return match_all(pair.a, pair.b, sym, by="activations", **data)
+    batches = pair.examples.batches
+    return match_all(pair.a, pair.b, sym, by="activations", model=pair.model, batches=batches)
 
 
 def distance(a: Params, b: Params, move: Move) -> float:
@@ -182,8 +182,8 @@ def distance(a: Params, b: Params, move: Move) -> float:
 
 
 def _mover(networks: DiskNetworks, result: MatchResult | FullMatch) -> Move:
-    permuted = isinstance(result, MatchResult)
-    signs, matrices = (result.signs, None) if permuted else (None, result.matrices)
+    signs = result.signs if isinstance(result, MatchResult) else None
+    matrices = result.matrices if isinstance(result, FullMatch) else None
 
     def move(read: Callable[[str], Tensor], name: str) -> Tensor:
         return moved(read, name, networks.sym, result.permutations, signs, matrices)

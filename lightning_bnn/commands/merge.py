@@ -155,14 +155,15 @@ def _write(
 def _averager(
     read: DiskNetworks, alignment: Alignment, parts: Sequence[float]
 ) -> Callable[[str], Tensor]:
-    def element(k: int) -> tuple[list[Tensor] | None, ...]:
-        parts = (alignment.permutations, alignment.signs, alignment.matrices)
-        return tuple(None if part is None else [t[k] for t in part] for part in parts)
+    def of_member(k: int, element: Sequence[Tensor] | None) -> list[Tensor] | None:
+        return None if element is None else [t[k] for t in element]
 
     def average(name: str) -> Tensor:
         total: Tensor | None = None
         for k, (file, part) in enumerate(zip(read.files, parts, strict=True)):
-            tensor = moved(partial(_wide, file), name, read.sym, *element(k))
+            order = [t[k] for t in alignment.permutations]
+            signs, matrices = (of_member(k, e) for e in (alignment.signs, alignment.matrices))
+            tensor = moved(partial(_wide, file), name, read.sym, order, signs, matrices)
             if not tensor.is_floating_point():
                 total = tensor if total is None else total
                 _check_same(tensor, total, file, name)
