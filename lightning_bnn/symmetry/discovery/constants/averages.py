@@ -127,7 +127,7 @@ def norm_of_groups(
     bias: Any = None,
     *args: Any,
 ) -> Any:
-    """A group norm, likewise."""
+    """A group norm sees what is added; its bias writes."""
     followed.see(x)
     return _norm(followed, node, weight, bias, 1)
 
@@ -141,7 +141,7 @@ def norm_of_batch(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """A batch norm, likewise; its statistics are those of a constant of its own."""
+    """A batch norm sees what is added; its statistics are those of a constant of its own."""
     followed.see(x)
     found = _norm(followed, node, weight, bias, 1)
     value = node.meta["val"]

@@ -68,7 +68,7 @@ class _Growing:
 
     @property
     def all(self) -> Ints:
-        """The numbers."""
+        """The numbers that were added so far."""
         return self._room[: self._size]
 
 
@@ -88,7 +88,7 @@ class Expressions:
 
     # ------------------------------------------------------------ numbers
     def fresh(self, *shape: int) -> Tensor:
-        """New unknowns."""
+        """As many new unknowns as the shape has elements."""
         n = int(np.prod(shape, dtype=np.int64))
         numbers = np.arange(self.count, self.count + n)
         self._append(np.ones(n, np.int64), numbers, np.ones(n, np.int64))

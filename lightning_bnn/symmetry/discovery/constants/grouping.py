@@ -102,7 +102,7 @@ def _added(solved: csr_array, owners: Owners, places: _Places) -> Ints:
 def _taken_up(
     followed: Followed, solved: csr_array, owners: Owners, places: _Places
 ) -> Iterator[Ints]:
-    """What biases take up."""
+    """What the biases of layers that read constants take up."""
     system = followed.system
     for read, unknowns in followed.reads:
         terms = system.every_term(read.incoming.numpy())

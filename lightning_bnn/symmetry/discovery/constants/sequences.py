@@ -45,7 +45,7 @@ def sequence(one_gate_apart: bool = False) -> Callable[..., Any]:
 
 
 def cell(one_gate_apart: bool = False) -> Callable[..., Any]:
-    """One step."""
+    """One step of a recurrent cell, whose state is seen."""
 
     def rule(
         followed: Followed,

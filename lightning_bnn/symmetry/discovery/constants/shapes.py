@@ -53,7 +53,7 @@ def _kept_rows(followed: Followed, node: Node, x: Scores) -> Scores | None:
 
 
 def expanded(followed: Followed, node: Node, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Broadcasting."""
+    """A tensor repeated along further dimensions."""
     if isinstance(x, Weight):
         return rearranged(followed, node, x, *args, **kwargs)
     if isinstance(x, Scores):

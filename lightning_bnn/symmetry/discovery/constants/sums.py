@@ -97,7 +97,7 @@ def _sum_of_scores(followed: Followed, node: Node, x: Any, y: Any, times: int) -
 
 
 def negated(followed: Followed, node: Node, x: Any) -> Any:
-    """The opposite."""
+    """The opposite of what is added."""
     if isinstance(x, Scores):
         return Scores(x.numbers)
     numbers = followed.numbers(x)
