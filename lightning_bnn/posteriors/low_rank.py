@@ -7,10 +7,11 @@ r"""A Gaussian with a low-rank plus diagonal covariance, as SWAG collects it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params, is_weight, ravel, stack_size, unravel
@@ -84,6 +85,9 @@ class LowRankGaussian(Posterior):
         scale: float = 1.0,
         align: Align | None = None,
         symmetries: Symmetries | None = None,
+        model: nn.Module | None = None,
+        batches: Iterable[Any] | None = None,
+        **options: Any,
     ) -> LowRankGaussian:
         """From a stack of networks: moments of all, deviations of the last ones.
 
@@ -91,9 +95,12 @@ class LowRankGaussian(Posterior):
             networks: a stack, in the order of the trajectory.
             rank: how many deviations are kept, by default 20 or all that there are.
             scale: multiplies the covariance.
-            align: bring the networks into one frame first: ``"joint"``, or by ``"weights"`` into
-                that of the first.
+            align: bring the networks into one frame first: ``"joint"``, or by ``"weights"`` or
+                ``"activations"`` into that of the first.
             symmetries: what ``discover`` returned, for the alignment.
+            model: gives the computation, for activations.
+            batches: inputs, for activations.
+            **options: of `lightning_bnn.symmetry.align`, for a joint frame.
         """
         size = stack_size(networks)
         if size < 2:
@@ -101,7 +108,10 @@ class LowRankGaussian(Posterior):
         if rank is not None and not 2 <= rank <= size:
             raise ValueError(f"`rank` must be between 2 and {size}, got {rank}.")
         if align is not None:
-            networks = alignment(networks, None, align, symmetries)(networks)
+            move = alignment(networks, None, align, symmetries, model, batches, **options)
+            networks = move(networks)
+        elif options:
+            raise ValueError(f"`{min(options)}` is used with `align`, which is None.")
         kept = min(rank or 20, size)
         weights = {n: t for n, t in networks.items() if is_weight(n, t)}
         mean = {n: t.mean(0) if n in weights else t[-1] for n, t in networks.items()}

@@ -307,7 +307,7 @@ def test_options_keep_metrics_apart():
     for name, metric in detectors.items():
         for key, expected in metric.compute().items():
             close(found[f"{name}_{key}"], expected)
-    x, y = METRICS[-1].batches[0][:2]
+    x, y = (dict(stack) for stack in METRICS[-1].batches[0][:2])
     x["tight"], y["tight"] = torch.randn(8, 3) / 50, torch.randn(5, 3) / 50
     grids = {"mmdagg": M.MMD(), "free": M.MMD(grid=M.KernelGrid(10, None, None))}
     together = MetricCollection({k: m.clone() for k, m in grids.items()})

@@ -102,6 +102,19 @@ def test_mixtures_and_their_floors_stand_beside_laws(beside_agreeing):
         assert math.isfinite(rows[HALVES][f"{space}floor"]["value"])
 
 
+def test_of_a_regression_calibration_stands_beside_distances(tmp_path):
+    """With what a perfect forecaster has of so many test points."""
+    stored = read_reference("sine")[0]
+    known = {"sine": "sine", "other": fill(tmp_path / "other", stored.modes[:3], shrunken)}
+    (other, half), found = fidelity(known, "sine", tmp_path / "out", "other")
+    for column in ("Energy (f)", "Energy", "W2 (f)"):
+        assert 0 < half[column] < other[column] / 2
+    for column in ("RMSE", "NLL", "NLL (moments)", "CRPS", "Cover90", "Width90", "Calib"):
+        assert math.isfinite(half[column])
+        assert math.isfinite(other[column])
+    assert "a perfect forecaster has" in found["tables"]["fidelity"]["note"]
+
+
 def test_beside_chains_that_do_not_agree_nothing_is_ranked(places, tmp_path, capsys):
     rows, found = fidelity(places, "disagree", tmp_path, "shrunken", "chains")
     assert [row["posterior"] for row in rows] == ["shrunken", "chains", HALVES]

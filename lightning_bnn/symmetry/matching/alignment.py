@@ -28,7 +28,8 @@ class Alignment(Sequence[Tensor]):
     Attributes:
         permutations: one per group, ``(members, units)``.
         spread: after every sweep, the sum of squared distances of the networks to their mean, over
-            the tensors that permutations reach; first as they were given.
+            the tensors that permutations (with matrices: any symmetries) reach; first as they were
+            given.
         method: ``"joint"`` or ``"reference"``.
         signs: flips that come before the permutations, where they were asked for.
         scales: positive factors that come before the flips, where they were asked for.

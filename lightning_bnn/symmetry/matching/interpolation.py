@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.params import Params, is_stacked, of
+from lightning_bnn.symmetry.forward import in_precision_of
 from lightning_bnn.symmetry.matching.repair import Repairs, reestimated
 
 __all__ = ["Barrier", "barrier", "interpolate"]
@@ -161,7 +162,9 @@ def _mean_loss(
 ) -> float:
     total, count = 0.0, 0
     for x, y in batches:
-        total += float(loss(functional_call(network, params, (x,)), y)) * len(x)
+        total += float(
+            loss(functional_call(network, params, (in_precision_of(params, x),)), y)
+        ) * len(x)
         count += len(x)
     if not count:
         raise ValueError("`batches` is empty.")

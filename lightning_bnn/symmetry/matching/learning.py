@@ -15,7 +15,7 @@ from lightning_bnn import params as P
 from lightning_bnn.params import Params
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.symmetry.actions import permute
-from lightning_bnn.symmetry.forward import structural_copy
+from lightning_bnn.symmetry.forward import in_precision_of, structural_copy
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.matching.interpolation import Loss, interpolate
 
@@ -122,7 +122,7 @@ class Lines:
         x, y = batch
         between = interpolate(moved, self.reference, 1 - weight)
         between = {n: t if P.is_weight(n, t) else t.detach().clone() for n, t in between.items()}
-        outputs = P.apply(self.network, between, x)
+        outputs = P.apply(self.network, between, in_precision_of(between, x))
         members = range(P.stack_size(moved))
         one = [tree_map(lambda t, m=m: t[m], outputs) for m in members]
         return torch.stack([self.mean_loss(o, y) for o in one])
@@ -173,10 +173,11 @@ class Best:
         self, lines: Lines, params: Params, sym: Symmetries, starts: Sequence[Sequence[Tensor]]
     ) -> None:
         self.lines, self.params, self.sym = lines, params, sym
+        self.at_starts = [self._judged(start) for start in starts]
         self.permutations = [p.clone() for p in starts[0]]
-        self.loss = self._judged(starts[0])
-        for start in starts[1:]:
-            self.consider(start)
+        self.loss = self.at_starts[0]
+        for start, loss in zip(starts[1:], self.at_starts[1:], strict=True):
+            self._take(start, loss)
         if not bool(self.loss.isfinite().all()):
             raise ValueError(
                 "`loss` is NaN or infinite at the midpoint, before anything is learnt."
@@ -184,7 +185,9 @@ class Best:
 
     def consider(self, permutations: Sequence[Tensor]) -> None:
         """Take what is better than before."""
-        loss = self._judged(permutations)
+        self._take(permutations, self._judged(permutations))
+
+    def _take(self, permutations: Sequence[Tensor], loss: Tensor) -> None:
         better = loss < self.loss
         self.loss = torch.where(better, loss, self.loss)
         for mine, new in zip(self.permutations, permutations, strict=True):

@@ -23,7 +23,12 @@ from lightning_bnn.symmetry.matching.learning import Learning
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.matching.result import MatchResult
 from lightning_bnn.symmetry.matching.unit_moments import Measure
-from lightning_bnn.symmetry.validation import check_finite, check_one_network, check_params
+from lightning_bnn.symmetry.validation import (
+    check_finite,
+    check_one_network,
+    check_params,
+    check_squares,
+)
 
 __all__ = ["Method", "match"]
 
@@ -123,8 +128,11 @@ def match(
     check_finite(reference, sym, "reference")
     stacked = check_params(params, sym)
     check_finite(params, sym)
+    plan = Plan(sym)
+    for name, networks in (("reference", reference), ("params", params)):
+        check_squares(networks, name, plan.compared)
     data = data_for(method, params, reference, model, batches, loss, learning)
-    search = Search(Plan(sym), reference, restarts, signs, seed, max_sweeps)
+    search = Search(plan, reference, restarts, signs, seed, max_sweeps)
     networks = params if stacked else stack([params])
     found = _found(search, networks, method, data)
     return found if stacked else found.single()

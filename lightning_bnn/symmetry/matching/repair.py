@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.batch_norms import batch_norms, estimating
 from lightning_bnn.params import Params, of
-from lightning_bnn.symmetry.forward import structural_copy
+from lightning_bnn.symmetry.forward import in_precision_of, structural_copy
 from lightning_bnn.symmetry.matching.probes import call_modules
 from lightning_bnn.symmetry.matching.unit_moments import Moments
 
@@ -257,5 +257,5 @@ def reestimated_on_calls(network: nn.Module, params: Params, calls: Iterable[Cal
             tensor.zero_()
     with estimating(norms):
         for args, kwargs in calls:
-            functional_call(network, params, args, kwargs)
+            functional_call(network, params, *in_precision_of(params, (args, kwargs)))
     return params

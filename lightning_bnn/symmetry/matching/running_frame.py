@@ -125,13 +125,12 @@ class RunningFrame:
         return rescale(params, self.sym, min_mass(params, self.sym).scales)
 
     def _mixed(self, params: Params, means: Params) -> Params:
-        """By matrices: of every member what brings it closer."""
+        """By matrices: of every member what brings it closer, if anything does."""
         moved = []
         for k in range(stack_size(params)):
             one, mean = ({n: t[k] for n, t in w.items()} for w in (params, means))
-            found = match_all(one, mean, self.sym)
+            moved.append(match_all(one, mean, self.sym).apply(one, self.sym))
             self.matches += 1
-            moved.append(found.apply(one, self.sym) if found.after < found.before else one)
         return {n: torch.stack([w[n] for w in moved]).to(t.dtype) for n, t in params.items()}
 
     # -------------------------------------------------------- permutations
