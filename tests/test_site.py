@@ -166,6 +166,9 @@ def test_every_formula_is_set(docstrings):
         (r"(-a)", ['form="prefix"']),
         (r"\min_x f", ["munder", "<mi>min</mi>"]),
         (r"a < b", ["&lt;"]),
+        (r"\text{mass\_excess}", [">mass_excess<"]),
+        (r"\textstyle\log 2", ["<mi>log</mi><mspace"]),
+        (r"\sum_i \lVert x \rVert^2", ['<msup><mo stretchy="false">&#8214;']),
     ],
 )
 def test_formulas_are_set_as_tex_does(latex, parts, docstrings):

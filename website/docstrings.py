@@ -70,16 +70,24 @@ def as_mathml(latex: str, display: str) -> str:
     named = _WORDS.sub(lambda m: m[0] if m[0][0] == "\\" else rf"\operatorname{{{m[0]}}}", latex)
     tree = ElementTree.fromstring(convert(" ".join(named.split()), display=display))
     for node in tree.iter():
+        _mend(node, display)
         if "\\" in (node.text or ""):
             raise ValueError(f"the formula {latex} has a command that is not known: {node.text}")
-        if node.tag == f"{_MATHML}mo" and (node.text or "").isalpha() and len(node.text or "") > 1:
-            node.tag = f"{_MATHML}mi"  # operators have wide margins
-        if display == "block" and node.tag == f"{_MATHML}msub" and node[0].text in ("min", "max"):
-            node.tag = f"{_MATHML}munder"
-    for row in [*tree.iter(f"{_MATHML}mrow")]:
+    for row in [*tree.iter(f"{_MATHML}mrow"), *tree.iter(f"{_MATHML}mstyle")]:
         _set_apart(row)
     ElementTree.register_namespace("", _MATHML[1:-1])
     return ElementTree.tostring(tree, encoding="us-ascii").decode()
+
+
+def _mend(node: ElementTree.Element, display: str) -> None:
+    """Correct what the conversion does not do as TeX does."""
+    text = node.text = (node.text or "").replace("\\_", "_")
+    if text == "\u2016":
+        node.attrib.setdefault("stretchy", "false")
+    elif node.tag == f"{_MATHML}mo" and text.isalpha() and len(text) > 1:
+        node.tag = f"{_MATHML}mi"  # operators have wide margins
+    elif display == "block" and node.tag == f"{_MATHML}msub" and node[0].text in ("min", "max"):
+        node.tag = f"{_MATHML}munder"
 
 
 def _set_apart(row: ElementTree.Element) -> None:

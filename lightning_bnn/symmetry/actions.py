@@ -120,7 +120,8 @@ def rescale(params: Params, sym: Symmetries, scales: Element) -> Params:
 def flip(params: Params, sym: Symmetries, signs: Element) -> Params:
     r"""Flip units: +1 or -1 for each, ``(units,)`` or ``(members, units)`` per group.
 
-    .. math:: W' = \mathrm{diag}(s_{out})\, W\, \mathrm{diag}(s_{in}), \quad b' = s_{out} b
+    .. math:: W' = \mathrm{diag}(s_\mathrm{out})\, W\, \mathrm{diag}(s_\mathrm{in}), \quad
+        b' = s_\mathrm{out} b
 
     >>> from lightning_bnn import params as P
     >>> from lightning_bnn.models import mlp
