@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 class MassGap(SymmetryCallback):
     r"""The mass of a network (its squared weights) against the least mass of all its rescalings.
 
-    .. math:: \text{mass\_excess} = 100 \Big(\frac{M(\theta)}{\min_s M(s \cdot \theta)} - 1\Big)
+    .. math:: \text{excess} = 100 \Big(\frac{M(\theta)}{\min_s M(s \cdot \theta)} - 1\Big)
 
     Multiplying the weights that enter a unit and dividing those that leave it by the same number
     changes the penalty but not the function. Logged every n steps:

@@ -36,8 +36,9 @@ class Card:
     >>> card.name, card.verdict, card.diagnosis.chains
     ('two_gaussians', 'gold', 8)
     >>> from dataclasses import replace
-    >>> replace(card, failures=["3 chains, not 4"]).verdict
-    'long run'
+    >>> once = replace(card, again=())  # as if it had been sampled from one seed only
+    >>> once.verdict, once.failures
+    ('long run', ['sampled from 0 other seeds, not 3'])
     """
 
     name: str
