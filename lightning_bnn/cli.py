@@ -73,6 +73,7 @@ def main(args: Sequence[str] | None = None) -> None:
         print(importlib.import_module("lightning_bnn").__version__)
         return
     _check_name(name)
+    _let_threads_rest()
     if os.getcwd() not in sys.path:  # classes of the user; "" would be the folder of a YAML file
         sys.path.insert(0, os.getcwd())
     try:
@@ -89,6 +90,17 @@ def main(args: Sequence[str] | None = None) -> None:
         if message is None:
             raise
         _fail(message)
+
+
+def _let_threads_rest() -> None:
+    """Let torch's threads wait awake for a tenth of a millisecond, not for several.
+
+    They wait for the next operation of torch, and hinder meanwhile what runs between two of them,
+    such as the stacks of small networks. OpenMP reads this when torch is imported, which it is not
+    yet; what a user has set stays.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def _check_name(name: str) -> None:

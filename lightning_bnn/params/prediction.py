@@ -34,6 +34,10 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
     larger ones run member by member; so do networks that ``vmap`` cannot handle (recurrent layers,
     data-dependent control flow). Which way was taken is logged once per module.
 
+    What a chain computes is read off one run, and again when an attribute of the network has
+    changed. Changes of global variables and of attributes of classes are not seen, and hooks that
+    ``forward`` puts on tensors are not called, neither by chains nor by ``vmap``.
+
     Args:
         model: gives the computation; its own parameters are not read and no buffer of it is
             changed.

@@ -25,7 +25,7 @@ from lightning_bnn.symmetry.axis_actions import axes_by_tensor, broadcastable
 from lightning_bnn.symmetry.composites import Composites, factor_index, factor_tables
 from lightning_bnn.symmetry.groups import Axis, Symmetries
 from lightning_bnn.symmetry.square_sums import matrix_squares, square_sums
-from lightning_bnn.symmetry.validation import check_params
+from lightning_bnn.symmetry.validation import check_finite, check_params
 
 __all__ = ["Flow", "MassProblem", "Matrix", "mass", "mass_problem"]
 
@@ -177,7 +177,7 @@ def mass(params: Params, sym: Symmetries) -> Float64[Tensor, "*members"]:
 
 
 def mass_problem(params: Params, sym: Symmetries) -> MassProblem:
-    """Aggregate the squared weights of a network or a stack."""
+    """Aggregate the squared weights of a network or a stack, which must be finite."""
     builder = _Builder(params, sym)
     for name in sym.weights:
         if name in params:
@@ -186,6 +186,7 @@ def mass_problem(params: Params, sym: Symmetries) -> MassProblem:
     others = builder.others
     sums = torch.stack([t.sum() for t in (*parts, others, *(m.squares for m in builder.matrices))])
     if not bool(sums.isfinite().all()):
+        check_finite(params, sym)
         _refuse_overflow(params, sym)
     sizes = tuple(g.units for g in sym.scalings)
     return MassProblem(*parts, tuple(builder.matrices), sizes, builder.composites, others)

@@ -18,7 +18,7 @@ from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.joint_mass import solve_jointly, without_free_scales
 from lightning_bnn.symmetry.mass_oracle import solve_by_cvxpy
 from lightning_bnn.symmetry.mass_problem import MassProblem, mass, mass_problem
-from lightning_bnn.symmetry.validation import check_finite, check_params, check_scales
+from lightning_bnn.symmetry.validation import check_finite, check_params, check_scales, check_some
 
 __all__ = ["MinMass", "excess", "mass", "min_mass"]
 
@@ -118,12 +118,13 @@ def min_mass(
     """
     _check_options(solver, tolerance, max_iterations, mixing)
     stacked = check_params(params, sym)
-    check_finite(params, sym)
+    check_some(params, sym)
     if start is not None:
         start = check_scales(start, sym, "start")
     if mixing is not False:
         if solver != "balance":
             raise ValueError("`solver='cvxpy'` knows no `mixing`; use solver='balance'.")
+        check_finite(params, sym)
         return _jointly(params, sym, start, tolerance, max_iterations, mixing == "only")
     whole = mass_problem(params, sym)
     u = torch.zeros_like(whole.plus)

@@ -114,13 +114,13 @@ def check_finite(params: Params, sym: Symmetries, name: str = "params") -> None:
 
     Biases and statistics count as well; buffers that were read as constants may be infinite.
     """
+    check_some(params, sym, name)
     for tensor in sym.shapes:
         w = None if tensor in sym.constants else params.get(tensor)
-        if w is not None and w.ndim > len(sym.shapes[tensor]) and not len(w):
-            raise ValueError(f"`{name}` must hold at least one network, got a stack of none.")
         if w is None or not w.is_floating_point():
             continue
-        if bool(torch.isfinite(w.detach().sum(dtype=torch.float64))):
+        total = w.detach().sum(dtype=torch.promote_types(w.dtype, torch.float32))
+        if bool(total.isfinite()):  # the fastest way to see that all of them are
             continue
         bad = ~torch.isfinite(w)
         if bool(bad.any()):
@@ -128,6 +128,14 @@ def check_finite(params: Params, sym: Symmetries, name: str = "params") -> None:
             if w.ndim > len(sym.shapes[tensor]):
                 where += f", first in member {int(bad.flatten(1).any(1).nonzero()[0, 0])}"
             raise ValueError(f"`{name}`: {tensor!r} {where}.")
+
+
+def check_some(params: Params, sym: Symmetries, name: str = "params") -> None:
+    """Refuse a stack of none."""
+    for tensor in sym.shapes:
+        w = params.get(tensor)
+        if w is not None and w.ndim > len(sym.shapes[tensor]) and not len(w):
+            raise ValueError(f"`{name}` must hold at least one network, got a stack of none.")
 
 
 def check_squares(
