@@ -154,7 +154,18 @@ def _times_transposed(m: Matrix, factors: Tensor) -> Tensor:
 
 # ------------------------------------------------------------ from a network
 def mass(params: Params, sym: Symmetries) -> Float64[Tensor, "*members"]:
-    """Sum of squares of all weights and gains, biases excluded: one number per member."""
+    r"""Sum of squares of all weights and gains, biases excluded: one number per member.
+
+    .. math:: M(\theta) = \sum_{w \in \text{weights}} w^2
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, mass
+    >>> net = mlp(2, [3], 1)
+    >>> w = {n: torch.full_like(t, 2.0) for n, t in P.of(net).items()}
+    >>> mass(w, discover(net, torch.randn(8, 2)))  # 4 (2 * 3 + 3 * 1)
+    tensor(36., dtype=torch.float64)
+    """
     offset = 1 if check_params(params, sym) else 0
     parts = [
         square_sums(params[n] if offset else params[n][None], ())
