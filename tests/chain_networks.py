@@ -9,7 +9,8 @@ from lightning_bnn import params as P
 
 EXAMPLES, MEMBERS, SHAPE = 11, 3, (2, 9, 11)
 ACTIVATIONS = [nn.ReLU, lambda: nn.LeakyReLU(0.2), nn.Tanh, nn.GELU, nn.SiLU, nn.ELU,
-               lambda: nn.GELU("tanh"), lambda: nn.ReLU(inplace=True), nn.Identity]  # fmt: skip
+               lambda: nn.GELU("tanh"), lambda: nn.ReLU(inplace=True), nn.Identity,
+               nn.ReLU6, nn.Hardswish, nn.Softplus, nn.Mish]  # fmt: skip
 
 
 @st.composite

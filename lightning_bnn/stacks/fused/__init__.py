@@ -1,7 +1,7 @@
 """Chains of convolutions, rectifiers, pooling and linear layers: machine code of their own sizes.
 
-A network goes one way through this folder: `recognised` asks `chains` to read it, which gives
-`stage`s; `running` runs them for all members, by the `machine_code` of `stage_code`.
+A network goes one way through this folder: `recognised` asks `reading` what it computes, a chain
+of `stage`s; `running` runs them for all members, by the `machine_code` of `stage_code`.
 """
 
 from lightning_bnn.stacks.fused.recognised import chain_of, fused_outputs

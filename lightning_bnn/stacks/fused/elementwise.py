@@ -1,4 +1,4 @@
-"""Functions of single numbers, by torch; all but one leave zero where it is."""
+"""Functions of single numbers, by torch."""
 
 from __future__ import annotations
 
@@ -32,6 +32,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], bool]] 
         lambda g, z, a=1, b=1, c=1: aten.elu_backward(g, a, b, c, False, z),
         False,
     ),
+    "hardtanh": (aten.hardtanh, aten.hardtanh_backward, False),  # which ReLU6 is, too
+    "hardswish": (aten.hardswish, aten.hardswish_backward, False),
+    "softplus": (aten.softplus, aten.softplus_backward, False),
+    "mish": (aten.mish, aten.mish_backward, False),
 }  # fmt: skip
 """The function, its derivative times a gradient, and whether that needs outputs, not inputs."""
 
@@ -51,7 +55,7 @@ class Elementwise:
     @property
     def keeps_zero(self) -> bool:
         """Whether zeros around activations stay zeros."""
-        return self.name != "sigmoid"
+        return not bool(self.forward(torch.zeros(1)))
 
     def forward(self, z: Tensor) -> Tensor:
         """The values of the function."""

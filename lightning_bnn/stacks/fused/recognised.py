@@ -17,8 +17,9 @@ from torch.func import functional_call
 
 from lightning_bnn.stacks.choices import work_of
 from lightning_bnn.stacks.copies import known_of
-from lightning_bnn.stacks.fused.chains import Chain, Unsuitable, read_chain
+from lightning_bnn.stacks.fused.chains import Chain, Unsuitable
 from lightning_bnn.stacks.fused.machine_code import has_compiler, lanes_of
+from lightning_bnn.stacks.fused.reading import read_chain
 from lightning_bnn.stacks.fused.running import run_chain
 from lightning_bnn.stacks.fused.settings import has_hooks, settings_of
 from lightning_bnn.stacks.running import run_network

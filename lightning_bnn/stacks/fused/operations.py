@@ -1,0 +1,220 @@
+"""What the operations of a network are in a chain of stages, one after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from lightning_bnn.stacks.fused.chains import Layer, Unsuitable
+from lightning_bnn.stacks.fused.elementwise import FUNCTIONS, Elementwise
+from lightning_bnn.stacks.fused.stage import Pads, Pair, Pooling, Stage
+
+__all__ = ["READERS", "VIEWS", "Draft"]
+
+LARGEST_WINDOW = 2**15
+"""Places in it, for which a number of 16 bits is enough."""
+WIDEST_KERNEL = 32
+"""Rows of kernels are written out as instructions."""
+
+
+class Draft:
+    """What was read of a chain so far.
+
+    Attributes:
+        current: the output of the last layer.
+        layers: in their order.
+        names: of weights, by the identity of their tensors.
+        turned: of transposed weights.
+        pads: zeros around what goes into the next convolution.
+        is_open: whether pooling may join the last layer.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self.current = x
+        self.layers: list[Layer | Elementwise] = []
+        self.names: dict[int, str] = {}
+        self.turned: dict[int, str] = {}
+        self.pads: Pads = (0, 0, 0, 0)
+        self.is_open = False
+
+    def shape(self) -> tuple[int, Pair]:
+        """Channels, and rows and columns, of what goes into the next layer."""
+        shape = tuple(self.current.shape[1:])
+        if len(shape) not in (2, 3):
+            raise Unsuitable(f"a layer takes examples of shape {shape}")
+        return shape[0], (shape[1] if len(shape) == 3 else 1, shape[-1])
+
+    def name_of(self, tensor: Tensor | None, turned: bool = False) -> str:
+        """The name of a weight."""
+        if tensor is None:
+            return ""
+        name = (self.turned if turned else self.names).get(id(tensor))
+        if name is None:
+            raise Unsuitable("a layer takes weights that are computed, or no parameters")
+        return name
+
+    def add(self, layer: Layer | Elementwise) -> None:
+        """The next layer; pooling may join it."""
+        self.layers.append(layer)
+        self.is_open = True
+
+    def last_stage(self) -> Stage | None:
+        """That of the last layer, if it is one."""
+        last = self.layers[-1] if self.layers else None
+        return last.stage if isinstance(last, Layer) else None
+
+    def change(self, stage: Stage) -> None:
+        """Put another stage in the place of the last."""
+        last = self.layers[-1]
+        assert isinstance(last, Layer)
+        self.layers[-1] = replace(last, stage=stage)
+
+
+Given = dict[str, Any]
+
+
+def _convolution(draft: Draft, given: Given, out: Tensor) -> None:
+    weight, bias = given["weight"], given["bias"]
+    if given["transposed"] or weight.ndim > 4 or weight.shape[-1] > WIDEST_KERNEL:
+        raise Unsuitable("it has transposed, three-dimensional or very wide convolutions")
+    channels, size = draft.shape()
+    rows, columns = _pair(given["padding"], weight.ndim - 2, 0)
+    top, bottom, left, right = draft.pads
+    draft.pads = (0, 0, 0, 0)
+    stage = Stage(
+        channels,
+        (size[0] - top - bottom, size[1] - left - right),
+        weight.shape[0],
+        given["groups"],
+        _pair(weight.shape[2:], weight.ndim - 2, 1),
+        _pair(given["stride"], weight.ndim - 2, 1),
+        _pair(given["dilation"], weight.ndim - 2, 1),
+        (top + rows, bottom + rows, left + columns, right + columns),
+        bias=bias is not None,
+    )
+    draft.add(Layer(stage, draft.name_of(weight), draft.name_of(bias)))
+
+
+def _pair(values: Any, dimensions: int, default: int) -> Pair:
+    """Of rows and columns; what has one dimension has one row."""
+    values = list(values)
+    values *= dimensions if len(values) == 1 else 1
+    return (default, values[0]) if dimensions == 1 else (values[0], values[1])
+
+
+def _linear(draft: Draft, given: Given, out: Tensor) -> None:
+    bias, weight = (given["self"], given["mat2"]) if "mat1" in given else (None, given["mat2"])
+    scaled = given.get("alpha", 1) != 1 or given.get("beta", 1) != 1
+    if scaled or (bias is not None and bias.ndim != 1):
+        raise Unsuitable("a linear layer scales or adds a matrix")
+    stage = Stage(draft.current.shape[1], (1, 1), out.shape[1], bias=bias is not None)
+    draft.add(Layer(stage, draft.name_of(weight, turned=True), draft.name_of(bias)))
+
+
+def _rectifier(draft: Draft, given: Given, out: Tensor) -> None:
+    slope = float(given.get("negative_slope", 0))
+    stage = draft.last_stage()
+    if stage is not None and stage.outside == 1 and 0 <= slope < 1:
+        draft.change(replace(stage, outside=slope))
+    elif "negative_slope" in given:
+        draft.add(Elementwise("leaky_relu", (slope,)))
+    else:
+        draft.add(Elementwise("relu"))
+
+
+def _elementwise(name: str) -> Callable[..., None]:
+    def read(draft: Draft, given: Given, out: Tensor) -> None:
+        rest = list(given.values())[1:]
+        if name == "gelu":
+            draft.add(Elementwise("gelu_tanh" if rest == ["tanh"] else "gelu"))
+        else:
+            draft.add(Elementwise(name, tuple(float(n) for n in rest)))
+
+    return read
+
+
+def _view(draft: Draft, given: Given, out: Tensor) -> None:
+    if out.numel() != draft.current.numel() or out.ndim < 2:
+        raise Unsuitable("it takes a part of an activation, or makes one vector of a batch")
+    if out.shape != draft.current.shape:
+        draft.is_open = False
+
+
+def _zeros_around(draft: Draft, given: Given, out: Tensor) -> None:
+    pads, images = list(given["pad"]), draft.current.ndim - 2
+    if given["value"] != 0 or min(pads) < 0 or images < 1 or len(pads) > 2 * images:
+        raise Unsuitable("it pads with something else than zeros around images")
+    left, right, top, bottom = (*pads, 0, 0)[:4]
+    draft.pads = (top, bottom, left, right)
+
+
+def _windows(pooling: Pooling) -> Callable[..., None]:
+    def read(draft: Draft, given: Given, out: Tensor) -> None:
+        window = _pair(given["kernel_size"], 2, 1)
+        step = _pair(given["stride"], 2, 1) if given["stride"] else window
+        gaps = any(d != 1 for d in given.get("dilation") or ())
+        if any(given["padding"]) or gaps or given.get("divisor_override") is not None:
+            raise Unsuitable("its windows reach over the edge, have gaps or are scaled")
+        _pool(draft, pooling, window, step, out)
+
+    return read
+
+
+def _all_places(draft: Draft, given: Given, out: Tensor) -> None:
+    count = draft.current.ndim
+    dimensions = {d % count for d in given.get("dim") or ()}
+    if count < 3 or dimensions != set(range(2, count)) or given.get("dtype") is not None:
+        raise Unsuitable("it takes means over something else than all places of a channel")
+    _, size = draft.shape()
+    _pool(draft, "mean", size, size, None)
+
+
+def _adaptive(pooling: Pooling) -> Callable[..., None]:
+    def read(draft: Draft, given: Given, out: Tensor) -> None:
+        _, size = draft.shape()
+        wanted = _pair(given["output_size"], 2, 1)
+        if any(n % k for n, k in zip(size, wanted, strict=True)):
+            raise Unsuitable("adaptive pooling has windows of different sizes")
+        window = size[0] // wanted[0], size[1] // wanted[1]
+        _pool(draft, pooling, window, window, out)
+
+    return read
+
+
+def _pool(draft: Draft, pooling: Pooling, window: Pair, step: Pair, out: Tensor | None) -> None:
+    channels, size = draft.shape()
+    stage = draft.last_stage()
+    apart = step[0] >= window[0] and step[1] >= window[1]
+    if stage is not None and stage.pooling == "none" and draft.is_open and apart:
+        pooled = replace(stage, pooling=pooling, window=window, step=step)
+        if pooling == "mean":
+            pooled = replace(pooled, inside=stage.outside, outside=1.0)
+        draft.change(pooled)
+    else:
+        alone = Stage(channels, size, channels, channels, weighted=False)
+        pooled = replace(alone, pooling=pooling, window=window, step=step)
+        draft.add(Layer(pooled))
+    if math.prod(window) > LARGEST_WINDOW or (out is not None and pooled.out_size != out.shape[2:]):
+        raise Unsuitable("its windows are very large or reach over the edge")
+
+
+VIEWS = ("view", "_unsafe_view", "squeeze", "unsqueeze", "alias", "clone")
+READERS: dict[str, Callable[..., None]] = {
+    "convolution": _convolution,
+    "addmm": _linear,
+    "mm": _linear,
+    "relu": _rectifier,
+    "leaky_relu": _rectifier,
+    "constant_pad_nd": _zeros_around,
+    "max_pool2d_with_indices": _windows("max"),
+    "avg_pool2d": _windows("mean"),
+    "mean": _all_places,
+    "_adaptive_avg_pool2d": _adaptive("mean"),
+    "adaptive_max_pool2d": _adaptive("max"),
+    **{name: _elementwise(name) for name in FUNCTIONS if name not in ("relu", "leaky_relu")},
+    **dict.fromkeys(VIEWS, _view),
+}
