@@ -1,6 +1,7 @@
-"""Prediction and gradients of a stack: vmap against the loop, interleaved in one run.
+"""Prediction and gradients of a stack: what is chosen, vmap, and the loop, interleaved in one run.
 
-The limit up to which `lightning_bnn.params.apply` uses vmap comes from here.
+Chains of layers are chosen where there are any; the limit up to which `lightning_bnn.params.apply`
+uses vmap for others comes from here.
 """
 
 import functools
@@ -12,6 +13,8 @@ from turns import taking_turns
 
 from lightning_bnn import models
 from lightning_bnn import params as P
+from lightning_bnn.params.prediction import _vmapped
+from lightning_bnn.stacks import chain_of, runs_at_once
 
 
 def cases():
@@ -28,6 +31,7 @@ def cases():
     yield "MLP 64-128-128-10", models.mlp(64, [128, 128], 10), torch.randn(64, 64), 16
     yield "MLP 784-64-10", models.mlp(784, [64], 10), torch.randn(64, 784), 16
     yield "MLP 784-512-512-10", models.mlp(784, [512, 512], 10), torch.randn(64, 784), 8
+    yield "MLP 784-509-509-10", models.mlp(784, [509, 509], 10), torch.randn(64, 784), 8
 
 
 def small_conv(a, b):
@@ -35,15 +39,34 @@ def small_conv(a, b):
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(b, 10))
 
 
-def step(model, stack, x, chunk_size):
+def step(model, stack, run):
     trained = P.weight_names(model)
     leaves = {n: t.detach().requires_grad_(n in trained) for n, t in stack.items()}
-    P.apply(model, leaves, x, chunk_size=chunk_size).square().mean().backward()
+    run(leaves).square().mean().backward()
 
 
-def predict(model, stack, x, chunk_size):
+def predict(model, stack, run):
     with torch.no_grad():
-        P.apply(model, stack, x, chunk_size=chunk_size)
+        run(stack)
+
+
+def ways(model, x, members):
+    """How all members run: as is chosen, by ``vmap``, one by one."""
+
+    def vmapped(stack):
+        return _vmapped(model, stack, (x,), None, members)
+
+    return {
+        "chosen": lambda stack: P.apply(model, stack, x),
+        "vmap": vmapped,
+        "loop": lambda stack: P.apply(model, stack, x, chunk_size=1),
+    }
+
+
+def chosen(model, stack, x):
+    if chain_of(model, stack, (x,)) is not None:
+        return "chain"
+    return "vmap" if runs_at_once(model) else "loop"
 
 
 def main():
@@ -52,14 +75,17 @@ def main():
     for name, model, x, members in cases():
         model, x = model.eval().to(options.device), x.to(options.device)
         stack = {n: t.to(options.device) for n, t in P.populate(model, members).items()}
-        size = sum(p.numel() for p in model.parameters())
+        labels = {"network": name, "members": members}
+        labels["weights"] = sum(p.numel() for p in model.parameters())
+        labels["chosen"] = chosen(model, stack, x)
         for what, function in (("predict", predict), ("gradient", step)):
             calls = {
-                "vmap": functools.partial(function, model, stack, x, members),
-                "loop": functools.partial(function, model, stack, x, 1),
+                who: functools.partial(function, model, stack, run)
+                for who, run in ways(model, x, members).items()
             }
-            found = taking_turns(calls, options.repeats, options.device, warm=1)
-            record.times(found, network=name, weights=size, members=members, what=what)
+            record.times(
+                taking_turns(calls, options.repeats, options.device, warm=1), what=what, **labels
+            )
     record.write()
 
 

@@ -35,7 +35,15 @@ RUNS = {
     "callbacks_steps": "callbacks.py steps",
     "callbacks_tau": "callbacks.py tau",
     "callbacks_bank": "callbacks.py bank",
+    "discovery": "discovery.py",
+    "transformer_mass": "transformer_mass.py --solve",
+    "before_after": "before_after.py bdabb4e",
+    "before_after_2": "before_after.py bdabb4e --threads 2",
     "apply": "apply.py",
+    "norms_in_stacks": "norms_in_stacks.py",
+    "population": "population.py",
+    "population_2": "population.py --threads 2",
+    "own_batches": "own_batches.py",
     "samplers_update": "samplers.py update",
     "samplers_steps": "samplers.py steps",
     "samplers_steps_resnet": "samplers.py steps --network resnet --repeats 5",
@@ -46,6 +54,7 @@ RUNS = {
     "vi_steps_resnet": "vi.py steps --network resnet --batch 32 --repeats 5",
     "vi_steps_resnet_fused": "vi.py steps --network resnet --batch 32 --repeats 5 --fused",
     "vi_predict": "vi.py predict",
+    "vi_every": "vi_every.py --every 1 4 16 --repeats 4 --steps 300 --width 32",
     "ratios": "ratios.py",
 }
 """What writes each file; a row of `tables.py` shows it."""

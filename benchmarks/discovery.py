@@ -9,7 +9,6 @@ of these, and CPU seconds on one thread. Networks of timm that need more than 60
 are listed at the end.
 """
 
-import argparse
 import contextlib
 import json
 import logging
@@ -22,11 +21,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from record import Record, parsed, parser
 from torch import nn
 
 from lightning_bnn.symmetry import discover
 
 SECONDS, GIGABYTES = 60, 6
+MEASURED = ("parameters", "bytes", "peak", "seconds", "error")
 
 
 # ------------------------------------------------------------ networks
@@ -105,14 +106,14 @@ def image(size=224):
 
 
 NETWORKS = {
-    "GPT-2 shape": (
+    "GPT-2 shape, 16 tokens": (
         lambda: Language(50257, 768, 12, 12, 3072, nn.LayerNorm, False, True), tokens
     ),
-    "ViT-B/16": (vision("vit_b_16"), image()),
-    "ResNet-18": (vision("resnet18"), image()),
-    "ResNet-50": (vision("resnet50"), image()),
-    "weight-standardised": (weight_standardised, image(32)),
-    "Llama-like": (lambda: Language(32000, 512, 12, 8, 1376, nn.RMSNorm, True, False), tokens),
+    "ViT-B/16 at 224 px": (vision("vit_b_16"), image()),
+    "ResNet-18 at 224 px": (vision("resnet18"), image()),
+    "ResNet-50 at 224 px": (vision("resnet50"), image()),
+    "weight-standardised convolutions": (weight_standardised, image(32)),
+    "Llama-like, 16 tokens": (lambda: Language(32000, 512, 12, 8, 1376, nn.RMSNorm, True, False), tokens),
 }  # fmt: skip
 
 
@@ -212,34 +213,42 @@ def in_a_process(name):
     return result
 
 
-def line(name):
+def described(name, result):
     """One row of the table; why there is none, where a limit was met."""
-    result = in_a_process(name)
     if isinstance(result, str):
-        return f"{name:<34}{result[:90]}", True
+        return f"{name:<34}{result[:90]}"
     numbers, size, peak, seconds, error, found = result
     text = f"{name:<34}{numbers / 1e6:>8.1f}{size / 2**20:>8.0f}{peak / 2**20:>8.0f}"
-    text += f"{peak / size:>7.1f}{seconds:>7.1f}{error:>9.0e}  " + " ".join(map(str, found))
-    return text, seconds > SECONDS or peak > GIGABYTES * 1e9
+    return f"{text}{peak / size:>7.1f}{seconds:>7.1f}{error:>9.0e}  " + " ".join(map(str, found))
+
+
+def is_beyond(result):
+    """Whether a limit was met."""
+    return isinstance(result, str) or result[3] > SECONDS or result[2] > GIGABYTES * 1e9
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--timm", type=int, default=0, help="so many families of timm")
-    parser.add_argument("--only", help="one network")
-    parser.add_argument("--results", type=Path, default=Path("/dev/null"), help="resumes from it")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    made = parser(__doc__, repeats=1)
+    made.add_argument("--timm", type=int, default=0, help="so many families of timm")
+    made.add_argument("--only", help="one network")
+    made.add_argument("--results", type=Path, default=Path("/dev/null"), help="resumes from it")
+    options = parsed(made)
     discover(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)), torch.ones(4, 2))
-    file = arguments.results
+    file = options.results
     known = json.loads((file.read_text() if file.exists() else "") or "{}")
-    if arguments.only:
-        names = [arguments.only]
-    elif arguments.timm:
-        names = known["families"] = known.get("families") or families(arguments.timm)
+    if options.only:
+        names = [options.only]
+    elif options.timm:
+        names = known["families"] = known.get("families") or families(options.timm)
     else:
         names = list(NETWORKS)
     table(names, known, file)
+    record = Record(options)
+    for name in names:
+        if not isinstance(known[name], str):
+            for who, value in zip(MEASURED, known[name], strict=False):
+                record.value(who, value, network=name)
+    record.write()
 
 
 def table(names, known, file):
@@ -247,10 +256,10 @@ def table(names, known, file):
           "  groups scales signs frozen refuted")  # fmt: skip
     for name in names:
         if name not in known:
-            known[name] = line(name)
+            known[name] = in_a_process(name)
             file.write_text(json.dumps(known, indent=1))
-        print(known[name][0], flush=True)
-    print("beyond the limits:", ", ".join(n for n in names if known[n][1]) or "none")
+        print(described(name, known[name]), flush=True)
+    print("beyond the limits:", ", ".join(n for n in names if is_beyond(known[n])) or "none")
 
 
 if __name__ == "__main__":

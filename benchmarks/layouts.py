@@ -48,6 +48,11 @@ def digits(value: float) -> str:
     return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
+def thousands(value: int) -> str:
+    """A whole number in groups of three digits."""
+    return f"{value:,}".replace(",", " ")
+
+
 def time(rows: Sequence[Row], **labels: Any) -> str:
     return shown(seconds(pick(rows, **labels)))
 
@@ -105,6 +110,32 @@ def symmetry_masses(rows: list[Row]) -> Table:
 
 
 @layout()
+def discovery(rows: list[Row]) -> Table:
+    head = ["peak of memory", "/ bytes", "CPU s", "CPU s a million parameters"]
+    table = [["`discover`", "parameters", "their bytes", *head]]
+    goals = ["goal", "", "", "", "3 x", "", "0.1"]
+    for network in every(rows, "network"):
+        names = ("parameters", "bytes", "peak", "seconds")
+        numbers, size, peak, taken = (value(rows, who, network=network) for who in names)
+        cells = [f"{numbers / 1e6:.1f} million", f"{size / 2**20:.0f} MiB"]
+        cells += [f"{peak / 2**20:.0f} MiB", f"{peak / size:.1f} x", f"{taken:.1f}"]
+        table.append([network, *cells, digits(taken / numbers * 1e6)])
+    return [*table, goals]
+
+
+@layout()
+def transformer_mass(rows: list[Row]) -> Table:
+    table = [["width, heads", "joint least mass", "certified gap", "excess"]]
+    for row in [row for row in rows if row["who"] == "joint"]:
+        gap, excess = (value(rows, who, width=row["width"]) for who in ("gap", "excess"))
+        cells = [shown(seconds(row)), f"{gap:.0e}", f"{excess:.1f} %"]
+        table.append([f"{row['width']}, {row['heads']}", *cells])
+    last = pick(rows, who="balanced")
+    name = f"{last['width']}, {last['heads']}: balanced form of a head"
+    return [*table, [name, shown(seconds(last) / last["heads"]), "", ""]]
+
+
+@layout()
 def symmetry_canonical(rows: list[Row]) -> Table:
     name = "`canonicalise` 10 000 two-neuron perceptrons"
     return [["", "time", "goal"], [name, time(rows, who="canonicalise"), "5 ms"]]
@@ -118,7 +149,7 @@ def symmetry_removal(rows: list[Row]) -> Table:
         own = {row["who"]: row for row in rows if row["weights"] == weights}
         cells = [shown(seconds(own[way])) if way in own else "" for way in ways]
         ratio = over(own["cvxpy"], own["balancing"]) if "cvxpy" in own else ""
-        table.append([f"{weights:,}".replace(",", " "), *cells, ratio])
+        table.append([thousands(weights), *cells, ratio])
     return table
 
 
@@ -218,15 +249,53 @@ def callbacks_bank(rows: list[Row]) -> Table:
 # ------------------------------------------------------------ stacks
 @layout()
 def apply(rows: list[Row]) -> Table:
-    table = [["network", "weights", "members", "predict", "gradient"]]
+    head = ["predict", "vmap", "loop", "gradient", "vmap", "loop"]
+    table = [["network", "weights", "members", "chosen", *head]]
     for network in every(rows, "network"):
         of = [row for row in rows if row["network"] == network]
         cells = []
         for what in ("predict", "gradient"):
-            ours, loop = (pick(of, what=what, who=who) for who in ("vmap", "loop"))
-            cells.append(f"{shown(seconds(ours))}, {over(loop, ours)}")
-        weights = f"{of[0]['weights']:,}".replace(",", " ")
-        table.append([network, weights, str(of[0]["members"]), *cells])
+            ours, *others = (pick(of, what=what, who=who) for who in ("chosen", "vmap", "loop"))
+            cells += [shown(seconds(ours)), *(over(other, ours) for other in others)]
+        members, chosen = str(of[0]["members"]), of[0]["chosen"]
+        table.append([network, thousands(of[0]["weights"]), members, chosen, *cells])
+    return table
+
+
+@layout()
+def norms_in_stacks(rows: list[Row]) -> Table:
+    table = [["", "at once", "loop", "chosen", "chosen / loop"]]
+    for network in every(rows, "network"):
+        found = [pick(rows, network=network, who=who) for who in ("at once", "loop", "chosen")]
+        cells = [shown(seconds(row)) for row in found]
+        table.append([network, *cells, over(found[2], found[1])])
+    return table
+
+
+@layout("population", "population_2")
+def population(rows: list[Row]) -> Table:
+    """Of one step of one member."""
+    names = every(rows, "who")
+    table = [["", "members", *names]]
+    for network in every(rows, "network"):
+        found = [pick(rows, network=network, who=who) for who in names]
+        cells = [shown(seconds(row) / row["steps"]) for row in found]
+        table.append([network, thousands(found[0]["members"]), *cells])
+    return table
+
+
+@layout()
+def own_batches(rows: list[Row]) -> Table:
+    table = [["batches", "a step of a member", "/ shared"]]
+    return table + [[r["who"], shown(seconds(r) / r["steps"]), over(r, rows[0])] for r in rows]
+
+
+@layout("before_after", "before_after_2")
+def before_after(rows: list[Row]) -> Table:
+    table = [["", "before", "after", "after / before (quartiles)"]]
+    for case in every(rows, "case"):
+        cells = (time(rows, case=case, who=who) for who in ("before", "after"))
+        table.append([case, *cells, value(rows, "ratio", case=case)])
     return table
 
 
@@ -250,7 +319,7 @@ def samplers_chains(rows: list[Row]) -> Table:
             ]
             cells += [*(shown(seconds(row) / row["steps"]) for row in pair), over(*pair)]
         weights = pick(rows, network=network, loop="bare", who="8 runs")["weights"]
-        table.append([network, f"{weights:,}".replace(",", " "), *cells])
+        table.append([network, thousands(weights), *cells])
     return table
 
 
@@ -277,9 +346,22 @@ def vi_predict(rows: list[Row]) -> Table:
     table = [["network", "weights", "loop", "`Posterior.predictor`", "ratio"]]
     for network in every(rows, "network"):
         loop, ours = (pick(rows, network=network, who=who) for who in ("loop", "ours"))
-        scale, weights = 1000 / ours["samples"], f"{ours['weights']:,}".replace(",", " ")
+        scale, weights = 1000 / ours["samples"], thousands(ours["weights"])
         times = (shown(scale * seconds(row)) for row in (loop, ours))
         table.append([network, weights, *times, over(loop, ours)])
+    return table
+
+
+@layout()
+def vi_every(rows: list[Row]) -> Table:
+    table = [["`every`", "L^G", "difference", "interpolation", "a step"]]
+    for k in every(rows, "every"):
+        names = ("objective", "difference", "error", "interpolation")
+        objective, gain, error, meeting = (value(rows, who, every=k) for who in names)
+        row = pick(rows, every=k, who="training")
+        difference = f"{gain:.1f} ± {error:.1f}" if gain or error else ""
+        cells = [f"{objective:.1f}", difference, f"{meeting:.3f}"]
+        table.append([str(k), *cells, shown(seconds(row) / row["steps"])])
     return table
 
 

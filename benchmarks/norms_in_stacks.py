@@ -1,23 +1,24 @@
 """A training step of an ensemble of small convolutional networks: at once, one by one, as chosen.
 
-python benchmarks/norms_in_stacks.py [--members 5] [--rounds 5]
+python benchmarks/norms_in_stacks.py
 
-Contestants take turns on one thread; printed are milliseconds of CPU time (medians) and the ratio
-of what is chosen to the loop. `NORMED_LIMIT` of `lightning_bnn/stacks/choices.py` comes from here.
+`NORMED_LIMIT` of `lightning_bnn/stacks/choices.py` comes from here.
 """
 
-import argparse
-import statistics
-import time
+import functools
 import warnings
 
 import torch
+from record import Record, parsed, parser
 from torch import nn
 from torch.nn.functional import cross_entropy
+from turns import taking_turns
 
 from lightning_bnn import params as P
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.member_losses import member_losses
+
+MEMBERS = 5
 
 
 def network(first, second, pixels, norm):
@@ -43,33 +44,23 @@ def cases():
     yield "16-16 of 12 px, batch 64", network(16, 16, 12, nn.BatchNorm2d), 12, 64
 
 
-def seconds(model, stack, batch, chunk_size):
+def step(model, stack, batch, chunk_size):
     trained = P.weight_names(model)
     leaves = {n: t.detach().clone().requires_grad_(n in trained) for n, t in stack.items()}
-    start = time.process_time()
     member_losses(model, leaves, batch, loss, chunk_size=chunk_size).sum().backward()
-    return time.process_time() - start
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--members", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    options = parsed(parser(__doc__, repeats=5))
     warnings.simplefilter("ignore")
-    torch.manual_seed(0)
-    print(f"{'':26} {'at once':>8} {'loop':>8} {'chosen':>8}   chosen / loop")
+    record = Record(options)
     for name, model, pixels, size in cases():
         batch = Batch((torch.randn(size, 1, pixels, pixels),), torch.randint(10, (size,)))
-        stack = P.populate(model, options.members)
-        rounds = [
-            [seconds(model, stack, batch, chunk) for chunk in (options.members, 1, None)]
-            for _ in range(options.rounds + 1)
-        ][1:]
-        ratio = statistics.median(chosen / loop for _, loop, chosen in rounds)
-        times = "".join(f"{1e3 * statistics.median(c):9.1f}" for c in zip(*rounds, strict=True))
-        print(f"{name:26}{times}   {ratio:.2f}", flush=True)
+        stack = P.populate(model, MEMBERS)
+        ways = {"at once": MEMBERS, "loop": 1, "chosen": None}
+        calls = {who: functools.partial(step, model, stack, batch, k) for who, k in ways.items()}
+        record.times(taking_turns(calls, options.repeats), network=name)
+    record.write()
 
 
 if __name__ == "__main__":

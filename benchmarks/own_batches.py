@@ -1,18 +1,18 @@
 """Populations whose members have batches of their own: what that costs beside shared ones.
 
 Processor time of one step of one OptuNet in a Trainer, batch 64, on random bytes of MNIST's shape:
-all members see the same batches, or have an order each (`orders`), or an order and crops.
-The three take turns.
+all members see the same batches, with crops or without, or have an order each (`orders`).
+They take turns.
 """
 
-import argparse
 import logging
-import statistics
-import time
 import warnings
 
 import lightning as L
 import torch
+from population import WARM, Clock
+from record import Record, parsed, parser
+from turns import Times
 
 from lightning_bnn.datamodules.base import Splits
 from lightning_bnn.datamodules.images import ImageData
@@ -32,54 +32,37 @@ class Bytes(ImageData):
         return Splits(examples, None, examples)
 
 
-class Clock(L.Callback):
-    """Processor seconds of the steps behind the first four."""
-
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        if batch_idx == 4:
-            self.start = time.process_time()
-
-    def on_train_batch_end(self, *_):
-        self.end = time.process_time()
+MEMBERS, STEPS = 256, 16
 
 
-def microseconds(members, steps, **settings):
-    """Of one step of one member."""
-    clock = Clock()
-    module = DeepEnsemble(optunet(), members, optimizer=lambda p: torch.optim.SGD(p, 0.04))
+def train(times, settings):
+    """Some steps of a population."""
+    module = DeepEnsemble(optunet(), MEMBERS, optimizer=lambda p: torch.optim.SGD(p, 0.04))
     trainer = L.Trainer(
-        accelerator="cpu", max_steps=steps + 4, limit_val_batches=0, callbacks=[clock],
+        accelerator="cpu", max_steps=STEPS + WARM, limit_val_batches=0, callbacks=[Clock(times)],
         logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(module, Bytes(batch_size=64, val_size=0, **settings))
-    return 1e6 * (clock.end - clock.start) / steps / members
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--members", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = parsed(parser(__doc__, repeats=5))
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     settings = {
         "shared": {"augment": False},
-        "shared, crops": {},
-        "orders": {"orders": options.members, "augment": False},
-        "orders and crops": {"orders": options.members},
+        "shared, with crops": {},
+        "orders": {"orders": MEMBERS, "augment": False},
+        "orders and crops": {"orders": MEMBERS},
     }
-    found = {name: [] for name in settings}
-    for _ in range(options.rounds):
-        for name, of in settings.items():
-            found[name].append(microseconds(options.members, options.steps, **of))
-    shared = statistics.median(found["shared"])
-    for name, times in found.items():
-        middle, spread = statistics.median(times), f"{min(times):.0f} to {max(times):.0f}"
-        print(f"{name:<18}{middle:8.0f} us {spread:>12}{middle / shared:8.1f} x")
+    found = {who: Times(options.threads) for who in settings}
+    for _ in range(options.repeats):
+        for who, of in settings.items():
+            train(found[who], of)
+    record = Record(options)
+    record.times(found, steps=STEPS * MEMBERS)
+    record.write()
 
 
 if __name__ == "__main__":

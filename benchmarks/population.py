@@ -2,27 +2,27 @@
 
 Contestants take turns in one run: our stack without a Trainer and in one, a stack by plain `vmap`,
 a loop of bare torch loops, and a loop of separate Lightning runs (their start-up is not counted).
-Times are those of processors, of all threads together, so that neighbours matter little; the loops
-have one thread, with which they need the least.
+Each has one thread or all of them, whatever it is fastest with.
 """
 
-import argparse
+import functools
 import logging
-import statistics
-import time
 import warnings
 
 import lightning as L
 import torch
+from record import Record, parsed, parser
 from torch import nn
 from torch.func import functional_call
-from turns import synchronise
+from turns import Times, fastest_threads
 
 from lightning_bnn import models
 from lightning_bnn import params as P
 from lightning_bnn.methods import Batch
 from lightning_bnn.modules import DeepEnsemble
 
+WARM = 3
+"""Steps before those that count."""
 SGD = lambda p: torch.optim.SGD(p, 0.04, weight_decay=2e-4)  # noqa: E731
 
 
@@ -68,9 +68,9 @@ class Plain(L.LightningModule):
         return SGD(self.parameters())
 
 
-def stepped(network, members, batches, device):
+def stepped(network, members, batches, times):
     """Our stack without a Trainer."""
-    module = DeepEnsemble(network, members, optimizer=SGD).to(device)
+    module = DeepEnsemble(network, members, optimizer=SGD).to(times.device)
     optimizer = SGD(module.parameters())
 
     def step(x, y):
@@ -78,53 +78,42 @@ def stepped(network, members, batches, device):
         module.run.losses(module.state.trained_stack(), Batch((x,), y)).sum().backward()
         optimizer.step()
 
-    return timed(step, batches, device)
+    timed(step, batches, times)
 
 
-def timed(step, batches, device, warm=3):
-    """Seconds of a step, after the first ones."""
+def timed(step, batches, times):
+    """The steps after the first ones."""
     for k, batch in enumerate(batches):
-        if k == warm:
-            synchronise(device)
-            start = seconds(device)
+        if k == WARM:
+            times.start()
         step(*batch)
-    synchronise(device)
-    return (seconds(device) - start) / (len(batches) - warm)
-
-
-def seconds(device):
-    """Of processors; of the clock where a GPU works."""
-    return time.perf_counter() if device == "cuda" else time.process_time()
+    times.stop()
 
 
 class Clock(L.Callback):
-    """Seconds of the steps, after the first ones."""
+    """The steps after the first ones."""
 
-    def __init__(self, device, warm=3):
-        self.device, self.warm = device, warm
+    def __init__(self, times):
+        self.times = times
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        if batch_idx == self.warm:
-            synchronise(self.device)
-            self.start = seconds(self.device)
+        if batch_idx == WARM:
+            self.times.start()
 
     def on_train_end(self, trainer, module):
-        synchronise(self.device)
-        self.seconds = seconds(self.device) - self.start
+        self.times.stop()
 
 
-def fitted(module, batches, device):
-    clock = Clock(device)
+def fitted(module, batches, times):
     trainer = L.Trainer(
-        accelerator="gpu" if device == "cuda" else "cpu", devices=1, max_epochs=1,
-        callbacks=[clock], logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
+        accelerator="gpu" if times.device == "cuda" else "cpu", devices=1, max_epochs=1,
+        callbacks=[Clock(times)], logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(module, batches)
-    return clock.seconds / (len(batches) - clock.warm)
 
 
-def bare(network, batches, device):
+def bare(network, batches, times):
     optimizer = SGD(network.parameters())
 
     def step(x, y):
@@ -132,12 +121,12 @@ def bare(network, batches, device):
         nn.functional.cross_entropy(network(x), y).backward()
         optimizer.step()
 
-    return timed(step, batches, device)
+    timed(step, batches, times)
 
 
-def vmapped(network, members, batches, device):
+def vmapped(network, members, batches, times):
     """What one would write: grouped convolutions, everything at once, no Trainer."""
-    stack = {n: nn.Parameter(t.to(device)) for n, t in P.populate(network, members).items()}
+    stack = {n: nn.Parameter(t.to(times.device)) for n, t in P.populate(network, members).items()}
     optimizer = SGD(stack.values())
 
     def loss(member, x, y):
@@ -148,61 +137,41 @@ def vmapped(network, members, batches, device):
         torch.vmap(loss, in_dims=(0, None, None))(stack, x, y).sum().backward()
         optimizer.step()
 
-    return timed(step, batches, device)
+    timed(step, batches, times)
 
 
-def on_one_thread(run):
-    """Loops over small networks are slower on several."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return run()
-    finally:
-        torch.set_num_threads(threads)
-
-
-def measured(network, shape, classes, members, rounds, device):
-    """Seconds for one step of one member, of every contestant, in turns."""
-    network = network.to(device)
+def contestants(network, shape, classes, members, device):
+    """What fills `Times`, and of how many steps of a member."""
     few, many = Batches(shape, classes, 8, device), Batches(shape, classes, 33, device)
-    small = min(members, 64)
-    contestants = {
-        "Trainer": lambda: (
-            fitted(DeepEnsemble(network, members, optimizer=SGD), few, device) / members
-        ),
-        "step": lambda: stepped(network, members, few, device) / members,
-        "vmap": lambda: vmapped(network, small, few, device) / small,
-        "bare loop": lambda: on_one_thread(lambda: bare(network, many, device)),
-        "Lightning": lambda: on_one_thread(lambda: fitted(Plain(network), many, device)),
+    side, small = len(few) - WARM, min(members, 64)
+    ensemble = functools.partial(DeepEnsemble, network, members, optimizer=SGD)
+    return {
+        "in a Trainer": (lambda times: fitted(ensemble(), few, times), side * members),
+        "without one": (lambda times: stepped(network, members, few, times), side * members),
+        "vmap": (lambda times: vmapped(network, small, few, times), side * small),
+        "bare loop": (lambda times: bare(network, many, times), len(many) - WARM),
+        "Lightning": (lambda times: fitted(Plain(network), many, times), len(many) - WARM),
     }
-    found = {name: [] for name in contestants}
-    for k in range(rounds + 1):
-        for name, run in contestants.items():
-            value = run()
-            if k:
-                found[name].append(value)
-    return found
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--device", default="cpu")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = parsed(parser(__doc__, repeats=5))
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    print(f"threads: {options.threads}, device: {options.device}; us of one member and step")
-    names = ("Trainer", "step", "vmap", "bare loop", "Lightning")
-    print(f"{'':<28}{'members':>8}" + "".join(f"{name:>11}" for name in names))
+    record, device = Record(options), options.device
     for name, network, shape, classes, members in cases():
-        found = measured(network, shape, classes, members, options.rounds, options.device)
-        medians = [statistics.median(found[n]) for n in names]
-        print(f"{name:<28}{members:>8}" + "".join(f"{1e6 * m:>11.1f}" for m in medians))
-        ours = statistics.median(found["Trainer"])
-        ratios = [statistics.median(found[n]) / ours for n in names]
-        print(f"{'over ours in a Trainer':<36}" + "".join(f"{r:>10.1f}x" for r in ratios))
+        entered = contestants(network.to(device), shape, classes, members, device)
+        found = {}
+        for who, (run, _) in entered.items():
+            once = functools.partial(run, Times(device=device))
+            found[who] = Times(fastest_threads(once, options.threads, device), device)
+        for _ in range(options.repeats):
+            for who, (run, _) in entered.items():
+                torch.set_num_threads(found[who].threads)
+                run(found[who])
+        for who, (_, steps) in entered.items():
+            record.times({who: found[who]}, network=name, members=members, steps=steps)
+    record.write()
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ the balanced form of a head.
 
 from __future__ import annotations
 
-import argparse
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,10 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
+from record import Record, parsed, parser
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from turns import taking_turns
 
 from lightning_bnn import params as P
 from lightning_bnn.symmetry import (
@@ -169,18 +170,19 @@ class Attention(Block):
         return self.o(a.transpose(1, 2).flatten(2))
 
 
-def solve() -> None:
-    """CPU seconds of the joint least mass and of balanced forms, on one thread, best of three."""
-    torch.set_num_threads(1)
-    print("| width, heads | joint least mass, CPU s | certified gap | excess |\n|---|---|---|---|")
+def solve(options: Any) -> None:
+    """Times of the joint least mass and of balanced forms."""
+    record = Record(options)
     for d in (32, 64, 128, 256):
-        params, sym = attention(d, d // 16)
-        seconds, least = timed(lambda p=params, s=sym: min_mass(p, s, mixing=True, tolerance=1e-8))
-        excess_found = f"{float(least.excess):.1f} %"
-        print(f"| {d}, {d // 16} | {seconds:.3f} | {float(least.gap):.0e} | {excess_found} |")
-    params, sym = attention(768, 12)
-    seconds, _ = timed(lambda: canonicalise(params, sym, None, None, mixing="balanced"))
-    print(f"balanced form of one head, 64 x 768, of 12: {seconds / 12:.4f} s")
+        weights, sym = attention(d, d // 16)
+        run = partial(min_mass, weights, sym, mixing=True, tolerance=1e-8)
+        record.times(taking_turns({"joint": run}, options.repeats), width=d, heads=d // 16)
+        for who in ("gap", "excess"):
+            record.value(who, float(getattr(run(), who)), width=d)
+    weights, sym = attention(768, 12)
+    run = partial(canonicalise, weights, sym, None, None, mixing="balanced")
+    record.times(taking_turns({"balanced": run}, options.repeats), width=768, heads=12)
+    record.write()
 
 
 def attention(d: int, heads: int) -> tuple[P.Params, Any]:
@@ -191,24 +193,14 @@ def attention(d: int, heads: int) -> tuple[P.Params, Any]:
     return P.of(net), discover(net, torch.randn(2, 5, d).double())
 
 
-def timed(run: Any) -> tuple[float, Any]:
-    """The least CPU seconds of three calls, and what the last returned."""
-    seconds = []
-    for _ in range(3):
-        start = time.process_time()
-        found = run()
-        seconds.append(time.process_time() - start)
-    return min(seconds), found
-
-
 def main() -> None:
     """Time a solve, or train both, print and draw."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--solve", action="store_true", help="only time joint solves")
-    parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "transformer_mass.png")
-    options = parser.parse_args()
+    made = parser(__doc__, repeats=3)
+    made.add_argument("--solve", action="store_true", help="only time joint solves")
+    made.add_argument("--picture", type=Path, default=ROOT / "docs" / "transformer_mass.png")
+    options = parsed(made)
     if options.solve:
-        solve()
+        solve(options)
     else:
         draw(options.picture)
 

@@ -1,19 +1,19 @@
 """What it costs symmetrized VI to use a gradient of the information again: L^G after training.
 
-python benchmarks/vi_every.py [--every 1 2 4 8 16] [--seeds 5] [--steps 800]
+python benchmarks/vi_every.py [--every 1 2 4 8 16] [--repeats 5] [--steps 800]
 
 The digits of scikit-learn, a perceptron of one hidden layer whose deviations start at those of the
-prior, where units meet. Printed are means and standard errors over seeds of differences to
-``every=1``, in nats of the whole objective, and the CPU time of a step.
+prior, where units meet. Printed are means and standard errors, over as many seeds as repeats, of
+differences to the first ``every``, in nats of the whole objective, and the time of a step.
 """
 
-import argparse
 import logging
 import statistics
-import time
 
 import torch
+from record import Record, parsed, parser
 from sklearn.datasets import load_digits
+from turns import Times
 
 from lightning_bnn import models
 from lightning_bnn.modules import SymmetrizedVI
@@ -27,51 +27,48 @@ def data():
     return torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y)
 
 
-def trained(x, y, every, seed, steps, width):
-    """Objective on all data after training, interpolation, and milliseconds of a step."""
+def trained(x, y, every, seed, steps, width, times):
+    """Objective on all data after training, and interpolation."""
     torch.manual_seed(seed)
     module = SymmetrizedVI(
         models.mlp(64, [width], 10), num_data=len(x), prior_std=STD, init_std=STD, every=every
     )
     module.example_input_array = x[:2]
     optimizer = torch.optim.Adam(module.parameters(), 1e-2)
-    start = time.process_time()
+    times.start()
     for k in range(steps):
         rows = torch.randint(len(x), (128,))
         optimizer.zero_grad()
         module.losses((x[rows],), y[rows], False, k)["loss"].sum().backward()
         optimizer.step()
-    seconds = (time.process_time() - start) / steps
+    times.stop()
     torch.manual_seed(0)
     with torch.no_grad():
         found = [float(module.losses((x,), y)["sym_elbo"].mean()) for _ in range(50)]
-    return statistics.mean(found), float(module.bracket(32)["interpolation"]), 1e3 * seconds
+    return statistics.mean(found), float(module.bracket(32)["interpolation"])
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--every", type=int, nargs="*", default=[1, 2, 4, 8, 16])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--width", type=int, default=64)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    made = parser(__doc__, repeats=5)
+    made.add_argument("--every", type=int, nargs="*", default=[1, 2, 4, 8, 16])
+    made.add_argument("--steps", type=int, default=800)
+    made.add_argument("--width", type=int, default=64)
+    options = parsed(made)
     logging.disable(logging.INFO)
-    x, y = data()
-    runs = {
-        k: [trained(x, y, k, s, options.steps, options.width) for s in range(options.seeds)]
-        for k in options.every
-    }
-    first = runs[options.every[0]]
-    print(f"{'every':>5} {'L^G':>10} {'difference':>22} {'interpolation':>14} {'ms a step':>10}")
-    for k, found in runs.items():
+    record, (x, y), first = Record(options), data(), None
+    for every in options.every:
+        times, found = Times(options.threads), []
+        for seed in range(options.repeats):
+            found.append(trained(x, y, every, seed, options.steps, options.width, times))
+        first = first or found
         gains = [a[0] - b[0] for a, b in zip(found, first, strict=True)]
-        error = statistics.stdev(gains) / len(gains) ** 0.5
-        values, meeting, times = (statistics.mean(column) for column in zip(*found, strict=True))
-        print(
-            f"{k:>5} {values:>10.1f} {statistics.mean(gains):>12.2f} +- {error:<6.2f}"
-            f" {meeting:>14.3f} {times:>10.2f}"
-        )
+        objective, meeting = (statistics.mean(column) for column in zip(*found, strict=True))
+        record.value("objective", objective, every=every)
+        record.value("difference", statistics.mean(gains), every=every)
+        record.value("error", statistics.stdev(gains) / len(gains) ** 0.5, every=every)
+        record.value("interpolation", meeting, every=every)
+        record.times({"training": times}, every=every, steps=options.steps)
+    record.write()
 
 
 if __name__ == "__main__":
