@@ -58,17 +58,11 @@ RUNS = {
     "ratios": "ratios.py",
 }
 """What writes each file; a row of `tables.py` shows it."""
-PRINTED = {
-    "population": "population.py",
-    "population_1": "population.py --threads 1",
-    "discovery": "discovery.py",
-}
-"""What only prints."""
 
 
 def main() -> None:
     options = _options()
-    names = options.only or [*RUNS, *PRINTED]
+    names = options.only or [*RUNS]
     if options.list:
         print("\n".join(f"{name:<24}{_when(name)}" for name in names))
         return
@@ -85,17 +79,15 @@ def main() -> None:
 
 def run(name: str) -> bool:
     """Whether a script ended well, and its table has all rows; only then its file is replaced."""
-    script, *words = {**RUNS, **PRINTED}[name].split()
+    script, *words = RUNS[name].split()
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         new = Path(folder) / f"{name}.json"
-        words += ["--record", str(new)] if name in RUNS else []
-        command = [sys.executable, str(SCRIPTS / script), *words]
+        command = [sys.executable, str(SCRIPTS / script), *words, "--record", str(new)]
         well = subprocess.run(command, check=False).returncode == 0
         print(f"  {name}: {time.perf_counter() - start:.0f} s\n", flush=True)
-        if well and name in RUNS:
-            well = _is_complete(name, new.parent)
-        if well and name in RUNS:
+        well = well and _is_complete(name, new.parent)
+        if well:
             FILES.mkdir(exist_ok=True)
             shutil.copy(new, _file(name))
     return well
@@ -132,8 +124,6 @@ def _file(name: str) -> Path:
 
 
 def _when(name: str) -> str:
-    if name in PRINTED:
-        return "printed only"
     path = _file(name)
     if not path.is_file():
         return "not measured yet"
@@ -145,7 +135,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", default=[], choices=[*RUNS, *PRINTED], metavar="NAME")
+    parser.add_argument("--only", nargs="+", default=[], choices=RUNS, metavar="NAME")
     parser.add_argument("--again", action="store_true", help="measure all of them anew")
     parser.add_argument("--list", action="store_true", help="only say what there is")
     return parser.parse_args()

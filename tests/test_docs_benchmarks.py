@@ -144,7 +144,6 @@ def test_the_clock_is_that_of_the_cpu_where_it_says_something(script):
 def bench_in(script, monkeypatch, folder, code):
     bench = script("bench")
     monkeypatch.setattr(bench, "RUNS", {"one": "one.py --x", "two": "two.py"})
-    monkeypatch.setattr(bench, "PRINTED", {})
     for name in ("SCRIPTS", "FILES"):
         monkeypatch.setattr(bench, name, folder)
     monkeypatch.setattr(bench, "fill_pages", lambda: None)
