@@ -55,6 +55,7 @@ from lightning_bnn.symmetry.rules.table import (
     INDEX_SHAPES,
     KEEP_NOISE,
     KEEP_ZEROS,
+    MARK_PARTS,
     MIXES,
     OF_WEIGHTS,
     PASSES_SHIFTS,
@@ -206,7 +207,7 @@ class Interpreter:
     def _marks_by_itself(self, name: str, rules: Mapping[str, Rule]) -> bool:
         """Whether the rule is one that says which channels it keeps from being mixed."""
         if rules is OF_WEIGHTS:
-            return name in TAKE_WEIGHTS or rules[name] is weight_products.reshape or name == "add"
+            return name in MARK_PARTS
         return rules[name] is RULES.get(name, rules[name])
 
     def _mark(self, name: str, operands: list[Any], result: Any, by_rule: bool) -> None:
@@ -214,7 +215,7 @@ class Interpreter:
         results = tree_leaves(result, is_leaf=is_operand)
         chooses = any(isinstance(x, Index) for x in operands)
         computes = any(isinstance(x, Factored) for x in (*operands, *results))
-        known = by_rule and name in MIXES and not chooses
+        known = by_rule and (name in MIXES or name in MARK_PARTS) and not chooses
         for x in operands:
             if not known or (isinstance(x, Squares) and name not in ("mean", "sum")):
                 self._mark_all(x)

@@ -18,7 +18,15 @@ from lightning_bnn.symmetry.rules.labels import (
     narrow_except,
 )
 
-__all__ = ["align", "copies", "multiply_labels", "tie_permutations", "tie_to_noise", "unify"]
+__all__ = [
+    "align",
+    "copies",
+    "multiply_labels",
+    "tie_permutations",
+    "tie_to_choice",
+    "tie_to_noise",
+    "unify",
+]
 
 MOST_COPIES = 200_000
 
@@ -55,6 +63,12 @@ def _tie_or_colour(system: Constraints, x: Tensor, y: Tensor) -> None:
             system.colour(torch.where(numbers == FROZEN, labels, STRUCTURAL_ZERO))
             return
     system.tie(x, y, ("permutation",))
+
+
+def tie_to_choice(system: Constraints, choice: Tensor, labels: Tensor) -> None:
+    """Channels that something picks, by itself or for all of them at once, as for whole tokens."""
+    tie_permutations(system, choice, labels)
+    _mark_products(system, *align(labels, choice), [])
 
 
 def tie_to_noise(system: Constraints, noise: Noise, labels: Tensor) -> None:

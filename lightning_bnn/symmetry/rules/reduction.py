@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
 from lightning_bnn.symmetry.rules.labels import (
+    Products,
     Squares,
     Unsupported,
     Value,
@@ -47,9 +48,9 @@ def reduction(scale: Literal["passes", "stops"], sign: Sign, rotates: bool = Fal
             system.freeze(labels, ("sign",))
         moving = [d for d in moving_dims(labels) if d in dims]
         out = labels
-        if moving or scale == "stops" or sign != "passes":
-            of_squares = isinstance(x, Squares) and scale == sign == "passes"
-            turns = bool(moving) and (rotates or of_squares)
+        sums = scale == sign == "passes"
+        if (moving or not sums) and not (sums and isinstance(x, Products)):
+            turns = bool(moving) and (rotates or (sums and isinstance(x, Squares)))
             system.mark(labels, "orthogonal" if turns else "diagonal")
         if moving or sign == "is forgotten":
             out = reduce_channels(system, labels, moving, sign)

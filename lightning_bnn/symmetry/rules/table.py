@@ -35,6 +35,7 @@ __all__ = [
     "KEEP_LOGITS",
     "KEEP_NOISE",
     "KEEP_ZEROS",
+    "MARK_PARTS",
     "MIXES",
     "PASSES_SHIFTS",
     "OF_WEIGHTS",
@@ -126,7 +127,8 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("masked_scatter", running.masked_scatter),
     # ------------------------------------------------------------ indices
     ("index index_select", indexing.index),
-    ("gather take_along_dim", indexing.gather),
+    ("gather", indexing.gather),
+    ("take_along_dim", indexing.take_along_dim),
     ("scatter scatter_add scatter_reduce index_add index_copy index_reduce", indexing.scatter),
     ("index_put _index_put", indexing.index_put),
     ("embedding_bag _embedding_bag _embedding_bag_forward_only", indexing.embedding_bag),
@@ -226,6 +228,15 @@ OF_WEIGHTS: dict[str, Rule] = {
     **{name: rule for names, rule in _OF_WEIGHTS for name in names.split()},
 }
 """The rules of weights that are computed from weights, where no activation takes part."""
+MARK_PARTS = frozenset(
+    "add sub subtract rsub mul multiply div divide true_divide norm linalg_vector_norm clamp_min "
+    "_weight_norm _weight_norm_interface".split()
+) | {
+    name
+    for name, rule in OF_WEIGHTS.items()
+    if rule is weight_products.reshape or rule in [r for _, r in _CONTRACTIONS]
+}
+"""Their rules say of every part what keeps it from being mixed; after others no part mixes."""
 TAKE_WEIGHTS = frozenset(
     "linear addmm matmul mm bmm mv dot vdot inner outer ger einsum baddbmm embedding conv1d conv2d "
     "conv3d conv_transpose1d conv_transpose2d conv_transpose3d".split()
@@ -246,7 +257,8 @@ EXPANDING = frozenset("expand expand_as broadcast_to repeat".split())
 BROADCASTING = frozenset(
     "add sub mul div maximum minimum where masked_fill gt lt ge le eq ne clamp_min clamp_max clamp "
     "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow clone contiguous alias transpose permute "
-    "unsqueeze masked_scatter matmul mm bmm mv einsum baddbmm".split()
+    "unsqueeze masked_scatter matmul mm bmm mv einsum baddbmm addcmul addcdiv lerp "
+    "gather take_along_dim scatter scatter_add scatter_reduce index_put _index_put".split()
 )
 """Their rules take operands of size 1 along broadcast dimensions; others get the full size."""
 RESHAPING = frozenset("view reshape _unsafe_view flatten ravel".split())
@@ -265,7 +277,11 @@ MIXES = frozenset(
     "add sub subtract rsub mul multiply div divide true_divide mean sum linalg_vector_norm norm "
     "layer_norm rms_norm linear addmm matmul mm bmm mv dot baddbmm einsum embedding _grouped_mm "
     "transformers.grouped_mm_fallback "
-    "index index_select embedding_bag _embedding_bag _embedding_bag_forward_only "
+    "addcmul addcdiv lerp where masked_fill cumsum tril triu im2col col2im masked_scatter "
+    "index index_select embedding_bag _embedding_bag _embedding_bag_forward_only gather "
+    "take_along_dim scatter scatter_add scatter_reduce index_add index_copy index_reduce "
+    "index_put _index_put group_norm lstm gru rnn_tanh rnn_relu lstm_cell gru_cell "
+    "rnn_tanh_cell rnn_relu_cell "
     "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
     "scaled_dot_product_attention pad constant_pad_nd expand expand_as broadcast_to "
     "view_as_complex view_as_real cat concat concatenate stack "

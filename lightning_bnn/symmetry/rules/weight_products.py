@@ -168,6 +168,7 @@ def norm(
 ) -> Any:
     """A norm, a variance or an extreme: what is inside is not scaled, and rows of norms only."""
     is_norm = "norm" in operation_name(node)
+    rotates = is_norm and (args[0] if args else 2) == 2
     numbers = args[1:] if is_norm else args
     if dim is None and numbers and not isinstance(numbers[0], bool):
         dim = numbers[0]
@@ -175,6 +176,7 @@ def norm(
         inside = set(moving_dims(part)) & set(_dims(dim, len(x.shape)))
         if inside or not is_norm:
             system.freeze(part, ("scale",) if is_norm else ("scale", "sign"))
+            system.mark(part, "orthogonal" if rotates else "diagonal")
     sign: Literal["passes", "is forgotten"] = "is forgotten" if is_norm else "passes"
     passing = ("scale",) if is_norm else ()
     return _reduced(system, node, x, dim, lambda part: core(system.follow(part, passing)), sign)
@@ -209,13 +211,21 @@ def _plain(args: Any) -> Any:
 
 # ------------------------------------------------------------ normalisations
 def weight_norm(system: Constraints, node: Node, v: Any, g: Any, dim: int = 0) -> Any:
-    """``g * v / ||v||``: the gain has the scale, rows of v one without effect, both the sign."""
+    """``g * v / ||v||``: the gain has the scale, rows of v one without effect, both the sign.
+
+    The norm of all of v (``dim`` is -1) leaves one scale without effect.
+    """
     parts = []
     for part in parts_of(system, v):
-        if moving_dims(part) == [dim % len(v.shape)]:
+        if moving_dims(part) == [dim]:
             part = core(system.follow(part, ("sign",)))
-        else:
+        elif dim >= 0 or parts:
             system.freeze(part, ("scale",))
+            system.mark(part, "orthogonal")
+        else:
+            system.tie(part, part.reshape(-1)[0], ("scale",))
+            system.mark(part, "orthogonal")
+            part = core(system.follow(part, ("sign",)))
         parts.append(part)
     parts = merged(system, [*parts, *parts_of(system, g)])
     value = node.meta["val"]
