@@ -28,12 +28,14 @@ def symmetries_of(channels: Channels) -> Symmetries:
     first_name = channels.owners
     state = channels.model.state_dict()
     shapes = {first_name.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
-    symmetries = solve(channels.system, shapes, channels.twins or [])
+    limits = channels.interpreter.limits
+    symmetries = solve(channels.system, shapes, channels.twins or [], limits)
     forgotten = shifts_of_routers(channels.routers or set(), symmetries.axes)
     symmetries = replace(symmetries, shifts=(*symmetries.shifts, *forgotten))
     return replace(
         symmetries,
-        frozen=tuple(dict.fromkeys(channels.frozen)) or _why_nothing_moves(channels, symmetries),
+        frozen=tuple(dict.fromkeys((*channels.frozen, *symmetries.frozen)))
+        or _why_nothing_moves(channels, symmetries),
         softmax_shift=channels.shift,
         weights=_weights(channels, symmetries, shapes),
         shapes=shapes,

@@ -14,11 +14,15 @@ from lightning_bnn.symmetry.discovery.blocks import Family, block_families, perm
 from lightning_bnn.symmetry.discovery.classes import ChannelClasses, Ints, connected
 from lightning_bnn.symmetry.discovery.factors import NO_ACTIONS, actions, factor_groups
 from lightning_bnn.symmetry.discovery.independence import independent
-from lightning_bnn.symmetry.discovery.mixing import Factors, linear_groups
+from lightning_bnn.symmetry.discovery.mixing import (
+    Factors,
+    limits_that_matter,
+    linear_groups,
+)
 from lightning_bnn.symmetry.discovery.second_scales import FreeProducts, SecondScales
 from lightning_bnn.symmetry.discovery.trades import shift_groups
 from lightning_bnn.symmetry.discovery.twin_channels import TwinChannels
-from lightning_bnn.symmetry.groups import Axis, ScalingGroup, SignGroup, Symmetries
+from lightning_bnn.symmetry.groups import Axis, Frozen, ScalingGroup, SignGroup, Symmetries
 from lightning_bnn.symmetry.rules.constraints import Constraints, Product
 from lightning_bnn.symmetry.rules.labels import FROZEN
 
@@ -26,7 +30,10 @@ __all__ = ["solve"]
 
 
 def solve(
-    system: Constraints, shapes: Mapping[str, torch.Size], twins: Sequence[TwinChannels] = ()
+    system: Constraints,
+    shapes: Mapping[str, torch.Size],
+    twins: Sequence[TwinChannels] = (),
+    limits: Sequence[Frozen] = (),
 ) -> Symmetries:
     """Solve the three systems and describe their free motions as groups.
 
@@ -34,6 +41,7 @@ def solve(
         system: what the rules have stated.
         shapes: those of all tensors, by name.
         twins: branches that pair up, those inside others first.
+        limits: the operations of the system's limits, reported where these cost a group.
     """
     roots = connected(system.ties["permutation"], system.nodes)
     scale_id, scale_sign, more = _solve_scales(system)
@@ -69,6 +77,7 @@ def solve(
         linear=linear_groups(
             channels, Factors(scale_id, sign_id, scale_powers), _rows_of_copies(channels, families)
         ),
+        frozen=tuple(limits[k] for k in limits_that_matter(channels)) if limits else (),
         shifts=shift_groups(channels),
     )
 

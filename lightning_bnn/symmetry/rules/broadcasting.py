@@ -68,7 +68,8 @@ def _tie_or_colour(system: Constraints, x: Tensor, y: Tensor) -> None:
 def tie_to_choice(system: Constraints, choice: Tensor, labels: Tensor) -> None:
     """Channels that something picks, by itself or for all of them at once, as for whole tokens."""
     tie_permutations(system, choice, labels)
-    _mark_products(system, *align(labels, choice), [])
+    labels, choice = align(labels, choice)
+    _mark_products(system, labels, choice, [])
 
 
 def tie_to_noise(system: Constraints, noise: Noise, labels: Tensor) -> None:
@@ -101,7 +102,7 @@ def unify(system: Constraints, *operands: Tensor) -> Tensor:
         system.tie(base, first, ("scale", "sign"))
         system.shifts.stop(base)
         for labels in (base, *operands):
-            system.mark(labels, "diagonal")
+            system.hold(labels, "sums of all pairs of them")
     out = torch.broadcast_to(base, full[0].shape)
     if bool((core(out) < 0).any()):
         for labels in full:

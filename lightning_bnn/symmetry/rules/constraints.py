@@ -28,6 +28,7 @@ from lightning_bnn.symmetry.rules.statements import (
     Key,
     Kind,
     Labels,
+    Limit,
     Mark,
     Product,
     Record,
@@ -59,10 +60,10 @@ class Constraints:
     ``copies`` are the blocks that are one channel and its copies; ``noise`` holds, by draw, the
     channels that it was combined with; draws in ``seen_noise`` are also used by themselves, which
     gives every element a place of its own. ``marks`` says what keeps channels from being mixed,
-    ``planes`` which ones a constant turns in pairs, and ``colours`` which ones numbers of their own
-    tell apart. ``operation`` is the one whose rule is asked.
-    ``leaves`` holds, by weight that others are computed from, one row of channels for each of its
-    dimensions.
+    ``limits`` where that is a lack of rules, ``planes`` which ones a constant turns in pairs, and
+    ``colours`` which ones numbers of their own tell apart. ``operation`` is the one whose rule is
+    asked. ``leaves`` holds, by weight that others are computed from, one row of channels for each
+    of its dimensions.
     """
 
     nodes: int = 1
@@ -81,6 +82,7 @@ class Constraints:
     noise: dict[int, Tensor] = field(default_factory=dict)
     seen_noise: set[int] = field(default_factory=set)
     marks: dict[Mark, list[Labels]] = field(default_factory=lambda: {m: [] for m in get_args(Mark)})
+    limits: list[Limit] = field(default_factory=list)
     planes: list[Labels] = field(default_factory=list)
     colours: list[Labels] = field(default_factory=list)
     shifts: Shifts = field(default_factory=Shifts)
@@ -118,6 +120,10 @@ class Constraints:
         """
         small = core(labels).numpy() if isinstance(labels, Tensor) else labels
         self.marks[mark].append(np.unique(small))
+
+    def hold(self, labels: Tensor, through: str, mark: Mark = "diagonal") -> None:
+        """Mark channels because no rule says which matrices pass, though others might."""
+        self.limits.append(Limit(np.unique(core(labels).numpy()), mark, through))
 
     def plane(self, first: Tensor, second: Tensor) -> None:
         """Channels that a constant turns in pairs, so that complex numbers commute with it."""

@@ -227,12 +227,11 @@ def scatter(
     labels = system.labels(x).expand(shape).narrow(dim, 0, 1)
     _kept(system.labels(x), [dim], "channels written by an index computed from the input")
     if isinstance(source, int | float):
-        if source != 0:
-            system.freeze(labels, ("scale", "sign"))
+        sent = system.labels(source)[(None,) * len(shape)]
     else:
         sent = system.labels(source).expand(_shape_of_argument(node, 3))
-        _kept(sent, [dim], "channels sent by an index computed from the input")
-        labels = _joined(system, labels, sent.narrow(dim, 0, 1))
+    _kept(sent, [dim], "channels sent by an index computed from the input")
+    labels = _joined(system, labels, sent.narrow(dim, 0, 1))
     where = system.labels(at)
     if where.ndim == len(shape):
         tie_to_choice(system, where, labels)

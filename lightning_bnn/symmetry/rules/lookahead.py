@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from lightning_bnn.symmetry.rules.labels import compress, moving_dims, operation_name, shape_of
 from lightning_bnn.symmetry.rules.shifts import is_forgotten_by_softmax
 
-__all__ = ["divides", "is_added_to_scores", "is_summed", "sums_next"]
+__all__ = ["divides", "is_added_to_scores", "is_square", "is_summed", "sums_next"]
 
 _LINEAR = frozenset("mul add sub div dropout to _to_copy neg contiguous clone alias".split())
 _SHAPES = frozenset(
@@ -51,6 +51,15 @@ def is_added_to_scores(node: Node) -> bool:
         elif not (name in _SHAPES or name in _COPIES) or not is_added_to_scores(user):
             return False
     return bool(node.users)
+
+
+def is_square(node: Any) -> bool:
+    """Whether a node computes the squares of a tensor."""
+    if not isinstance(node, Node) or node.op != "call_function":
+        return False
+    name, args = operation_name(node).removesuffix("_"), node.args
+    same = name in ("mul", "multiply") and args[0] is args[1]
+    return same or name == "square" or (name == "pow" and args[1:] == (2,))
 
 
 def is_summed(node: Node, dim: int) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
+from lightning_bnn.symmetry.rules.constraints import Constraints, Mark, Rule
 from lightning_bnn.symmetry.rules.labels import (
     Products,
     Squares,
@@ -26,10 +26,13 @@ Sign = Literal["passes", "stops", "is forgotten"]
 
 
 # ------------------------------------------------------------ reductions
-def reduction(scale: Literal["passes", "stops"], sign: Sign, rotates: bool = False) -> Rule:
+def reduction(
+    scale: Literal["passes", "stops"], sign: Sign, rotates: bool = False, varies: bool = False
+) -> Rule:
     """A reduction, and whether a common scale and sign pass, stop, or are forgotten.
 
-    One that ``rotates`` does not change when the row is rotated; nor do sums of squares.
+    One that ``rotates`` does not change when the row is rotated, nor do sums of squares; what
+    ``varies`` does not if the rotation leaves the sum alone.
     """
 
     def rule(
@@ -48,10 +51,11 @@ def reduction(scale: Literal["passes", "stops"], sign: Sign, rotates: bool = Fal
             system.freeze(labels, ("sign",))
         moving = [d for d in moving_dims(labels) if d in dims]
         out = labels
-        sums = scale == sign == "passes"
-        if (moving or not sums) and not (sums and isinstance(x, Products)):
-            turns = bool(moving) and (rotates or (sums and isinstance(x, Squares)))
-            system.mark(labels, "orthogonal" if turns else "diagonal")
+        if scale == sign == "passes":
+            _mark_sum(system, x, labels, bool(moving))
+        else:
+            turns: Mark = "orthogonal" if rotates else "centred"
+            system.mark(labels, turns if moving and (rotates or varies) else "diagonal")
         if moving or sign == "is forgotten":
             out = reduce_channels(system, labels, moving, sign)
         for d in reversed(dims):
@@ -59,6 +63,14 @@ def reduction(scale: Literal["passes", "stops"], sign: Sign, rotates: bool = Fal
         return _broadcast_results(node, out)
 
     return rule
+
+
+def _mark_sum(system: Constraints, x: Any, labels: Tensor, is_over_channels: bool) -> None:
+    """Of products and squares the rule before has told what mixes, or what turns."""
+    if is_over_channels and isinstance(x, Squares):
+        system.mark(labels, "orthogonal")
+    elif is_over_channels and not isinstance(x, Products):
+        system.hold(labels, "a sum over them", "centred")
 
 
 def reduce_channels(
@@ -119,7 +131,7 @@ def variance(
     """Variance and deviation: scales stop, one sign is shared; the mean beside them keeps it."""
     keepdim = kwargs.get("keepdim", args[-1] if args and isinstance(args[-1], bool) else False)
     dim = None if isinstance(dim, bool) else dim
-    mean = reduction("stops", "passes")(system, node, x, dim, keepdim)
+    mean = reduction("stops", "passes", varies=True)(system, node, x, dim, keepdim)
     if isinstance(mean, tuple):
         return Value(system.follow(mean[0].labels, ())), mean[1]
     return Value(system.follow(mean.labels, ()))

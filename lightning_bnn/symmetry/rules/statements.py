@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_bnn.symmetry.rules.weight_views import RowRange
 
-__all__ = ["Entry", "Key", "Kind", "Labels", "Mark", "Product", "Record"]
+__all__ = ["Entry", "Key", "Kind", "Labels", "Limit", "Mark", "Product", "Record"]
 
 Kind = Literal["permutation", "scale", "sign"]
 Mark = Literal["diagonal", "orthogonal", "centred"]
@@ -45,6 +45,22 @@ class Product(NamedTuple):
     b: Labels
     inverse: bool
     has_signs: bool = True
+
+
+class Limit(NamedTuple):
+    """Channels of which fewer are mixed than might be: no rule says more about what they enter.
+
+    ``mark`` is what is left, ``through`` puts into words where they enter.
+    """
+
+    labels: Labels
+    mark: Mark
+    through: str
+
+    def __str__(self) -> str:
+        """The reason, for a user."""
+        which = "no matrices" if self.mark == "diagonal" else "no matrices but rotations"
+        return f"{which} that mix channels are followed through {self.through}"
 
 
 class Key(NamedTuple):

@@ -35,8 +35,8 @@ __all__ = [
     "KEEP_LOGITS",
     "KEEP_NOISE",
     "KEEP_ZEROS",
-    "MARK_PARTS",
     "MIXES",
+    "MULTIPLIES",
     "PASSES_SHIFTS",
     "OF_WEIGHTS",
     "ACCEPT_NOISE",
@@ -228,20 +228,14 @@ OF_WEIGHTS: dict[str, Rule] = {
     **{name: rule for names, rule in _OF_WEIGHTS for name in names.split()},
 }
 """The rules of weights that are computed from weights, where no activation takes part."""
-MARK_PARTS = frozenset(
-    "add sub subtract rsub mul multiply div divide true_divide norm linalg_vector_norm clamp_min "
-    "_weight_norm _weight_norm_interface".split()
-) | {
-    name
-    for name, rule in OF_WEIGHTS.items()
-    if rule is weight_products.reshape or rule in [r for _, r in _CONTRACTIONS]
-}
-"""Their rules say of every part what keeps it from being mixed; after others no part mixes."""
 TAKE_WEIGHTS = frozenset(
     "linear addmm matmul mm bmm mv dot vdot inner outer ger einsum baddbmm embedding conv1d conv2d "
     "conv3d conv_transpose1d conv_transpose2d conv_transpose3d".split()
 )
 """Their rules take computed weights beside activations; others see one part of them."""
+
+MULTIPLIES = TAKE_WEIGHTS | frozenset("mul multiply div divide true_divide".split())
+"""Their results are products of their operands, or sums of these."""
 
 # ------------------------------------------------------------ what needs no rule, or more than one
 WITHOUT_VALUE = frozenset(
@@ -273,14 +267,16 @@ KEEP_NOISE = frozenset(
 KEEP_ZEROS = frozenset("cat concat concatenate stack".split())
 """Zeros beside an input stay what they are, for channels that take their place later."""
 MIXES = frozenset(
-    "neg real positive lift_fresh dropout feature_dropout to _to_copy type_as square pow "
+    "neg real positive lift_fresh dropout feature_dropout alpha_dropout feature_alpha_dropout "
+    "to _to_copy type_as square pow "
     "add sub subtract rsub mul multiply div divide true_divide mean sum linalg_vector_norm norm "
-    "layer_norm rms_norm linear addmm matmul mm bmm mv dot baddbmm einsum embedding _grouped_mm "
+    "layer_norm rms_norm group_norm var std var_mean std_mean linear addmm matmul mm bmm mv dot "
+    "vdot inner outer ger baddbmm einsum embedding _grouped_mm "
     "transformers.grouped_mm_fallback "
     "addcmul addcdiv lerp where masked_fill cumsum tril triu im2col col2im masked_scatter "
     "index index_select embedding_bag _embedding_bag _embedding_bag_forward_only gather "
     "take_along_dim scatter scatter_add scatter_reduce index_add index_copy index_reduce "
-    "index_put _index_put group_norm lstm gru rnn_tanh rnn_relu lstm_cell gru_cell "
+    "index_put _index_put lstm gru rnn_tanh rnn_relu lstm_cell gru_cell "
     "rnn_tanh_cell rnn_relu_cell "
     "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
     "scaled_dot_product_attention pad constant_pad_nd expand expand_as broadcast_to "
@@ -289,7 +285,9 @@ MIXES = frozenset(
 ) | {
     name
     for name, rule in RULES.items()
-    if rule is shape.rearrange or rule is shape.uniform_like or "pool" in name or "upsample" in name
+    if rule in (shape.rearrange, shape.uniform_like, shape.pad)
+    or "pool" in name
+    or "upsample" in name
 }
 """Their rules say themselves which channels they keep from being mixed; after others none mix."""
 PASSES_SHIFTS = frozenset(

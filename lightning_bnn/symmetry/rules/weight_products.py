@@ -27,6 +27,7 @@ from lightning_bnn.symmetry.rules.factored import (
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
     Factored,
+    Squares,
     Unsupported,
     Value,
     Weight,
@@ -36,6 +37,7 @@ from lightning_bnn.symmetry.rules.labels import (
     operation_name,
     shape_of,
 )
+from lightning_bnn.symmetry.rules.lookahead import is_square, sums_next
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
 from lightning_bnn.symmetry.rules.shape import rearrange
 
@@ -67,7 +69,7 @@ def _aligned(parts: Sequence[Tensor], ndim: int) -> list[Tensor]:
 def multiply(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Factored:
     """Rows times rows, columns times columns; a weight times itself forgets its sign."""
     if len(node.args) > 1 and node.args[0] is node.args[1]:
-        return each_part(elementwise.even)(system, node, x)
+        return each_part(elementwise.squares)(system, node, x)
     shape = shape_of(node)
     for mask, weight in ((x, y), (y, x)):
         if isinstance(mask, Constant):
@@ -112,8 +114,11 @@ def each_part(rule: Rule) -> Rule:
         if any(is_operand(a) for a in tree_leaves((args, kwargs), is_leaf=is_operand)):
             raise Unsupported("a function of a computed weight and another tensor")
         parts = parts_of(system, x)
-        done = [rule(system, node, Value(p), *args, **kwargs).labels for p in parts]
-        return _like(done, shape_of(node), x)
+        done = [rule(system, node, Value(p), *args, **kwargs) for p in parts]
+        for part in done:
+            if isinstance(part, Squares) and not sums_next(node):
+                system.mark(part.labels, "diagonal")
+        return _like([part.labels for part in done], shape_of(node), x)
 
     return on_each
 
@@ -142,6 +147,7 @@ def _reduced(
     for part in parts_of(system, x):
         inside = [d for d in moving_dims(part) if d in dims]
         if inside:
+            _mark_reduced(system, node, part)
             part = core(reduce_channels(system, part, inside, sign))
         if moving_dims(part):
             result.append(outer(part))
@@ -156,6 +162,19 @@ def _reduced(
     return _like(result, value.shape, x)
 
 
+def _mark_reduced(system: Constraints, node: Node, part: Tensor) -> None:
+    """A row turns where its squares are summed; what else leaves a sum alone, no rule says."""
+    name = operation_name(node)
+    if name in ("norm", "linalg_vector_norm"):
+        system.mark(part, "orthogonal" if node.args[1:2] in ((), (2,)) else "diagonal")
+    elif name in ("sum", "mean") and is_square(node.args[0]):
+        system.mark(part, "orthogonal")
+    elif name in ("amax", "amin"):
+        system.mark(part, "diagonal")
+    else:
+        system.hold(part, "a sum or a variance over rows or columns of a weight")
+
+
 def reduction(
     system: Constraints, node: Node, x: Any, dim: Any = None, keepdim: bool = False, **kw: Any
 ) -> Any:
@@ -168,7 +187,6 @@ def norm(
 ) -> Any:
     """A norm, a variance or an extreme: what is inside is not scaled, and rows of norms only."""
     is_norm = "norm" in operation_name(node)
-    rotates = is_norm and (args[0] if args else 2) == 2
     numbers = args[1:] if is_norm else args
     if dim is None and numbers and not isinstance(numbers[0], bool):
         dim = numbers[0]
@@ -176,7 +194,6 @@ def norm(
         inside = set(moving_dims(part)) & set(_dims(dim, len(x.shape)))
         if inside or not is_norm:
             system.freeze(part, ("scale",) if is_norm else ("scale", "sign"))
-            system.mark(part, "orthogonal" if rotates else "diagonal")
     sign: Literal["passes", "is forgotten"] = "is forgotten" if is_norm else "passes"
     passing = ("scale",) if is_norm else ()
     return _reduced(system, node, x, dim, lambda part: core(system.follow(part, passing)), sign)
@@ -215,7 +232,7 @@ def weight_norm(system: Constraints, node: Node, v: Any, g: Any, dim: int = 0) -
 
     The norm of all of v (``dim`` is -1) leaves one scale without effect.
     """
-    parts = []
+    parts: list[Tensor] = []
     for part in parts_of(system, v):
         if moving_dims(part) == [dim]:
             part = core(system.follow(part, ("sign",)))
@@ -243,6 +260,7 @@ def batch_norm(
     parts = parts_of(system, x)
     for part in parts:
         system.freeze(part, ("scale", "sign"))
+        system.mark(part, "diagonal")
     shape = shape_of(node)
     gains = [p.reshape(-1, *(1,) * (len(shape) - 2)) for p in parts_of(system, gain)]
     return _like(merged(system, [*parts, *_aligned(gains, len(shape))]), shape, x)
