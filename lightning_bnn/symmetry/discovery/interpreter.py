@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from lightning_bnn.symmetry.discovery.draws import is_random
 from lightning_bnn.symmetry.discovery.graph import ancestors, descendants, repeated
 from lightning_bnn.symmetry.discovery.twin_channels import Made
 from lightning_bnn.symmetry.discovery.values import (
@@ -21,7 +22,6 @@ from lightning_bnn.symmetry.discovery.values import (
     full_size,
     has_channels,
     is_applied,
-    is_random,
     is_zero,
     one_law,
     unknown,

@@ -74,7 +74,11 @@ def _mark_sum(system: Constraints, x: Any, labels: Tensor, is_over_channels: boo
 
 
 def reduce_channels(
-    system: Constraints, labels: Tensor, moving: Sequence[int], sign: Sign = "passes"
+    system: Constraints,
+    labels: Tensor,
+    moving: Sequence[int],
+    sign: Sign = "passes",
+    copies: bool = False,
 ) -> Tensor:
     """New channels for reduced rows; each row is a block together with its result."""
     kept = [d for d in moving_dims(labels) if d not in moving]
@@ -90,7 +94,8 @@ def reduce_channels(
     elif not kept:
         system.freeze(out, ("permutation",))  # a mean is not exchanged with a maximum
     else:
-        system.block(torch.cat([rows, out[..., None]], -1).reshape(-1, rows.shape[-1] + 1))
+        whole = torch.cat([rows, out[..., None]], -1)
+        system.block(whole.reshape(-1, rows.shape[-1] + 1), copies)
     shape = [small.shape[d] if d in kept else 1 for d in range(labels.ndim)]
     return out.reshape(shape).expand(labels.shape)
 
