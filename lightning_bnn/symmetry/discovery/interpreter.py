@@ -58,14 +58,12 @@ from lightning_bnn.symmetry.rules.table import (
     MIXES,
     MULTIPLIES,
     OF_WEIGHTS,
-    PASSES_SHIFTS,
     RESHAPING,
     RULES,
     TAKE_INDICES,
     TAKE_WEIGHTS,
     UNIFORM,
     WITHOUT_VALUE,
-    WRITES_SHIFTS,
 )
 
 __all__ = ["Interpreter"]
@@ -214,7 +212,6 @@ class Interpreter:
         """Only operations that are known to be linear leave channels that can be mixed."""
         results = tree_leaves(result, is_leaf=is_operand)
         chooses = any(isinstance(x, Index) for x in operands)
-        computes = any(isinstance(x, Factored) for x in (*operands, *results))
         by_rule = rules is OF_WEIGHTS or _is_ours(name, rules)
         limit = "" if by_rule else "an operation whose rule was given"
         known = (rules is OF_WEIGHTS or (by_rule and name in MIXES)) and not chooses
@@ -223,11 +220,6 @@ class Interpreter:
                 self._mark_all(x, limit)
         for x in () if known else results:
             self._mark_all(x, limit)
-        if name in PASSES_SHIFTS and by_rule and not chooses and not computes:
-            return
-        for x in operands if name in WRITES_SHIFTS else (*operands, *results):
-            if isinstance(x, Value):
-                self.system.shifts.stop(x.labels)
 
     def _hold_complex(self, name: str, node: Node, operands: list[Any]) -> None:
         """Complex numbers times others are mixed by complex matrices, which are not looked for."""

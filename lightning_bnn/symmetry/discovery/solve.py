@@ -20,7 +20,6 @@ from lightning_bnn.symmetry.discovery.mixing import (
     linear_groups,
 )
 from lightning_bnn.symmetry.discovery.second_scales import FreeProducts, SecondScales
-from lightning_bnn.symmetry.discovery.trades import shift_groups
 from lightning_bnn.symmetry.discovery.twin_channels import TwinChannels
 from lightning_bnn.symmetry.groups import Axis, Frozen, ScalingGroup, SignGroup, Symmetries
 from lightning_bnn.symmetry.rules.constraints import Constraints, Product
@@ -78,7 +77,6 @@ def solve(
             channels, Factors(scale_id, sign_id, scale_powers), _rows_of_copies(channels, families)
         ),
         frozen=tuple(limits[k] for k in limits_that_matter(channels)) if limits else (),
-        shifts=shift_groups(channels),
     )
 
 

@@ -65,8 +65,6 @@ def add(
     written = _written_by_vector(system, node, x, y, alpha)
     if written is not None:
         return written
-    is_table = [isinstance(v, Weight) for v in (x, y)]
-    system.shifts.add(node, system.labels(x), system.labels(y), is_table)
     if isinstance(x, Turned) and isinstance(y, Turned):
         system.plane(x.labels, y.labels)
     return Value(unify(system, system.labels(x), system.labels(y)))
@@ -90,8 +88,6 @@ def _written_by_vector(
     if bool((channels <= FROZEN).any()):
         return None
     unify(system, before, bias)
-    system.shifts.stop(before)
-    system.shifts.vectors[y.name] += 1
     return Value(bias.expand(torch.broadcast_shapes(before.shape, bias.shape)))
 
 
@@ -192,19 +188,15 @@ def add_product(
     system: Constraints, node: Node, x: Any, a: Any, b: Any, value: float = 1, **kwargs: Any
 ) -> Value:
     """``x + a * b``."""
-    return _add_combined(system, x, _multiplied(system, node, (a, b), node.args[1:3], []))
+    product = _multiplied(system, node, (a, b), node.args[1:3], [])
+    return Value(unify(system, system.labels(x), product.labels))
 
 
 def add_quotient(
     system: Constraints, node: Node, x: Any, a: Any, b: Any, value: float = 1, **kwargs: Any
 ) -> Value:
     """``x + a / b``."""
-    return _add_combined(system, x, divide(system, node, a, b))
-
-
-def _add_combined(system: Constraints, x: Any, combined: Value) -> Value:
-    system.shifts.stop(combined.labels)
-    return Value(unify(system, system.labels(x), combined.labels))
+    return Value(unify(system, system.labels(x), divide(system, node, a, b).labels))
 
 
 def lerp(system: Constraints, node: Node, x: Any, y: Any, weight: Any) -> Value:
