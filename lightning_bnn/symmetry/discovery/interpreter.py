@@ -105,7 +105,7 @@ class Interpreter:
                 before = Made.so_far(self.system)
                 values[node] = self._call(node, values)
                 self.limits += [
-                    _report(node, str(limit)) for limit in self.system.limits[len(self.limits) :]
+                    _report(node, limit.reason) for limit in self.system.limits[len(self.limits) :]
                 ]
                 self.made[node] = before, Made.so_far(self.system)
         return values

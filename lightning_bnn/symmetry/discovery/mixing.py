@@ -53,7 +53,7 @@ def linear_groups(
 
 
 def limits_that_matter(channels: ChannelClasses) -> list[int]:
-    """Which limits of the system keep channels from mixing that nothing else does, by number.
+    """Which limits of the system hold channels that nothing else does, by number.
 
     Of two channels there is not always a matrix that a sum of them leaves alone.
     """
@@ -66,7 +66,11 @@ def limits_that_matter(channels: ChannelClasses) -> list[int]:
         return []
     rows = [row for row in channels.classes() if len(row) > 2]
     lost = np.concatenate([np.zeros(0, np.int64), *rows, *channels.roots[_pairs(channels)]])
-    return [k for k, roots in enumerate(held) if np.isin(roots, lost).any()]
+    return [
+        k
+        for k, (limit, roots) in enumerate(zip(channels.system.limits, held, strict=True))
+        if np.isin(roots, lost).any() or (limit.mark is None and roots.size)
+    ]
 
 
 def _first_position(group: LinearGroup) -> int:
@@ -104,8 +108,10 @@ class _Marks:
     def any(self, mark: Mark, roots: Ints) -> bool:
         return bool(self._marked[mark][roots].any())
 
-    def unmarked(self, roots: Ints, mark: Mark) -> Ints:
-        """Those classes that could be mixed by more than such a mark would leave."""
+    def unmarked(self, roots: Ints, mark: Mark | None) -> Ints:
+        """Those classes that could do more than such a mark would leave, or that move at all."""
+        if mark is None:
+            return roots[roots != self.channels.frozen]
         less = [m for m in self._marked if m == "diagonal" or mark != "diagonal"]
         return roots[~np.any([self._marked[m][roots] for m in less], 0)]
 

@@ -81,9 +81,9 @@ def solve(
 
 
 def _rows_of_copies(channels: ChannelClasses, families: Sequence[Family]) -> list[list[Ints]]:
-    """Channels that are exchangeable only together with their copies, and rows of the copies."""
+    """Channels that move only together with copies or partners in products, and rows of these."""
     classes = channels.classes()
-    found = [f.units for f in families if f.copies]
+    found = [f.units for f in families if f.mixes]
     rows = [[[classes[i] for i in row] for row in zip(*units, strict=True)] for units in found]
     return [[np.concatenate(row) for row in copies] for copies in rows if len(copies[0][0]) == 1]
 

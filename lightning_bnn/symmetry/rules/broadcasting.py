@@ -220,7 +220,7 @@ def _mark_products(system: Constraints, x: Tensor, y: Tensor, summed: Sequence[i
 def _block_over(system: Constraints, shared: Sequence[int], x: Tensor, y: Tensor) -> None:
     """Whatever two operands have at one index of the shared dimensions stays together."""
     rows = [_rows(x, shared, y), _rows(y, shared, x)]
-    system.block(np.concatenate(rows, 1), copies=True)
+    system.block(np.concatenate(rows, 1), min(r.shape[1] for r in rows) == 1, mixes=True)
 
 
 def _rows(x: Tensor, shared: Sequence[int], other: Tensor) -> Labels:

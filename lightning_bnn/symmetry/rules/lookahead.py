@@ -72,11 +72,13 @@ def is_summed(node: Node, dim: int) -> bool:
 def sums_next(node: Node) -> list[int]:
     """The dimensions over which all that reads a node sums at once."""
     ndim = len(shape_of(node))
-    found = set(range(ndim)) if node.users else set()
+    if not node.users or any(operation_name(user) not in _SUMS for user in node.users):
+        return []
+    found = set(range(ndim))
     for user in node.users:
         of = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim")
         of = _listed(of) if of is not None and of != [] else range(ndim)
-        found &= {d % ndim for d in of} if operation_name(user) in _SUMS else set()
+        found &= {d % ndim for d in of}
     return sorted(found)
 
 

@@ -78,7 +78,7 @@ def reduce_channels(
     labels: Tensor,
     moving: Sequence[int],
     sign: Sign = "passes",
-    copies: bool = False,
+    mixes: bool = False,
 ) -> Tensor:
     """New channels for reduced rows; each row is a block together with its result."""
     kept = [d for d in moving_dims(labels) if d not in moving]
@@ -95,7 +95,7 @@ def reduce_channels(
         system.freeze(out, ("permutation",))  # a mean is not exchanged with a maximum
     else:
         whole = torch.cat([rows, out[..., None]], -1)
-        system.block(whole.reshape(-1, rows.shape[-1] + 1), copies)
+        system.block(whole.reshape(-1, rows.shape[-1] + 1), mixes=mixes)
     shape = [small.shape[d] if d in kept else 1 for d in range(labels.ndim)]
     return out.reshape(shape).expand(labels.shape)
 

@@ -48,19 +48,14 @@ class Product(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """Channels of which fewer are mixed than might be: no rule says more about what they enter.
+    """Channels of which less is found than might be, for a lack of rules.
 
-    ``mark`` is what is left, ``through`` puts into words where they enter.
+    ``mark`` is what is left of their matrices; without one they do not move either.
     """
 
     labels: Labels
-    mark: Mark
-    through: str
-
-    def __str__(self) -> str:
-        """The reason, for a user."""
-        which = "no matrices" if self.mark == "diagonal" else "no matrices but rotations"
-        return f"{which} that mix channels are followed through {self.through}"
+    mark: Mark | None
+    reason: str
 
 
 class Key(NamedTuple):
