@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lightning_bnn.plots.axes import axes_of, panels_of
+from lightning_bnn.plots.axes import TEXT, axes_of, legend, legend_below, panels_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,17 +27,21 @@ def reliability_figure(
         accuracy: fraction of correct examples per bin.
         ax: where to draw; by default a figure of its own.
     """
-    figure, ax = axes_of(ax)
+    figure, ax = axes_of(ax, (4.2, 4.8))
+    _reliability(ax, count, confidence, accuracy)
+    legend_below(ax)
+    return figure, ax
+
+
+def _reliability(ax: Axes, count: Tensor, confidence: Tensor, accuracy: Tensor) -> None:
     used = (count > 0).cpu()
     x, y, n = (t.cpu().double()[used].numpy() for t in (confidence, accuracy, count))
     ax.plot([0, 1], [0, 1], color="0.6", linestyle="--", linewidth=1, label="perfect")
-    ax.plot(x, y, color="tab:blue", marker="o", markersize=4, label="network")
+    ax.plot(x, y, color="tab:blue", marker="o", markersize=4, label="predictions")
     ax.vlines(x, x, y, color="tab:red", linewidth=2, alpha=0.6, label="gap")
     share, width = n / max(1, n.sum()), 0.8 / max(1, len(count))
     ax.bar(x, share, width=width, color="0.85", zorder=0, label="share of examples")
     ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
-    ax.legend(loc="upper left", frameon=False)
-    return figure, ax
 
 
 def reliability_figures(diagrams: Mapping[str, Sequence[Tensor]]) -> Figure:
@@ -46,14 +50,12 @@ def reliability_figures(diagrams: Mapping[str, Sequence[Tensor]]) -> Figure:
     Args:
         diagrams: examples, mean confidence and accuracy per bin, by title.
     """
-    figure, axes = panels_of(len(diagrams), (4.2 * len(diagrams), 4.6))
+    figure, axes = panels_of(len(diagrams), height=3.1)
     for ax, (title, diagram) in zip(axes, diagrams.items(), strict=True):
         count, confidence, accuracy = diagram
-        reliability_figure(count, confidence, accuracy, ax)
-        ax.get_legend().remove()  # one for all, where it covers no curve
+        _reliability(ax, count, confidence, accuracy)
         ax.set_title(title)
-    entries = axes[0].get_legend_handles_labels()
-    figure.legend(*entries, loc="outside lower center", ncols=4, frameon=False)
+    legend(axes)
     return figure
 
 
@@ -65,7 +67,7 @@ def sizes_figure(sizes: Mapping[str, Tensor], label: str, ax: Axes | None = None
         label: of the horizontal axis.
         ax: where to draw; by default a figure of its own.
     """
-    figure, ax = axes_of(ax, (5.5, 3.6))
+    figure, ax = axes_of(ax, (4.6, 3.4))
     most = max((int(values.max()) for values in sizes.values() if values.numel()), default=0)
     width = 0.8 / max(1, len(sizes))
     for k, (name, values) in enumerate(sizes.items()):
@@ -73,7 +75,7 @@ def sizes_figure(sizes: Mapping[str, Tensor], label: str, ax: Axes | None = None
         x = [j + (k - (len(sizes) - 1) / 2) * width for j in range(most + 1)]
         ax.bar(x, (counts / max(1, len(values))).numpy(), width=width, label=name)
     ax.set(xlabel=label, ylabel="share of examples", xticks=range(most + 1))
-    ax.legend(frameon=False)
+    legend_below(ax)
     return figure
 
 
@@ -90,6 +92,6 @@ def matrix_figure(
     """
     figure, ax = axes_of(ax)
     image = ax.imshow(matrix.cpu().double().numpy(), cmap="viridis", interpolation="nearest")
-    figure.colorbar(image, ax=ax, label=value, shrink=0.8)
+    figure.colorbar(image, ax=ax, shrink=0.8).set_label(value, fontsize=TEXT)
     ax.set(xlabel=axis, ylabel=axis)
     return figure, ax

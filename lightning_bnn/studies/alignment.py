@@ -44,6 +44,7 @@ from lightning_bnn.symmetry.matching.repair import reestimated
 __all__ = ["alignment"]
 
 DRAWS = 100
+_ABOVE = "loss above the networks (nats)"
 
 
 @dataclass(frozen=True)
@@ -265,8 +266,10 @@ def _findings(found: Mapping[str, Numbers], settings: Scale, seed: int) -> Findi
         "Averages of networks that are brought into one frame",
         tables,
         {
-            "excess": lines_figure(panels, ("networks", "loss above the networks")),
-            "distance": lines_figure(spreads, ("networks", "squared distance to the mean")),
+            "excess": lines_figure(panels, ("networks", _ABOVE), log="xy"),
+            "distance": lines_figure(
+                spreads, ("networks", "share of the squared distance"), log="x"
+            ),
         },
         ["Data: scikit-learn's digits; GPT: characters of a module of Python's standard library."],
         {"scale": settings.__dict__, "seed": seed},

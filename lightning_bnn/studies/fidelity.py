@@ -127,7 +127,7 @@ def _findings(reference: str, comparison: Comparison, posteriors: Mapping[str, s
     if not gold:
         notes.append(f"{reference} is no gold reference: distances to it rank nothing.")
     laws = {title: {"": [percent(numbers[n], law) for n in order]} for law, title in LAWS.items()}
-    figures = {"laws": dots_figure(laws, order)}
+    figures = {"laws": dots_figure(laws, order, label="MMD² x 100")}
     return Findings("fidelity", title, {"fidelity": table}, figures, notes, comparison.settings)
 
 

@@ -75,7 +75,7 @@ def mass_findings(population: Population) -> Findings:
     per_layer = ["layer", "weights", "mass", "at the minimum", "largest weight", "at the minimum "]
     worst = max(float(optimum.gap.max()), torch.finfo(torch.float64).eps)
     certified = f"Certified to {worst:.0e} (relative duality gap of the worst network)."
-    points = {"": {"networks": (optimum.mass.cpu(), optimum.minimum.cpu())}}
+    points = {"": {"a network": (optimum.mass.cpu(), optimum.minimum.cpu())}}
     excess = {"excess mass": {"networks": optimum.excess.cpu()}}
     extremes = {n: {"trained": a, "minimum": b} for n, (a, b) in largest.items()}
     return Findings(

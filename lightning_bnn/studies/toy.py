@@ -21,6 +21,12 @@ __all__ = ["forms_of", "toy"]
 
 _NORM, _MOST_LOSS = 3.0, 0.01
 _LAST = "3.weight"
+_TITLES = {
+    "as trained": "as trained\n(each function many times)",
+    "scaled": "scales removed\n(each function twice)",
+    "scaled and ordered": "scales and order removed\n(each function once)",
+}
+"""Of the panels."""
 _QUANTILES = {"median": 0.5, "5 %": 0.05, "95 %": 0.95}
 
 
@@ -62,9 +68,12 @@ def toy(
     data = {"training data": {f"class {k}": tuple(points[labels == k].T) for k in (0, 1)}}
     table = Table("Both weights of the last layer", ["", "", " "], _rows(forms, recipe.members), 3)
     figures = {
-        "weights": hexbin_figure(forms, ("weight 1", "weight 2"), True, 0.96),
+        "weights": hexbin_figure(
+            {_TITLES[name]: points for name, points in forms.items()}, ("weight 1", "weight 2"),
+            True, 0.96, "mirror: exchanging the units takes a network to the other side",
+        ),
         "data": scatter_figure(data, ("x", "y")),
-    }
+    }  # fmt: skip
     settings = {"command": job.command, "norm": _NORM, "largest loss": _MOST_LOSS}
     title = "Two hidden units (P1, figure 1)"
     publish(Findings("toy", title, {"weights": table}, figures, [job.command], settings), folder)

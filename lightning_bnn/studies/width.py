@@ -234,7 +234,7 @@ def _findings(
             "elbo": table("ELBO per example", "elbo", 4),
             "symmetrized": table("L^G per example, by its lower bound", "sym", 4),
         },
-        {"width": lines_figure(panels, ("hidden units", ""))},
+        {"width": lines_figure(panels, ("hidden units", ""), log="x")},
         [
             f"±: standard deviation over {settings.members} seeds. Data: {settings.data}. The "
             f"first of the runs: {command}",
