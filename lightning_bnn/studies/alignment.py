@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -247,33 +247,33 @@ def _findings(found: Mapping[str, Numbers], settings: Scale, seed: int) -> Findi
         for key, title in titles.items()
         if _having(key, found)
     }
-    panels = {
-        name: {
-            method: measured_line(list(numbers), [n["excess"] for n in numbers.values()])
-            for method, numbers in methods.items()
-        }
-        for name, methods in found.items()
-    }
-    spreads = {
-        name: {
-            method: measured_line(list(numbers), [n["distance"] for n in numbers.values()])
-            for method, numbers in methods.items()
-        }
-        for name, methods in found.items()
-    }
     return Findings(
         "alignment",
         "Averages of networks that are brought into one frame",
         tables,
-        {
-            "excess": lines_figure(panels, ("networks", _ABOVE), log="xy"),
-            "distance": lines_figure(
-                spreads, ("networks", "share of the squared distance"), log="x"
-            ),
-        },
+        _figures(found),
         ["Data: scikit-learn's digits; GPT: characters of a module of Python's standard library."],
         {"scale": settings.__dict__, "seed": seed},
     )
+
+
+def _figures(found: Mapping[str, Numbers]) -> dict[str, Any]:
+    """One panel for each architecture, one curve for each method."""
+
+    def figure(key: str, label: str, log: Literal["x", "xy"]) -> Any:
+        panels = {
+            name: {
+                method: measured_line(list(numbers), [n[key] for n in numbers.values()])
+                for method, numbers in methods.items()
+            }
+            for name, methods in found.items()
+        }
+        return lines_figure(panels, ("networks", label), log=log)
+
+    return {
+        "excess": figure("excess", "loss above the networks (nats)", "xy"),
+        "distance": figure("distance", "share of the squared distance", "x"),
+    }
 
 
 def _table(title: str, key: str, found: Mapping[str, Numbers], settings: Scale, note: str) -> Table:
