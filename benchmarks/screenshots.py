@@ -25,7 +25,7 @@ from lightning_bnn.datamodules import Digits
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import SGHMC
 
-CARDS = "tau|tau_moved|mass_excess|posterior/(trajectories|marginals|tau)"
+CARDS = "tau|mass_excess|posterior/(marginals/0.weight|trajectories/(raw|scaled|sorted))"
 
 
 def doctor(picture: Path) -> None:

@@ -69,7 +69,7 @@ def test_every_command_has_an_entry():
 def test_the_gallery_shows_every_picture_that_a_page_shows():
     shown = set(re.findall(r"\]\((\S+\.png)\)", hooks.gallery_page()))
     assert all((ROOT / "docs" / picture).is_file() for picture in shown)
-    assert {"toy.png", "width.png", "tutorials/03_comparing_all_numbers.png"} <= shown
+    assert {"toy.png", "width.png", "tutorials/03_comparing_distances_and_predictions.png"} <= shown
 
 
 PICTURES = yaml.safe_load((ROOT / "website/pictures.yaml").read_text(encoding="utf-8"))

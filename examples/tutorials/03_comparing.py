@@ -160,7 +160,7 @@ def show(file, columns):
 show("compared/distances.csv", ("law", "NS law", "TV"))
 print()
 show("compared/predictions.csv", ("Acc", "NLL", "FPR95"))
-shutil.copy("compared/metrics.png", "all_numbers.png")
+shutil.copy("compared/metrics.png", "distances_and_predictions.png")
 
 # %% [markdown]
 # The words of these tables:

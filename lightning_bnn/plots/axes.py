@@ -38,8 +38,8 @@ _LOOK: dict[str, Any] = {
 """Of legends."""
 _BELOW = 0.5
 """Inches from axes to their legend: ticks and a label are in between."""
-_BESIDE = 0.6
-"""Inches that a column of a legend needs beside its text."""
+_HANDLE, _BESIDE = 0.5, 0.6
+"""Inches that a legend needs beside its text, alone and beside other columns."""
 
 
 def axes_of(ax: Axes | None, size: tuple[float, float] = (4.5, 5.0)) -> tuple[Any, Axes]:
@@ -147,7 +147,7 @@ def legend(axes: Sequence[Axes], least: int = 2, last: str = "") -> None:
         return
     figure: Any = axes[0].figure
     free = [ax for ax in figure.axes if not ax.axison]
-    if free and _inches(marks) + _BESIDE < WIDTH and len(marks) < 10:
+    if free and _inches(marks) + _HANDLE < WIDTH and len(marks) < 10:
         free[0].legend(marks.values(), marks.keys(), loc="center", **_LOOK)
         return
     columns = _columns(marks, figure.bbox_inches.width, 4)

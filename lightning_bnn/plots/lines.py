@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.plots.axes import MARKERS, colours, label_edges, legend, titled_panels
-from lightning_bnn.plots.covering import stripes
+from lightning_bnn.plots.covering import FEW, stripes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Line", "lines_figure"]
 
 Log = Literal["", "x", "y", "xy"]
-_FEW = 13
-"""Points of a curve that are marked one by one."""
 _TICKS = 6
 """Numbers that are few enough to be all the ticks of a logarithmic axis."""
 _WIDTH = 1.8
@@ -87,7 +85,7 @@ def _draw(ax: Axes, line: Line, style: dict[str, Any], shift: float) -> None:
     from matplotlib.transforms import ScaledTranslation
 
     x, y = line.x.double().numpy(), line.y.double().numpy()
-    few = len(x) <= _FEW
+    few = len(x) <= FEW
     look = style | ({"markersize": 4.5, "mfc": "white"} if few else {"marker": None})
     drawn: list[Any] = ax.plot(x, y, linewidth=_WIDTH, **look)
     if style["linestyle"] != "-":  # below all, what leads from stripe to stripe
@@ -104,15 +102,20 @@ def _draw(ax: Axes, line: Line, style: dict[str, Any], shift: float) -> None:
     move = ScaledTranslation(shift / 72, 0, figure.dpi_scale_trans)
     for part in drawn:
         part.set_transform(ax.transData + move)
-    ax.margins(x=0.08)
+    ax.margins(x=0.06 + max(abs(shift) / _PANEL, ax.margins()[0] - 0.06))
 
 
 def _scale(ax: Axes, curves: Iterable[Line], log: Log) -> None:
     """Logarithmic axes, the horizontal one with a tick for each of a few numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     curves = list(curves)
     x, y = _joined(line.x for line in curves), _joined(line.y for line in curves)
     if "y" in log and bool((y > 0).all()):
         ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=6))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter(NullFormatter())
     if "x" in log and bool((x > 0).all()):
         ax.set_xscale("log")
         ticks = [float(v) for v in x.unique()]

@@ -44,7 +44,7 @@ from lightning_bnn.symmetry.matching.repair import reestimated
 __all__ = ["alignment"]
 
 DRAWS = 100
-_ABOVE = "loss above the networks (nats)"
+_ABOVE = "excess loss (nats)"
 
 
 @dataclass(frozen=True)
@@ -271,8 +271,8 @@ def _figures(found: Mapping[str, Numbers]) -> dict[str, Any]:
         return lines_figure(panels, ("networks", label), log=log)
 
     return {
-        "excess": figure("excess", "loss above the networks (nats)", "xy"),
-        "distance": figure("distance", "share of the squared distance", "x"),
+        "excess": figure("excess", "excess loss (nats)", "xy"),
+        "distance": figure("distance", "share of the distance", "x"),
     }
 
 
