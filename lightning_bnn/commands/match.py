@@ -52,40 +52,41 @@ def match(
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> None:
-    """Bring network A into the frame of network B: by its weights, or by what it does on data.
+    """Bring network A into the frame of network B, by its weights or by what it does on data.
 
-    A moves, B stays as it is. What is written computes what A computes, with the names, types and
-    metadata of A, and can be averaged with B.
+    A moves, B stays as it is. The file that is written computes what A computes, has the names,
+    types and metadata of A, and can be averaged with B.
 
     Args:
         a: the network that moves: .safetensors, .ckpt, .pt, or a folder of Hugging Face
             (config.json beside model.safetensors or its shards).
-        b: the network to come close to.
-        out: what to write: a .safetensors file, or a folder if A is one. For example:
-            lightning-bnn match a.safetensors b.safetensors --out c.safetensors --network
-            torchvision.models.resnet18 --input 1,3,224,224
-        network: import path of a class or function that returns the network, or a configuration
-            as fit takes it (.yaml); for folders of Hugging Face, transformers knows it.
-        input: shape of the input, e.g. 1,3,224,224; with a type after a colon, e.g. 2,16:int64;
-            several separated by ;
+        b: the network that A is brought close to.
+        out: output, a .safetensors file, or a folder if A is one. For example: lightning-bnn match
+            a.safetensors b.safetensors --out c.safetensors --network torchvision.models.resnet18
+            --input 1,3,224,224
+        network: import path of a class or function that returns the network, or a configuration for
+            fit (.yaml); not needed for folders of Hugging Face, if transformers is installed.
+        input: shape of the input, e.g. 1,3,224,224; a type may follow a colon, e.g. 2,16:int64;
+            separate several inputs by ;
         init: arguments of the class, e.g. --init.num_classes 10
-        prefix: what stands before the names of the network in the files, e.g. net. (found by
-            itself when only one fits).
-        batch_norm: carrier holds the weights before a batch norm; eval treats it as a fixed affine
-            map.
+        prefix: prefix of the network's tensor names in the files, dot included, e.g. net. (found
+            automatically if only one fits).
+        batch_norm: carrier leaves the weights before a batch norm alone; eval treats the norm as a
+            fixed affine map.
         method: by weights: ascent goes from group to group, frank-wolfe moves all at once, best
-            takes the better end. By examples, with --data: activations, correlation and regression
-            compare what hidden units do, learned and sinkhorn lower the loss half way by gradients.
-        steps: gradient steps of learned and sinkhorn, one batch of 64 examples each.
-        restarts: further tries from random permutations.
-        signs: flip units as well, where the network lets them be flipped (true or false).
-        seed: of the restarts, the initialisation and the example input.
-        data: for the loss barrier before and after, and to match by: import path of a
-            LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with inputs
-            and targets.
-        others: what becomes of tensors in A that are none of the network: refuse, or copy.
-        overwrite: replace what is at --out (true or false).
-        dry_run: print what is there before, and write nothing (true or false).
+            takes the better result of the two. By examples, with --data: activations, correlation
+            and regression compare what hidden units do; learned and sinkhorn lower the loss half
+            way between the networks by gradients.
+        steps: gradient steps of learned and sinkhorn, with one batch of 64 examples each.
+        restarts: number of further attempts from random permutations.
+        signs: also flip the signs of units, where the network allows it (true or false).
+        seed: random seed of the restarts, the initialisation and the example input.
+        data: data for the loss barrier before and after, and for methods that match by examples:
+            import path of a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors
+            file with inputs and targets.
+        others: what to do with tensors in A that do not belong to the network: refuse or copy.
+        overwrite: replace an existing file or folder at --out (true or false).
+        dry_run: print what there is before matching, and write nothing (true or false).
     """
     _check(method, steps, signs, data)
     stored = [open_network(Path(path)) for path in (a, b)]

@@ -42,33 +42,35 @@ def merge(
 ) -> None:
     """Average networks after bringing all of them into the frame of the first one.
 
-    What is written is one network, with the names, types and metadata of the first.
+    Writes one network, with the names, types and metadata of the first.
 
     Args:
         *networks: at least two networks: .safetensors, .ckpt, .pt, or folders of Hugging Face
             (config.json beside model.safetensors or its shards).
-        out: what to write: a .safetensors file, or a folder if the first network is one. For
-            example: lightning-bnn merge a.safetensors b.safetensors c.safetensors --weights 0.5 0.3
-            0.2 --out d.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
-        weights: how much each network counts, e.g. 0.5 0.3 0.2; by default all count the same.
-        network: import path of a class or function that returns the network, or a configuration
-            as fit takes it (.yaml); for folders of Hugging Face, transformers knows it.
-        input: shape of the input, e.g. 1,3,224,224; with a type after a colon, e.g. 2,16:int64;
-            several separated by ;
+        out: output, a .safetensors file, or a folder if the first network is one. For example:
+            lightning-bnn merge a.safetensors b.safetensors c.safetensors --weights 0.5 0.3 0.2
+            --out d.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
+        weights: the weight of each network, e.g. 0.5 0.3 0.2; by default all are equal.
+        network: import path of a class or function that returns the network, or a configuration for
+            fit (.yaml); not needed for folders of Hugging Face, if transformers is installed.
+        input: shape of the input, e.g. 1,3,224,224; a type may follow a colon, e.g. 2,16:int64;
+            separate several inputs by ;
         init: arguments of the class, e.g. --init.num_classes 10
-        prefix: what stands before the names of the network in the files, e.g. net. (found by
-            itself when only one fits).
-        batch_norm: carrier holds the weights before a batch norm; eval treats it as a fixed affine
-            map.
-        method: joint matches every network to the sum of the others, reference all to the first.
-        signs: flip units as well, where the network lets them be flipped (true or false).
-        seed: of the order of the networks, the initialisation and the example input.
-        data: estimates the statistics of batch norms anew, and judges the average: import path of
-            a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with
+        prefix: prefix of the network's tensor names in the files, dot included, e.g. net. (found
+            automatically if only one fits).
+        batch_norm: carrier leaves the weights before a batch norm alone; eval treats the norm as a
+            fixed affine map.
+        method: joint matches every network to the sum of the others, reference matches all to the
+            first.
+        signs: also flip the signs of units, where the network allows it (true or false).
+        seed: random seed of the order of the networks, the initialisation and the example input.
+        data: data that re-estimate the statistics of batch norms and judge the average: import path
+            of a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with
             inputs and targets.
-        others: what becomes of tensors in the first that are none of the network: refuse, or copy.
-        overwrite: replace what is at --out (true or false).
-        dry_run: print what is there before, and write nothing (true or false).
+        others: what to do with tensors in the first network that do not belong to it: refuse or
+            copy.
+        overwrite: replace an existing file or folder at --out (true or false).
+        dry_run: print what there is before averaging, and write nothing (true or false).
     """
     if len(networks) < 2:
         raise ValueError(f"`networks` must be at least two, got {len(networks)}.")

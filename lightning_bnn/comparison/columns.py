@@ -89,8 +89,8 @@ _CALIBRATED = ("nll_t", "ece_t", "aurc", "set90", "interval90", "held90")
 _TO_REFERENCE = ("agree", "tv", "energy_f", "energy")
 _ON_TOP = (
     "NLL (T), ECE (T): after temperature scaling; Set90, Held90: size and coverage of conformal "
-    "sets of 90 %; both calibrated on the validation data. AURC: error of the surest predictions, "
-    "mean over all shares of them, x 100."
+    "sets of 90 %; both calibrated on the validation data. AURC: error of the most confident "
+    "predictions, averaged over all shares of them, x 100."
 )
 
 
@@ -144,8 +144,8 @@ def note_of(names: Iterable[str], settings: Mapping[str, Any]) -> str:
         return _ON_TOP
     if "acc" in names:
         return (
-            "Mutual information (nats) x 100, the others in per cent but NLL (nats). OOD examples "
-            f"are the positive class, found by {settings['score']}."
+            "All columns in per cent, except NLL (nats) and mutual information (nats x 100). OOD "
+            f"examples are the positive class, found by {settings['score']}."
         )
     return " ".join(text for name, text in _about(settings) if name in names)
 

@@ -31,11 +31,11 @@ _OF_NOISE = {"law": "mmd", "ns_law": "ns"}
 """The law of single networks is what the noise floor measures."""
 _EXPLAINED = (
     "MMD² x 100. Law: a method's networks over runs and draws, from pairs of different modes only "
-    "(unbiased, around zero for the reference's own law); one mode and mixture: the modes as they "
-    "are, a single network being an atom; floor: what so many single networks of the reference's "
-    "own law have as a mixture. ±: over modes (one mode), by the jackknife over modes and chains "
-    "of the reference (two modes, or two chains, have none), over splits of the reference (noise). "
-    "/: not defined."
+    "(unbiased, so about zero if the reference has the same law). One mode, mixture: the modes as "
+    "they are, where a single network is a point. Floor: the mixture of as many single networks "
+    "from the reference's own law. ±: deviation over modes (one mode), jackknife over modes and "
+    "chains of the reference (two modes, or two chains, have no error), deviation over splits of "
+    "the reference (noise). /: not defined."
 )
 _OF_PREDICTIONS = {
     "agree": "Agree, TV: of the mean prediction of all modes with that of the reference, per cent.",
@@ -44,8 +44,8 @@ _OF_PREDICTIONS = {
 }
 _OF_MAXIMA = (
     "MMD² x 100 between laws, with the median, the mean and the maximum over twenty kernels. "
-    "Medians and means are around zero for networks of the reference's own law; a maximum is not: "
-    "it is the largest of twenty noisy numbers, so that its zero is where the noise is."
+    "Medians and means are around zero for networks from the reference's own law. A maximum is "
+    "not, since it is the largest of twenty noisy numbers: compare it with the row of the noise."
 )
 
 

@@ -137,8 +137,9 @@ class SymmetrizedVI(Method):
         units = UnitsOfNetwork(sym, independent_sets(layers))
         run.inform(
             f"{type(self).__name__}: 10^{sym.log10_permutations:.1f} permutations leave the "
-            f"network as it is; of {len(sym.permutations)} layers of units {len(layers)} enter the "
-            f"objective, {max(map(len, units.sets), default=0)} in a step."
+            f"network as it is; {len(layers)} of {len(sym.permutations)} layers of units "
+            f"{'enters' if len(layers) == 1 else 'enter'} the objective, "
+            f"{max(map(len, units.sets), default=0)} per step."
         )
         return units
 

@@ -74,18 +74,18 @@ def alignment(
 
     Networks of seven kinds are trained from different starts. Disjoint sets of N are averaged as
     they are, matched to the first (by coordinate ascent, by the better of ascent and Frank-Wolfe,
-    by activations), and aligned jointly; transformers, whose norms are folded then, by permutations
-    and matrices as well. Shown are the loss of the mean network above that of the networks (for two
-    of them the barrier at the midpoint), its accuracy, and the squared distance to the mean, also
-    as a share of that without alignment. BatchNorm statistics are estimated anew. Where a prior was
-    trained with, single draws of the Gaussian that has the means and deviations of the weights are
-    judged as well.
+    by activations), and aligned jointly. The norms of transformers are folded, and transformers are
+    also matched by permutations and matrices together. The tables show the loss of the mean network
+    above that of the networks (for two of them the barrier at the midpoint), its accuracy, and the
+    squared distance to the mean, also as a share of that without alignment. BatchNorm statistics
+    are estimated anew. If networks were trained with a prior, single draws of the Gaussian that has
+    the means and deviations of the weights are judged as well.
 
     Args:
         scale: smallest (a trial), small (up to 10 networks) or paper (up to 50).
-        only: part of the name of the architectures to take.
-        seed: of starts and of the order of the data.
-        out: folder of the results; networks that are trained already are taken from there.
+        only: part of the names of the architectures to use.
+        seed: random seed of the initial weights and of the order of the data.
+        out: folder for the results; networks that were trained before are taken from there.
     """
     folder = results_folder(out, "alignment")
     settings = settings_of(SCALES, scale)

@@ -66,16 +66,16 @@ def compact(
 ) -> None:
     """Summarise HMC, an ensemble and VI by means and standard deviations of their weights.
 
-    Over networks as they are, that Gaussian (q_d) is worthless; with all networks matched to one of
-    them (q_r) it predicts nearly as well as the networks. Weights are then pruned by their standard
-    deviations, also by those of another method.
+    For networks as they are, that Gaussian (q_d) is worthless; if all networks are matched to one
+    of them (q_r), it predicts nearly as well as the networks. Weights are then pruned by their
+    standard deviations, also by those of another method.
 
     Args:
-        scale: smallest, to see that it runs; small; or that of the paper.
+        scale: smallest, to see that it runs; small; or paper, the paper's recipe.
         hidden: units of the hidden layer.
-        draws: networks drawn from every Gaussian.
-        seed: of the starts and the draws.
-        out: folder of the results.
+        draws: number of networks drawn from every Gaussian.
+        seed: random seed of the initial weights and the draws.
+        out: folder for the results.
     """
     if draws < 1:
         raise ValueError(f"`draws` must be at least 1, got {draws}.")

@@ -66,20 +66,20 @@ def leaderboard(
     samples: int = 50,
     out: str = "studies/leaderboard",
 ) -> None:
-    """Train every method with equal numbers of gradients, and score it against the posteriors.
+    """Train every method with equal numbers of gradients, and score it against the references.
 
-    A row is a YAML file with a method and its settings; those of the package lie in
-    lightning_bnn/references/rows, and a new one needs nothing else. Interrupted, the same command
-    goes on where it was.
+    A row is a YAML file with a method and its settings. The rows of the package lie in
+    lightning_bnn/references/rows; to add one, nothing else is needed. If the command is
+    interrupted, the next call continues where it stopped.
 
     Args:
-        references: names, by default all that are gold.
-        budgets: gradients of one network for all the data, of all members together.
-        methods: names of rows, by default all.
-        rows: folder of one's own rows, by default those of the package.
-        seeds: runs of every method.
-        samples: networks drawn from every mode.
-        out: folder of the results.
+        references: names of references; by default all that are gold.
+        budgets: numbers of gradients: those of one network for all the data, summed over members.
+        methods: names of rows; by default all.
+        rows: folder with your own rows; by default those of the package.
+        seeds: number of runs of every method.
+        samples: number of networks drawn from every mode.
+        out: folder for the results.
     """
     for name, values in (("budgets", budgets), ("seeds", [seeds]), ("samples", [samples - 1])):
         if not values or min(values) < 1:

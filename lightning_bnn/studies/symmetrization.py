@@ -84,16 +84,16 @@ def symmetrization(
     seeds: int | None = None,
     out: str = "studies/symmetrization",
 ) -> None:
-    """Compare both where each has its best start and warm-up, with long chains as the reference.
+    """Compare symmetrized and mean-field VI, each from its best start, with HMC as reference.
 
     Starts and warm-ups are chosen on other training sets than those that are reported: by the
-    negative log-likelihood on validation data, by the objective itself, and for both by the
+    negative log-likelihood on validation data, by the objective itself, and for both methods by the
     symmetrized bound. A problem that is finished is not computed again.
 
     Args:
         scale: smallest, to see that it runs; or small.
-        seeds: training sets that are reported.
-        out: folder of the results.
+        seeds: number of training sets that are reported.
+        out: folder for the results.
     """
     folder = results_folder(out, "symmetrization")
     settings = settings_of(SCALES, scale, seeds=seeds)

@@ -20,7 +20,7 @@ from lightning_bnn.symmetry.mass_oracle import solve_by_cvxpy
 from lightning_bnn.symmetry.mass_problem import MassProblem, mass, mass_problem
 from lightning_bnn.symmetry.validation import check_finite, check_params, check_scales
 
-__all__ = ["MinMass", "mass", "min_mass"]
+__all__ = ["MinMass", "excess", "mass", "min_mass"]
 
 _log = logging.getLogger(__name__)
 
@@ -56,8 +56,17 @@ class MinMass:
     @property
     def excess(self) -> Tensor:
         """Mass above the minimum, in percent of the minimum; infinite above a minimum of zero."""
-        nothing = (self.mass == 0) & (self.minimum == 0)
-        return torch.where(nothing, 0, 100 * (self.mass / self.minimum - 1))
+        return excess(self.mass, self.minimum)
+
+
+def excess(mass: Tensor, minimum: Tensor) -> Tensor:
+    """How far masses lie above a minimum, in percent of it; nothing lies above nothing.
+
+    >>> excess(torch.tensor([3.0, 0.0, 1.0]), torch.tensor([2.0, 0.0, 0.0]))
+    tensor([50.,  0., inf])
+    """
+    nothing = (mass == 0) & (minimum == 0)
+    return torch.where(nothing, 0, 100 * (mass / minimum - 1))
 
 
 def min_mass(
