@@ -68,6 +68,8 @@ def lines_figure(
     apart = _beside(shown, len(colour))
     for ax, curves in zip(axes, panels.values(), strict=True):
         _scale(ax, curves.values(), log)
+        if any(line.low is not None and len(line.x) <= FEW for line in curves.values()):
+            ax.margins(x=0.06 + apart * (len(colour) - 1) / 2 / _PANEL)
         for name, line in curves.items():
             place = list(colour).index(name)
             style = {"color": colour[name], "linestyle": dashes.get(name, "-"), "label": name}
@@ -102,7 +104,6 @@ def _draw(ax: Axes, line: Line, style: dict[str, Any], shift: float) -> None:
     move = ScaledTranslation(shift / 72, 0, figure.dpi_scale_trans)
     for part in drawn:
         part.set_transform(ax.transData + move)
-    ax.margins(x=0.06 + max(abs(shift) / _PANEL, ax.margins()[0] - 0.06))
 
 
 def _scale(ax: Axes, curves: Iterable[Line], log: Log) -> None:
