@@ -21,10 +21,10 @@ def barred(y):
     return Line(FEW, y, y - 0.1, y + 0.1)
 
 
-def lines(count, panels=("one",), name="{}", **options):
+def lines(count, panels=("one",), name="{}", labels=("x", "y")):
     """Curves of which some lie on each other."""
     every = {title: {name.format(k): CURVES["ad"[k % 2]] for k in range(count)} for title in panels}
-    return plots.lines_figure(every, ("x", "y"), **options)
+    return plots.lines_figure(every, labels)
 
 
 FIGURES = {
@@ -39,6 +39,9 @@ FIGURES = {
     "lines in three panels": lambda: lines(4, ("one", "two", "three")),
     "lines in panels with a unit each": lambda: plots.lines_figure(
         {"loss (nats)": CURVES, "accuracy (%)": CURVES}, ("step", "")
+    ),
+    "lines with long labels": lambda: lines(
+        2, ("one", "two", "three"), labels=("share of the examples that are answered", "mean loss above that of the networks")
     ),
     "lines with error bars": lambda: plots.lines_figure(
         {"": {"a": barred([1.0, 2.0, 3.0]), "b": barred([1.0, 2.0, 3.0])}}, ("x", "y"), log="xy"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,10 @@ _LOOK: dict[str, Any] = {
 """Of legends."""
 _BELOW = 0.5
 """Inches from axes to their legend: ticks and a label are in between."""
+_ALONG, _UP = 2.3, 1.9
+"""Inches of a panel's axes, which labels do not exceed."""
+_ROW = 0.22
+"""Inches of a row of a legend."""
 _HANDLE, _BESIDE = 0.5, 0.6
 """Inches that a legend needs beside its text, alone and beside other columns."""
 
@@ -112,11 +117,21 @@ def label_edges(axes: Sequence[Axes], labels: tuple[str, str]) -> None:
     columns = place.get_gridspec().ncols
     for k, ax in enumerate(axes):
         at_edge = k + columns >= len(axes), k % columns == 0
-        for axis, label, edge in zip((ax.xaxis, ax.yaxis), labels, at_edge, strict=True):
+        room = _ALONG if columns > 1 else CARD[0] - 0.6, _UP
+        both = zip((ax.xaxis, ax.yaxis), labels, at_edge, room, strict=True)
+        for axis, label, edge, inches in both:
             if edge or not label:
-                axis.set_label_text(label or ax.get_title())
+                axis.set_label_text(_wrapped(label or ax.get_title(), inches))
         if not all(labels):
             ax.set_title("")
+
+
+def _wrapped(label: str, inches: float) -> str:
+    """A label in lines that are no longer than its axis."""
+    wide = _inches([label]) if label else 0.0
+    return (
+        label if wide <= inches else textwrap.fill(label, max(8, int(len(label) * inches / wide)))
+    )
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
@@ -151,6 +166,8 @@ def legend(axes: Sequence[Axes], least: int = 2, last: str = "") -> None:
         free[0].legend(marks.values(), marks.keys(), loc="center", **_LOOK)
         return
     columns = _columns(marks, figure.bbox_inches.width, 4)
+    if len(axes) > 1:  # one alone stays as large as a card
+        figure.set_figheight(figure.get_figheight() + _ROW * -(-len(marks) // columns))
     place = "outside lower center"
     figure.legend(marks.values(), marks.keys(), loc=place, ncols=columns, **_LOOK)
 

@@ -1,6 +1,7 @@
 """Laws of all figures: no legend on data, all names and units there, nothing hidden."""
 
 import functools
+import itertools
 import re
 
 import numpy as np
@@ -124,6 +125,28 @@ def test_the_check_sees_an_axis_without_a_label():
     figure = lines_figure({"": {"a": Line(X, X)}}, ("x", ""))
     figure.draw_without_rendering()
     assert len(unlabelled(figure)) == 1
+
+
+def overlaps(figure):
+    """Pairs of titles and labels that lie on each other, and those that are cut off."""
+    every = [t for ax in shown(figure) for t in (ax.title, ax.xaxis.label, ax.yaxis.label)]
+    boxes = {text: text.get_window_extent() for text in every if text.get_text()}
+    pairs = [(a, b) for a, b in itertools.combinations(boxes, 2) if boxes[a].overlaps(boxes[b])]
+    picture = figure.bbox.padded(2)
+    ends = {text: ((box.x0, box.y0), (box.x1, box.y1)) for text, box in boxes.items()}
+    return pairs + [t for t, e in ends.items() if not all(picture.fully_contains(*xy) for xy in e)]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_titles_and_labels_are_whole_and_apart(name):
+    assert overlaps(drawn(name)) == []
+
+
+def test_the_check_sees_a_label_that_is_cut_off():
+    figure, ax = axes_of(None, (2.0, 2.0))
+    ax.set_ylabel("a label that is much longer than its axis")
+    figure.draw_without_rendering()
+    assert len(overlaps(figure)) == 1
 
 
 @pytest.mark.parametrize("name", ["densities", "densities and a diagonal", "gaussians", "matrix"])
