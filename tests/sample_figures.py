@@ -41,7 +41,8 @@ FIGURES = {
         {"loss (nats)": CURVES, "accuracy (%)": CURVES}, ("step", "")
     ),
     "lines with long labels": lambda: lines(
-        2, ("one", "two", "three"), labels=("share of the examples that are answered", "mean loss above that of the networks")
+        2, ("one", "two", "three"),
+        labels=("share of the examples that are answered", "mean loss above that of the networks"),
     ),
     "lines with error bars": lambda: plots.lines_figure(
         {"": {"a": barred([1.0, 2.0, 3.0]), "b": barred([1.0, 2.0, 3.0])}}, ("x", "y"), log="xy"
