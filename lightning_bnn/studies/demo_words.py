@@ -173,11 +173,12 @@ def on_pairs(table: Table) -> str:
         if share >= _COPIES
         else "Not all of them: some pairs are nearly the same function in different weights"
     )
+    times = outer.value / max(inner.value, 1e-12)
     return (
         f"{verdict}. The two that are most alike disagree about the test digits by {low:.4f} nats, "
-        f"{share:.0f} % of the mean of all pairs ({inner.value:.4f}; copies of one have 0). "
-        f"About scrambled digits pairs disagree {outer.value / max(inner.value, 1e-12):.1f} times "
-        f"as much ({outer.value:.4f} nats)."
+        f"which is {share:.0f} % of the mean over all pairs ({inner.value:.4f}); for copies of one "
+        f"network it would be 0. About scrambled digits, pairs disagree {times:.1f} times as much "
+        f"({outer.value:.4f} nats)."
     )
 
 

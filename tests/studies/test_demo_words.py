@@ -81,7 +81,7 @@ def pairs(low):
 def test_pairs_that_differ_are_different_functions():
     said = on_pairs(pairs(0.02))
     assert said.startswith("Yes: no two of them are the same function")
-    assert "by 0.0200 nats, 40 % of the mean of all pairs (0.0500" in said
+    assert "by 0.0200 nats, which is 40 % of the mean over all pairs (0.0500" in said
     assert "4.0 times as much (0.2000 nats)" in said
 
 
