@@ -58,7 +58,7 @@ def tensorboard(picture: Path, runs: Path, cards: str, tab: str) -> None:
         address = f"{page}?tagFilter={found}&smoothing=0#{tab}"
         series = tab == "timeseries"
         part, clicks = ("metrics-main-view", ("Settings",)) if series else ("body", ())
-        screenshot(address, picture, (1500, 900), part, clicks)
+        screenshot(address, picture, (1500, 1040), part, clicks)
     finally:
         server.terminate()
         server.wait()

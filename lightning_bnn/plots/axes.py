@@ -78,7 +78,7 @@ def panels_of(
 def _grid(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Axes]]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=size, layout="constrained", dpi=150)
     axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
