@@ -40,7 +40,7 @@ def doctor(picture: Path) -> None:
             enable_checkpointing=False, check_val_every_n_epoch=40, accelerator="cpu",
         )  # fmt: skip
         trainer.fit(module, Digits())
-        screenshot((Path(folder) / "doctor.html").as_uri(), picture, (1200, 1500))
+        screenshot((Path(folder) / "doctor.html").as_uri(), picture, (760, 1500))
 
 
 def tensorboard(picture: Path, runs: Path, cards: str, tab: str) -> None:
