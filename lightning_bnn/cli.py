@@ -73,6 +73,7 @@ def main(args: Sequence[str] | None = None) -> None:
         print(importlib.import_module("lightning_bnn").__version__)
         return
     _check_name(name)
+    _let_threads_rest()
     if os.getcwd() not in sys.path:  # classes of the user; "" would be the folder of a YAML file
         sys.path.insert(0, os.getcwd())
     try:
@@ -89,6 +90,17 @@ def main(args: Sequence[str] | None = None) -> None:
         if message is None:
             raise
         _fail(message)
+
+
+def _let_threads_rest() -> None:
+    """Let torch's threads wait awake for a tenth of a millisecond, not for several.
+
+    They wait for the next operation of torch, and hinder meanwhile what runs between two of them,
+    such as the stacks of small networks. OpenMP reads this when torch is imported, which it is not
+    yet; what a user has set stays.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def _check_name(name: str) -> None:
@@ -126,7 +138,7 @@ def _call(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
 
     for file in config_files(args):
         read_settings(file)
-    prog = f"lightning-bnn {name}"
+    prog, args = f"lightning-bnn {name}", _with_name(command, args)
     if takes_several(command):
         call_with_several(command, args, prog, numbers="weights")
         return
@@ -137,6 +149,13 @@ def _call(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
     parser = StrictParser(prog=prog, description=description)
     parser.add_function_arguments(command, as_positional=False)
     command(**vars(parser.parse_args(args)))
+
+
+def _with_name(command: Callable[..., None], args: Sequence[str]) -> Sequence[str]:
+    """The command line with ``--name`` where a name comes first, as it may: needed or not."""
+    parameter = inspect.signature(command).parameters.get("name")
+    optional = parameter is not None and parameter.default is not parameter.empty
+    return ["--name", *args] if optional and args and not args[0].startswith("-") else args
 
 
 def _usage() -> str:

@@ -34,7 +34,9 @@ _log = logging.getLogger(__name__)
 
 
 class MassGap(SymmetryCallback):
-    """The mass of a network (its squared weights) against the least mass of all its rescalings.
+    r"""The mass of a network (its squared weights) against the least mass of all its rescalings.
+
+    .. math:: \text{excess} = 100 \Big(\frac{M(\theta)}{\min_s M(s \cdot \theta)} - 1\Big)
 
     Multiplying the weights that enter a unit and dividing those that leave it by the same number
     changes the penalty but not the function. Logged every n steps:
@@ -61,6 +63,18 @@ class MassGap(SymmetryCallback):
 
     References:
         | A Symmetry-Aware Exploration of BNN Posteriors (Laurent, Aldea, Franchi, 2024), 3.6
+
+    >>> from lightning import Trainer
+    >>> from lightning_bnn.datamodules import TwoGaussians
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.modules import DeepEnsemble
+    >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    >>> gap = MassGap(every_n_steps=1)
+    >>> trainer = Trainer(max_steps=1, enable_model_summary=False, callbacks=[gap], **quiet)
+    >>> trainer.fit(DeepEnsemble(mlp(2, [8], 2), members=1), TwoGaussians())
+    >>> logged = trainer.logged_metrics
+    >>> bool(logged["mass"] > logged["mass_minimum"]), bool(logged["mass_excess"] > 0)
+    (True, True)
     """
 
     def __init__(

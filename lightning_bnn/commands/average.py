@@ -94,6 +94,7 @@ def average(
     module.eval()
     examples = examples_of(data) if data is not None else None
     every, parts = _networks(sources, module, last, prefix, weights)
+    examples = examples and examples.fitted(module, {n: t[0] for n, t in every.items()})
     print(_told(sources, parts, every), flush=True)
     before = average_numbers(module, every, parts, examples)
     sym = None if plainly else discover(module, *example, batch_norm=batch_norm)

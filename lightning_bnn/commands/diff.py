@@ -63,14 +63,14 @@ def diff(
             separate several inputs by ;
         init: arguments of the class, e.g. --init.num_classes 10
         prefix: prefix of the network's tensor names in the files, dot included, e.g. net. (found
-            automatically if only one fits).
+            automatically if only one fits); files that lack it everywhere are accepted.
         batch_norm: carrier leaves the weights before a batch norm alone; eval treats the norm as a
             fixed affine map.
         method: how units are matched: ascent goes from group to group, frank-wolfe moves all at
             once, best takes the better result of the two.
         nulls: number of networks that only look like A and are matched to B, to measure what
             independent networks have in common.
-        seed: random seed of the these networks, the initialisation, the example input and all
+        seed: random seed of these networks, the initialisation, the example input and all
             random inputs.
         data: data for the loss barrier between the two networks: import path of a
             LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with inputs
@@ -108,6 +108,7 @@ def _report(
     """All numbers about two networks."""
     sym, model = networks.sym, networks.network
     as_stored = networks.read(0), networks.read(1)
+    examples = examples and examples.fitted(model, as_stored[0])
     found = difference(*as_stored, sym, method=method, nulls=nulls, seed=seed)
     pairs = (as_stored, (found.a, found.b))
     inputs = random_inputs(*networks.example, seed=seed)

@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from lightning_bnn.commands.class_help import class_asked_for, help_of_class, rows
+
 __all__ = ["WHOLE", "help_of_training"]
 
 WHOLE = "--help.all"
@@ -41,7 +43,10 @@ def help_of_training(name: str, args: Sequence[str], about: str) -> str | None:
         about: what the command does.
     """
     if _TRAINER in args:
-        return f"lightning-bnn {name} --trainer.KEY VALUE:\n\n{_rows(_of_the_trainer())}"
+        return f"lightning-bnn {name} --trainer.KEY VALUE:\n\n{rows(_of_the_trainer())}"
+    asked = class_asked_for(args)
+    if asked is not None:
+        return help_of_class(*asked)
     if not {"-h", "--help"} & set(args):
         return None
     first = (
@@ -49,12 +54,7 @@ def help_of_training(name: str, args: Sequence[str], about: str) -> str | None:
         "`lightning-bnn presets` lists the configurations that come with the package,\n"
         "`lightning-bnn presets NAME > my.yaml` copies one."
     )
-    return f"{first}\n\noptions:\n{_rows(_OPTIONS)}\n\nmore:\n{_rows(_MORE)}"
-
-
-def _rows(texts: dict[str, str]) -> str:
-    width = max(map(len, texts)) + 2
-    return "\n".join(f"  {option:<{width}}{text}" for option, text in texts.items())
+    return f"{first}\n\noptions:\n{rows(_OPTIONS)}\n\nmore:\n{rows(_MORE)}"
 
 
 def _of_the_trainer() -> dict[str, str]:

@@ -59,6 +59,7 @@ CLASSES = {
     "held90": _percent("Held90", "%, 90 is right"),
     "agree": _percent("Agree", "% ↑"),
     "tv": _percent("TV", "% ↓"),
+    "kl": Column("KL", "nats ↓", digits=4),
     "aupr": _percent("AUPR", "% ↑"),
     "fpr95": _percent("FPR95", "% ↓"),
     "idmi": _percent("IDMI", "nats x 100"),
@@ -78,6 +79,7 @@ _GAUSSIANS = {
     "sharpness": Column("Sharpness", "mean sd"),
     "energy_f": Column("Energy (f)", "↓", digits=4),
     "energy": Column("Energy", "↓", digits=4),
+    "w2_f": Column("W2 (f)", "↓"),
     "aupr": CLASSES["aupr"],
     "fpr95": CLASSES["fpr95"],
     "idvar": Column("IDVar", "variance", digits=4),
@@ -86,7 +88,7 @@ _GAUSSIANS = {
 PREDICTIONS = {**CLASSES, **_GAUSSIANS}
 """All columns, by the name of the number."""
 _CALIBRATED = ("nll_t", "ece_t", "aurc", "set90", "interval90", "held90")
-_TO_REFERENCE = ("agree", "tv", "energy_f", "energy")
+_TO_REFERENCE = ("agree", "tv", "kl", "energy_f", "energy", "w2_f")
 _ON_TOP = (
     "NLL (T), ECE (T): after temperature scaling; Set90, Held90: size and coverage of conformal "
     "sets of 90 %; both calibrated on the validation data. AURC: error of the most confident "

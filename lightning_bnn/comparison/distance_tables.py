@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_bnn.comparison.collect import FAILED, Comparison
 from lightning_bnn.comparison.columns import to_reference
-from lightning_bnn.comparison.convergence import LARGEST, MEDIAN
+from lightning_bnn.comparison.convergence import have_converged
 from lightning_bnn.comparison.protocols import PROTOCOLS
 from lightning_bnn.comparison.rows import Row
 from lightning_bnn.comparison.tables import Cell, Measured, Table
@@ -38,9 +38,10 @@ _EXPLAINED = (
     "the reference (noise). /: not defined."
 )
 _OF_PREDICTIONS = {
-    "agree": "Agree, TV: of the mean prediction of all modes with that of the reference, per cent.",
-    "energy": "Energy: energy distance of all modes to predictions of the reference, of what "
-    "networks compute (f) and of the densities that they predict.",
+    "agree": "Agree, TV, KL: of the mean prediction of all modes with that of the reference, per "
+    "cent, and nats from the reference's.",
+    "energy": "Energy, W2: energy and Wasserstein distance of all modes to predictions of the "
+    "reference, of what networks compute (f) and of the densities that they predict.",
 }
 _OF_MAXIMA = (
     "MMD² x 100 between laws, with the median, the mean and the maximum over twenty kernels. "
@@ -105,7 +106,7 @@ def _agreement(rhat: Sequence[float] | None) -> str:
     if rhat is None:
         return " R-hat of its predictions: too few draws, it is NOT KNOWN whether chains agree."
     median, largest = rhat
-    verdict = "" if median <= MEDIAN and largest <= LARGEST else ": NOT CONVERGED"
+    verdict = "" if have_converged(rhat) else ": NOT CONVERGED"
     return f" R-hat of its predictions: median {median:.3f}, largest {largest:.3f}{verdict}."
 
 

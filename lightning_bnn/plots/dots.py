@@ -36,6 +36,12 @@ def dots_figure(
             zero; or one for every name, NaN for none.
         columns: panels side by side.
         label: of the horizontal axes, or of that of each title.
+
+    >>> accuracy, nll = [(0.9, 0.01), (0.8, 0.02)], [(0.3, 0.1), (0.4, 0.1)]
+    >>> panels = {"accuracy": {"test": accuracy}, "NLL": {"test": nll}}
+    >>> figure = dots_figure(panels, ["ensemble", "MFVI"])
+    >>> [ax.get_title() for ax in figure.axes]
+    ['accuracy', 'NLL']
     """
     height = 0.75 + _LINE * len(names)
     figure, axes = panels_of(len(panels), columns, height)

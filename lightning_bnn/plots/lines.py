@@ -34,6 +34,13 @@ class Line(NamedTuple):
         y: the curve.
         low: lower edge of the band; of a few points, lower ends of their error bars.
         high: upper edge of the band.
+
+    >>> from lightning_bnn.plots import Line, lines_figure
+    >>> x = torch.linspace(-1, 1, 50)
+    >>> mean = Line(x, x**2, low=x**2 - 0.1, high=x**2 + 0.1)
+    >>> figure = lines_figure({"fit": {"mean": mean}}, ("x", "y"))
+    >>> len(figure.axes[0].lines), len(figure.axes[0].collections)  # the curve and its band
+    (1, 1)
     """
 
     x: Tensor
@@ -60,6 +67,11 @@ def lines_figure(
         marks: positions on the horizontal axis that get a vertical line.
         columns: panels side by side.
         log: the axes that are logarithmic, as long as all numbers on them are positive.
+
+    >>> x = torch.linspace(-1, 1, 50)
+    >>> figure = lines_figure({"one": {"y": Line(x, x)}, "two": {"y": Line(x, 2 * x)}}, ("x", "y"))
+    >>> [ax.get_title() for ax in figure.axes], figure.axes[0].get_ylabel()
+    (['one', 'two'], 'y')
     """
     figure, axes = titled_panels(panels, columns)
     shown = _seen(panels, log)

@@ -47,6 +47,11 @@ def hexbin_figure(
         diagonal: whether to draw where both are equal.
         central: the central part of all coordinates; panels reach a third farther than these.
         mirror: what the diagonal is called, by default by both names.
+
+    >>> points = torch.randn(500, 2)
+    >>> figure = hexbin_figure({"raw": points, "sorted": points.sort(1).values}, ("w1", "w2"))
+    >>> [ax.get_title() for ax in figure.axes[:2]], figure.axes[0].get_ylabel()
+    (['raw', 'sorted'], 'w2')
     """
     from matplotlib.colors import LogNorm
 
@@ -117,6 +122,11 @@ def histograms_figure(
         label: of the horizontal axes; if it is empty, the titles are.
         bins: of a histogram, at most; all forms of a panel have the same.
         columns: panels side by side.
+
+    >>> weights = torch.randn(500)
+    >>> figure = histograms_figure({"1.weight": {"raw": weights, "unit norms": weights / 2}})
+    >>> figure.axes[0].get_title(), figure.axes[0].get_xlabel()
+    ('1.weight', 'weight')
     """
     figure, axes = titled_panels(panels, columns)
     colour = colours(form for forms in panels.values() for form in forms)
@@ -152,6 +162,11 @@ def scatter_figure(
         labels: of both axes.
         diagonal: whether to draw where both coordinates are equal.
         columns: panels side by side.
+
+    >>> points = {"networks": (torch.rand(10), torch.rand(10))}
+    >>> figure = scatter_figure({"test": points, "shifted": points}, ("before", "after"))
+    >>> [ax.get_title() for ax in figure.axes], figure.axes[0].get_xlabel()
+    (['test', 'shifted'], 'before')
     """
     figure, axes = titled_panels(panels, columns)
     if len(axes) == 1:

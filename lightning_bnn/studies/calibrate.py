@@ -19,9 +19,9 @@ from lightning_bnn.comparison.calibration import (
     probs_of,
     sets_of,
 )
-from lightning_bnn.comparison.data_settings import has_other_data
 from lightning_bnn.comparison.places import Place
 from lightning_bnn.comparison.problem import read_problem
+from lightning_bnn.comparison.run_settings import has_other_data
 from lightning_bnn.comparison.stored_posteriors import read_posterior
 from lightning_bnn.comparison.tables import Cell, Table
 from lightning_bnn.plots import (

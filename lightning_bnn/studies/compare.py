@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
-from lightning_bnn.comparison.collect import FAILED, Comparison, Made, Options, collect
+from lightning_bnn.comparison.collect import FAILED, Comparison, collect
 from lightning_bnn.comparison.columns import (
     CLASSES,
     PREDICTIONS,
@@ -22,6 +22,7 @@ from lightning_bnn.comparison.distance_tables import (
     percent,
     reference_text,
 )
+from lightning_bnn.comparison.options import Made, Options
 from lightning_bnn.comparison.protocols import PROTOCOLS
 from lightning_bnn.comparison.tables import Cell, Measured, Table
 from lightning_bnn.judging.judges import Score
@@ -104,11 +105,7 @@ def compare(
 def findings_of(comparison: Comparison) -> Findings:
     """Tables of distances and of predictions, what was compared, and their picture."""
     settings = comparison.settings
-    notes = [
-        f"{name} failed: {origin['failed']}"
-        for name, origin in settings["posteriors"].items()
-        if "failed" in origin
-    ]
+    notes = [f"{name} failed: {reason}" for name, reason in comparison.failures().items()]
     notes += [
         f"{name} was trained with other settings of the data than it is judged by: it may have "
         "seen test examples, and is not calibrated on validation data."

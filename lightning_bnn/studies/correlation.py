@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.comparison.collect import Options, collect
+from lightning_bnn.comparison.collect import collect
+from lightning_bnn.comparison.options import Options
 from lightning_bnn.comparison.tables import Cell, Measured, Table
 from lightning_bnn.plots import dots_figure, scatter_figure
 from lightning_bnn.quiet_runs import one_thread

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 import lightning_bnn
-from lightning_bnn.comparison.tables import Cell, Measured, Table, spread
+from lightning_bnn.comparison.tables import Cell, Measured, Table, interval, spread
 from lightning_bnn.metrics.laws import law_mmd
 from lightning_bnn.params import Params
 from lightning_bnn.plots import dots_figure
@@ -35,7 +34,7 @@ from lightning_bnn.studies.tuned_vi import (
 )
 from lightning_bnn.symmetry import canonicalise, discover
 
-__all__ = ["interval", "symmetrization"]
+__all__ = ["symmetrization"]
 
 Numbers = dict[str, Any]
 _TUNING_SEEDS = 1000
@@ -181,23 +180,6 @@ def _labels(networks: Params) -> list[int]:
 
 
 # ------------------------------------------------------------ tables and a figure
-def interval(values: Tensor) -> Measured:
-    """A mean, and half of its 95 % interval by Student's t.
-
-    Args:
-        values: independent numbers.
-
-    >>> interval(torch.tensor([1.0, 2.0, 3.0])).error
-    2.484...
-    """
-    from scipy.stats import t
-
-    if len(values) < 2:
-        return Measured(float(values.mean()))
-    width = float(t.ppf(0.975, len(values) - 1)) * float(values.std()) / math.sqrt(len(values))
-    return Measured(float(values.mean()), width)
-
-
 def _findings(numbers: Mapping[str, Numbers], settings: Scale) -> Findings:
     tables = {"reference": _reference(numbers)}
     for criterion in CRITERIA:

@@ -27,7 +27,9 @@ _SAME_CHANNELS = ("dropout", "contiguous", "clone", "alias", "detach", "feature_
 
 
 def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: Any) -> nn.Module:
-    """Copy a network without the gains and biases of its norms: the next linear maps take them.
+    r"""Copy a network without the gains and biases of its norms: the next linear maps take them.
+
+    .. math:: W' = W \mathrm{diag}(\gamma), \quad b' = b + W \beta
 
     ``nn.LayerNorm``, ``nn.RMSNorm`` and modules that compute the same with a ``weight``, and maybe
     a ``bias``, of their own are folded. The function stays; `discover` finds the rotations of the
@@ -42,6 +44,15 @@ def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: 
     Raises:
         ValueError: a norm is read by something that is not a linear map of its own, and ``partial``
             is not set.
+
+    >>> from lightning_bnn.symmetry import discover, fold_norms
+    >>> layers = torch.nn.Linear(4, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2)
+    >>> net, x = torch.nn.Sequential(*layers), torch.randn(8, 4)
+    >>> folded = fold_norms(net, x)
+    >>> torch.allclose(folded(x), net(x), atol=1e-5)
+    True
+    >>> discover(net, x).linear, discover(folded, x).linear[0].kind
+    ((), 'centred')
     """
     folded, _ = folded_with_readers(model, Inputs(example, named), partial)
     return folded

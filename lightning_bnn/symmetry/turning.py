@@ -31,6 +31,12 @@ class Stream(NamedTuple):
         keeps_ones: whether only rotations will do that leave the vector of ones alone, as behind a
             layer norm.
         norms: those that read it: the name of the gain, and of the weights behind it.
+
+    >>> from lightning_bnn.symmetry import find_streams
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 5))
+    >>> (stream,) = find_streams(net, torch.randn(8, 3))
+    >>> stream.size, stream.keeps_ones, [norm.gain for norm in stream.norms]
+    (4, True, ['1.weight'])
     """
 
     size: int
@@ -44,6 +50,13 @@ class TurnedMass(NamedTuple):
     Attributes:
         saved: by how much the mass falls, gains chosen anew.
         rotations: of every stream, ``(*members, size, size)``: its channels are multiplied by them.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.symmetry import discover, find_streams, turned_mass
+    >>> net, x = nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4), nn.Linear(4, 5)), torch.randn(8, 3)
+    >>> found = turned_mass(P.populate(net, 2), discover(net, x), find_streams(net, x))
+    >>> bool((found.saved > 0).all()), [q.shape for q in found.rotations]
+    (True, [torch.Size([2, 4, 4])])
     """
 
     saved: Tensor
@@ -106,6 +119,14 @@ def turned_mass(
         streams: what `find_streams` has found.
         start: rotations to start from, such as those of an earlier call.
         steps: of descent.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.symmetry import discover, find_streams, turned_mass
+    >>> net, x = nn.Sequential(nn.Linear(2, 2), nn.RMSNorm(2), nn.Linear(2, 1)), torch.randn(8, 2)
+    >>> w = P.of(net) | {"1.weight": torch.ones(2), "2.weight": torch.tensor([[1.0, 0.5]])}
+    >>> found = turned_mass(w, discover(net, x), find_streams(net, x))
+    >>> round(found.saved.item(), 2)  # 2 (1 + 0.5) - 2 sqrt(1 + 0.25), all on one channel
+    0.76
     """
     count("steps", steps)
     stacked = check_params(params, sym)

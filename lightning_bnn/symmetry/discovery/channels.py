@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
+from lightning_bnn.symmetry.discovery.constants import Followed, follow_constants
 from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.graph import Graph, Source, ancestors
 from lightning_bnn.symmetry.discovery.interpreter import Interpreter
@@ -74,6 +75,7 @@ class Channels:
         shift: the layer that writes the logits.
         twins: branches that correspond in all graphs so far.
         routers: layers in front of a softmax in all graphs so far.
+        constants_added: what may be added to biases and tables.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Channels:
         self.shift: SoftmaxShift | None = None
         self.twins: list[TwinChannels] | None = None
         self.routers: set[Router] | None = None
+        self.constants_added = Followed()
         self._names_read: set[str] = set()
         self._overlapping = overlapping(named_tensors(model))
         for name, other in self._overlapping.items():
@@ -110,6 +113,7 @@ class Channels:
         live = ancestors(ends)
         inputs = {n: self._operand(n, s) for n, s in graph.sources.items() if n in live}
         values = self.interpreter.run(graph.module, inputs, ends)
+        follow_constants(self.constants_added, graph, self.owners, self.system.conflicts.keys())
         self._compare_parts(graph, values)
         for name, node in written:
             self._write(graph, name, node, values[node])

@@ -57,14 +57,12 @@ from lightning_bnn.symmetry.rules.table import (
     KEEP_ZEROS,
     MIXES,
     OF_WEIGHTS,
-    PASSES_SHIFTS,
     RESHAPING,
     RULES,
     TAKE_INDICES,
     TAKE_WEIGHTS,
     UNIFORM,
     WITHOUT_VALUE,
-    WRITES_SHIFTS,
 )
 
 __all__ = ["Interpreter"]
@@ -213,18 +211,12 @@ class Interpreter:
         """Only operations that are known to be linear leave channels that can be mixed."""
         results = tree_leaves(result, is_leaf=is_operand)
         chooses = any(isinstance(x, Index) for x in operands)
-        computes = any(isinstance(x, Factored) for x in (*operands, *results))
         known = by_rule and name in MIXES and not chooses
         for x in operands:
             if not known or (isinstance(x, Squares) and name not in ("mean", "sum")):
                 self._mark_all(x)
         for x in () if known else results:
             self._mark_all(x)
-        if name in PASSES_SHIFTS and by_rule and not chooses and not computes:
-            return
-        for x in operands if name in WRITES_SHIFTS else (*operands, *results):
-            if isinstance(x, Value):
-                self.system.shifts.stop(x.labels)
 
     def _mark_all(self, x: Any) -> None:
         """Nothing mixes the channels of an operand."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_bnn.symmetry.discovery.channels import Channels
 from lightning_bnn.symmetry.discovery.classes import connected
+from lightning_bnn.symmetry.discovery.constants import shift_groups
 from lightning_bnn.symmetry.discovery.routers import shifts_of_routers
 from lightning_bnn.symmetry.discovery.solve import solve
 from lightning_bnn.symmetry.groups import Frozen, Symmetries
@@ -29,8 +30,13 @@ def symmetries_of(channels: Channels) -> Symmetries:
     state = channels.model.state_dict()
     shapes = {first_name.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
     symmetries = solve(channels.system, shapes, channels.twins or [])
-    forgotten = shifts_of_routers(channels.routers or set(), symmetries.axes)
-    symmetries = replace(symmetries, shifts=(*symmetries.shifts, *forgotten))
+    axes, shifts = shift_groups(channels.constants_added, symmetries.axes)
+    shifted = {axes[p.axis].tensor for group in shifts for p in group.placements}
+    forgotten = [
+        group for group in shifts_of_routers(channels.routers or set(), symmetries.axes)
+        if group.name not in shifted
+    ]  # fmt: skip
+    symmetries = replace(symmetries, axes=axes, shifts=(*shifts, *forgotten))
     return replace(
         symmetries,
         frozen=tuple(dict.fromkeys(channels.frozen)) or _why_nothing_moves(channels, symmetries),

@@ -30,7 +30,6 @@ from lightning_bnn.symmetry.rules.labels import (
 )
 from lightning_bnn.symmetry.rules.lookahead import is_summed
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
-from lightning_bnn.symmetry.rules.shifts import is_forgotten_by_softmax, rows_sum_to_one
 from lightning_bnn.symmetry.rules.tensor_weights import apply_weight
 
 __all__ = ["baddbmm", "contract", "dot", "einsum", "matmul", "ndim_of", "outer", "sum_of_products"]
@@ -181,31 +180,7 @@ def matmul(system: Constraints, node: Node, x: Any, y: Any) -> Any:
     first = lead[len(lead) - max(0, sizes[0] - 2) :] + ("Y" if sizes[0] == 1 else "XY")
     second = lead[len(lead) - max(0, sizes[1] - 2) :] + ("Y" if sizes[1] == 1 else "YZ")
     result = lead + ("X" if sizes[0] > 1 else "") + ("Z" if sizes[1] > 1 else "")
-    product = sum_of_products(system, node, (x, y), (first, second), result)
-    if all(isinstance(z, Value) for z in (x, y, product)) and min(sizes) > 1:
-        _shift_product(system, node, x.labels, y.labels, product.labels)
-    else:
-        _stop_shifts(system, (x, y, product))
-    return product
-
-
-def _shift_product(system: Constraints, node: Node, a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Averages of rows are shifted like the rows; a shift of keys is forgotten by the softmax."""
-    averages = rows_sum_to_one(node.args[0])
-    tokens = b.ndim - (2 if averages else 1)
-    system.shifts.stop(a)
-    if averages:
-        system.shifts.tie(out, b.narrow(-2, 0, 1))
-    else:
-        system.shifts.stop(out)
-    if tokens in moving_dims(b) or not (averages or is_forgotten_by_softmax(node)):
-        system.shifts.stop(b)
-
-
-def _stop_shifts(system: Constraints, operands: Sequence[Any]) -> None:
-    for x in operands:
-        if isinstance(x, Value):
-            system.shifts.stop(x.labels)
+    return sum_of_products(system, node, (x, y), (first, second), result)
 
 
 def dot(system: Constraints, node: Node, x: Any, y: Any) -> Any:
