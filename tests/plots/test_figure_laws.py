@@ -252,7 +252,7 @@ WIDE = {"densities", "trajectories", "distances"}
 """Rows of panels that are compared from left to right, and layers of a network."""
 
 
-@pytest.mark.parametrize("name", FIGURES.keys() - WIDE)
+@pytest.mark.parametrize("name", sorted(FIGURES.keys() - WIDE))
 def test_figures_can_be_read_on_a_phone(name):
     figure = drawn(name)
     assert letters(figure) / 72 * PHONE / figure.bbox_inches.width >= 8
