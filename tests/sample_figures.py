@@ -44,6 +44,9 @@ FIGURES = {
         2, ("one", "two", "three"),
         labels=("share of the examples that are answered", "mean loss above that of the networks"),
     ),
+    "long labels of one panel": lambda: lines(
+        4, name="name {}", labels=("share of digits that are answered", "accuracy of the answers")
+    ),
     "lines with error bars": lambda: plots.lines_figure(
         {"": {"a": barred([1.0, 2.0, 3.0]), "b": barred([1.0, 2.0, 3.0])}}, ("x", "y"), log="xy"
     ),

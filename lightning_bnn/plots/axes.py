@@ -41,6 +41,8 @@ _BELOW = 0.5
 """Inches from axes to their legend: ticks and a label are in between."""
 _ALONG, _UP = 2.3, 1.9
 """Inches of a panel's axes, which labels do not exceed."""
+_ALONG_CARD, _UP_CARD = 3.4, 1.2
+"""The same of axes alone, with a title and two rows of a legend."""
 _ROW = 0.22
 """Inches of a row of a legend."""
 _HANDLE, _BESIDE = 0.5, 0.6
@@ -115,9 +117,9 @@ def label_edges(axes: Sequence[Axes], labels: tuple[str, str]) -> None:
     """
     place: Any = axes[0].get_subplotspec()
     columns = place.get_gridspec().ncols
+    room = (_ALONG, _UP) if columns > 1 else (_ALONG_CARD, _UP if len(axes) > 1 else _UP_CARD)
     for k, ax in enumerate(axes):
         at_edge = k + columns >= len(axes), k % columns == 0
-        room = _ALONG if columns > 1 else CARD[0] - 0.6, _UP
         both = zip((ax.xaxis, ax.yaxis), labels, at_edge, room, strict=True)
         for axis, label, edge, inches in both:
             if edge or not label:
