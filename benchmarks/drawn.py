@@ -63,7 +63,7 @@ def remember(names: Iterable[str]) -> None:
     for name in names:
         known[name]["code"] = digest(known[name]["by"])
     lines = [
-        f"{name}: {{code: {about['code']}, by: [{', '.join(about['by'])}]}}\n"
+        f"{name}: {{code: '{about['code']}', by: [{', '.join(about['by'])}]}}\n"
         for name, about in sorted(known.items())
     ]
     RECORD.write_text(_HEAD + "".join(lines), encoding="utf-8")

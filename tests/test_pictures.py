@@ -40,6 +40,16 @@ def test_only_what_takes_long_is_left_for_later():
     assert all(PICTURES[name]["minutes"] > 4 for name in later)
 
 
+@pytest.mark.parametrize("code", ["106660696230", "12e456789012", "068e2fe68b7e"])
+def test_a_digest_that_looks_like_a_number_stays_text(code, tmp_path, monkeypatch):
+    monkeypatch.setattr(drawn, "RECORD", tmp_path / "drawn.yaml")
+    monkeypatch.setattr(drawn, "digest", lambda by: code)
+    drawn.RECORD.write_text("a.png: {code: to be made again, by: [some.function]}\n")
+    drawn.remember(["a.png"])
+    assert drawn.record() == {"a.png": {"code": code, "by": ["some.function"]}}
+    assert not drawn.is_old("a.png")
+
+
 # ------------------------------------------------------------ what counts as a change
 BY = "lightning_bnn.studies.toy._figures"
 CHANGES = {

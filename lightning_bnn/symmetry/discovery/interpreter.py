@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from lightning_bnn.symmetry.discovery.draws import is_random
 from lightning_bnn.symmetry.discovery.graph import ancestors, descendants, repeated
 from lightning_bnn.symmetry.discovery.twin_channels import Made
 from lightning_bnn.symmetry.discovery.values import (
@@ -21,7 +22,6 @@ from lightning_bnn.symmetry.discovery.values import (
     full_size,
     has_channels,
     is_applied,
-    is_random,
     is_zero,
     one_law,
     unknown,
@@ -56,6 +56,7 @@ from lightning_bnn.symmetry.rules.table import (
     KEEP_NOISE,
     KEEP_ZEROS,
     MIXES,
+    MULTIPLIES,
     OF_WEIGHTS,
     RESHAPING,
     RULES,
@@ -74,6 +75,7 @@ class Interpreter:
     Attributes:
         system: what the rules of the operations have stated.
         frozen: the operations that were not understood.
+        limits: those beyond which matrices are not followed, as the system has them.
         operations: the names of all operations.
         made: how many channels there were before and after every operation.
     """
@@ -83,6 +85,7 @@ class Interpreter:
         self.system = Constraints()
         self.frozen: list[Frozen] = []
         self.operations: set[str] = set()
+        self.limits: list[Frozen] = []
         self.active: set[Node] = set()
         self.made: dict[Node, tuple[Made, Made]] = {}
 
@@ -101,6 +104,9 @@ class Interpreter:
             elif node.op == "call_function" and node in live:
                 before = Made.so_far(self.system)
                 values[node] = self._call(node, values)
+                self.limits += [
+                    _report(node, limit.reason) for limit in self.system.limits[len(self.limits) :]
+                ]
                 self.made[node] = before, Made.so_far(self.system)
         return values
 
@@ -198,31 +204,38 @@ class Interpreter:
             raise Unsupported("this operation has no rule")
         self.system.operation = name
         result = rules[name](self.system, node, *args, **kwargs)
-        self._mark(name, operands, result, self._marks_by_itself(name, rules))
+        self._mark(name, operands, result, rules)
+        self._hold_complex(name, node, operands)
         return result
 
-    def _marks_by_itself(self, name: str, rules: Mapping[str, Rule]) -> bool:
-        """Whether the rule is one that says which channels it keeps from being mixed."""
-        if rules is OF_WEIGHTS:
-            return name in TAKE_WEIGHTS or rules[name] is weight_products.reshape or name == "add"
-        return rules[name] is RULES.get(name, rules[name])
-
-    def _mark(self, name: str, operands: list[Any], result: Any, by_rule: bool) -> None:
+    def _mark(self, name: str, operands: list[Any], result: Any, rules: Mapping[str, Rule]) -> None:
         """Only operations that are known to be linear leave channels that can be mixed."""
         results = tree_leaves(result, is_leaf=is_operand)
         chooses = any(isinstance(x, Index) for x in operands)
-        known = by_rule and name in MIXES and not chooses
+        by_rule = rules is OF_WEIGHTS or _is_ours(name, rules)
+        limit = "" if by_rule else "an operation whose rule was given"
+        known = (rules is OF_WEIGHTS or (by_rule and name in MIXES)) and not chooses
         for x in operands:
             if not known or (isinstance(x, Squares) and name not in ("mean", "sum")):
-                self._mark_all(x)
+                self._mark_all(x, limit)
         for x in () if known else results:
-            self._mark_all(x)
+            self._mark_all(x, limit)
 
-    def _mark_all(self, x: Any) -> None:
-        """Nothing mixes the channels of an operand."""
+    def _hold_complex(self, name: str, node: Node, operands: list[Any]) -> None:
+        """Complex numbers times others are mixed by complex matrices, which are not looked for."""
+        factors = [x for x in operands if has_channels(x)]
+        if name in MULTIPLIES and len(factors) > 1 and node.meta["val"].is_complex():
+            for x in factors:
+                self._mark_all(x, "a product of complex numbers")
+
+    def _mark_all(self, x: Any, limit: str = "") -> None:
+        """Nothing mixes the channels of an operand, or nothing is known to, through some limit."""
         parts = x.parts if isinstance(x, Factored) else [x.labels] if isinstance(x, Value) else []
         for part in parts:
-            self.system.mark(part, "diagonal")
+            if limit:
+                self.system.hold(part, limit)
+            else:
+                self.system.mark(part, "diagonal")
 
     def _computes_weight(self, node: Node, operands: list[Any]) -> bool:
         """Whether weights alone are combined into one that a layer will apply."""
@@ -244,6 +257,11 @@ class Interpreter:
     def _see_draws(self, operands: Iterable[Any]) -> None:
         """Draws that are used by themselves, too, have a place."""
         self.system.seen_noise.update(x.source for x in operands if isinstance(x, Noise))
+
+
+def _is_ours(name: str, rules: Mapping[str, Rule]) -> bool:
+    """Whether the rule of an operation is not one that was given; those of batch norms are made."""
+    return name in RULES and (rules[name] is RULES[name] or "batch_norm" in name)
 
 
 def _check_sizes(node: Node, where: Frozen) -> None:

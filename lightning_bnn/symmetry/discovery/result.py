@@ -29,7 +29,8 @@ def symmetries_of(channels: Channels) -> Symmetries:
     first_name = channels.owners
     state = channels.model.state_dict()
     shapes = {first_name.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
-    symmetries = solve(channels.system, shapes, channels.twins or [])
+    limits = channels.interpreter.limits
+    symmetries = solve(channels.system, shapes, channels.twins or [], limits)
     axes, shifts = shift_groups(channels.constants_added, symmetries.axes)
     shifted = {axes[p.axis].tensor for group in shifts for p in group.placements}
     forgotten = [
@@ -39,7 +40,8 @@ def symmetries_of(channels: Channels) -> Symmetries:
     symmetries = replace(symmetries, axes=axes, shifts=(*shifts, *forgotten))
     return replace(
         symmetries,
-        frozen=tuple(dict.fromkeys(channels.frozen)) or _why_nothing_moves(channels, symmetries),
+        frozen=tuple(dict.fromkeys((*channels.frozen, *symmetries.frozen)))
+        or _why_nothing_moves(channels, symmetries),
         softmax_shift=channels.shift,
         weights=_weights(channels, symmetries, shapes),
         shapes=shapes,

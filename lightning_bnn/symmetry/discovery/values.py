@@ -34,7 +34,6 @@ __all__ = [
     "full_size",
     "has_channels",
     "is_applied",
-    "is_random",
     "is_zero",
     "one_law",
     "unknown",
@@ -65,11 +64,6 @@ def is_applied(node: Node, active: Container[Node]) -> bool:
 def is_zero(x: Any) -> bool:
     """Whether it is a constant that is zero everywhere."""
     return isinstance(x, Constant) and x.tensor.numel() > 0 and not bool(x.tensor.any())
-
-
-def is_random(node: Node) -> bool:
-    """Whether an operation draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def one_law(operands: Iterable[Any]) -> bool:

@@ -25,6 +25,7 @@ __all__ = [
     "Factored",
     "Index",
     "Noise",
+    "Products",
     "Squares",
     "Turned",
     "Unsupported",
@@ -71,6 +72,11 @@ class Noise(Value):
     """
 
     source: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Products(Value):
+    """Channels times channels, which are summed next: matrices may leave the sum as it is."""
 
 
 @dataclass(frozen=True, eq=False)
