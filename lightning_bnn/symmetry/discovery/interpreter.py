@@ -22,7 +22,6 @@ from lightning_bnn.symmetry.discovery.values import (
     has_channels,
     is_applied,
     is_random,
-    is_zero,
     one_law,
     unknown,
     with_copies,
@@ -31,6 +30,7 @@ from lightning_bnn.symmetry.forward import UnsupportedModel
 from lightning_bnn.symmetry.groups import Frozen
 from lightning_bnn.symmetry.rules import weight_products
 from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
+from lightning_bnn.symmetry.rules.contraction import stop_shifts
 from lightning_bnn.symmetry.rules.factored import as_parts, as_values
 from lightning_bnn.symmetry.rules.labels import (
     Chosen,
@@ -44,6 +44,7 @@ from lightning_bnn.symmetry.rules.labels import (
     Weight,
     core,
     is_operand,
+    is_zero,
     noise_of,
     operation_name,
 )
@@ -55,6 +56,7 @@ from lightning_bnn.symmetry.rules.table import (
     INDEX_SHAPES,
     KEEP_NOISE,
     KEEP_ZEROS,
+    MARK_PARTS,
     MIXES,
     OF_WEIGHTS,
     PASSES_SHIFTS,
@@ -186,12 +188,34 @@ class Interpreter:
             return _moved_index(self.rules[name](self.system, node, *args, **kwargs), args[0])
         if name not in TAKE_INDICES and any(isinstance(x, Chosen) for x in operands):
             raise Unsupported("an index among channels")
-        rules = self.rules
         if name in OF_WEIGHTS and self._computes_weight(node, operands):
-            rules = OF_WEIGHTS
-            args, kwargs = as_parts(self.system, args, kwargs)
+            try:
+                return self._ask_by_parts(name, node, args, kwargs, operands)
+            except Unsupported:  # of activations the products of parts are channels, too
+                if not any(x.active for x in operands if isinstance(x, Factored)):
+                    raise
+            args, kwargs = as_values(self.system, args, kwargs)
         elif name not in TAKE_WEIGHTS:
             args, kwargs = as_values(self.system, args, kwargs)
+        return self._ask(name, self.rules, node, args, kwargs, operands)
+
+    def _ask_by_parts(
+        self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]
+    ) -> Any:
+        if name not in TAKE_WEIGHTS:
+            args, kwargs = as_parts(self.system, args, kwargs)
+        return self._ask(name, OF_WEIGHTS, node, args, kwargs, operands)
+
+    def _ask(
+        self,
+        name: str,
+        rules: Mapping[str, Rule],
+        node: Node,
+        args: Any,
+        kwargs: Any,
+        operands: list[Any],
+    ) -> Any:
+        """What the rule of an operation returns, and what else it says about its operands."""
         leaves = tree_leaves((args, kwargs), is_leaf=is_operand)
         self._see_channels([x for x in leaves if is_operand(x)])
         if name not in ACCEPT_NOISE:
@@ -200,31 +224,27 @@ class Interpreter:
             raise Unsupported("this operation has no rule")
         self.system.operation = name
         result = rules[name](self.system, node, *args, **kwargs)
-        self._mark(name, operands, result, self._marks_by_itself(name, rules))
+        self._mark(name, operands, result, rules)
         return result
 
-    def _marks_by_itself(self, name: str, rules: Mapping[str, Rule]) -> bool:
-        """Whether the rule is one that says which channels it keeps from being mixed."""
-        if rules is OF_WEIGHTS:
-            return name in TAKE_WEIGHTS or rules[name] is weight_products.reshape or name == "add"
-        return rules[name] is RULES.get(name, rules[name])
-
-    def _mark(self, name: str, operands: list[Any], result: Any, by_rule: bool) -> None:
+    def _mark(self, name: str, operands: list[Any], result: Any, rules: Mapping[str, Rule]) -> None:
         """Only operations that are known to be linear leave channels that can be mixed."""
         results = tree_leaves(result, is_leaf=is_operand)
         chooses = any(isinstance(x, Index) for x in operands)
-        computes = any(isinstance(x, Factored) for x in (*operands, *results))
-        known = by_rule and name in MIXES and not chooses
+        of_parts, by_rule = rules is OF_WEIGHTS, rules[name] is RULES.get(name, rules[name])
+        known = (name in MARK_PARTS if of_parts else by_rule and name in MIXES) and not chooses
         for x in operands:
             if not known or (isinstance(x, Squares) and name not in ("mean", "sum")):
                 self._mark_all(x)
         for x in () if known else results:
             self._mark_all(x)
-        if name in PASSES_SHIFTS and by_rule and not chooses and not computes:
+        weights = any(isinstance(x, Factored) and not x.active for x in (*operands, *results))
+        passes = by_rule and name in PASSES_SHIFTS
+        if of_parts:
+            passes = name in TAKE_WEIGHTS or rules[name] is weight_products.reshape
+        if passes and not chooses and not weights:
             return
-        for x in operands if name in WRITES_SHIFTS else (*operands, *results):
-            if isinstance(x, Value):
-                self.system.shifts.stop(x.labels)
+        stop_shifts(self.system, operands if name in WRITES_SHIFTS else (*operands, *results))
 
     def _mark_all(self, x: Any) -> None:
         """Nothing mixes the channels of an operand."""

@@ -35,7 +35,6 @@ __all__ = [
     "has_channels",
     "is_applied",
     "is_random",
-    "is_zero",
     "one_law",
     "unknown",
     "with_copies",
@@ -60,11 +59,6 @@ def is_applied(node: Node, active: Container[Node]) -> bool:
                 seen.add(user)
                 pending.append(user)
     return False
-
-
-def is_zero(x: Any) -> bool:
-    """Whether it is a constant that is zero everywhere."""
-    return isinstance(x, Constant) and x.tensor.numel() > 0 and not bool(x.tensor.any())
 
 
 def is_random(node: Node) -> bool:

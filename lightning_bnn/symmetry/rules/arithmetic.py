@@ -20,19 +20,23 @@ from lightning_bnn.symmetry.rules.broadcasting import (
 from lightning_bnn.symmetry.rules.chosen import compare_index
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record
 from lightning_bnn.symmetry.rules.elementwise import homogeneous, nonlinear
+from lightning_bnn.symmetry.rules.factored import as_value, factored, outer_parts
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
     Chosen,
+    Factored,
     Noise,
     Turned,
     Unsupported,
     Value,
     Weight,
     core,
+    is_zero,
     moving_dims,
     operation_name,
     shape_of,
     solid,
+    zeros,
 )
 from lightning_bnn.symmetry.rules.lookahead import divides
 
@@ -93,10 +97,15 @@ def _written_by_vector(
     return Value(bias.expand(torch.broadcast_shapes(before.shape, bias.shape)))
 
 
-def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Value:
-    """Scales and signs add up; a parameter over all channels is a gain, free on either side."""
+def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Any:
+    """Scales and signs add up; a parameter over all channels is a gain, free on either side.
+
+    Operands with channels along dimensions of their own make an outer product.
+    """
     if isinstance(x, Noise) or isinstance(y, Noise):
         return Value(_beside_noise(system, node, x, y))
+    if is_zero(x) or is_zero(y):
+        return zeros(shape_of(node))
     factor = node.args[1]
     if isinstance(x, Weight) and not isinstance(y, Weight):
         x, y, factor = y, x, node.args[0]
@@ -105,7 +114,9 @@ def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Value:
         product = _multiply_by_gain(system, x, y)
         if product is not None:
             return product
-    left, right = system.labels(x), system.labels(y)
+    left, right = align(system.labels(x), system.labels(y))
+    if type(x) is Value and type(y) is Value and (parts := outer_parts(system, left, right)):
+        return factored(parts, shape_of(node), active=True)
     labels = multiply_labels(system, left, right)
     by_numbers = any(bool((core(t) <= 0).all()) for t in (left, right))
     return Turned(labels) if by_numbers else Value(labels)
@@ -178,7 +189,10 @@ def add_product(
     system: Constraints, node: Node, x: Any, a: Any, b: Any, value: float = 1, **kwargs: Any
 ) -> Value:
     """``x + a * b``."""
-    return _add_combined(system, x, multiply(system, node, a, b))
+    product = multiply(system, node, a, b)
+    if isinstance(product, Factored):
+        product = as_value(system, product)
+    return _add_combined(system, x, product)
 
 
 def add_quotient(

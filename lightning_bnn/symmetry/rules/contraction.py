@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from string import ascii_letters
 from typing import Any
 
 from torch import Tensor
 from torch.fx import Node
+from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
 from lightning_bnn.symmetry.rules.constraints import Constraints
@@ -15,25 +17,42 @@ from lightning_bnn.symmetry.rules.factored import (
     as_value,
     contracted,
     factored,
-    outer_product,
+    is_active,
+    outer_parts,
     parts_of,
+    sum_of,
 )
 from lightning_bnn.symmetry.rules.labels import (
+    FROZEN,
+    Constant,
     Factored,
     Unsupported,
     Value,
     Weight,
     compress,
+    core,
+    is_zero,
     moving_dims,
     shape_of,
     spread,
+    zeros,
 )
 from lightning_bnn.symmetry.rules.lookahead import is_summed
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
 from lightning_bnn.symmetry.rules.shifts import is_forgotten_by_softmax, rows_sum_to_one
 from lightning_bnn.symmetry.rules.tensor_weights import apply_weight
 
-__all__ = ["baddbmm", "contract", "dot", "einsum", "matmul", "ndim_of", "outer", "sum_of_products"]
+__all__ = [
+    "baddbmm",
+    "contract",
+    "dot",
+    "einsum",
+    "matmul",
+    "ndim_of",
+    "outer",
+    "stop_shifts",
+    "sum_of_products",
+]
 
 
 def sum_of_products(
@@ -43,32 +62,61 @@ def sum_of_products(
 
     Without an activation the result is a computed weight.
     """
+    product = _sum_of_products(system, node, operands, letters, result)
+    if len(operands) == 2 and all(isinstance(x, Value) for x in operands) and is_active(product):
+        return _shift_product(system, node, operands, letters, result, product)
+    stop_shifts(system, (*operands, product))
+    return product
+
+
+def _sum_of_products(
+    system: Constraints, node: Node, operands: Sequence[Any], letters: Sequence[str], result: str
+) -> Any:
     weights = [x for x in operands if isinstance(x, Weight)]
-    active = any(isinstance(x, Value) for x in operands)
-    if len(operands) == 2 and active and not any(isinstance(x, Factored) for x in operands):
-        if not weights:
-            if rows := _apart(system, operands, letters, result):
-                return factored(rows, shape_of(node), active=True)
-            return Value(_product(system, operands, letters, result).expand(shape_of(node)))
-        try:
-            return _of_one_weight(system, node, operands, letters, result)
-        except Unsupported:
-            pass
-    if len(operands) > 2 and active and not any(isinstance(x, Factored) for x in operands):
-        return _in_turn(system, node, operands, letters, result)
-    active = active or any(x.active for x in operands if isinstance(x, Factored))
-    parts = [parts_of(system, x) for x in operands]
-    readers = [
-        k
-        for k, x in enumerate(operands)
-        if (not isinstance(x, Value) and not (isinstance(x, Factored) and x.active))
-        and (active or k == 0)
+    active = any(map(is_active, operands))
+    operands = [
+        as_value(system, x) if _is_read_whole(x, t, weights, result) else x
+        for x, t in zip(operands, letters, strict=True)
     ]
+    if active and not weights and any(map(is_zero, operands)):
+        return zeros(shape_of(node))
+    if active and not any(isinstance(x, Factored) for x in operands):
+        done = _of_activations(system, node, operands, letters, result, len(weights))
+        if done is not None:
+            return done
+    parts = [parts_of(system, x) for x in operands]
+    readers = [k for k, x in enumerate(operands) if not is_active(x) and (active or k == 0)]
     done = contracted(system, parts, letters, result, readers)
-    if not active:
-        return factored(done, shape_of(node))
-    labels = outer_product(system, done, len(result))
-    return Value(compress(labels.expand(shape_of(node))))
+    return factored(done, shape_of(node), active)
+
+
+def _is_read_whole(x: Any, letters: str, weights: Sequence[Any], result: str) -> bool:
+    """Whether a weight sums over all channels of what is known by parts."""
+    if not (isinstance(x, Factored) and x.active and weights):
+        return False
+    moving = [d for p in x.parts if bool((p != FROZEN).any()) for d in moving_dims(p)]
+    return not any(letters[d] in result for d in moving)
+
+
+def _of_activations(
+    system: Constraints,
+    node: Node,
+    operands: Sequence[Any],
+    letters: Sequence[str],
+    result: str,
+    weights: int,
+) -> Any:
+    """A product of activations and weights as they are; None where these must be taken apart."""
+    if len(operands) > 2:
+        return _in_turn(system, node, operands, letters, result)
+    if not weights:
+        if rows := _apart(system, operands, letters, result):
+            return factored(rows, shape_of(node), active=True)
+        return Value(_product(system, operands, letters, result).expand(shape_of(node)))
+    try:
+        return _of_one_weight(system, node, operands, letters, result)
+    except Unsupported:
+        return None
 
 
 def _in_turn(
@@ -114,17 +162,13 @@ def _product(
 def _apart(
     system: Constraints, operands: Sequence[Any], letters: Sequence[str], result: str
 ) -> list[Tensor]:
-    """Parts of a product whose operands have channels of their own, which are all kept.
-
-    Such as the sum over tokens of keys times values, whose two sides may be mixed by themselves.
-    """
+    """Parts of a product of activations, none of whose channels are summed."""
     names = [*result, *sorted({c for t in letters for c in t} - set(result))]
     a, b = (spread(system.labels(o), t, names) for o, t in zip(operands, letters, strict=True))
-    first, second = (set(moving_dims(t)) for t in (a, b))
-    if not first - second or not second - first or max(first | second) >= len(result):
+    if max(moving_dims(a, b), default=0) >= len(result):
         return []
     kept = (slice(None),) * len(result) + (0,) * (len(names) - len(result))
-    return [part[kept] for o in (a, b) for part in parts_of(system, Value(o))]
+    return outer_parts(system, a[kept], b[kept])
 
 
 def _of_one_weight(
@@ -154,6 +198,45 @@ def contract(
     return product.expand(tuple(shape))
 
 
+# ------------------------------------------------------------ constants that are added
+def _shift_product(
+    system: Constraints,
+    node: Node,
+    operands: Sequence[Value],
+    letters: Sequence[str],
+    result: str,
+    product: Any,
+) -> Any:
+    """Averages of rows are shifted like the rows; a shift of keys is forgotten by the softmax."""
+    nodes = [a for a in tree_leaves(node.args) if isinstance(a, Node)][-2:]
+    names = [*result, *sorted({c for t in letters for c in t} - set(result))]
+    forgotten, tied = is_forgotten_by_softmax(node), False
+    for k, (x, of_x, of_other) in enumerate(zip(operands, letters, letters[::-1], strict=True)):
+        still = {c for d, c in enumerate(of_x) if d not in moving_dims(x.labels)}
+        averaged = set(of_other[-1:]) == {c for c in names if c not in result} <= still
+        if averaged and rows_sum_to_one(nodes[1 - k]):
+            rows = spread(x.labels, of_x, names)[(...,) + (0,) * (len(names) - len(result))]
+            if isinstance(product, Factored):
+                product = replace(product, shifted=core(rows))
+            else:
+                system.shifts.tie(product.labels, rows)
+            tied = True
+        elif not (forgotten and result[-1:] not in of_other and {*result[-1:]} <= still):
+            system.shifts.stop(x.labels)
+    if not tied:
+        stop_shifts(system, [product])
+    return product
+
+
+def stop_shifts(system: Constraints, operands: Iterable[Any]) -> None:
+    """No bias takes up what these activations are shifted by."""
+    for x in operands:
+        if isinstance(x, Value):
+            system.shifts.stop(x.labels)
+        elif isinstance(x, Factored) and x.shifted is not None:
+            system.shifts.stop(x.shifted)
+
+
 # ------------------------------------------------------------ the letters of an operation
 def einsum(
     system: Constraints, node: Node, equation: str, operands: Sequence[Any], **kwargs: Any
@@ -181,31 +264,7 @@ def matmul(system: Constraints, node: Node, x: Any, y: Any) -> Any:
     first = lead[len(lead) - max(0, sizes[0] - 2) :] + ("Y" if sizes[0] == 1 else "XY")
     second = lead[len(lead) - max(0, sizes[1] - 2) :] + ("Y" if sizes[1] == 1 else "YZ")
     result = lead + ("X" if sizes[0] > 1 else "") + ("Z" if sizes[1] > 1 else "")
-    product = sum_of_products(system, node, (x, y), (first, second), result)
-    if all(isinstance(z, Value) for z in (x, y, product)) and min(sizes) > 1:
-        _shift_product(system, node, x.labels, y.labels, product.labels)
-    else:
-        _stop_shifts(system, (x, y, product))
-    return product
-
-
-def _shift_product(system: Constraints, node: Node, a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Averages of rows are shifted like the rows; a shift of keys is forgotten by the softmax."""
-    averages = rows_sum_to_one(node.args[0])
-    tokens = b.ndim - (2 if averages else 1)
-    system.shifts.stop(a)
-    if averages:
-        system.shifts.tie(out, b.narrow(-2, 0, 1))
-    else:
-        system.shifts.stop(out)
-    if tokens in moving_dims(b) or not (averages or is_forgotten_by_softmax(node)):
-        system.shifts.stop(b)
-
-
-def _stop_shifts(system: Constraints, operands: Sequence[Any]) -> None:
-    for x in operands:
-        if isinstance(x, Value):
-            system.shifts.stop(x.labels)
+    return sum_of_products(system, node, (x, y), (first, second), result)
 
 
 def dot(system: Constraints, node: Node, x: Any, y: Any) -> Any:
@@ -220,12 +279,18 @@ def outer(system: Constraints, node: Node, x: Any, y: Any) -> Any:
 
 def baddbmm(
     system: Constraints, node: Node, bias: Any, x: Any, y: Any, *args: Any, **kwargs: Any
-) -> Value:
-    """``bias + x @ y``, both possibly scaled by numbers."""
-    product = system.labels(matmul(system, node, x, y))
+) -> Any:
+    """``bias + x @ y``, both possibly scaled by numbers; a bias times zero is unread."""
+    product = matmul(system, node, x, y)
+    if kwargs.get("beta") == 0:
+        return product
+    if not isinstance(bias, Value | Constant) or bool((core(system.labels(bias)) > FROZEN).any()):
+        stop_shifts(system, (bias, x, y, product))
+    if isinstance(product, Factored):
+        return sum_of(system, shape_of(node), bias, product)
     if isinstance(bias, Factored):
-        bias = as_value(system, bias, product)
-    return Value(unify(system, system.labels(bias), product).expand(shape_of(node)))
+        bias = as_value(system, bias, product.labels)
+    return Value(unify(system, system.labels(bias), product.labels).expand(shape_of(node)))
 
 
 def ndim_of(x: Any) -> int:

@@ -36,6 +36,7 @@ __all__ = [
     "core",
     "fixed",
     "is_operand",
+    "is_zero",
     "moving_dims",
     "narrow_except",
     "noise_of",
@@ -44,6 +45,7 @@ __all__ = [
     "solid",
     "spread",
     "with_fixed_rest",
+    "zeros",
 ]
 
 FROZEN = 0
@@ -140,17 +142,31 @@ class Factored:
 
     ``parts`` are labels in the shape of the tensor, each along dimensions of its own: those of a
     matrix are one row of labels for its rows and one for its columns. ``active`` says that it is an
-    activation, such as the outputs of all experts before they are summed.
+    activation, such as the outputs of all experts before they are summed. What is ``shifted`` by a
+    constant is the part of what is averaged, such as the values of an attention.
     """
 
     parts: tuple[Tensor, ...]
     shape: torch.Size
     active: bool = False
+    shifted: Tensor | None = None
 
 
 def is_operand(x: object) -> bool:
     """Whether something stands for a tensor."""
     return isinstance(x, Value | Weight | Constant | Factored)
+
+
+def is_zero(x: object) -> bool:
+    """Whether it is zero everywhere, and stays so under every symmetry."""
+    if isinstance(x, Constant):
+        return x.tensor.numel() > 0 and not bool(x.tensor.any())
+    return isinstance(x, Value) and x.labels.numel() > 0 and bool((core(x.labels) < 0).all())
+
+
+def zeros(shape: Sequence[int]) -> Value:
+    """A value that is zero everywhere."""
+    return Value(torch.full((1,) * len(shape), STRUCTURAL_ZERO).expand(tuple(shape)))
 
 
 def fixed(shape: Sequence[int]) -> Value:

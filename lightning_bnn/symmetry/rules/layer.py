@@ -13,7 +13,12 @@ from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
-from lightning_bnn.symmetry.rules.contraction import baddbmm, ndim_of, sum_of_products
+from lightning_bnn.symmetry.rules.contraction import (
+    baddbmm,
+    ndim_of,
+    stop_shifts,
+    sum_of_products,
+)
 from lightning_bnn.symmetry.rules.factored import as_value, contracted, factored, parts_of
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
@@ -54,7 +59,7 @@ def _linear_of_computed(system: Constraints, node: Node, x: Any, weight: Any, bi
     ndim = len(shape_of(node))
     lead = ascii_lowercase[: max(ndim - 1, 0)]
     letters = "YX" if ndim_of(weight) == 2 else "X"
-    _stop_shifts(system, (x, weight, bias))
+    stop_shifts(system, (x, weight, bias))
     product = sum_of_products(
         system, node, (x, weight), (lead + "X", letters), lead + letters.removesuffix("X")
     )
@@ -88,15 +93,8 @@ def addmm(
     """``bias + x @ weight``, both possibly scaled by numbers, which change no channel."""
     if isinstance(weight, Weight) and isinstance(bias, Weight) and len(bias.shape) == 1:
         return linear(system, node, x, _transpose(weight), bias)
-    _stop_shifts(system, (bias, x, weight))
+    stop_shifts(system, (bias, x, weight))
     return baddbmm(system, node, bias, x, weight)
-
-
-def _stop_shifts(system: Constraints, operands: Sequence[Any]) -> None:
-    """No bias takes up what these activations are shifted by."""
-    for operand in operands:
-        if isinstance(operand, Value):
-            system.shifts.stop(operand.labels)
 
 
 def _transpose(weight: Weight) -> Weight:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from lightning_bnn.symmetry.rules.labels import compress, moving_dims, operation_name, shape_of
 from lightning_bnn.symmetry.rules.shifts import is_forgotten_by_softmax
 
-__all__ = ["divides", "is_added_to_scores", "is_summed"]
+__all__ = ["divides", "is_added_to_scores", "is_summed", "sums_next"]
 
 _LINEAR = frozenset("mul add sub div dropout to _to_copy neg contiguous clone alias".split())
 _SHAPES = frozenset(
@@ -58,6 +58,17 @@ def is_summed(node: Node, dim: int) -> bool:
     shape = shape_of(node)
     marker = torch.arange(shape[dim]).reshape([-1 if d == dim else 1 for d in range(len(shape))])
     return _ends_in_sum(node, marker.expand(shape))
+
+
+def sums_next(node: Node) -> list[int]:
+    """The dimensions over which all that reads a node sums at once."""
+    ndim = len(shape_of(node))
+    found = set(range(ndim)) if node.users else set()
+    for user in node.users:
+        of = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim")
+        of = _listed(of) if of is not None and of != [] else range(ndim)
+        found &= {d % ndim for d in of} if operation_name(user) in _SUMS else set()
+    return sorted(found)
 
 
 def _ends_in_sum(node: Node, marker: Tensor) -> bool:

@@ -35,6 +35,7 @@ __all__ = [
     "KEEP_LOGITS",
     "KEEP_NOISE",
     "KEEP_ZEROS",
+    "MARK_PARTS",
     "MIXES",
     "PASSES_SHIFTS",
     "OF_WEIGHTS",
@@ -193,6 +194,7 @@ _OF_WEIGHTS: tuple[tuple[str, Rule], ...] = (
     ("mul multiply", weight_products.multiply),
     ("div divide true_divide", weight_products.divide),
     ("mean sum", weight_products.reduction),
+    ("cumsum", weight_products.running_sum),
     ("norm linalg_vector_norm var std var_mean std_mean amax amin", weight_products.norm),
     ("softmax _softmax log_softmax _log_softmax", weight_products.softmax),
     ("batch_norm _native_batch_norm_legit", weight_products.batch_norm),
@@ -226,6 +228,14 @@ OF_WEIGHTS: dict[str, Rule] = {
     **{name: rule for names, rule in _OF_WEIGHTS for name in names.split()},
 }
 """The rules of weights that are computed from weights, where no activation takes part."""
+MARK_PARTS = frozenset(
+    "add sub subtract rsub mul multiply div divide true_divide mean sum cumsum".split()
+) | {
+    name
+    for name, rule in OF_WEIGHTS.items()
+    if rule is weight_products.reshape or rule in [r for _, r in _CONTRACTIONS]
+}
+"""Their rules say of every part what keeps it from being mixed; after others no part mixes."""
 TAKE_WEIGHTS = frozenset(
     "linear addmm matmul mm bmm mv dot vdot inner outer ger einsum baddbmm embedding conv1d conv2d "
     "conv3d conv_transpose1d conv_transpose2d conv_transpose3d".split()
@@ -246,7 +256,8 @@ EXPANDING = frozenset("expand expand_as broadcast_to repeat".split())
 BROADCASTING = frozenset(
     "add sub mul div maximum minimum where masked_fill gt lt ge le eq ne clamp_min clamp_max clamp "
     "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow clone contiguous alias transpose permute "
-    "unsqueeze masked_scatter matmul mm bmm mv einsum baddbmm".split()
+    "mT mH adjoint movedim moveaxis swapaxes swapdims unsqueeze masked_scatter matmul mm bmm mv "
+    "einsum baddbmm scaled_dot_product_attention".split()
 )
 """Their rules take operands of size 1 along broadcast dimensions; others get the full size."""
 RESHAPING = frozenset("view reshape _unsafe_view flatten ravel".split())
@@ -277,8 +288,8 @@ MIXES = frozenset(
 }
 """Their rules say themselves which channels they keep from being mixed; after others none mix."""
 PASSES_SHIFTS = frozenset(
-    "lift_fresh dropout feature_dropout to _to_copy type_as add linear addmm matmul mm bmm "
-    "conv1d conv2d conv3d embedding index index_select scaled_dot_product_attention expand "
+    "lift_fresh dropout feature_dropout to _to_copy type_as add linear addmm matmul mm bmm einsum "
+    "baddbmm conv1d conv2d conv3d embedding index index_select scaled_dot_product_attention expand "
     "expand_as broadcast_to cat concat concatenate stack repeat repeat_interleave tile".split()
 ) | {name for name, rule in RULES.items() if rule is shape.rearrange}
 """Their rules say themselves what becomes of a constant that is added to channels."""
