@@ -210,7 +210,7 @@ def corner(
     axis = sym.axes[place.axis]
     w = params[axis.tensor]
     offset = _offset(w, sym, axis)
-    if _is_no_matrix(sym, axis):
+    if _is_no_matrix(sym, place.axis):
         permutations = _without_own_blocks(sym, place, permutations)
         w = _reordered(w, sym, place, permutations, offset)
     unmoved = [
@@ -222,7 +222,7 @@ def corner(
     if axis.dim is None:
         return _pick(w.reshape(*w.shape[:offset], -1), offset, {0: at})
     where = {axis.dim: at % axis.size}
-    if _is_no_matrix(sym, axis):
+    if _is_no_matrix(sym, place.axis):
         rows = sym.shapes[axis.tensor][0] // axis.blocks
         return _pick(w, offset, where if axis.blocks == 1 else {0: at // axis.size * rows, **where})
     other = other_axis(sym, place.axis)
@@ -233,10 +233,16 @@ def corner(
     return _pick(w, offset, where)
 
 
-def _is_no_matrix(sym: Symmetries, axis: Axis) -> bool:
-    """Whether units lie along more than two dimensions of a tensor, or along several at once."""
-    dims = {a.dim for a in sym.axes if a.tensor == axis.tensor}
-    return len(dims) > 2 or (len(dims) == 2 and None in dims)
+def _is_no_matrix(sym: Symmetries, axis: int) -> bool:
+    """Whether units lie along more than two dimensions of a tensor, or along several at once.
+
+    They do where rows and columns of a matrix that is part of a vector are its elements.
+    """
+    tensor, dim = sym.axes[axis].tensor, sym.axes[axis].dim
+    dims = {a.dim for a in sym.axes if a.tensor == tensor}
+    moved = sym.placements_by_axis("permutations").keys() - {axis}
+    beside = any((sym.axes[a].tensor, sym.axes[a].dim) == (tensor, dim) for a in moved)
+    return len(dims) > 2 or (len(dims) == 2 and None in dims) or beside
 
 
 def _without_own_blocks(

@@ -54,8 +54,8 @@ from lightning_bnn.symmetry.rules.table import (
     BROADCASTING,
     EXPANDING,
     INDEX_SHAPES,
+    JOINS,
     KEEP_NOISE,
-    KEEP_ZEROS,
     MARK_PARTS,
     MIXES,
     OF_WEIGHTS,
@@ -158,7 +158,7 @@ class Interpreter:
         if all(isinstance(x, Constant) for x in operands):
             return fold(node, args, kwargs)
         needed = name in UNIFORM or (name in EXPANDING and type(args[0]) is Value)
-        needed |= name in KEEP_ZEROS and any(map(is_zero, operands))
+        needed |= name in JOINS and any(map(is_zero, operands))
         if not needed and not any(map(has_channels, operands)):
             return self._of_noise(name, node, operands)
         return self._apply_rule(name, node, args, kwargs, operands)
@@ -217,7 +217,7 @@ class Interpreter:
     ) -> Any:
         """What the rule of an operation returns, and what else it says about its operands."""
         leaves = tree_leaves((args, kwargs), is_leaf=is_operand)
-        self._see_channels([x for x in leaves if is_operand(x)])
+        self._see_channels([x for x in leaves if is_operand(x)], together=name in JOINS)
         if name not in ACCEPT_NOISE:
             self._see_draws(operands)
         if name not in rules:
@@ -262,12 +262,17 @@ class Interpreter:
         combined = OF_WEIGHTS[operation_name(node).removesuffix("_")] is not weight_products.reshape
         return combined and is_applied(node, self.active)
 
-    def _see_channels(self, operands: list[Any]) -> None:
-        """Channels that different operations are applied to are not exchangeable."""
+    def _see_channels(self, operands: list[Any], together: bool) -> None:
+        """Channels that different operations are applied to are not exchangeable.
+
+        Nor are those that one operation takes in different places, unless it puts these together.
+        """
         parts = [p for x in operands if isinstance(x, Factored) for p in x.parts]
         parts += [x.labels for x in operands if isinstance(x, Value)]
         labels = [np.unique(core(p).numpy()) for p in parts]
-        self.system.seen.append(np.unique(np.concatenate([np.zeros(0, np.int64), *labels])))
+        if together:
+            labels = [np.unique(np.concatenate([np.zeros(0, np.int64), *labels]))]
+        self.system.seen += labels
 
     def _see_draws(self, operands: Iterable[Any]) -> None:
         """Draws that are used by themselves, too, have a place."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.broadcasting import unify
-from lightning_bnn.symmetry.rules.chosen import gather_channels, scatter_channels, taken_from
+from lightning_bnn.symmetry.rules.chosen import chosen_of, scatter_channels, taken_from
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record
 from lightning_bnn.symmetry.rules.factored import factored, parts_of
 from lightning_bnn.symmetry.rules.labels import (
@@ -71,11 +71,14 @@ def index(system: Constraints, node: Node, x: Any, *args: Any) -> Any:
     shape = shape_of(node)
     if isinstance(x, Weight) and picked == [0] and not _is_hidden(where[0]):
         return rows_of_table(system, x, where[0], shape)
-    if any(_depends_on_channels(i) for i in where):
+    among = [d for d, i in enumerate(where) if _depends_on_channels(i)]
+    if len(among) > 1 or not all(isinstance(where[d], Index) for d in among):
         raise Unsupported("an index computed from channels")
     if isinstance(x, Weight):
         raise Unsupported("a weight indexed by an activation")
     labels = system.labels(x)
+    for d in among:
+        labels = chosen_of(system, labels, d, where[d])
     _kept(labels, picked, "channels picked by an index computed from the input")
     return Value(_after_index(labels, where, picked, shape))
 
@@ -173,7 +176,7 @@ def gather(system: Constraints, node: Node, x: Any, dim: int, at: Any, **kwargs:
     labels, shape = system.labels(x), shape_of(node)
     dim %= labels.ndim
     if isinstance(at, Index):
-        return gather_channels(system, labels, dim, at, shape)
+        return Value(core(chosen_of(system, labels, dim, at)).expand(shape))
     if _depends_on_channels(at):
         raise Unsupported("an index computed from channels")
     _kept(labels, [dim], "channels picked by an index computed from the input")

@@ -33,8 +33,8 @@ __all__ = [
     "EXPANDING",
     "INDEX_SHAPES",
     "KEEP_LOGITS",
+    "JOINS",
     "KEEP_NOISE",
-    "KEEP_ZEROS",
     "MARK_PARTS",
     "MIXES",
     "PASSES_SHIFTS",
@@ -140,7 +140,7 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("amax amin", reduction.reduction(scale="passes", sign="stops")),
     ("logsumexp", reduction.reduction(scale="stops", sign="stops")),
     ("prod any all count_nonzero", reduction.reduction(scale="stops", sign="stops")),
-    ("max min median nanmedian", reduction.extreme_with_index),
+    ("max min median nanmedian", chosen.extreme_with_index),
     ("var std var_mean std_mean", reduction.variance),
     ("linalg_vector_norm norm", reduction.norm),
     *((f"max_pool{d}d max_pool{d}d_with_indices", reduction.pool(d)) for d in (1, 2, 3)),
@@ -269,8 +269,8 @@ KEEP_NOISE = frozenset(
     "bitwise_not to _to_copy type_as exp log sqrt pow abs sign".split()
 )
 """Of draws and of one number they compute independent draws of one law."""
-KEEP_ZEROS = frozenset("cat concat concatenate stack".split())
-"""Zeros beside an input stay what they are, for channels that take their place later."""
+JOINS = frozenset("cat concat concatenate stack".split())
+"""Their operands stand side by side; zeros beside an input stay what they are there."""
 MIXES = frozenset(
     "neg real positive lift_fresh dropout feature_dropout to _to_copy type_as square pow "
     "add sub subtract rsub mul multiply div divide true_divide mean sum linalg_vector_norm norm "
