@@ -20,6 +20,7 @@ from lightning_bnn.symmetry.discovery.result import symmetries_of
 from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, check_filled, on_network
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.rules.constraints import Rule
+from lightning_bnn.symmetry.rules.labels import Unsupported
 from lightning_bnn.symmetry.rules.table import rules_of
 from lightning_bnn.symmetry.shared_tensors import named_tensors
 
@@ -71,8 +72,12 @@ def discover(
         channels = follow_channels(model, graphs, every)
         for name in custom.keys() - channels.interpreter.operations:
             _log.warning("discover: the network has no operation %r; its rule is not used.", name)
+        try:
+            symmetries = symmetries_of(channels)
+        except Unsupported:  # parts of stacks that cannot be put back
+            symmetries = symmetries_of(follow_channels(model, graphs, every, by_parts=False))
         symmetries = replace(
-            _with_what_is_only_written(symmetries_of(channels), model, graphs, every),
+            _with_what_is_only_written(symmetries, model, graphs, every),
             batch_norm=batch_norm,
             evaluation_only=graphs.evaluation_only,
         )
@@ -104,7 +109,7 @@ def _with_what_is_only_written(
         return symmetries
     try:
         more = symmetries_of(follow_channels(model, graphs, rules, only_written=True))
-    except UnsupportedModel:  # sizes of what is written depend on numbers
+    except (Unsupported, UnsupportedModel):  # sizes of what is written depend on numbers
         return symmetries
     sizes = [
         (s.frozen, s.scaling_dof, s.sign_dof, s.dimension, [g.units for g in s.permutations])

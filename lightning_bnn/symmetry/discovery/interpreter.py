@@ -98,6 +98,8 @@ class Interpreter:
         same = repeated(module)
         self.active |= descendants(n for n, x in inputs.items() if isinstance(x, Value))
         for node in module.graph.nodes:
+            if node in inputs:
+                continue
             if node.op == "get_attr":
                 values[node] = getattr(module, str(node.target), None)
             elif same.get(node) in values:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.arithmetic import softmax
@@ -37,7 +36,7 @@ def attention(
             repeated(system, t.expand(*t.shape[:-3], of_key[-3], *t.shape[-2:]), t.ndim - 3, groups)
             for t in (k, v)
         )
-    tokens = (*torch.broadcast_shapes(of_query[:-2], of_key[:-2]), of_query[-2], of_key[-2])
+    tokens = (*shape_of(node)[:-1], of_key[-2])
     scores = Value(contract(system, q[..., :, None, :], k[..., None, :, :], [-1], tokens))
     if attn_mask is not None:
         scores = Value(unify(system, scores.labels, system.labels(attn_mask)))
