@@ -27,6 +27,7 @@ from lightning_bnn.symmetry.groups import Frozen, SoftmaxShift
 from lightning_bnn.symmetry.rules.broadcasting import unify
 from lightning_bnn.symmetry.rules.constraints import Rule
 from lightning_bnn.symmetry.rules.factored import as_value
+from lightning_bnn.symmetry.rules.gathered import as_chosen
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
     Factored,
@@ -157,6 +158,7 @@ class Channels:
         placeholder = graph.placeholder_of(name)
         before = self._operand(placeholder, graph.sources[placeholder])
         try:
+            value = as_chosen(self.system, value)
             if isinstance(value, Factored):
                 value = as_value(self.system, value)
             unify(self.system, *(self.system.labels(x) for x in (before, value)))

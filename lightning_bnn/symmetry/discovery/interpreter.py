@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.symmetry.discovery.graph import ancestors, descendants, repeated
+from lightning_bnn.symmetry.discovery.marking import mark_mixing, stop_what_is_seen
+from lightning_bnn.symmetry.discovery.reports import check_sizes, report
 from lightning_bnn.symmetry.discovery.twin_channels import Made
 from lightning_bnn.symmetry.discovery.values import (
     draw,
@@ -26,19 +26,18 @@ from lightning_bnn.symmetry.discovery.values import (
     unknown,
     with_copies,
 )
-from lightning_bnn.symmetry.forward import UnsupportedModel
 from lightning_bnn.symmetry.groups import Frozen
 from lightning_bnn.symmetry.rules import weight_products
 from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
-from lightning_bnn.symmetry.rules.contraction import stop_shifts
 from lightning_bnn.symmetry.rules.factored import as_parts, as_values
+from lightning_bnn.symmetry.rules.gathered import as_chosen
 from lightning_bnn.symmetry.rules.labels import (
     Chosen,
     Constant,
     Factored,
+    Gathered,
     Index,
     Noise,
-    Squares,
     Unsupported,
     Value,
     Weight,
@@ -56,20 +55,19 @@ from lightning_bnn.symmetry.rules.table import (
     INDEX_SHAPES,
     JOINS,
     KEEP_NOISE,
-    MARK_PARTS,
-    MIXES,
+    OF_ROWS,
     OF_WEIGHTS,
-    PASSES_SHIFTS,
     RESHAPING,
-    RULES,
     TAKE_INDICES,
     TAKE_WEIGHTS,
     UNIFORM,
     WITHOUT_VALUE,
-    WRITES_SHIFTS,
 )
 
 __all__ = ["Interpreter"]
+
+
+_IN_COMMON = "what an index picks from a stack has, in this use, rows and columns in common"
 
 
 class Interpreter:
@@ -120,6 +118,8 @@ class Interpreter:
         elif isinstance(operand, Factored):
             for part in operand.parts:
                 self.system.freeze(part)
+        elif isinstance(operand, Gathered):
+            self.freeze(as_chosen(self.system, operand))
         elif isinstance(operand, Weight):
             self.system.conflicts.setdefault(
                 operand.name, "used by an operation that is not understood"
@@ -142,8 +142,8 @@ class Interpreter:
             reason = f"its rule does not cover this use ({type(error).__name__}: {error})"
         for operand in operands:
             self.freeze(operand)
-        self.frozen.append(_report(node, reason))
-        _check_sizes(node, self.frozen[-1])
+        self.frozen.append(report(node, reason))
+        check_sizes(node, self.frozen[-1])
         return unknown(node.meta["val"])
 
     def _value(self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]) -> Any:
@@ -186,6 +186,8 @@ class Interpreter:
     def _apply_rule(
         self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]
     ) -> Any:
+        if any(isinstance(x, Gathered) for x in operands):
+            return self._of_rows(name, node, args, kwargs, operands)
         if name in INDEX_SHAPES and isinstance(args[0], Index):
             return _moved_index(self.rules[name](self.system, node, *args, **kwargs), args[0])
         if name not in TAKE_INDICES and any(isinstance(x, Chosen) for x in operands):
@@ -200,6 +202,25 @@ class Interpreter:
         elif name not in TAKE_WEIGHTS:
             args, kwargs = as_values(self.system, args, kwargs)
         return self._ask(name, self.rules, node, args, kwargs, operands)
+
+    def _of_rows(self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]) -> Any:
+        """Of rows that an index picks: for all rows, or of what was chosen by itself."""
+        others = Factored if name in TAKE_INDICES else Factored | Chosen
+        if name in OF_ROWS and not any(isinstance(x, others) for x in operands):
+            try:
+                return self._ask(name, OF_ROWS, node, args, kwargs, operands)
+            except Unsupported:
+                pass
+
+        def chosen(x: Any) -> Any:
+            return as_chosen(self.system, x)
+
+        stacks = [x for x in operands if isinstance(x, Gathered) and isinstance(x.what, Weight)]
+        if any(len(x.what.shape) > 2 for x in stacks):
+            self.frozen.append(report(node, _IN_COMMON))
+        args, kwargs = tree_map(chosen, (args, kwargs), is_leaf=is_operand)
+        operands = [x for x in tree_leaves((args, kwargs), is_leaf=is_operand) if is_operand(x)]
+        return self._apply_rule(name, node, args, kwargs, operands)
 
     def _ask_by_parts(
         self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]
@@ -226,33 +247,9 @@ class Interpreter:
             raise Unsupported("this operation has no rule")
         self.system.operation = name
         result = rules[name](self.system, node, *args, **kwargs)
-        self._mark(name, operands, result, rules)
+        mark_mixing(self.system, name, operands, result, rules)
+        stop_what_is_seen(self.system, name, operands, result, rules)
         return result
-
-    def _mark(self, name: str, operands: list[Any], result: Any, rules: Mapping[str, Rule]) -> None:
-        """Only operations that are known to be linear leave channels that can be mixed."""
-        results = tree_leaves(result, is_leaf=is_operand)
-        chooses = any(isinstance(x, Index) for x in operands)
-        of_parts, by_rule = rules is OF_WEIGHTS, rules[name] is RULES.get(name, rules[name])
-        known = (name in MARK_PARTS if of_parts else by_rule and name in MIXES) and not chooses
-        for x in operands:
-            if not known or (isinstance(x, Squares) and name not in ("mean", "sum")):
-                self._mark_all(x)
-        for x in () if known else results:
-            self._mark_all(x)
-        weights = any(isinstance(x, Factored) and not x.active for x in (*operands, *results))
-        passes = by_rule and name in PASSES_SHIFTS
-        if of_parts:
-            passes = name in TAKE_WEIGHTS or rules[name] is weight_products.reshape
-        if passes and not chooses and not weights:
-            return
-        stop_shifts(self.system, operands if name in WRITES_SHIFTS else (*operands, *results))
-
-    def _mark_all(self, x: Any) -> None:
-        """Nothing mixes the channels of an operand."""
-        parts = x.parts if isinstance(x, Factored) else [x.labels] if isinstance(x, Value) else []
-        for part in parts:
-            self.system.mark(part, "diagonal")
 
     def _computes_weight(self, node: Node, operands: list[Any]) -> bool:
         """Whether weights alone are combined into one that a layer will apply."""
@@ -271,6 +268,8 @@ class Interpreter:
         """
         parts = [p for x in operands if isinstance(x, Factored) for p in x.parts]
         parts += [x.labels for x in operands if isinstance(x, Value)]
+        rows = [x.what for x in operands if isinstance(x, Gathered)]
+        parts += [x for x in rows if isinstance(x, torch.Tensor)]
         labels = [np.unique(core(p).numpy()) for p in parts]
         if together:
             labels = [np.unique(np.concatenate([np.zeros(0, np.int64), *labels]))]
@@ -281,30 +280,8 @@ class Interpreter:
         self.system.seen_noise.update(x.source for x in operands if isinstance(x, Noise))
 
 
-def _check_sizes(node: Node, where: Frozen) -> None:
-    """Channels can be counted only where sizes do not depend on numbers in the input."""
-    tensors = (v for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor))
-    if any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape):
-        line = f" at {where.line}" if where.line else ""
-        raise UnsupportedModel(
-            f"The size of what `{where.operation}`{line} returns depends on the numbers in the "
-            "input, so that its channels cannot be followed. Pass the submodule that has no such "
-            "step, with an input of its own."
-        )
-
-
 def _moved_index(result: Any, index: Index) -> Any:
     """A rearrangement of an index among channels is one."""
     if isinstance(result, Value):
         return Index(result.labels, index.channels)
     return tuple(Index(part.labels, index.channels) for part in result)
-
-
-def _report(node: Node, reason: str) -> Frozen:
-    """Where an operation stands in the network and in the user's code."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    module = re.sub(r"@\d+$", "", stack[-1][0]) if stack else ""
-    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    lines = [x for x in lines if "/torch/" not in x[0]] or lines
-    line = f"{Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else ""
-    return Frozen(operation_name(node), module, line, reason)

@@ -17,6 +17,7 @@ from lightning_bnn.symmetry.rules.labels import (
     Chosen,
     Constant,
     Factored,
+    Gathered,
     Noise,
     Value,
     Weight,
@@ -43,7 +44,7 @@ __all__ = [
 
 def has_channels(x: Any) -> bool:
     """Whether a symmetry might move it."""
-    return isinstance(x, Weight | Factored | Chosen) or (
+    return isinstance(x, Weight | Factored | Chosen | Gathered) or (
         isinstance(x, Value) and bool((core(x.labels) != 0).any())
     )
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from string import ascii_letters
 from typing import Any
 
 from torch import Tensor
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
 from lightning_bnn.symmetry.rules.constraints import Constraints
@@ -22,10 +20,12 @@ from lightning_bnn.symmetry.rules.factored import (
     parts_of,
     sum_of,
 )
+from lightning_bnn.symmetry.rules.gathered_products import contract_gathered
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
     Constant,
     Factored,
+    Gathered,
     Unsupported,
     Value,
     Weight,
@@ -39,7 +39,7 @@ from lightning_bnn.symmetry.rules.labels import (
 )
 from lightning_bnn.symmetry.rules.lookahead import is_summed
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
-from lightning_bnn.symmetry.rules.shifts import is_forgotten_by_softmax, rows_sum_to_one
+from lightning_bnn.symmetry.rules.shifted_products import shift_product, stop_shifts
 from lightning_bnn.symmetry.rules.tensor_weights import apply_weight
 
 __all__ = [
@@ -50,7 +50,6 @@ __all__ = [
     "matmul",
     "ndim_of",
     "outer",
-    "stop_shifts",
     "sum_of_products",
 ]
 
@@ -62,9 +61,11 @@ def sum_of_products(
 
     Without an activation the result is a computed weight.
     """
+    if any(isinstance(x, Gathered) for x in operands):
+        return contract_gathered(system, node, operands, letters, result)
     product = _sum_of_products(system, node, operands, letters, result)
     if len(operands) == 2 and all(isinstance(x, Value) for x in operands) and is_active(product):
-        return _shift_product(system, node, operands, letters, result, product)
+        return shift_product(system, node, operands, letters, result, product)
     stop_shifts(system, (*operands, product))
     return product
 
@@ -196,45 +197,6 @@ def contract(
     for d in sorted(dims, reverse=True):
         product = product.select(d, 0)
     return product.expand(tuple(shape))
-
-
-# ------------------------------------------------------------ constants that are added
-def _shift_product(
-    system: Constraints,
-    node: Node,
-    operands: Sequence[Value],
-    letters: Sequence[str],
-    result: str,
-    product: Any,
-) -> Any:
-    """Averages of rows are shifted like the rows; a shift of keys is forgotten by the softmax."""
-    nodes = [a for a in tree_leaves(node.args) if isinstance(a, Node)][-2:]
-    names = [*result, *sorted({c for t in letters for c in t} - set(result))]
-    forgotten, tied = is_forgotten_by_softmax(node), False
-    for k, (x, of_x, of_other) in enumerate(zip(operands, letters, letters[::-1], strict=True)):
-        still = {c for d, c in enumerate(of_x) if d not in moving_dims(x.labels)}
-        averaged = set(of_other[-1:]) == {c for c in names if c not in result} <= still
-        if averaged and rows_sum_to_one(nodes[1 - k]):
-            rows = spread(x.labels, of_x, names)[(...,) + (0,) * (len(names) - len(result))]
-            if isinstance(product, Factored):
-                product = replace(product, shifted=core(rows))
-            else:
-                system.shifts.tie(product.labels, rows)
-            tied = True
-        elif not (forgotten and result[-1:] not in of_other and {*result[-1:]} <= still):
-            system.shifts.stop(x.labels)
-    if not tied:
-        stop_shifts(system, [product])
-    return product
-
-
-def stop_shifts(system: Constraints, operands: Iterable[Any]) -> None:
-    """No bias takes up what these activations are shifted by."""
-    for x in operands:
-        if isinstance(x, Value):
-            system.shifts.stop(x.labels)
-        elif isinstance(x, Factored) and x.shifted is not None:
-            system.shifts.stop(x.shifted)
 
 
 # ------------------------------------------------------------ the letters of an operation

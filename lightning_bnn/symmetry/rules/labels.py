@@ -23,6 +23,7 @@ __all__ = [
     "Counts",
     "Ends",
     "Factored",
+    "Gathered",
     "Index",
     "Noise",
     "Squares",
@@ -152,9 +153,25 @@ class Factored:
     shifted: Tensor | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """Rows of a stack that an `Index` picks, or what is computed from them alike.
+
+    ``what`` has labels for all rows, along a dimension in front of those of a row, or is the stack
+    itself; the first ``lead`` dimensions of the shape are those of the index, and ``order`` says
+    which index it is.
+    """
+
+    what: Tensor | Weight
+    at: Index
+    order: Any
+    shape: torch.Size
+    lead: int
+
+
 def is_operand(x: object) -> bool:
     """Whether something stands for a tensor."""
-    return isinstance(x, Value | Weight | Constant | Factored)
+    return isinstance(x, Value | Weight | Constant | Factored | Gathered)
 
 
 def is_zero(x: object) -> bool:

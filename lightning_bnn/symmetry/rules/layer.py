@@ -13,12 +13,7 @@ from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
-from lightning_bnn.symmetry.rules.contraction import (
-    baddbmm,
-    ndim_of,
-    stop_shifts,
-    sum_of_products,
-)
+from lightning_bnn.symmetry.rules.contraction import baddbmm, ndim_of, sum_of_products
 from lightning_bnn.symmetry.rules.factored import as_value, contracted, factored, parts_of
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
@@ -31,6 +26,7 @@ from lightning_bnn.symmetry.rules.labels import (
     moving_dims,
     shape_of,
 )
+from lightning_bnn.symmetry.rules.shifted_products import stop_shifts
 
 __all__ = [
     "addmm",

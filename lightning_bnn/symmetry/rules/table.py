@@ -14,6 +14,7 @@ from lightning_bnn.symmetry.rules import (
     chosen,
     contraction,
     elementwise,
+    gathered,
     indexing,
     layer,
     norm,
@@ -38,6 +39,7 @@ __all__ = [
     "MARK_PARTS",
     "MIXES",
     "PASSES_SHIFTS",
+    "OF_ROWS",
     "OF_WEIGHTS",
     "ACCEPT_NOISE",
     "RESHAPING",
@@ -228,6 +230,18 @@ OF_WEIGHTS: dict[str, Rule] = {
     **{name: rule for names, rule in _OF_WEIGHTS for name in names.split()},
 }
 """The rules of weights that are computed from weights, where no activation takes part."""
+OF_ROWS: dict[str, Rule] = {
+    **{name: gathered.moved_rows for name, rule in RULES.items() if rule is shape.rearrange},
+    **{name: gathered.each_row(r) for name, r in RULES.items() if r in _POINTWISE},
+    **{name: gathered.along_row(RULES[name]) for name in "glu softmax _softmax".split()},
+    **{name: gathered.each_row(RULES[name]) for name in ("dropout", "feature_dropout")},
+    **dict.fromkeys("add sub subtract rsub".split(), gathered.sum_of_rows),
+    **dict.fromkeys("mul multiply".split(), gathered.times_rows()),
+    **dict.fromkeys("div divide true_divide".split(), gathered.times_rows(inverse=True)),
+    **{name: RULES[name] for name in "matmul mm bmm einsum".split()},
+    **{name: RULES[name] for name in ("_grouped_mm", "transformers.grouped_mm_fallback")},
+}
+"""The rules of what an index among channels picks from a stack, row by row."""
 MARK_PARTS = frozenset(
     "add sub subtract rsub mul multiply div divide true_divide mean sum cumsum".split()
 ) | {

@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.symmetry.rules import elementwise
 from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
-from lightning_bnn.symmetry.rules.contraction import stop_shifts
 from lightning_bnn.symmetry.rules.factored import factored, is_active, like, parts_of, sum_of
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
@@ -40,6 +39,7 @@ from lightning_bnn.symmetry.rules.lookahead import sums_next
 from lightning_bnn.symmetry.rules.parts import aligned, apart, joined, merged, product
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
 from lightning_bnn.symmetry.rules.shape import rearrange
+from lightning_bnn.symmetry.rules.shifted_products import stop_shifts
 
 __all__ = [
     "add",
