@@ -14,8 +14,8 @@ from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.graph import Graph, Source, ancestors
 from lightning_bnn.symmetry.discovery.interpreter import Interpreter
 from lightning_bnn.symmetry.discovery.logits import find_shift
+from lightning_bnn.symmetry.discovery.parts_of_parameters import parts_to_follow, taken_apart
 from lightning_bnn.symmetry.discovery.routers import Router, routers
-from lightning_bnn.symmetry.discovery.slices import parts_in_branches, taken_apart
 from lightning_bnn.symmetry.discovery.twin_channels import (
     TwinChannels,
     channels_of_twins,
@@ -55,8 +55,7 @@ def follow_channels(
         graphs: what it computes.
         rules: how operations treat channels.
         only_written: whether buffers that are written, but not read, move with what is written.
-        by_parts: whether stacks of tensors, of which each branch reads one, are followed one by
-            one.
+        by_parts: whether parameters that are read part by part are followed so.
     """
     channels = Channels(
         model, graphs, rules, graphs.only_written if only_written else frozenset(), by_parts
@@ -84,7 +83,7 @@ class Channels:
         shift: the layer that writes the logits.
         twins: branches that correspond in all graphs so far.
         routers: layers in front of a softmax in all graphs so far.
-        parts: by name, parts of stacks that are followed as tensors of their own.
+        parts: by name, parts of parameters that are followed as tensors of their own.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Channels:
             reason = f"shares its memory with {other!r} in another layout: held fixed"
             self.system.conflicts[self.owners[name]] = reason
         both = [g for g in (graphs.evaluation, graphs.training) if g is not None]
-        self.parts = parts_in_branches(both, self._sole(), self.mutable) if by_parts else {}
+        self.parts = parts_to_follow(both, self._sole(), self.mutable) if by_parts else {}
 
     def _sole(self) -> set[str]:
         """Tensors that have one name only, and share their memory with no other."""
@@ -176,7 +175,7 @@ class Channels:
         name = self.owners.get(source.name, source.name)
         if source.kind == "buffer":
             return self._buffer(name, source, value)
-        self._names_read.add(self.parts[name].stack if name in self.parts else name)
+        self._names_read.add(self.parts[name].whole if name in self.parts else name)
         return Weight.whole(name, value.shape, is_buffer=False)
 
     def _buffer(self, name: str, source: Source, value: Tensor) -> Any:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lightning_bnn.symmetry.discovery.channels import Channels
 from lightning_bnn.symmetry.discovery.classes import connected
+from lightning_bnn.symmetry.discovery.put_back import put_back
 from lightning_bnn.symmetry.discovery.routers import shifts_of_routers
-from lightning_bnn.symmetry.discovery.slices import put_back
 from lightning_bnn.symmetry.discovery.solve import solve
 from lightning_bnn.symmetry.groups import Frozen, Symmetries
 from lightning_bnn.symmetry.rules.labels import FROZEN
@@ -29,7 +29,7 @@ def symmetries_of(channels: Channels) -> Symmetries:
     first_name = channels.owners
     state = channels.model.state_dict()
     shapes = {first_name.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
-    own = {n: shapes[part.stack][1:] for n, part in channels.parts.items()}
+    own = {n: part.shape for n, part in channels.parts.items()}
     symmetries = solve(channels.system, shapes | own, channels.twins or [])
     forgotten = shifts_of_routers(channels.routers or set(), symmetries.axes)
     symmetries = replace(symmetries, shifts=(*symmetries.shifts, *forgotten))
@@ -80,7 +80,9 @@ def _weights(
 ) -> tuple[str, ...]:
     """Parameters that count for the mass: all but biases, read or not."""
     biases = {e.name for e in channels.system.entries.values() if e.role == "bias"}
-    biases |= {part.stack for n, part in channels.parts.items() if n in biases}
+    biases |= {
+        part.whole for n, part in channels.parts.items() if n in biases and not part.of_vector
+    }
     biases |= {
         a.tensor  # a vector that is used as it stands was added to an output
         for a in symmetries.axes
