@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 HIDDEN := bad_input or frames
 ANNOTATIONS := --jaxtyping-packages=lightning_bnn,beartype.beartype
 
-.PHONY: help demo docs test test-all check bench oldest clean
+.PHONY: help demo docs test test-all check bench oldest loggers peers clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "make %-9s %s\n", $$1, $$2}'
@@ -47,6 +47,12 @@ bench: $(STAMP)  ## large networks, and all that is timed, into docs/benchmarks;
 
 oldest:  ## the lowest versions that pyproject.toml allows, in an environment of their own; PYTHONS="python3.10 python3.13"
 	.ci/oldest $(PYTHONS)
+
+loggers:  ## callbacks with Weights & Biases, MLflow and Comet, in an environment of their own
+	.ci/others loggers
+
+peers:  ## callbacks with TorchUncertainty and Lightning-UQ-Box, in an environment of their own
+	.ci/others peers
 
 docs: $(STAMP)  ## build the site into site/; a broken link fails
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'

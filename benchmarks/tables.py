@@ -52,7 +52,7 @@ def table(name: str, files: Path = FILES) -> str:
 
 
 def origin(name: str, content: dict[str, Any]) -> str:
-    """Machine, threads, versions, command and day."""
+    """Machine, threads, versions, command and day, and where the file is."""
     machine, versions = content["machine"], content["versions"]
     clocks = {row["clock"] for row in content["rows"] if "clock" in row}
     count = "one thread" if content["threads"] == 1 else f"up to {content['threads']} threads"
@@ -63,6 +63,7 @@ def origin(name: str, content: dict[str, Any]) -> str:
         f"torch {versions['torch']}",
         content["date"],
         f"`{content['command']}` (`make bench ONLY={name}`)",
+        f"data: [{name}.json](benchmarks/{name}.json)",
     ]
     return f"*{'; '.join(parts)}*"
 

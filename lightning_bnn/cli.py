@@ -13,28 +13,28 @@ from lightning_bnn.commands.deferred import deferred, imported
 __all__ = ["main"]
 
 COMMANDS = {
-    "population": "thousands of independent networks into one bank, on one machine or many",
-    "bank": "look into a bank of networks, fill it from checkpoints, write it to files",
-    "symmetries": "what can be permuted, rescaled and flipped in a network without changing it",
-    "doctor": "whether a posterior is any good, and what is wrong with it: runs, banks, folders",
+    "population": "train thousands of independent networks into one bank, on one machine or many",
+    "bank": "show what is in a bank of networks, import into it, export from it",
+    "symmetries": "show what can be permuted, rescaled and flipped without changing the function",
+    "doctor": "say whether a posterior (run, bank, folder) is any good, and what is wrong with it",
     "match": "bring a network in a file into the frame of another, so that they can be averaged",
-    "merge": "average networks in files, once they are in one frame",
-    "diff": "whether two networks in files are one function, a copy trained on, or independent",
-    "average": "one network out of banks, runs and checkpoints, once they are in one frame",
+    "merge": "bring networks in files into one frame, and average them",
+    "diff": "tell whether two networks in files are the same, one trained further, or unrelated",
+    "average": "average all networks of banks, runs and checkpoints, in one frame",
 }
 """What each command does; the function of its name lives in ``commands/<name>.py``."""
 TRAINING = {
     "fit": "train a posterior over the weights of a network, as a YAML file says",
-    "validate": "judge it on the validation data",
-    "test": "judge it on the test data, and on what is out of distribution",
-    "predict": "predict with it, and write the predictions to a file",
+    "validate": "judge a posterior on the validation data",
+    "test": "judge a posterior on the test data, and on data that are out of distribution",
+    "predict": "predict with a posterior, and write the predictions to a file",
 }
 """The commands of LightningCLI."""
-PRESETS = {"presets": "the configurations that come with the package: list them, copy one"}
+PRESETS = {"presets": "list the configurations that come with the package, or copy one"}
 STUDIES = {
     "demo": "start here: a reference and seven posteriors on the digits, and one page about them",
     "compare": "P1, tables 1 and 2: posteriors against a reference, in weights and predictions",
-    "calibrate": "any posterior's predictions made as sure as they are right, and prediction sets",
+    "calibrate": "calibrate the predictions of any posterior, and make prediction sets",
     "toy": "P1, figures 1 and 5: ten thousand perceptrons of two units, raw, scaled, sorted",
     "mass": "P1, figure 2: mass of networks, and its minimum over all rescalings",
     "collapse": "P1, figures 3, 7, 8: mutual information of all pairs of an ensemble",
@@ -49,14 +49,14 @@ STUDIES = {
     "tractable": "P2, tables 2 and 3: two ReLU units, with and without symmetrization",
     "symmetrization": "P2's question: what symmetrization gains over tuned mean-field VI",
     "information": "P2: mean and variance of estimates of the information, by width and draws",
-    "reproduce": "all of these: every claim of the papers, the numbers here, and a verdict",
+    "reproduce": "run all of these, and judge every claim of the papers by the numbers",
 }
 """Tables and figures of the papers; the functions live in ``studies/<name>.py``."""
 REFERENCES = {
-    "references": "the sampled posteriors that come with the package, judged anew by their draws",
-    "reference": "sample one of them yourself, by long chains, and see what they are worth",
-    "fidelity": "any posteriors scored against one that was sampled, closest first",
-    "leaderboard": "all methods scored against the sampled posteriors, at equal gradients",
+    "references": "show how good the sampled posteriors of the package are, from their draws",
+    "reference": "sample one of them yourself by long chains, and see how far to trust it",
+    "fidelity": "score posteriors by their distance to one that was sampled, closest first",
+    "leaderboard": "score all methods against the sampled posteriors, at equal cost in gradients",
 }
 """What posteriors are compared with; the functions live in ``studies/<name>.py``, too."""
 EVERY = {**TRAINING, **PRESETS, **COMMANDS, **REFERENCES, **STUDIES}
@@ -73,6 +73,7 @@ def main(args: Sequence[str] | None = None) -> None:
         print(importlib.import_module("lightning_bnn").__version__)
         return
     _check_name(name)
+    _let_threads_rest()
     if os.getcwd() not in sys.path:  # classes of the user; "" would be the folder of a YAML file
         sys.path.insert(0, os.getcwd())
     try:
@@ -89,6 +90,17 @@ def main(args: Sequence[str] | None = None) -> None:
         if message is None:
             raise
         _fail(message)
+
+
+def _let_threads_rest() -> None:
+    """Let torch's threads wait awake for a tenth of a millisecond, not for several.
+
+    They wait for the next operation of torch, and hinder meanwhile what runs between two of them,
+    such as the stacks of small networks. OpenMP reads this when torch is imported, which it is not
+    yet; what a user has set stays.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def _check_name(name: str) -> None:
@@ -126,7 +138,7 @@ def _call(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
 
     for file in config_files(args):
         read_settings(file)
-    prog = f"lightning-bnn {name}"
+    prog, args = f"lightning-bnn {name}", _with_name(command, args)
     if takes_several(command):
         call_with_several(command, args, prog, numbers="weights")
         return
@@ -137,6 +149,13 @@ def _call(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
     parser = StrictParser(prog=prog, description=description)
     parser.add_function_arguments(command, as_positional=False)
     command(**vars(parser.parse_args(args)))
+
+
+def _with_name(command: Callable[..., None], args: Sequence[str]) -> Sequence[str]:
+    """The command line with ``--name`` where a name comes first, as it may: needed or not."""
+    parameter = inspect.signature(command).parameters.get("name")
+    optional = parameter is not None and parameter.default is not parameter.empty
+    return ["--name", *args] if optional and args and not args[0].startswith("-") else args
 
 
 def _usage() -> str:

@@ -40,6 +40,10 @@ class Work:
         workers: how many jobs run side by side.
         folder: where an engine puts its files.
         options: of the engine.
+
+    >>> work = Work(print, [1, 2, 3], lambda: None, workers=2, folder=Path("runs"), options={})
+    >>> len(work.jobs), sorted(ENGINES)
+    (3, ['local', 'ray', 'slurm'])
     """
 
     task: Task
@@ -51,7 +55,15 @@ class Work:
 
 
 def run_here(work: Work) -> None:
-    """One job after the other, in this process; there are no options."""
+    """One job after the other, in this process; there are no options.
+
+    >>> done = []
+    >>> def task(job, watch):
+    ...     done.append(job**2)
+    >>> run_here(Work(task, [1, 2, 3], lambda: None, workers=1, folder=Path("runs"), options={}))
+    >>> done
+    [1, 4, 9]
+    """
     if work.workers != 1 or work.options:
         raise ValueError("`workers` and `options` are for `engine` ray and slurm.")
     for job in work.jobs:

@@ -35,7 +35,18 @@ _LOG_2PI = math.log(2 * math.pi)
 
 # ------------------------------------------------------------ outputs
 class Likelihood(nn.Module, ABC):
-    """What is asked of a likelihood; a module that answers is one, derived from this or not."""
+    """What is asked of a likelihood; a module that answers is one, derived from this or not.
+
+    >>> class Poisson(Likelihood):
+    ...     def log_prob(self, outputs, targets):
+    ...         return torch.distributions.Poisson(outputs.exp()).log_prob(targets).sum(-1)
+    ...     def predictive(self, outputs):
+    ...         return outputs.exp().mean(0)
+    >>> Poisson().log_prob(torch.zeros(4, 3, 1), torch.zeros(3, 1)).unique()  # at rate one
+    tensor([-1.])
+    >>> Poisson().predictive(torch.zeros(4, 3, 1)).shape
+    torch.Size([3, 1])
+    """
 
     @abstractmethod
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -47,7 +58,9 @@ class Likelihood(nn.Module, ABC):
 
 
 class Categorical(Likelihood):
-    """Outputs are logits ``(..., batch, classes)``, targets class indices ``(batch,)``.
+    r"""Outputs are logits ``(..., batch, classes)``, targets class indices ``(batch,)``.
+
+    .. math:: \log p(y \mid z) = z_y - \log \textstyle\sum_c e^{z_c}
 
     >>> Categorical().log_prob(torch.zeros(1, 2), torch.tensor([0]))
     tensor([-0.6931])
@@ -79,7 +92,9 @@ class Categorical(Likelihood):
 
 
 class Bernoulli(Likelihood):
-    """Outputs are one logit ``(..., batch, 1)``, targets are classes 0 and 1, ``(batch,)``.
+    r"""Outputs are one logit ``(..., batch, 1)``, targets are classes 0 and 1, ``(batch,)``.
+
+    .. math:: \log p(y \mid z) = \log \sigma\big((2 y - 1)\, z\big)
 
     >>> Bernoulli().log_prob(torch.zeros(1, 1), torch.tensor([1]))
     tensor([-0.6931])
@@ -104,7 +119,17 @@ class Bernoulli(Likelihood):
 
 
 class GaussianPrediction(NamedTuple):
-    """Mean and variance of a prediction; the variance has the parts of noise and of weights."""
+    r"""Mean and variance of a prediction; the variance has the parts of noise and of weights.
+
+    .. math:: \mu = \tfrac1S \textstyle\sum_s \mu_s, \quad
+        \text{noise} = \tfrac1S \sum_s \sigma_s^2, \quad
+        \text{epistemic} = \tfrac1S \sum_s (\mu_s - \mu)^2
+
+    >>> outputs = torch.tensor([[[1.0]], [[3.0]]])  # of two networks
+    >>> prediction = Gaussian(std=2.0).predictive(outputs)
+    >>> [round(part.item(), 4) for part in (*prediction, prediction.variance)]
+    [2.0, 4.0, 1.0, 5.0]
+    """
 
     mean: Tensor
     noise: Tensor
@@ -117,7 +142,10 @@ class GaussianPrediction(NamedTuple):
 
 
 class Gaussian(Likelihood):
-    """Outputs are means ``(..., batch, targets)``, or means and raw scales side by side.
+    r"""Outputs are means ``(..., batch, targets)``, or means and raw scales side by side.
+
+    .. math:: \log p(y \mid \mu, \sigma) = -\textstyle\sum_t
+        \Big(\tfrac12 (y_t - \mu_t)^2 / \sigma_t^2 + \log \sigma_t + \tfrac12 \log 2 \pi\Big)
 
     Args:
         noise: ``"fixed"`` standard deviation; ``"learned"``, one parameter for each target;
@@ -183,7 +211,9 @@ class Gaussian(Likelihood):
 
 # ------------------------------------------------------------ weights
 class IsotropicGaussianPrior(nn.Module):
-    """Independent Gaussians around zero, the same for every weight: no permutation changes it.
+    r"""Independent Gaussians around zero, the same for every weight: no permutation changes it.
+
+    .. math:: \log p(w) = -\frac{\|w\|^2}{2 \sigma^2} - \frac{d}{2} \log(2 \pi \sigma^2)
 
     Args:
         std: of every weight.

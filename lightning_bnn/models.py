@@ -15,13 +15,21 @@ __all__ = ["FilterResponseNorm", "mlp", "optunet", "resnet18", "resnet20_frn", "
 def mlp(
     inputs: int, hidden: Sequence[int], outputs: int, activation: Callable[[], nn.Module] = nn.ReLU
 ) -> nn.Sequential:
-    """A multilayer perceptron that flattens its input.
+    r"""A multilayer perceptron that flattens its input.
+
+    .. math:: h_{l + 1} = \phi(W_l h_l + b_l)
 
     Args:
         inputs: number of features.
         hidden: width of each hidden layer.
         outputs: number of outputs.
         activation: class of the nonlinearity.
+
+    >>> net = mlp(4, [8, 6], 2)
+    >>> net(torch.randn(5, 2, 2)).shape  # inputs are flattened
+    torch.Size([5, 2])
+    >>> sum(p.numel() for p in net.parameters())  # 4 * 8 + 8 + 8 * 6 + 6 + 6 * 2 + 2
+    108
     """
     if not isinstance(hidden, Iterable) or isinstance(hidden, str):
         raise ValueError(f"`hidden` must be a list of widths, got {hidden!r}.")
@@ -50,7 +58,9 @@ class TwoReLUs(nn.Module):
 
 
 def two_relus() -> TwoReLUs:
-    """The network of P2's tractable posterior.
+    r"""The network of P2's tractable posterior.
+
+    .. math:: f(x) = \mathrm{relu}(w_1 x) + \mathrm{relu}(w_2 x)
 
     >>> two_relus()(torch.ones(3, 1)).shape
     torch.Size([3, 1])
@@ -83,6 +93,10 @@ def resnet18(classes: int = 10, image_size: int = 32) -> nn.Module:
     Args:
         classes: number of outputs.
         image_size: side of the images, 32 for CIFAR, 64 for TinyImageNet, 224 for ImageNet.
+
+    >>> net = resnet18(classes=100)
+    >>> tuple(net.conv1.weight.shape), net.fc.out_features, type(net.maxpool).__name__
+    ((64, 3, 3, 3), 100, 'Identity')
     """
     from torchvision.models import resnet
 
@@ -109,6 +123,11 @@ class FilterResponseNorm(nn.Module):
         eps: added to the mean square.
         threshold: whether the learned threshold ends the layer; otherwise an activation of your own
             follows.
+
+    >>> x = torch.randn(2, 4, 8, 8)
+    >>> layer = FilterResponseNorm(4, threshold=False)
+    >>> torch.allclose(layer(5 * x), layer(x), atol=1e-3)  # the size of a channel is forgotten
+    True
     """
 
     def __init__(self, channels: int, eps: float = 1e-6, threshold: bool = True) -> None:
@@ -139,6 +158,10 @@ def resnet20_frn(classes: int = 10) -> nn.Module:
     """ResNet-20 with filter response normalisation and SiLU, as in large-scale HMC studies.
 
     The blocks are torchvision's.
+
+    >>> net = resnet20_frn()
+    >>> net(torch.randn(1, 3, 32, 32)).shape, sum(p.numel() for p in net.parameters())
+    (torch.Size([1, 10]), 272474)
     """
     from torchvision.models.resnet import BasicBlock
 

@@ -45,6 +45,13 @@ def keyed_randomness(*parts: Part, device: torch.device | str = "cpu") -> Iterat
     Args:
         *parts: the key.
         device: whose generator is meant, besides that of the CPU.
+
+    >>> with keyed_randomness(0, "noise"):
+    ...     first = torch.rand(3)
+    >>> with keyed_randomness(0, "noise"):
+    ...     again = torch.rand(3)
+    >>> torch.equal(first, again)
+    True
     """
     generators = [torch.default_generator]
     device = torch.device(device)

@@ -22,6 +22,12 @@ class MembersStrategy(DDPStrategy):
     harvested networks and checkpoints are those of all members: a run may be resumed with another
     number of processes, or in one. Ordinary data-parallel training would make all members equal.
     It takes what ``DDPStrategy`` takes to start processes.
+
+    >>> from lightning import Trainer
+    >>> off = {"logger": False, "enable_checkpointing": False, "accelerator": "cpu"}
+    >>> trainer = Trainer(strategy="members", devices=2, **off)
+    >>> type(trainer.strategy).__name__, trainer.strategy.share(1000)  # of the first process
+    ('MembersStrategy', (0, 500))
     """
 
     strategy_name = "members"

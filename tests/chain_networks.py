@@ -1,10 +1,13 @@
-"""Random chains of small layers, and what a loop over the networks of a stack gives."""
+"""Stacks of chains, some of them random, and what a loop over their networks gives."""
 
 import torch
 from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call
 
+from lightning_bnn import params as P
+
+EXAMPLES, MEMBERS, SHAPE = 11, 3, (2, 9, 11)
 ACTIVATIONS = [nn.ReLU, lambda: nn.LeakyReLU(0.2), nn.Tanh, nn.GELU, nn.SiLU, nn.ELU,
                lambda: nn.GELU("tanh"), lambda: nn.ReLU(inplace=True), nn.Identity]  # fmt: skip
 
@@ -62,6 +65,26 @@ def _pooling(whole, size):
 
 def _size(layers, shape):
     return nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[2:]
+
+
+def made(model, own=False, dtype=torch.float64, examples=EXAMPLES, shape=SHAPE):
+    """A stack of a network, and inputs."""
+    model = model.to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    stack = {n: t.to(dtype) for n, t in P.populate(model, MEMBERS, generator).items()}
+    lead = (MEMBERS, examples) if own else (examples,)
+    x = torch.randn(*lead, *shape, generator=generator, dtype=dtype)
+    trained = {n for n, _ in model.named_parameters()}
+    stack = {n: t.requires_grad_(n in trained) for n, t in stack.items()}
+    return model, stack, x.requires_grad_()
+
+
+def both(model, stack, x, own=False):
+    """Outputs and gradients of all weights and inputs, of ours and of the loop."""
+    run = P.apply_each if own else P.apply
+    leaves = [x, *(t for t in stack.values() if t.requires_grad)]
+    ours, theirs = run(model, stack, x), looped(model, stack, x, own)
+    return [(ours, theirs), *zip(gradients(ours, leaves), gradients(theirs, leaves), strict=True)]
 
 
 def looped(model, stack, x, own):

@@ -3,6 +3,7 @@ import logging
 import pytest
 import torch
 from annotation_checks import use_cheap_checks
+from no_skips import unskipped
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +32,8 @@ def pytest_configure(config):
     torch.set_num_threads(1)
     if config.getoption("jaxtyping_packages", None):
         use_cheap_checks()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    return unskipped((yield))

@@ -13,6 +13,7 @@ PLAIN += ["--init.hidden", "[7, 6]", "--init.outputs", "3"]
 KNOWN = {}
 EXPERTS = ["--network", "disk_networks.Experts", "--input", "5,4"]
 NORMED = ["--network", "disk_networks.normed", "--input", "5,4"]
+FACTORED = ["--network", "disk_networks.factored", "--input", "5,4"]
 
 
 def plain():
@@ -22,6 +23,11 @@ def plain():
 def normed():
     """A network with a norm over batches."""
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def factored():
+    """A first layer of two factors, whose channels any invertible matrix may mix."""
+    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 3))
 
 
 class Experts(nn.Module):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
@@ -19,6 +21,16 @@ _FENCE = re.compile(r"^[ \t>]*(?:```|~~~)", re.MULTILINE)
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+
+
+def website(name: str) -> ModuleType:
+    """A file of `website`, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"website_{name}", ROOT / f"website/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class Block(NamedTuple):

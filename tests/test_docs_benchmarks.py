@@ -45,7 +45,7 @@ def test_a_file_says_how_it_was_made(path, script):
     assert shlex.split(content["command"])[: len(words)] == words or "--repeats" in words
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", content["date"])
     assert content["machine"].keys() == {"cpu", "cores", "memory_gib"}
-    assert {"python", "torch", "lightning", "numba", "lightning_bnn"} <= content["versions"].keys()
+    assert {"python", "torch", "lightning", "lightning_bnn"} <= content["versions"].keys()
     for row in content["rows"]:
         assert "value" in row or (row["repeats"] >= 1 and len(row["wall"]) == len(row["cpu"]) == 3)
 
@@ -69,7 +69,20 @@ def test_a_table_without_a_file_is_no_table(script):
         script("tables").filled("<!-- table: nothing -->\n<!-- end -->")
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_every_table_leads_to_its_file(name, script):
+    linked = re.findall(r"data: \[(\w+)\.json\]\((\S+)\)", page(name))
+    assert [stem for stem, _ in linked] == script("tables").shown(page(name))
+    assert all(ROOT / "docs" / place in FILES for _, place in linked)
+
+
 # ------------------------------------------------------------ what is recorded
+def test_the_versions_are_those_of_what_is_installed(script):
+    found = script("record").circumstances()["versions"]
+    assert "unknown" not in found.values()
+    assert {"torch", "llvmlite"} <= found.keys()
+
+
 def options(path=None, threads=1):
     return type("Options", (), {"threads": threads, "device": "cpu", "record": path})()
 

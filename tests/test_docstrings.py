@@ -1,13 +1,16 @@
 """Docstrings say something: none is missing where nothing else explains a name, few are short."""
 
 import ast
+import doctest
 import functools
 import importlib
 
 import pytest
-from pages import ROOT
+from pages import ROOT, website
 from source_code import Definition, Source
 from source_package import Package
+
+reference = website("reference")
 
 FEWEST = 5
 COMPLETE = {
@@ -70,6 +73,47 @@ def test_docstrings_have_enough_words_to_say_something():
     assert short == []
 
 
+# ------------------------------------------------------------ examples
+WITHOUT_EXAMPLE = {
+    "calibration.CLASS_METHODS": "a table",
+    "calibration.GAUSSIAN_METHODS": "a table",
+    "doctor.CHECKS": "a table",
+    "engines.ENGINES": "a table",
+    "engines.run_on_ray": "starts a cluster",
+    "engines.run_on_slurm": "starts a cluster",
+    "judging.TestSet": "an alias of a type",
+    "params.Params": "an alias of a type",
+    "posteriors.Predictor": "an alias of a type",
+}
+"""Public names whose docstring has no example, and why."""
+
+
+def has_example(docstring):
+    """Whether something is computed and what it is said to be is there, too."""
+    return any(example.want for example in doctest.DocTestParser().get_examples(docstring or ""))
+
+
+@pytest.mark.parametrize("module", reference.REFERENCE)
+def test_every_public_name_has_an_example(module):
+    home = importlib.import_module(f"lightning_bnn.{module}")
+    docstrings = {name: getattr(home, name).__doc__ for name in reference.public_names(module)}
+    without = {f"{module}.{name}" for name, text in docstrings.items() if not has_example(text)}
+    assert without == {name for name in WITHOUT_EXAMPLE if name.startswith(f"{module}.")}
+
+
+def test_few_names_are_excused_from_an_example():
+    names = sum(len(reference.public_names(module)) for module in reference.REFERENCE)
+    assert len(WITHOUT_EXAMPLE) < 0.05 * names
+
+
+def test_an_example_says_what_comes_out():
+    assert has_example("One.\n\n>>> 1 + 1\n2")
+    assert not has_example("One.\n\n>>> one = 1")
+    assert not has_example("See `two`.")
+    assert not has_example(None)
+
+
+# ------------------------------------------------------------ a small package
 EXAMPLE = '''"""A file with everything in it."""
 
 import lightning as L

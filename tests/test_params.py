@@ -110,7 +110,8 @@ def test_large_networks_run_one_by_one_and_say_so_once(caplog):
         P.apply(model, stack, torch.randn(1, 300))
         P.apply(model, stack, torch.randn(1, 300))
     assert [r.message for r in caplog.records] == [
-        "Sequential is large: its members run one by one (pass `chunk_size` to batch them)."
+        "Sequential runs by operations of torch: batches have fewer than 8 examples.",
+        "Sequential is large: its members run one by one (pass `chunk_size` to batch them).",
     ]
 
 

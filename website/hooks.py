@@ -1,4 +1,4 @@
-"""What the site has beside `docs/`: start page, reference and gallery, made when it is built."""
+"""What the site has beside `docs/`: start page and gallery, made when it is built, and links."""
 
 from __future__ import annotations
 
@@ -9,80 +9,18 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[1]
-REFERENCE = {
-    "symmetry": "Symmetries",
-    "callbacks": "Callbacks",
-    "doctor": "The doctor",
-    "modules": "LightningModules",
-    "methods": "Methods, without Lightning",
-    "posteriors": "Posteriors",
-    "likelihoods": "Likelihoods and priors",
-    "samplers": "Samplers",
-    "metrics": "Metrics",
-    "calibration": "Calibration",
-    "params": "Networks as dicts and stacks",
-    "bank": "Banks",
-    "weight_files": "Weights in files",
-    "datamodules": "Data",
-    "models": "The papers' networks",
-    "references": "Sampled posteriors",
-    "strategies": "Strategies",
-    "judging": "Judging predictions",
-    "engines": "Engines",
-    "plots": "Figures",
-    "randomness": "Keyed random numbers",
-}
-"""Public modules, and the titles of their pages."""
 WHOLE = {
     "index.md": "README.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
+    "security.md": "SECURITY.md",
 }
 """Pages that are files of the repository."""
+EXAMPLES = {
+    f"examples/{path.stem}.md": f"examples/{path.name}" for path in (ROOT / "examples").glob("*.py")
+}
+"""Pages that show a script."""
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
-
-
-def public_names(module: str) -> list[str]:
-    """The names in ``__all__`` of a module of the package, read without importing it.
-
-    Args:
-        module: below `lightning_bnn`.
-    """
-    folder = ROOT / "lightning_bnn" / module
-    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            return sorted(ast.literal_eval(node.value), key=str.lower)
-    raise ValueError(f"{file} has no __all__.")
-
-
-def reference_page(module: str) -> str:
-    """The page of a module: every public name with its signature and docstring.
-
-    Args:
-        module: below `lightning_bnn`.
-    """
-    names = "\n\n".join(f"::: lightning_bnn.{module}.{name}" for name in public_names(module))
-    return f"# {REFERENCE[module]}\n\n`from lightning_bnn.{module} import ...`\n\n{names}\n"
-
-
-def commands() -> dict[str, str]:
-    """The functions behind the commands of the console script, except those of Lightning."""
-    folders = {"COMMANDS": "commands", "REFERENCES": "studies", "STUDIES": "studies"}
-    found = {}
-    for node in ast.parse((ROOT / "lightning_bnn/cli.py").read_text(encoding="utf-8")).body:
-        table = getattr(node.targets[0], "id", "") if isinstance(node, ast.Assign) else ""
-        if isinstance(node, ast.Assign) and table in folders:
-            for name in ast.literal_eval(node.value):
-                found[name] = f"lightning_bnn.{folders[table]}.{name}.{name}"
-    return found
-
-
-def commands_page() -> str:
-    """Every command with its arguments, which are those of a function."""
-    how = "`lightning-bnn COMMAND --help` shows the same, and which arguments are options."
-    functions = "\n\n".join(f"::: {function}" for function in commands().values())
-    return f"# Commands\n\n{how}\n\n{functions}\n"
 
 
 def gallery_page() -> str:
@@ -90,14 +28,36 @@ def gallery_page() -> str:
     made = yaml.safe_load((ROOT / "website/pictures.yaml").read_text(encoding="utf-8"))
     parts = ["# Gallery\n\nEvery picture, the page that says what it shows, and what makes it.\n"]
     for page in sorted((ROOT / "docs").glob("**/*.md")):
-        name = page.relative_to(ROOT / "docs").as_posix()
-        title = page.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        for caption, picture in re.findall(r"!\[([^\]]*)\]\((\S+\.png)\)", page.read_text("utf-8")):
+        name, text = page.relative_to(ROOT / "docs").as_posix(), page.read_text(encoding="utf-8")
+        pictures = re.findall(r"!\[([^\]]*)\]\((\S+\.png)\)", text)
+        if pictures:
+            title = text.partition("\n")[0].lstrip("# ")
+            parts.append(f"## {title}\n\nFrom [{name}]({name}).\n")
+        for caption, picture in pictures:
             place = (Path(name).parent / picture).as_posix()
-            parts.append(f"![{caption}]({place})\n\n{caption} ([{title}]({name}))\n")
+            parts.append(f"![{caption}]({place})\n\n{caption}\n")
             if picture in made:
                 parts.append(f"```console\n{made[picture]['command'].strip()}\n```\n")
     return "\n".join(parts)
+
+
+def example_page(source: str) -> str:
+    """A script, below what its first string says.
+
+    Args:
+        source: the file, from the root of the repository.
+
+    >>> print(example_page("examples/plain_loop.py")[:44])
+    # plain_loop.py
+    <BLANKLINE>
+    A method without Lightning:
+    """
+    text = (ROOT / source).read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    said = ast.get_docstring(tree)
+    assert said is not None, f"{source} says nothing about itself"
+    code = "\n".join(text.splitlines()[tree.body[0].end_lineno :]).strip()
+    return f"# {Path(source).name}\n\n{said}\n\n```python\n{code}\n```\n"
 
 
 def site_link(target: str, page: str) -> str:
@@ -107,8 +67,8 @@ def site_link(target: str, page: str) -> str:
 
     >>> site_link("docs/p1.md", "index.md"), site_link("../README.md#start", "tour.md")
     ('p1.md', 'index.md#start')
-    >>> site_link("../examples/plain_loop.py", "tour.md")
-    ''
+    >>> site_link("../examples/plain_loop.py", "tour.md"), site_link("../LICENSE", "tour.md")
+    ('examples/plain_loop.md', '')
     """
     if "://" in target or target.startswith("#"):
         return target
@@ -118,7 +78,7 @@ def site_link(target: str, page: str) -> str:
     parts: list[str] = []
     for part in place.parts:
         parts = parts[:-1] if part == ".." else [*parts, part]
-    whole = {source: name for name, source in WHOLE.items()}
+    whole = {source: name for name, source in {**WHOLE, **EXAMPLES}.items()}
     resolved = "/".join(parts)
     if resolved in whole:
         found = whole[resolved]
@@ -153,8 +113,7 @@ def on_files(files, config):  # type: ignore[no-untyped-def]  # mkdocs is not kn
     from mkdocs.structure.files import File
 
     made = {name: (ROOT / source).read_text(encoding="utf-8") for name, source in WHOLE.items()}
-    made |= {f"reference/{name}.md": reference_page(name) for name in REFERENCE}
-    made["reference/commands.md"] = commands_page()
+    made |= {name: example_page(source) for name, source in EXAMPLES.items()}
     made["gallery.md"] = gallery_page()
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))

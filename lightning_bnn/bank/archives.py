@@ -45,6 +45,14 @@ def import_archives(
 
     Returns:
         How many networks were added; each record holds archive, file and number.
+
+    >>> import tempfile
+    >>> bank, copy = CheckpointBank(tempfile.mkdtemp()), CheckpointBank(tempfile.mkdtemp())
+    >>> bank.extend({"w": torch.arange(5.0)[:, None]})
+    >>> folder = tempfile.mkdtemp()
+    >>> archives = export_archives(bank, folder, "tiny", per_archive=2)
+    >>> import_archives(copy, folder), copy[3]["w"].float(), copy.records[3]["number"]
+    (5, tensor([3.]), 3)
     """
     if limit is not None and limit < 1:
         raise ValueError(f"`limit` must be at least 1, got {limit}.")
@@ -112,6 +120,13 @@ def export_archives(
 
     Returns:
         The archives.
+
+    >>> import tempfile
+    >>> bank = CheckpointBank(tempfile.mkdtemp())
+    >>> bank.extend({"w": torch.arange(5.0)[:, None]})
+    >>> archives = export_archives(bank, tempfile.mkdtemp(), "tiny", per_archive=2)
+    >>> len(archives), archives[0].suffix
+    (3, '.tgz')
     """
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise ValueError(f"`name` must be letters, digits, dots and dashes, got {name!r}.")

@@ -127,6 +127,13 @@ def export_files(
         folder: where to write; it is made.
         kind: ``"safetensors"``, or ``"pt"`` for `torch.load`.
         prefix: put before every name, such as ``"net."``.
+
+    >>> import tempfile
+    >>> bank = CheckpointBank(tempfile.mkdtemp())
+    >>> bank.extend({"w": torch.arange(2.0)[:, None]})
+    >>> paths = export_files(bank, tempfile.mkdtemp(), kind="pt", prefix="net.")
+    >>> [path.name for path in paths], torch.load(paths[1])
+    (['network-0.pt', 'network-1.pt'], {'net.w': tensor([1.])})
     """
     if kind not in ("safetensors", "pt"):
         raise ValueError(f"`kind` must be safetensors or pt, got {kind!r}.")

@@ -24,6 +24,13 @@ def read_state(path: Path, mmap: bool = False) -> tuple[Params, dict[str, Any]]:
     Args:
         path: a file of one of `FORMATS`.
         mmap: leave tensors that torch has written on the disk until they are used.
+
+    >>> import tempfile
+    >>> import torch
+    >>> path = Path(tempfile.mkdtemp()) / "run.ckpt"
+    >>> torch.save({"state_dict": {"net.w": torch.ones(2)}, "global_step": 30, "epoch": 2}, path)
+    >>> read_state(path)
+    ({'net.w': tensor([1., 1.])}, {'step': 30, 'epoch': 2})
     """
     if path.suffix == ".safetensors":
         return _read_safetensors(path), {}
@@ -49,13 +56,26 @@ def _read_safetensors(path: Path) -> Params:
 
 
 def strip_prefix(state: Params, prefix: str, wanted: Sequence[str] | None = None) -> Params:
-    """The tensors whose names start with a prefix, without it; only those wanted."""
+    """The tensors whose names start with a prefix, without it; only those wanted.
+
+    >>> import torch
+    >>> state = {"net.w": torch.ones(1), "net.b": torch.zeros(1), "loss.w": torch.ones(3)}
+    >>> strip_prefix(state, "net."), list(strip_prefix(state, "net.", wanted=["w"]))
+    ({'w': tensor([1.]), 'b': tensor([0.])}, ['w'])
+    """
     inner = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
     return inner if wanted is None else {name: inner[name] for name in wanted}
 
 
 def find_prefix(path: Path, state: Params, wanted: Mapping[str, Tensor], given: str | None) -> str:
-    """The one prefix with which all names and shapes of a network are in a file."""
+    """The one prefix with which all names and shapes of a network are in a file.
+
+    >>> import torch
+    >>> net = torch.nn.Linear(2, 1)
+    >>> state = {f"model.net.{name}": t for name, t in net.state_dict().items()}
+    >>> find_prefix(Path("run.ckpt"), state, net.state_dict(), given=None)
+    'model.net.'
+    """
     first = next(iter(wanted))
     candidates = sorted({n[: -len(first)] for n in state if n == first or n.endswith(f".{first}")})
     candidates = candidates if given is None else [given]

@@ -48,6 +48,18 @@ class Calibrated(ABC):
         before: numbers of the others without it.
         after: the same with it.
         module: what predicts, anything with ``outputs(inputs)``; it is not saved.
+
+    >>> import tempfile
+    >>> from lightning_bnn.calibration import calibrated
+    >>> logits = torch.tensor([[[4.0, 0.0]]]).repeat(1, 400, 1)
+    >>> labels = (torch.arange(400) % 4) // 3  # a quarter is of the other class
+    >>> found = calibrated(Categorical(), (logits,), labels)
+    >>> found.after["nll"] < found.before["nll"]
+    True
+    >>> path = f"{tempfile.mkdtemp()}/calibration.pt"
+    >>> found.save(path)
+    >>> Calibrated.load(path).calibrator == found.calibrator
+    True
     """
 
     method: str
@@ -116,6 +128,15 @@ class CalibratedClasses(Calibrated):
     Attributes:
         rule: prediction sets of calibrated probabilities.
         diagrams: reliability before and after, ``(2, 3, bins)``.
+
+    >>> from lightning_bnn.calibration import calibrated
+    >>> logits = torch.tensor([[[4.0, 0.0]]]).repeat(1, 400, 1)
+    >>> labels = (torch.arange(400) % 4) // 3  # a quarter is of the other class
+    >>> found = calibrated(Categorical(), (logits,), labels, alpha=0.5)
+    >>> type(found).__name__, bool(found.probs_of(logits[:, :1])[0, 0] < 0.9)  # it was 0.98
+    ('CalibratedClasses', True)
+    >>> found.sets_of(logits[:, :1]), found.sets_of(logits[:, :1], alpha=0.1)
+    (tensor([[ True, False]]), tensor([[True, True]]))
     """
 
     rule: ConformalSets
@@ -186,6 +207,15 @@ class CalibratedGaussian(Calibrated):
         stds: their standard deviations.
         targets: of these examples.
         reached: shares of the targets below predicted quantiles before and after.
+
+    >>> from lightning_bnn.calibration import calibrated
+    >>> targets = torch.tensor([[1.0], [-1.0]]).repeat(100, 1)
+    >>> predictions = torch.zeros(1, 200, 1), torch.full((1, 200, 1), 0.1)  # ten times too narrow
+    >>> found = calibrated(Gaussian(), predictions, targets, method="moments")
+    >>> means, stds = found.calibrator(*predictions)
+    >>> intervals = found.intervals_of_mixture(means, stds)
+    >>> round(stds[0, 0].item(), 4), round(intervals.high[0].item(), 4)
+    (1.0, 1.0)
     """
 
     kind: str

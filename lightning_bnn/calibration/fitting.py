@@ -54,6 +54,13 @@ def calibrated(
         held_out: the part of the examples that is not for the calibrator.
         seed: of the split and of randomised sets.
         module: what predicts, kept for new inputs.
+
+    >>> from lightning_bnn.likelihoods import Categorical
+    >>> logits = torch.tensor([[[4.0, 0.0]]]).repeat(1, 400, 1)
+    >>> labels = (torch.arange(400) % 4) // 3  # a quarter is of the other class
+    >>> found = calibrated(Categorical(), (logits,), labels, held_out=0.25)
+    >>> found.fitted_to, found.calibrator.value > 1  # the predictions were too sure
+    (300, True)
     """
     method = method_of(likelihood, method)
     for values in predictions:

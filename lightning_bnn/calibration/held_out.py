@@ -19,6 +19,11 @@ def validation_loaders(datamodule: Any) -> list[Any]:
 
     Args:
         datamodule: anything with a ``val_dataloader``, after ``setup("fit")``.
+
+    >>> from lightning_bnn.datamodules import Yacht
+    >>> (loader,) = validation_loaders(Yacht(val_size=50))
+    >>> len(loader.targets)
+    50
     """
     make = getattr(datamodule, "val_dataloader", None)
     if not callable(make):

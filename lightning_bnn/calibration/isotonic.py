@@ -15,12 +15,19 @@ __all__ = ["Isotonic", "fit_isotonic"]
 
 @dataclass(frozen=True)
 class Isotonic:
-    """Rising functions of mean probabilities, one for each class, whose values are renormalised.
+    r"""Rising functions of mean probabilities, one for each class, whose values are renormalised.
+
+    .. math:: f_c(\bar p_c) \,/\, \textstyle\sum_k f_k(\bar p_k)
 
     Attributes:
         knots: probabilities between which the functions are linear, ``(classes, knots)``; rows are
             filled up with their last entry.
         values: of the functions there.
+
+    >>> knots = torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+    >>> calibrator = Isotonic(knots, torch.tensor([[0.2, 0.8], [0.2, 0.8]]))
+    >>> calibrator(torch.tensor([[50.0, 0.0]])).round(decimals=4)
+    tensor([[0.8000, 0.2000]], dtype=torch.float64)
     """
 
     knots: Tensor
@@ -40,6 +47,9 @@ class Isotonic:
 def fit_isotonic(logits: Tensor, labels: Tensor) -> Isotonic:
     r"""Rising functions that fit best how often each class is the right one.
 
+    .. math:: \min_{f_c \text{ rising}} \textstyle\sum_i (f_c(p_{ic}) - t_{ic})^2, \quad
+        t_{ic} = \frac{n [y_i = c] + p_{ic}}{n + 1}
+
     One example's worth of the prediction itself is mixed in: the targets are
     :math:`(n [y_i = c] + p_{ic}) / (n + 1)`. So no class gets a probability of zero, however few
     examples there are; plain isotonic regression gives many, and an infinite NLL with the first
@@ -52,6 +62,11 @@ def fit_isotonic(logits: Tensor, labels: Tensor) -> Isotonic:
     Args:
         logits: of held-out examples, ``(samples, batch, classes)``, or those of one network.
         labels: their classes ``(batch,)``.
+
+    >>> logits = torch.tensor([[4.0, 0.0]]).repeat(300, 1)  # 98 % sure, and 2 of 3 are right
+    >>> calibrator = fit_isotonic(logits, (torch.arange(300) % 3) // 2)
+    >>> calibrator(logits)[0].round(decimals=2)
+    tensor([0.6700, 0.3300], dtype=torch.float64)
     """
     logits, labels = checked_pair(logits, labels)
     probs = pooled(logits)[0].exp().clamp_min(torch.finfo(torch.float64).tiny)

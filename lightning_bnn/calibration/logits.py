@@ -17,6 +17,12 @@ def class_logits(likelihood: nn.Module, outputs: Tensor) -> Tensor:
     Args:
         likelihood: ``Categorical``, or ``Bernoulli``, whose one logit becomes two.
         outputs: of every network.
+
+    >>> from lightning_bnn.likelihoods import Bernoulli
+    >>> outputs = torch.tensor([[[2.0]]])
+    >>> probs = class_logits(Bernoulli(), outputs).softmax(-1)
+    >>> torch.allclose(probs[..., 1:].float(), outputs.sigmoid())
+    True
     """
     logits = outputs.double()
     if isinstance(likelihood, Bernoulli):
@@ -68,9 +74,14 @@ def log_mean_probs(logits: Tensor) -> Tensor:
 
 
 def pooled(logits: Tensor) -> Tensor:
-    """The mean prediction of several networks as one network, ``(1, batch, classes)``.
+    r"""The mean prediction of several networks as one network, ``(1, batch, classes)``.
+
+    .. math:: z_c = \log \tfrac1S \textstyle\sum_s softmax(z_s)_c
 
     Args:
         logits: ``(samples, batch, classes)``, or those of one network.
+
+    >>> pooled(torch.tensor([[[4.0, 0.0]], [[0.0, 4.0]]])).softmax(-1)
+    tensor([[[0.5000, 0.5000]]], dtype=torch.float64)
     """
     return log_mean_probs(checked_logits(logits))[None]

@@ -40,6 +40,9 @@ def method_of(likelihood: nn.Module, name: str | None = None) -> str:
     Args:
         likelihood: ``Categorical``, ``Bernoulli`` or ``Gaussian``.
         name: of the calibrator.
+
+    >>> method_of(Categorical()), method_of(Gaussian()), method_of(Gaussian(), "moments")
+    ('temperature', 'spread', 'moments')
     """
     if isinstance(likelihood, (Categorical, Bernoulli)):
         names = tuple(CLASS_METHODS)
@@ -61,6 +64,12 @@ def read(likelihood: Any, method: str, outputs: Tensor) -> Predictions:
         likelihood: says what outputs mean.
         method: name of the calibrator.
         outputs: ``(samples, batch, ...)``.
+
+    >>> outputs = torch.zeros(5, 8, 3)  # of five networks
+    >>> [part.shape for part in read(Categorical(), "temperature", outputs)]  # their mean
+    [torch.Size([1, 8, 3])]
+    >>> [part.shape for part in read(Gaussian(), "spread", outputs)]  # means and deviations
+    [torch.Size([5, 8, 3]), torch.Size([5, 8, 3])]
     """
     if method in GAUSSIAN_METHODS:
         means, stds = likelihood.moments(outputs.double())

@@ -23,7 +23,12 @@ __all__ = [
 
 
 class Intervals(NamedTuple):
-    """Lower and upper ends, in the shape of the targets."""
+    """Lower and upper ends, in the shape of the targets.
+
+    >>> intervals = Intervals(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 2.0]))
+    >>> intervals.contain(torch.tensor([2.0, 2.0])), intervals.width
+    (tensor([False,  True]), tensor([1., 2.]))
+    """
 
     low: Tensor
     high: Tensor
@@ -42,6 +47,11 @@ class Band(NamedTuple):
     """What is predicted before calibration: intervals, and the unit in which they are widened.
 
     Every tensor has the shape of the targets, ``(batch, ...)``.
+
+    >>> from lightning_bnn.calibration import quantile_band
+    >>> band = quantile_band(torch.zeros(1, 3), torch.ones(1, 3), alpha=0.1)
+    >>> [round(part[0].item(), 3) for part in band]  # of a standard normal, in units of one
+    [-1.645, 1.645, 1.0]
     """
 
     low: Tensor
@@ -50,13 +60,20 @@ class Band(NamedTuple):
 
 
 def mean_band(means: Tensor, stds: Tensor) -> Band:
-    """The mean of a mixture of Gaussians, to be widened by multiples of its standard deviation.
+    r"""The mean of a mixture of Gaussians, to be widened by multiples of its standard deviation.
+
+    .. math:: l = h = \tfrac1S \textstyle\sum_s \mu_s, \quad
+        s^2 = \tfrac1S \sum_s (\sigma_s^2 + \mu_s^2) - l^2
 
     These are split conformal intervals with normalised residuals.
 
     Args:
         means: of every network, ``(samples, batch, ...)``.
         stds: in the same shape.
+
+    >>> band = mean_band(torch.tensor([[0.0], [2.0]]), torch.zeros(2, 1) + 1e-6)  # two networks
+    >>> [round(part.item(), 4) for part in band]
+    [1.0, 1.0, 1.0]
     """
     centre, std = mixture_moments(means, stds)
     return Band(centre, centre, std)
@@ -72,6 +89,10 @@ def quantile_band(means: Tensor, stds: Tensor, alpha: int | float = 0.1) -> Band
         means: of every network, ``(samples, batch, ...)``.
         stds: in the same shape.
         alpha: what lies outside of the interval.
+
+    >>> band = quantile_band(torch.zeros(2, 1), torch.ones(2, 1), alpha=0.05)
+    >>> round(band.low.item(), 2), round(band.high.item(), 2)
+    (-1.96, 1.96)
     """
     check_alpha(alpha)
     levels = torch.tensor([alpha / 2, 1 - alpha / 2], dtype=torch.float64)
@@ -81,13 +102,21 @@ def quantile_band(means: Tensor, stds: Tensor, alpha: int | float = 0.1) -> Band
 
 @dataclass(frozen=True)
 class ConformalIntervals:
-    """Intervals, given calibration examples; called, it makes those of new predictions.
+    r"""Intervals, given calibration examples; called, it makes those of new predictions.
+
+    .. math:: [l - q s,\; h + q s], \quad q = \text{quantile of } \max(l_i - y_i,\; y_i - h_i) / s_i
 
     Attributes:
         scores: how far every calibration target lies outside of its band, in units of its scale.
         groups: to which group each calibration example belongs.
         alpha: the share of targets that may lie outside.
         count: how many groups there are.
+
+    >>> from lightning_bnn.calibration import Band, conformal_intervals
+    >>> zeros = torch.zeros(99)
+    >>> rule = conformal_intervals(Band(zeros, zeros, zeros + 1), torch.arange(99.0), alpha=0.1)
+    >>> rule.thresholds().item(), rule.at(0.5).thresholds().item()  # the 90th and the 50th score
+    (89.0, 49.0)
     """
 
     scores: Tensor

@@ -44,6 +44,12 @@ class SetScore:
         penalty: :math:`\lambda` of ``"raps"``.
         free: :math:`k` of ``"raps"``, how many classes cost nothing.
         seed: of what is drawn.
+
+    >>> probs = torch.tensor([[0.5, 0.25, 0.125, 0.125]])
+    >>> SetScore("thr")(probs).tolist()
+    [[0.5, 0.75, 0.875, 0.875]]
+    >>> SetScore("aps", randomised=False)(probs).tolist()
+    [[0.5, 0.75, 0.875, 1.0]]
     """
 
     score: Score = "thr"
@@ -85,7 +91,9 @@ class SetScore:
 
 @dataclass(frozen=True)
 class ConformalSets:
-    """Prediction sets, given calibration examples; called, it makes those of new predictions.
+    r"""Prediction sets, given calibration examples; called, it makes those of new predictions.
+
+    .. math:: \{c : s_c(x) \leq q\}, \quad q = \text{quantile of } s_{y_i}(x_i)
 
     Attributes:
         scores: of the true classes of the calibration examples.
@@ -94,6 +102,12 @@ class ConformalSets:
         alpha: the share of examples whose class may be missing from its set.
         by_class: whether that holds for the examples of every class (Mondrian), not only for all.
         rule: what scores are.
+
+    >>> from lightning_bnn.calibration import conformal_sets
+    >>> probs = torch.tensor([[0.75, 0.25]]).repeat(20, 1)
+    >>> rule = conformal_sets(probs, (torch.arange(20) % 4) // 3, alpha=0.5)
+    >>> rule.thresholds().item(), rule.at(0.1).thresholds().item()  # 1 - 0.75, 1 - 0.25
+    (0.25, 0.75)
     """
 
     scores: Tensor
@@ -143,6 +157,9 @@ def conformal_sets(
     seed: int = 0,
 ) -> ConformalSets:
     r"""Prediction sets that miss the true class of at most :math:`\alpha` of new examples.
+
+    .. math:: \{c : s_c(x) \leq q\}, \quad q = \text{the } \lceil (n + 1)(1 - \alpha) \rceil
+        \text{-th smallest of } s_{y_i}(x_i)
 
     That holds for any predictions, right or wrong, on average over calibration and new examples
     that are exchangeable and that the network was not trained on. Too few calibration examples

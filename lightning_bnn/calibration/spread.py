@@ -24,9 +24,15 @@ _BOUNDS = (0.01, 100.0)
 class Spread:
     r"""Stretches the predictive mixture around its mean: its standard deviation is multiplied.
 
+    .. math:: \mu'_s = \bar\mu + a (\mu_s - \bar\mu), \quad \sigma'_s = a\, \sigma_s
+
     Attributes:
         value: the factor; above one it makes predictions less sure.
         at_bound: whether the search ended at its bound, 0.01 or 100.
+
+    >>> means, stds = Spread(2.0)(torch.tensor([[0.0], [2.0]]), torch.ones(2, 1))
+    >>> means.flatten().tolist(), stds.flatten().tolist()
+    ([-1.0, 3.0], [2.0, 2.0])
     """
 
     value: float

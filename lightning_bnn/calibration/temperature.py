@@ -23,6 +23,11 @@ class Temperature:
     Attributes:
         value: the temperature :math:`T`; above one it makes predictions less sure.
         at_bound: whether the search ended at one of `BOUNDS`.
+
+    >>> import math
+    >>> import torch
+    >>> Temperature(2.0)(torch.tensor([[2 * math.log(3), 0.0]])).round(decimals=4)
+    tensor([[0.7500, 0.2500]], dtype=torch.float64)
     """
 
     value: float

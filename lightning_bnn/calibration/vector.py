@@ -23,6 +23,11 @@ class VectorScaling:
     Attributes:
         scale: :math:`w`, one for each class.
         shift: :math:`b`, one for each class; they sum to zero.
+
+    >>> shift = torch.tensor([0.5, -0.5])
+    >>> probs = VectorScaling(torch.ones(2), shift)(torch.zeros(1, 2))
+    >>> torch.allclose(probs[0].float(), shift.softmax(0))
+    True
     """
 
     scale: Tensor
@@ -55,6 +60,11 @@ def fit_vector(logits: Tensor, labels: Tensor, penalty: float = 1.0) -> VectorSc
         logits: of held-out examples, ``(samples, batch, classes)``, or those of one network.
         labels: their classes ``(batch,)``.
         penalty: :math:`\lambda`.
+
+    >>> logits = torch.zeros(1000, 2)
+    >>> calibrator = fit_vector(logits, (torch.arange(1000) % 4) // 3)  # a quarter is of class 1
+    >>> calibrator(logits)[0].round(decimals=2)
+    tensor([0.7500, 0.2500], dtype=torch.float64)
     """
     positive("penalty", penalty)
     logits, labels = checked_pair(logits, labels)

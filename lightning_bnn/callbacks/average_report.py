@@ -17,6 +17,10 @@ class AverageReport:
         matches: how many were matched anew.
         moved_units: units of the last network in other places, or flipped, than in the average.
         seconds: wall time of all of it, without validation.
+
+    >>> report = AverageReport(networks=20, looks=2, matches=1, moved_units=3, seconds=0.25)
+    >>> str(report).partition(";")[0]
+    '20 networks in 0.25 s'
     """
 
     networks: int

@@ -44,6 +44,18 @@ class ChainDiagnostics(Callback):
         weights: how many weights are followed.
         scaling: of the canonical form, see `lightning_bnn.symmetry.canonicalise`.
         permutation: of the canonical form.
+
+    >>> from lightning import Trainer
+    >>> from lightning_bnn.datamodules import NoisySine
+    >>> from lightning_bnn.likelihoods import Gaussian
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.modules import SGHMC
+    >>> module, chains = SGHMC(mlp(1, [4], 1), members=2, likelihood=Gaussian()), ChainDiagnostics()
+    >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    >>> trainer = Trainer(max_epochs=4, enable_model_summary=False, callbacks=[chains], **quiet)
+    >>> trainer.fit(module, NoisySine())
+    >>> {space: tuple(values.shape) for space, values in chains.values.items()}  # chains, times
+    {'function': (2, 4, 10), 'weights': (2, 4, 13), 'canonical': (2, 4, 13)}
     """
 
     def __init__(

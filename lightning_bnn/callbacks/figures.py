@@ -57,6 +57,18 @@ class PosteriorFigures(SymmetryCallback):
         scaling: what ``scaled`` means, see `lightning_bnn.symmetry.canonicalise`.
         permutation: what ``sorted`` means.
         module: name of the network inside the LightningModule; by default it is found.
+
+    >>> import os, tempfile
+    >>> from lightning import Trainer
+    >>> from lightning_bnn.datamodules import TwoGaussians
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.modules import DeepEnsemble
+    >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    >>> quiet |= {"enable_model_summary": False, "default_root_dir": tempfile.mkdtemp()}
+    >>> trainer = Trainer(max_steps=2, callbacks=[PosteriorFigures(1, weights=2)], **quiet)
+    >>> trainer.fit(DeepEnsemble(mlp(2, [8], 2), members=1), TwoGaussians())
+    >>> sorted(os.listdir(f"{trainer.default_root_dir}/figures"))
+    ['posterior-marginals-2.png', 'posterior-pair-2.png', 'posterior-trajectories-2.png']
     """
 
     def __init__(

@@ -56,6 +56,20 @@ class CheckpointHarvester(Callback):
         members: which networks to keep of a module that trains several; by default all.
         limit: the bank holds so many networks at most.
         dtype: store floating tensors in this type, such as ``torch.bfloat16``.
+
+    >>> import tempfile
+    >>> from lightning import Trainer
+    >>> from lightning_bnn.bank import CheckpointBank
+    >>> from lightning_bnn.datamodules import TwoGaussians
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.modules import DeepEnsemble
+    >>> folder = tempfile.mkdtemp()
+    >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    >>> harvester = CheckpointHarvester(folder, every_n_steps=2)
+    >>> trainer = Trainer(max_steps=6, enable_model_summary=False, callbacks=[harvester], **quiet)
+    >>> trainer.fit(DeepEnsemble(mlp(2, [8], 2), members=1), TwoGaussians())
+    >>> [record["step"] for record in CheckpointBank(folder).records]
+    [2, 4, 6]
     """
 
     def __init__(

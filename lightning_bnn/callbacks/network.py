@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import Symmetries, UnsupportedModel, discover
+from lightning_bnn.symmetry.forward import Inputs
 
 __all__ = ["Capture", "Network", "Stack", "candidates", "plain", "stack_of", "whole_network"]
 
@@ -26,12 +27,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Network:
-    """A network inside a LightningModule, its live weights and its symmetries."""
+    """A network inside a LightningModule, its live weights, its symmetries, and how it was called.
+
+    The inputs of the call are those that its symmetries were found with.
+    """
 
     name: str
     module: nn.Module
     weights: Callable[[], Params]
     symmetries: Symmetries
+    inputs: Inputs
 
 
 class Stack(NamedTuple):
@@ -139,29 +144,24 @@ class Capture:
             inner = plain(module)
             for args, kwargs in _examples(*self.calls[name]):
                 try:
-                    symmetries = _symmetries(inner, args, kwargs, batch_norm)
+                    inputs = _inputs(inner, args, kwargs)
+                    symmetries = discover(
+                        inner, *inputs.args, batch_norm=batch_norm, **inputs.named
+                    )
                 except Exception as error:  # whatever the user's forward raises on two rows
                     reasons.append(f"{name or type(self.root).__name__}: {_first_line(error)}")
                     continue
                 if symmetries.permutations or symmetries.scalings or len(self._modules) == 1:
-                    return _announced(Network(name, inner, partial(P.of, inner), symmetries))
+                    weights = partial(P.of, inner)
+                    return _announced(Network(name, inner, weights, symmetries, inputs))
         raise UnsupportedModel("; ".join(dict.fromkeys(reasons)))
 
 
-def _symmetries(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    batch_norm: Literal["carrier", "eval"],
-) -> Symmetries:
-    """The symmetries of a module that was called with these arguments.
-
-    Arguments by name are passed by position where `discover` has an option of the same name.
-    """
+def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+    """What a module was called with; by position where `discover` has an option of a name."""
     if kwargs.keys() & inspect.signature(discover).parameters.keys():
-        args = inspect.signature(module.forward).bind(*args, **kwargs).args
-        kwargs = {}
-    return discover(module, *args, batch_norm=batch_norm, **kwargs)
+        return Inputs(inspect.signature(module.forward).bind(*args, **kwargs).args, {})
+    return Inputs(args, kwargs)
 
 
 def _examples(

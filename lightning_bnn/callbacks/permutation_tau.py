@@ -18,7 +18,9 @@ __all__ = ["PermutationTau"]
 
 
 class PermutationTau(SymmetryCallback):
-    """Kendall's tau between the orders of the units after successive steps, layer by layer.
+    r"""Kendall's tau between the orders of the units after successive steps, layer by layer.
+
+    .. math:: \tau = 1 - \frac{4 D}{n (n - 1)}, \quad D \text{ pairs that have changed places}
 
     Sorting the units of a layer removes its permutations. If two units change places from one step
     to the next, the sorted network jumps; tau counts these pairs: 1 means that no two units have
@@ -40,6 +42,17 @@ class PermutationTau(SymmetryCallback):
     References:
         | A Symmetry-Aware Exploration of BNN Posteriors (Laurent, Aldea, Franchi, 2024), 5.2
         | A Compact Representation for BNNs by Removing Permutation Symmetry (Xiao et al., 2023)
+
+    >>> from lightning import Trainer
+    >>> from lightning_bnn.datamodules import TwoGaussians
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.modules import DeepEnsemble
+    >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    >>> quiet |= {"enable_model_summary": False, "log_every_n_steps": 1}
+    >>> trainer = Trainer(max_steps=2, callbacks=[PermutationTau()], **quiet)
+    >>> trainer.fit(DeepEnsemble(mlp(2, [8], 2), members=1), TwoGaussians())
+    >>> sorted(name for name in trainer.logged_metrics if "tau" in name)
+    ['tau', 'tau/1.weight', 'tau_moved', 'tau_transpositions']
     """
 
     def __init__(

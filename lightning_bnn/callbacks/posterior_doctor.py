@@ -56,6 +56,20 @@ class PosteriorDoctor(Callback):
     Attributes:
         report: the latest `lightning_bnn.doctor.Report`.
         seconds: processor time that the callback has taken.
+
+    >>> import tempfile
+    >>> from lightning import Trainer
+    >>> from lightning_bnn.datamodules import TwoGaussians
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.modules import DeepEnsemble
+    >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    >>> quiet |= {"enable_model_summary": False, "default_root_dir": tempfile.mkdtemp()}
+    >>> trainer = Trainer(max_epochs=1, callbacks=[doctor := PosteriorDoctor()], **quiet)
+    >>> trainer.fit(DeepEnsemble(mlp(2, [8], 2), members=2), TwoGaussians())
+    >>> doctor.report.faults, "probabilities_as_logits" in doctor.report.fine
+    ([], True)
+    >>> doctor.report.skipped["overconfident"]
+    'there are no validation data'
     """
 
     def __init__(

@@ -75,6 +75,18 @@ class SymmetricAverage(Callback):
     References:
         | Averaging Weights Leads to Wider Optima and Better Generalization (Izmailov et al., 2018)
         | Git Re-Basin: Merging Models modulo Permutation Symmetries (Ainsworth et al., 2023)
+
+    >>> from lightning import Trainer
+    >>> from lightning_bnn.datamodules import TwoGaussians
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.modules import DeepEnsemble
+    >>> module = DeepEnsemble(mlp(2, [8], 2), members=1)
+    >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    >>> average = SymmetricAverage(decay=0.5, save=False)
+    >>> trainer = Trainer(max_steps=6, enable_model_summary=False, callbacks=[average], **quiet)
+    >>> trainer.fit(module, TwoGaussians())
+    >>> average.report.networks, average.averaged_state(module).keys() == module.state_dict().keys()
+    (6, True)
     """
 
     def __init__(

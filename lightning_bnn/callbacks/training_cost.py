@@ -25,6 +25,18 @@ class TrainingCost(Callback):
     one leapfrog step of a chain. ``cost/seconds`` is processor time of the training, of all threads
     and processes, without validation. A run that is resumed goes on counting. Of modules that are
     not of this package only seconds are known.
+
+    >>> import tempfile
+    >>> from lightning import Trainer
+    >>> from lightning_bnn.datamodules import TwoGaussians
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.modules import DeepEnsemble
+    >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    >>> quiet |= {"enable_model_summary": False, "default_root_dir": tempfile.mkdtemp()}
+    >>> trainer = Trainer(max_epochs=2, callbacks=[TrainingCost()], **quiet)
+    >>> trainer.fit(DeepEnsemble(mlp(2, [8], 2), members=3), TwoGaussians(size=10))
+    >>> trainer.logged_metrics["cost/gradients"]  # two epochs of three networks
+    tensor(6.)
     """
 
     def __init__(self) -> None:

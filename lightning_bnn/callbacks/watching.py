@@ -19,6 +19,7 @@ from lightning_bnn.arguments import count
 from lightning_bnn.callbacks.network import Capture, Network, Stack, candidates, stack_of
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import discover
+from lightning_bnn.symmetry.forward import Inputs
 
 __all__ = ["SymmetryCallback"]
 
@@ -132,7 +133,8 @@ class SymmetryCallback(Callback):
 
         def find() -> Network:
             symmetries = discover(stack.template, *stack.example, batch_norm=self.batch_norm)
-            return Network("", stack.template, partial(_live_weights, pl_module), symmetries)
+            weights, inputs = partial(_live_weights, pl_module), Inputs(stack.example, {})
+            return Network("", stack.template, weights, symmetries, inputs)
 
         self._watch(find, lambda _: stack.weights)
 

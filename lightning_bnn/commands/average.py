@@ -47,44 +47,44 @@ def average(
     like: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Average all networks of banks, runs and checkpoints, brought into one frame before.
+    """Bring all networks of banks, runs and checkpoints into one frame, and average them.
 
-    For networks that need not fit into memory together, and for folders of Hugging Face, there is
-    merge.
+    For networks that do not fit into memory together, and for folders of Hugging Face, use merge.
 
     Args:
-        *sources: folders of banks, folders with checkpoints (of any depth, such as those of runs),
-            or single .ckpt, .pt, .safetensors.
-        out: what to write: .safetensors or .pt with the tensors of the network, or .ckpt, a
+        *sources: folders of banks, folders that contain checkpoints at any depth (such as those of
+            runs), or single .ckpt, .pt or .safetensors files.
+        out: file to write: .safetensors or .pt with the tensors of the network, or .ckpt, a
             checkpoint as Lightning writes it. For example: lightning-bnn average runs/a/bank
             runs/b/bank --weights 2 1 --last 10 --out average.safetensors --network
             lightning_bnn.models.mlp --input 1,64 --init '{"inputs": 64, "hidden": [32], "outputs":
             10}'
-        weights: how much each source counts, e.g. 2 1; its networks share that. By default all
-            networks count the same.
-        network: import path of a class or function that returns the network, or a configuration
-            as fit takes it (.yaml).
-        input: shape of the input, e.g. 1,3,224,224; with a type after a colon, e.g. 2,16:int64;
-            several separated by ;
+        weights: the weight of each source, e.g. 2 1, which its networks share; by default all
+            networks have equal weights.
+        network: import path of a class or function that returns the network, or a configuration for
+            fit (.yaml).
+        input: shape of the input, e.g. 1,3,224,224; a type may follow a colon, e.g. 2,16:int64;
+            separate several inputs by ;
         init: arguments of the class, e.g. --init.num_classes 10
-        prefix: what stands before the names of the network in checkpoints, e.g. net. (found by
-            itself when only one fits).
-        last: so many networks of each source, counted from the end; by default all.
-        plainly: average the networks as they are (true or false).
-        batch_norm: carrier holds the weights before a batch norm; eval treats it as a fixed affine
-            map.
-        method: joint matches every network to the sum of the others, reference all to the first.
-        signs: flip units as well, where the network lets them be flipped (true or false).
-        scales: min-mass gives every network the least mass over all rescalings first.
-        mixing: match heads, streams and adapters by matrices as well, without signs and scales
-            (true or false).
-        seed: of the order of the networks, the initialisation and the example input.
-        data: estimates the statistics of batch norms anew, and judges the average: import path of
-            a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with
+        prefix: prefix of the network's tensor names in the checkpoints, dot included, e.g. net.
+            (found automatically if only one fits).
+        last: number of networks of each source, counted from the end; by default all.
+        plainly: average the networks without bringing them into one frame (true or false).
+        batch_norm: carrier leaves the weights before a batch norm alone; eval treats the norm as a
+            fixed affine map.
+        method: joint matches every network to the sum of the others, reference matches all to the
+            first.
+        signs: also flip the signs of units, where the network allows it (true or false).
+        scales: min-mass first rescales every network to its least mass.
+        mixing: also match heads, streams and adapters by matrices, without signs and scales (true
+            or false).
+        seed: random seed of the order of the networks, the initialisation and the example input.
+        data: data that re-estimate the statistics of batch norms and judge the average: import path
+            of a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with
             inputs and targets.
-        like: for a .ckpt, the checkpoint whose other tensors and settings are kept; by default the
-            first source that is one.
-        overwrite: replace what is at --out (true or false).
+        like: for a .ckpt: the checkpoint whose other tensors and settings are kept; by default the
+            first source that is a .ckpt.
+        overwrite: replace an existing file or folder at --out (true or false).
     """
     if not sources:
         raise ValueError("`sources` must be at least one, got 0.")
@@ -94,6 +94,7 @@ def average(
     module.eval()
     examples = examples_of(data) if data is not None else None
     every, parts = _networks(sources, module, last, prefix, weights)
+    examples = examples and examples.fitted(module, {n: t[0] for n, t in every.items()})
     print(_told(sources, parts, every), flush=True)
     before = average_numbers(module, every, parts, examples)
     sym = None if plainly else discover(module, *example, batch_norm=batch_norm)

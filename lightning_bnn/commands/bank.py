@@ -23,15 +23,15 @@ def bank(
     export: str | None = None,
     verify: bool = False,
 ) -> None:
-    """Show what is in a bank of networks; fill it from files, write it to files, check it.
+    """Show what is in a bank of networks; import networks, export them, or check the files.
 
     Args:
-        path: folder of the bank, or the name of one that comes with the package, such as
+        path: folder of the bank, or the name of a bank that comes with the package, such as
             mnist_optunets.
         add: a folder with checkpoints (.ckpt, .pt, .pth, .safetensors) or archives (.tgz), or one
-            archive, whose networks are appended; the bank is made if it is not there.
-        prefix: what stands before the names of the network in the checkpoints, e.g. net.
-        export: a folder to which every network is written as .safetensors.
+            archive. Its networks are appended to the bank, which is created if it does not exist.
+        prefix: prefix of the network's tensor names in the checkpoints, dot included, e.g. net.
+        export: folder to which every network is written as .safetensors.
         verify: compare all files with the hashes that were written.
     """
     if add is not None:

@@ -45,11 +45,11 @@ def diff(
     out: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Tell whether two networks are the same function, a copy that was trained on, or independent.
+    """Tell whether two networks are the same function, a copy trained further, or independent.
 
     Both are brought into one frame by everything that leaves their functions alone: scales and
-    shifts, the order and signs of units, and matrices that mix channels. Exit codes: 0 for the
-    same function, 3 for a copy that was trained on, 4 for independent networks, 2 for mistakes.
+    shifts, the order and signs of units, and matrices that mix channels. Exit codes: 0 for the same
+    function, 3 for a copy that was trained further, 4 for independent networks, 2 for mistakes.
     Nothing in the files is executed.
 
     Args:
@@ -57,25 +57,27 @@ def diff(
             model.safetensors or its shards).
         b: another network of the same architecture. For example: lightning-bnn diff a.safetensors
             b.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
-        network: import path of a class or function that returns the network, or a configuration
-            as fit takes it (.yaml); for folders of Hugging Face, transformers knows it.
-        input: shape of the input, e.g. 1,3,224,224; with a type after a colon, e.g. 2,16:int64;
-            several separated by ;
+        network: import path of a class or function that returns the network, or a configuration for
+            fit (.yaml); not needed for folders of Hugging Face, if transformers is installed.
+        input: shape of the input, e.g. 1,3,224,224; a type may follow a colon, e.g. 2,16:int64;
+            separate several inputs by ;
         init: arguments of the class, e.g. --init.num_classes 10
-        prefix: what stands before the names of the network in the files, e.g. net. (found by
-            itself when only one fits).
-        batch_norm: carrier holds the weights before a batch norm; eval treats it as a fixed affine
-            map.
+        prefix: prefix of the network's tensor names in the files, dot included, e.g. net. (found
+            automatically if only one fits); files that lack it everywhere are accepted.
+        batch_norm: carrier leaves the weights before a batch norm alone; eval treats the norm as a
+            fixed affine map.
         method: how units are matched: ascent goes from group to group, frank-wolfe moves all at
-            once, best takes the better end.
-        nulls: how many networks that only look like A are matched to B, to know what independent
-            networks have in common.
-        seed: of these networks, the initialisation, the example input and all random inputs.
-        data: for the loss barrier between both: import path of a LightningDataModule, a
-            configuration (.yaml), or a .pt or .safetensors file with inputs and targets.
-        out: where to write all numbers, e.g. diff.json; a figure of the distances by layer goes
+            once, best takes the better result of the two.
+        nulls: number of networks that only look like A and are matched to B, to measure what
+            independent networks have in common.
+        seed: random seed of these networks, the initialisation, the example input and all
+            random inputs.
+        data: data for the loss barrier between the two networks: import path of a
+            LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with inputs
+            and targets.
+        out: file for all numbers, e.g. diff.json; a figure of the distances by layer is written
             beside it, e.g. diff.png.
-        overwrite: replace what is at --out (true or false).
+        overwrite: replace an existing file or folder at --out (true or false).
     """
     target = check_out(out, overwrite)
     stored = [open_network(Path(path)) for path in (a, b)]
@@ -106,6 +108,7 @@ def _report(
     """All numbers about two networks."""
     sym, model = networks.sym, networks.network
     as_stored = networks.read(0), networks.read(1)
+    examples = examples and examples.fitted(model, as_stored[0])
     found = difference(*as_stored, sym, method=method, nulls=nulls, seed=seed)
     pairs = (as_stored, (found.a, found.b))
     inputs = random_inputs(*networks.example, seed=seed)

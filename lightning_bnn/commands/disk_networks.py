@@ -104,7 +104,7 @@ def disk_networks(
             folders of Hugging Face.
         input: shape of the input.
         init: arguments of the class.
-        prefix: what stands before the names of the network in the files.
+        prefix: what stands before the names of the network in the files that have it.
         batch_norm: as for `discover`.
         others: what becomes of tensors that are none of the network.
         seed: of the initialisation and of the example input.
@@ -112,9 +112,18 @@ def disk_networks(
     folder = next((s.path for s in stored if s.is_folder), None)
     torch.manual_seed(seed)
     module, example, names = architecture(network, folder, input, init or {})
-    files = tuple(fit(one, names, prefix, others) for one in stored)
+    files = tuple(
+        fit(one, names, start, others)
+        for one, start in zip(stored, _prefixes(stored, prefix), strict=True)
+    )
     sym = discover(module, *example, batch_norm=batch_norm)
     return DiskNetworks(module.eval(), files, sym, example)
+
+
+def _prefixes(stored: Sequence[StoredNetwork], prefix: str | None) -> list[str | None]:
+    """The prefix for the files that have it; other files may do without, unless none has it."""
+    having = [prefix and any(n.startswith(prefix) for n in one.tensors) for one in stored]
+    return [prefix if there or not any(having) else None for there in having]
 
 
 def architecture(

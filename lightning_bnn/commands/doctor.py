@@ -40,19 +40,19 @@ def doctor(
 ) -> None:
     """Say whether a posterior is any good, and what is wrong with it.
 
-    Prints findings, each with its number, why it matters and what to do: faults make results
-    wrong, warnings may, notes explain what is seen. Exit codes: 0 without faults, 3 with faults, 2
-    for mistakes. What the callback `PosteriorDoctor` saw while a run trained (losses, temperatures,
-    acceptance) is read from its doctor.json.
+    Prints findings, each with its number, why it matters and what to do. Faults make results wrong,
+    warnings may do so, and notes explain what you see. Exit codes: 0 without faults, 3 with faults,
+    2 for mistakes. If the callback `PosteriorDoctor` watched the run, what it saw while the run
+    trained (losses, temperatures, acceptance) is read from its doctor.json.
 
     Args:
-        place: a run (folder that `fit` has written), a checkpoint, a bank, or a folder of
-            checkpoints; path[10:40] means some of its members or networks. For example:
+        place: a run (a folder that `fit` has written), a checkpoint, a bank, or a folder of
+            checkpoints; path[10:40] selects some of its members or networks. For example:
             lightning-bnn doctor lightning_logs/version_0
-        settings: a configuration with the network and its data, as `fit` takes it, where there is
+        settings: a configuration with the network and its data, as for `fit`; needed if there is
             none beside the posterior.
-        samples: networks drawn from every mode.
-        out: folder for doctor.json and doctor.html; by default only the text is printed.
+        samples: number of networks drawn from every mode.
+        out: folder for doctor.json and doctor.html; by default the text is only printed.
     """
     count("samples", samples)
     where = Place.of(place)

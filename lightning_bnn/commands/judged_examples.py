@@ -11,15 +11,23 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.bank import read_state
 from lightning_bnn.commands.mistakes import building
 from lightning_bnn.commands.named_networks import code_of_the_user, imported
 from lightning_bnn.comparison.problem import StoredBatches, read_problem
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry.forward import in_precision_of
 
 __all__ = ["Examples", "examples_of", "loss"]
 
 _BATCH, _BATCHES = 64, 64
+
+
+class _Unfit(ValueError):
+    """Inputs or targets that a network does not take."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,28 @@ class Examples:
     def inputs(self) -> Iterator[Any]:
         """The inputs of all batches."""
         return (x for x, _ in self.batches)
+
+    @torch.no_grad()
+    def fitted(self, network: nn.Module, params: Params) -> Examples:
+        """The same in the precision of a network, which must take all of them.
+
+        Args:
+            network: gives the computation.
+            params: its weights.
+        """
+        batches = [(in_precision_of(params, x), y) for x, y in self.batches]
+        for x, y in batches:
+            try:
+                loss(functional_call(network, params, (x,)), y)
+            except _Unfit:
+                raise
+            except Exception as error:  # whatever networks and torch say about numbers like these
+                shapes = f"inputs {_described(x)}, targets {_described(y)}"
+                raise _Unfit(
+                    f"`--data`: {self.source} does not fit the network ({shapes}): "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+        return Examples(batches, self.source)
 
     def __str__(self) -> str:
         """How many there are, and where they are from."""
@@ -114,13 +144,21 @@ def loss(outputs: Any, targets: Tensor) -> Tensor:
         if outputs.shape != targets.shape and outputs.shape == (*targets.shape, 1):
             outputs = outputs.squeeze(-1)
         if outputs.shape != targets.shape:
-            raise ValueError(_unfit(outputs, targets))
+            raise _Unfit(_unfit(outputs, targets))
         return nn.functional.mse_loss(outputs, targets.to(outputs))
     if outputs.shape[:-1] == targets.shape:
         outputs, targets = outputs.flatten(0, -2), targets.flatten()
     elif (*outputs.shape[:1], *outputs.shape[2:]) != targets.shape:
-        raise ValueError(_unfit(outputs, targets))
+        raise _Unfit(_unfit(outputs, targets))
     return nn.functional.cross_entropy(outputs, targets.long())
+
+
+def _described(values: Any) -> str:
+    """Shapes and types of the tensors in what a network is given."""
+    tensors = [t for t in tree_leaves(values) if isinstance(t, Tensor)]
+    types = (str(t.dtype).removeprefix("torch.") for t in tensors)
+    pairs = zip(tensors, types, strict=True)
+    return ", ".join(f"{tuple(t.shape)} {kind}" for t, kind in pairs) or type(values).__name__
 
 
 def _unfit(outputs: Tensor, targets: Tensor) -> str:

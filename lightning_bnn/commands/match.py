@@ -13,7 +13,14 @@ from torch import Tensor
 from lightning_bnn.commands.disk_networks import DiskNetworks, disk_networks, shown, target_of
 from lightning_bnn.commands.judged_examples import Examples, examples_of, loss
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry import Learning, MatchResult, barrier
+from lightning_bnn.symmetry import (
+    FullMatch,
+    Learning,
+    MatchResult,
+    Symmetries,
+    barrier,
+    match_all,
+)
 from lightning_bnn.symmetry import match as match_networks
 from lightning_bnn.weight_files import moved, open_network, write_like
 
@@ -46,48 +53,52 @@ def match(
     steps: int = 200,
     restarts: int = 0,
     signs: bool = False,
+    mixing: bool = False,
     seed: int = 0,
     data: str | None = None,
     others: Literal["refuse", "copy"] = "refuse",
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> None:
-    """Bring network A into the frame of network B: by its weights, or by what it does on data.
+    """Bring network A into the frame of network B, by its weights or by what it does on data.
 
-    A moves, B stays as it is. What is written computes what A computes, with the names, types and
-    metadata of A, and can be averaged with B.
+    A moves, B stays as it is. The file that is written computes what A computes, has the names,
+    types and metadata of A, and can be averaged with B.
 
     Args:
         a: the network that moves: .safetensors, .ckpt, .pt, or a folder of Hugging Face
             (config.json beside model.safetensors or its shards).
-        b: the network to come close to.
-        out: what to write: a .safetensors file, or a folder if A is one. For example:
-            lightning-bnn match a.safetensors b.safetensors --out c.safetensors --network
-            torchvision.models.resnet18 --input 1,3,224,224
-        network: import path of a class or function that returns the network, or a configuration
-            as fit takes it (.yaml); for folders of Hugging Face, transformers knows it.
-        input: shape of the input, e.g. 1,3,224,224; with a type after a colon, e.g. 2,16:int64;
-            several separated by ;
+        b: the network that A is brought close to.
+        out: output, a .safetensors file, or a folder if A is one. For example: lightning-bnn match
+            a.safetensors b.safetensors --out c.safetensors --network torchvision.models.resnet18
+            --input 1,3,224,224
+        network: import path of a class or function that returns the network, or a configuration for
+            fit (.yaml); not needed for folders of Hugging Face, if transformers is installed.
+        input: shape of the input, e.g. 1,3,224,224; a type may follow a colon, e.g. 2,16:int64;
+            separate several inputs by ;
         init: arguments of the class, e.g. --init.num_classes 10
-        prefix: what stands before the names of the network in the files, e.g. net. (found by
-            itself when only one fits).
-        batch_norm: carrier holds the weights before a batch norm; eval treats it as a fixed affine
-            map.
+        prefix: prefix of the network's tensor names in the files, dot included, e.g. net. (found
+            automatically if only one fits); files that lack it everywhere are accepted.
+        batch_norm: carrier leaves the weights before a batch norm alone; eval treats the norm as a
+            fixed affine map.
         method: by weights: ascent goes from group to group, frank-wolfe moves all at once, best
-            takes the better end. By examples, with --data: activations, correlation and regression
-            compare what hidden units do, learned and sinkhorn lower the loss half way by gradients.
-        steps: gradient steps of learned and sinkhorn, one batch of 64 examples each.
-        restarts: further tries from random permutations.
-        signs: flip units as well, where the network lets them be flipped (true or false).
-        seed: of the restarts, the initialisation and the example input.
-        data: for the loss barrier before and after, and to match by: import path of a
-            LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with inputs
-            and targets.
-        others: what becomes of tensors in A that are none of the network: refuse, or copy.
-        overwrite: replace what is at --out (true or false).
-        dry_run: print what is there before, and write nothing (true or false).
+            takes the better result of the two. By examples, with --data: activations, correlation
+            and regression compare what hidden units do; learned and sinkhorn lower the loss half
+            way between the networks by gradients.
+        steps: gradient steps of learned and sinkhorn, with one batch of 64 examples each.
+        restarts: number of further attempts from random permutations.
+        signs: also flip the signs of units, where the network allows it (true or false).
+        mixing: also mix the channels of heads, streams and adapters by matrices, with the methods
+            best and activations (true or false).
+        seed: random seed of the restarts, the initialisation and the example input.
+        data: data for the loss barrier before and after, and for methods that match by examples:
+            import path of a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors
+            file with inputs and targets.
+        others: what to do with tensors in A that do not belong to the network: refuse or copy.
+        overwrite: replace an existing file or folder at --out (true or false).
+        dry_run: print what there is before matching, and write nothing (true or false).
     """
-    _check(method, steps, signs, data)
+    _check(method, steps, signs, mixing, data)
     stored = [open_network(Path(path)) for path in (a, b)]
     target = target_of(out, stored, overwrite, dry_run)
     examples = examples_of(data) if data is not None else None
@@ -97,7 +108,8 @@ def match(
             f"got {examples}."
         )
     networks = disk_networks(stored, network, input, init, prefix, batch_norm, others, seed)
-    if not networks.sym.permutations and not (signs and networks.sym.signs):
+    sym = networks.sym
+    if not (sym.permutations or (signs and sym.signs) or (mixing and sym.linear)):
         raise ValueError("The network has no units that can be exchanged: there is nothing to do.")
     pair = _Pair(networks, examples)
     print(f"{a} moves into the frame of {b}\n{networks.describe()}", flush=True)
@@ -105,9 +117,8 @@ def match(
     print("\n".join(f"{name}: {value:.6g}" for name, value in before.items()), flush=True)
     if dry_run:
         return
-    by_data = _data(pair, steps) if method in _BY_DATA else {}
     how: dict[str, Any] = {"method": method, "restarts": restarts, "signs": signs, "seed": seed}
-    result = match_networks(pair.a, pair.b, networks.sym, **how, **by_data)
+    result = _mixed(pair, sym, method) if mixing else _permuted(pair, sym, steps, how)
     print(f"\n{result}")
     after = pair.numbers(_mover(networks, result))
     print("\n".join(f"{name}: {before[name]:.6g} -> {after[name]:.6g}" for name in after))
@@ -116,21 +127,25 @@ def match(
         _write(networks, result, target, overwrite)
 
 
-def _check(method: str, steps: int, signs: bool, data: str | None) -> None:
+def _check(method: str, steps: int, signs: bool, mixing: bool, data: str | None) -> None:
     if steps < 1:
         raise ValueError(f"`--steps` must be at least 1, got {steps}.")
     if method in _BY_DATA and data is None:
         raise ValueError(f"`--data` must be given for method {method!r}.")
     if method in _BY_DATA and signs:
         raise ValueError(f"`--signs` must be false for method {method!r}, which only permutes.")
+    if mixing and method not in ("best", "activations"):
+        raise ValueError(f"`--mixing` goes with methods best and activations, got {method!r}.")
+    if mixing and signs:
+        raise ValueError("`--signs` must be false with `--mixing`: matrices hold both.")
 
 
 class _Pair:
     """Both networks as numbers to compute with, and what they are judged on."""
 
     def __init__(self, networks: DiskNetworks, examples: Examples | None) -> None:
-        self.model, self.examples = networks.network, examples
-        self.a, self.b = networks.read(0), networks.read(1)
+        self.model, self.a, self.b = networks.network, networks.read(0), networks.read(1)
+        self.examples = None if examples is None else examples.fitted(self.model, self.a)
 
     def numbers(self, move: Move) -> dict[str, float]:
         """How far the networks are from each other once the first has moved."""
@@ -142,16 +157,21 @@ class _Pair:
         return numbers
 
 
-def _data(pair: _Pair, steps: int) -> dict[str, Any]:
-    """What `lightning_bnn.symmetry.match` needs to look at data."""
-    assert pair.examples is not None
-    learning = Learning(steps=steps)
-    return {
-        "model": pair.model,
-        "batches": pair.examples.batches,
-        "loss": loss,
-        "learning": learning,
-    }
+def _permuted(pair: _Pair, sym: Symmetries, steps: int, how: dict[str, Any]) -> MatchResult:
+    """Matched by permutations and signs."""
+    by_data: dict[str, Any] = {}
+    if how["method"] in _BY_DATA and pair.examples is not None:
+        by_data = {"model": pair.model, "batches": pair.examples.batches, "loss": loss}
+        by_data["learning"] = Learning(steps=steps)
+    return match_networks(pair.a, pair.b, sym, **how, **by_data)
+
+
+def _mixed(pair: _Pair, sym: Symmetries, method: str) -> FullMatch:
+    """Matched by matrices as well."""
+    if method == "best" or pair.examples is None:
+        return match_all(pair.a, pair.b, sym)
+    batches = pair.examples.batches
+    return match_all(pair.a, pair.b, sym, by="activations", model=pair.model, batches=batches)
 
 
 def distance(a: Params, b: Params, move: Move) -> float:
@@ -161,14 +181,19 @@ def distance(a: Params, b: Params, move: Move) -> float:
     return math.sqrt(float(sum(squares)))
 
 
-def _mover(networks: DiskNetworks, result: MatchResult) -> Move:
+def _mover(networks: DiskNetworks, result: MatchResult | FullMatch) -> Move:
+    signs = result.signs if isinstance(result, MatchResult) else None
+    matrices = result.matrices if isinstance(result, FullMatch) else None
+
     def move(read: Callable[[str], Tensor], name: str) -> Tensor:
-        return moved(read, name, networks.sym, result.permutations, result.signs)
+        return moved(read, name, networks.sym, result.permutations, signs, matrices)
 
     return move
 
 
-def _write(networks: DiskNetworks, result: MatchResult, target: Path, overwrite: bool) -> None:
+def _write(
+    networks: DiskNetworks, result: MatchResult | FullMatch, target: Path, overwrite: bool
+) -> None:
     """Read, move and write one tensor after the other."""
     networks.forget_network()
     file, move = networks.files[0], _mover(networks, result)

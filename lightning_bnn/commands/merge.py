@@ -34,6 +34,7 @@ def merge(
     batch_norm: Literal["carrier", "eval"] = "carrier",
     method: Literal["joint", "reference"] = "joint",
     signs: bool = False,
+    mixing: bool = False,
     seed: int = 0,
     data: str | None = None,
     others: Literal["refuse", "copy"] = "refuse",
@@ -42,42 +43,48 @@ def merge(
 ) -> None:
     """Average networks after bringing all of them into the frame of the first one.
 
-    What is written is one network, with the names, types and metadata of the first.
+    Writes one network, with the names, types and metadata of the first.
 
     Args:
         *networks: at least two networks: .safetensors, .ckpt, .pt, or folders of Hugging Face
             (config.json beside model.safetensors or its shards).
-        out: what to write: a .safetensors file, or a folder if the first network is one. For
-            example: lightning-bnn merge a.safetensors b.safetensors c.safetensors --weights 0.5 0.3
-            0.2 --out d.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
-        weights: how much each network counts, e.g. 0.5 0.3 0.2; by default all count the same.
-        network: import path of a class or function that returns the network, or a configuration
-            as fit takes it (.yaml); for folders of Hugging Face, transformers knows it.
-        input: shape of the input, e.g. 1,3,224,224; with a type after a colon, e.g. 2,16:int64;
-            several separated by ;
+        out: output, a .safetensors file, or a folder if the first network is one. For example:
+            lightning-bnn merge a.safetensors b.safetensors c.safetensors --weights 0.5 0.3 0.2
+            --out d.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
+        weights: the weight of each network, e.g. 0.5 0.3 0.2; by default all are equal.
+        network: import path of a class or function that returns the network, or a configuration for
+            fit (.yaml); not needed for folders of Hugging Face, if transformers is installed.
+        input: shape of the input, e.g. 1,3,224,224; a type may follow a colon, e.g. 2,16:int64;
+            separate several inputs by ;
         init: arguments of the class, e.g. --init.num_classes 10
-        prefix: what stands before the names of the network in the files, e.g. net. (found by
-            itself when only one fits).
-        batch_norm: carrier holds the weights before a batch norm; eval treats it as a fixed affine
-            map.
-        method: joint matches every network to the sum of the others, reference all to the first.
-        signs: flip units as well, where the network lets them be flipped (true or false).
-        seed: of the order of the networks, the initialisation and the example input.
-        data: estimates the statistics of batch norms anew, and judges the average: import path of
-            a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with
+        prefix: prefix of the network's tensor names in the files, dot included, e.g. net. (found
+            automatically if only one fits); files that lack it everywhere are accepted.
+        batch_norm: carrier leaves the weights before a batch norm alone; eval treats the norm as a
+            fixed affine map.
+        method: joint matches every network to the sum of the others, reference matches all to the
+            first.
+        signs: also flip the signs of units, where the network allows it (true or false).
+        mixing: also match heads, streams and adapters by matrices, without signs (true or false).
+        seed: random seed of the order of the networks, the initialisation and the example input.
+        data: data that re-estimate the statistics of batch norms and judge the average: import path
+            of a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with
             inputs and targets.
-        others: what becomes of tensors in the first that are none of the network: refuse, or copy.
-        overwrite: replace what is at --out (true or false).
-        dry_run: print what is there before, and write nothing (true or false).
+        others: what to do with tensors in the first network that do not belong to it: refuse or
+            copy.
+        overwrite: replace an existing file or folder at --out (true or false).
+        dry_run: print what there is before averaging, and write nothing (true or false).
     """
     if len(networks) < 2:
         raise ValueError(f"`networks` must be at least two, got {len(networks)}.")
+    if mixing and signs:
+        raise ValueError("`--signs` must be false with `--mixing`: matrices hold both.")
     parts = shares(weights, len(networks), "`--weights`")
     stored = [open_network(Path(path)) for path in networks]
     target = target_of(out, stored, overwrite, dry_run)
     examples = examples_of(data) if data is not None else None
     read = disk_networks(stored, network, input, init, prefix, batch_norm, others, seed)
     every = stack([read.read(k) for k in range(len(networks))])
+    examples = examples and examples.fitted(read.network, {n: t[0] for n, t in every.items()})
     told = ", ".join(f"{part:.3g} of {name}" for part, name in zip(parts, networks, strict=True))
     print(f"the average of {told}, in the frame of {networks[0]}\n{read.describe()}", flush=True)
     before = average_numbers(read.network, every, parts, examples)
@@ -89,8 +96,9 @@ def merge(
     if dry_run:
         return
     alignment = Alignment((), (0.0,), method)  # where nothing can be exchanged
-    if read.sym.permutations:
-        alignment = align(every, read.sym, method=method, signs=signs, seed=seed, weights=parts)
+    if read.sym.permutations or (mixing and read.sym.linear):
+        how: dict[str, Any] = {"method": method, "signs": signs, "mixing": mixing, "seed": seed}
+        alignment = align(every, read.sym, weights=parts, **how)
         every = alignment.apply(every, read.sym)
         print(f"\n{alignment}")
     after = average_numbers(read.network, every, parts, examples)
@@ -147,14 +155,15 @@ def _write(
 def _averager(
     read: DiskNetworks, alignment: Alignment, parts: Sequence[float]
 ) -> Callable[[str], Tensor]:
-    def element(k: int) -> tuple[list[Tensor], list[Tensor] | None]:
-        signs = alignment.signs
-        return [p[k] for p in alignment], None if signs is None else [s[k] for s in signs]
+    def of_member(k: int, element: Sequence[Tensor] | None) -> list[Tensor] | None:
+        return None if element is None else [t[k] for t in element]
 
     def average(name: str) -> Tensor:
         total: Tensor | None = None
         for k, (file, part) in enumerate(zip(read.files, parts, strict=True)):
-            tensor = moved(partial(_wide, file), name, read.sym, *element(k))
+            order = [t[k] for t in alignment.permutations]
+            signs, matrices = (of_member(k, e) for e in (alignment.signs, alignment.matrices))
+            tensor = moved(partial(_wide, file), name, read.sym, order, signs, matrices)
             if not tensor.is_floating_point():
                 total = tensor if total is None else total
                 _check_same(tensor, total, file, name)

@@ -39,22 +39,25 @@ def population(
 ) -> None:
     """Train many independent networks of one kind, and keep them in one bank.
 
-    Member k is the same network whatever else is trained with it. The same command goes on where it
-    was stopped; with more members it adds those that are missing. If the data have `orders`, every
-    member gets batches in an order of its own.
+    Member k is the same network whatever else is trained with it. If the command was stopped, the
+    same command continues where it stopped; with more members it adds those that are missing. If
+    the data have `orders`, every member gets batches in an order of its own.
 
     Args:
-        config: a configuration as `lightning-bnn fit` takes it, or the name of a preset.
-        members: networks to have in the end.
+        config: a configuration as for `lightning-bnn fit`, or the name of a preset.
+        members: number of networks that the bank will have in the end.
         bank: folder of the bank.
-        part: members that train side by side in one process; by default 1000, or what is left for
-            each worker.
-        every_n_epochs: keep the members while they train, too; by default only at the end.
-        engine: local trains one part after the other, ray and slurm many at once.
-        workers: how many parts at once (on Ray without an address: processes on this machine).
-        options: for ray: address, num_cpus, num_gpus; for slurm: timeout_min, gpus_per_node, ...
-        change: what to change in the configuration, such as '{"trainer.max_epochs": 2}'.
-        checkpoint_minutes: how much work a crash may cost.
+        part: number of members that train side by side in one process; by default 1000, or what is
+            left for each worker.
+        every_n_epochs: also keep the members every so many epochs while they train; by default only
+            at the end.
+        engine: local trains one part after the other; ray and slurm train many at once.
+        workers: number of parts that train at once (on Ray without an address: processes on this
+            machine).
+        options: options of the engine, for ray: address, num_cpus, num_gpus; for slurm:
+            timeout_min, gpus_per_node, ...
+        change: changes to the configuration, such as '{"trainer.max_epochs": 2}'.
+        checkpoint_minutes: minutes between checkpoints, which is how much work a crash may cost.
     """
     _check_counts(members=members, part=part, workers=workers, every_n_epochs=every_n_epochs)
     if not checkpoint_minutes > 0:

@@ -27,20 +27,21 @@ def symmetries(
     batch_norm: Literal["carrier", "eval"] = "carrier",
     seed: int = 0,
 ) -> None:
-    """Print the groups, their counts, what is frozen and why, the masses, the verified error.
+    """Print the symmetries of a network, what is held fixed and why, its mass and the error.
 
     Args:
         network: import path of a class or function that returns a network, e.g.
-            torchvision.models.resnet18; modules in the current folder are found too.
-        input: shape of the input, e.g. 1,3,224,224; with a type after a colon, e.g. 2,16:int64;
-            several separated by ;
+            torchvision.models.resnet18; modules in the current folder are found, too.
+        input: shape of the input, e.g. 1,3,224,224; a type may follow a colon, e.g. 2,16:int64;
+            separate several inputs by ;
         init: arguments of the class, e.g. --init.num_classes 10
-        checkpoint: weights to read: a Lightning .ckpt, a state dict (.pt, .pth) or .safetensors.
-        prefix: what stands before the names of the network in the checkpoint, e.g. net. (found by
-            itself when only one fits).
-        batch_norm: carrier holds the weights before a batch norm; eval treats it as a fixed affine
-            map.
-        seed: of the initialisation and of the example input.
+        checkpoint: file with the weights: a Lightning .ckpt, a state dict (.pt, .pth) or
+            .safetensors.
+        prefix: prefix of the network's tensor names in the checkpoint, dot included, e.g. net.
+            (found automatically if only one fits).
+        batch_norm: carrier leaves the weights before a batch norm alone; eval treats the norm as a
+            fixed affine map.
+        seed: random seed of the initialisation and the example input.
     """
     torch.manual_seed(seed)
     example = example_of(input)

@@ -8,26 +8,28 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from lightning_bnn.commands.class_help import class_asked_for, help_of_class, rows
+
 __all__ = ["WHOLE", "help_of_training"]
 
 WHOLE = "--help.all"
 """The option that prints every option of the four commands."""
 _TRAINER = "--help.trainer"
 _OPTIONS = {
-    "-c, --config FILE": "what to run, in YAML; several files are put on top of each other",
-    "--model.KEY VALUE": "another value of the model, such as --model.init_args.members 5",
-    "--data.KEY VALUE": "another value of the data, such as --data.init_args.batch_size 32",
-    "--trainer.KEY VALUE": "another value of the Trainer, such as --trainer.max_epochs 3",
-    "--trainer.callbacks+ CLASS": "one more callback, such as MassGap",
+    "-c, --config FILE": "what to run, in YAML; later files override earlier ones",
+    "--model.KEY VALUE": "change a setting of the model, such as --model.init_args.members 5",
+    "--data.KEY VALUE": "change a setting of the data, such as --data.init_args.batch_size 32",
+    "--trainer.KEY VALUE": "change a setting of the Trainer, such as --trainer.max_epochs 3",
+    "--trainer.callbacks+ CLASS": "add a callback, such as MassGap",
     "--seed_everything N": "the seed of all random numbers (0)",
-    "--ckpt_path FILE": "the checkpoint to begin from; `test` and its like take the newest",
-    "--weights_only false": "execute what is in a checkpoint, which must be your own",
+    "--ckpt_path FILE": "the checkpoint to begin from; `test` and the like use the newest",
+    "--weights_only false": "execute what is in a checkpoint; only for checkpoints of your own",
     "--print_config": "print everything that would be run, as YAML, and stop",
 }
 _MORE = {
-    "--model.help CLASS": "what a model can be told, such as MFVI or SWAG",
-    "--data.help CLASS": "what a data set can be told, such as Digits",
-    _TRAINER: "what the Trainer can be told, one line each",
+    "--model.help CLASS": "the arguments of a model, such as MFVI or SWAG",
+    "--data.help CLASS": "the arguments of a data set, such as Digits",
+    _TRAINER: "the arguments of the Trainer, one line each",
     WHOLE: "every option, as Lightning describes it (some 480 lines)",
 }
 
@@ -41,7 +43,10 @@ def help_of_training(name: str, args: Sequence[str], about: str) -> str | None:
         about: what the command does.
     """
     if _TRAINER in args:
-        return f"lightning-bnn {name} --trainer.KEY VALUE:\n\n{_rows(_of_the_trainer())}"
+        return f"lightning-bnn {name} --trainer.KEY VALUE:\n\n{rows(_of_the_trainer())}"
+    asked = class_asked_for(args)
+    if asked is not None:
+        return help_of_class(*asked)
     if not {"-h", "--help"} & set(args):
         return None
     first = (
@@ -49,12 +54,7 @@ def help_of_training(name: str, args: Sequence[str], about: str) -> str | None:
         "`lightning-bnn presets` lists the configurations that come with the package,\n"
         "`lightning-bnn presets NAME > my.yaml` copies one."
     )
-    return f"{first}\n\noptions:\n{_rows(_OPTIONS)}\n\nmore:\n{_rows(_MORE)}"
-
-
-def _rows(texts: dict[str, str]) -> str:
-    width = max(map(len, texts)) + 2
-    return "\n".join(f"  {option:<{width}}{text}" for option, text in texts.items())
+    return f"{first}\n\noptions:\n{rows(_OPTIONS)}\n\nmore:\n{rows(_MORE)}"
 
 
 def _of_the_trainer() -> dict[str, str]:

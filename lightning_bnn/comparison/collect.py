@@ -9,56 +9,32 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from tqdm.auto import tqdm
 
 import lightning_bnn
 from lightning_bnn.comparison.convergence import rhat_of_predictions
-from lightning_bnn.comparison.data_settings import has_other_data
 from lightning_bnn.comparison.errors import Numbers
+from lightning_bnn.comparison.options import Options
 from lightning_bnn.comparison.places import Place, digest_of_file
-from lightning_bnn.comparison.problem import Problem, read_problem
-from lightning_bnn.comparison.protocols import PROTOCOLS
+from lightning_bnn.comparison.problem import read_problem
 from lightning_bnn.comparison.reference import Reference
 from lightning_bnn.comparison.reference_predictions import predictions_of_reference
 from lightning_bnn.comparison.rows import Row, rows_of
-from lightning_bnn.comparison.stored_posteriors import StoredPosterior, read_posterior
+from lightning_bnn.comparison.run_settings import has_other_data
+from lightning_bnn.comparison.stored_posteriors import read_posterior
 from lightning_bnn.comparison.tables import Measured
-from lightning_bnn.judging.judges import Score
 from lightning_bnn.quiet_runs import quiet
 
-__all__ = ["FAILED", "Comparison", "Made", "Options", "collect"]
+__all__ = ["FAILED", "Comparison", "attempt", "collect", "one_succeeded"]
 
 FAILED = "failed"
 """The mode of a row of a posterior that could not be judged."""
-Made = Literal["trained", "sampled"]
-"""How networks came about: by training runs, or as draws of the posterior."""
-_FORMAT = 2
+_FORMAT = 3
 """Of stored rows: what other versions have computed is not read."""
 RowsAndOrigin = tuple[list[Row], Mapping[str, Any]]
 """Rows of a posterior, and where it is from."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """How posteriors are compared, see `lightning_bnn.studies.compare.compare`.
-
-    Attributes:
-        reference_samples: networks of every chain of the reference at most.
-        functions: whether laws are compared as functions, too.
-    """
-
-    protocol: str = "full"
-    samples: int = 100
-    ood: str | None = None
-    score: Score = "max_probability"
-    seed: int = 0
-    device: str | None = None
-    reference_is: Made | None = None
-    reference_samples: int | None = None
-    functions: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +51,11 @@ class Comparison:
     floors: Mapping[int, Numbers]
     settings: Mapping[str, Any]
 
+    def failures(self) -> dict[str, str]:
+        """Why posteriors could not be judged, by name."""
+        origins = self.settings["posteriors"].items()
+        return {name: origin["failed"] for name, origin in origins if "failed" in origin}
+
 
 def collect(
     reference: str,
@@ -83,7 +64,29 @@ def collect(
     like: str | None = None,
     options: Options | None = None,
 ) -> Comparison:
-    """Compare posteriors with a reference.
+    """Compare posteriors with a reference; refused if all of them fail.
+
+    The arguments are those of `attempt`.
+    """
+    return one_succeeded(attempt(reference, posteriors, folder, like, options))
+
+
+def one_succeeded(comparison: Comparison) -> Comparison:
+    """A comparison, refused if there is nothing in it but failures."""
+    failures = comparison.failures()
+    if len(failures) == len(comparison.settings["posteriors"]):
+        raise ValueError(f"Every posterior failed: {next(iter(failures.values()))}")
+    return comparison
+
+
+def attempt(
+    reference: str,
+    posteriors: Mapping[str, str],
+    folder: Path,
+    like: str | None = None,
+    options: Options | None = None,
+) -> Comparison:
+    """Compare posteriors with a reference; those that fail have a row that says so.
 
     Args:
         reference: networks that stand for the posterior.
@@ -106,15 +109,14 @@ def collect(
         **{k: v for k, v in asdict(options).items() if k not in ("device", "reference_is")},
     }
     _check_disjoint(first, places)
-    stored = read_posterior("reference", first, problem)
-    if options.reference_samples is not None:
-        stored = stored.thinned(options.reference_samples)
-    networks = _reference(stored, problem, options)
+    whole = read_posterior("reference", first, problem)
+    stored = whole.thinned(options.reference_samples)
+    networks = Reference.of(stored, problem, options)
     ood = problem.ood_set(options.ood)
     settings |= {
         "reference_networks": networks.size,
         "reference_chains": len(stored.modes) if networks.has_chains else None,
-        "reference_rhat": rhat_of_predictions(stored, problem),
+        "reference_rhat": rhat_of_predictions(whole, problem),
         "reference_made": options.reference_is or stored.origin.get("made"),
         "ood_set": "none" if ood is None else ood[0],
     }
@@ -161,8 +163,6 @@ def _all_rows(
             folder / f"{name}.json", key, functools.partial(compute, name, place)
         )
         rows += new
-    if all(row.mode == FAILED for row in rows):
-        raise ValueError(f"Every posterior failed: {origins[rows[0].method]['failed']}")
     return rows, origins
 
 
@@ -197,25 +197,6 @@ def _check_disjoint(reference: Place, places: Mapping[str, Place]) -> None:
                 f"{name} shares networks with the reference: choose rows that are disjoint, such "
                 f"as {place.path}[0:10] and {place.path}[10:]."
             )
-
-
-def _reference(stored: StoredPosterior, problem: Problem, options: Options) -> Reference:
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"`device` {device!r} cannot be used here: {error}") from None
-    return Reference(
-        stored.networks(),
-        problem.network,
-        [problem.example()],
-        PROTOCOLS[options.protocol],
-        options.samples,
-        options.seed,
-        device,
-        stored.chains(),
-        problem.probe(stored.likelihood) if options.functions else None,
-    )
 
 
 # ------------------------------------------------------------ rows that are there already

@@ -59,6 +59,7 @@ CLASSES = {
     "held90": _percent("Held90", "%, 90 is right"),
     "agree": _percent("Agree", "% ↑"),
     "tv": _percent("TV", "% ↓"),
+    "kl": Column("KL", "nats ↓", digits=4),
     "aupr": _percent("AUPR", "% ↑"),
     "fpr95": _percent("FPR95", "% ↓"),
     "idmi": _percent("IDMI", "nats x 100"),
@@ -78,6 +79,7 @@ _GAUSSIANS = {
     "sharpness": Column("Sharpness", "mean sd"),
     "energy_f": Column("Energy (f)", "↓", digits=4),
     "energy": Column("Energy", "↓", digits=4),
+    "w2_f": Column("W2 (f)", "↓"),
     "aupr": CLASSES["aupr"],
     "fpr95": CLASSES["fpr95"],
     "idvar": Column("IDVar", "variance", digits=4),
@@ -86,11 +88,11 @@ _GAUSSIANS = {
 PREDICTIONS = {**CLASSES, **_GAUSSIANS}
 """All columns, by the name of the number."""
 _CALIBRATED = ("nll_t", "ece_t", "aurc", "set90", "interval90", "held90")
-_TO_REFERENCE = ("agree", "tv", "energy_f", "energy")
+_TO_REFERENCE = ("agree", "tv", "kl", "energy_f", "energy", "w2_f")
 _ON_TOP = (
     "NLL (T), ECE (T): after temperature scaling; Set90, Held90: size and coverage of conformal "
-    "sets of 90 %; both calibrated on the validation data. AURC: error of the surest predictions, "
-    "mean over all shares of them, x 100."
+    "sets of 90 %; both calibrated on the validation data. AURC: error of the most confident "
+    "predictions, averaged over all shares of them, x 100."
 )
 
 
@@ -144,8 +146,8 @@ def note_of(names: Iterable[str], settings: Mapping[str, Any]) -> str:
         return _ON_TOP
     if "acc" in names:
         return (
-            "Mutual information (nats) x 100, the others in per cent but NLL (nats). OOD examples "
-            f"are the positive class, found by {settings['score']}."
+            "All columns in per cent, except NLL (nats) and mutual information (nats x 100). OOD "
+            f"examples are the positive class, found by {settings['score']}."
         )
     return " ".join(text for name, text in _about(settings) if name in names)
 

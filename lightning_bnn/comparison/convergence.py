@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -13,13 +14,19 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.metrics import rhat
 from lightning_bnn.posteriors import Empirical
 
-__all__ = ["LARGEST", "MEDIAN", "rhat_of_predictions"]
+__all__ = ["LARGEST", "MEDIAN", "have_converged", "rhat_of_predictions"]
 
 MEDIAN, LARGEST = 1.01, 1.05
 """Chains whose R-hat is above these, over examples, count as not converged."""
 _EXAMPLES = 100
 _LEAST = 8
 """Draws of a chain below which there is no R-hat."""
+
+
+def have_converged(reductions: Sequence[float]) -> bool:
+    """Whether chains with such a median and largest R-hat count as converged."""
+    median, largest = reductions
+    return median <= MEDIAN and largest <= LARGEST
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_bnn.comparison.collect import FAILED, Comparison
 from lightning_bnn.comparison.columns import to_reference
-from lightning_bnn.comparison.convergence import LARGEST, MEDIAN
+from lightning_bnn.comparison.convergence import have_converged
 from lightning_bnn.comparison.protocols import PROTOCOLS
 from lightning_bnn.comparison.rows import Row
 from lightning_bnn.comparison.tables import Cell, Measured, Table
@@ -31,21 +31,22 @@ _OF_NOISE = {"law": "mmd", "ns_law": "ns"}
 """The law of single networks is what the noise floor measures."""
 _EXPLAINED = (
     "MMD² x 100. Law: a method's networks over runs and draws, from pairs of different modes only "
-    "(unbiased, around zero for the reference's own law); one mode and mixture: the modes as they "
-    "are, a single network being an atom; floor: what so many single networks of the reference's "
-    "own law have as a mixture. ±: over modes (one mode), by the jackknife over modes and chains "
-    "of the reference (two modes, or two chains, have none), over splits of the reference (noise). "
-    "/: not defined."
+    "(unbiased, so about zero if the reference has the same law). One mode, mixture: the modes as "
+    "they are, where a single network is a point. Floor: the mixture of as many single networks "
+    "from the reference's own law. ±: deviation over modes (one mode), jackknife over modes and "
+    "chains of the reference (two modes, or two chains, have no error), deviation over splits of "
+    "the reference (noise). /: not defined."
 )
 _OF_PREDICTIONS = {
-    "agree": "Agree, TV: of the mean prediction of all modes with that of the reference, per cent.",
-    "energy": "Energy: energy distance of all modes to predictions of the reference, of what "
-    "networks compute (f) and of the densities that they predict.",
+    "agree": "Agree, TV, KL: of the mean prediction of all modes with that of the reference, per "
+    "cent, and nats from the reference's.",
+    "energy": "Energy, W2: energy and Wasserstein distance of all modes to predictions of the "
+    "reference, of what networks compute (f) and of the densities that they predict.",
 }
 _OF_MAXIMA = (
     "MMD² x 100 between laws, with the median, the mean and the maximum over twenty kernels. "
-    "Medians and means are around zero for networks of the reference's own law; a maximum is not: "
-    "it is the largest of twenty noisy numbers, so that its zero is where the noise is."
+    "Medians and means are around zero for networks from the reference's own law. A maximum is "
+    "not, since it is the largest of twenty noisy numbers: compare it with the row of the noise."
 )
 
 
@@ -105,7 +106,7 @@ def _agreement(rhat: Sequence[float] | None) -> str:
     if rhat is None:
         return " R-hat of its predictions: too few draws, it is NOT KNOWN whether chains agree."
     median, largest = rhat
-    verdict = "" if median <= MEDIAN and largest <= LARGEST else ": NOT CONVERGED"
+    verdict = "" if have_converged(rhat) else ": NOT CONVERGED"
     return f" R-hat of its predictions: median {median:.3f}, largest {largest:.3f}{verdict}."
 
 

@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from lightning_bnn import params as P
 from lightning_bnn.comparison.errors import Numbers
-from lightning_bnn.comparison.protocols import Protocol
+from lightning_bnn.comparison.options import Options
+from lightning_bnn.comparison.problem import Problem
+from lightning_bnn.comparison.protocols import PROTOCOLS, Protocol
+from lightning_bnn.comparison.stored_posteriors import StoredPosterior
 from lightning_bnn.comparison.tables import Measured, spread
 from lightning_bnn.metrics import MMDReference, Transformed
 from lightning_bnn.metrics.laws import ModesTable, Which, modes_table_of
@@ -66,6 +69,27 @@ class Reference:
             outputs = {"function": predict(networks)}
             self._functions = MMDReference(outputs, device=device, chains=chains)
         self._digests = set(_digests(networks, self._as_they_are.layers))
+
+    @classmethod
+    def of(cls, stored: StoredPosterior, problem: Problem, options: Options) -> Reference:
+        """From a posterior that is made of networks.
+
+        Args:
+            stored: the posterior.
+            problem: its network and data.
+            options: how others will be compared with it.
+        """
+        return cls(
+            stored.networks(),
+            problem.network,
+            [problem.example()],
+            PROTOCOLS[options.protocol],
+            options.samples,
+            options.seed,
+            options.usable_device(),
+            stored.chains(),
+            problem.probe(stored.likelihood) if options.functions else None,
+        )
 
     def _free(self, networks: Params) -> Transformed:
         return Transformed(networks, self._remover(networks))

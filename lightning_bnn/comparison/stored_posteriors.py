@@ -50,11 +50,13 @@ class StoredPosterior:
             self, modes=[self.modes[k] for k in kept], judged=[self.judged[k] for k in kept]
         )
 
-    def thinned(self, most: int) -> StoredPosterior:
+    def thinned(self, most: int | None) -> StoredPosterior:
         """The same posterior with at most so many networks of each mode that is made of networks.
 
-        They are evenly spaced, as draws of a chain in order should be.
+        They are evenly spaced, as draws of a chain in order should be; None keeps all.
         """
+        if most is None:
+            return self
         return replace(
             self,
             modes=[_thinned(mode, most) for mode in self.modes],

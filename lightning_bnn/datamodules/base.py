@@ -26,12 +26,26 @@ Examples = tuple[Tensor, Tensor]
 
 
 class MissingData(FileNotFoundError):
-    """Files of a data set are missing; the text says where they belong and how to get them."""
+    """Files of a data set are missing; the text says where they belong and how to get them.
+
+    >>> from lightning_bnn.datamodules import UCIYacht
+    >>> try:
+    ...     UCIYacht(root="nowhere").load()
+    ... except MissingData as error:
+    ...     "yacht.csv" in str(error), isinstance(error, FileNotFoundError)
+    (True, True)
+    """
 
 
 @dataclass
 class Splits:
-    """Examples to learn from, and named sets to be tested on."""
+    """Examples to learn from, and named sets to be tested on.
+
+    >>> examples = torch.zeros(8, 2), torch.zeros(8)
+    >>> splits = Splits(train=examples, val=None, test=examples, ood={"far": examples})
+    >>> list(splits.ood), splits.shift
+    (['far'], {})
+    """
 
     train: Examples
     val: Examples | None
@@ -53,6 +67,17 @@ class DataModule(L.LightningDataModule, ABC):
         seed: decides splits, order and augmentation.
         orders: how many members get training batches of their own, in orders of their own (or the
             numbers of these orders); by default all members share the batches.
+
+    >>> class Line(DataModule):
+    ...     def load(self):
+    ...         x = torch.linspace(-1, 1, 100)[:, None]
+    ...         return Splits(train=(x, 2 * x), val=None, test=(x, 2 * x), ood={"far": (5 * x, x)})
+    >>> data = Line(batch_size=10)
+    >>> data.num_data, len(data.train_dataloader()), data.test_sets
+    (100, 10, [('test', 'id'), ('far', 'ood')])
+    >>> inputs, targets = next(data.prepared(data.train_dataloader()))
+    >>> torch.equal(targets, 2 * inputs)
+    True
     """
 
     mean: tuple[float, ...] | None = None

@@ -19,6 +19,11 @@ class CIFAR10(ImageData):
     The first 10 000 images of the test set of SVHN (house numbers) are out of distribution. The
     folder holds ``cifar-10-batches-py`` (or ``cifar-100-python``) and ``test_32x32.mat``; arguments
     are those of `ImageData`.
+
+    >>> data = CIFAR10(root="nowhere", val_size=5000)
+    >>> white = torch.full((1, 3, 32, 32), 255, dtype=torch.uint8)
+    >>> data.normalise(white)[0, :, 0, 0].round(decimals=2)  # (1 - mean) / std
+    tensor([2.0600, 2.1300, 2.1200])
     """
 
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -57,7 +62,11 @@ class CIFAR10(ImageData):
 
 
 class CIFAR100(CIFAR10):
-    """Photographs ``(3, 32, 32)`` in 100 classes, otherwise as `CIFAR10`."""
+    """Photographs ``(3, 32, 32)`` in 100 classes, otherwise as `CIFAR10`.
+
+    >>> CIFAR100(root="nowhere").mean, CIFAR100(root="nowhere", standardise=False).mean
+    ((0.5071, 0.4867, 0.4408), None)
+    """
 
     mean, std = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
     source = datasets.CIFAR100

@@ -27,6 +27,12 @@ class Digits(DataModule):
         val_share: part of the data for validation.
         test_share: part of the data for the test.
         orders: how many members get training batches of their own, see `DataModule`.
+
+    >>> data = Digits()
+    >>> data.num_data, data.splits.train[0].shape
+    (1078, torch.Size([1078, 1, 8, 8]))
+    >>> [name for name, kind in data.test_sets if kind == "ood"]
+    ['scrambled', 'inverted', 'noise']
     """
 
     mean, std = (0.3053,), (0.3760,)

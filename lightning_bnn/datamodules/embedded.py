@@ -33,6 +33,14 @@ class EmbeddedTable(DataModule):
 
     Attributes:
         target_std: the factor that gives a standardised error the unit of the target.
+
+    >>> from lightning_bnn.datamodules import Yacht
+    >>> data = Yacht(val_size=31)
+    >>> data.num_data, data.test_sets
+    (200, [('test', 'id'), ('shuffled', 'ood'), ('far', 'ood')])
+    >>> targets = torch.cat([data.splits.train[1], data.splits.val[1]])
+    >>> bool(targets.mean().abs() < 1e-5), round(targets.std(correction=0).item(), 4)
+    (True, 1.0)
     """
 
     table: str
@@ -74,7 +82,12 @@ class EmbeddedTable(DataModule):
 
 
 class Diabetes(EmbeddedTable):
-    """442 patients, ten inputs, progression after a year; see `EmbeddedTable`."""
+    """442 patients, ten inputs, progression after a year; see `EmbeddedTable`.
+
+    >>> inputs, targets = Diabetes().load().train
+    >>> inputs.shape, targets.shape
+    (torch.Size([332, 10]), torch.Size([332, 1]))
+    """
 
     table = "diabetes"
 
@@ -94,6 +107,10 @@ class Concrete(EmbeddedTable):
     References:
         | Concrete Compressive Strength (Yeh, 1998/2007), CC BY 4.0
         | https://doi.org/10.24432/C5PK67
+
+    >>> inputs, targets = Concrete().load().train
+    >>> inputs.shape, targets.shape
+    (torch.Size([772, 8]), torch.Size([772, 1]))
     """
 
     table = "concrete"
@@ -105,6 +122,10 @@ class Energy(EmbeddedTable):
     References:
         | Energy Efficiency (Tsanas, Xifara, 2012), CC BY 4.0
         | https://doi.org/10.24432/C51307
+
+    >>> inputs, targets = Energy().load().train
+    >>> inputs.shape, targets.shape
+    (torch.Size([576, 8]), torch.Size([576, 1]))
     """
 
     table = "energy"
@@ -116,6 +137,10 @@ class Yacht(EmbeddedTable):
     References:
         | Yacht Hydrodynamics (Gerritsma, Onnink, Versluis, 2013), CC BY 4.0
         | https://doi.org/10.24432/C5XG7R
+
+    >>> inputs, targets = Yacht().load().train
+    >>> inputs.shape, targets.shape
+    (torch.Size([231, 6]), torch.Size([231, 1]))
     """
 
     table = "yacht"

@@ -14,6 +14,12 @@ class MNIST(ImageData):
     """Handwritten digits ``(1, 28, 28)``; the test set of FashionMNIST is out of distribution.
 
     The folder holds ``MNIST/raw`` and ``FashionMNIST/raw``; arguments are those of `ImageData`.
+
+    >>> import torch
+    >>> data = MNIST(root="nowhere", augment=False)
+    >>> white = torch.full((1, 1, 28, 28), 255, dtype=torch.uint8)
+    >>> data.normalise(white).unique().round(decimals=2), data.augmentation
+    (tensor([2.8200]), None)
     """
 
     mean, std = (0.1307,), (0.3081,)

@@ -28,6 +28,9 @@ class TinyImageNet(ImageData):
     All splits of the Describable Textures, resized to 64 x 64, are out of distribution. Decoded
     images are kept in memory (1.2 GB). The folder holds ``tiny-imagenet-200`` and ``dtd``;
     arguments are those of `ImageData`, where ``download`` fetches the textures only.
+
+    >>> TinyImageNet(root="nowhere").folder.as_posix()
+    'nowhere/tiny-imagenet-200'
     """
 
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

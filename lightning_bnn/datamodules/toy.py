@@ -17,7 +17,9 @@ _DRAWS = 10_000
 
 
 class TwoGaussians(DataModule):
-    """Two classes of points in the plane, around (-2, -2) and (2, 2), with unit covariance.
+    r"""Two classes of points in the plane, around (-2, -2) and (2, 2), with unit covariance.
+
+    .. math:: x \mid c \sim N\big((4 c - 2)\, (1, 1)^T,\; I\big), \quad c \in \{0, 1\}
 
     Training points are drawn again until a line separates the classes with a gap, so that a small
     network can reach a loss of zero. Targets are class indices; out of distribution is a ring
@@ -34,6 +36,11 @@ class TwoGaussians(DataModule):
     References:
         | A Symmetry-Aware Exploration of Bayesian Neural Network Posteriors (2024), appendix A
         | https://openreview.net/forum?id=FOSBQuXgAq
+
+    >>> data = TwoGaussians(gap=1.0)
+    >>> points, labels = data.load().train
+    >>> points.shape, labels.bincount().tolist(), separation(points, labels) >= 1.0
+    (torch.Size([400, 2]), [200, 200], True)
     """
 
     def __init__(
@@ -105,6 +112,10 @@ class TractableReLU(DataModule):
     References:
         | Variational Inference Failures Under Model Symmetries (2024), section 5.1
         | https://arxiv.org/abs/2408.05496
+
+    >>> x, y = TractableReLU(alpha=0.1).load().train
+    >>> torch.equal(y, 0.1 * x.abs()), bool(x.abs().max() <= 10)
+    (True, True)
     """
 
     def __init__(
@@ -130,6 +141,8 @@ class TractableReLU(DataModule):
 class NoisySine(DataModule):
     r"""Values of :math:`\sin 2x` for x between -2 and 2, with Gaussian noise.
 
+    .. math:: y = \sin 2 x + \sigma \epsilon, \quad x \sim U(-2, 2), \quad \epsilon \sim N(0, 1)
+
     Out of distribution are inputs between 2 and 4 on both sides (``outside``).
 
     Args:
@@ -140,6 +153,10 @@ class NoisySine(DataModule):
         test_size: test examples.
         noise: standard deviation of the noise.
         orders: how many members get training batches of their own, see `DataModule`.
+
+    >>> x, y = NoisySine(size=1000, noise=0.1).load().train
+    >>> round((y - (2 * x).sin()).std().item(), 1)
+    0.1
     """
 
     def __init__(

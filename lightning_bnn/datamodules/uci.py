@@ -38,7 +38,7 @@ __all__ = [
 
 
 class UCIRegression(DataModule):
-    """One table; inputs and targets are standardised by the training rows.
+    r"""One table; inputs and targets are standardised by the training rows.
 
     The folder is that of the splits by Hernandez-Lobato and Adams: ``data.txt`` with one example
     per line, ``index_features.txt`` and ``index_target.txt`` with columns, and, for the published
@@ -61,6 +61,16 @@ class UCIRegression(DataModule):
 
     Attributes:
         target_std: the factor that gives a standardised error the unit of the target.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> rows = "".join(f"{x},{x * x}\n" for x in range(20))
+    >>> _ = Path(f"{folder}/squares.csv").write_text("x,y\n" + rows)
+    >>> class Squares(UCIRegression):
+    ...     table = "squares"
+    >>> splits = Squares(root=folder).load()
+    >>> len(splits.train[0]), len(splits.test[0]), list(splits.ood)
+    (18, 2, ['shuffled', 'far'])
     """
 
     table: str
@@ -175,60 +185,100 @@ def standardised(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class UCIAirfoil(UCIRegression):
-    """Noise of airfoils in a wind tunnel, 1503 examples."""
+    """Noise of airfoils in a wind tunnel, 1503 examples.
+
+    >>> UCIAirfoil(root="nowhere").folder.as_posix()
+    'nowhere/airfoil/data'
+    """
 
     table = "airfoil"
 
 
 class UCIBoston(UCIRegression):
-    """Prices of houses in Boston, 506 examples."""
+    """Prices of houses in Boston, 506 examples.
+
+    >>> UCIBoston(root="nowhere").folder.as_posix()
+    'nowhere/bostonHousing/data'
+    """
 
     table = "bostonHousing"
 
 
 class UCIConcrete(UCIRegression):
-    """Strength of concrete, 1030 examples."""
+    """Strength of concrete, 1030 examples.
+
+    >>> UCIConcrete(root="nowhere").folder.as_posix()
+    'nowhere/concrete/data'
+    """
 
     table = "concrete"
 
 
 class UCIEnergy(UCIRegression):
-    """Heating load of buildings, 768 examples."""
+    """Heating load of buildings, 768 examples.
+
+    >>> UCIEnergy(root="nowhere").folder.as_posix()
+    'nowhere/energy/data'
+    """
 
     table = "energy"
 
 
 class UCIKin8nm(UCIRegression):
-    """Kinematics of a robot arm, 8192 examples."""
+    """Kinematics of a robot arm, 8192 examples.
+
+    >>> UCIKin8nm(root="nowhere").folder.as_posix()
+    'nowhere/kin8nm/data'
+    """
 
     table = "kin8nm"
 
 
 class UCINaval(UCIRegression):
-    """Decay of a naval propulsion plant, 11 934 examples."""
+    """Decay of a naval propulsion plant, 11 934 examples.
+
+    >>> UCINaval(root="nowhere").folder.as_posix()
+    'nowhere/naval-propulsion-plant/data'
+    """
 
     table = "naval-propulsion-plant"
 
 
 class UCIPower(UCIRegression):
-    """Output of a power plant, 9568 examples."""
+    """Output of a power plant, 9568 examples.
+
+    >>> UCIPower(root="nowhere").folder.as_posix()
+    'nowhere/power-plant/data'
+    """
 
     table = "power-plant"
 
 
 class UCIProtein(UCIRegression):
-    """Protein tertiary structure, 45 730 examples."""
+    """Protein tertiary structure, 45 730 examples.
+
+    >>> UCIProtein(root="nowhere").folder.as_posix()
+    'nowhere/protein-tertiary-structure/data'
+    """
 
     table = "protein-tertiary-structure"
 
 
 class UCIWine(UCIRegression):
-    """Quality of red wine, 1599 examples."""
+    """Quality of red wine, 1599 examples.
+
+    >>> UCIWine(root="nowhere").folder.as_posix()
+    'nowhere/wine-quality-red/data'
+    """
 
     table = "wine-quality-red"
 
 
 class UCIYacht(UCIRegression):
-    """Resistance of sailing yachts, 308 examples."""
+    """Resistance of sailing yachts, 308 examples.
+
+    >>> UCIYacht(root="nowhere").folder.as_posix()
+    'nowhere/yacht/data'
+    """
 
     table = "yacht"

@@ -22,11 +22,26 @@ T = TypeVar("T")
 
 
 class NotPossible(Exception):
-    """A check cannot be made; the message says why, after a colon."""
+    """A check cannot be made; the message says why, after a colon.
+
+    >>> from lightning_bnn.doctor import Evidence
+    >>> from lightning_bnn.likelihoods import Categorical
+    >>> evidence = Evidence(nn.Linear(2, 3), Categorical(), [], [])
+    >>> try:
+    ...     evidence.on_held_out
+    ... except NotPossible as reason:
+    ...     print(reason)
+    there are no validation data
+    """
 
 
 class Examples(NamedTuple):
-    """Inputs as the network takes them, and targets."""
+    """Inputs as the network takes them, and targets.
+
+    >>> examples = Examples((torch.zeros(8, 2),), torch.zeros(8))
+    >>> len(examples.inputs), len(examples.targets)
+    (1, 8)
+    """
 
     inputs: tuple[Any, ...]
     targets: Tensor
@@ -45,6 +60,17 @@ class Settings:
         weight_decay: of the optimizer.
         sampled: whether the networks are draws of chains.
         wanted_energy_variance: of microcanonical chains.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.doctor import Evidence, examine
+    >>> from lightning_bnn.likelihoods import Categorical
+    >>> from lightning_bnn.posteriors import Empirical
+    >>> net = nn.Linear(2, 3)
+    >>> modes = [Empirical(P.populate(net, 1))]
+    >>> settings = Settings(prior_std=1.0, weight_decay=0.01)
+    >>> report = examine(Evidence(net, Categorical(), modes, modes, settings=settings))
+    >>> "prior_counted_twice" in report.names()
+    True
     """
 
     num_data: int | None = None
@@ -75,6 +101,17 @@ class Evidence:
         left_out: how many members were left out because they have diverged.
         draws: networks of each mode that predict.
         alone: whether this is one trained network, and no posterior.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.likelihoods import Categorical
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.posteriors import Empirical
+    >>> net, x = mlp(2, [8], 3), torch.randn(50, 2)
+    >>> modes = [Empirical(P.populate(net, 1)) for _ in range(4)]
+    >>> held_out = Examples((x,), torch.randint(3, (50,)))
+    >>> evidence = Evidence(net, Categorical(), modes, modes, held_out=held_out)
+    >>> evidence.classes, len(evidence.on_held_out), evidence.on_held_out[0].shape
+    (True, 4, torch.Size([1, 50, 3]))
     """
 
     network: nn.Module

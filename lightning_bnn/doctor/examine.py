@@ -46,6 +46,19 @@ def examine(evidence: Evidence, facts: Mapping[str, Any] | None = None) -> Repor
     Args:
         evidence: a posterior and what is known of it.
         facts: what the report says of where it is from.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.doctor import Examples
+    >>> from lightning_bnn.likelihoods import Categorical
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.posteriors import Empirical
+    >>> net, x = mlp(2, [8], 3), torch.randn(50, 2)
+    >>> wrong = torch.nn.Sequential(net, torch.nn.Softmax(-1))  # its outputs are no logits
+    >>> modes = [Empirical(P.populate(wrong, 1)) for _ in range(4)]
+    >>> examples = Examples((x,), torch.randint(3, (50,)))
+    >>> report = examine(Evidence(wrong, Categorical(), modes, modes, examples, examples))
+    >>> report.faults[0].name
+    'probabilities_as_logits'
     """
     begun = time.process_time()
     findings: dict[str, Finding] = {}

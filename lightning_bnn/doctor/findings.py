@@ -28,6 +28,14 @@ class Finding:
         why: why that matters.
         fix: what to do.
         numbers: what was measured, by name.
+
+    >>> says = "The losses of 3 steps are not numbers."
+    >>> why, fix = "Nothing is learned.", "Take smaller steps."
+    >>> finding = Finding("loss_not_finite", "fault", says, why, fix)
+    >>> print(finding.text())
+    FAULT  The losses of 3 steps are not numbers.
+        Nothing is learned.
+        Do: Take smaller steps.
     """
 
     name: str
@@ -52,6 +60,11 @@ class Report:
         skipped: verdicts that could not be looked at, and why.
         facts: what was examined: kind, modes, draws, examples, seconds.
         curves: what was seen epoch by epoch, by name.
+
+    >>> fault = Finding("loss_not_finite", "fault", "Losses are NaN.", "It is lost.", "Stop.")
+    >>> report = Report([fault], ["labels_out_of_range"], {"not_burnt_in": "there are no chains"})
+    >>> report.headline(), report.names()
+    ('1 fault; 2 checks made, 1 not possible', {'loss_not_finite'})
     """
 
     findings: Sequence[Finding]

@@ -32,11 +32,19 @@ Batches = Iterable[tuple[Any, Tensor]]
 
 @dataclass(frozen=True)
 class Averages:
-    """Predictions of classes on some examples, averaged over networks.
+    r"""Predictions of classes on some examples, averaged over networks.
+
+    .. math:: \bar p = \tfrac1S \textstyle\sum_s p_s, \quad
+        \bar H = \tfrac1S \sum_s H(p_s), \quad I = H(\bar p) - \bar H
 
     Attributes:
         probs: ``(..., examples, classes)``, in float64.
         entropy: mean entropy of the networks' predictions, ``(..., examples)``, in nats.
+
+    >>> outputs = torch.tensor([[[50.0, 0.0]], [[0.0, 50.0]]])  # two networks that disagree
+    >>> averages = Averages.of(Categorical(), outputs)
+    >>> averages.probs, averages.information().round(decimals=4)
+    (tensor([[0.5000, 0.5000]], dtype=torch.float64), tensor([0.6931], dtype=torch.float64))
     """
 
     probs: Tensor
@@ -112,6 +120,12 @@ def draw(mode: Posterior, count: int, *key: int | str) -> Params:
         mode: draws the networks.
         count: how many are wanted.
         *key: decides the draw.
+
+    >>> mode = Empirical({"w": torch.arange(5.0)})
+    >>> torch.equal(draw(mode, 3, 0, "test")["w"], draw(mode, 3, 0, "test")["w"])
+    True
+    >>> draw(mode, 20, 0)["w"].sort().values
+    tensor([0., 1., 2., 3., 4.])
     """
     count = min(count, mode.size) if isinstance(mode, Empirical) else count
     return {n: t.detach() for n, t in mode.sample(count, keyed_generator(*key, "drawn")).items()}
@@ -128,6 +142,14 @@ def averages_of_stack(
         networks: a stack, or one network.
         likelihood: what outputs say about classes.
         batches: the data set.
+
+    >>> from lightning_bnn.models import mlp
+    >>> net, x, y = mlp(2, [8], 3), torch.randn(10, 2), torch.randint(3, (10,))
+    >>> networks = P.populate(net, 20)
+    >>> averages = averages_of_stack(net, networks, Categorical(), [(x[:5], y[:5]), (x[5:], y[5:])])
+    >>> mean = P.apply(net, networks, x).softmax(-1).mean(0)
+    >>> torch.allclose(averages.probs.float(), mean, atol=1e-5)
+    True
     """
     stacked = P.is_stacked(networks, P.of(model))
     outputs = (P.apply(model.eval(), networks, inputs) for inputs, _ in batches)
@@ -156,6 +178,16 @@ def averages_of_mode(
         counts: numbers of networks.
         *key: decides the draws; `draw` gives the same networks for the same key.
         device: where it is computed.
+
+    >>> from lightning_bnn.models import mlp
+    >>> net, x, y = mlp(2, [8], 3), torch.randn(10, 2), torch.randint(3, (10,))
+    >>> mode = Empirical(P.populate(net, 20))
+    >>> ((few, many),) = averages_of_mode(mode, net, Categorical(), [[(x, y)]], (5, 20), 0)
+    >>> few.probs.shape, many.probs.shape
+    (torch.Size([10, 3]), torch.Size([10, 3]))
+    >>> every = averages_of_stack(net, mode.networks, Categorical(), [(x, y)])
+    >>> torch.allclose(many.probs, every.probs)
+    True
     """
     model, mode = copy.deepcopy(model).to(device).eval(), mode.to(device)
     predict = predictor_of(mode, max(counts), *key)

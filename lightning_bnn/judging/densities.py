@@ -19,11 +19,18 @@ __all__ = ["LogDensities", "Mixtures"]
 
 @dataclass(frozen=True)
 class Mixtures:
-    """Equally weighted mixtures of the Gaussians that networks predict.
+    r"""Equally weighted mixtures of the Gaussians that networks predict.
+
+    .. math:: p(y) = \tfrac1S \textstyle\sum_s N(y;\; \mu_s, \sigma_s^2)
 
     Attributes:
         means: ``(..., examples, targets, networks)``, in float64.
         stds: standard deviations of the same shape.
+
+    >>> from lightning_bnn.likelihoods import Gaussian
+    >>> mixture = Mixtures.of_each(Gaussian(), torch.zeros(4, 10, 1)).mean()  # of four networks
+    >>> mixture.examples, mixture.means.shape, mixture.components()[0].shape
+    (10, torch.Size([10, 1, 4]), torch.Size([4, 10, 1]))
     """
 
     means: Tensor
@@ -68,10 +75,16 @@ class Mixtures:
 
 @dataclass(frozen=True)
 class LogDensities:
-    """Log-densities of targets, for likelihoods of which nothing else is known.
+    r"""Log-densities of targets, for likelihoods of which nothing else is known.
+
+    .. math:: \log \tfrac1S \textstyle\sum_s p_s(y)
 
     Attributes:
         values: ``(..., examples)``, in float64.
+
+    >>> networks = LogDensities(torch.tensor([[0.2], [0.4]]).log())  # of two networks
+    >>> networks.mean().values.exp()  # the density of their mixture
+    tensor([0.3000])
     """
 
     values: Tensor

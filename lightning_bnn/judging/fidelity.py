@@ -10,8 +10,10 @@ from torch import Tensor
 
 from lightning_bnn.judging.averages import Averages
 from lightning_bnn.judging.densities import Mixtures
+from lightning_bnn.metrics.agreement import kl_of_each
 from lightning_bnn.metrics.density_scores import energy_distance_of_each
 from lightning_bnn.metrics.gaussian_mixture import mean_difference, thinned
+from lightning_bnn.metrics.wasserstein import wasserstein_of_each
 
 __all__ = ["ClassReference", "GaussianReference", "reference_of"]
 
@@ -20,7 +22,7 @@ _NETWORKS = 200
 
 
 class ClassReference:
-    """Agreement with a reference's mean probabilities, and total variation to them.
+    """Agreement with a reference's mean probabilities, total variation and divergence from them.
 
     Args:
         averages: the reference's.
@@ -40,11 +42,12 @@ class ClassReference:
         return {
             "agree": (probs.argmax(-1) == others.argmax(-1)).double(),
             "tv": (probs - others).abs().sum(-1) / 2,
+            "kl": kl_of_each(probs, others),
         }
 
 
 class GaussianReference:
-    """Energy distance to what a reference's networks compute, and to its predictive densities.
+    """Distances to what a reference's networks compute, and to its predictive densities.
 
     Args:
         mixtures: the reference's.
@@ -69,13 +72,14 @@ class GaussianReference:
         means, stds = thinned(*mixtures.components(), _NETWORKS)
         if not bool((means + stds).isfinite().all()):
             unknown = torch.full((means.shape[1],), torch.nan, dtype=torch.float64)
-            return {"energy_f": unknown, "energy": unknown}
+            return {"energy_f": unknown, "energy": unknown, "w2_f": unknown}
         pairs = ((torch.zeros_like(stds), torch.zeros_like(self.stds)), (stds, self.stds))
         functions, densities = (
             energy_distance_of_each(means, mine, self.means, theirs, known).mean(-1)
             for (mine, theirs), known in zip(pairs, self._differences, strict=True)
         )
-        return {"energy_f": functions, "energy": densities}
+        moved = wasserstein_of_each(means, self.means).mean(-1)
+        return {"energy_f": functions, "energy": densities, "w2_f": moved}
 
 
 def _check_kind(predictions: Any, kind: type) -> None:
@@ -91,6 +95,13 @@ def reference_of(predictions: Any) -> ClassReference | GaussianReference | None:
 
     Args:
         predictions: `Averages`, `Mixtures` or `LogDensities`.
+
+    >>> from lightning_bnn.likelihoods import Categorical
+    >>> outputs = torch.randn(5, 8, 3)
+    >>> averages = Averages.of(Categorical(), outputs)
+    >>> far = reference_of(averages).distances(averages)
+    >>> far["agree"].mean().item(), far["tv"].mean().item()
+    (1.0, 0.0)
     """
     if isinstance(predictions, Averages):
         return ClassReference(predictions)

@@ -76,6 +76,15 @@ class Judge(nn.Module, ABC):
         quality: metrics that compare predictions with targets; OOD sets have none of these.
         spread: metrics of the predictions alone.
         detects: whether there is a score that tells OOD examples from others.
+
+    >>> import torch
+    >>> from lightning_bnn.judging import judge_of
+    >>> from lightning_bnn.likelihoods import Categorical
+    >>> judge = judge_of(Categorical(), [("test", "id"), ("rotated", "shift"), ("noise", "ood")])
+    >>> isinstance(judge, Judge), [judge.needs_targets(k) for k in range(3)]
+    (True, [True, True, False])
+    >>> [sorted(metrics) for metrics in judge.metrics[1:]]
+    [['acc', 'brier', 'ece', 'mi', 'nll'], ['mi']]
     """
 
     likelihood: Likelihood
@@ -139,7 +148,17 @@ class Judge(nn.Module, ABC):
 
 
 class DensityJudge(Judge):
-    """The log-density of targets, for likelihoods of which nothing else is known."""
+    r"""The log-density of targets, for likelihoods of which nothing else is known.
+
+    .. math:: -\tfrac1n \textstyle\sum_i \log \tfrac1S \sum_s p_s(y_i)
+
+    >>> import torch
+    >>> from lightning_bnn.likelihoods import Gaussian
+    >>> judge = DensityJudge(Gaussian())
+    >>> judge.add(torch.zeros(3, 5, 1), torch.zeros(5, 1))  # of three networks
+    >>> round(judge.values()["nll"].item(), 4)  # log(2 pi) / 2
+    0.9189
+    """
 
     def __init__(self, likelihood: nn.Module, sets: Sequence[TestSet] = _JUST_ID) -> None:
         super().__init__(likelihood, sets, {"nll": Mean}, {}, detects=False)
@@ -155,6 +174,13 @@ class RegressionJudge(Judge):
 
     Of several targets ``nll`` is that of all together; RMSE is the root of the mean over all, and
     the other numbers are means over them.
+
+    >>> import torch
+    >>> judge = RegressionJudge(Gaussian(std=1.0))
+    >>> judge.add(torch.zeros(4, 2, 1), torch.tensor([[1.0], [-1.0]]))  # of four networks
+    >>> values = judge.values()
+    >>> values["rmse"].item(), values["cover90"].item(), round(values["width90"].item(), 2)
+    (1.0, 1.0, 3.29)
     """
 
     likelihood: Gaussian
@@ -198,6 +224,15 @@ class ClassificationJudge(Judge):
         sets: name and kind of each.
         score: what OOD examples are detected by.
         **more: further metrics of probabilities and labels.
+
+    >>> import torch
+    >>> from lightning_bnn.likelihoods import Categorical
+    >>> judge = ClassificationJudge(Categorical(), [("test", "id"), ("noise", "ood")])
+    >>> judge.add(torch.tensor([[[4.0, 0.0], [0.0, 4.0]]]), torch.tensor([0, 1]))  # of one network
+    >>> judge.add(torch.zeros(1, 2, 2), None, index=1)
+    >>> values = judge.values()
+    >>> values["acc"].item(), values["noise/AUROC"].item()
+    (1.0, 1.0)
     """
 
     def __init__(
@@ -230,7 +265,12 @@ class ClassificationJudge(Judge):
 
 
 def judge_of(likelihood: nn.Module, sets: Sequence[TestSet] = _JUST_ID) -> Judge:
-    """The judge for a likelihood; one of the user's own is judged by its log-density."""
+    """The judge for a likelihood; one of the user's own is judged by its log-density.
+
+    >>> from lightning_bnn.likelihoods import Categorical
+    >>> [type(judge_of(likelihood)).__name__ for likelihood in (Categorical(), Gaussian())]
+    ['ClassificationJudge', 'RegressionJudge']
+    """
     if has_classes(likelihood):
         return ClassificationJudge(likelihood, sets)
     if isinstance(likelihood, Gaussian):
@@ -257,6 +297,14 @@ def class_numbers(
         sets: predictions in distribution, and out of distribution if there are any.
         labels: classes of the former.
         score: what OOD examples are detected by.
+
+    >>> import torch
+    >>> from lightning_bnn.likelihoods import Categorical
+    >>> one, other = [[2.0, 0.0], [2.0, 0.0]], [[2.0, 0.0], [0.0, 4.0]]
+    >>> averages = Averages.of(Categorical(), torch.tensor([one, other]))  # of two networks
+    >>> numbers = class_numbers(Categorical(), [averages], torch.tensor([0, 1]))
+    >>> numbers["acc"], sorted(numbers)
+    (1.0, ['acc', 'ace', 'brier', 'ece', 'idmi', 'nll'])
     """
     kinds: list[TestSet] = [("test", "id"), ("ood", "ood")]
     judge = ClassificationJudge(likelihood, kinds[: len(sets)], score, ace=M.ACE)

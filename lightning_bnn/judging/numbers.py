@@ -42,6 +42,14 @@ def numbers_of(
         score: what OOD examples are detected by, if these are classes.
         reference: of `reference_of`, to compare the former with.
         target_std: gives standardised errors the unit of the target, if that is known.
+
+    >>> from lightning_bnn.judging import Averages
+    >>> from lightning_bnn.likelihoods import Categorical
+    >>> outputs = torch.tensor([[[2.0, 0.0], [2.0, 0.0]]])
+    >>> averages = Averages.of(Categorical(), outputs)
+    >>> numbers = numbers_of(Categorical(), [averages], torch.tensor([0, 1]))
+    >>> numbers()["acc"], numbers(torch.tensor([0, 0]))["acc"]  # of all, and of a bootstrap sample
+    (0.5, 1.0)
     """
     distances = {} if reference is None else reference.distances(sets[0])
     prepared = [_prepared(part, targets if k == 0 else None) for k, part in enumerate(sets)]
@@ -65,6 +73,13 @@ def regression_numbers(
         sets: `Mixtures` in distribution, and out of distribution if there are any.
         targets: of the former, ``(examples, targets)``.
         target_std: gives one more RMSE, in the target's own unit.
+
+    >>> from lightning_bnn.likelihoods import Gaussian
+    >>> mixture = Mixtures.of_each(Gaussian(), torch.zeros(4, 2, 1)).mean()
+    >>> targets, unit = torch.tensor([[1.0], [-1.0]]), torch.tensor(10.0)
+    >>> numbers = regression_numbers(Gaussian(), [mixture], targets, unit)
+    >>> numbers["rmse"], numbers["rmse_unit"], round(numbers["nll"], 3)  # log(2 pi) / 2 + 1 / 2
+    (1.0, 10.0, 1.419)
     """
     return numbers_of(likelihood, sets, targets, target_std=target_std)()
 

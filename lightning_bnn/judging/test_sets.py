@@ -16,6 +16,13 @@ def named_sets(datamodule: Any, loaders: Any) -> list[TestSet]:
     Args:
         datamodule: where the loaders are from, if it is known.
         loaders: one, a list of them, or a dict with their names.
+
+    >>> from lightning_bnn.datamodules import TwoGaussians
+    >>> data = TwoGaussians()
+    >>> named_sets(data, data.test_dataloader())
+    [('test', 'id'), ('ring', 'ood')]
+    >>> named_sets(None, {"mnist": None, "fashion": None})
+    [('test', 'id'), ('fashion', 'ood')]
     """
     count = len(loaders) if isinstance(loaders, (list, tuple, dict)) else 1
     stated = getattr(datamodule, "test_sets", None)

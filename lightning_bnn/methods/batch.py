@@ -25,6 +25,11 @@ class Batch:
         targets: of the networks.
         per_member: whether the leading dimension of both counts members.
         number: how many batches of the run came before.
+
+    >>> import torch
+    >>> batch = Batch((torch.randn(3, 10, 2),), torch.zeros(3, 10), per_member=True)
+    >>> batch.examples, batch.of(0).inputs[0].shape, batch.example()[0].shape
+    (10, torch.Size([10, 2]), torch.Size([2, 2]))
     """
 
     inputs: tuple[Any, ...]

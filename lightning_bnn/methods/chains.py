@@ -96,6 +96,15 @@ class Keeping:
         every_n_steps: how often the members are kept, in steps.
         every_n_epochs: the same in epochs; by default after each.
         store: makes the place where they are kept, for a number of members; by default in memory.
+
+    >>> from lightning_bnn import methods, params
+    >>> from lightning_bnn.models import mlp
+    >>> net = mlp(2, [4], 2)
+    >>> keeping, run = methods.Keeping(burn_in=4, every_n_steps=2), methods.Run(net)
+    >>> state = methods.SGMCMC(keeping=keeping).init(net, params.populate(net, 1))
+    >>> steps = [methods.Progress(step, 0, False) for step in range(1, 11)]
+    >>> [p.step for p in steps if keeping.keep_if_due(state, p, run)]
+    [6, 8, 10]
     """
 
     def __init__(

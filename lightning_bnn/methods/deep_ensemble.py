@@ -1,6 +1,4 @@
-r"""Deep ensembles: networks that are trained side by side from different starts.
-
-.. math:: L_m = -\frac{1}{B} \sum_i \log p(y_i | x_i, \omega_m) - \frac{1}{N} \log p(\omega_m)
+"""Deep ensembles: networks that are trained side by side from different starts.
 
 References:
     | Simple and Scalable Predictive Uncertainty Estimation (Lakshminarayanan et al., 2017)
@@ -32,9 +30,26 @@ __all__ = ["DeepEnsemble"]
 
 @dataclass(eq=False)
 class DeepEnsemble(Method):
-    """Every member goes to a maximum of the posterior, or of the likelihood without a prior.
+    r"""Every member goes to a maximum of the posterior, or of the likelihood without a prior.
+
+    .. math:: L_m = -\frac{1}{B} \sum_i \log p(y_i | x_i, \omega_m) - \frac{1}{N} \log p(\omega_m)
 
     Arguments are those of `lightning_bnn.modules.DeepEnsemble`.
+
+    >>> import torch
+    >>> from lightning_bnn import methods, params
+    >>> from lightning_bnn.models import mlp
+    >>> net, x, y = mlp(2, [8], 2), torch.randn(50, 2), torch.arange(50) % 2
+    >>> method, run, batch = methods.DeepEnsemble(), methods.Run(net), methods.Batch((x,), y)
+    >>> state = method.init(net, params.populate(net, members=3))
+    >>> optimizer, losses = torch.optim.Adam(state.parameters(), 0.02), []
+    >>> for _ in range(10):
+    ...     losses.append(method.losses(state, batch, run)["loss"])
+    ...     optimizer.zero_grad()
+    ...     losses[-1].sum().backward()
+    ...     optimizer.step()
+    >>> bool((losses[-1] < losses[0]).all()), method.posterior(state).size
+    (True, 3)
     """
 
     prior_std: float | None = None

@@ -59,6 +59,15 @@ class FromCheckpoints(Method):
         kind: ``"networks"``, or the Gaussian: ``"diagonal"`` or ``"low_rank"``.
         rank: of the second one.
         scale: of its covariance.
+
+    >>> from lightning_bnn import methods, params
+    >>> from lightning_bnn.models import mlp
+    >>> net = mlp(2, [8], 2)
+    >>> networks = params.populate(net, 6)
+    >>> method = methods.FromCheckpoints(networks, chains=[0, 1, 0, 1, 0, 1], kind="diagonal")
+    >>> posterior = method.posterior(method.init(net, networks))
+    >>> type(posterior).__name__, len(posterior.modes())
+    ('Mixture', 2)
     """
 
     networks: Params

@@ -39,9 +39,25 @@ class HamiltonianChains(AllDataChains):
 
 @dataclass(eq=False)
 class HMC(AllDataSampling):
-    """Samples of the posterior, exact but for the length of the chains.
+    r"""Samples of the posterior, exact but for the length of the chains.
+
+    .. math:: U(\omega) = -\sum_i \log p(y_i | x_i, \omega) - \log p(\omega)
 
     Every step is one transition of `lightning_bnn.samplers.HMC`; see `AllDataSampling`.
+
+    >>> import torch
+    >>> from lightning_bnn import methods, params, samplers
+    >>> from lightning_bnn.models import mlp
+    >>> net, x, y = mlp(2, [4], 2), torch.randn(50, 2), torch.arange(50) % 2
+    >>> method, run, batch = methods.HMC(), methods.Run(net, num_data=50), methods.Batch((x,), y)
+    >>> state = method.init(net, params.populate(net, members=2))
+    >>> sampler = samplers.HMC(state.parameters(), step_size=0.02, leapfrog_steps=3)
+    >>> method.begin(state, methods.Fit(optimizer=sampler, batches=lambda: [batch]), run)
+    >>> for step in range(3):
+    ...     energies = method.step(state, run, sampler.step)["energy"]
+    ...     kept = method.after_step(state, methods.Progress(step + 1, step, True, sampler), run)
+    >>> energies.shape, method.posterior(state).size  # two chains, kept three times
+    (torch.Size([2]), 6)
     """
 
     sampler = samplers.HMC

@@ -34,9 +34,22 @@ class DroppedNetworks(Networks):
 
 @dataclass(eq=False)
 class MCDropout(Method):
-    """Networks that drop units in training and in prediction; BatchNorm uses its statistics.
+    r"""Networks that drop units in training and in prediction; BatchNorm uses its statistics.
+
+    .. math:: p(y | x) = \frac1S \sum_s p(y | x, \omega, z_s), \quad z_s \sim \text{dropout}
 
     Arguments are those of `lightning_bnn.modules.MCDropout`.
+
+    >>> import torch
+    >>> from lightning_bnn import methods, params
+    >>> layers = torch.nn.Linear(2, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2)
+    >>> net, x = torch.nn.Sequential(*layers), torch.randn(5, 2)
+    >>> method, run = methods.MCDropout(), methods.Run(net)
+    >>> state = method.init(net, params.populate(net, members=2))
+    >>> method.look_at(state, (x,), run)  # finds the weights that read what is dropped
+    >>> columns = method.posterior(state).sample(10)["2.weight"].abs().sum(1)
+    >>> columns.shape, bool((columns == 0).any())
+    (torch.Size([10, 8]), True)
     """
 
     layers: Layers = "all"

@@ -29,6 +29,15 @@ class State(nn.Module, ABC):
     Attributes:
         divergence: who is left out of the posterior, where a method judges members by their losses.
         notes: what a checkpoint must hold besides the tensors.
+
+    >>> from lightning_bnn import methods, params
+    >>> from lightning_bnn.models import mlp
+    >>> net = mlp(2, [8], 2)
+    >>> state = methods.MFVI(init_std=0.1).init(net, params.populate(net, members=3))
+    >>> {name: tuple(p.shape) for name, p in state.named_parameters()}  # 42 weights of each member
+    {'mean': (3, 42), 'log_std': (3, 42)}
+    >>> state.stack()["1.weight"].shape, state.members().size
+    (torch.Size([3, 8, 2]), 3)
     """
 
     divergence: Divergence | None = None
@@ -78,6 +87,17 @@ class Fit:
         trial: whether it is but a trial of a step or two.
         example: first rows of the inputs; nothing if none could be had.
         batches: reads all training data.
+
+    >>> from lightning_bnn import methods, params
+    >>> from lightning_bnn.models import mlp
+    >>> net = mlp(2, [4], 2)
+    >>> method, warnings = methods.SWAG(start=5), []
+    >>> state = method.init(net, params.populate(net, 1))
+    >>> run = methods.Run(net, warn=warnings.append)
+    >>> for epochs in (10, 5):  # the second fit ends where weights would be collected
+    ...     method.begin(state, methods.Fit(epochs=epochs), run)
+    >>> [warning.partition(":")[0] for warning in warnings]
+    ['SWAG will collect weights fewer than twice']
     """
 
     anew: bool = True
@@ -105,6 +125,14 @@ class Progress:
         epoch_ends: whether this was the last step of its epoch.
         optimizer: what has moved the weights.
         schedulers: of the learning rate.
+
+    >>> from lightning_bnn import methods, params
+    >>> from lightning_bnn.models import mlp
+    >>> net, method = mlp(2, [4], 2), methods.SWAG(start=1)
+    >>> state, run = method.init(net, params.populate(net, 1)), methods.Run(net)
+    >>> ends = [methods.Progress(10 * (epoch + 1), epoch, epoch_ends=True) for epoch in range(4)]
+    >>> [method.after_step(state, progress, run) for progress in ends]
+    [False, True, True, True]
     """
 
     step: int
@@ -119,6 +147,22 @@ class Method(ABC):
 
     It knows neither who trains nor where anything is stored, and keeps nothing itself: what changes
     in training lives in the state. Only `init`, `losses` and `posterior` must be there.
+
+    >>> import torch
+    >>> from lightning_bnn import params
+    >>> from lightning_bnn.methods import Batch, DeepEnsemble, Run
+    >>> from lightning_bnn.models import mlp
+    >>> class Bagging(DeepEnsemble):
+    ...     def losses(self, state, batch, run):
+    ...         halves = [torch.randperm(batch.examples)[: batch.examples // 2] for _ in range(3)]
+    ...         inputs = torch.stack([batch.inputs[0][rows] for rows in halves])
+    ...         targets = torch.stack([batch.targets[rows] for rows in halves])
+    ...         return super().losses(state, Batch((inputs,), targets, per_member=True), run)
+    >>> net, method = mlp(2, [8], 2), Bagging()
+    >>> state = method.init(net, params.populate(net, members=3))
+    >>> batch = Batch((torch.randn(10, 2),), torch.arange(10) % 2)
+    >>> method.losses(state, batch, Run(net))["loss"].shape
+    torch.Size([3])
     """
 
     prior: Any = None

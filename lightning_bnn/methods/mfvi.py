@@ -1,7 +1,4 @@
-r"""Mean-field variational inference: independent Gaussians over all weights.
-
-.. math:: L = E_q\Big[-\frac{1}{B} \sum_i \log p(y_i | x_i, \omega)\Big]
-    + \frac{1}{N} \big(E_q[-\log p(\omega)] - T H(q)\big)
+"""Mean-field variational inference: independent Gaussians over all weights.
 
 References:
     | Weight Uncertainty in Neural Networks (Blundell et al., 2015)
@@ -92,9 +89,22 @@ class Gaussians(State):
 
 @dataclass(eq=False)
 class MFVI(Method):
-    """A diagonal Gaussian over the weights of each member.
+    r"""A diagonal Gaussian over the weights of each member.
+
+    .. math:: L = E_q\Big[-\frac{1}{B} \sum_i \log p(y_i | x_i, \omega)\Big]
+        + \frac{1}{N} \big(E_q[-\log p(\omega)] - T H(q)\big)
 
     Arguments are those of `lightning_bnn.modules.MFVI`.
+
+    >>> import torch
+    >>> from lightning_bnn import methods, params
+    >>> from lightning_bnn.models import mlp
+    >>> net, x, y = mlp(2, [8], 2), torch.randn(50, 2), torch.arange(50) % 2
+    >>> method, run = methods.MFVI(prior_std=1.0), methods.Run(net, num_data=50)
+    >>> state = method.init(net, params.populate(net, members=3))
+    >>> terms = method.losses(state, methods.Batch((x,), y), run)
+    >>> torch.allclose(terms["loss"], terms["nll"] + terms["kl"] / 50)
+    True
     """
 
     prior_std: float = 1.0

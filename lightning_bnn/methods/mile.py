@@ -45,10 +45,27 @@ class MicrocanonicalChains(AllDataChains):
 
 @dataclass(eq=False)
 class MILE(AllDataSampling):
-    """Samples of the posterior, off by as much as the energy errors of the steps vary.
+    r"""Samples of the posterior, off by as much as the energy errors of the steps vary.
+
+    .. math:: U(\omega) = -\sum_i \log p(y_i | x_i, \omega) - \log p(\omega)
 
     Every step is one transition of `lightning_bnn.samplers.MCLMC`, which first descends to where
     each chain starts, if it is told to; see `AllDataSampling`.
+
+    >>> import torch
+    >>> from lightning_bnn import methods, params, samplers
+    >>> from lightning_bnn.models import mlp
+    >>> net, x, y = mlp(2, [4], 2), torch.randn(50, 2), torch.arange(50) % 2
+    >>> method = methods.MILE(keeping=methods.Keeping(burn_in=2))
+    >>> run, batch = methods.Run(net, num_data=50), methods.Batch((x,), y)
+    >>> state = method.init(net, params.populate(net, members=2))
+    >>> sampler = samplers.MCLMC(state.parameters(), steps=2, descent_steps=1, adapt_steps=1)
+    >>> method.begin(state, methods.Fit(optimizer=sampler, batches=lambda: [batch]), run)
+    >>> for step in range(5):
+    ...     energies = method.step(state, run, sampler.step)["energy"]
+    ...     kept = method.after_step(state, methods.Progress(step + 1, step, True, sampler), run)
+    >>> method.posterior(state).size  # two chains, kept three times after descent and adaptation
+    6
     """
 
     sampler = samplers.MCLMC

@@ -41,6 +41,13 @@ class Run:
 
     Attributes:
         evaluated: examples that networks have seen for gradients, of all networks together.
+
+    >>> from lightning_bnn.models import mlp
+    >>> net, x, y = mlp(2, [8], 3), torch.randn(5, 2), torch.tensor([0, 1, 2, 0, 1])
+    >>> run = Run(net, num_data=100)
+    >>> losses = run.losses(P.populate(net, 4), Batch((x,), y))
+    >>> losses.shape, run.evaluated
+    (torch.Size([4]), 20)
     """
 
     def __init__(

@@ -1,6 +1,4 @@
-r"""Parallel chains of a stochastic-gradient sampler, and the networks that they visit.
-
-.. math:: \exp\big(-(N \cdot \mathrm{NLL}(\omega) - \log p(\omega)) / T\big)
+"""Parallel chains of a stochastic-gradient sampler, and the networks that they visit.
 
 References:
     | Stochastic Gradient Hamiltonian Monte Carlo (Chen et al., 2014)
@@ -30,7 +28,9 @@ __all__ = ["SGMCMC"]
 
 @dataclass(eq=False)
 class SGMCMC(Method):
-    """Samples of the posterior by any sampler of `lightning_bnn.samplers` with mini-batches.
+    r"""Samples of the posterior by any sampler of `lightning_bnn.samplers` with mini-batches.
+
+    .. math:: \exp\big(-(N \cdot \mathrm{NLL}(\omega) - \log p(\omega)) / T\big)
 
     Args:
         prior_std: standard deviation of a Gaussian prior over all weights; None leaves it to the
@@ -38,6 +38,22 @@ class SGMCMC(Method):
         keeping: when and where the members are kept.
         max_loss: members above it after the last epoch are left out.
         restarts: how often a member that has diverged may begin anew.
+
+    >>> import torch
+    >>> from lightning_bnn import methods, params, samplers
+    >>> from lightning_bnn.models import mlp
+    >>> net, x, y = mlp(2, [4], 2), torch.randn(50, 2), torch.arange(50) % 2
+    >>> method, run, batch = methods.SGMCMC(), methods.Run(net, num_data=50), methods.Batch((x,), y)
+    >>> state = method.init(net, params.populate(net, members=2))
+    >>> sampler = samplers.SGHMC(state.parameters(), lr=0.01, num_data=50)
+    >>> method.adopt(sampler)  # tells it the prior
+    >>> for step in range(3):
+    ...     sampler.zero_grad()
+    ...     method.losses(state, batch, run)["loss"].sum().backward()
+    ...     sampler.step()
+    ...     kept = method.after_step(state, methods.Progress(step + 1, step, True, sampler), run)
+    >>> method.posterior(state).size  # two chains, kept three times
+    6
     """
 
     prior_std: float | None = 1.0

@@ -1,7 +1,4 @@
-r"""SWAG: a Gaussian through the last networks of a training run at a high rate.
-
-.. math:: \omega = \bar\omega + \sqrt{s} \Big(\tfrac{1}{\sqrt 2} \sigma \odot z_1
-    + \tfrac{1}{\sqrt{2 (K - 1)}} D z_2\Big)
+"""SWAG: a Gaussian through the last networks of a training run at a high rate.
 
 References:
     | A Simple Baseline for Bayesian Uncertainty in Deep Learning (Maddox et al., 2019)
@@ -110,9 +107,25 @@ class Moments(Networks):
 
 @dataclass(eq=False)
 class SWAG(Method):
-    """Mean, variances and last deviations of the weights along a run, a Gaussian for each member.
+    r"""Mean, variances and last deviations of the weights along a run, a Gaussian for each member.
+
+    .. math:: \omega = \bar\omega + \sqrt{s} \Big(\tfrac{1}{\sqrt 2} \sigma \odot z_1
+        + \tfrac{1}{\sqrt{2 (K - 1)}} D z_2\Big)
 
     Arguments are those of `lightning_bnn.modules.SWAG`.
+
+    >>> import torch
+    >>> from lightning_bnn import methods, params
+    >>> from lightning_bnn.models import mlp
+    >>> net = mlp(2, [8], 2)
+    >>> method, run = methods.SWAG(start=0), methods.Run(net)
+    >>> state = method.init(net, params.populate(net, members=1))
+    >>> for epoch in range(2):  # all weights are 1, then 3
+    ...     _ = [p.data.fill_(2.0 * epoch + 1) for p in state.parameters()]
+    ...     due = method.after_step(state, methods.Progress(epoch + 1, epoch, True), run)
+    >>> posterior = method.posterior(state)
+    >>> posterior.mean.unique(), posterior.std.unique(), posterior.deviations.unique()
+    (tensor([2.]), tensor([1.]), tensor([-1.,  1.]))
     """
 
     prior_std: float | None = None

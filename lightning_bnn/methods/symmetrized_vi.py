@@ -1,6 +1,4 @@
-r"""Variational inference with a Gaussian that is averaged over all permutations of the units.
-
-.. math:: L^G = L_{MFVI} - \frac{T}{N} I(g; \omega), \quad I = H(q^G) - H(q)
+"""Variational inference with a Gaussian that is averaged over all permutations of the units.
 
 References:
     | Variational Inference Failures Under Model Symmetries (Gelberg et al., 2024)
@@ -76,7 +74,9 @@ class SymmetrizedGaussians(Gaussians):
 
 @dataclass(eq=False)
 class SymmetrizedVI(Method):
-    """`MFVI` whose posterior is the mixture of all permuted copies of each Gaussian.
+    r"""`MFVI` whose posterior is the mixture of all permuted copies of each Gaussian.
+
+    .. math:: L^G = L_{MFVI} - \frac{T}{N} I(g; \omega), \quad I = H(q^G) - H(q)
 
     Predictions are those of the Gaussian. What changes is the objective: it no longer pays to sit
     between modes that are permutations of each other.
@@ -86,6 +86,17 @@ class SymmetrizedVI(Method):
         estimator: of the information, see `lightning_bnn.modules.SymmetrizedVI`.
         draws: permutations of ``"uniform"``, the identity included.
         every: steps from one gradient of the information to the next.
+
+    >>> import torch
+    >>> from lightning_bnn import methods, params
+    >>> from lightning_bnn.models import mlp
+    >>> net, x, y = mlp(2, [4], 2), torch.randn(50, 2), torch.arange(50) % 2
+    >>> method, run = methods.SymmetrizedVI(methods.MFVI()), methods.Run(net, num_data=50)
+    >>> state = method.init(net, params.populate(net, members=3))
+    >>> method.look_at(state, (x,), run)  # finds the units
+    >>> terms = method.losses(state, methods.Batch((x,), y), run)
+    >>> terms["permutation_info"].round(decimals=3)  # log 4!, as copies hardly overlap yet
+    tensor([3.1780, 3.1780, 3.1780])
     """
 
     gaussian: MFVI
@@ -137,8 +148,9 @@ class SymmetrizedVI(Method):
         units = UnitsOfNetwork(sym, independent_sets(layers))
         run.inform(
             f"{type(self).__name__}: 10^{sym.log10_permutations:.1f} permutations leave the "
-            f"network as it is; of {len(sym.permutations)} layers of units {len(layers)} enter the "
-            f"objective, {max(map(len, units.sets), default=0)} in a step."
+            f"network as it is; {len(layers)} of {len(sym.permutations)} layers of units "
+            f"{'enters' if len(layers) == 1 else 'enter'} the objective, "
+            f"{max(map(len, units.sets), default=0)} per step."
         )
         return units
 

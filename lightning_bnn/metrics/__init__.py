@@ -12,7 +12,14 @@ has right (accuracy, regression errors) are not repeated here.
 tensor(True)
 """
 
-from lightning_bnn.metrics.agreement import Agreement, TotalVariation, agreement, total_variation
+from lightning_bnn.metrics.agreement import (
+    Agreement,
+    PredictiveKL,
+    TotalVariation,
+    agreement,
+    predictive_kl,
+    total_variation,
+)
 from lightning_bnn.metrics.calibration import ACE, ECE, MCE, ace, ece, mce
 from lightning_bnn.metrics.chains import (
     effective_sample_size,
@@ -102,6 +109,7 @@ from lightning_bnn.metrics.set_coverage import (
 )
 from lightning_bnn.metrics.sources import StackSource, Transformed, WeightSource
 from lightning_bnn.metrics.two_sample import TwoSampleTest, permutation_test
+from lightning_bnn.metrics.wasserstein import Wasserstein, wasserstein
 
 __all__ = [
     "ACE",
@@ -138,6 +146,7 @@ __all__ = [
     "NLL",
     "OODDetection",
     "PairwiseMutualInformation",
+    "PredictiveKL",
     "QuantileCalibration",
     "RHat",
     "Reliability",
@@ -151,6 +160,7 @@ __all__ = [
     "Transformed",
     "TwoSampleTest",
     "Uncertainty",
+    "Wasserstein",
     "WeightSource",
     "ace",
     "adaptive_reliability",
@@ -195,6 +205,7 @@ __all__ = [
     "pairwise_mutual_information",
     "permutation_test",
     "pit",
+    "predictive_kl",
     "quantile_calibration",
     "quantile_calibration_floor",
     "reliability",
@@ -207,4 +218,5 @@ __all__ = [
     "sharpness",
     "tail_effective_sample_size",
     "total_variation",
+    "wasserstein",
 ]

@@ -1,8 +1,8 @@
 """Agreement of a posterior's predictions with those of a reference, such as long HMC chains.
 
 Both are means over posterior samples, ``(batch, classes)``, for the same examples. Agreement
-compares the predicted classes, total variation the probabilities; one minus the one is not the
-other.
+compares the predicted classes, total variation and divergence the probabilities; one minus the
+agreement is none of them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from lightning_bnn.metrics.base import PredictionMean
 from lightning_bnn.metrics.shapes import Number, Probs
 from lightning_bnn.metrics.validation import check_predictions, check_same_shape, probabilities
 
-__all__ = ["Agreement", "TotalVariation", "agreement", "total_variation"]
+__all__ = [
+    "Agreement", "PredictiveKL", "TotalVariation", "agreement", "predictive_kl", "total_variation",
+]  # fmt: skip
 
 
 # ------------------------------------------------------------ functions
 def agreement(probs: Probs, reference: Probs, from_logits: bool = False) -> Number:
-    """Fraction of the examples for which both predict the same class; ties go to the first class.
+    r"""Fraction of the examples for which both predict the same class; ties go to the first class.
+
+    .. math:: \frac1n \sum_i [\arg\max_c p_{ic} = \arg\max_c p^{ref}_{ic}]
 
     Args:
         probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.
@@ -48,6 +52,41 @@ def total_variation(probs: Probs, reference: Probs, from_logits: bool = False) -
     tensor(0.2500, dtype=torch.float64)
     """
     return _total_variation(probs, reference, from_logits).mean(dtype=torch.float64)
+
+
+def predictive_kl(probs: Probs, reference: Probs, from_logits: bool = False) -> Number:
+    r"""Kullback-Leibler divergence of the predictions from the reference's, in nats.
+
+    .. math:: \frac1N \sum_n \sum_c p^{ref}_{nc} \log \frac{p^{ref}_{nc}}{p_{nc}}
+
+    It is what is lost, in expected log-probability, where targets are drawn from the reference's
+    predictions; infinite where a class is excluded that the reference does not exclude. By
+    Pinsker's inequality it is at least twice the square of the total variation, example by example.
+
+    Args:
+        probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.
+        reference: the same of the reference.
+        from_logits: whether both are logits; never guessed.
+
+    >>> predictive_kl(torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.5]]))
+    tensor(0.1438, dtype=torch.float64)
+    """
+    return kl_of_each(probs, reference, from_logits).mean(dtype=torch.float64)
+
+
+def kl_of_each(probs: Tensor, reference: Tensor, from_logits: bool = False) -> Tensor:
+    """The divergence for every example, see `predictive_kl`.
+
+    Args:
+        probs: ``(batch, classes)``.
+        reference: the same of the reference.
+        from_logits: whether both are logits.
+    """
+    a, b = (t.double() for t in _pair(probs, reference, from_logits))
+    pair = (probs.double(), reference.double())
+    log_a, log_b = (t.log_softmax(-1) for t in pair) if from_logits else (a.log(), b.log())
+    terms = torch.where(b > 0, b * (log_b - log_a), 0.0)
+    return (terms + a - b).sum(-1)  # none is negative, also where rows sum to one but nearly
 
 
 def _agreement(probs: Tensor, reference: Tensor, from_logits: bool) -> Tensor:
@@ -103,3 +142,22 @@ class TotalVariation(PredictionMean):
     def update(self, probs: Tensor, reference: Tensor) -> None:
         """Add a batch of mean predictions and the reference's for the same examples."""
         self.add(_total_variation(probs, reference, self.from_logits))
+
+
+class PredictiveKL(PredictionMean):
+    """Kullback-Leibler divergence from a reference's predictions, see `predictive_kl`.
+
+    Args:
+        from_logits: whether `update` is given logits; never guessed.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> PredictiveKL()(torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.5]]))
+    tensor(0.1438, dtype=torch.float64)
+    """
+
+    higher_is_better = False
+    plot_lower_bound = 0.0
+
+    def update(self, probs: Tensor, reference: Tensor) -> None:
+        """Add a batch of mean predictions and the reference's for the same examples."""
+        self.add(kl_of_each(probs, reference, self.from_logits))

@@ -46,7 +46,9 @@ def ece(probs: Probs, labels: Labels, n_bins: int = 15, from_logits: bool = Fals
 
 
 def mce(probs: Probs, labels: Labels, n_bins: int = 15, from_logits: bool = False) -> Number:
-    """Maximum calibration error: the largest gap of any bin that is not empty.
+    r"""Maximum calibration error: the largest gap of any bin that is not empty.
+
+    .. math:: \max_b \left| acc_b - conf_b \right|
 
     Args:
         probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.
@@ -61,7 +63,9 @@ def mce(probs: Probs, labels: Labels, n_bins: int = 15, from_logits: bool = Fals
 
 
 def ace(probs: Probs, labels: Labels, n_bins: int = 15, from_logits: bool = False) -> Number:
-    """Adaptive calibration error: as `ece`, with bins of equally many examples.
+    r"""Adaptive calibration error: as `ece`, with bins of equally many examples.
+
+    .. math:: \sum_b \frac{n_b}{n} \left| acc_b - conf_b \right|, \quad n_b \approx n / B
 
     Args:
         probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.

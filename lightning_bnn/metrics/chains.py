@@ -66,7 +66,9 @@ def effective_sample_size(draws: Draws) -> Tensor:
 
 
 def tail_effective_sample_size(draws: Draws, probability: float = 0.05) -> Tensor:
-    """Independent draws that estimate the quantiles of both tails as well; of the worse tail.
+    r"""Independent draws that estimate the quantiles of both tails as well; of the worse tail.
+
+    .. math:: \min_{q \in \{p, 1 - p\}} n_\mathrm{eff}\big([x \leq x_q]\big)
 
     Args:
         draws: of every chain, in order.
@@ -114,7 +116,10 @@ def mcse_sd(draws: Draws) -> Tensor:
 
 
 def mcse_quantile(draws: Draws, probability: float = 0.5) -> Tensor:
-    """Monte Carlo standard error of a quantile: half of an interval of one sigma between draws.
+    r"""Monte Carlo standard error of a quantile: half of an interval of one sigma between draws.
+
+    .. math:: \tfrac12 (x_{(b)} - x_{(a)}), \quad a, b \text{ from the 16 and 84 % points of }
+        \mathrm{Beta}(n_\mathrm{eff}\, p + 1,\; n_\mathrm{eff} (1 - p) + 1)
 
     Args:
         draws: of every chain, in order.

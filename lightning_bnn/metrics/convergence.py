@@ -70,26 +70,52 @@ class _OfChains(ExactMetric):
 
 
 class RHat(_OfChains):
-    """Potential scale reduction, see `rhat`."""
+    """Potential scale reduction, see `rhat`.
+
+    >>> draws = torch.randn(2, 200, generator=torch.Generator().manual_seed(0))
+    >>> together, apart = RHat(), RHat()
+    >>> together.update(draws)
+    >>> apart.update(draws + torch.tensor([[0.0], [5.0]]))
+    >>> bool(together.compute() < 1.05), bool(apart.compute() > 1.5)
+    (True, True)
+    """
 
     statistic = staticmethod(chains.rhat)
 
 
 class EffectiveSampleSize(_OfChains):
-    """Independent draws that estimate a mean as well, see `effective_sample_size`."""
+    """Independent draws that estimate a mean as well, see `effective_sample_size`.
+
+    >>> metric = EffectiveSampleSize()
+    >>> metric.update(torch.randn(4, 100, generator=torch.Generator().manual_seed(0)))
+    >>> bool((metric.compute() - 400).abs() < 150)  # draws that are independent count in full
+    True
+    """
 
     statistic = staticmethod(chains.effective_sample_size)
     higher_is_better = True
 
 
 class MCSEMean(_OfChains):
-    """Monte Carlo standard error of the mean, see `mcse_mean`."""
+    """Monte Carlo standard error of the mean, see `mcse_mean`.
+
+    >>> metric = MCSEMean()
+    >>> metric.update(torch.randn(4, 2500, generator=torch.Generator().manual_seed(0)))
+    >>> round(metric.compute().item(), 3)  # 1 / sqrt(10 000)
+    0.01
+    """
 
     statistic = staticmethod(chains.mcse_mean)
 
 
 class MCSESd(_OfChains):
-    """Monte Carlo standard error of the standard deviation, see `mcse_sd`."""
+    """Monte Carlo standard error of the standard deviation, see `mcse_sd`.
+
+    >>> metric = MCSESd()
+    >>> metric.update(torch.randn(4, 2500, generator=torch.Generator().manual_seed(0)))
+    >>> round(metric.compute().item(), 3)  # 1 / sqrt(2) / sqrt(10 000)
+    0.007
+    """
 
     statistic = staticmethod(chains.mcse_sd)
 
@@ -112,7 +138,13 @@ class _AtAProbability(_OfChains):
 
 
 class TailEffectiveSampleSize(_AtAProbability):
-    """Independent draws that estimate both tails as well, see `tail_effective_sample_size`."""
+    """Independent draws that estimate both tails as well, see `tail_effective_sample_size`.
+
+    >>> metric = TailEffectiveSampleSize()
+    >>> metric.update(torch.randn(4, 500, generator=torch.Generator().manual_seed(0)))
+    >>> bool(metric.compute() > 1000)
+    True
+    """
 
     statistic = staticmethod(chains.tail_effective_sample_size)
     higher_is_better = True
@@ -122,7 +154,13 @@ class TailEffectiveSampleSize(_AtAProbability):
 
 
 class MCSEQuantile(_AtAProbability):
-    """Monte Carlo standard error of a quantile, see `mcse_quantile`."""
+    """Monte Carlo standard error of a quantile, see `mcse_quantile`.
+
+    >>> metric = MCSEQuantile(probability=0.5)
+    >>> metric.update(torch.rand(4, 2500, generator=torch.Generator().manual_seed(0)))
+    >>> round(metric.compute().item(), 3)  # 1 / 2 / sqrt(10 000), of a uniform law
+    0.005
+    """
 
     statistic = staticmethod(chains.mcse_quantile)
 

@@ -27,7 +27,13 @@ _CHUNK = (2**16, 2**26)
 
 
 class Uncertainty(NamedTuple):
-    """Uncertainty of every example in nats: total = expected + epistemic."""
+    """Uncertainty of every example in nats: total = expected + epistemic.
+
+    >>> from lightning_bnn.metrics import decompose_uncertainty
+    >>> parts = decompose_uncertainty(torch.tensor([[[1.0, 0.0]], [[0.5, 0.5]]]))
+    >>> torch.allclose(parts.total, parts.expected + parts.epistemic)
+    True
+    """
 
     total: Tensor
     expected: Tensor
@@ -67,7 +73,9 @@ def mutual_information(probs: SampledProbs, from_logits: bool = False) -> PerExa
 
 
 def decompose_uncertainty(probs: SampledProbs, from_logits: bool = False) -> Uncertainty:
-    """Entropy of the mean prediction, mean entropy, and what is between them.
+    r"""Entropy of the mean prediction, mean entropy, and what is between them.
+
+    .. math:: H\big(\tfrac1S \textstyle\sum_s p_s\big) = \tfrac1S \textstyle\sum_s H(p_s) + I
 
     Args:
         probs: ``(samples, batch, classes)`` probabilities, or logits with ``from_logits``.
@@ -87,7 +95,9 @@ def decompose_uncertainty(probs: SampledProbs, from_logits: bool = False) -> Unc
 def pairwise_mutual_information(
     probs: SampledProbs, from_logits: bool = False
 ) -> Float64[Tensor, "samples samples"]:
-    """Mutual information of every pair of networks, averaged over examples, ``(samples, samples)``.
+    r"""Mutual information of every pair of networks, the mean over examples.
+
+    .. math:: I_{s t} = H\big(\tfrac12 (p_s + p_t)\big) - \tfrac12 \big(H(p_s) + H(p_t)\big)
 
     The symmetric matrix of which Laurent et al. (2024, Section 5.1) show the histogram.
 
@@ -104,7 +114,9 @@ def pairwise_mutual_information(
 
 
 def disagreement(probs: SampledProbs, from_logits: bool = False) -> PerExample:
-    """Fraction of the pairs of networks that predict different classes, per example.
+    r"""Fraction of the pairs of networks that predict different classes, per example.
+
+    .. math:: \frac{2}{S (S - 1)} \sum_{s < t} [\hat y_s \neq \hat y_t]
 
     Args:
         probs: ``(samples, batch, classes)`` probabilities, or logits with ``from_logits``.

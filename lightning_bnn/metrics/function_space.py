@@ -24,7 +24,9 @@ def function_space_mmd(
     reduction: Reduction = "median",
     grid: KernelGrid | None = None,
 ) -> Float[Tensor, ""]:
-    """Unbiased MMD^2 between two sets of networks, each network being its predictions.
+    r"""Unbiased MMD^2 between two sets of networks, each network being its predictions.
+
+    .. math:: \mathbb{E}\, k(x, x') + \mathbb{E}\, k(y, y') - 2\, \mathbb{E}\, k(x, y)
 
     Two posteriors that differ only by symmetries of the networks are equal here.
 

@@ -49,7 +49,9 @@ def mixture_cdf(means: Components, stds: Components, values: Values) -> Float64V
 def mixture_quantiles(
     means: Components, stds: Components, levels: Float[Tensor, " levels"]
 ) -> Quantiles:
-    """Quantiles of the mixture, to the precision of float64.
+    r"""Quantiles of the mixture, to the precision of float64.
+
+    .. math:: F(x) = \tfrac1S \textstyle\sum_s \Phi\big((x - \mu_s) / \sigma_s\big) = q
 
     A quantile of a mixture lies between the least and the largest of those of its components. From
     that bracket on it is found by Newton's steps, and by halving the bracket where these fail.

@@ -56,7 +56,9 @@ def pit(means: Gaussians, stds: Gaussians, targets: Targets) -> Tensor:
 def interval_coverage(
     means: Gaussians, stds: Gaussians, targets: Targets, level: float = 0.9
 ) -> Number:
-    """Share of the targets within the central interval; the level, if predictions are calibrated.
+    r"""Share of the targets within the central interval; the level, if predictions are calibrated.
+
+    .. math:: \frac1n \sum_i \big[q_{(1 - l) / 2}(x_i) \leq y_i \leq q_{(1 + l) / 2}(x_i)\big]
 
     Args:
         means: of what every network predicts, ``(samples, batch, targets)``.
@@ -72,7 +74,9 @@ def interval_coverage(
 
 
 def interval_width(means: Gaussians, stds: Gaussians, level: float = 0.9) -> Number:
-    """Mean width of the central intervals, in the unit of the target.
+    r"""Mean width of the central intervals, in the unit of the target.
+
+    .. math:: \frac1n \sum_i q_{(1 + l) / 2}(x_i) - q_{(1 - l) / 2}(x_i)
 
     Args:
         means: of what every network predicts, ``(samples, batch, targets)``.

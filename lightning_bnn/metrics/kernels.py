@@ -21,7 +21,10 @@ _CHUNK = 2**22
 
 @dataclass(frozen=True)
 class KernelGrid:
-    """How bandwidths follow from the distances between two sets; the rule of MMDAgg.
+    r"""How bandwidths follow from the distances between two sets; the rule of MMDAgg.
+
+    .. math:: \lambda_i = \frac{d_{min}}{2} \Big(\frac{4\, d_{max}}{d_{min}}\Big)^{i / (n - 1)},
+        \quad i = 0, \dots, n - 1
 
     Args:
         n_bandwidths: per norm.
@@ -34,6 +37,9 @@ class KernelGrid:
     References:
         | MMD Aggregated Two-Sample Test (Schrab et al., 2023)
         | https://www.jmlr.org/papers/v24/21-1289.html
+
+    >>> KernelGrid(3).bandwidths(torch.tensor([[1.0, 4.0]]))  # from 1 / 2 to 4 * 2
+    tensor([0.5000, 2.0000, 8.0000])
     """
 
     n_bandwidths: int = 10

@@ -40,7 +40,15 @@ Which = Literal["law", "mixture", "floor"]
 
 
 class Estimate(NamedTuple):
-    """A number and its standard error; NaN where nothing can be left out."""
+    """A number and its standard error; NaN where nothing can be left out.
+
+    >>> from lightning_bnn.metrics import modes_table
+    >>> networks = {"w": torch.randn(40, 3, generator=torch.Generator().manual_seed(0))}
+    >>> parts = {"w": networks["w"][:20]}, {"w": networks["w"][20:]}
+    >>> estimate = modes_table(*parts, modes=[k // 4 for k in range(20)]).estimate("law")
+    >>> bool(estimate.value.abs() < 4 * estimate.error)  # both are draws of one law
+    True
+    """
 
     value: Tensor
     error: Tensor
@@ -59,6 +67,11 @@ class ModesTable:
         floor: what so many single networks of the reference's own law have as a mixture.
         single: every mode alone, ``(modes, layers, kernels)``.
         left_out: how many parts of the modes, and of the chains, are left out in turn.
+
+    >>> from lightning_bnn.metrics import modes_table
+    >>> table = modes_table({"w": torch.eye(4)}, {"w": torch.eye(4) + 1}, [0, 0, 1, 1])
+    >>> table.layers, table.left_out, table.of_each_mode().shape
+    (('w',), (0, 4), torch.Size([2]))
     """
 
     layers: tuple[str, ...]
@@ -171,7 +184,9 @@ def law_mmd(
     order: Order = "kernels-first",
     **options: Any,
 ) -> Estimate:
-    """Unbiased MMD^2 between the reference and the law of a method, from pairs of different modes.
+    r"""Unbiased MMD^2 between the reference and the law of a method, from pairs of different modes.
+
+    .. math:: \mathbb{E}\, k(x, x') + \mathbb{E}_{a \neq b}\, k(y_a, y_b) - 2\, \mathbb{E}\, k(x, y)
 
     Modes must be independent runs. More of them make the error smaller, more draws of each hardly.
 
@@ -199,7 +214,10 @@ def mixture_mmd(
     order: Order = "kernels-first",
     **options: Any,
 ) -> tuple[Estimate, Estimate]:
-    """MMD^2 between the reference and the mixture of the modes as they are, and its floor.
+    r"""MMD^2 between the reference and the mixture of the modes as they are, and its floor.
+
+    .. math:: \mathbb{E}\, k(x, x') + \mathbb{E}_{a, b}\, k(y_a, y_b)
+        - 2\, \mathbb{E}\, k(x, y), \quad \text{floor} = \frac{1 - \mathbb{E}\, k(x, x')}{K}
 
     A mode of several networks counts as the density that they are drawn from, a mode of one network
     as an atom. The floor is what as many single networks of the reference's own law would have.

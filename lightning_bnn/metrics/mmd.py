@@ -36,7 +36,13 @@ Order = Literal["kernels-first", "layers-first"]
 
 @dataclass(frozen=True)
 class MMDTable:
-    """MMD^2 of every layer and kernel, Laplace kernels first."""
+    """MMD^2 of every layer and kernel, Laplace kernels first.
+
+    >>> from lightning_bnn.metrics import mmd_table
+    >>> table = mmd_table({"w": torch.eye(4)}, {"w": torch.eye(4) + 1})
+    >>> table.values.shape, table.per_layer("max") == table.values.max()
+    (torch.Size([1, 20]), tensor([True]))
+    """
 
     layers: tuple[str, ...]
     sizes: Tensor
@@ -73,7 +79,11 @@ def mmd(
     grid: KernelGrid | None = None,
     **options: Any,
 ) -> Tensor:
-    """Unbiased MMD^2 between two posteriors over weights, given as stacks of networks.
+    r"""Unbiased MMD^2 between two posteriors over weights, given as stacks of networks.
+
+    .. math::
+        \frac{\sum_{i \ne j} k(x_i, x_j)}{m (m - 1)} + \frac{\sum_{i \ne j} k(y_i, y_j)}{n (n - 1)}
+        - \frac{2}{m n} \sum_{i, j} k(x_i, y_j)
 
     Args:
         x: the reference: a stack, a `WeightSource`, or an `MMDReference`, which remembers its own

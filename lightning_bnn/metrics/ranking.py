@@ -38,7 +38,9 @@ class Counts(NamedTuple):
 
 # ------------------------------------------------------------ functions
 def auroc(scores: Scores, is_ood: IsOOD) -> Number:
-    """Probability that an OOD score exceeds an ID score, ties counting half; NaN without either.
+    r"""Probability that an OOD score exceeds an ID score, ties counting half; NaN without either.
+
+    .. math:: P(s_{ood} > s_{id}) + \tfrac12 P(s_{ood} = s_{id})
 
     Args:
         scores: one number per example, higher is more out of distribution.
@@ -56,7 +58,9 @@ def aupr(
     positive: Positive = "ood",
     interpolation: Interpolation = "step",
 ) -> Tensor:
-    """Area under the precision-recall curve; NaN without either class.
+    r"""Area under the precision-recall curve; NaN without either class.
+
+    .. math:: \sum_t (R_t - R_{t-1})\, P_t
 
     Args:
         scores: one number per example, higher is more out of distribution.
@@ -79,7 +83,9 @@ def fpr_at_tpr(
     positive: Positive = "ood",
     rule: Rule = "first",
 ) -> Tensor:
-    """False positive rate at the threshold that finds a fraction of the positives.
+    r"""False positive rate at the threshold that finds a fraction of the positives.
+
+    .. math:: P(s_{id} \geq t), \quad t = \max \{u : P(s_{ood} \geq u) \geq \text{tpr}\}
 
     Args:
         scores: one number per example, higher is more out of distribution.

@@ -34,7 +34,14 @@ _log = logging.getLogger(__name__)
 
 
 class LayerMMD(NamedTuple):
-    """MMD^2 of one layer for every kernel, Laplace kernels first, and their bandwidths."""
+    """MMD^2 of one layer for every kernel, Laplace kernels first, and their bandwidths.
+
+    >>> from lightning_bnn.metrics import MMDReference
+    >>> reference = MMDReference({"w": torch.eye(4), "b": torch.eye(4)[:, :1]})
+    >>> layers = list(reference.compare({"w": torch.eye(4) + 1, "b": torch.zeros(4, 1)}))
+    >>> [(layer.name, layer.size, layer.values.shape) for layer in layers]
+    [('w', 4, torch.Size([20])), ('b', 1, torch.Size([20]))]
+    """
 
     name: str
     size: int

@@ -18,7 +18,14 @@ __all__ = ["Reliability", "adaptive_reliability", "reliability"]
 
 
 class Reliability(NamedTuple):
-    """The data of a reliability diagram, one entry per bin; empty bins hold NaN."""
+    """The data of a reliability diagram, one entry per bin; empty bins hold NaN.
+
+    >>> from lightning_bnn.metrics import reliability
+    >>> confidence, correct = torch.tensor([0.6, 0.6, 0.9]), torch.tensor([True, False, True])
+    >>> diagram = reliability(confidence, correct, n_bins=2)  # the first of the bins is empty
+    >>> diagram.count.tolist(), round(diagram.accuracy[1].item(), 3)
+    ([0, 3], 0.667)
+    """
 
     count: Tensor  # type: ignore[assignment]  # hides a method of tuples
     confidence: Tensor
@@ -43,7 +50,10 @@ class Reliability(NamedTuple):
 def reliability(
     confidence: Float[Tensor, " batch"], correct: Shaped[Tensor, " batch"], n_bins: int = 15
 ) -> Reliability:
-    """A reliability diagram with equally wide bins, for any meaning of confidence and correct.
+    r"""A reliability diagram with equally wide bins, for any meaning of confidence and correct.
+
+    .. math:: conf_b = \tfrac{1}{n_b} \textstyle\sum_{i \in b} p_i, \quad
+        acc_b = \tfrac{1}{n_b} \sum_{i \in b} c_i
 
     Args:
         confidence: numbers between 0 and 1, such as the largest probability.

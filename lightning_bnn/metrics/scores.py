@@ -12,7 +12,9 @@ __all__ = ["energy_score", "entropy_score", "max_probability_score", "mutual_inf
 
 
 def max_probability_score(probs: Tensor, from_logits: bool = False) -> Tensor:
-    """Probability of all classes but the likeliest.
+    r"""Probability of all classes but the likeliest.
+
+    .. math:: 1 - \max_c p_c
 
     >>> max_probability_score(torch.tensor([[0.75, 0.25], [0.5, 0.5]]))
     tensor([0.2500, 0.5000])
@@ -22,7 +24,9 @@ def max_probability_score(probs: Tensor, from_logits: bool = False) -> Tensor:
 
 
 def entropy_score(probs: Tensor, from_logits: bool = False) -> Tensor:
-    """Entropy of the prediction, in nats.
+    r"""Entropy of the prediction, in nats.
+
+    .. math:: -\textstyle\sum_c p_c \log p_c
 
     >>> entropy_score(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([0.0000, 0.6931])
@@ -31,7 +35,9 @@ def entropy_score(probs: Tensor, from_logits: bool = False) -> Tensor:
 
 
 def mutual_information_score(probs: Tensor, from_logits: bool = False) -> Tensor:
-    """What the networks of ``(samples, batch, classes)`` disagree about, in nats.
+    r"""What the networks of ``(samples, batch, classes)`` disagree about, in nats.
+
+    .. math:: H\big(\tfrac1S \textstyle\sum_s p_s\big) - \tfrac1S \textstyle\sum_s H(p_s)
 
     >>> mutual_information_score(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
     tensor([0.6931])

@@ -70,7 +70,10 @@ class RiskCoverage(NamedTuple):
 def risk_coverage(
     confidence: Float[Tensor, " batch"], correct: Shaped[Tensor, " batch"]
 ) -> RiskCoverage:
-    """The risk-coverage curve of any confidence, and whether each answer is right.
+    r"""The risk-coverage curve of any confidence, and whether each answer is right.
+
+    .. math:: r_k = \frac1k \sum_{i \leq k} [\hat y_{(i)} \neq y_{(i)}], \quad
+        \text{coverage } k / n, \text{ examples by falling confidence}
 
     Args:
         confidence: what decides which examples are answered, any finite numbers.
@@ -121,7 +124,9 @@ def aurc(probs: Probs, labels: Labels, from_logits: bool = False) -> Number:
 
 
 def eaurc(probs: Probs, labels: Labels, from_logits: bool = False) -> Number:
-    """Excess of `aurc` over that of a perfect confidence, which answers all errors last.
+    r"""Excess of `aurc` over that of a perfect confidence, which answers all errors last.
+
+    .. math:: aurc - \frac1n \sum_{k = n - e + 1}^n \frac{k - (n - e)}{k}, \quad e \text{ errors}
 
     Args:
         probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.
@@ -140,7 +145,9 @@ def selective_accuracy(
     coverages: Sequence[float] = COVERAGES,
     from_logits: bool = False,
 ) -> Float64[Tensor, " coverages"]:
-    """Accuracy of the most confident examples, for several shares that are answered.
+    r"""Accuracy of the most confident examples, for several shares that are answered.
+
+    .. math:: 1 - r_k, \quad k = \lceil c\, n \rceil
 
     Args:
         probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.

@@ -29,7 +29,9 @@ Sets = Bool[Tensor, "batch classes"]
 
 # ------------------------------------------------------------ functions
 def set_coverage(sets: Sets, labels: Labels) -> Number:
-    """Share of the examples whose set holds their class.
+    r"""Share of the examples whose set holds their class.
+
+    .. math:: \frac1n \sum_i [y_i \in S_i]
 
     Args:
         sets: which classes belong to the set of each example, boolean ``(batch, classes)``.
@@ -42,7 +44,9 @@ def set_coverage(sets: Sets, labels: Labels) -> Number:
 
 
 def set_size(sets: Sets) -> Number:
-    """Mean number of classes in a set.
+    r"""Mean number of classes in a set.
+
+    .. math:: \frac1n \sum_i |S_i|
 
     Args:
         sets: which classes belong to the set of each example, boolean ``(batch, classes)``.
@@ -55,7 +59,9 @@ def set_size(sets: Sets) -> Number:
 
 
 def class_coverage(sets: Sets, labels: Labels) -> Float64[Tensor, " classes"]:
-    """Share of covered examples of every class; NaN for classes that do not occur.
+    r"""Share of covered examples of every class; NaN for classes that do not occur.
+
+    .. math:: \frac{1}{n_c} \sum_{i: y_i = c} [y_i \in S_i]
 
     Args:
         sets: which classes belong to the set of each example, boolean ``(batch, classes)``.

@@ -22,7 +22,19 @@ rows transformed, such as `lightning_bnn.symmetry.Removal`."""
 
 @runtime_checkable
 class WeightSource(Protocol):
-    """A stack of networks that is read layer by layer, in slices."""
+    """A stack of networks that is read layer by layer, in slices.
+
+    >>> from lightning_bnn.metrics import mmd
+    >>> class Shifted:
+    ...     def __init__(self, stack):
+    ...         self.stack, self.rows = stack, len(stack["w"])
+    ...         self.shapes = {name: t.shape[1:] for name, t in stack.items()}
+    ...     def read(self, name, rows, columns):
+    ...         return self.stack[name].flatten(1)[rows, columns] + 1
+    >>> stack = {"w": torch.eye(4)}
+    >>> torch.equal(mmd(stack, Shifted(stack)), mmd(stack, {"w": torch.eye(4) + 1}))
+    True
+    """
 
     @property
     def rows(self) -> int:

@@ -31,6 +31,12 @@ class TwoSampleTest:
         layer_p_values: of all kernels of a layer together.
         layers: their names.
         mmd2: the statistics, ``(layers, kernels)``.
+
+    >>> from lightning_bnn.metrics import permutation_test
+    >>> x = {"w": torch.randn(20, 3, generator=torch.Generator().manual_seed(0))}
+    >>> test = permutation_test(x, {"w": x["w"][:10] + 3}, permutations=200)
+    >>> test.layers, test.mmd2.shape, test.reject(0.05)
+    (('w',), torch.Size([1, 20]), True)
     """
 
     p_value: float
@@ -50,7 +56,10 @@ def permutation_test(
     grid: KernelGrid | None = None,
     generator: torch.Generator | None = None,
 ) -> TwoSampleTest:
-    """Test whether two stacks of networks come from one distribution.
+    r"""Test whether two stacks of networks come from one distribution.
+
+    .. math:: p = \frac{1}{B + 1} \sum_{b = 0}^B \Big[\min_k \frac{p_k^b}{w_k}
+        \leq \min_k \frac{p_k^0}{w_k}\Big], \quad k \text{ layers and kernels}
 
     Bandwidths are those of the given split, as in MMDAgg.
 

@@ -70,6 +70,16 @@ class Bayesian(L.LightningModule):
         first_member: number of the first member, where a population is trained in parts: member
             k starts at the same weights in every part that has it.
         member_rates: learning rates of the members, as multiples of the optimizer's.
+
+    >>> from lightning_bnn import methods
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.modules import Bayesian
+    >>> module = Bayesian(mlp(2, [8], 3), methods.MFVI(prior_std=1.0), members=2)
+    >>> probabilities = module(torch.randn(5, 2))  # the mean over `eval_samples` networks
+    >>> probabilities.shape, torch.allclose(probabilities.sum(-1), torch.ones(5))
+    (torch.Size([5, 3]), True)
+    >>> len(module.posterior().modes())
+    2
     """
 
     divergence: Divergence | None

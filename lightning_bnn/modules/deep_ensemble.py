@@ -34,6 +34,13 @@ class DeepEnsemble(Bayesian):
     References:
         | Simple and Scalable Predictive Uncertainty Estimation (Lakshminarayanan et al., 2017)
         | https://arxiv.org/abs/1612.01474
+
+    >>> import torch
+    >>> from lightning_bnn.models import mlp
+    >>> ensemble, x = DeepEnsemble(mlp(2, [8], 3), members=4), torch.randn(5, 2)
+    >>> members = torch.stack([ensemble.member(k)(x).softmax(-1) for k in range(4)])
+    >>> torch.allclose(ensemble(x), members.mean(0), atol=1e-5)
+    True
     """
 
     networks: nn.Module

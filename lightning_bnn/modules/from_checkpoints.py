@@ -35,6 +35,15 @@ class FromCheckpoints(Bayesian):
         eval_samples: how many networks predict.
         chunk_size: networks that run at once, by default chosen by their size.
         seed: of the draws.
+
+    >>> import tempfile
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.bank import CheckpointBank
+    >>> from lightning_bnn.models import mlp
+    >>> net, bank = mlp(2, [8], 3), CheckpointBank(tempfile.mkdtemp())
+    >>> bank.extend(P.populate(net, 6))
+    >>> FromCheckpoints(net, str(bank.path), last=4).posterior().size
+    4
     """
 
     def __init__(

@@ -40,6 +40,17 @@ class HMC(Bayesian):
     References:
         | What Are Bayesian Neural Network Posteriors Really Like? (Izmailov et al., 2021)
         | https://arxiv.org/abs/2104.14421
+
+    >>> from lightning import Trainer
+    >>> from lightning_bnn.datamodules import NoisySine
+    >>> from lightning_bnn.likelihoods import Gaussian
+    >>> from lightning_bnn.models import mlp
+    >>> module = HMC(mlp(1, [4], 1), members=2, likelihood=Gaussian())
+    >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    >>> trainer = Trainer(max_epochs=3, enable_model_summary=False, **quiet)
+    >>> trainer.fit(module, NoisySine(batch_size=40))  # one batch, so one transition, an epoch
+    >>> module.posterior().size  # two chains, kept after each epoch
+    6
     """
 
     networks: nn.Module

@@ -28,6 +28,12 @@ class Prediction(NamedTuple):
 
     ``mean`` averages over networks: probabilities ``(batch, classes)``, or the moments of a
     Gaussian likelihood. ``samples`` are the outputs of each, ``(samples, batch, ...)``.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.modules import DeepEnsemble
+    >>> prediction = DeepEnsemble(mlp(2, [8], 3), members=4).predict_step(torch.randn(5, 2), 0)
+    >>> prediction.mean.shape, prediction.samples.shape
+    (torch.Size([5, 3]), torch.Size([4, 5, 3]))
     """
 
     mean: Any

@@ -48,6 +48,17 @@ class Laplace(Bayesian):
     References:
         | Laplace Redux (Daxberger et al., 2021)
         | https://arxiv.org/abs/2106.14806
+
+    >>> from lightning import Trainer
+    >>> from lightning_bnn.datamodules import NoisySine
+    >>> from lightning_bnn.likelihoods import Gaussian
+    >>> from lightning_bnn.models import mlp
+    >>> module = Laplace(mlp(1, [4], 1), structure="full", likelihood=Gaussian())
+    >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    >>> trainer = Trainer(max_epochs=1, enable_model_summary=False, **quiet)
+    >>> trainer.fit(module, NoisySine())
+    >>> module.posterior().sample(5)["1.weight"].shape
+    torch.Size([5, 4, 1])
     """
 
     networks: nn.Module

@@ -16,7 +16,9 @@ __all__ = ["MCDropout"]
 
 
 class MCDropout(Bayesian):
-    """A network with dropout that goes on when it predicts; with members, several such networks.
+    r"""A network with dropout that goes on when it predicts; with members, several such networks.
+
+    .. math:: p(y | x) = \frac1S \sum_s p(y | x, \omega, z_s), \quad z_s \sim \text{dropout}
 
     Dropout is that of the network, modules and functions alike, or it is put into it with ``p``.
     Nothing else is active in evaluation: BatchNorm uses its statistics.
@@ -36,6 +38,13 @@ class MCDropout(Bayesian):
     References:
         | Dropout as a Bayesian Approximation (Gal and Ghahramani, 2016)
         | https://arxiv.org/abs/1506.02142
+
+    >>> import torch
+    >>> from lightning_bnn.models import mlp
+    >>> module, x = MCDropout(mlp(2, [8], 3), p=0.5, eval_samples=10), torch.randn(5, 2)
+    >>> outputs = module.outputs([x])
+    >>> outputs.shape, bool((outputs.std(0) > 0).any())
+    (torch.Size([10, 5, 3]), True)
     """
 
     networks: nn.Module

@@ -45,6 +45,12 @@ class MFVI(Bayesian):
     References:
         | Weight Uncertainty in Neural Networks (Blundell et al., 2015)
         | https://arxiv.org/abs/1505.05424
+
+    >>> from lightning_bnn.models import mlp
+    >>> module = MFVI(mlp(2, [8], 3), init_std=0.1)
+    >>> deviations = module.posterior().sample(2000)["1.weight"].std(0)
+    >>> bool(((deviations - 0.1).abs() < 0.02).all())
+    True
     """
 
     mean: nn.Parameter

@@ -46,6 +46,20 @@ class MILE(Bayesian):
     References:
         | Microcanonical Langevin Ensembles: Advancing the Sampling of Bayesian Neural Networks
         | (Sommer et al., 2025), https://arxiv.org/abs/2502.06335
+
+    >>> from functools import partial
+    >>> from lightning import Trainer
+    >>> from lightning_bnn import samplers
+    >>> from lightning_bnn.datamodules import NoisySine
+    >>> from lightning_bnn.likelihoods import Gaussian
+    >>> from lightning_bnn.models import mlp
+    >>> sampler = partial(samplers.MCLMC, steps=2, descent_steps=1, adapt_steps=2)
+    >>> module = MILE(mlp(1, [4], 1), 2, optimizer=sampler, burn_in=3, likelihood=Gaussian())
+    >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    >>> trainer = Trainer(max_epochs=5, enable_model_summary=False, **quiet)
+    >>> trainer.fit(module, NoisySine(batch_size=40))
+    >>> module.posterior().size  # of two chains, after the fourth and the fifth transition
+    4
     """
 
     networks: nn.Module

@@ -19,12 +19,21 @@ __all__ = ["Predictive"]
 
 
 class Predictive(nn.Module):
-    """Runs every network of a stack and averages what the likelihood makes of the outputs.
+    r"""Runs every network of a stack and averages what the likelihood makes of the outputs.
+
+    .. math:: p(y | x) = \frac1S \sum_s p(y | x, \omega_s)
 
     Args:
         template: gives the computation.
         networks: a stack.
         likelihood: turns outputs ``(samples, batch, ...)`` into a prediction.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.modules import DeepEnsemble
+    >>> ensemble, x = DeepEnsemble(mlp(2, [8], 3), members=4), torch.randn(5, 2)
+    >>> plain = ensemble.predictive()
+    >>> type(plain).__name__, torch.allclose(plain(x), ensemble(x), atol=1e-5)
+    ('Predictive', True)
     """
 
     template: nn.Module

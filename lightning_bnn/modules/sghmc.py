@@ -41,6 +41,17 @@ class SGHMC(Bayesian):
     References:
         | Stochastic Gradient Hamiltonian Monte Carlo (Chen et al., 2014)
         | https://arxiv.org/abs/1402.4102
+
+    >>> from lightning import Trainer
+    >>> from lightning_bnn.datamodules import NoisySine
+    >>> from lightning_bnn.likelihoods import Gaussian
+    >>> from lightning_bnn.models import mlp
+    >>> module = SGHMC(mlp(1, [4], 1), members=2, burn_in=1, likelihood=Gaussian())
+    >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    >>> trainer = Trainer(max_epochs=4, enable_model_summary=False, **quiet)
+    >>> trainer.fit(module, NoisySine())
+    >>> module.posterior().size  # of two chains, after the second, third and fourth epoch
+    6
     """
 
     networks: nn.Module

@@ -44,6 +44,17 @@ class SWAG(Bayesian):
     References:
         | A Simple Baseline for Bayesian Uncertainty in Deep Learning (Maddox et al., 2019)
         | https://arxiv.org/abs/1902.02476
+
+    >>> from lightning import Trainer
+    >>> from lightning_bnn.datamodules import NoisySine
+    >>> from lightning_bnn.likelihoods import Gaussian
+    >>> from lightning_bnn.models import mlp
+    >>> module = SWAG(mlp(1, [4], 1), start=2, likelihood=Gaussian())
+    >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    >>> trainer = Trainer(max_epochs=6, enable_model_summary=False, **quiet)
+    >>> trainer.fit(module, NoisySine())
+    >>> module.posterior().deviations.shape  # after the last four epochs, of 13 weights
+    torch.Size([4, 13])
     """
 
     networks: nn.Module

@@ -49,6 +49,15 @@ class SymmetrizedVI(Bayesian):
     References:
         | Variational Inference Failures Under Model Symmetries (Gelberg et al., 2024)
         | https://arxiv.org/abs/2408.05496
+
+    >>> import math
+    >>> import torch
+    >>> from lightning_bnn.models import mlp
+    >>> module = SymmetrizedVI(mlp(2, [8], 3), num_data=100)
+    >>> terms = module.losses((torch.randn(5, 2),), torch.tensor([0, 1, 2, 0, 1]))
+    >>> information = terms["permutation_info"].item()  # copies of narrow Gaussians do not overlap
+    >>> math.isclose(information, math.log(math.factorial(8)), rel_tol=1e-3)
+    True
     """
 
     mean: nn.Parameter

@@ -17,7 +17,9 @@ __all__ = ["shares", "weighted_mean"]
 def shares(
     weights: Sequence[int | float] | Tensor | None, count: int, name: str = "`weights`"
 ) -> list[float]:
-    """How much every network counts: numbers that sum to one.
+    r"""How much every network counts: numbers that sum to one.
+
+    .. math:: w_k / \textstyle\sum_l w_l
 
     Args:
         weights: one number for each network, not negative; by default all count the same.
@@ -42,7 +44,9 @@ def shares(
 
 
 def weighted_mean(stack: Params, weights: Sequence[int | float] | Tensor | None = None) -> Params:
-    """The weighted mean of the networks of a stack.
+    r"""The weighted mean of the networks of a stack.
+
+    .. math:: \bar\theta = \frac{\sum_k w_k \theta_k}{\sum_k w_k}
 
     Tensors of whole numbers are those of the first network, and so are buffers that hold infinite
     values and are the same in all, such as masks. Networks of weight zero do not count, whatever

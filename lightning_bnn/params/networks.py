@@ -42,7 +42,11 @@ def of(module: nn.Module) -> Params:
 
 
 def weight_names(module: nn.Module) -> list[str]:
-    """Names of the weights: floating parameters, shared ones once."""
+    """Names of the weights: floating parameters, shared ones once.
+
+    >>> weight_names(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)))
+    ['0.weight', '0.bias', '1.weight', '1.bias']
+    """
     return [name for name, p in module.named_parameters() if p.is_floating_point()]
 
 
@@ -65,7 +69,11 @@ def stack(networks: Sequence[Params]) -> Params:
 
 
 def unstack(params: Params) -> list[Params]:
-    """The networks of a stack, as views."""
+    """The networks of a stack, as views.
+
+    >>> unstack({"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])})
+    [{'w': tensor([1., 2.])}, {'w': tensor([3., 4.])}]
+    """
     stack_size(params)
     return [
         dict(zip(params, row, strict=True))
@@ -74,7 +82,11 @@ def unstack(params: Params) -> list[Params]:
 
 
 def stack_size(params: Params) -> int:
-    """Number of networks in a stack."""
+    """Number of networks in a stack.
+
+    >>> stack_size({"w": torch.zeros(5, 2), "b": torch.zeros(5)})
+    5
+    """
     sizes = {tuple(t.shape[:1]) for t in params.values()}
     if len(sizes) != 1 or sizes == {()}:
         raise ValueError(f"`params` is not a stack: its leading dimensions are {sorted(sizes)}.")
@@ -82,7 +94,12 @@ def stack_size(params: Params) -> int:
 
 
 def is_stacked(params: Mapping[str, Tensor], template: Mapping[str, Any]) -> bool:
-    """Whether parameters carry a member dimension, read off a template of tensors or shapes."""
+    """Whether parameters carry a member dimension, read off a template of tensors or shapes.
+
+    >>> w = of(torch.nn.Linear(2, 1))
+    >>> is_stacked(w, w), is_stacked(stack([w, w, w]), w)
+    (False, True)
+    """
     extra_dimensions = set()
     for name, tensor in params.items():
         if name in template:
@@ -99,7 +116,12 @@ def is_stacked(params: Mapping[str, Tensor], template: Mapping[str, Any]) -> boo
 
 @dataclass(frozen=True)
 class RavelSpec:
-    """How a vector of weights is cut back into tensors."""
+    """How a vector of weights is cut back into tensors.
+
+    >>> vector, spec = ravel({"a": torch.eye(2), "b": torch.ones(3)})
+    >>> spec.names, [tuple(shape) for shape in spec.shapes]
+    (('a', 'b'), [(2, 2), (3,)])
+    """
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
@@ -114,6 +136,10 @@ def ravel(
         params: one network or a stack.
         names: the tensors to take; by default all floating ones that are not BatchNorm statistics.
         stacked: whether the first dimension counts members.
+
+    >>> rows, spec = ravel({"a": torch.ones(5, 2, 2), "b": torch.zeros(5, 3)}, stacked=True)
+    >>> rows.shape, rows[0].tolist()
+    (torch.Size([5, 7]), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
     """
     if names is None:
         names = [name for name, tensor in params.items() if is_weight(name, tensor)]

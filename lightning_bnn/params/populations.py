@@ -32,6 +32,15 @@ def populate(
         generator: gives the seeds, one for each member (one for each block of members of a small
             network, which are drawn at once); by default the global random state does.
         skip: how many members to leave out, of those that the generator would give first.
+
+    >>> from lightning_bnn import params as P
+    >>> net = nn.Linear(2, 1)
+    >>> networks = P.populate(net, 4, torch.Generator().manual_seed(0))
+    >>> networks["weight"].shape
+    torch.Size([4, 1, 2])
+    >>> again = P.populate(net, 4, torch.Generator().manual_seed(0))
+    >>> torch.equal(networks["weight"], again["weight"])
+    True
     """
     if members < 1:
         raise ValueError(f"`members` must be at least 1, got {members}.")
@@ -51,6 +60,12 @@ def stacked_copy(model: nn.Module, params: Params) -> nn.Module:
     """A copy of a module whose tensors carry the member dimension, under the same names.
 
     Tensors that the module holds in several places stay one.
+
+    >>> from lightning_bnn import params as P
+    >>> net = nn.Linear(2, 1)
+    >>> copy = P.stacked_copy(net, P.populate(net, 4))
+    >>> {name: tuple(p.shape) for name, p in copy.named_parameters()}
+    {'weight': (4, 1, 2), 'bias': (4, 1)}
     """
     result = copy.deepcopy(model)
     places: dict[int, list[str]] = {}

@@ -34,6 +34,10 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
     larger ones run member by member; so do networks that ``vmap`` cannot handle (recurrent layers,
     data-dependent control flow). Which way was taken is logged once per module.
 
+    What a chain computes is read off one run, and again when an attribute of the network has
+    changed. Changes of global variables and of attributes of classes are not seen, and hooks that
+    ``forward`` puts on tensors are not called, neither by chains nor by ``vmap``.
+
     Args:
         model: gives the computation; its own parameters are not read and no buffer of it is
             changed.
@@ -44,6 +48,15 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
 
     Returns:
         What the module returns; for a stack every tensor has a leading member dimension.
+
+    >>> from lightning_bnn import params as P
+    >>> net, x = nn.Linear(2, 1), torch.randn(5, 2)
+    >>> networks = P.populate(net, 3)
+    >>> outputs = P.apply(net, networks, x)
+    >>> outputs.shape
+    torch.Size([3, 5, 1])
+    >>> torch.allclose(outputs[1], x @ networks["weight"][1].T + networks["bias"][1], atol=1e-5)
+    True
     """
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"`chunk_size` must be at least 1, got {chunk_size}.")
@@ -67,6 +80,13 @@ def apply_each(model: nn.Module, params: Params, *x: Any, chunk_size: int | None
         params: a stack.
         *x: the inputs; the leading dimension of every tensor counts members.
         chunk_size: run that many members at once; ``1`` forces the loop.
+
+    >>> from lightning_bnn import params as P
+    >>> net, x = nn.Linear(2, 1), torch.randn(3, 5, 2)  # five inputs for each of three networks
+    >>> networks = P.populate(net, 3)
+    >>> one = P.apply(net, P.unstack(networks)[1], x[1])
+    >>> torch.allclose(P.apply_each(net, networks, x)[1], one, atol=1e-5)
+    True
     """
     members = stack_size(params)
     sizes = {len(t) for t in tree_leaves(x) if isinstance(t, Tensor)}
@@ -83,6 +103,12 @@ def chunk_of(model: nn.Module, params: Params, x: Any, chunk_size: int | None = 
         params: a stack.
         x: the inputs of one network.
         chunk_size: what was asked for, if anything.
+
+    >>> from lightning_bnn import params as P
+    >>> net, x = nn.Linear(2, 1), (torch.randn(5, 2),)
+    >>> networks = P.populate(net, 10)
+    >>> [P.chunk_of(net, networks, x, chunk_size=size) for size in (4, 20, 1)]
+    [4, 10, 1]
     """
     members = stack_size(params)
     is_chain = chain_of(model, params, x, chunk_size=chunk_size) is not None

@@ -32,6 +32,11 @@ def health_figure(
         confidence: of every held-out prediction ``(examples,)``, and whether it is right.
         spreads: errors of held-out predictions in their own standard deviations.
         densities: log-densities of data along chains, ``(chains, times)``.
+
+    >>> confidence = torch.rand(50), torch.rand(50) < 0.5
+    >>> figure = health_figure({"loss": [1.0, 0.6, 0.5]}, confidence)
+    >>> [ax.get_title() for ax in figure.axes]
+    ['training: loss', 'held-out predictions']
     """
     shown: list[tuple[str, str]] = [("curve", name) for name, c in curves.items() if len(c) > 1]
     shown += [("confidence", "")] if confidence is not None else []

@@ -34,6 +34,13 @@ class Line(NamedTuple):
         y: the curve.
         low: lower edge of the band.
         high: upper edge of the band.
+
+    >>> from lightning_bnn.plots import Line, lines_figure
+    >>> x = torch.linspace(-1, 1, 20)
+    >>> mean = Line(x, x**2, low=x**2 - 0.1, high=x**2 + 0.1)
+    >>> figure = lines_figure({"fit": {"mean": mean}}, ("x", "y"))
+    >>> len(figure.axes[0].lines), len(figure.axes[0].collections)  # the curve and its band
+    (1, 1)
     """
 
     x: Tensor
@@ -55,6 +62,11 @@ def hexbin_figure(
         labels: names of the two weights.
         diagonal: whether to draw where both are equal.
         central: the central part of the points that is shown, in each coordinate.
+
+    >>> points = torch.randn(500, 2)
+    >>> figure = hexbin_figure({"raw": points, "sorted": points.sort(1).values}, ("w1", "w2"))
+    >>> [ax.get_title() for ax in figure.axes[:2]], figure.axes[0].get_ylabel()
+    (['raw', 'sorted'], 'w2')
     """
     import numpy as np
 
@@ -88,6 +100,11 @@ def histograms_figure(
         label: of the horizontal axes.
         bins: of a histogram, at most; all forms of a panel have the same.
         columns: panels side by side.
+
+    >>> weights = torch.randn(500)
+    >>> figure = histograms_figure({"1.weight": {"raw": weights, "unit norms": weights / 2}})
+    >>> figure.axes[0].get_title(), figure.axes[0].get_xlabel()
+    ('1.weight', 'weight')
     """
     figure, axes, columns = titled_panels(panels, columns, 2.4)
     for ax, forms in zip(axes, panels.values(), strict=False):
@@ -120,6 +137,11 @@ def lines_figure(
         labels: of both axes.
         marks: positions on the horizontal axis that get a vertical line.
         columns: panels side by side.
+
+    >>> x = torch.linspace(-1, 1, 20)
+    >>> figure = lines_figure({"one": {"y": Line(x, x)}, "two": {"y": Line(x, 2 * x)}}, ("x", "y"))
+    >>> [ax.get_title() for ax in figure.axes], figure.axes[0].get_ylabel()
+    (['one', 'two'], 'y')
     """
     height = 3.6 if len(panels) <= columns else 2.6
     figure, axes, columns = titled_panels(panels, columns, height, single=(6.0, 3.6))
@@ -160,6 +182,11 @@ def scatter_figure(
         labels: of both axes.
         diagonal: whether to draw where both coordinates are equal.
         columns: panels side by side.
+
+    >>> points = {"networks": (torch.rand(10), torch.rand(10))}
+    >>> figure = scatter_figure({"test": points, "shifted": points}, ("before", "after"))
+    >>> [ax.get_title() for ax in figure.axes], figure.axes[0].get_xlabel()
+    (['test', 'shifted'], 'before')
     """
     figure, axes, columns = titled_panels(panels, columns, 3.0, single=(5.0, 4.4))
     for ax, groups in zip(axes, panels.values(), strict=False):
@@ -191,6 +218,12 @@ def dots_figure(
         floors: for some titles, a band (mean and half its width) of values that cannot be told from
             zero.
         columns: panels side by side.
+
+    >>> accuracy, nll = [(0.9, 0.01), (0.8, 0.02)], [(0.3, 0.1), (0.4, 0.1)]
+    >>> panels = {"accuracy": {"test": accuracy}, "NLL": {"test": nll}}
+    >>> figure = dots_figure(panels, ["ensemble", "MFVI"])
+    >>> [ax.get_title() for ax in figure.axes if ax.get_visible()]
+    ['accuracy', 'NLL']
     """
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)

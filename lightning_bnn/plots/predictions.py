@@ -26,6 +26,13 @@ def reliability_figure(
         confidence: mean confidence per bin.
         accuracy: fraction of correct examples per bin.
         ax: where to draw; by default a figure of its own.
+
+    >>> import torch
+    >>> from lightning_bnn.metrics import reliability
+    >>> confidence, correct = torch.rand(100), torch.rand(100) < 0.5
+    >>> figure, ax = reliability_figure(*reliability(confidence, correct))
+    >>> ax.get_xlabel(), ax.get_ylabel()
+    ('confidence', 'accuracy')
     """
     figure, ax = axes_of(ax)
     used = (count > 0).cpu()
@@ -45,6 +52,13 @@ def reliability_figures(diagrams: Mapping[str, Sequence[Tensor]]) -> Figure:
 
     Args:
         diagrams: examples, mean confidence and accuracy per bin, by title.
+
+    >>> import torch
+    >>> from lightning_bnn.metrics import reliability
+    >>> diagram = reliability(torch.rand(100), torch.rand(100) < 0.5)
+    >>> figure = reliability_figures({"before": diagram, "after": diagram})
+    >>> [ax.get_title() for ax in figure.axes][:2]
+    ['before', 'after']
     """
     figure, axes = panels_of(len(diagrams), (4.2 * len(diagrams), 4.6))
     for ax, (title, diagram) in zip(axes, diagrams.items(), strict=True):
@@ -64,6 +78,12 @@ def sizes_figure(sizes: Mapping[str, Tensor], label: str, ax: Axes | None = None
         sizes: whole numbers by name.
         label: of the horizontal axis.
         ax: where to draw; by default a figure of its own.
+
+    >>> import torch
+    >>> sizes = {"thr": torch.tensor([1, 1, 2]), "aps": torch.tensor([1, 2, 3])}
+    >>> figure = sizes_figure(sizes, "classes in the set")
+    >>> figure.axes[0].get_xlabel(), len(figure.axes[0].patches)  # of 0 to 3 classes, two names
+    ('classes in the set', 8)
     """
     figure, ax = axes_of(ax, (5.5, 3.6))
     most = max((int(values.max()) for values in sizes.values() if values.numel()), default=0)
@@ -87,6 +107,11 @@ def matrix_figure(
         axis: what rows and columns are.
         value: what the colours mean.
         ax: where to draw; by default a figure of its own.
+
+    >>> import torch
+    >>> figure, ax = matrix_figure(torch.eye(5), axis="network", value="information")
+    >>> ax.get_xlabel(), [other.get_ylabel() for other in figure.axes if other is not ax]
+    ('network', ['information'])
     """
     figure, ax = axes_of(ax)
     image = ax.imshow(matrix.cpu().double().numpy(), cmap="viridis", interpolation="nearest")

@@ -28,6 +28,11 @@ def curves_figure(steps: Sequence[int], values: Mapping[str, Tensor], label: str
         steps: the horizontal axis.
         values: one curve per name.
         label: of the vertical axis.
+
+    >>> import torch
+    >>> figure = curves_figure([1, 2, 3], {"tau": torch.tensor([1.0, 0.5, 0.9])}, "Kendall's tau")
+    >>> figure.axes[0].get_ylabel(), [line.get_label() for line in figure.axes[0].lines]
+    ("Kendall's tau", ['tau'])
     """
     figure, ax = axes_of(None, (6.0, 3.6))
     for name, curve in values.items():
@@ -46,6 +51,11 @@ def distances_figure(
         stages: by step, the relative distance of every layer.
         nulls: the same after the last step, of networks that have nothing in common; their range
             is a grey bar.
+
+    >>> stages = {"as given": {"1": 1.4, "3": 1.3}, "units in order": {"1": 0.6, "3": 0.5}}
+    >>> figure = distances_figure(stages, [{"1": 0.9, "3": 0.8}, {"1": 1.0, "3": 0.9}])
+    >>> figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()
+    ('layer', 'relative distance')
     """
     layers = list(next(iter(stages.values())))
     figure, ax = axes_of(None, (min(16.0, max(5.0, 0.32 * len(layers))), 4.2))
@@ -79,6 +89,12 @@ def trajectories_figure(
         steps: the horizontal axis.
         forms: ``(times, weights)`` by name.
         labels: names of the weights.
+
+    >>> import torch
+    >>> forms = {"raw": torch.randn(10, 2), "sorted": torch.randn(10, 2)}
+    >>> figure = trajectories_figure(range(10), forms, ["1.weight[0]", "1.weight[5]"])
+    >>> [ax.get_title() for ax in figure.axes], len(figure.axes[0].lines)
+    (['raw', 'sorted'], 2)
     """
     figure, axes = panels_of(len(forms), (3.2 * len(forms), 3.2))
     for ax, (form, values) in zip(axes, forms.items(), strict=True):
@@ -99,6 +115,12 @@ def chains_figure(chains: Mapping[str, Tensor], rhat: Mapping[str, Tensor]) -> F
     Args:
         chains: ``(chains, times, numbers)`` by space.
         rhat: ``(numbers,)`` by space.
+
+    >>> import torch
+    >>> chains = {"function": torch.randn(4, 100, 3), "weights": torch.randn(4, 100, 8)}
+    >>> figure = chains_figure(chains, {"function": torch.ones(3), "weights": torch.ones(8)})
+    >>> [ax.get_title() for ax in figure.axes][:2]
+    ['function: the worst of 3', 'weights: the worst of 8']
     """
     figure, axes = panels_of(2 * len(chains), (3.2 * len(chains), 4.6), len(chains))
     for ax, (space, values) in zip(axes, chains.items(), strict=False):
@@ -128,6 +150,14 @@ def gaussians_figure(
             and standard deviations ``(gaussians, 2)``.
         columns: panels side by side.
         labels: of both axes.
+
+    >>> import torch
+    >>> axis = torch.linspace(-2, 2, 20)
+    >>> density = (-(axis[:, None] ** 2 + axis**2) / 2).exp()
+    >>> panel = "one mode", axis, density, torch.zeros(1, 2), torch.ones(1, 2)
+    >>> figure = gaussians_figure([panel], columns=1, labels=("first weight", "second weight"))
+    >>> figure.axes[0].get_title(), figure.axes[0].get_xlabel()
+    ('one mode', 'first weight')
     """
     from matplotlib.patches import Ellipse
 

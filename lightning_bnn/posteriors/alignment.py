@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_bnn.metrics.validation import option
 from lightning_bnn.params import Params, is_stacked
-from lightning_bnn.symmetry import Symmetries, compose, match, match_activations, permute
+from lightning_bnn.symmetry import Symmetries, match, match_activations, permute
 from lightning_bnn.symmetry import align as joint_alignment
 
 __all__ = ["Align", "alignment"]
@@ -24,6 +24,7 @@ def alignment(
     symmetries: Symmetries | None,
     model: nn.Module | None = None,
     batches: Iterable[Any] | None = None,
+    **options: Any,
 ) -> Callable[[Params], Params]:
     """A function that moves the networks, or anything else that has their shapes.
 
@@ -35,16 +36,18 @@ def alignment(
         symmetries: what ``discover`` returned.
         model: gives the computation, for activations.
         batches: inputs, for activations.
+        **options: of `lightning_bnn.symmetry.align`, for a joint frame.
     """
     option("align", align, get_args(Align))
     if symmetries is None:
         raise ValueError("`symmetries` must be what `discover` returned, to match networks.")
     if align == "joint":
-        permutations: Sequence[Tensor] = _jointly(networks, reference, symmetries)
-        return lambda stack: permute(stack, symmetries, permutations)
+        return _jointly(networks, reference, symmetries, options)
+    if options:
+        raise ValueError(f"`{min(options)}` goes with `align='joint'`, got {align!r}.")
     goal = {name: t[0] for name, t in networks.items()} if reference is None else reference
     if align == "weights":
-        permutations = match(networks, goal, symmetries)
+        permutations: Sequence[Tensor] = match(networks, goal, symmetries)
     elif model is None or batches is None:
         raise ValueError("`model` and `batches` must be given, to match activations.")
     else:
@@ -53,14 +56,18 @@ def alignment(
 
 
 def _jointly(
-    networks: Params, reference: Params | None, symmetries: Symmetries
-) -> Sequence[Tensor]:
+    networks: Params,
+    reference: Params | None,
+    symmetries: Symmetries,
+    options: dict[str, Any],
+) -> Callable[[Params], Params]:
     """All to each other, and then all in one to a reference if there is one."""
     if not is_stacked(networks, symmetries.shapes):
         raise ValueError("`align` is 'joint', which needs a stack of networks, not one network.")
-    found = joint_alignment(networks, symmetries)
+    found = joint_alignment(networks, symmetries, **options)
     if reference is None:
-        return found
+        return lambda stack: found.apply(stack, symmetries)
     moved = found.apply(networks, symmetries)
     mean = {n: t.mean(0) if t.is_floating_point() else t[0] for n, t in moved.items()}
-    return compose(found.permutations, match(mean, reference, symmetries).permutations, symmetries)
+    together = match(mean, reference, symmetries)
+    return lambda stack: permute(found.apply(stack, symmetries), symmetries, together)

@@ -22,7 +22,16 @@ _AT_ONCE = 2**31
 
 
 class Posterior(nn.Module, ABC):
-    """What every posterior can do. It moves, saves and loads as a module does."""
+    """What every posterior can do. It moves, saves and loads as a module does.
+
+    >>> class Coin(Posterior):
+    ...     def sample(self, n, generator=None):
+    ...         sides = torch.randint(2, (n, 1, 1), generator=generator)
+    ...         return {"weight": 2.0 * sides - 1, "bias": torch.zeros(n, 1)}
+    >>> outputs = Coin().predict(torch.nn.Linear(1, 1), torch.ones(3, 1), n=50)
+    >>> outputs.shape, outputs.unique().tolist()
+    (torch.Size([50, 3, 1]), [-1.0, 1.0])
+    """
 
     @abstractmethod
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:

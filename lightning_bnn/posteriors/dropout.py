@@ -23,7 +23,9 @@ Layers = Literal["all", "last"]
 
 
 class Dropout(Posterior):
-    """Every draw drops units of a network, each with the rate of its dropout layer.
+    r"""Every draw drops units of a network, each with the rate of its dropout layer.
+
+    .. math:: W'_{i j} = W_{i j}\, z_j / (1 - p), \quad z_j \sim \mathrm{Bernoulli}(1 - p)
 
     Predictions drop other units for every input, as dropout does in training; everything else
     (BatchNorm) is in evaluation mode. A sample of weights drops the same units for all inputs: what
@@ -38,6 +40,14 @@ class Dropout(Posterior):
     References:
         | Dropout as a Bayesian Approximation (Gal and Ghahramani, 2016)
         | https://arxiv.org/abs/1506.02142
+
+    >>> from lightning_bnn import params as P
+    >>> layers = torch.nn.Linear(2, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)
+    >>> net = torch.nn.Sequential(*layers)
+    >>> posterior = Dropout(P.stack([P.of(net)]))
+    >>> outputs = posterior.predict(net, torch.ones(3, 2), n=10)
+    >>> outputs.shape, bool((outputs.std(0) > 0).any())
+    (torch.Size([10, 3, 1]), True)
     """
 
     def __init__(

@@ -19,7 +19,9 @@ __all__ = ["Empirical", "Mixture", "spread"]
 
 
 class Empirical(Posterior):
-    """The networks of a stack, each as likely as the others.
+    r"""The networks of a stack, each as likely as the others.
+
+    .. math:: q = \frac{1}{N} \sum_i \delta_{w_i}
 
     Networks are drawn without replacement: one that is there twice would bias a comparison.
 
@@ -78,7 +80,9 @@ class Empirical(Posterior):
 
 
 class Mixture(Posterior):
-    """Several posteriors, one after the other: the multi-mode variant of any of them.
+    r"""Several posteriors, one after the other: the multi-mode variant of any of them.
+
+    .. math:: q = \sum_k \pi_k\, q_k
 
     Args:
         components: posteriors over the same network.

@@ -21,7 +21,9 @@ _LOG_2PI = math.log(2 * math.pi)
 
 
 class DiagonalGaussian(Posterior):
-    """A Gaussian with a diagonal covariance over the weights of one network.
+    r"""A Gaussian with a diagonal covariance over the weights of one network.
+
+    .. math:: w \sim N\big(\mu,\; \mathrm{diag}(\sigma^2)\big)
 
     Mean and log standard deviation are two flat vectors, so that a stack of samples costs one draw.
     Buffers of the network (BatchNorm statistics) are copied into every sample.
@@ -59,6 +61,7 @@ class DiagonalGaussian(Posterior):
         symmetries: Symmetries | None = None,
         model: nn.Module | None = None,
         batches: Iterable[Any] | None = None,
+        **options: Any,
     ) -> DiagonalGaussian:
         """From a stack of networks: their means and standard deviations.
 
@@ -74,6 +77,8 @@ class DiagonalGaussian(Posterior):
             symmetries: what ``discover`` returned, for matching.
             model: gives the computation, for activations.
             batches: inputs, for activations.
+            **options: of `lightning_bnn.symmetry.align`, such as ``signs``, ``scales`` and
+                ``mixing``, for a joint frame.
 
         References:
             | A Compact Representation for Bayesian Neural Networks (Xiao, Liu, Bamler, 2023)
@@ -92,10 +97,11 @@ class DiagonalGaussian(Posterior):
         if size < 2:
             raise ValueError(f"`networks` must hold at least 2 networks, got {size}.")
         if align is not None:
-            move = alignment(networks, reference, align, symmetries, model, batches)
+            move = alignment(networks, reference, align, symmetries, model, batches, **options)
             networks = move(networks)
-        elif reference is not None:
-            raise ValueError("`reference` is used with `align`, which is None.")
+        elif reference is not None or options:
+            name = "reference" if reference is not None else min(options)
+            raise ValueError(f"`{name}` is used with `align`, which is None.")
         weights = {name: t for name, t in networks.items() if is_weight(name, t)}
         least = torch.finfo(next(iter(weights.values())).dtype).tiny
         mean = {name: t.mean(0) if name in weights else t[-1] for name, t in networks.items()}

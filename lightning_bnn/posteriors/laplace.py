@@ -40,6 +40,13 @@ class CurvatureBlock:
         eigenvalues: one for every coordinate, ``(rows, columns)``.
         left: rotation of the rows.
         right: rotation of the columns.
+
+    >>> turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+    >>> block = CurvatureBlock(("w",), torch.tensor([[4.0], [9.0]]), left=turn)
+    >>> block.rotated(torch.tensor([[[1.0], [0.0]]])).tolist()  # where the first axis points
+    [[0.0, 1.0]]
+    >>> block.coordinates(torch.tensor([[0.0, 1.0]])).flatten().tolist()
+    [1.0, 0.0]
     """
 
     names: tuple[str, ...]
@@ -61,7 +68,9 @@ class CurvatureBlock:
 
 
 class LaplaceGaussian(Posterior):
-    """Weights of some blocks are Gaussian, all others stay where they are.
+    r"""Weights of some blocks are Gaussian, all others stay where they are.
+
+    .. math:: w \sim N\big(\hat w,\; T (H + \lambda I)^{-1}\big)
 
     Args:
         mean: one network, a maximum of the posterior.
@@ -76,6 +85,14 @@ class LaplaceGaussian(Posterior):
     References:
         | Laplace Redux (Daxberger et al., 2021)
         | https://arxiv.org/abs/2106.14806
+
+    >>> block = CurvatureBlock(("w",), torch.tensor([[3.0], [24.0]]))
+    >>> posterior = LaplaceGaussian({"w": torch.zeros(2), "b": torch.ones(1)}, [block])
+    >>> networks = posterior.sample(20_000, torch.Generator().manual_seed(0))
+    >>> networks["w"].std(0).round(decimals=2)  # 1 / sqrt(3 + 1), 1 / sqrt(24 + 1)
+    tensor([0.5000, 0.2000])
+    >>> networks["b"].unique()
+    tensor([1.])
     """
 
     prior_precision: Tensor

@@ -7,10 +7,11 @@ r"""A Gaussian with a low-rank plus diagonal covariance, as SWAG collects it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params, is_weight, ravel, stack_size, unravel
@@ -22,7 +23,10 @@ __all__ = ["LowRankGaussian"]
 
 
 class LowRankGaussian(Posterior):
-    """Half of the covariance is diagonal, half is that of the last networks of a trajectory.
+    r"""Half of the covariance is diagonal, half is that of the last networks of a trajectory.
+
+    .. math:: w = \mu + \sqrt{s} \Big(\tfrac{1}{\sqrt 2} \sigma \odot z_1
+        + \tfrac{1}{\sqrt{2 (K - 1)}} D z_2\Big)
 
     One draw of the K low-rank numbers moves all tensors, so that correlations between layers are
     kept; K is the number of networks that are there.
@@ -37,6 +41,14 @@ class LowRankGaussian(Posterior):
     References:
         | A Simple Baseline for Bayesian Uncertainty in Deep Learning (Maddox et al., 2019)
         | https://arxiv.org/abs/1902.02476
+
+    >>> deviations = {"w": torch.tensor([[1.0, 2.0], [-1.0, -2.0]])}
+    >>> posterior = LowRankGaussian({"w": torch.zeros(2)}, {"w": torch.zeros(2)}, deviations)
+    >>> draws = posterior.sample(20_000, torch.Generator().manual_seed(0))["w"]
+    >>> torch.allclose(draws[:, 1], 2 * draws[:, 0], atol=1e-5)  # both weights move together
+    True
+    >>> draws.std(0).round(decimals=1)
+    tensor([1., 2.])
     """
 
     mean: Tensor
@@ -73,6 +85,9 @@ class LowRankGaussian(Posterior):
         scale: float = 1.0,
         align: Align | None = None,
         symmetries: Symmetries | None = None,
+        model: nn.Module | None = None,
+        batches: Iterable[Any] | None = None,
+        **options: Any,
     ) -> LowRankGaussian:
         """From a stack of networks: moments of all, deviations of the last ones.
 
@@ -80,9 +95,12 @@ class LowRankGaussian(Posterior):
             networks: a stack, in the order of the trajectory.
             rank: how many deviations are kept, by default 20 or all that there are.
             scale: multiplies the covariance.
-            align: bring the networks into one frame first: ``"joint"``, or by ``"weights"`` into
-                that of the first.
+            align: bring the networks into one frame first: ``"joint"``, or by ``"weights"`` or
+                ``"activations"`` into that of the first.
             symmetries: what ``discover`` returned, for the alignment.
+            model: gives the computation, for activations.
+            batches: inputs, for activations.
+            **options: of `lightning_bnn.symmetry.align`, for a joint frame.
         """
         size = stack_size(networks)
         if size < 2:
@@ -90,7 +108,10 @@ class LowRankGaussian(Posterior):
         if rank is not None and not 2 <= rank <= size:
             raise ValueError(f"`rank` must be between 2 and {size}, got {rank}.")
         if align is not None:
-            networks = alignment(networks, None, align, symmetries)(networks)
+            move = alignment(networks, None, align, symmetries, model, batches, **options)
+            networks = move(networks)
+        elif options:
+            raise ValueError(f"`{min(options)}` is used with `align`, which is None.")
         kept = min(rank or 20, size)
         weights = {n: t for n, t in networks.items() if is_weight(n, t)}
         mean = {n: t.mean(0) if n in weights else t[-1] for n, t in networks.items()}

@@ -29,6 +29,15 @@ class StreamedPredictions(NamedTuple):
     ``mean`` are probabilities ``(examples, classes)``; ``total``, ``expected`` and ``epistemic``
     (the mutual information) are nats per example; ``accuracy`` and ``nll`` are one number per
     network; ``pairs`` is the mean mutual information of every pair of networks, if asked for.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.posteriors import stream_predictions
+    >>> net, data = mlp(2, [8], 3), [(torch.randn(20, 2), torch.randint(3, (20,)))]
+    >>> found = stream_predictions(net, P.populate(net, 50), data, pairs=True)
+    >>> found.epistemic.shape, found.accuracy.shape, found.pairs.shape
+    (torch.Size([20]), torch.Size([50]), torch.Size([50, 50]))
+    >>> torch.allclose(found.total, found.expected + found.epistemic)
+    True
     """
 
     mean: Tensor
@@ -49,7 +58,11 @@ def stream_predictions(
     memory: int = 2**30,
     progress: bool = False,
 ) -> StreamedPredictions:
-    """Run every network of a stack or a bank over a data set of classes, block by block.
+    r"""Run every network of a stack or a bank over a data set of classes, block by block.
+
+    .. math:: \text{total} = H\big(\tfrac1M \textstyle\sum_m p_m\big), \quad
+        \text{expected} = \tfrac1M \textstyle\sum_m H(p_m), \quad
+        \text{epistemic} = \text{total} - \text{expected}
 
     Sums are in float64, so that the information is exact although only sums are kept. Pairs need
     the predictions of all networks on some examples at a time. A bank is read once for every so
@@ -63,6 +76,14 @@ def stream_predictions(
         pairs: compute the matrix of pairs, too.
         memory: bytes of predictions, and of networks of a bank, to hold.
         progress: show a bar.
+
+    >>> from lightning_bnn.models import mlp
+    >>> net, x, y = mlp(2, [8], 3), torch.randn(20, 2), torch.randint(3, (20,))
+    >>> networks = P.populate(net, 50)
+    >>> found = stream_predictions(net, networks, [(x[:10], y[:10]), (x[10:], y[10:])])
+    >>> mean = P.apply(net, networks, x).softmax(-1).mean(0)
+    >>> torch.allclose(found.mean.float(), mean, atol=1e-5)
+    True
     """
     model = copy.deepcopy(model).eval()
     if isinstance(networks, (str, os.PathLike)):

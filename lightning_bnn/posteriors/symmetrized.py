@@ -30,7 +30,9 @@ _CHUNK = 4096
 
 
 class Symmetrized(Posterior):
-    """The mixture of all permuted copies of a posterior.
+    r"""The mixture of all permuted copies of a posterior.
+
+    .. math:: q^G(w) = \frac{1}{|G|} \sum_{g \in G} q(g w)
 
     Args:
         base: a posterior with a density.
@@ -42,6 +44,17 @@ class Symmetrized(Posterior):
     References:
         | Variational Inference Failures Under Model Symmetries (Gelberg et al., 2024)
         | https://arxiv.org/abs/2408.05496
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.posteriors import DiagonalGaussian
+    >>> from lightning_bnn.symmetry import discover
+    >>> net = mlp(2, [4], 1)
+    >>> posterior = Symmetrized(DiagonalGaussian(P.of(net)), discover(net, torch.randn(8, 2)))
+    >>> network = posterior.sample(1)
+    >>> copy = permute(network, posterior.sym, [torch.tensor([3, 1, 0, 2])])
+    >>> torch.allclose(posterior.log_prob(network), posterior.log_prob(copy), rtol=1e-4)
+    True
     """
 
     def __init__(self, base: Posterior, sym: Symmetries, draws: int = 64) -> None:

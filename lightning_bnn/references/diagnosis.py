@@ -23,10 +23,12 @@ from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.symmetry import canonicalise
 
-__all__ = ["SPACES", "Diagnosis", "between", "diagnose", "followed"]
+__all__ = ["LEAST", "SPACES", "Diagnosis", "between", "diagnose", "followed"]
 
 SPACES = {"function": "predictions", "canonical": "canonical weights", "weights": "raw weights"}
 """What chains are compared as, and its name in tables."""
+LEAST = 8
+"""Networks of a chain below which nothing can be said."""
 CHAINS, EFFECTIVE, ERRORS = 4, 400, 3
 """What gold needs at least: chains, effective draws; and at most: errors of a law above zero.
 
@@ -46,6 +48,13 @@ class Diagnosis:
         draws: networks of each.
         spaces: R-hat and effective sizes, by space and name.
         halves: distances between the first half of the chains and the second.
+
+    >>> from lightning_bnn.references import read_reference
+    >>> found = read_reference("two_gaussians")[2].diagnosis
+    >>> sorted(found.spaces), found.failures()
+    (['canonical', 'function', 'weights'], [])
+    >>> found.spaces["function"]["rhat_max"] < found.spaces["weights"]["rhat_max"]
+    True
     """
 
     chains: int
@@ -78,14 +87,21 @@ def diagnose(stored: StoredPosterior, problem: Problem) -> Diagnosis:
     """Compare the chains of a posterior with each other.
 
     Args:
-        stored: chains, each a mode of at least eight networks.
+        stored: four chains or more, so that half of them are a law; each a mode of at least eight
+            networks.
         problem: its network and data.
+
+    >>> from lightning_bnn.references import read_reference
+    >>> posterior, problem, _ = read_reference("sine")
+    >>> found = diagnose(posterior.thinned(10), problem)  # eighty of its draws are no gold
+    >>> found.chains, found.draws, found.failures()[-1].partition(" ")[2]
+    (8, 10, 'effective draws at the worst point, not 400')
     """
     chains = chains_of_modes(stored)
     sizes = [P.stack_size(chain) for chain in chains]
-    if len(chains) < 2 or min(sizes) < 8:
+    if len(chains) < 4 or min(sizes) < LEAST:
         raise ValueError(
-            f"{stored.name} must be two chains or more of at least eight networks, got "
+            f"{stored.name} must be four chains or more of at least eight networks, got "
             f"{len(chains)} with {min(sizes, default=0)}."
         )
     draws = min(sizes)

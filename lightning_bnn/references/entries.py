@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +16,17 @@ from lightning_bnn.settings_files import read_settings
 __all__ = ["Entry", "read_entries"]
 
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
-_FIELDS = ("method", "settings", "batch", "gradients_per_epoch", "per_reference")
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "method": (lambda value: isinstance(value, str), "the name of a module"),
+    "settings": (lambda value: _is_group(value), "a group of settings"),
+    "batch": (lambda value: bool(_SHARE.fullmatch(str(value))), "a share such as 25%"),
+    "gradients_per_epoch": (lambda value: _is_count(value), "a positive whole number"),
+    "per_reference": (
+        lambda value: _is_group(value) and all(map(_is_group, value.values())),
+        "groups of settings, by the names of references",
+    ),
+}
+"""What a row may have: whether a value can be one, and what that is called."""
 _LEAST_BATCH = 10
 _OF_THE_REFERENCE = ("network", "likelihood", "prior_std")
 
@@ -45,16 +55,19 @@ class Entry:
     def read(cls, path: Path) -> Entry:
         """One row from its YAML file."""
         content = read_settings(path)
-        unknown = set(content) - set(_FIELDS)
+        unknown = sorted(str(name) for name in content if name not in _FIELDS)
         if unknown or "method" not in content:
-            problem = f"`{min(unknown)}` is none of them" if unknown else "`method` is missing"
-            raise ValueError(
-                f"{path} must have `method`, and may have {', '.join(_FIELDS[1:])}: {problem}."
-            )
-        entry = cls(path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# "), **content)
-        if not _SHARE.fullmatch(str(entry.batch)):
-            raise ValueError(f"`batch` of {path} must be a share such as 25%, got {entry.batch!r}.")
-        return entry
+            problem = f"`{unknown[0]}` is none of them" if unknown else "`method` is missing"
+            others = ", ".join(list(_FIELDS)[1:])
+            raise ValueError(f"{path} must have `method`, and may have {others}: {problem}.")
+        for name, value in content.items():
+            is_right, words = _FIELDS[name]
+            if not is_right(value):
+                raise ValueError(f"`{name}` of {path} must be {words}, got {value!r}.")
+        members = content.get("settings", {}).get("members", 1)
+        if not _is_count(members):
+            raise ValueError(f"`members` of {path} must be a positive number, got {members!r}.")
+        return cls(path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# "), **content)
 
     def epochs(self, budget: int) -> int:
         """How many epochs cost the budget, with all members.
@@ -62,7 +75,7 @@ class Entry:
         Args:
             budget: gradients of one network for all the data.
         """
-        members = int(self.settings.get("members", 1))
+        members = self.settings.get("members", 1)
         return max(1, round(budget / (members * self.gradients_per_epoch)))
 
     def settings_for(self, name: str) -> dict[str, Any]:
@@ -103,16 +116,37 @@ def read_entries(folder: Path | None = None) -> dict[str, Entry]:
     paths = sorted(root.glob("*.yaml"))
     if not paths:
         raise ValueError(f"There are no YAML files in {root}.")
-    return {path.stem: Entry.read(path) for path in paths}
+    entries = {path.stem: Entry.read(path) for path in paths}
+    titles = [entry.title for entry in entries.values()]
+    again = sorted({title for title in titles if titles.count(title) > 1})
+    if again:
+        raise ValueError(
+            f"Every row of {root} must have a title of its own in the first line, several have "
+            f"{again[0]!r}."
+        )
+    return entries
+
+
+def _is_group(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _merged(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with some others in their place, however deep these lie."""
     both = {
-        name: _merged(settings[name], value) if isinstance(value, Mapping) else value
+        name: _merged(_group_of(settings, name), value) if _is_group(value) else value
         for name, value in others.items()
     }
     return {**settings, **both}
+
+
+def _group_of(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = settings.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _in_epochs(settings: Any, epochs: int) -> Any:

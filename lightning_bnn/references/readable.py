@@ -24,6 +24,12 @@ def readable_card(name: str, card: Card) -> str:
     Args:
         name: of the reference.
         card: what is known of it.
+
+    >>> from lightning_bnn.references import read_reference
+    >>> card = read_reference("two_gaussians")[2]
+    >>> lines = readable_card("two_gaussians", card).splitlines()
+    >>> [line.partition(":")[0] for line in lines][:5]
+    ['what', 'verdict', 'data', 'network', 'prior']
     """
     settings = read_settings(reference_folder(name) / "config.yaml")
     model = settings["model"]["init_args"]

@@ -14,12 +14,21 @@ __all__ = ["is_gold", "read_reference", "reference_folder", "reference_names", "
 
 
 def reference_names() -> list[str]:
-    """The names of all references, sorted."""
+    """The names of all references, sorted.
+
+    >>> reference_names()
+    ['concrete', 'digits', 'digits_wide', 'sine', 'two_gaussians', 'yacht']
+    """
     return sorted(path.parent.name for path in _root().glob("*/card.json"))
 
 
 def reference_folder(name: str) -> Path:
-    """Where a reference is: its configuration, its card, and a bank of its draws."""
+    """Where a reference is: its configuration, its card, and a bank of its draws.
+
+    >>> folder = reference_folder("sine")
+    >>> sorted(path.name for path in folder.iterdir())
+    ['bank', 'card.json', 'config.yaml']
+    """
     if name not in reference_names():
         known = ", ".join(reference_names())
         raise ValueError(f"There is no reference {name!r}; choose from: {known}.")
@@ -36,8 +45,21 @@ def is_gold(name: str) -> bool:
 
 
 def reference_place(text: str) -> Place:
-    """A reference by its name, or networks on disk that stand for one."""
-    return Place(reference_folder(text) / "bank") if text in reference_names() else Place.of(text)
+    """A reference by its name, or networks on disk that stand for one.
+
+    >>> reference_place("sine").path.name
+    'bank'
+    """
+    if text in reference_names():
+        return Place(reference_folder(text) / "bank")
+    place = Place.of(text)
+    if not place.path.exists():
+        known = ", ".join(reference_names())
+        raise ValueError(
+            f"There is no reference {text!r}, and nothing at {place.path}; choose a bank, or from: "
+            f"{known}."
+        )
+    return place
 
 
 def read_reference(name: str) -> tuple[StoredPosterior, Problem, Card]:

@@ -29,6 +29,17 @@ class CyclicalSchedule(LRScheduler):
     References:
         | Cyclical Stochastic Gradient MCMC for Bayesian Deep Learning (Zhang et al., 2020)
         | https://arxiv.org/abs/1902.03932
+
+    >>> import torch
+    >>> from lightning_bnn.samplers import SGLD
+    >>> sampler = SGLD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, num_data=1)
+    >>> schedule, rates = CyclicalSchedule(sampler, cycle_length=4, exploration=0.5), []
+    >>> for _ in range(8):
+    ...     rates.append((round(sampler.param_groups[0]["lr"], 2), schedule.sampling))
+    ...     sampler.step()
+    ...     schedule.step()
+    >>> rates[:4], rates[4:] == rates[:4]
+    ([(1.0, False), (0.85, False), (0.5, True), (0.15, True)], True)
     """
 
     def __init__(

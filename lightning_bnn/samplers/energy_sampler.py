@@ -22,6 +22,15 @@ class EnergySampler(torch.optim.Optimizer):
     Args:
         params: parameters, of one group.
         defaults: settings of the group.
+
+    >>> from lightning_bnn.samplers import HMC
+    >>> chains = torch.nn.Parameter(torch.tensor([[0.0, 1.0], [2.0, 2.0]]))
+    >>> def closure():
+    ...     energies = chains.square().sum(1) / 2
+    ...     chains.grad = torch.autograd.grad(energies.sum(), chains)[0]
+    ...     return energies
+    >>> HMC([chains]).energies(closure)
+    tensor([0.5000, 4.0000], dtype=torch.float64)
     """
 
     elementwise = True

@@ -42,6 +42,17 @@ class HMC(EnergySampler):
     References:
         | MCMC using Hamiltonian dynamics (Neal, 2011), https://arxiv.org/abs/1206.1901
         | The No-U-Turn Sampler (Hoffman and Gelman, 2014), https://arxiv.org/abs/1111.4246
+
+    >>> chains = torch.nn.Parameter(torch.zeros(5000, 1))  # of a standard normal
+    >>> def closure():
+    ...     energies = chains.square().sum(1) / 2
+    ...     chains.grad = chains.detach().clone()
+    ...     return energies
+    >>> sampler = HMC([chains], step_size=0.3, leapfrog_steps=5)
+    >>> for _ in range(20):
+    ...     energies = sampler.step(closure)
+    >>> round(chains.var().item(), 1), bool(sampler.acceptance.mean() > 0.9)
+    (1.0, True)
     """
 
     def __init__(

@@ -35,6 +35,17 @@ class Langevin(torch.optim.Optimizer):
         prior_precision: :math:`\lambda` of a Gaussian prior.
         weight_decay: :math:`\lambda / N` instead.
         seed: of the noise, 0 by default; our modules fill in theirs.
+
+    >>> class GradientDescent(Langevin):
+    ...     def update(self, group, params, values, grads, noise):
+    ...         torch._foreach_add_(values, grads, alpha=-group["lr"])
+    >>> w = torch.nn.Parameter(torch.zeros(2))
+    >>> rest = {"prior_precision": None, "weight_decay": None, "seed": None}
+    >>> sampler = GradientDescent([w], lr=0.5, num_data=100, temperature=0.0, **rest)
+    >>> w.grad = torch.tensor([1.0, 2.0])
+    >>> sampler.step()
+    >>> w.tolist()
+    [-0.5, -1.0]
     """
 
     elementwise = True

@@ -55,6 +55,17 @@ class MCLMC(EnergySampler):
     References:
         | Microcanonical Hamiltonian Monte Carlo (Robnik et al., 2023), https://arxiv.org/abs/2212.08549
         | Microcanonical Langevin Ensembles (Sommer et al., 2025), https://arxiv.org/abs/2502.06335
+
+    >>> chains = torch.nn.Parameter(torch.randn(500, 10))  # of a standard normal
+    >>> def closure():
+    ...     energies = chains.square().sum(1) / 2
+    ...     chains.grad = chains.detach().clone()
+    ...     return energies
+    >>> sampler = MCLMC([chains], step_size=0.5, descent_steps=0, adapt_steps=0)
+    >>> for _ in range(20):
+    ...     energies = sampler.step(closure)
+    >>> round(chains.var().item(), 1)
+    1.0
     """
 
     def __init__(

@@ -49,6 +49,14 @@ class SGHMC(Langevin):
     References:
         | Stochastic Gradient Hamiltonian Monte Carlo (Chen et al., 2014)
         | https://arxiv.org/abs/1402.4102
+
+    >>> w = torch.nn.Parameter(torch.zeros(20_000))
+    >>> sampler = SGHMC([w], lr=0.5, momentum=0.5, num_data=100)
+    >>> for _ in range(50):
+    ...     w.grad = w.detach().clone()  # of the mean loss w^2 / 2
+    ...     sampler.step()
+    >>> round(w.var().item(), 3)  # 1 / 100 / (1 - 0.5 / 3)
+    0.012
     """
 
     def __init__(

@@ -34,6 +34,14 @@ class SGLD(Langevin):
 
     References:
         | Bayesian Learning via Stochastic Gradient Langevin Dynamics (Welling and Teh, 2011)
+
+    >>> w = torch.nn.Parameter(torch.zeros(20_000))
+    >>> sampler = SGLD([w], lr=0.5, num_data=100)
+    >>> for _ in range(20):
+    ...     w.grad = w.detach().clone()  # of the mean loss w^2 / 2
+    ...     sampler.step()
+    >>> round(w.var().item(), 3)  # 1 / 100 / (1 - 0.5 / 2)
+    0.013
     """
 
     def __init__(
@@ -79,7 +87,7 @@ class PreconditionedSGLD(Langevin):
         params: parameters or parameter groups.
         lr: step size.
         num_data: number of training examples.
-        temperature: T; 0 is RMSprop.
+        temperature: T; 0 is RMSprop, with a V that begins at the first squares.
         prior_precision: of a Gaussian prior.
         weight_decay: ``prior_precision / num_data`` instead.
         alpha: how slowly V changes.
@@ -89,6 +97,13 @@ class PreconditionedSGLD(Langevin):
     References:
         | Preconditioned Stochastic Gradient Langevin Dynamics (Li et al., 2016)
         | https://arxiv.org/abs/1512.07666
+
+    >>> w = torch.nn.Parameter(torch.zeros(2))
+    >>> sampler = PreconditionedSGLD([w], lr=0.01, num_data=100, temperature=0.0)
+    >>> w.grad = torch.tensor([100.0, 0.1])  # both weights go equally far
+    >>> sampler.step()
+    >>> w.detach().round(decimals=4)
+    tensor([-0.0100, -0.0100])
     """
 
     def __init__(

@@ -37,7 +37,12 @@ _log = logging.getLogger("lightning_bnn.params")
 
 # ------------------------------------------------------------ at once or one by one
 def runs_at_once(model: nn.Module, chunk_size: int | None = None) -> bool:
-    """Whether `apply` runs the members of a stack at once, not one by one."""
+    """Whether `apply` runs the members of a stack at once, not one by one.
+
+    >>> net = nn.Linear(2, 1)
+    >>> runs_at_once(net), runs_at_once(net, chunk_size=1), runs_at_once(nn.Linear(1000, 1000))
+    (True, False, False)
+    """
     if chunk_size == 1 or model in _NOT_VMAPPABLE:
         return False
     device = next(model.parameters(), torch.zeros(0)).device.type

@@ -17,15 +17,25 @@ from lightning_bnn.symmetry import (
     discover,
     fold_norms,
     match,
-    match_activations,
     match_all,
-    permute,
 )
 from lightning_bnn.symmetry.matching.plan import Plan
 
-__all__ = ["MATRICES", "PERMUTATIONS", "Kind", "aligned", "without_gains"]
+__all__ = ["LEARNED", "MATRICES", "PERMUTATIONS", "Kind", "aligned", "without_gains"]
 
-PERMUTATIONS = ("as they are", "first, ascent", "first, best", "first, activations", "joint")
+PERMUTATIONS = (
+    "as they are",
+    "first, ascent",
+    "first, best",
+    "first, activations",
+    "first, correlation",
+    "first, regression",
+    "first, learned",
+    "first, sinkhorn",
+    "joint",
+)
+LEARNED = ("first, learned", "first, sinkhorn")
+"""Those of the permutations that take hundreds of gradients of the loss half way: for pairs."""
 MATRICES = ("first, matrices", "first, matrices by activations", "joint, matrices")
 
 
@@ -61,9 +71,17 @@ def without_gains(model: nn.Module, networks: Params, inputs: Tensor) -> Params:
 
 
 def aligned(
-    kind: Kind, networks: Params, method: str, batches: Sequence[Tensor], seed: int
+    kind: Kind, networks: Params, method: str, batches: Sequence[tuple[Tensor, Tensor]], seed: int
 ) -> Params:
-    """A stack as a method brings it into one frame."""
+    """A stack as a method brings it into one frame.
+
+    Args:
+        kind: of the networks.
+        networks: a stack.
+        method: one of `PERMUTATIONS` or `MATRICES`.
+        batches: pairs of input and label, for methods that look at data.
+        seed: of the search.
+    """
     model, sym = kind.model, kind.symmetries
     first = {n: t[0] for n, t in networks.items()}
     frame, _, way = method.partition(", ")
@@ -76,7 +94,7 @@ def aligned(
     if way == "matrices by activations":
         found = match_all(networks, first, sym, by="activations", model=model, batches=batches)
         return found.apply(networks, sym)
-    if way == "activations":
-        return permute(networks, sym, match_activations(model, networks, first, sym, batches))
-    weights: Any = way
-    return permute(networks, sym, match(networks, first, sym, method=weights, seed=seed))
+    how: dict[str, Any] = {"method": way, "seed": seed}
+    if way not in ("ascent", "best"):
+        how |= {"model": model, "batches": batches, "loss": nn.functional.cross_entropy}
+    return match(networks, first, sym, **how).apply(networks, sym)

@@ -19,9 +19,9 @@ from lightning_bnn.comparison.calibration import (
     probs_of,
     sets_of,
 )
-from lightning_bnn.comparison.data_settings import has_other_data
 from lightning_bnn.comparison.places import Place
 from lightning_bnn.comparison.problem import read_problem
+from lightning_bnn.comparison.run_settings import has_other_data
 from lightning_bnn.comparison.stored_posteriors import read_posterior
 from lightning_bnn.comparison.tables import Cell, Table
 from lightning_bnn.plots import (
@@ -59,27 +59,29 @@ def calibrate(
 ) -> None:
     """Calibrate a posterior on the validation data, and judge it on the test data.
 
-    Reads a run (folder that `fit` has written), a checkpoint, a bank, or a folder of checkpoints;
-    some of its modes or networks by rows in brackets, runs/bank[0:10]. One part of the validation
-    data fits the calibrator, the other gives conformal prediction sets (of classes) or intervals
-    (of numbers) that miss the truth of at most a share alpha of new examples. Prints numbers of the
-    test data before and after; writes them, reliability diagrams, risk-coverage curves and a
-    histogram of set sizes, also for TensorBoard, and the calibration itself (calibration.pt), which
-    `lightning_bnn.calibration.Calibrated.load` reads. Before calibration, sets and intervals are
-    those that the predicted probabilities ask for.
+    Reads a run (a folder that `fit` has written), a checkpoint, a bank, or a folder of checkpoints;
+    rows in brackets select some of its modes or networks: runs/bank[0:10]. One part of the
+    validation data fits the calibrator. The other makes conformal prediction sets (of classes) or
+    intervals (of numbers) that miss the truth for at most a share alpha of new examples. The
+    command prints numbers of the test data before and after. It writes them with reliability
+    diagrams, risk-coverage curves and a histogram of set sizes, also for TensorBoard, and the
+    calibration itself (calibration.pt), which `lightning_bnn.calibration.Calibrated.load` reads.
+    Before calibration, sets and intervals are those that the predicted probabilities ask for.
 
     Args:
         posterior: a run, a checkpoint, a bank, or a folder of checkpoints.
-        data: a configuration with network and data, as `fit` takes it; by default that of the run.
-        method: of classes temperature (of the mean prediction, the default), network_temperature
-            (of every network), vector or isotonic; of numbers spread (the default) or moments.
+        data: a configuration with network and data, as for `fit`; by default that of the run.
+        method: calibrator. For classes: temperature (of the mean prediction, the default),
+            network_temperature (of every network), vector or isotonic; for numbers: spread (the
+            default) or moments.
         alpha: how often a set or an interval may miss the truth.
-        score: of sets thr (smallest, the default), aps or raps; of intervals split or cqr.
-        by_class: whether sets are as good for every class.
-        held_out: the part of the validation data that makes sets, apart from the fit.
-        samples: how many networks predict, of all modes together.
-        seed: of all draws and splits.
-        out: folder of the results.
+        score: score of conformal prediction. For sets: thr (smallest sets, the default), aps or
+            raps; for intervals: split or cqr.
+        by_class: whether sets have the coverage for every class, and not only for all together.
+        held_out: the share of the validation data that makes the sets and is not used in the fit.
+        samples: number of networks that predict, of all modes together.
+        seed: random seed of the draws and splits.
+        out: folder for the results.
     """
     if samples < 1:
         raise ValueError(f"`samples` must be at least 1, got {samples}.")

@@ -31,24 +31,26 @@ def collapse(
     seed: int = 0,
     out: str = "studies/collapse",
 ) -> None:
-    """Mutual information of all pairs of networks, in and out of distribution.
+    """Measure how different networks are, by the mutual information of all pairs.
 
-    Of a regression with Gaussian noise it is the variance between the two networks' means instead:
-    a quarter of their squared difference, summed over targets and averaged over examples.
+    The information is measured in and out of distribution. For a regression with Gaussian noise it
+    is the variance between the two networks' means instead: a quarter of their squared difference,
+    summed over targets and averaged over examples.
 
     Pairs that agree in distribution may or may not agree out of it: P1 finds a positive,
     significant and very low correlation. By default perceptrons on scikit-learn's digits are
-    trained, as a substitute for OptuNets on MNIST (--scale paper); ResNets are given by --networks.
+    trained, as a substitute for OptuNets on MNIST (--scale paper); for ResNets use --networks.
 
     Args:
-        networks: a run, a bank or a folder of checkpoints, in place of training.
-        like: its configuration, if it has none with it.
-        scale: small or paper.
-        members: networks to train.
-        epochs: of training.
-        ood: name of the test set that is out of distribution, by default the first.
-        seed: of the starts; other seeds repeat the study on the same data.
-        out: folder of the results.
+        networks: a run, a bank or a folder of checkpoints whose networks are used; by default
+            networks are trained.
+        like: the configuration of these networks, if none lies beside them.
+        scale: small, which runs in minutes, or paper, the paper's recipe.
+        members: number of networks to train.
+        epochs: epochs of training.
+        ood: name of the test set that is out of distribution; by default the first.
+        seed: random seed of the initial weights; other seeds repeat the study on the same data.
+        out: folder for the results.
     """
     given = population(
         "collapse", out, ENSEMBLES, scale, networks, like, seed, members=members, epochs=epochs

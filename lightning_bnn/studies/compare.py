@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from lightning_bnn.comparison.collect import FAILED, Comparison, Made, Options, collect
+from lightning_bnn.comparison.collect import FAILED, Comparison, collect
 from lightning_bnn.comparison.columns import (
     CLASSES,
     PREDICTIONS,
@@ -21,6 +21,7 @@ from lightning_bnn.comparison.distance_tables import (
     percent,
     reference_text,
 )
+from lightning_bnn.comparison.options import Made, Options
 from lightning_bnn.comparison.protocols import PROTOCOLS
 from lightning_bnn.comparison.tables import Cell, Measured, Table
 from lightning_bnn.judging.judges import Score
@@ -64,29 +65,31 @@ def compare(
 ) -> None:
     """Compare any number of posteriors with a reference: in weights, and in predictions.
 
-    A posterior is a run (folder that `fit` has written), a checkpoint, a bank, or a folder of
-    checkpoints; some of its modes or networks by rows in brackets, runs/bank[0:10]. Its distance to
-    the reference is that of its law (networks over runs and draws), of a single mode, and of the
-    mixture of all modes, with and without symmetries. Its predictions have one row for a single
-    mode (mean and standard deviation over modes) and one for all together (standard error by the
-    jackknife over modes); a posterior of one mode has errors by a bootstrap over test examples.
-    Rows that were computed before with the same settings are read, not computed.
+    A posterior is a run (a folder that `fit` has written), a checkpoint, a bank, or a folder of
+    checkpoints; rows in brackets select some of its modes or networks: runs/bank[0:10]. The command
+    measures three distances to the reference, with and without symmetries: of the law (networks
+    over runs and draws), of a single mode, and of the mixture of all modes. Predictions have one
+    row for a single mode (mean and standard deviation over modes) and one for all together
+    (standard error by the jackknife over modes); a posterior of one mode has errors by a bootstrap
+    over test examples. Rows that were computed before with the same settings are read, not
+    computed.
 
     Args:
-        reference: networks that stand for the posterior: a bank, an ensemble, a folder.
-        posteriors: by name, e.g. --posteriors.SWAG runs/swag --posteriors.MFVI runs/mfvi
-        like: a configuration that says what network and data are; by default that of the reference
-            or of the first posterior that has one.
-        protocol: full removes all symmetries that were found; p1 does what P1's code does, and
-            prints its two tables as well.
-        samples: networks drawn from every posterior.
-        ood: name of the test set that is out of distribution, by default the first.
-        score: that detects it.
-        seed: of all draws.
-        device: where it is computed, by default a GPU if there is one.
-        reference_is: whether the reference was trained or sampled, for tables; by default it is
+        reference: the networks that represent the posterior: a bank, an ensemble, a folder.
+        posteriors: the posteriors by name, e.g. --posteriors.SWAG runs/swag --posteriors.MFVI
+            runs/mfvi
+        like: a configuration with network and data; by default that of the reference, or of the
+            first posterior that has one.
+        protocol: full removes all symmetries that were found; p1 does what P1's code does, and also
+            prints its two tables.
+        samples: number of networks drawn from every posterior.
+        ood: name of the test set that is out of distribution; by default the first.
+        score: score that detects out-of-distribution examples.
+        seed: random seed of the draws.
+        device: device to compute on; by default a GPU if there is one.
+        reference_is: whether the reference was trained or sampled, as the tables say; by default
             what the run says.
-        out: folder of the results.
+        out: folder for the results.
     """
     if not reference:
         raise ValueError("`--reference` is missing: a bank, an ensemble or a folder of networks.")
@@ -101,11 +104,7 @@ def compare(
 def findings_of(comparison: Comparison) -> Findings:
     """Tables of distances and of predictions, what was compared, and their picture."""
     settings = comparison.settings
-    notes = [
-        f"{name} failed: {origin['failed']}"
-        for name, origin in settings["posteriors"].items()
-        if "failed" in origin
-    ]
+    notes = [f"{name} failed: {reason}" for name, reason in comparison.failures().items()]
     notes += [
         f"{name} was trained with other settings of the data than it is judged by: it may have "
         "seen test examples, and is not calibrated on validation data."

@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.comparison.collect import Options, collect
+from lightning_bnn.comparison.collect import collect
+from lightning_bnn.comparison.options import Options
 from lightning_bnn.comparison.tables import Cell, Measured, Table
 from lightning_bnn.plots import dots_figure, scatter_figure
 from lightning_bnn.quiet_runs import one_thread
@@ -51,20 +52,20 @@ def correlation(
     seed: int = 0,
     out: str = "studies/correlation",
 ) -> None:
-    """Rank correlation of distances to a reference with every metric, over methods and networks.
+    """Correlate distances to a reference with every metric, over methods and networks.
 
-    The seven posteriors of the demo are trained for each architecture and compared with a
-    reference of their own, by law (several modes) and mixture (one mode, several modes).
-    Ranks are taken within an architecture and a kind of row (one mode, multi mode), so that large
-    networks do not count as close ones. Signs are turned so that a positive number always means:
-    the closer, the better. Intervals are of a bootstrap over methods.
+    The seven posteriors of the demo are trained for each architecture and compared with a reference
+    of their own, by law (several modes) and mixture (one mode, several modes). Ranks are taken
+    within an architecture and a kind of row (one mode, multi mode), so that large networks do not
+    count as close ones. Signs are turned so that a positive number always means: the closer, the
+    better. Intervals are from a bootstrap over methods.
 
     Args:
         scale: smallest, to see that it runs; small; or paper, with more architectures (the papers'
             own need a GPU).
-        samples: networks drawn from every posterior.
-        seed: of the starts; other seeds repeat the study on the same data.
-        out: folder of the results.
+        samples: number of networks drawn from every posterior.
+        seed: random seed of the initial weights; other seeds repeat the study on the same data.
+        out: folder for the results.
     """
     folder = results_folder(out, "correlation")
     settings = settings_of(SCALES, scale)

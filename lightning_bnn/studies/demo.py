@@ -61,13 +61,13 @@ def demo(
 ) -> None:
     """Train a reference and seven posteriors on the digits, compare them, write one page.
 
-    Takes about three minutes on two cores and needs no network. Interrupted, it goes on where
-    it was when it is called again; finished, it writes its page again.
+    Takes about three minutes on two cores and works offline. If it is interrupted, the next call
+    continues where it stopped; if it has finished, the next call only writes the page again.
 
     Args:
-        out: folder of everything.
-        size: full, or the smallest that runs through, to try the installation.
-        restart: begin anew: remove the runs that this folder has from before.
+        out: folder for all results.
+        size: full, or smallest: the smallest demo that runs through, to try the installation.
+        restart: begin anew: remove the earlier runs in this folder.
     """
     started = time.perf_counter()
     folder = results_folder(out, "demo")
@@ -143,12 +143,12 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
     comparison = _compared(runs, folder)
     places = {name: runs[name].folder.relative_to(folder) for name in (REFERENCE, "mfvi")}
     closing = Section(
-        "Go on",
-        ["TensorBoard shows the curves and figures of every run. In the folder of this page:"],
+        "Next steps",
+        ["TensorBoard shows the curves and figures of every run. In the folder of this page, run"],
         "tensorboard --logdir runs\nlightning-bnn presets\n"
         f"lightning-bnn compare --reference {places[REFERENCE]} --posteriors.MFVI {places['mfvi']}",
     )
-    words = Section("Words", [f"{word}: {meaning}." for word, meaning in GLOSSARY.items()])
+    words = Section("Terms", [f"{word}: {meaning}." for word, meaning in GLOSSARY.items()])
     sections = [
         *_opening(runs, reference),
         _comparison(comparison),
@@ -174,20 +174,20 @@ def _opening(runs: Mapping[str, Run], reference: Population) -> list[Section]:
     networks, sym = reference.networks, reference.problem.symmetries()
     done = [
         f"{P.stack_size(networks)} small networks (64-16-10) were trained on scikit-learn's digits "
-        "from different starts: the law of training runs, which P1 takes for the posterior. Eight "
-        "chains of Hamiltonian Monte Carlo sampled the posterior itself. Seven methods approximate "
-        "it, each from several starts; the callbacks PermutationTau, MassGap and PosteriorFigures "
-        "watched them.",
-        "Every run is a preset; the same by hand:",
+        "from different initialisations. P1 uses such networks as its stand-in for the posterior. "
+        "Eight chains of Hamiltonian Monte Carlo sampled the posterior itself. Seven methods "
+        "approximate it, each from several starts; the callbacks PermutationTau, MassGap and "
+        "PosteriorFigures watched the runs.",
+        "Every run is a preset. These commands repeat the runs one by one:",
     ]
     symmetries = (
-        "Hidden units can be reordered, and rescaled, without any change of the function. "
-        "What this package has found in the network:"
+        "Hidden units can be reordered and rescaled without changing the function. The package has "
+        "found these symmetries in the network:"
     )
     caption = (
         "Largest weight of three of the units, over all reference networks. As trained, all units "
-        "are alike: any could take any place. Scaled to unit norm and sorted, each has a place of "
-        "its own, and the functions are the same."
+        "have the same distribution, since any unit could take any place. Scaled to unit norm and "
+        "sorted, each unit has a distribution of its own; the functions are the same."
     )
     figures = {caption: units_figure(forms_of(networks, sym), sym)}
     return [
@@ -198,14 +198,15 @@ def _opening(runs: Mapping[str, Run], reference: Population) -> list[Section]:
 
 def _comparison(findings: Findings) -> Section:
     text = (
-        "MMD compares weights with both references, as they are and with symmetries removed (NS): "
-        "the law of a method (any of its networks), one mode (one start), the mixture of all "
-        "modes. Who is near the trained networks need not be near the posterior. The next table "
-        "judges predictions, in distribution and on scrambled digits."
+        "MMD compares weights with both references, as they are and with symmetries removed (NS). "
+        "It is given for the law of a method (any of its networks), for one mode (one start), and "
+        "for the mixture of all modes. A method that is near the trained networks is not "
+        "necessarily near the posterior. The next table judges predictions, in distribution and on "
+        "scrambled digits."
     )
     caption = (
         "All numbers with their errors, distances to the trained networks. Grey: MMD between "
-        "random parts of the reference, and two deviations around it."
+        "random parts of the reference, plus and minus two standard deviations."
     )
     said = [
         on_distances(findings.tables["distances"], "trained"),
@@ -223,7 +224,7 @@ def _permutations(runs: Mapping[str, Run]) -> Section:
     )
     curves = {METHODS.get(name, name): _scalar(run.folder, "tau") for name, run in runs.items()}
     curves = {name: curve for name, curve in curves.items() if len(curve[0])}
-    figures = {"Tau, mean over units and members; runs of any length are as wide.": _taus(curves)}
+    figures = {"Tau, mean over units and members, by share of the run.": _taus(curves)}
     said = on_taus({name: values for name, (_, values) in curves.items()})
     return Section("Permutations while training", [text, said], figures=figures)
 
@@ -233,7 +234,7 @@ def _functions(reference: Population) -> list[Section]:
     masses, pairs = mass_findings(reference), collapse_findings(reference)
     saved = {
         "Each point is a network of the reference.": masses.figures["mass"],
-        "What rescaling would save.": masses.figures["excess"],
+        "The excess, which rescaling would save.": masses.figures["excess"],
     }
     shared = {"In distribution, and on scrambled digits.": pairs.figures["pairs"]}
     penalty = "The L2 penalty of every network, and its minimum over all rescalings of its units."

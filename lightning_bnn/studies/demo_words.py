@@ -15,24 +15,24 @@ __all__ = ["GLOSSARY", "on_distances", "on_masses", "on_predictions", "on_taus",
 
 GLOSSARY = {
     "posterior": "the distribution over the weights of a network, given data and a prior",
-    "mode": "a part of a posterior that was found from a start of its own",
+    "mode": "a part of a posterior that was found independently, from a start of its own",
     "law": "the distribution of a method's networks, over runs and draws",
-    "mixture": "the average of several modes; single networks are atoms, however good they are",
+    "mixture": "the average of several modes as they are; a single network is a point in it",
     "NS": "no symmetries: weights are compared with scales removed and units in order",
-    "floor": "what a comparison gives for networks of the reference's own law",
-    "MMD²": "squared maximum mean discrepancy, a distance of two sets of networks; around zero, "
-    "and sometimes negative, for sets of one law",
-    "Agree, TV": "share of equal predicted classes; total variation of predicted probabilities",
+    "floor": "the distance of as many networks drawn from the reference's own law",
+    "MMD²": "squared maximum mean discrepancy, a distance between two sets of networks; around "
+    "zero, and sometimes negative, if both have the same distribution",
+    "Agree, TV": "share of equal predicted classes; total variation between predictions",
     "Acc, NLL, Brier": "accuracy; negative log-likelihood in nats; squared error of probabilities",
     "ECE, ACE": "calibration errors: how far confidence is from accuracy",
-    "AUPR, FPR95": "detection of what is out of distribution (OOD): area under precision and "
-    "recall; false positives where 95 % are found",
-    "IDMI, OODMI": "mutual information: what networks disagree about, in and out of distribution",
+    "AUPR, FPR95": "how well out-of-distribution (OOD) examples are detected: area under the "
+    "precision-recall curve; rate of false positives where 95 % of them are found",
+    "IDMI, OODMI": "mutual information: how much networks disagree, in and out of distribution",
     "tau": "Kendall's rank correlation of the orders of units before and after a step",
     "mass": "the sum of squares of all weights, without biases",
     "VI, MFVI": "variational inference; with independent Gaussians, mean-field",
-    "SWAG, SGHMC, HMC": "averages along a run as a Gaussian; Hamiltonian Monte Carlo with batches "
-    "(SG) and with all data",
+    "SWAG, SGHMC, HMC": "a Gaussian through the networks along a run; Hamiltonian Monte Carlo with "
+    "batches (SG) and with all data",
 }
 """Words and acronyms of the page."""
 _ERRORS = 2.0
@@ -96,8 +96,8 @@ def on_taus(curves: Mapping[str, Tensor]) -> str:
     low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
     first = _mean(torch.tensor([_mean(v[: max(1, len(v) // 5)]) for v in curves.values()]))
     return (
-        f"In the first fifth of the runs tau is {first:.4f} in the mean; in the last fifth from "
-        f"{known[low]:.4f} ({low}) to {known[high]:.4f} ({high})."
+        f"In the first fifth of the runs tau is {first:.4f} in the mean; in the last fifth it goes "
+        f"from {known[low]:.4f} ({low}) to {known[high]:.4f} ({high})."
     )
 
 
@@ -111,7 +111,7 @@ def on_masses(table: Table) -> str:
     low, middle, high = (_number(row[table.header.index(q)])[0] for q in ("5 %", "median", "95 %"))
     return (
         f"The penalty of the median network is {middle:.1f} % above its minimum, and that of nine "
-        f"in ten between {low:.1f} and {high:.1f} %: rescaling alone would save that much."
+        f"in ten between {low:.1f} and {high:.1f} % above: rescaling alone would save that much."
     )
 
 

@@ -40,20 +40,20 @@ def information(
 ) -> None:
     """Print mean and standard deviation, over weight samples, of every estimate.
 
-    Units have so many weights of their own, with means from N(0, spread^2) and deviations sigma.
-    "uniform" is the paper's estimate, the identity and K - 1 uniform permutations (a lower bound,
-    at most log K); "near" draws K permutations that prefer to exchange units with similar means, as
-    the paper proposes, and weighs them (an upper bound); the other columns draw nothing: capacity
-    (lower bound), Bethe and transpositions (upper bounds).
+    Each unit has a given number of weights of its own, with means from N(0, spread^2) and
+    deviations sigma. "uniform" is the paper's estimate, the identity and K - 1 uniform permutations
+    (a lower bound, at most log K). "near" draws K permutations that prefer to exchange units with
+    similar means, as the paper proposes, and weights them (an upper bound). The other columns draw
+    nothing: capacity (lower bound), Bethe and transpositions (upper bounds).
 
     Args:
         widths: numbers of units.
-        draws: numbers of permutations, K.
-        weights: own weights of a unit.
+        draws: numbers of permutations, K, of the estimates that draw.
+        weights: number of weights of each unit.
         spread: standard deviation of the means.
         sigma: standard deviation of every weight.
-        samples: of the weights, for every number.
-        out: folder of the results.
+        samples: number of weight samples for every number.
+        out: folder for the results.
     """
     limits = (("widths", widths, 2), ("draws", draws, 1), ("samples", [samples], 2))
     for name, values, least in (*limits, ("weights", [weights], 1)):

@@ -62,12 +62,12 @@ def interpolation(
     SGD), with antithetic samples.
 
     Args:
-        scale: small or paper.
-        dims: dimensions.
-        sigmas: standard deviations of both modes.
-        steps: of Adam.
-        seed: of the samples.
-        out: folder of the results.
+        scale: small, which runs in minutes, or paper, the paper's recipe.
+        dims: dimensions to try.
+        sigmas: standard deviations of the two modes.
+        steps: steps of Adam.
+        seed: random seed of the samples.
+        out: folder for the results.
     """
     folder = results_folder(out, "interpolation")
     settings = settings_of(SCALES, scale, dims=dims, sigmas=sigmas, steps=steps)

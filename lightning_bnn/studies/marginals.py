@@ -35,7 +35,7 @@ def marginals(
     seed: int = 0,
     out: str = "studies/marginals",
 ) -> None:
-    """Test what symmetries say about marginals, and draw these with and without symmetries.
+    """Test what symmetries say about marginals, and draw them with and without symmetries.
 
     Since units can be exchanged, a weight has the same marginal in all units of a layer, and each
     unit is equally likely to hold the largest weight. Networks from different starts must pass
@@ -44,13 +44,14 @@ def marginals(
     a plane could show the posterior.
 
     Args:
-        networks: a run, a bank or a folder of checkpoints, in place of training.
-        like: its configuration, if it has none with it.
-        scale: small or paper.
-        members: networks to train.
-        epochs: of training.
-        seed: of the starts; other seeds repeat the study on the same data.
-        out: folder of the results.
+        networks: a run, a bank or a folder of checkpoints whose networks are used; by default
+            networks are trained.
+        like: the configuration of these networks, if none lies beside them.
+        scale: small, which runs in minutes, or paper, the paper's recipe.
+        members: number of networks to train.
+        epochs: epochs of training.
+        seed: random seed of the initial weights; other seeds repeat the study on the same data.
+        out: folder for the results.
     """
     given = population(
         "marginals", out, RECIPES, scale, networks, like, seed, members=members, epochs=epochs

@@ -27,18 +27,19 @@ def mass(
 ) -> None:
     """Compare the mass of networks with its minimum over all rescalings of their units.
 
-    Weight decay pays for mass that changes nothing: a network far above its minimum has equivalents
-    with a smaller loss. Figure 2 of P1 shows OptuNets on MNIST (--scale paper); by default
-    perceptrons on the digits that come with scikit-learn are trained, as a substitute.
+    Weight decay penalises mass that changes nothing: a network far above its minimum has
+    equivalents with a smaller loss. Figure 2 of P1 shows OptuNets on MNIST (--scale paper). By
+    default perceptrons on the digits that come with scikit-learn are trained, as a substitute.
 
     Args:
-        networks: a run, a bank or a folder of checkpoints, in place of training.
-        like: its configuration, if it has none with it.
-        scale: small or paper.
-        members: networks to train.
-        epochs: of training.
-        seed: of the starts; other seeds repeat the study on the same data.
-        out: folder of the results.
+        networks: a run, a bank or a folder of checkpoints whose networks are used; by default
+            networks are trained.
+        like: the configuration of these networks, if none lies beside them.
+        scale: small, which runs in minutes, or paper, the paper's recipe.
+        members: number of networks to train.
+        epochs: epochs of training.
+        seed: random seed of the initial weights; other seeds repeat the study on the same data.
+        out: folder for the results.
     """
     given = population(
         "mass", out, ENSEMBLES, scale, networks, like, seed, members=members, epochs=epochs

@@ -39,17 +39,17 @@ def permutations(
 ) -> None:
     """Follow the order of the units through several runs, step by step.
 
-    Tau is averaged over layers; a line is the mean over runs, the band goes from the lowest to the
-    highest run. While the learning rate is high units change places all the time, at the end none
-    does. Dashed lines mark drops of the rate.
+    Tau is averaged over layers. A line is the mean over runs, and the band goes from the lowest to
+    the highest run. While the learning rate is high, units change places all the time; at the end
+    none does. Dashed lines mark drops of the rate.
 
     Args:
         scale: small, paper (OptuNet on MNIST) or paper-resnet (ResNet-18 on CIFAR-100).
-        members: runs side by side.
-        epochs: of training.
-        by: what units are sorted by.
-        seed: of the starts; other seeds repeat the study on the same data.
-        out: folder of the results.
+        members: number of runs side by side.
+        epochs: epochs of training.
+        by: the number that units are sorted by.
+        seed: random seed of the initial weights; other seeds repeat the study on the same data.
+        out: folder for the results.
     """
     folder = results_folder(out, "permutations")
     recipe = settings_of(RECIPES, scale, members=members, epochs=epochs)

@@ -23,7 +23,8 @@ from lightning_bnn.comparison.problem import Problem, read_problem
 from lightning_bnn.comparison.stored_posteriors import StoredPosterior, read_posterior
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import Card, diagnose
-from lightning_bnn.references.diagnosis import Diagnosis, between
+from lightning_bnn.references.diagnosis import LEAST, between
+from lightning_bnn.references.licences import licence_of
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.reference_tables import agreement_table, distances_table
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
@@ -33,10 +34,6 @@ __all__ = ["reference"]
 _PREFIX = "reference_"
 _LARGE = 3 * 2**20
 """Bytes above which draws are stored with half of the digits."""
-_LICENCES = {
-    "Yacht": "data: CC BY 4.0, https://doi.org/10.24432/C5XG7R; draws: Apache 2.0",
-    "Digits": "data: those of scikit-learn, https://doi.org/10.24432/C50P49; draws: Apache 2.0",
-}
 
 
 def reference(
@@ -55,7 +52,7 @@ def reference(
     Args:
         name: of the reference: a preset without what it begins with, such as digits.
         out: folder of the results, by default references/NAME.
-        repeats: how many more times it is sampled, from other seeds.
+        repeats: how many more times it is sampled, from other seeds; gold needs three.
         transitions: of every chain, by default what the preset says.
         restart: begin anew: remove the runs that this folder has from before.
     """
@@ -65,6 +62,8 @@ def reference(
         raise ValueError(f"there is no reference {name!r}{meant}")
     if repeats < 0:
         raise ValueError(f"`repeats` must not be negative, got {repeats}.")
+    if transitions is not None:
+        _check_transitions(name, transitions)
     folder = results_folder(out or f"references/{name}", "reference")
     if restart:
         shutil.rmtree(folder / "runs", ignore_errors=True)
@@ -73,21 +72,37 @@ def reference(
     publish(findings, folder)
 
 
+def _check_transitions(name: str, transitions: int) -> None:
+    """Refuse chains that would be too short to be judged before they are sampled."""
+    model = yaml.safe_load(preset_text(f"{_PREFIX}{name}"))["model"]["init_args"]
+    burn_in, every = model["burn_in"], model.get("every_n_steps", 1)
+    least = every * (burn_in // every + LEAST)
+    if transitions < least:
+        raise ValueError(
+            f"`transitions` of {name} must be at least {least}, got {transitions}: the first "
+            f"{burn_in} are left out, and {LEAST} networks of each chain are needed, one in "
+            f"{every}."
+        )
+
+
 def _made(name: str, folder: Path, repeats: int, transitions: int | None) -> Findings:
     """Run everything, write the reference, and say what it is worth."""
     jobs = [_job(name, folder, seed, transitions) for seed in range(repeats + 1)]
     run_jobs(jobs, folder / "runs")
     problem = read_problem(folder / "runs" / jobs[0].name / f"{_PREFIX}{name}.yaml")
-    posteriors = [_read(folder, job, problem) for job in jobs]
-    first, *others = [diagnose(posterior, problem) for posterior in posteriors]
+    sampled = [_read(folder, job, problem) for job in jobs]
+    others = {seed: diagnose(each, problem) for seed, each in enumerate(sampled[1:], 1)}
     again = [
-        {"seed": seed, "failures": found.failures(), **_plain(found),
-         "distances": between(posteriors[0], posteriors[seed], problem)}
-        for seed, found in enumerate(others, 1)
+        {"seed": seed, "failures": found.failures(), "spaces": found.spaces, "halves": found.halves,
+         "distances": between(sampled[0], sampled[seed], problem)}
+        for seed, found in others.items()
     ]  # fmt: skip
-    card = _write(name, folder, jobs[0], first, again)
-    rows = {"shipped": first} | {f"seed {k}": found for k, found in enumerate(others, 1)}
-    tables = {"agreement": agreement_table(rows), "distances": distances_table(first, again)}
+    card = _write(name, folder, jobs[0], problem, again)
+    rows = {"shipped": card.diagnosis} | {f"seed {seed}": found for seed, found in others.items()}
+    tables = {
+        "agreement": agreement_table(rows),
+        "distances": distances_table(card.diagnosis, again),
+    }
     verdict = f"{name}: {card.verdict}. " + "; ".join(card.failures)
     return Findings("reference", card.about, tables, {}, [verdict], card.made)
 
@@ -106,13 +121,9 @@ def _read(folder: Path, job: Job, problem: Problem) -> StoredPosterior:
     return read_posterior(job.name, Place(folder / "runs" / job.name / "bank"), problem)
 
 
-def _plain(found: Diagnosis) -> dict[str, Any]:
-    return {"spaces": found.spaces, "halves": found.halves}
-
-
 # ------------------------------------------------------------ what is written
 def _write(
-    name: str, folder: Path, job: Job, found: Diagnosis, again: Sequence[Mapping[str, Any]]
+    name: str, folder: Path, job: Job, problem: Problem, again: Sequence[Mapping[str, Any]]
 ) -> Card:
     """Configuration, draws and card, in a folder of their own."""
     target, run = folder / name, folder / "runs" / job.name
@@ -121,19 +132,14 @@ def _write(
     (target / "config.yaml").write_text(preset_text(job.preset), encoding="utf-8")
     _store(run / "bank", target / "bank")
     settings = yaml.safe_load(preset_text(job.preset))
-    data = settings["data"]["class_path"].rpartition(".")[2]
-    failures = found.failures() + [
-        f"seed {other['seed']}: {failure}" for other in again for failure in other["failures"]
-    ]
     card = Card(
         name=name,
         about=preset_text(job.preset).splitlines()[0].removeprefix("# Reference: "),
         made={**_settings_of(settings, job), **_cost(run)},
         sha256=digest_of_networks(target / "bank"),
-        diagnosis=found,
+        diagnosis=diagnose(read_posterior(name, Place(target / "bank"), problem), problem),
         again=again,
-        licence=_LICENCES.get(data, "Apache 2.0, data and draws"),
-        failures=failures,
+        licence=licence_of(settings["data"]["class_path"]),
     )
     card.write(target / "card.json")
     return card

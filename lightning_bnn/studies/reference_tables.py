@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_bnn.comparison.columns import PREDICTIONS
 from lightning_bnn.comparison.distance_tables import percent
-from lightning_bnn.comparison.tables import Cell, Table
+from lightning_bnn.comparison.tables import Cell, Measured, Table
 from lightning_bnn.references.diagnosis import SPACES, Diagnosis
 
 __all__ = ["agreement_table", "distances_table"]
@@ -23,7 +24,7 @@ _GOLD = (
     "R-hat: of ranks and folded ranks, the larger of both. Least ESS: effective draws of the worst "
     "number for its mean, and for its 5 and 95 % quantiles. Gold: R-hat of predictions at most "
     "1.01 in the median and 1.05 at the worst point, 400 effective draws there, four chains, laws "
-    "of both halves of the chains within three errors of each other; the same from other seeds."
+    "of both halves of the chains within three errors of each other; all again from three seeds."
 )
 _DISTANCES = (
     "MMD² x 100 between laws, raw, without symmetries (NS), and of predictions, with jackknife "
@@ -59,7 +60,7 @@ def distances_table(found: Diagnosis, again: Sequence[Mapping[str, Any]] = ()) -
     beside = {name: PREDICTIONS[name] for name in found.halves if name in PREDICTIONS}
     rows: list[list[Cell]] = [
         [name, *(percent(numbers, key) for key in _LAWS),
-         *(column.shown(numbers[key]) for key, column in beside.items())]
+         *(column.shown(numbers.get(key, Measured(math.nan))) for key, column in beside.items())]
         for name, numbers in every.items()
     ]  # fmt: skip
     titles = [column.title for column in beside.values()]

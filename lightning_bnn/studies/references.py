@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tqdm.auto import tqdm
 
@@ -17,53 +18,47 @@ from lightning_bnn.references import (
     reference_folder,
     reference_names,
 )
-from lightning_bnn.references.diagnosis import Diagnosis
+from lightning_bnn.references.differences import differences
 from lightning_bnn.studies.reference_tables import agreement_table, distances_table
 
 __all__ = ["references"]
-
-_CLOSE = 1e-3
-"""Relative difference from which a number of a card is another one."""
 
 
 def references(name: str | None = None) -> None:
     """Print what the sampled posteriors of the package are worth, computed from their draws.
 
     Args:
-        name: only this one, with its card and its distances to chains of other seeds.
+        name: only this one (`lightning-bnn references digits`), with its card and its distances to
+            chains of other seeds.
     """
     names = reference_names() if name is None else [name]
-    found: dict[str, Diagnosis] = {}
     cards: dict[str, Card] = {}
+    now: dict[str, Card] = {}
     with one_thread():
         for each in tqdm(names, desc="references", disable=len(names) < 2):
             posterior, problem, cards[each] = read_reference(each)
-            found[each] = diagnose(posterior, problem)
+            now[each] = replace(cards[each], diagnosis=diagnose(posterior, problem))
     if name is not None:
-        card = cards[name]
-        print(readable_card(name, card) + "\n")
-        print(distances_table(found[name], card.again).text() + "\n")
-    print(agreement_table(found).text() + "\n")
-    print(_verdicts(cards, found).text())
+        print(readable_card(name, now[name]) + "\n")
+        print(distances_table(now[name].diagnosis, now[name].again).text() + "\n")
+    print(agreement_table({each: card.diagnosis for each, card in now.items()}).text() + "\n")
+    print(_verdicts(cards, now).text())
 
 
-def _verdicts(cards: dict[str, Card], found: dict[str, Diagnosis]) -> Table:
+def _verdicts(cards: Mapping[str, Card], now: Mapping[str, Card]) -> Table:
+    """By the numbers of the draws as they are now, and by those of other seeds."""
+    moved = {each: differences(card.diagnosis, now[each].diagnosis) for each, card in cards.items()}
     rows: list[list[Cell]] = [
-        [each, "; ".join(card.failures) or "nothing", _as_on(each, card, found[each]), card.verdict]
-        for each, card in cards.items()
+        [each, "; ".join(card.failures) or "nothing", _as_on(card, moved[each]), card.verdict]
+        for each, card in now.items()
     ]
     header = ["reference", "what is missing", "numbers", "verdict"]
-    return Table("Verdicts, with those of other seeds", header, rows)
+    note = "\n".join(f"{each}: {text} on the card." for each, of in moved.items() for text in of)
+    return Table("Verdicts, with those of other seeds", header, rows, note=note)
 
 
-def _as_on(name: str, card: Card, found: Diagnosis) -> str:
+def _as_on(card: Card, moved: Sequence[str]) -> str:
     """Whether the draws and their numbers are those of the card."""
-    if digest_of_networks(reference_folder(name) / "bank") != card.sha256:
+    if digest_of_networks(reference_folder(card.name) / "bank") != card.sha256:
         return "OTHER DRAWS THAN THE CARD'S"
-    pairs = [
-        (value, found.spaces[space][key])
-        for space, numbers in card.diagnosis.spaces.items()
-        for key, value in numbers.items()
-    ]
-    same = all(math.isclose(a, b, rel_tol=_CLOSE) for a, b in pairs)
-    return "as on the card" if same else "NOT AS ON THE CARD"
+    return "NOT AS ON THE CARD" if moved else "as on the card"

@@ -37,26 +37,27 @@ def reproduce(
     again: bool = False,
     out: str = "reproduce",
 ) -> None:
-    """Run the studies of all three papers, and print what holds of every claim.
+    """Run the studies of all three papers, and judge every claim.
 
-    Takes about an hour and a quarter on two cores, beside the posteriors of OptuNet on MNIST
-    (the step `mnist/runs`), which train for about two hours more. Steps that need files of MNIST
-    and do not find them (in the folder LIGHTNING_BNN_DATA) are left out, and claims about them are
-    "not tested". It can be killed at any moment, and called again it goes on; steps that have
+    Takes about an hour and a quarter on two cores, beside the posteriors of OptuNet on MNIST (the
+    step `mnist/runs`), which train for about two hours more. Steps that need files of MNIST and do
+    not find them (in the folder LIGHTNING_BNN_DATA) are left out, and claims about them are "not
+    tested". If the command is killed, the next call continues where it stopped; steps that have
     finished with this version, these sources and settings are not done again. A step that fails
     stops no other. The verdicts follow from the numbers and their errors by criteria that are
-    printed into `report.html`; "here" is mean and standard deviation over seeds where a study has
-    only one run inside.
+    printed into `report.html`. "here" is mean and standard deviation over seeds for studies that
+    consist of one run.
 
     Args:
-        only: papers and steps that are run, such as p2, toy or "[p3, demo]"; by default all. The
-            claims of their papers are printed, with all results that are there.
-        seeds: repetitions of the steps that have only one run inside.
-        size: full, or the smallest that runs through, to try it: its verdicts mean nothing.
-        list: only list the steps, what they cost, and what has become of them.
-        run: false only judges the results that are there.
-        again: do the chosen steps again, though they have finished; trained networks are kept.
-        out: folder of everything.
+        only: papers and steps to run, such as p2, toy or "[p3, demo]"; by default all. The claims
+            of their papers are printed, with all existing results.
+        seeds: number of repetitions of the steps that consist of one run.
+        size: full, or smallest: the smallest studies that run through, to try it; their verdicts
+            mean nothing.
+        list: only list the steps, with their cost and their state.
+        run: false only judges existing results.
+        again: repeat the chosen steps, even if they have finished; trained networks are kept.
+        out: folder for all results.
     """
     if seeds < 1:
         raise ValueError(f"`seeds` must be at least 1, got {seeds}.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 import lightning_bnn
-from lightning_bnn.comparison.tables import Cell, Measured, Table, spread
+from lightning_bnn.comparison.tables import Cell, Measured, Table, interval, spread
 from lightning_bnn.metrics.laws import law_mmd
 from lightning_bnn.params import Params
 from lightning_bnn.plots import dots_figure
@@ -35,7 +34,7 @@ from lightning_bnn.studies.tuned_vi import (
 )
 from lightning_bnn.symmetry import canonicalise, discover
 
-__all__ = ["interval", "symmetrization"]
+__all__ = ["symmetrization"]
 
 Numbers = dict[str, Any]
 _TUNING_SEEDS = 1000
@@ -84,16 +83,16 @@ def symmetrization(
     seeds: int | None = None,
     out: str = "studies/symmetrization",
 ) -> None:
-    """Compare both where each has its best start and warm-up, with long chains as the reference.
+    """Compare symmetrized and mean-field VI, each from its best start, with HMC as reference.
 
     Starts and warm-ups are chosen on other training sets than those that are reported: by the
-    negative log-likelihood on validation data, by the objective itself, and for both by the
+    negative log-likelihood on validation data, by the objective itself, and for both methods by the
     symmetrized bound. A problem that is finished is not computed again.
 
     Args:
         scale: smallest, to see that it runs; or small.
-        seeds: training sets that are reported.
-        out: folder of the results.
+        seeds: number of training sets that are reported.
+        out: folder for the results.
     """
     folder = results_folder(out, "symmetrization")
     settings = settings_of(SCALES, scale, seeds=seeds)
@@ -181,23 +180,6 @@ def _labels(networks: Params) -> list[int]:
 
 
 # ------------------------------------------------------------ tables and a figure
-def interval(values: Tensor) -> Measured:
-    """A mean, and half of its 95 % interval by Student's t.
-
-    Args:
-        values: independent numbers.
-
-    >>> interval(torch.tensor([1.0, 2.0, 3.0])).error
-    2.484...
-    """
-    from scipy.stats import t
-
-    if len(values) < 2:
-        return Measured(float(values.mean()))
-    width = float(t.ppf(0.975, len(values) - 1)) * float(values.std()) / math.sqrt(len(values))
-    return Measured(float(values.mean()), width)
-
-
 def _findings(numbers: Mapping[str, Numbers], settings: Scale) -> Findings:
     tables = {"reference": _reference(numbers)}
     for criterion in CRITERIA:

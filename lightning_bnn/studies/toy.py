@@ -34,18 +34,18 @@ def toy(
     seed: int = 0,
     out: str = "studies/toy",
 ) -> None:
-    """Train perceptrons of two hidden units, and draw both weights of their last layer.
+    """Train perceptrons with two hidden units, and draw both weights of their last layer.
 
     As trained, the density has a copy of every solution for each order of the units and each way to
-    scale them. With hidden units scaled to norm 3, and then ordered by their outgoing weights, what
-    is left is one copy of each. Networks whose loss in the last epoch is above 0.01 are left out,
-    as in the paper; the default is the paper's scale.
+    scale them. If hidden units are scaled to norm 3, and then ordered by their outgoing weights,
+    one copy of each is left. Networks whose loss in the last epoch is above 0.01 are left out, as
+    in the paper; the default is the paper's scale.
 
     Args:
         scale: small or paper.
-        members: networks to train.
-        seed: of the starts; other seeds repeat the study on the same data.
-        out: folder of the results.
+        members: number of networks to train.
+        seed: random seed of the initial weights; other seeds repeat the study on the same data.
+        out: folder for the results.
     """
     folder = results_folder(out, "toy")
     recipe = settings_of(RECIPES, scale, members=members)

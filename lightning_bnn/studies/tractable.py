@@ -64,17 +64,17 @@ def tractable(
 ) -> None:
     """Print tables 2 and 3 of P2, and draw where the Gaussians end up.
 
-    The default is the paper's scale. Noise, prior, start and the normalisation of the ELBO are not
-    stated in the paper: here a prior N(0, 1), means from N(0, 0.1^2), deviations 0.05, and ELBOs
-    divided by the 100 examples. The noise decides at which slope a Gaussian prefers to lie between
-    the modes.
+    The default is the paper's scale. The paper does not state noise, prior, start and the
+    normalisation of the ELBO. Here the prior is N(0, 1), means start from N(0, 0.1^2), deviations
+    at 0.05, and ELBOs are divided by the 100 examples. The noise decides at which slope a Gaussian
+    prefers to lie between the modes.
 
     Args:
         alphas: slopes; the modes are at (alpha, -alpha) and (-alpha, alpha).
-        seeds: runs for every number.
-        epochs: of training.
+        seeds: number of runs for every number.
+        epochs: epochs of training.
         noise: standard deviation of the likelihood.
-        out: folder of the results.
+        out: folder for the results.
     """
     for name, values, least in (
         ("alphas", alphas, 0),

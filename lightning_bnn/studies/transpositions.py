@@ -69,17 +69,18 @@ def transpositions(
 ) -> None:
     """Train two networks from different starts, and one network from permuted copies of its start.
 
-    Figure 1: the barrier between both networks while they train, as they are and matched by
-    activations. Figure 2: a start and a copy of it whose units are permuted by so many swaps are
-    trained on other orders of the data; does matching find the same number of swaps afterwards?
+    Figure 1 shows the barrier between the two networks while they train, as they are and matched by
+    activations. For figure 2, a start and a copy of it whose units are permuted by a number of
+    swaps are trained with different orders of the data; does matching find the same number of swaps
+    afterwards?
 
     Args:
-        scale: small or paper.
-        hidden: units.
-        epochs: of training.
-        points: numbers of swaps between 1 and all.
-        seed: of starts, permutations and orders.
-        out: folder of the results.
+        scale: small, which runs in minutes, or paper, the paper's recipe.
+        hidden: units of the hidden layer.
+        epochs: epochs of training.
+        points: how many numbers of swaps are tried, between 1 and all.
+        seed: random seed of the initial weights, permutations and orders.
+        out: folder for the results.
     """
     folder = results_folder(out, "transpositions")
     settings = settings_of(SCALES, scale, hidden=hidden, epochs=epochs, points=points)

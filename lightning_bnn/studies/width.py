@@ -74,24 +74,26 @@ def width(
     starts: list[float] | None = None,
     out: str = "studies/width",
 ) -> None:
-    """Train both at several widths; accuracy of the mean of 1000 networks, and both ELBOs.
+    """Train symmetrized and mean-field VI at several widths; print accuracy and both ELBOs.
 
-    SGM is the paper's estimate with K permutations, "ours" the Bethe bound of the permanent, which
-    draws nothing. L^G is bounded from below by the capacity bound for all methods alike, so that it
-    can be compared. "MFVI, tuned" has the start and the warm-up (none, or 0.3 of the epochs) that
-    are best for two other seeds: by the negative log-likelihood on validation data, or by the ELBO
-    where nothing is held out; "ours, as tuned MFVI" begins and warms up as that does.
+    Accuracies are of the mean of 1000 networks. SGM is the paper's estimate with K permutations,
+    "ours" the Bethe bound of the permanent, which draws nothing. L^G is bounded from below by the
+    capacity bound for all methods alike, so that it can be compared. "MFVI, tuned" has the start
+    and the warm-up (none, or 0.3 of the epochs) that are best for two other seeds: by the negative
+    log-likelihood on validation data, or by the ELBO if nothing is held out. "ours, as tuned MFVI"
+    has the same start and warm-up.
 
     Args:
-        scale: small or paper.
-        widths: of the hidden layer.
-        draws: K of the paper's estimate.
-        members: runs for every number, side by side.
-        epochs: of training.
-        init_std: where standard deviations start. The paper does not say; as long as units can be
-            told apart, which small deviations make certain, all methods are the same.
-        starts: standard deviations that tuned MFVI may begin with.
-        out: folder of the results.
+        scale: small, which runs in minutes, or paper, the paper's recipe.
+        widths: widths of the hidden layer.
+        draws: numbers of permutations, K, of the paper's estimate.
+        members: number of runs for every number, side by side.
+        epochs: epochs of training.
+        init_std: initial standard deviations of the weights. The paper does not state them; as long
+            as units can be told apart, which small deviations make certain, all methods are the
+            same.
+        starts: initial standard deviations that tuned MFVI may choose from.
+        out: folder for the results.
     """
     folder = results_folder(out, "width")
     settings = settings_of(

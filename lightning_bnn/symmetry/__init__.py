@@ -85,6 +85,7 @@ from lightning_bnn.symmetry.orders import (
 from lightning_bnn.symmetry.removal import Removal, plan_removal
 from lightning_bnn.symmetry.shifting import random_shifts, shift
 from lightning_bnn.symmetry.sorting import sort_permutations
+from lightning_bnn.symmetry.turning import Stream, TurnedMass, find_streams, turned_mass
 from lightning_bnn.symmetry.verify import verify
 
 __all__ = [
@@ -108,7 +109,9 @@ __all__ = [
     "ShiftGroup",
     "SignGroup",
     "Stage",
+    "Stream",
     "Symmetries",
+    "TurnedMass",
     "UnitOrders",
     "UnsupportedModel",
     "align",
@@ -121,6 +124,7 @@ __all__ = [
     "cycle_error",
     "difference",
     "discover",
+    "find_streams",
     "fingerprint",
     "flip",
     "fold_norms",
@@ -160,5 +164,6 @@ __all__ = [
     "transform_optimizer_state",
     "transpositions",
     "transpositions_between",
+    "turned_mass",
     "verify",
 ]

@@ -42,7 +42,9 @@ __all__ = [
 
 
 def permute(params: Params, sym: Symmetries, permutations: Element) -> Params:
-    """Reorder units: unit ``k`` of the new network is unit ``p[k]`` of the old one.
+    r"""Reorder units: unit ``k`` of the new network is unit ``p[k]`` of the old one.
+
+    .. math:: W'_{k l} = W_{p(k)\, q(l)}, \quad b'_k = b_{p(k)}
 
     Args:
         params: one network or a stack.
@@ -53,6 +55,17 @@ def permute(params: Params, sym: Symmetries, permutations: Element) -> Params:
 
     Returns:
         New parameters; tensors that no group touches are the same objects.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, permute
+    >>> net, x = mlp(2, [3], 1), torch.randn(8, 2)
+    >>> sym, w = discover(net, x), P.of(net)
+    >>> moved = permute(w, sym, [torch.tensor([2, 0, 1])])
+    >>> torch.equal(moved["1.bias"], w["1.bias"][[2, 0, 1]])
+    True
+    >>> torch.allclose(P.apply(net, moved, x), net(x), atol=1e-5)
+    True
     """
     stacked = check_params(params, sym)
     moving = check_permutations(permutations, sym)
@@ -78,13 +91,25 @@ def tied(params: Params, sym: Symmetries) -> Params:
 def rescale(params: Params, sym: Symmetries, scales: Element) -> Params:
     r"""Multiply what enters a unit by its scale and divide what leaves it.
 
-    .. math:: W' = \mathrm{diag}(s_{out})\, W\, \mathrm{diag}(s_{in})^{-1}, \quad b' = s_{out} b
+    .. math:: W' = \mathrm{diag}(s_\mathrm{out})\, W\, \mathrm{diag}(s_\mathrm{in})^{-1}, \quad
+        b' = s_\mathrm{out} b
 
     Args:
         params: one network or a stack.
         sym: what `discover` returned.
         scales: one positive tensor ``(units,)`` or ``(members, units)`` per group of
             ``sym.scalings``.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, rescale
+    >>> net, x = mlp(2, [3], 1), torch.randn(8, 2)
+    >>> sym, w = discover(net, x), P.of(net)
+    >>> scaled = rescale(w, sym, [torch.tensor([2.0, 1.0, 0.5])])
+    >>> (scaled["1.bias"] / w["1.bias"]).tolist(), (scaled["3.weight"] / w["3.weight"]).tolist()
+    ([2.0, 1.0, 0.5], [[0.5, 1.0, 2.0]])
+    >>> torch.allclose(P.apply(net, scaled, x), net(x), atol=1e-5)
+    True
     """
     stacked = check_params(params, sym)
     scales = check_scales(scales, sym)
@@ -93,7 +118,22 @@ def rescale(params: Params, sym: Symmetries, scales: Element) -> Params:
 
 
 def flip(params: Params, sym: Symmetries, signs: Element) -> Params:
-    """Flip units: +1 or -1 for each, ``(units,)`` or ``(members, units)`` per group."""
+    r"""Flip units: +1 or -1 for each, ``(units,)`` or ``(members, units)`` per group.
+
+    .. math:: W' = \mathrm{diag}(s_\mathrm{out})\, W\, \mathrm{diag}(s_\mathrm{in}), \quad
+        b' = s_\mathrm{out} b
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, flip
+    >>> net, x = mlp(2, [3], 1, torch.nn.Tanh), torch.randn(8, 2)
+    >>> sym, w = discover(net, x), P.of(net)
+    >>> flipped = flip(w, sym, [torch.tensor([-1, 1, 1])])
+    >>> (flipped["3.weight"] / w["3.weight"]).tolist()
+    [[-1.0, 1.0, 1.0]]
+    >>> torch.allclose(P.apply(net, flipped, x), net(x), atol=1e-5)
+    True
+    """
     stacked = check_params(params, sym)
     signs = check_signs(signs, sym)
     _check_members(params, stacked, signs, "signs")
@@ -103,10 +143,22 @@ def flip(params: Params, sym: Symmetries, signs: Element) -> Params:
 def shift_logits(
     params: Params, sym: Symmetries, weight: Tensor, bias: Tensor | None = None
 ) -> Params:
-    """Add one vector to all rows of the last weight, and one number to all of its biases.
+    r"""Add one vector to all rows of the last weight, and one number to all of its biases.
+
+    .. math:: W' = W + 1 v^T, \quad b' = b + c 1
 
     Logits change, probabilities do not. ``weight`` has the shape of one row, with the leading
     dimension of a stack; ``bias`` is a number per member.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, shift_logits
+    >>> net, x = mlp(2, [3], 4), torch.randn(8, 2)
+    >>> sym, w = discover(net, x), P.of(net)
+    >>> shifted = shift_logits(w, sym, torch.tensor([1.0, 2.0, 3.0]), torch.tensor(4.0))
+    >>> old, new = net(x), P.apply(net, shifted, x)
+    >>> torch.allclose(new, old), torch.allclose(new.softmax(-1), old.softmax(-1), atol=1e-5)
+    (False, True)
     """
     if sym.softmax_shift is None:
         raise ValueError("The network does not end in a layer whose outputs are its logits.")

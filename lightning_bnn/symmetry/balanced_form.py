@@ -41,7 +41,9 @@ _log = logging.getLogger(__name__)
 
 
 def balancing_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
-    """The matrices that bring every space to its balanced form; for `mix`.
+    r"""The matrices that bring every space to its balanced form; for `mix`.
+
+    .. math:: G A A^T G^T = G^{-T} B B^T G^{-1}
 
     A space is left as it is if one of its sides, or their product, has not full rank: then nothing
     balances it. Where two singular values are nearly the same, the form is not unique: both cases
@@ -50,6 +52,15 @@ def balancing_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
     Args:
         params: one network or a stack.
         sym: what `discover` returned.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.symmetry import discover, mix
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 3))
+    >>> sym, w = discover(net, torch.randn(8, 4)), P.of(net)
+    >>> balanced = mix(w, sym, balancing_matrices(w, sym))
+    >>> a, b = balanced["0.weight"], balanced["1.weight"].T
+    >>> torch.allclose(a @ a.T, b @ b.T, atol=1e-5)
+    True
     """
     stack, stacked = weights_of_spaces(params, sym)
     matrices, dead = _balanced(stack, sym)
@@ -79,7 +90,10 @@ def orienting_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
 
 
 def mixing_gaps(params: Params, sym: Symmetries) -> list[Tensor]:
-    """Smallest distance of two singular values of every space, relative to the larger of the two.
+    r"""Smallest distance of two singular values of every space, relative to the larger of the two.
+
+    .. math:: \min_i \frac{\lambda_i - \lambda_{i+1}}{\lambda_i}, \quad
+        \lambda_1 \geq \lambda_2 \geq \dots \text{ of } A A^T + B B^T \text{ in balanced form}
 
     The balanced form is only as exact as rounding divided by this gap. It is infinite where there
     is nothing to order, and zero where a space has no full rank.
@@ -90,6 +104,12 @@ def mixing_gaps(params: Params, sym: Symmetries) -> list[Tensor]:
 
     Returns:
         For every group of ``sym.linear`` a tensor ``(spaces,)`` or ``(members, spaces)``.
+
+    >>> from lightning_bnn.symmetry import discover
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2, False), torch.nn.Linear(2, 2, False))
+    >>> w = {"0.weight": torch.diag(torch.tensor([4.0, 1.0])), "1.weight": torch.eye(2)}
+    >>> mixing_gaps(w, discover(net, torch.randn(8, 2)))  # (4 - 1) / 4
+    [tensor([0.7500], dtype=torch.float64)]
     """
     stack, stacked = weights_of_spaces(params, sym)
     matrices, dead = _balanced(stack, sym)

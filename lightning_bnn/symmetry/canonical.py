@@ -49,7 +49,9 @@ def canonicalise(
     target: float = 1.0,
     descending: bool = True,
 ) -> Params:
-    """Replace a network, or every member of a stack, by the representative of its orbit.
+    r"""Replace a network, or every member of a stack, by the representative of its orbit.
+
+    .. math:: c(g\, \theta) = c(\theta) \quad \text{for every symmetry } g \text{ that is removed}
 
     Args:
         params: one network or a stack.
@@ -69,6 +71,18 @@ def canonicalise(
     Returns:
         New parameters; tensors that nothing changes are the same objects, so clone what you keep
         of a network that goes on training.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import canonicalise, discover, permute, random_permutations
+    >>> net, x = mlp(2, [5], 1), torch.randn(8, 2)
+    >>> sym, w = discover(net, x), P.of(net)
+    >>> copy = permute(w, sym, random_permutations(sym))
+    >>> one, other = canonicalise(w, sym), canonicalise(copy, sym)
+    >>> all(torch.allclose(one[name], other[name], atol=1e-5) for name in w)
+    True
+    >>> one["1.weight"].norm(dim=1).round(decimals=4)
+    tensor([1., 1., 1., 1., 1.])
     """
     check_params(params, sym)
     if softmax_shift:
@@ -165,7 +179,20 @@ def _reads_mixed_channels(sym: Symmetries, kinds: Sequence[str]) -> bool:
 
 # ------------------------------------------------------------ softmax
 def remove_softmax_shift(params: Params, sym: Symmetries) -> Params:
-    """Set the mean over classes of the last weights and biases to zero."""
+    r"""Set the mean over classes of the last weights and biases to zero.
+
+    .. math:: W' = W - \tfrac1C 1 1^T W, \quad b' = b - \tfrac1C 1 1^T b
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover
+    >>> net, x = mlp(2, [3], 4), torch.randn(8, 2)
+    >>> new = P.apply(net, remove_softmax_shift(P.of(net), discover(net, x)), x)
+    >>> torch.allclose(new.mean(-1), torch.zeros(8), atol=1e-5)
+    True
+    >>> torch.allclose(new.softmax(-1), net(x).softmax(-1), atol=1e-5)
+    True
+    """
     last = sym.softmax_shift
     if last is None:
         raise ValueError(

@@ -14,9 +14,17 @@ __all__ = ["compose", "homes", "invert", "standing_at"]
 
 
 def compose(first: Sequence[Tensor], second: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
-    """One element that does what ``first`` and then ``second`` do.
+    r"""One element that does what ``first`` and then ``second`` do.
+
+    .. math:: r(k) = p(q(k)) \quad \text{for } p \text{ and then } q
 
     Either may have a member dimension.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import compose, discover
+    >>> sym = discover(mlp(2, [3], 1), torch.randn(8, 2))
+    >>> compose([torch.tensor([1, 2, 0])], [torch.tensor([1, 0, 2])], sym)
+    [tensor([2, 1, 0])]
     """
     members = _members(first, second)
     if members is None or not homes(sym):
@@ -26,7 +34,17 @@ def compose(first: Sequence[Tensor], second: Sequence[Tensor], sym: Symmetries) 
 
 
 def invert(permutations: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
-    """The element that undoes one; with a member dimension if that has one."""
+    r"""The element that undoes one; with a member dimension if that has one.
+
+    .. math:: p^{-1}(p(k)) = k
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import compose, discover, invert, random_permutations
+    >>> sym = discover(mlp(2, [5, 4], 1), torch.randn(8, 2))
+    >>> p = random_permutations(sym)
+    >>> compose(p, invert(p, sym), sym)
+    [tensor([0, 1, 2, 3, 4]), tensor([0, 1, 2, 3])]
+    """
     members = _members(permutations)
     if members is None or not homes(sym):
         return _invert(permutations, sym)

@@ -28,7 +28,9 @@ __all__ = [
 
 
 def ranks(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*batch units"]:
-    """Place of every unit in a sorting permutation: its inverse.
+    r"""Place of every unit in a sorting permutation: its inverse.
+
+    .. math:: r_{p(k)} = k
 
     >>> ranks(torch.tensor([2, 0, 1]))
     tensor([1, 2, 0])
@@ -37,7 +39,9 @@ def ranks(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*batch units
 
 
 def transpositions(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*batch"]:
-    """Least number of swaps that make up a permutation: its length minus its number of cycles.
+    r"""Least number of swaps that make up a permutation: its length minus its number of cycles.
+
+    .. math:: n - \#\text{cycles of } p
 
     Leading dimensions are batched.
 
@@ -64,6 +68,8 @@ def kendall_tau(
     a: Real[Tensor, "*#batch units"], b: Real[Tensor, "*#batch units"]
 ) -> Float64[Tensor, "*batch"]:
     r"""Kendall's tau-b of two orders, batched over leading dimensions, in :math:`O(n^{1.5})`.
+
+    .. math:: \tau = \frac{C - D}{\sqrt{(n_0 - n_a) (n_0 - n_b)}}, \quad n_0 = n (n - 1) / 2
 
     Give the `ranks` of sorting permutations, not the permutations themselves: tau of those depends
     on how the units are numbered.
@@ -142,6 +148,14 @@ def log10_modes(params: Params, sym: Symmetries, tolerance: float = 1e-6) -> flo
     .. math:: \log_{10} |\Pi| - \sum \log_{10} (\text{multiplicity})!
 
     Units whose weights agree up to ``tolerance`` (relative to the largest) count as identical.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover
+    >>> w = {"1.weight": torch.tensor([[1.0], [1.0], [2.0]]), "1.bias": torch.zeros(3)}
+    >>> w |= {"3.weight": torch.ones(1, 3), "3.bias": torch.zeros(1)}
+    >>> sym = discover(mlp(1, [3], 1), torch.randn(8, 1))
+    >>> round(10 ** log10_modes(w, sym))  # 3! / 2!: the first two units are the same
+    3
     """
     check_one_network(params, sym, "params")
     repeated = 0.0
@@ -168,6 +182,14 @@ class NearestTransposition:
         distance: Euclidean distance in weight space.
         bound: Theorem 3.1 of P2 in its rigorous form; the true nearest equivalent network is at
             most this far.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, nearest_transposition
+    >>> net = mlp(2, [8], 1)
+    >>> nearest = nearest_transposition(P.of(net), discover(net, torch.randn(8, 2)))
+    >>> nearest.distance < nearest.bound, len(nearest.units)
+    (True, 2)
     """
 
     units: tuple[int, int]
@@ -189,6 +211,16 @@ def nearest_transposition(params: Params, sym: Symmetries, group: int = 0) -> Ne
         params: one network.
         sym: what `discover` returned.
         group: index of the permutation group, a hidden layer.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover
+    >>> sym = discover(mlp(2, [3], 1), torch.randn(8, 2))
+    >>> units = torch.tensor([[0.0, 0.0], [3.0, 4.0], [9.0, 9.0]])
+    >>> w = {"1.weight": units, "1.bias": torch.zeros(3)}
+    >>> w |= {"3.weight": torch.zeros(1, 3), "3.bias": torch.zeros(1)}
+    >>> nearest = nearest_transposition(w, sym)
+    >>> nearest.units, round(nearest.distance, 4)  # the first two units are 5 apart
+    ((0, 1), 7.0711)
     """
     check_one_network(params, sym, "params")
     if not 0 <= group < len(sym.permutations):

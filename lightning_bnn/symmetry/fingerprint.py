@@ -35,6 +35,16 @@ class Fingerprint:
             one word end where those of the other have their middle.
         attained: whether finite scales reach the least mass; if not, the norms depend on where the
             search for it stopped.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.symmetry import discover, fingerprint
+    >>> net = mlp(2, [5], 1)
+    >>> found = fingerprint(P.of(net), discover(net, torch.randn(8, 2)))
+    >>> list(found.norms)
+    ['1.weight', '1.bias', '3.weight', '3.bias']
+    >>> len(str(found))  # two words of eight hexadecimal digits
+    17
     """
 
     norms: dict[str, float] = field(repr=False)
@@ -62,6 +72,17 @@ def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
     Args:
         params: one network.
         sym: what `discover` returned.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, fingerprint, permute, random_permutations
+    >>> net = mlp(2, [5], 1).double()
+    >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
+    >>> code = fingerprint(w, sym)
+    >>> code.agrees(fingerprint(permute(w, sym, random_permutations(sym)), sym))
+    True
+    >>> code.agrees(fingerprint(w | {"3.weight": 1.01 * w["3.weight"]}, sym))
+    False
     """
     check_one_network(params, sym, "params")
     check_finite(params, sym)

@@ -21,13 +21,15 @@ from lightning_bnn.symmetry.discovery.export import trace
 from lightning_bnn.symmetry.discovery.graph import Graph, ancestors
 from lightning_bnn.symmetry.forward import Inputs, on_network
 
-__all__ = ["fold_norms"]
+__all__ = ["ReadNorm", "fold_norms", "folded_with_readers"]
 
 _SAME_CHANNELS = ("dropout", "contiguous", "clone", "alias", "detach", "feature_dropout")
 
 
 def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: Any) -> nn.Module:
-    """Copy a network without the gains and biases of its norms: the next linear maps take them.
+    r"""Copy a network without the gains and biases of its norms: the next linear maps take them.
+
+    .. math:: W' = W \mathrm{diag}(\gamma), \quad b' = b + W \beta
 
     ``nn.LayerNorm``, ``nn.RMSNorm`` and modules that compute the same with a ``weight``, and maybe
     a ``bias``, of their own are folded. The function stays; `discover` finds the rotations of the
@@ -42,17 +44,52 @@ def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: 
     Raises:
         ValueError: a norm is read by something that is not a linear map of its own, and ``partial``
             is not set.
+
+    >>> from lightning_bnn.symmetry import discover, fold_norms
+    >>> layers = torch.nn.Linear(4, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2)
+    >>> net, x = torch.nn.Sequential(*layers), torch.randn(8, 4)
+    >>> folded = fold_norms(net, x)
+    >>> torch.allclose(folded(x), net(x), atol=1e-5)
+    True
+    >>> discover(net, x).linear, discover(folded, x).linear[0].kind
+    ((), 'centred')
+    """
+    folded, _ = folded_with_readers(model, Inputs(example, named), partial)
+    return folded
+
+
+class ReadNorm(NamedTuple):
+    """A norm that was folded: the name of its gain, and of the weights that have taken it.
+
+    ``offset`` is what is added to the gain before it multiplies, one where gains are around zero.
+    """
+
+    gain: str
+    offset: int
+    readers: tuple[str, ...]
+
+
+def folded_with_readers(
+    model: nn.Module, inputs: Inputs, partial: bool = False
+) -> tuple[nn.Module, list[ReadNorm]]:
+    """A copy as `fold_norms` makes it, and the norms that were folded.
+
+    Args:
+        model: any module.
+        inputs: example inputs.
+        partial: whether norms that cannot be folded are left.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
-    folded = copy.deepcopy(model)
+    affine = {name: module for name, module in model.named_modules() if _is_affine(module)}
+    norms = {name: norm for name, module in affine.items() if (norm := _norm_of(module))}
+    folded, found = copy.deepcopy(model), []
+    if not norms:
+        return folded, []
     with in_evaluation(model):
-        graph = trace(model, on_network(model, Inputs(example, named)))
+        graph = trace(model, on_network(model, inputs))
     live = ancestors(graph.results)
-    for name, module in list(model.named_modules()):
-        norm = _norm_of(folded.get_submodule(name)) if _is_affine(module) else None
-        if norm is None:
-            continue
+    for name, norm in norms.items():
         try:
             readers = _readers(graph, live, name)
             _check_readers(folded, readers, norm)
@@ -60,11 +97,14 @@ def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: 
             if not partial:
                 raise ValueError(f"The norm {name!r} cannot be folded: {reason}.") from None
         else:
-            for reader in {r.weight: r for r in readers}.values():
+            by_weight = {r.weight: r for r in readers}
+            for reader in by_weight.values():
                 _fold(folded, reader, norm)
             _replace(folded, name, norm.plain)
+            gain = f"{name}.weight" if name else "weight"
+            found.append(ReadNorm(gain, norm.offset, tuple(by_weight)))
     _leave_fused_kernels(folded)
-    return folded
+    return folded, found
 
 
 class _Unfoldable(Exception):
@@ -78,6 +118,7 @@ class _Norm(NamedTuple):
     gain: Tensor
     bias: Tensor | None
     plain: nn.Module
+    offset: int
 
 
 def _is_affine(module: nn.Module) -> bool:
@@ -101,11 +142,12 @@ def _norm_of(module: nn.Module) -> _Norm | None:
         y = copy.deepcopy(module).double().cpu().eval()(x)
     except Exception:  # whatever a module of this shape may raise, it is no norm of vectors
         return None
-    for plain, gain in ((p, g) for p in _plain_norms(module, shape) for g in (weight, 1 + weight)):
+    for plain, offset in ((p, o) for p in _plain_norms(module, shape) for o in (0, 1)):
+        gain = offset + weight
         expected = plain(x) * gain.double().cpu()
         expected = expected if bias is None else expected + bias.double().cpu()
         if y.shape == x.shape and torch.allclose(y.double(), expected, rtol=1e-6, atol=1e-7):
-            return _Norm(gain.detach().clone(), bias, plain)
+            return _Norm(gain.detach().clone(), bias, plain, offset)
     return None
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "doubled",
     "first_line",
     "in_precision",
+    "in_precision_of",
     "in_runnable_precision",
     "on_network",
     "outputs",
@@ -39,7 +40,13 @@ _T = TypeVar("_T")
 
 
 class UnsupportedModel(ValueError):
-    """The network cannot be traced at all, or a symmetry found in it does not hold."""
+    """The network cannot be traced at all, or a symmetry found in it does not hold.
+
+    >>> from lightning_bnn.symmetry import discover
+    >>> discover(torch.nn.Linear(2, 1, device="meta"), torch.randn(8, 2))
+    Traceback (most recent call last):
+    lightning_bnn.symmetry.forward.UnsupportedModel: Linear has no numbers in 'weight' (it is on ...
+    """
 
 
 # ------------------------------------------------------------ a network that is not touched
@@ -104,6 +111,16 @@ def check_forward(model: nn.Module, inputs: Inputs) -> None:
 def first_line(error: BaseException) -> str:
     """What an error says first; its type where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def in_precision_of(params: Params, inputs: _T) -> _T:
+    """Inputs with their floats in the precision of a network's weights."""
+    dtype = next((t.dtype for t in params.values() if t.is_floating_point()), None)
+
+    def cast(x: Any) -> Any:
+        return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+    return tree_map(cast, inputs)
 
 
 def in_runnable_precision(

@@ -49,6 +49,12 @@ class PermutationGroup(Group):
     blocks, the indices of the groups that permute them, one per block. Blocks may have tensors of
     their own, such as experts that are modules: each row of ``tensors`` names one per block, which
     change places as wholes.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover
+    >>> sym = discover(mlp(2, [3], 1), torch.randn(8, 2))
+    >>> [(sym.axes[p.axis].tensor, sym.axes[p.axis].dim) for p in sym.permutations[0].placements]
+    [('1.weight', 0), ('1.bias', 0), ('3.weight', 1)]
     """
 
     kind: str = "channel"
@@ -61,16 +67,39 @@ class ScalingGroup(Group):
 
     A product of two factors has further scales: several groups then act at one position, and the
     exponents of their placements are integers.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover
+    >>> sym = discover(mlp(2, [3], 1), torch.randn(8, 2))
+    >>> [(sym.axes[p.axis].tensor, p.exponent) for p in sym.scalings[0].placements]
+    [('1.weight', 1), ('1.bias', 1), ('3.weight', -1)]
     """
 
 
 class SignGroup(Group):
-    """Units that can each be flipped."""
+    """Units that can each be flipped.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover
+    >>> sym = discover(mlp(2, [3], 1, torch.nn.Tanh), torch.randn(8, 2))
+    >>> [(group.name, group.units) for group in sym.signs], sym.scalings
+    ([('1.weight', 3)], ())
+    """
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """An operation that was not understood, where it stands, and why it is held fixed."""
+    """An operation that was not understood, where it stands, and why it is held fixed.
+
+    >>> from lightning_bnn.symmetry import discover
+    >>> class Running(torch.nn.Sequential):
+    ...     def forward(self, x):
+    ...         return self[1](self[0](x).cumsum(-1))
+    >>> net = Running(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    >>> (item,) = discover(net, torch.randn(8, 2)).frozen
+    >>> item.operation, item.reason
+    ('cumsum', 'a running sum over channels')
+    """
 
     operation: str
     module: str
@@ -113,6 +142,14 @@ class Symmetries:
         unchecked: why the check could not have seen an error; empty where it could.
         log10_permutations, scaling_dof, sign_dof: their numbers.
         error: relative output error of random elements in the check at random weights.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover
+    >>> sym = discover(mlp(2, [5, 4], 1), torch.randn(8, 2))
+    >>> [(group.name, group.units) for group in sym.permutations]
+    [('1.weight', 5), ('3.weight', 4)]
+    >>> round(10**sym.log10_permutations), sym.scaling_dof, sym.sign_dof  # 5! 4!, 5 + 4
+    (2880, 9, 0)
     """
 
     axes: tuple[Axis, ...]

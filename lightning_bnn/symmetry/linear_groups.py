@@ -28,6 +28,13 @@ class LinearGroup:
         spaces: the number of spaces, such as heads.
         size: the number of channels in each.
         name: the tensor that writes the channels.
+
+    >>> import torch
+    >>> from lightning_bnn.symmetry import discover
+    >>> adapter = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> (group,) = discover(adapter, torch.randn(8, 4)).linear
+    >>> group, group.dimension
+    (LinearGroup(kind='general', spaces=1, size=2, name='0.weight'), 4)
     """
 
     kind: LinearKind

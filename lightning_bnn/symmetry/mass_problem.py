@@ -30,7 +30,7 @@ from lightning_bnn.symmetry.composites import (
 )
 from lightning_bnn.symmetry.groups import Axis, Symmetries
 from lightning_bnn.symmetry.square_sums import matrix_squares, square_sums
-from lightning_bnn.symmetry.validation import check_params
+from lightning_bnn.symmetry.validation import check_finite, check_params
 
 __all__ = ["Flow", "MassProblem", "Matrix", "mass", "mass_problem"]
 
@@ -159,7 +159,18 @@ def _times_transposed(m: Matrix, factors: Tensor) -> Tensor:
 
 # ------------------------------------------------------------ from a network
 def mass(params: Params, sym: Symmetries) -> Float64[Tensor, "*members"]:
-    """Sum of squares of all weights and gains, biases excluded: one number per member."""
+    r"""Sum of squares of all weights and gains, biases excluded: one number per member.
+
+    .. math:: M(\theta) = \sum_{w \in \text{weights}} w^2
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, mass
+    >>> net = mlp(2, [3], 1)
+    >>> w = {n: torch.full_like(t, 2.0) for n, t in P.of(net).items()}
+    >>> mass(w, discover(net, torch.randn(8, 2)))  # 4 (2 * 3 + 3 * 1)
+    tensor(36., dtype=torch.float64)
+    """
     offset = 1 if check_params(params, sym) else 0
     parts = [
         square_sums(params[n] if offset else params[n][None], ())
@@ -171,7 +182,7 @@ def mass(params: Params, sym: Symmetries) -> Float64[Tensor, "*members"]:
 
 
 def mass_problem(params: Params, sym: Symmetries) -> MassProblem:
-    """Aggregate the squared weights of a network or a stack."""
+    """Aggregate the squared weights of a network or a stack, which must be finite."""
     builder = _Builder(params, sym)
     for name in sym.weights:
         if name in params:
@@ -180,6 +191,7 @@ def mass_problem(params: Params, sym: Symmetries) -> MassProblem:
     others = builder.others
     sums = torch.stack([t.sum() for t in (*parts, others, *(m.squares for m in builder.matrices))])
     if not bool(sums.isfinite().all()):
+        check_finite(params, sym)
         _refuse_overflow(params, sym)
     sizes = tuple(g.units for g in sym.scalings)
     return MassProblem(*parts, tuple(builder.matrices), sizes, builder.composites, others)

@@ -28,7 +28,7 @@ __all__ = [
 def mix(params: Params, sym: Symmetries, matrices: Element) -> Params:
     r"""Multiply what enters the channels of a space by a matrix, what leaves them by its inverse.
 
-    .. math:: W' = G_{out}\, W\, G_{in}^{-1}, \quad b' = G_{out}\, b
+    .. math:: W' = G_\mathrm{out}\, W\, G_\mathrm{in}^{-1}, \quad b' = G_\mathrm{out}\, b
 
     Queries take the inverse transpose of what keys take, so that their products stay.
 
@@ -42,6 +42,17 @@ def mix(params: Params, sym: Symmetries, matrices: Element) -> Params:
 
     Returns:
         New parameters; tensors that no group touches are the same objects.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.symmetry import discover, mix
+    >>> adapter = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> x, w = torch.randn(8, 4), P.of(adapter)
+    >>> sym = discover(adapter, x)
+    >>> mixed = mix(w, sym, [torch.tensor([[[1.0, 1.0], [0.0, 2.0]]])])
+    >>> torch.allclose(mixed["0.bias"], torch.stack([w["0.bias"].sum(), 2 * w["0.bias"][1]]))
+    True
+    >>> torch.allclose(P.apply(adapter, mixed, x), adapter(x), atol=1e-5)
+    True
     """
     stacked = check_params(params, sym)
     members = next(iter(params.values())).shape[0] if stacked else None
@@ -102,7 +113,13 @@ def from_axis(rows: Tensor, like: Tensor, axis: Axis, offset: int) -> Tensor:
 
 # ------------------------------------------------------------ elements
 def identity_mixings(sym: Symmetries) -> list[Tensor]:
-    """The matrices that mix nothing."""
+    """The matrices that mix nothing.
+
+    >>> from lightning_bnn.symmetry import discover, identity_mixings
+    >>> adapter = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> identity_mixings(discover(adapter, torch.randn(8, 4)))[0].tolist()
+    [[[1.0, 0.0], [0.0, 1.0]]]
+    """
     check_symmetries(sym)
     return [
         torch.eye(g.size, dtype=torch.float64).expand(g.spaces, -1, -1).clone() for g in sym.linear
@@ -115,9 +132,21 @@ def random_mixings(
     members: int | None = None,
     spread: float = 0.3,
 ) -> list[Tensor]:
-    """Random matrices of every group; ``spread`` is the deviation of their log singular values.
+    r"""Random matrices of every group; ``spread`` is the deviation of their log singular values.
+
+    .. math:: G = Q_1\, \mathrm{diag}(e^{\sigma z})\, Q_2, \quad z \sim N(0, 1)
 
     Rotations and reflections are uniform.
+
+    >>> from lightning_bnn.symmetry import discover, random_mixings
+    >>> norm = torch.nn.RMSNorm(3, elementwise_affine=False)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), norm, torch.nn.Linear(3, 1))
+    >>> sym = discover(net, torch.randn(8, 2))
+    >>> (turn,) = random_mixings(sym, torch.Generator().manual_seed(0))
+    >>> sym.linear[0].kind, turn.shape
+    ('orthogonal', torch.Size([1, 3, 3]))
+    >>> torch.allclose(turn @ turn.mT, torch.eye(3, dtype=torch.float64))
+    True
     """
     check_symmetries(sym)
     if not 0 <= spread < float("inf"):

@@ -44,6 +44,18 @@ def transform_optimizer_state(
         sym: what `discover` returned.
         permutations: as in `permute`.
         signs: as in `flip`.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, transform_optimizer_state
+    >>> net = mlp(2, [3], 1)
+    >>> sym, adam = discover(net, torch.randn(8, 2)), torch.optim.Adam(net.parameters())
+    >>> net(torch.randn(8, 2)).sum().backward(), adam.step()
+    (None, None)
+    >>> old = adam.state[net[1].bias]["exp_avg"]
+    >>> names = dict(net.named_parameters())
+    >>> transform_optimizer_state(adam, names, sym, permutations=[torch.tensor([2, 0, 1])])
+    >>> torch.equal(adam.state[net[1].bias]["exp_avg"], old[[2, 0, 1]])
+    True
     """
 
     def move(key: str, buffers: Params) -> Params:
@@ -60,10 +72,24 @@ def transform_optimizer_state(
 def scale_optimizer_state(
     optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor], sym: Symmetries, scales: Element
 ) -> None:
-    """Carry an optimizer along when its network is rescaled: momentum inversely, squares squared.
+    r"""Carry an optimizer along when its network is rescaled: momentum inversely, squares squared.
+
+    .. math:: m' = m / s, \quad v' = v / s^2
 
     Gradients scale inversely to weights, so this keeps the buffers meaningful. Scalings do not
     commute with training: the run that follows is a different one.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, scale_optimizer_state
+    >>> net = mlp(2, [3], 1)
+    >>> sym, adam = discover(net, torch.randn(8, 2)), torch.optim.Adam(net.parameters())
+    >>> net(torch.randn(8, 2)).sum().backward(), adam.step()
+    (None, None)
+    >>> old = adam.state[net[1].bias]["exp_avg_sq"]
+    >>> names = dict(net.named_parameters())
+    >>> scale_optimizer_state(adam, names, sym, [torch.full((3,), 2.0)])
+    >>> torch.allclose(adam.state[net[1].bias]["exp_avg_sq"], old / 4)
+    True
     """
     _check_names(optimizer, names, sym)
     scales = check_scales(scales, sym)
@@ -81,7 +107,9 @@ def mix_optimizer_state(
     sym: Symmetries,
     matrices: Element,
 ) -> None:
-    """Carry an optimizer along when its network is mixed: momentum as gradients, by the inverse.
+    r"""Carry an optimizer along when its network is mixed: momentum as gradients, by the inverse.
+
+    .. math:: m' = G^{-T} m, \quad v'_i = \textstyle\sum_j (G^{-T})_{ij}^2 v_j
 
     A gradient is multiplied by the inverse transpose of what multiplies its weight. For rotations
     that is the same matrix, and training by gradient descent with momentum goes on as before; for
@@ -95,6 +123,17 @@ def mix_optimizer_state(
             symmetries were found on.
         sym: what `discover` returned.
         matrices: as in `mix`.
+
+    >>> from lightning_bnn.symmetry import discover, mix_optimizer_state
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> sgd = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    >>> net(torch.randn(8, 4)).sum().backward(), sgd.step()
+    (None, None)
+    >>> old, names = sgd.state[net[0].bias]["momentum_buffer"], dict(net.named_parameters())
+    >>> turn = torch.tensor([[[0.0, -1.0], [1.0, 0.0]]])
+    >>> mix_optimizer_state(sgd, names, discover(net, torch.randn(8, 4)), [turn])
+    >>> torch.allclose(sgd.state[net[0].bias]["momentum_buffer"], turn[0] @ old)
+    True
     """
     _check_names(optimizer, names, sym)
     stacked = is_stacked(names, sym.shapes)

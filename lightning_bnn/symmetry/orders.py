@@ -24,7 +24,13 @@ _STATISTICS: tuple[Statistic, ...] = ("max", "mean", "median", "norm")
 
 
 class OrderChange(NamedTuple):
-    """How much the units of every group have changed places."""
+    """How much the units of every group have changed places.
+
+    >>> from lightning_bnn.symmetry import order_change
+    >>> reversed_ = order_change(torch.tensor([0, 1, 2]), torch.tensor([2, 1, 0]), torch.tensor(3))
+    >>> reversed_.tau.item(), round(reversed_.moved.item(), 3)
+    (-1.0, 0.667)
+    """
 
     tau: Tensor
     moved: Tensor
@@ -98,7 +104,9 @@ class UnitOrders:
 
 
 def order_change(before: Tensor, after: Tensor, sizes: Tensor) -> OrderChange:
-    """Kendall's tau between two orders, and the fraction of units whose place is another.
+    r"""Kendall's tau between two orders, and the fraction of units whose place is another.
+
+    .. math:: \tau = 1 - \frac{4 D}{n (n - 1)}, \quad D \text{ pairs in another order}
 
     Args:
         before: sorting permutations ``(..., groups, longest)`` of `UnitOrders`.

@@ -32,6 +32,15 @@ class Removal:
         permutations: per group, ``(members, units)``.
         scales: per scaling group.
         signs: per sign group.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, plan_removal
+    >>> net = mlp(2, [3], 1)
+    >>> stack = P.populate(net, 10)
+    >>> removal = plan_removal(stack, discover(net, torch.randn(8, 2)))
+    >>> [p.shape for p in removal.permutations], [s.shape for s in removal.scales]
+    ([torch.Size([10, 3])], [torch.Size([10, 3])])
     """
 
     sym: Symmetries
@@ -87,6 +96,16 @@ def plan_removal(
 
     Returns:
         Something to call with a tensor's name and values: ``removal(name, values, rows)``.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import canonicalise, discover, plan_removal
+    >>> net = mlp(2, [3], 1)
+    >>> stack, sym = P.populate(net, 10), discover(net, torch.randn(8, 2))
+    >>> removal = plan_removal(stack, sym)
+    >>> part = removal("3.weight", stack["3.weight"][4:7], slice(4, 7))
+    >>> torch.allclose(part, canonicalise(stack, sym)["3.weight"][4:7])
+    True
     """
     blocks = [networks] if isinstance(networks, dict) else networks
     parts = [_plan(block, sym, scaling, permutation, target, descending) for block in blocks]

@@ -39,7 +39,10 @@ def canonical_scales_and_signs(
     *,
     held: Sequence[Tensor] | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The scales that bring every unit to the target, and the signs of the canonical form.
+    r"""The scales that bring every unit to the target, and the signs of the canonical form.
+
+    .. math:: s_u = t / \|w_u\|, \quad \sigma_u = \mathrm{sign}\, w_{u j}, \quad
+        j = \arg\max_i |w_{u i}|
 
     A unit's sign makes the largest of the weights that enter it, in absolute value, positive. Units
     without incoming weight keep their scale, with a warning.
@@ -50,6 +53,15 @@ def canonical_scales_and_signs(
         scaling: as in `canonicalise`; ``None`` leaves all scales at one.
         target: the norm or standard deviation that every unit gets.
         held: for every group of scalings, a mask of the units whose scale stays one.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover
+    >>> net = mlp(2, [2], 1)
+    >>> w = P.of(net) | {"1.weight": torch.tensor([[3.0, 4.0], [0.0, 0.5]])}
+    >>> scales, signs = canonical_scales_and_signs(w, discover(net, torch.randn(8, 2)), "unit-norm")
+    >>> scales, signs
+    ([tensor([0.2000, 2.0000])], [])
     """
     if scaling is not None and scaling not in get_args(Scaling):
         raise ValueError(

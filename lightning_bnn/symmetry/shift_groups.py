@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from lightning_bnn.symmetry.placements import Placement
 
 __all__ = ["Reader", "ShiftGroup"]
@@ -13,11 +15,14 @@ __all__ = ["Reader", "ShiftGroup"]
 class Reader:
     """A layer that reads shifted channels, and whose bias takes the shift up.
 
-    ``channels`` says where the channels lie along the incoming axis of the weight.
+    ``channels`` says where the channels lie along the incoming axis of the weight, and how many
+    times the shift is added to them. ``rows`` are those of the weight whose outputs the elements of
+    the bias are added to; by default they are the same.
     """
 
     channels: Placement
     bias: str
+    rows: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,14 +31,21 @@ class ShiftGroup:
 
     With a shift c the bias becomes :math:`b + c`, and the bias of every layer that reads the
     channels :math:`b' - W' c`. A bias that no layer reads is dead, such as that of keys, which the
-    softmax forgets. What a second table of the same sum takes up has exponent -1.
+    softmax forgets. What another summand of the same sum takes up has exponent -1.
 
     Attributes:
         size: the number of channels.
         name: the bias, or table, that is shifted.
-        placements: where the channels lie along biases and tables; the shift is added with
-            exponent 1 and subtracted with exponent -1.
+        placements: where the channels lie along biases and tables, that of ``name`` first; the
+            shift is added as often as the exponent says.
         readers: the layers whose biases take the shift up.
+
+    >>> import torch
+    >>> from lightning_bnn.symmetry import discover
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> (group,) = discover(net, torch.randn(8, 4)).shifts
+    >>> group, [reader.bias for reader in group.readers], group.is_dead
+    (ShiftGroup(size=2, name='0.bias'), ['1.bias'], False)
     """
 
     size: int

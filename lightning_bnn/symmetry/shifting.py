@@ -26,6 +26,17 @@ def shift(params: Params, sym: Symmetries, shifts: Element) -> Params:
         params: one network or a stack.
         sym: what `discover` returned.
         shifts: one tensor ``(size,)`` or ``(members, size)`` per group of ``sym.shifts``.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.symmetry import discover, shift
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> x, w = torch.randn(8, 4), P.of(net)
+    >>> sym = discover(net, x)
+    >>> shifted = shift(w, sym, [torch.tensor([1.0, -1.0])])
+    >>> (shifted["0.bias"] - w["0.bias"]).round(decimals=4)
+    tensor([ 1., -1.])
+    >>> torch.allclose(P.apply(net, shifted, x), net(x), atol=1e-5)
+    True
     """
     stacked = check_params(params, sym)
     members = next(iter(params.values())).shape[0] if stacked else None
@@ -55,7 +66,7 @@ def added(w: Tensor, sym: Symmetries, place: Placement, value: Tensor) -> Tensor
     axis = sym.axes[place.axis]
     offset = int(is_stacked({axis.tensor: w}, sym.shapes))
     rows = along_axis(w, axis, offset)
-    spread = _on_axis(sym, place, value.to(w)) * place.exponent
+    spread = _on_axis(sym, place, value.to(w))
     if value.ndim > 1:
         spread = spread.reshape(-1, *(1,) * (rows.ndim - 2), spread.shape[-1])
     return from_axis(rows + spread, w, axis, offset)
@@ -66,7 +77,7 @@ def _on_axis(sym: Symmetries, place: Placement, value: Tensor) -> Tensor:
     axis = sym.axes[place.axis]
     full = value.new_zeros(*value.shape[:-1], axis.blocks * axis.size)
     positions = place.positions.to(value.device)
-    repeated = value[..., None].expand(*value.shape, positions.shape[1])
+    repeated = (place.exponent * value)[..., None].expand(*value.shape, positions.shape[1])
     full[..., positions.reshape(-1)] = repeated.flatten(-2)
     return full
 
@@ -86,18 +97,19 @@ def carried(params: Params, sym: Symmetries, reader: Reader, value: Tensor) -> T
         blocks = blocks.sum(tuple(range(2, blocks.ndim - 1)))
     blocks = blocks.unflatten(1, (axis.blocks, -1))
     outgoing = torch.einsum("mbri,mbi->mbr", blocks, spread.expand(blocks.shape[0], -1, -1))
-    return outgoing.flatten(1) if offset else outgoing.flatten()
+    rows = outgoing.flatten(1)
+    if reader.rows is not None:
+        rows = rows[:, reader.rows.to(rows.device)]
+    return rows if offset else rows[0]
 
 
 def remove_shifts(params: Params, sym: Symmetries) -> Params:
     """One network for all that shifts make equal: biases that may be shifted become zero.
 
-    Of a table that takes up what another one gains, the mean of its rows becomes zero; so does that
-    of a table whose shift the layers behind it take up.
+    Of a table the mean of its rows does.
     """
     for group in sym.shifts:  # in graph order: a bias that takes a shift up may hand it on
-        place = group.placements[-1]
-        params = _shift_one(params, sym, group, -place.exponent * _mean(params, sym, place))
+        params = _shift_one(params, sym, group, -_mean(params, sym, group.placements[0]))
     return params
 
 
@@ -113,7 +125,16 @@ def _mean(params: Params, sym: Symmetries, place: Placement) -> Tensor:
 def random_shifts(
     sym: Symmetries, generator: torch.Generator | None = None, members: int | None = None
 ) -> list[Tensor]:
-    """Standard normal shifts of every group."""
+    r"""Standard normal shifts of every group.
+
+    .. math:: c \sim \mathcal{N}(0, 1)
+
+    >>> from lightning_bnn.symmetry import discover, random_shifts
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> (c,) = random_shifts(discover(net, torch.randn(8, 4)), members=5)
+    >>> c.shape
+    torch.Size([5, 2])
+    """
     check_symmetries(sym)
     lead = () if members is None else (members,)
     return [_normal((*lead, group.size), generator) for group in sym.shifts]

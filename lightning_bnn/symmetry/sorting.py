@@ -44,7 +44,9 @@ def sort_permutations(
     *,
     held: Collection[int] = (),
 ) -> list[Tensor]:
-    """The permutations that sort the units of every group.
+    r"""The permutations that sort the units of every group.
+
+    .. math:: k_{p(1)} \geq k_{p(2)} \geq \dots \geq k_{p(n)}
 
     Args:
         params: one network or a stack.
@@ -57,6 +59,15 @@ def sort_permutations(
             before the other is sorted: it is sorted by the largest.
         descending: largest first.
         held: indices of groups whose units stay where they are.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, permute, sort_permutations
+    >>> net = mlp(1, [3], 1)
+    >>> w = P.of(net) | {"1.weight": torch.tensor([[1.0], [3.0], [2.0]])}
+    >>> sym = discover(net, torch.randn(8, 1))
+    >>> permute(w, sym, sort_permutations(w, sym, "max"))["1.weight"].tolist()
+    [[3.0], [2.0], [1.0]]
     """
     if by not in get_args(SortKey):
         raise ValueError(f"`by` must be one of {', '.join(get_args(SortKey))}, got {by!r}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -110,12 +110,17 @@ def _equal_up_to_rounding(new: Tensor, old: Tensor) -> Tensor:
 
 
 def check_finite(params: Params, sym: Symmetries, name: str = "params") -> None:
-    """Refuse weights that cannot be sorted or scaled: not finite ones, and a stack of none."""
-    for tensor in sym.weights:
-        w = params.get(tensor)
-        if w is not None and w.ndim > len(sym.shapes[tensor]) and not len(w):
-            raise ValueError(f"`{name}` must hold at least one network, got a stack of none.")
-        if w is None or bool(torch.isfinite(w.detach().sum(dtype=torch.float64))):
+    """Refuse what cannot be sorted, scaled or averaged: not finite numbers, and a stack of none.
+
+    Biases and statistics count as well; buffers that were read as constants may be infinite.
+    """
+    check_some(params, sym, name)
+    for tensor in sym.shapes:
+        w = None if tensor in sym.constants else params.get(tensor)
+        if w is None or not w.is_floating_point():
+            continue
+        total = w.detach().sum(dtype=torch.promote_types(w.dtype, torch.float32))
+        if bool(total.isfinite()):  # the fastest way to see that all of them are
             continue
         bad = ~torch.isfinite(w)
         if bool(bad.any()):
@@ -125,9 +130,26 @@ def check_finite(params: Params, sym: Symmetries, name: str = "params") -> None:
             raise ValueError(f"`{name}`: {tensor!r} {where}.")
 
 
-def check_squares(params: Params, name: str = "params") -> None:
-    """Refuse weights whose squares overflow, although they are finite themselves."""
-    for tensor, w in params.items():
+def check_some(params: Params, sym: Symmetries, name: str = "params") -> None:
+    """Refuse a stack of none."""
+    for tensor in sym.shapes:
+        w = params.get(tensor)
+        if w is not None and w.ndim > len(sym.shapes[tensor]) and not len(w):
+            raise ValueError(f"`{name}` must hold at least one network, got a stack of none.")
+
+
+def check_squares(
+    params: Params, name: str = "params", tensors: Iterable[str] | None = None
+) -> None:
+    """Refuse weights whose squares overflow, although they are finite themselves.
+
+    Args:
+        params: what is multiplied, half precision in float32.
+        name: of the argument.
+        tensors: some of all.
+    """
+    for tensor in params if tensors is None else tensors:
+        w = params[tensor] if params[tensor].dtype == torch.float64 else params[tensor].float()
         if not bool(w.square().sum().isfinite()):
             raise ValueError(f"`{name}`: the squares of {tensor!r} overflow in {w.dtype}.")
 

@@ -38,7 +38,11 @@ def verify(
     generator: torch.Generator | None = None,
     **named: Any,
 ) -> float:
-    """Draw a random element of the whole group; return the relative error of the outputs.
+    r"""Draw a random element of the whole group; return the relative error of the outputs.
+
+    .. math:: \max |f(g\, \theta, x) - f(\theta, x)| \,/\, s
+
+    with s the largest of the outputs that weights move at all, or of these moves.
 
     NaN says that the outputs do not depend on the weights, so that nothing was compared.
 
@@ -49,6 +53,15 @@ def verify(
         softmax_shift: shift the logits too, and compare log-probabilities.
         generator: source of the element, by default seeded with 0.
         **named: inputs by name.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, verify
+    >>> x = torch.randn(8, 2)
+    >>> sym = discover(mlp(2, [3], 1, torch.nn.Tanh), x)
+    >>> verify(mlp(2, [3], 1, torch.nn.Tanh), sym, x) < 1e-6
+    True
+    >>> verify(mlp(2, [3], 1, torch.nn.Sigmoid), sym, x) < 1e-6  # no sign of its units is free
+    False
     """
     inputs = on_network(model, Inputs(example, named))
     generator = generator or torch.Generator().manual_seed(0)

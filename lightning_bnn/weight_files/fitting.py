@@ -30,6 +30,13 @@ class NetworkNames:
         buffers: names that a file may have besides, because the network computes them anew.
         base: a first part of names that files may leave out.
         ignored: patterns of names that old files have, and that nothing uses.
+
+    >>> layers = (torch.nn.Linear(3, 3, bias=False) for _ in range(2))
+    >>> net = torch.nn.Sequential(*layers)
+    >>> net[1].weight = net[0].weight  # tied
+    >>> names = NetworkNames.of(net)
+    >>> list(names.tensors), names.aliases
+    (['0.weight'], {'1.weight': '0.weight'})
     """
 
     tensors: Mapping[str, Tensor]
@@ -66,6 +73,15 @@ class FittedNetwork:
         places: by name in the network, the name in the file.
         again: further names of tied tensors in the file, and the names in the network.
         others: names in the file that are none of the network.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from lightning_bnn.weight_files import NetworkNames, fit, open_network
+    >>> path, net = Path(tempfile.mkdtemp()) / "run.pt", torch.nn.Linear(2, 3)
+    >>> torch.save({f"model.{name}": t.half() for name, t in net.state_dict().items()}, path)
+    >>> fitted = fit(open_network(path), NetworkNames.of(net))
+    >>> fitted.read("weight").dtype, fitted.number("weight").dtype  # as stored, and to compute with
+    (torch.float16, torch.float32)
     """
 
     stored: StoredNetwork
@@ -106,6 +122,14 @@ def fit(
         prefix: what stands before all names in the file, if it is known.
         others: whether to refuse floating tensors that are none of the network, which would not
             move with it, or to copy them as they are.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from lightning_bnn.weight_files import open_network
+    >>> path, net = Path(tempfile.mkdtemp()) / "run.pt", torch.nn.Linear(2, 3)
+    >>> torch.save({f"model.{name}": t for name, t in net.state_dict().items()}, path)
+    >>> fit(open_network(path), NetworkNames.of(net)).places
+    {'weight': 'model.weight', 'bias': 'model.bias'}
     """
     renamings = list(_renamings(stored, names, prefix))
     tables = [_places(stored, names, renaming) for renaming in renamings]

@@ -24,6 +24,14 @@ class StoredNetwork:
     Attributes:
         path: the file, or a folder of Hugging Face.
         shards: the files with its tensors.
+
+    >>> import tempfile
+    >>> from lightning_bnn.weight_files import open_network
+    >>> path, net = Path(tempfile.mkdtemp()) / "net.pt", torch.nn.Linear(2, 3)
+    >>> torch.save(net.state_dict(), path)
+    >>> stored = open_network(path)
+    >>> stored.is_folder, torch.equal(stored.read("weight"), net.weight)
+    (False, True)
     """
 
     path: Path
@@ -54,6 +62,13 @@ def open_network(path: Path) -> StoredNetwork:
 
     Raises:
         ValueError: it is not there, damaged, or of no format that is known.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "net.pt"
+    >>> torch.save(torch.nn.Linear(2, 3).state_dict(), path)
+    >>> stored = open_network(path)
+    >>> {name: tuple(t.shape) for name, t in stored.tensors.items()}, stored.nbytes
+    ({'weight': (3, 2), 'bias': (3,)}, 36)
     """
     if path.is_dir():
         return _folder(path)

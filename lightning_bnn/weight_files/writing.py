@@ -26,6 +26,18 @@ def check_target(target: Path, like: StoredNetwork, overwrite: bool = False) -> 
         target: what shall be written: a .safetensors file, or a folder if ``like`` is one.
         like: the network whose form is taken.
         overwrite: whether what is there may be replaced.
+
+    >>> import tempfile
+    >>> import torch
+    >>> from lightning_bnn.weight_files import open_network
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> torch.save(torch.nn.Linear(2, 3).state_dict(), folder / "net.pt")
+    >>> check_target(folder / "new.safetensors", open_network(folder / "net.pt"))  # all is well
+    >>> try:
+    ...     check_target(folder / "new.pt", open_network(folder / "net.pt"))
+    ... except ValueError as error:
+    ...     str(error).partition(",")[0]
+    '`--out` must be a .safetensors file'
     """
     if like.is_folder == (target.suffix == ".safetensors"):
         form = "a folder, as the network is one" if like.is_folder else "a .safetensors file"
@@ -61,6 +73,16 @@ def write_like(
         target: a .safetensors file, or a folder if ``like`` is one.
         value: gives the tensor for a name in the file; only one is held at a time.
         overwrite: whether what is there may be replaced.
+
+    >>> import tempfile
+    >>> import torch
+    >>> from lightning_bnn.weight_files import open_network
+    >>> folder, net = Path(tempfile.mkdtemp()), torch.nn.Linear(2, 3)
+    >>> torch.save(net.state_dict(), folder / "net.pt")
+    >>> like, target = open_network(folder / "net.pt"), folder / "double.safetensors"
+    >>> write_like(like, target, lambda name: 2 * like.read(name))
+    >>> torch.equal(open_network(target).read("bias"), 2 * net.bias)
+    True
     """
     with _draft_of(target) as draft:
         if like.is_folder:

@@ -51,7 +51,8 @@ def test_other_defaults_give_another_help(capsys, monkeypatch):
 @pytest.mark.e2e
 def test_help_and_mistakes_import_nothing_heavy():
     """All in one interpreter in which torch, numpy and Lightning cannot be imported."""
-    lines = [[name, "--help"] for name in (*PLACES, "presets")]
+    lines = [[name, "--help"] for name in (*PLACES, "presets", "fit")]
+    lines += [["fit", "--model.help", "MFVI"], ["test", "--data.help", "Digits"]]
     lines += [["--help"], ["--version"], ["mass", "--membres", "3"], ["population"], ["toyy"]]
     code = (
         "import sys\n"
@@ -63,7 +64,7 @@ def test_help_and_mistakes_import_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("lightning-bnn: ")) == (0, 3), done.stderr
-    assert done.stdout.count("ended None") + done.stdout.count("ended 0") == len(PLACES) + 1
+    assert done.stdout.count("ended None") + done.stdout.count("ended 0") == len(PLACES) + 4
 
 
 # ------------------------------------------------------------ calls
@@ -95,7 +96,7 @@ def needing(value: heavy.Kind = 3): ...
 @pytest.fixture
 def source(tmp_path, monkeypatch):
     """A file of the package that cannot be imported, since something is missing."""
-    monkeypatch.setattr("lightning_bnn.commands.deferred._ROOT", tmp_path)
+    monkeypatch.setattr("lightning_bnn.commands.source_files._ROOT", tmp_path)
     (tmp_path / "given.py").write_text(SOURCE)
     (tmp_path / "params").mkdir()
     (tmp_path / "params" / "networks.py").write_text(inspect.getsource(networks))

@@ -11,10 +11,12 @@ import pytest
 import torch
 from disk_networks import (
     EXPERTS,
+    FACTORED,
     NORMED,
     PLAIN,
     Experts,
     drawn,
+    factored,
     known,
     normed,
     orders,
@@ -27,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from lightning_bnn import params as P
 from lightning_bnn.cli import main
 from lightning_bnn.commands.judged_examples import examples_of, loss
-from lightning_bnn.symmetry import permute
+from lightning_bnn.symmetry import mix, permute, random_mixings
 from lightning_bnn.symmetry.matching.repair import reestimated
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(5))
@@ -336,6 +338,69 @@ def test_mistakes_are_one_sentence(files, capsys):
     assert "no units that can be exchanged" in failure(capsys, "match", *again)
 
 
+def mixed(net, seed):
+    """The same network with its units in another order and its channels mixed."""
+    sym, generator = known(net, torch.randn(2, 4)), torch.Generator().manual_seed(seed)
+    return mix(orders(net, seed), sym, random_mixings(sym, generator))
+
+
+@pytest.mark.parametrize("method", ["best", "activations"])
+def test_planted_matrices_are_found_and_written(method, tmp_path, capsys):
+    net = drawn(factored)
+    a, b = (
+        write(tmp_path / f"{n}.safetensors", w) for n, w in (("a", mixed(net, 1)), ("b", P.of(net)))
+    )
+    c, data = str(tmp_path / "c.safetensors"), tmp_path / "data.pt"
+    torch.save({"inputs": torch.randn(200, 4), "targets": torch.zeros(200, 3)}, data)
+    base = ["match", a, b, "--out", c, *FACTORED, "--data", str(data), "--method", method]
+    main([*base, "--mixing", "true"])
+    assert "1 groups of matrices" in capsys.readouterr().out
+    assert distance(c, b) < 1e-3 < 0.1 < distance(a, b)
+    torch.testing.assert_close(outputs(factored, c), outputs(factored, a), atol=1e-5, rtol=0)
+    main([*base, "--overwrite", "true"])
+    assert distance(c, b) > 0.1  # permutations alone
+
+
+def test_networks_are_merged_by_matrices(tmp_path):
+    net = drawn(factored)
+    names = [write(tmp_path / f"{k}.safetensors", mixed(net, k)) for k in range(3)]
+    out = str(tmp_path / "out.safetensors")
+    main(["merge", *names, "--out", out, *FACTORED, "--mixing", "true"])
+    expected = outputs(factored, names[0])
+    torch.testing.assert_close(outputs(factored, out), expected, atol=1e-4, rtol=0)
+    main(["merge", *names, "--out", out, *FACTORED, "--overwrite", "true"])
+    assert not torch.allclose(outputs(factored, out), expected, atol=1e-2)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("command", "args", "message"),
+    [
+        ("match", ["--signs", "true"], "`--signs` must be false with `--mixing`"),
+        ("match", ["--method", "ascent"], "goes with methods best and activations, got 'ascent'"),
+        ("merge", ["--signs", "true"], "`--signs` must be false with `--mixing`"),
+    ],
+)
+def test_what_does_not_go_with_matrices(command, args, message, written, capsys):
+    two = [written / "a1.safetensors", written / "b.safetensors", "--dry_run", "true", *PLAIN]
+    assert message in failure(capsys, command, *two, "--mixing", "true", *args)
+
+
+@pytest.mark.bad_input
+def test_a_prefix_is_for_the_files_that_have_it(written, tmp_path, capsys):
+    state, b = load_file(written / "a1.safetensors"), str(written / "b.safetensors")
+    both = {f"{start}{n}": t.clone() for start in ("net.", "ema.") for n, t in state.items()}
+    a, c = write(tmp_path / "a.safetensors", both), str(tmp_path / "c.safetensors")
+    base = ["match", a, b, "--out", c, *PLAIN, "--others", "copy"]
+    assert "choose one by its `prefix`" in failure(capsys, *base)
+    assert "it lacks 'nets.1.weight'" in failure(capsys, *base, "--prefix", "nets.")
+    main([*base, "--prefix", "net."])
+    found = load_file(c)
+    for name, tensor in load_file(b).items():
+        torch.testing.assert_close(found[f"net.{name}"], tensor)
+        assert torch.equal(found[f"ema.{name}"], both[f"ema.{name}"])
+
+
 @pytest.mark.bad_input
 def test_files_that_do_not_fit_are_one_sentence(files, capsys):
     a, b = files / "a1.safetensors", files / "b.safetensors"
@@ -382,6 +447,52 @@ def test_data_in_files_are_checked(content, message, tmp_path):
 def test_data_that_are_none_are_refused(data, message):
     with pytest.raises(ValueError, match=message):
         examples_of(data)
+
+
+COMMANDS = ("match", "merge", "average", "diff")
+UNFIT = {
+    "wide": {"inputs": torch.ones(12, 7), "targets": torch.zeros(12, dtype=torch.long)},
+    "whole numbers": {"inputs": X.long(), "targets": torch.zeros(12, dtype=torch.long)},
+    "labels": {"inputs": X, "targets": torch.full((12,), 99)},
+    "targets": {"inputs": X, "targets": torch.zeros(12, 99)},
+}
+
+
+def judged(command, written, data, out):
+    two = [str(written / "a1.safetensors"), str(written / "b.safetensors")]
+    target = [] if command == "diff" else ["--out", str(out)]
+    return [command, *two, *target, *PLAIN, "--data", str(data)]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("kind", [*UNFIT, "datamodule"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_data_that_do_not_fit_the_network_are_one_sentence(
+    command, kind, written, tmp_path, capsys
+):
+    data = tmp_path / "data.pt"
+    if kind in UNFIT:
+        torch.save(UNFIT[kind], data)
+    else:
+        data = "lightning_bnn.datamodules.Digits"
+    message = failure(capsys, *judged(command, written, data, tmp_path / "out.safetensors"))
+    assert "`--data`: " in message
+    assert "fit the network" in message
+    assert kind == "targets" or str(data) in message
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_inputs_are_cast_to_the_precision_of_the_network(command, written, tmp_path, capsys):
+    told = []
+    for k, dtype in enumerate((torch.float32, torch.float64)):
+        torch.save(
+            {"inputs": X.to(dtype), "targets": torch.zeros(12, dtype=torch.long)}, tmp_path / "d.pt"
+        )
+        main(judged(command, written, tmp_path / "d.pt", tmp_path / f"{k}.safetensors"))
+        lines = capsys.readouterr().out.splitlines()
+        told.append([line for line in lines if line.startswith("barrier")])
+    assert told[0] == told[1] != []
 
 
 def test_data_of_a_datamodule():

@@ -201,7 +201,7 @@ def test_one_posterior_that_fails_does_not_stop_the_others(here, capsys):
     shown = [line.split() for line in out.splitlines() if line.split()[:2] == ["bad", "/"]]
     predicted, calibrated = predicted_and_calibrated(COLUMNS)
     assert shown == [["bad", *["/"] * len(columns)] for columns in (predicted, calibrated)]
-    assert any(line.split() == ["bad", "0", "0", *["/"] * 10] for line in out.splitlines())
+    assert any(line.split() == ["bad", "0", "0", *["/"] * 11] for line in out.splitlines())
 
 
 def test_networks_in_both_sets_are_refused(here, capsys):

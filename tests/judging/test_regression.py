@@ -116,12 +116,14 @@ def test_distances_to_a_reference_are_those_of_the_metrics():
     (m, s), (n, t) = (likelihood.moments(o.double()) for o in (mine, other))
     assert found["energy"] == pytest.approx(float(M.energy_distance(m, s, n, t)))
     assert found["energy_f"] == pytest.approx(float(M.energy_distance(m, 0 * s, n, 0 * t)))
+    assert found["w2_f"] == pytest.approx(float(M.wasserstein(m, n)))
     assert found["energy"] < found["energy_f"]
     logits, labels = OUTPUTS, torch.arange(40) % 4
     of = [predictions_of_each(Categorical(), o, labels).mean() for o in (logits[:2], logits[2:])]
     classes = numbers_of(Categorical(), of[:1], labels, reference=reference_of(of[1]))()
     assert classes["agree"] == pytest.approx(float(M.agreement(of[0].probs, of[1].probs)))
     assert classes["tv"] == pytest.approx(float(M.total_variation(of[0].probs, of[1].probs)))
+    assert classes["kl"] == pytest.approx(float(M.predictive_kl(of[0].probs, of[1].probs)))
 
 
 def test_predictions_of_a_mode_are_mixtures():

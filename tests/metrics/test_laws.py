@@ -87,6 +87,8 @@ EXTREMES = [
     (M.SetCoverage, (RIGHT > 0, LABELS), (WRONG > 0, LABELS)),
     (M.SetSize, (RIGHT > 1,), (RIGHT >= 0,)),
     *((cls, (RIGHT, RIGHT), (RIGHT, WRONG)) for cls in (M.Agreement, M.TotalVariation)),
+    (M.PredictiveKL, (RIGHT, RIGHT), ((RIGHT + WRONG) / 2, RIGHT)),
+    (M.Wasserstein, (ZEROS, ZEROS), (ZEROS, ONES)),
     *((cls, (SCORES, SCORES > 0), (SCORES, SCORES < 0)) for cls in (M.AUROC, M.AUPR, M.FPR95)),
     (M.MMD, (WEIGHTS[0], WEIGHTS[0]), (WEIGHTS[0], FAR)),
     (functools.partial(M.FunctionSpaceMMD, 3, 2), (EYE, EYE[:2]), (EYE, EYE[:2] + 9)),
@@ -305,7 +307,7 @@ def test_options_keep_metrics_apart():
     for name, metric in detectors.items():
         for key, expected in metric.compute().items():
             close(found[f"{name}_{key}"], expected)
-    x, y = METRICS[-1].batches[0][:2]
+    x, y = (dict(stack) for stack in METRICS[-1].batches[0][:2])
     x["tight"], y["tight"] = torch.randn(8, 3) / 50, torch.randn(5, 3) / 50
     grids = {"mmdagg": M.MMD(), "free": M.MMD(grid=M.KernelGrid(10, None, None))}
     together = MetricCollection({k: m.clone() for k, m in grids.items()})

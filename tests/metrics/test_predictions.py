@@ -63,6 +63,28 @@ def test_agreement_and_total_variation():
     assert M.total_variation(*logits, from_logits=True).item() == pytest.approx(expected, abs=1e-13)
 
 
+def test_divergence_from_a_reference_is_that_of_scipy():
+    probs, _ = networks()
+    a, b = probs[0], probs[1]
+    wanted = np.mean(entropy(b.numpy(), a.numpy(), axis=-1))
+    assert M.predictive_kl(a, b).item() == pytest.approx(wanted, abs=1e-13)
+    logits = a.log() + 3, b.log()
+    assert M.predictive_kl(*logits, from_logits=True).item() == pytest.approx(wanted, abs=1e-13)
+    assert M.predictive_kl(b, a).item() != pytest.approx(wanted, abs=1e-3)
+    assert M.predictive_kl(a.float(), b.float()).item() == pytest.approx(wanted, rel=1e-5)
+
+
+def test_divergence_is_pinned_from_below_and_infinite_where_a_class_is_excluded():
+    probs, _ = networks()
+    each = [(p[None], q[None]) for p, q in zip(probs[0], probs[1], strict=True)]
+    assert all(M.predictive_kl(p, q) > 2 * M.total_variation(p, q) ** 2 for p, q in each)
+    sure, half = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]])
+    assert M.predictive_kl(half, sure).item() == pytest.approx(math.log(2))
+    assert M.predictive_kl(sure, half) == math.inf
+    logits = torch.tensor([[300.0, 0.0]]), torch.zeros(1, 2)
+    assert M.predictive_kl(*logits, from_logits=True).item() == pytest.approx(150 - math.log(2))
+
+
 def test_ties_go_to_the_first_class():
     tie = torch.tensor([[0.5, 0.5, 0.0]])
     assert M.agreement(tie, torch.tensor([[1.0, 0.0, 0.0]])) == 1
@@ -168,6 +190,11 @@ def test_no_examples(metric):
         (lambda p, y: M.BrierScore("max"), "`class_reduction` must be one of sum"),
         (lambda p, y: M.agreement(p[0], p[1][:3]), "`probs` and `reference` must have the same"),
         (lambda p, y: M.agreement(p, p), r"must have shape \(batch, classes\)"),
+        (
+            lambda p, y: M.predictive_kl(p[0], p[1][:3]),
+            "`probs` and `reference` must have the same",
+        ),
+        (lambda p, y: M.predictive_kl(-p[0], p[1]), "`probs` must be finite prob"),
         (lambda p, y: M.total_variation(p[0], 3 * p[0]), "`reference` must be finite prob"),
         (lambda p, y: M.mutual_information(p[0]), r"\(samples, batch, classes\)"),
         (lambda p, y: M.mutual_information(p[:0]), r"\(samples, batch, classes\)"),

@@ -6,7 +6,7 @@ import torch
 from lightning_bnn import params as P
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import DiagonalGaussian, LowRankGaussian
-from lightning_bnn.symmetry import discover, permute, random_permutations
+from lightning_bnn.symmetry import align, discover, match_activations, permute, random_permutations
 
 NET = mlp(6, [12], 3).eval()
 NET.load_state_dict(P.unstack(P.populate(NET, 1, torch.Generator().manual_seed(77)))[0])
@@ -52,6 +52,28 @@ def test_networks_in_one_frame_spread_less_than_those_matched_to_one(kind):
         return float(drawn.detach().var(0).sum())
 
     assert spread(joint) < 0.98 * spread(first) < 0.98 * spread(apart)
+
+
+@pytest.mark.parametrize("kind", [DiagonalGaussian, LowRankGaussian])
+def test_networks_are_brought_into_the_frame_of_the_first_by_activations(kind):
+    stack = permuted_copies()
+    q = kind.fit(stack, align="activations", **MATCHING)
+    first = {n: t[0] for n, t in stack.items()}
+    moved = match_activations(NET, stack, first, SYM, MATCHING["batches"])
+    expected = kind.fit(permute(stack, SYM, moved))
+    assert torch.equal(q.state_dict()["mean"], expected.state_dict()["mean"])
+    assert not torch.equal(q.state_dict()["mean"], kind.fit(stack).state_dict()["mean"])
+
+
+@pytest.mark.parametrize("kind", [DiagonalGaussian, LowRankGaussian])
+def test_a_joint_frame_takes_the_options_of_align(kind):
+    net = mlp(3, [6], 2, torch.nn.Tanh)
+    sym, stack = discover(net, torch.randn(2, 3)), P.populate(net, 5)
+    q = kind.fit(stack, align="joint", symmetries=sym, signs=True, sweeps=7, seed=3)
+    expected = kind.fit(align(stack, sym, signs=True, sweeps=7, seed=3).apply(stack, sym))
+    plain = kind.fit(stack, align="joint", symmetries=sym)
+    assert torch.equal(q.state_dict()["mean"], expected.state_dict()["mean"])
+    assert not torch.equal(q.state_dict()["mean"], plain.state_dict()["mean"])
 
 
 def test_the_reference_is_the_first_network_by_default():
@@ -119,6 +141,12 @@ def test_buffers_stay():
         (lambda q, s: q.fit(s, align="looks", symmetries=SYM), "`align` must be one of"),
         (lambda q, s: q.fit(s, align="activations", symmetries=SYM), "`model` and `batches` must"),
         (lambda q, s: q.fit(s, P.of(NET)), "`reference` is used with `align`"),
+        (lambda q, s: q.fit(s, signs=True), "`signs` is used with `align`"),
+        (lambda q, s: LowRankGaussian.fit(s, signs=True), "`signs` is used with `align`"),
+        (
+            lambda q, s: q.fit(s, align="weights", symmetries=SYM, mixing=True),
+            "`mixing` goes with `align='joint'`, got 'weights'",
+        ),
         (lambda q, s: q.fit(P.unstack(s)), "`networks` must be a stack"),
         (lambda q, s: q.prune(1.5), "`fraction` must be between 0 and 1"),
         (lambda q, s: q.with_deviations_of(q), "`symmetries` must be what `discover`"),

@@ -81,3 +81,11 @@ def test_too_few_draws_are_refused(problem):
     networks = {n: t[:, :4] for n, t in draws(problem).items()}
     with pytest.raises(ValueError, match="at least eight networks, got 8 with 4"):
         diagnose(stored(problem, networks), problem)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("chains", [1, 3])
+def test_chains_that_have_no_halves_are_refused(problem, chains):
+    few = stored(problem, draws(problem)).only(range(chains))
+    with pytest.raises(ValueError, match=f"must be four chains or more .* got {chains} with 40"):
+        diagnose(few, problem)

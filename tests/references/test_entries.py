@@ -56,12 +56,27 @@ def test_every_row_of_the_package_is_a_module_with_arguments_that_it_takes(name)
     parser.parse_object({"model": yaml.safe_load(text)["model"]})
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("# A\nsettings: {}\n", "`method` is missing"),
         ("# A\nmethod: MFVI\nbatches: 3\n", "`batches` is none of them"),
         ("# A\nmethod: MFVI\nbatch: 64\n", "must be a share such as 25%"),
+        ("# A\nmethod: [1]\n", r"`method` of .* must be the name of a module, got \[1\]"),
+        (
+            "# A\nmethod: A\nsettings: [1]\n",
+            r"`settings` of .* must be a group of settings, got \[1\]",
+        ),
+        ("# A\nmethod: A\nsettings:\n", "`settings` of .* must be a group of settings, got None"),
+        (
+            "# A\nmethod: A\nsettings: {members: 0}\n",
+            "`members` of .* must be a positive number, got 0",
+        ),
+        ("# A\nmethod: A\nsettings: {members: x}\n", "`members` of .* must be a positive number"),
+        ("# A\nmethod: A\ngradients_per_epoch: 0\n", "must be a positive whole number, got 0"),
+        ("# A\nmethod: A\nper_reference: {sine: 3}\n", "must be groups of settings, by the names"),
+        ("# A\n1: A\nmethod: A\n", "`1` is none of them"),
     ],
 )
 def test_what_is_no_row_is_refused(tmp_path, text, message):
@@ -69,6 +84,20 @@ def test_what_is_no_row_is_refused(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         Entry.read(path)
+
+
+def test_a_reference_may_have_settings_that_others_have_not():
+    entry = Entry("X", "SWAG", {"a": 1}, per_reference={"sine": {"b": {"c": 2}, "a": {"d": 3}}})
+    assert entry.settings_for("sine") == {"a": {"d": 3}, "b": {"c": 2}}
+
+
+@pytest.mark.bad_input
+def test_rows_of_one_title_are_refused(tmp_path):
+    """One of them would be lost."""
+    for name in "abc":
+        (tmp_path / f"{name}.yaml").write_text(f"# {'C' if name == 'c' else 'A'}\nmethod: MFVI\n")
+    with pytest.raises(ValueError, match="must have a title of its own .* several have 'A'"):
+        read_entries(tmp_path)
 
 
 def test_an_empty_folder_is_refused(tmp_path):

@@ -7,7 +7,7 @@ import multiprocessing
 
 import pytest
 import torch
-from chain_networks import chains, error, gradients, looped
+from chain_networks import EXAMPLES, both, chains, error, looped, made
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -18,7 +18,6 @@ from lightning_bnn import params as P
 from lightning_bnn.stacks import chain_of
 from lightning_bnn.stacks.fused import machine_code
 
-EXAMPLES, MEMBERS, SHAPE = 11, 3, (2, 9, 11)
 TOLERANCE = 1e-14
 """Relative to the largest number of a tensor; 1.2e-15 was the most in 136 random networks."""
 
@@ -69,25 +68,6 @@ class Added(nn.Module):
         return x + self.one(x)
 
 
-def made(model, own=False, dtype=torch.float64, examples=EXAMPLES, shape=SHAPE):
-    model = model.to(dtype)
-    generator = torch.Generator().manual_seed(1)
-    stack = {n: t.to(dtype) for n, t in P.populate(model, MEMBERS, generator).items()}
-    lead = (MEMBERS, examples) if own else (examples,)
-    x = torch.randn(*lead, *shape, generator=generator, dtype=dtype)
-    trained = {n for n, _ in model.named_parameters()}
-    stack = {n: t.requires_grad_(n in trained) for n, t in stack.items()}
-    return model, stack, x.requires_grad_()
-
-
-def both(model, stack, x, own=False):
-    """Outputs and gradients of all weights and inputs, of ours and of the loop."""
-    run = P.apply_each if own else P.apply
-    leaves = [x, *(t for t in stack.values() if t.requires_grad)]
-    ours, theirs = run(model, stack, x), looped(model, stack, x, own)
-    return [(ours, theirs), *zip(gradients(ours, leaves), gradients(theirs, leaves), strict=True)]
-
-
 @pytest.mark.parametrize("own", [False, True], ids=["shared inputs", "own inputs"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_stack_is_a_loop_over_its_networks(name, own):
@@ -108,9 +88,10 @@ def follows_the_loop(network, own, examples):
 DRAWN = {"deadline": None, "database": None, "derandomize": True}
 
 
-@settings(max_examples=6, suppress_health_check=list(HealthCheck), **DRAWN)
+@settings(max_examples=30, suppress_health_check=list(HealthCheck), **DRAWN)
 @given(chains(), st.booleans(), st.integers(4, 20))
 def test_random_networks(network, own, examples):
+    """It takes two CPU seconds: every network has code of its own."""
     follows_the_loop(network, own, examples)
 
 
@@ -294,7 +275,7 @@ def test_without_llvmlite_a_stack_runs_too_and_says_so(monkeypatch, caplog):
     with_code = P.apply(model, stack, x)
     monkeypatch.setitem(__import__("sys").modules, "llvmlite.binding", None)
     machine_code.has_compiler.cache_clear()
-    machine_code._machine.cache_clear()
+    machine_code._compiler.cache_clear()
     with caplog.at_level(logging.WARNING, "lightning_bnn.params"):
         without = P.apply(model, stack, x)
         P.apply(model, stack, x)

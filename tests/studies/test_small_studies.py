@@ -413,6 +413,10 @@ def test_compact_representations_of_permuted_networks(here):
         assert rows[f"{name} q_d"][3] < 0.9
         assert rows[f"{name} q_r"][4] < 0.01 < rows[f"{name} q_d"][4]
     assert rows["HMC networks"][3:] == [1.0, pytest.approx(0.0, abs=1e-12)]
+    sets = list(study.drawn(DiagonalGaussian.fit(stack), "HMC q_d"))
+    accuracies = torch.tensor([study.accuracy(drawn) for drawn in sets])
+    assert rows["HMC q_d"][1] == pytest.approx(float(accuracies.mean()))
+    assert accuracies.std() > 0
     pruned = {row[0]: row[1:] for row in found.tables["pruning"].rows}
     jointly = {row[0]: row[1:] for row in found.tables["pruning_joint"].rows}
     whole = study.accuracy(sharp)

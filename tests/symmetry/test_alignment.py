@@ -10,6 +10,7 @@ from lightning_bnn import models
 from lightning_bnn import params as P
 from lightning_bnn.symmetry import (
     align,
+    average,
     compose,
     cycle_error,
     discover,
@@ -245,6 +246,12 @@ def test_best_is_never_below_another_method_and_no_method_above_the_bound():
     by_hand = sum((moved[n] * reference[n]).flatten(1).sum(1) for n in reference if n != "7.bias")
     assert torch.allclose(best.objective.float(), by_hand, rtol=1e-4)
     assert "of the bound in the mean of 6 networks" in str(best)
+    assert best.tried.keys() == {"ascent", "frank-wolfe"}
+    assert torch.allclose(best.tried["ascent"], found["ascent"].objective, rtol=1e-5)
+    every = torch.stack(list(best.tried.values())).nan_to_num(nan=-torch.inf)
+    assert torch.allclose(every.amax(0), best.objective, rtol=1e-5)
+    named = [float(best.tried[name][m]) for m, name in enumerate(best.method)]
+    assert named == pytest.approx(best.objective.tolist(), rel=1e-5)
 
 
 def test_a_stack_is_matched_as_its_members_are():
@@ -353,3 +360,43 @@ def test_what_alignment_refuses():
             call()
     single = align({n: t[:1] for n, t in stack.items()}, sym)
     assert single.spread[-1] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", ["1.bias", "5.bias", "0.running_mean"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_named_wherever_they_are(name, value):
+    """Else the assignment complains about a matrix, or an average is NaN."""
+    model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU())
+    model.append(nn.Linear(5, 3))
+    sym, stack = discover(model.eval(), torch.randn(2, 6)), P.populate(model, 3)
+    stack = {n: t.clone() for n, t in stack.items()}
+    stack[name][2, 0] = value
+    last, first = {n: t[2] for n, t in stack.items()}, {n: t[0] for n, t in stack.items()}
+    many = f"`.*`: '{name}' holds NaN or infinite values, first in member 2"
+    for call, text in (
+        (lambda: match(stack, first, sym), many),
+        (lambda: match(first, last, sym), f"`reference`: '{name}' holds NaN or infinite values"),
+        (lambda: align(stack, sym), many),
+        (lambda: average(stack, sym), many),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call()
+
+
+@pytest.mark.bad_input
+def test_weights_whose_products_overflow_are_named():
+    _, sym, stack = mlps(3)
+    huge = {n: t.float() * (1e30 if n == "3.weight" else 1) for n, t in stack.items()}
+    one = {n: t[0].float() for n, t in stack.items()}
+    for call, name in (
+        (lambda: match(huge, one, sym), "params"),
+        (lambda: match(one, P.unstack(huge)[0], sym), "reference"),
+        (lambda: align(huge, sym), "stack"),
+    ):
+        text = f"`{name}`: the squares of '3.weight' overflow in torch.float32"
+        with pytest.raises(ValueError, match=text):
+            call()
+    assert match({n: t.double() for n, t in huge.items()}, one, sym)
+    many = {n: 300 * torch.ones_like(t).half() for n, t in stack.items()}
+    assert align(many, sym)  # half precision is computed with in float32

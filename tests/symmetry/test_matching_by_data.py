@@ -14,6 +14,7 @@ from lightning_bnn.symmetry import (
     interpolate,
     match,
     match_activations,
+    match_all,
     permute,
     random_permutations,
     rescale,
@@ -248,6 +249,8 @@ def test_learning_reaches_a_midpoint_that_weights_do_not():
     start = match(b, a, sym)
     first = -lines.judged(P.stack([start.apply(b, sym)]))[0]
     assert first < found.objective <= best + 1e-12
+    assert float(found.tried["best"]) == pytest.approx(float(first))
+    assert found.tried["activations"] <= found.tried["learned"] == found.objective
 
 
 def test_the_networks_and_data_are_left_alone():
@@ -306,6 +309,31 @@ def test_mixing_by_permutation_matrices_is_permuting(name):
     matrices = [nn.functional.one_hot(o).float() for o in orders]
     mixed, moved = relaxation.mixed(stack, matrices), permute(stack, sym, permutations)
     assert all(torch.allclose(mixed[n], moved[n], atol=1e-6) for n in moved)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("method", [*ACTIVATIONS, "learned", "sinkhorn"])
+def test_inputs_are_cast_to_the_precision_of_weights_and_half_is_learned_in_float32(method, dtype):
+    sym, planted, params, data = pair("smooth optunet")
+    one, other = ({n: t.to(dtype) for n, t in w.items()} for w in (planted, params))
+    data["batches"] = [(x.float(), y.to(dtype)) for x, y in data["batches"]]
+    learning = Learning(steps=3, every=1)
+    if method in ACTIVATIONS:
+        found = match(one, other, sym, method=method, model=data["model"], batches=data["batches"])
+    else:
+        found = match(one, other, sym, method=method, learning=learning, **data)
+    moved = found.apply(one, sym)
+    assert all(torch.equal(moved[n], other[n]) for n in other)
+
+
+def test_matrices_by_activations_take_inputs_of_another_precision():
+    model = nn.TransformerEncoderLayer(8, 2, 6, dropout=0.0, batch_first=True)
+    x = torch.randn(4, 5, 8)
+    sym, params = discover(model.eval(), x), P.of(model)
+    double = {n: t.double() for n, t in params.items()}
+    how = {"model": model, "by": "activations"}
+    one, two = (match_all(double, double, sym, batches=[v], **how) for v in (x, x.double()))
+    assert all(torch.equal(p, q) for p, q in zip(one.permutations, two.permutations, strict=True))
 
 
 # ------------------------------------------------------------ weights and activations together

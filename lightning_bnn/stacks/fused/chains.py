@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_bnn.stacks.fused.elementwise import Elementwise
@@ -50,10 +52,20 @@ class Chain:
     out_shape: tuple[int, ...]
 
     @property
-    def weights(self) -> tuple[str, ...]:
-        """Names of weights and biases, in the order of the layers."""
+    def uses(self) -> tuple[str, ...]:
+        """Names of weights and biases, in the order in which layers use them."""
         layers = [layer for layer in self.layers if isinstance(layer, Layer)]
         return tuple(name for layer in layers for name in (layer.weight, layer.bias) if name)
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The same names, each once."""
+        return tuple(dict.fromkeys(self.uses))
+
+    def earliest(self, names: Sequence[str]) -> int:
+        """The first layer that uses one of some weights."""
+        pairs = ((k, w) for k, w in enumerate(self.layers) if isinstance(w, Layer))
+        return next(k for k, layer in pairs if {layer.weight, layer.bias} & {*names})
 
     @property
     def first(self) -> Stage:
@@ -90,7 +102,29 @@ def read_chain(run: Callable[[], Any], x: Tensor, weights: Mapping[str, Tensor])
         raise Unsuitable("it returns something else than the output of its last layer")
     if not any(isinstance(layer, Layer) and layer.weight for layer in reader.layers):
         raise Unsuitable("it has no layer with weights")
-    return Chain(tuple(_padded(reader.layers)), tuple(outputs.shape[1:]))
+    chain = Chain(tuple(_padded(reader.layers)), tuple(outputs.shape[1:]))
+    used = [x, *(weights[name] for name in chain.uses)]
+    if _differentiated(outputs) != Counter(id(t) for t in used if t.requires_grad):
+        raise Unsuitable("it keeps gradients from some weights or inputs, or defines its own")
+    return chain
+
+
+def _differentiated(outputs: Tensor) -> Counter[int]:
+    """How often gradients reach each tensor, but not those that a Python function computes.
+
+    Operations are recorded below autograd, where ``torch.no_grad`` and functions with derivatives
+    of their own leave no trace.
+    """
+    found: Counter[int] = Counter()
+    waiting: list[Any] = [outputs.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or isinstance(node, BackwardCFunction):
+            continue
+        if hasattr(node, "variable"):
+            found[id(node.variable)] += 1
+        waiting += [before for before, _ in node.next_functions]
+    return found
 
 
 def _same(a: Any, b: Tensor) -> bool:

@@ -33,29 +33,29 @@ def forward(code: VectorCode, stage: Stage) -> None:
         code: where the instructions go.
         stage: its sizes.
     """
-    tile = stage.tile
     with code.loop("%last", "%first") as m:
         weight, bias = weights_of(code, stage, m)
         with code.loop("%blocks") as b:
             block, valid = block_of(code, stage, m, b), valid_lanes(code, b)
-            with code.loop(stage.groups) as g, code.loop(stage.share // tile.channels) as o:
-                first = code.index((g, stage.share), (o, tile.channels))
-                here = channel_of(code, stage, block, g, first)
-                with windows(code, stage, here) as window:
-                    _window(code, stage, window, weight, code.at(bias, first), first, valid)
+            with code.loop(stage.groups) as g:
+                for o, count in code.parts(stage.share, stage.tile.channels):
+                    first = code.index((g, stage.share), (o, 1))
+                    here = channel_of(code, stage, block, g, first)
+                    mine = (code.at(weight, weight_index(code, stage, first)), code.at(bias, first))
+                    with windows(code, stage, here) as window:
+                        channels = [later_channel(code, stage, window, k) for k in range(count)]
+                        _window(code, stage, channels, *mine, valid)
 
 
 def _window(
-    code: VectorCode, stage: Stage, at: Spot, weight: str, bias: str, first: str, valid: str
+    code: VectorCode, stage: Stage, channels: list[Spot], weight: str, bias: str, valid: str
 ) -> None:
     """Compute one window of some output channels, or one tile where nothing is pooled."""
-    tile = stage.tile
-    channels = [later_channel(code, stage, at, k) for k in range(tile.channels)]
     pooled = [_Pooled(code, stage) for _ in channels]
-    with tiles(code, stage, at) as part:
-        sums = _sums(code, stage, part, weight, bias, first)
+    with tiles(code, stage, channels[0]) as part:
+        sums = _sums(code, stage, part, len(channels), weight, bias)
         for k, channel in enumerate(channels):
-            for place, value in zip(tile.places, sums[k], strict=True):
+            for place, value in zip(stage.tile.places, sums[k], strict=True):
                 if stage.pooling == "none":
                     out = _rectified(code, value, stage.outside)
                     out = code.select(valid, out, code.number(0))
@@ -70,9 +70,9 @@ def _window(
 
 
 def _sums(
-    code: VectorCode, stage: Stage, at: Spot, weight: str, bias: str, first: str
+    code: VectorCode, stage: Stage, at: Spot, count: int, weight: str, bias: str
 ) -> list[list[str]]:
-    """Weighted sums at the places of a tile, for each of its channels."""
+    """Weighted sums at the places of a tile, for each of some channels."""
     tile = stage.tile
     if not stage.weighted:
         return [
@@ -81,7 +81,7 @@ def _sums(
                 for p in tile.places
             ]
         ]
-    slots = [[code.slot() for _ in tile.places] for _ in range(tile.channels)]
+    slots = [[code.slot() for _ in tile.places] for _ in range(count)]
     for k, row in enumerate(slots):
         start = code.spread_from(bias, k) if stage.bias else code.number(0)
         for slot in row:
@@ -90,7 +90,7 @@ def _sums(
         x = code.at(at.x, code.index((c, math.prod(stage.padded) * code.lanes)))
         with taps_of(code, stage, x) as (taps, inputs, start):
             sums = [[code.read(slot) for slot in row] for row in slots]
-            here = code.at(weight, weight_index(code, stage, first, c, start))
+            here = code.at(weight, weight_index(code, stage, "0", c, start))
             _add_products(code, stage, inputs, here, taps, sums)
             for row, values in zip(slots, sums, strict=True):
                 for slot, value in zip(row, values, strict=True):

@@ -98,7 +98,6 @@ def input_gradient(code: VectorCode, stage: Stage) -> None:
         code: where the instructions go.
         stage: its sizes.
     """
-    tile = stage.tile
     area = math.prod(stage.padded)
     with code.loop("%last", "%first") as m:
         weight, _ = weights_of(code, stage, m)
@@ -106,19 +105,26 @@ def input_gradient(code: VectorCode, stage: Stage) -> None:
             block = block_of(code, stage, m, b)
             with code.loop(stage.channels * area) as k:
                 code.store(code.number(0), block.x, code.index((k, code.lanes)))
-            with code.loop(stage.groups) as g, code.loop(stage.share // tile.channels) as o:
-                first = code.index((g, stage.share), (o, tile.channels))
-                here = channel_of(code, stage, block, g, first)
-                with windows(code, stage, here) as window, tiles(code, stage, window) as part:
-                    rows = [
-                        gradients(code, stage, later_channel(code, stage, window, k), part)
-                        for k in range(tile.channels)
-                    ]
-                    with code.loop(stage.depth) as c:
-                        x = code.at(part.x, code.index((c, area * code.lanes)))
-                        with taps_of(code, stage, x) as (taps, inputs, start):
-                            w = code.at(weight, weight_index(code, stage, first, c, start))
-                            _give_back(code, stage, inputs, w, taps, rows)
+            with code.loop(stage.groups) as g:
+                for o, count in code.parts(stage.share, stage.tile.channels):
+                    first = code.index((g, stage.share), (o, 1))
+                    here = channel_of(code, stage, block, g, first)
+                    mine = code.at(weight, weight_index(code, stage, first))
+                    with windows(code, stage, here) as window, tiles(code, stage, window) as part:
+                        channels = [later_channel(code, stage, window, k) for k in range(count)]
+                        rows = [gradients(code, stage, channel, part) for channel in channels]
+                        _channels_back(code, stage, part.x, mine, rows)
+
+
+def _channels_back(
+    code: VectorCode, stage: Stage, x: str, weight: str, rows: list[list[str]]
+) -> None:
+    """Add what some output channels give to all inputs of a tile."""
+    area = math.prod(stage.padded) * code.lanes
+    with code.loop(stage.depth) as c, taps_of(code, stage, code.at(x, code.index((c, area)))) as t:
+        taps, inputs, start = t
+        w = code.at(weight, weight_index(code, stage, "0", c, start))
+        _give_back(code, stage, inputs, w, taps, rows)
 
 
 def _give_back(

@@ -15,6 +15,9 @@ __all__ = ["examples_first", "examples_last"]
 def examples_last(x: Tensor, channels: int, size: Pair, pads: Pads, lanes: int) -> Tensor:
     """From ``(members, examples, ...)`` to ``(members, blocks, channels, rows, columns, lanes)``.
 
+    Always a copy, also where one number of an example is all there is, since gradients are changed
+    in place.
+
     Args:
         x: activations of torch.
         channels: of an example.
@@ -30,7 +33,8 @@ def examples_last(x: Tensor, channels: int, size: Pair, pads: Pads, lanes: int) 
         flat = torch.nn.functional.pad(flat, (0, 0, 0, blocks * lanes - examples))
     turned = flat.unflatten(1, (blocks, lanes)).mT
     if not any(pads):
-        return turned.contiguous().view(members, blocks, channels, rows, columns, lanes)
+        turned = turned.clone(memory_format=torch.contiguous_format)
+        return turned.view(members, blocks, channels, rows, columns, lanes)
     out = x.new_zeros(members, blocks, channels, rows, columns, lanes)
     _inside(out, size, pads).copy_(turned.unflatten(2, (channels, *size)))
     return out
@@ -39,7 +43,7 @@ def examples_last(x: Tensor, channels: int, size: Pair, pads: Pads, lanes: int) 
 def examples_first(
     out: Tensor, examples: int, shape: tuple[int, ...], size: Pair, pads: Pads
 ) -> Tensor:
-    """The way back, to ``(members, examples, *shape)``.
+    """The way back, to ``(members, examples, *shape)``, in memory that others may change.
 
     Args:
         out: activations of stages.
@@ -49,8 +53,14 @@ def examples_first(
         pads: zeros around them.
     """
     inner = _inside(out, size, pads) if any(pads) else out
-    flat = inner.flatten(2, 4).mT.reshape(len(out), -1, math.prod(shape))
-    return flat[:, :examples].reshape(len(out), examples, *shape)
+    turned = inner.flatten(2, 4).mT
+    result = out.new_empty(len(out), examples, *shape)
+    flat = result.view(len(out), examples, math.prod(shape))
+    lanes = out.shape[-1]
+    blocks = examples // lanes
+    flat[:, : blocks * lanes].unflatten(1, (blocks, lanes)).copy_(turned[:, :blocks])
+    flat[:, blocks * lanes :].copy_(turned[:, -1, : examples - blocks * lanes])
+    return result
 
 
 def _inside(out: Tensor, size: Pair, pads: Pads) -> Tensor:

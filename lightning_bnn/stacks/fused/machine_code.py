@@ -23,7 +23,7 @@ _log = logging.getLogger("lightning_bnn.params")
 def has_compiler() -> bool:
     """Whether llvmlite is installed and works; a warning says once if not."""
     try:
-        _machine()
+        _compiler()
     except (ImportError, RuntimeError, OSError, AttributeError) as error:
         _log.warning("Stacks of small networks run slowly, llvmlite does not work (%s).", error)
         return False
@@ -31,17 +31,21 @@ def has_compiler() -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def _machine() -> Any:
+def _compiler() -> Any:
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    features = llvm.get_host_cpu_features()
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=2, jit=True
-    )
     if llvm.llvm_version_info[0] < OLDEST:
         raise RuntimeError(f"it has LLVM {llvm.llvm_version_info[0]}, {OLDEST} is needed")
+    features = llvm.get_host_cpu_features()
+
+    def machine() -> Any:
+        return llvm.Target.from_default_triple().create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=2, jit=True
+        )
+
+    machine()
     return llvm, machine, features
 
 
@@ -55,7 +59,7 @@ def lanes_of(size: int) -> int:
     Args:
         size: bytes of a number.
     """
-    return 16 if size == 4 and _machine()[2].get("avx512f") else 8
+    return 16 if size == 4 and _compiler()[2].get("avx512f") else 8
 
 
 def compiled(stage: Stage, function: str, size: int) -> Callable[..., None]:
@@ -72,7 +76,8 @@ def compiled(stage: Stage, function: str, size: int) -> Callable[..., None]:
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(stage: Stage, function: str, size: int) -> Callable[..., None]:
-    llvm, machine, _ = _machine()
+    llvm, new_machine, _ = _compiler()
+    machine = new_machine()  # which the engine takes: it goes when the engine goes
     lanes, kind = lanes_of(size), KINDS[size]
     vector, suffix = f"<{lanes} x {kind}>", f"v{lanes}f{8 * size}"
     text = f"""{code_of(stage, function, kind, lanes)}

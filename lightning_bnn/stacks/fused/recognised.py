@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
-import types
-from collections.abc import Callable
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.nn.modules import module as hooks_of_all
+from torch.func import functional_call
 
 from lightning_bnn.stacks.choices import work_of
 from lightning_bnn.stacks.copies import known_of
 from lightning_bnn.stacks.fused.chains import Chain, Unsuitable, read_chain
 from lightning_bnn.stacks.fused.machine_code import has_compiler, lanes_of
 from lightning_bnn.stacks.fused.running import run_chain
+from lightning_bnn.stacks.fused.settings import has_hooks, settings_of
 from lightning_bnn.stacks.running import run_network
 
 __all__ = ["chain_of", "fused_outputs"]
@@ -24,7 +28,8 @@ __all__ = ["chain_of", "fused_outputs"]
 Params = dict[str, Tensor]
 LIMIT = 10**6
 """Networks with more work than this run by torch, see `choices.work_of`."""
-_TOLD = "its reason was logged"
+MOST_SETTINGS = 32
+"""Networks whose attributes take more values run by torch, since each has to be read anew."""
 _log = logging.getLogger("lightning_bnn.params")
 
 
@@ -40,20 +45,16 @@ def chain_of(
         own: whether members have inputs of their own.
         chunk_size: members that shall run at once: one by one they run by torch.
     """
-    if chunk_size == 1 or len(x) != 1 or not _is_plain(x[0], params, own):
+    if chunk_size == 1 or len(x) != 1 or work_of(model) > LIMIT:
         return None
-    if work_of(model) > LIMIT:
+    try:
+        _refuse_unusual(x[0], params, own)
+        if has_hooks(model):
+            raise Unsuitable("hooks look at it")
+        return _known_chain(model, params, x[0][0] if own else x[0])
+    except Unsuitable as reason:
+        _tell(model, str(reason))
         return None
-    inputs = x[0][0] if own else x[0]
-    settings = _settings(model)
-    if settings is None:
-        return None
-    key = (inputs.shape, inputs.dtype, settings)
-    known = known_of(model)
-    if key not in known:
-        known[key] = _read(model, params, inputs.detach())
-    chain: Chain | None = known[key]
-    return chain
 
 
 def fused_outputs(
@@ -78,19 +79,35 @@ def fused_outputs(
     return run_chain(chain, x[0], [params[n] for n in chain.weights], own, again)
 
 
+def _tell(model: nn.Module, reason: str) -> None:
+    """Log a reason, once for a network."""
+    told = known_of(model).setdefault("told", set())
+    if reason not in told:
+        told.add(reason)
+        _log.info("%s runs by operations of torch: %s.", type(model).__name__, reason)
+
+
 # ------------------------------------------------------------ what is asked of a call
-def _is_plain(x: Any, params: Params, own: bool) -> bool:
-    """Whether ordinary tensors on the CPU meet, and nobody watches what happens to them."""
-    if not _is_ordinary(x) or x.ndim < 2 + own or not x.numel() or _is_watched():
-        return False
-    weights = [t for t in params.values() if t.is_floating_point()]
-    alike = all(_is_ordinary(t) and t.dtype == x.dtype for t in weights)
-    return alike and has_compiler() and 2 * x.shape[own] >= lanes_of(x.element_size())
+def _refuse_unusual(x: Any, params: Params, own: bool) -> None:
+    """Ordinary tensors on the CPU must meet, and nobody watch what happens to them."""
+    tensors = [x, *(t for t in params.values() if t.is_floating_point())]
+    if _is_watched():
+        raise Unsuitable("mixed precision, a transform of functions or a mode is on")
+    if not all(map(_is_ordinary, tensors)):
+        raise Unsuitable("it has tensors of a special kind, or on another device")
+    if {t.dtype for t in tensors} not in ({torch.float32}, {torch.float64}):
+        raise Unsuitable("inputs and weights are not all in single or all in double precision")
+    if len({t.shape[:1] for t in params.values()}) > 1 or x.ndim < 2 + own or not x.numel():
+        raise Unsuitable("its tensors do not fit together")
+    if not has_compiler():
+        raise Unsuitable("llvmlite does not work")
+    if 2 * x.shape[own] < (lanes := lanes_of(x.element_size())):
+        raise Unsuitable(f"batches have fewer than {lanes // 2} examples")
 
 
 def _is_ordinary(x: Any) -> bool:
-    plain = type(x) in (Tensor, nn.Parameter) and x.layout == torch.strided
-    return plain and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    plain = type(x) in (Tensor, nn.Parameter) and x.layout == torch.strided and not x.is_neg()
+    return plain and x.device.type == "cpu"
 
 
 def _is_watched() -> bool:
@@ -112,50 +129,54 @@ def _keeps_tensors_elsewhere() -> bool:
 
 
 # ------------------------------------------------------------ what is known of a network
-def _settings(model: nn.Module) -> Any:
-    """What a network's computation may depend on besides tensors; None if hooks look at it."""
-    if hooks_of_all._has_any_global_hook():
-        return None
-    found = []
-    for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-            return None
-        if module._backward_pre_hooks:
-            return None
-        values = vars(module).items()
-        simple = [(n, repr(v) if type(v) is tuple else v) for n, v in values if type(v) in _SIMPLE]
-        found.append((name, type(module), *simple))
-    return tuple(found)
-
-
-_SIMPLE = frozenset(
-    (bool, int, float, str, tuple, type(None), types.FunctionType, types.BuiltinFunctionType)
-)
-"""Kinds of attributes that are looked at."""
+def _known_chain(model: nn.Module, params: Params, x: Tensor) -> Chain | None:
+    """What was read before with these settings, shapes and precision, or is read now."""
+    known, settings = known_of(model).setdefault("chains", {}), settings_of(model)
+    if settings not in known and len(known) == MOST_SETTINGS:
+        raise Unsuitable(f"its attributes have had more than {MOST_SETTINGS} values")
+    chains = known.setdefault(settings, {})
+    key = (x.shape, x.dtype, *(t.shape[1:] for t in params.values()))
+    if key not in chains:
+        chains[key] = _read(model, params, x)
+    chain: Chain | None = chains[key]
+    return chain
 
 
 def _read(model: nn.Module, params: Params, x: Tensor) -> Chain | None:
     """The chain of a network, if it computes what the network does."""
+    try:
+        with torch.inference_mode(False), torch.random.fork_rng([]):
+            return _read_first(model, params, x.detach().clone())
+    except (Unsuitable, RuntimeError, ValueError, NotImplementedError, IndexError) as reason:
+        _tell(model, (str(reason).strip().splitlines() or [""])[0][:120])
+        return None
+
+
+def _read_first(model: nn.Module, params: Params, x: Tensor) -> Chain:
+    """The chain of the first network of a stack."""
     first = {n: t.detach()[0].clone() for n, t in params.items()}
-    for name, _ in model.named_parameters():
-        first[name].requires_grad_()
-    with torch.enable_grad(), torch.random.fork_rng([]):
-        try:
-            outputs: list[Tensor] = []
-
-            def run() -> Any:
-                outputs.append(run_network(model, first, (x,)))
-                return outputs[0]
-
-            chain = read_chain(run, x, first)
-            _compare(chain, x, first, outputs[0].detach())
-        except (Unsuitable, RuntimeError, ValueError, NotImplementedError, IndexError) as reason:
-            if _TOLD not in known_of(model):
-                known_of(model)[_TOLD] = True
-                text = (str(reason).strip().splitlines() or [""])[0][:120]
-                _log.info("%s runs by operations of torch: %s.", type(model).__name__, text)
-            return None
+    with torch.no_grad(), _untouched_generators():
+        wanted = functional_call(model, first, (x.clone(),))
+    for tensor in (x, *(first[name] for name, _ in model.named_parameters())):
+        tensor.requires_grad_()
+    with torch.enable_grad():
+        chain = read_chain(lambda: run_network(model, first, (x,)), x, first)
+    _compare(chain, x, first, wanted)
     return chain
+
+
+@contextmanager
+def _untouched_generators() -> Iterator[None]:
+    """Leave random numbers as they were; refuse what has drawn some that are not torch's own."""
+    python, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+        after = random.getstate(), np.random.get_state()  # noqa: NPY002
+        if pickle.dumps(after) != pickle.dumps((python, numpys)):
+            raise Unsuitable("it draws random numbers of Python or numpy")
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpys)  # noqa: NPY002
 
 
 @torch.no_grad()

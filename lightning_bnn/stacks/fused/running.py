@@ -49,7 +49,8 @@ class _Chain(torch.autograd.Function):
     ) -> Tensor:
         keeps = any(ctx.needs_input_grad)
         stacked = [w.detach().contiguous() for w in weights]
-        run = _Run(chain, x if own else x[None], stacked)
+        named = dict(zip(chain.weights, stacked, strict=True))
+        run = _Run(chain, x if own else x[None], named)
         size = run.members if keeps else run.members_at_once()
         if size >= run.members:
             out = run.forward()
@@ -65,29 +66,39 @@ class _Chain(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[3:]
         tensors = ctx.saved_tensors  # raises if they have been changed meanwhile
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or _is_batched(g):
             return None, None, None, *_by_autograd(ctx.by_torch, tensors, wanted, g)
-        gx, *weights = ctx.run.backward(g, wanted[0], wanted[1:])
+        run: _Run = ctx.run
+        names = [n for n, needed in zip(run.weights, wanted[1:], strict=True) if needed]
+        gx, found = run.backward(g, wanted[0], names)
         if gx is not None and not ctx.own:
             gx = gx.sum(0)
-        return None, None, None, gx, *weights
+        return None, None, None, gx, *(found.get(n) for n in run.weights)
 
 
 def _by_autograd(
     run: Callable[..., Tensor], tensors: Sequence[Tensor], wanted: Sequence[bool], g: Tensor
 ) -> list[Tensor | None]:
-    """Gradients of which further gradients can be taken."""
+    """Gradients of which further gradients can be taken, or many gradients at once."""
     leaves = [t for t, needed in zip(tensors, wanted, strict=True) if needed]
-    found = iter(torch.autograd.grad(run(*tensors), leaves, g, create_graph=True))
+    with torch.enable_grad():
+        outputs = run(*tensors)
+    found = iter(torch.autograd.grad(outputs, leaves, g, create_graph=torch.is_grad_enabled()))
     return [next(found) if needed else None for needed in wanted]
+
+
+def _is_batched(g: Tensor) -> bool:
+    """Whether it stands for many tensors, as with ``is_grads_batched`` of `torch.autograd.grad`."""
+    return not torch._C._has_storage(g)
 
 
 class _Run:
     """The activations of a chain, and what its stages note for the way back."""
 
-    def __init__(self, chain: Chain, x: Tensor, weights: list[Tensor]) -> None:
+    def __init__(self, chain: Chain, x: Tensor, weights: dict[str, Tensor]) -> None:
         self.chain, self.weights = chain, weights
-        self.members, self.examples, self.shape = len(weights[0]), x.shape[1], x.shape
+        self.members = len(next(iter(weights.values())))
+        self.examples, self.shape = x.shape[1], x.shape
         self.size, self.lanes = x.element_size(), lanes_of(x.element_size())
         first = chain.first
         inputs = examples_last(x, first.channels, first.size, first.pads, self.lanes)
@@ -98,8 +109,8 @@ class _Run:
         part = object.__new__(_Run)
         part.__dict__.update(self.__dict__)
         inputs = self.activations[0]
-        part.weights = [w[some] for w in self.weights]
-        part.members = len(part.weights[0])
+        part.weights = {n: w[some] for n, w in self.weights.items()}
+        part.members = len(range(self.members)[some])
         part.activations = [inputs[some] if len(inputs) > 1 else inputs]
         part.notes = [inputs[:0]]
         return part
@@ -114,24 +125,23 @@ class _Run:
     # ------------------------------------------------------------ forwards
     def forward(self) -> Tensor:
         """The outputs; activations and notes are kept."""
-        weights = iter(self.weights)
         for layer in self.chain.layers:
             x = self.activations[-1]
             if isinstance(layer, Layer):
-                used = [next(weights) if name else None for name in (layer.weight, layer.bias)]
-                self._stage(layer, x, used)
+                self._stage(layer, x)
             else:
                 self.activations.append(layer.forward(x))
                 self.notes.append(x[:0])
         size, out = self.chain.out_size, self.activations[-1]
         return examples_first(out, self.examples, self.chain.out_shape, size, (0, 0, 0, 0))
 
-    def _stage(self, layer: Layer, x: Tensor, used: list[Tensor | None]) -> None:
+    def _stage(self, layer: Layer, x: Tensor) -> None:
         stage, blocks = layer.stage, x.shape[1]
         shape = (self.members, blocks, stage.outputs, *stage.out_padded, self.lanes)
         out = x.new_zeros(shape) if any(stage.out_pads) else x.new_empty(shape)
         room = self.members * blocks * stage.notes * stage.note_bits * self.lanes // 8
         notes = torch.empty(room, dtype=torch.uint8)
+        used = [self.weights.get(n) for n in (layer.weight, layer.bias)]
         self._call(layer, "forward", x, [x, *used, out, notes])
         self.activations.append(out)
         self.notes.append(notes)
@@ -149,34 +159,38 @@ class _Run:
 
     # ------------------------------------------------------------ backwards
     def backward(
-        self, g: Tensor, wants_inputs: bool, wanted: Sequence[bool]
-    ) -> list[Tensor | None]:
-        """Gradients of the inputs and of all weights, where they are wanted."""
+        self, g: Tensor, wants_inputs: bool, wanted: Sequence[str]
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Gradients of the inputs, if they are wanted, and of weights by name."""
         last = self.activations[-1]
         g = examples_last(g, last.shape[2], self.chain.out_size, (0, 0, 0, 0), self.lanes)
-        found: list[Tensor | None] = [None] * len(self.weights)
-        at = len(self.weights)
-        for k in reversed(range(len(self.chain.layers))):
-            layer, x, y = self.chain.layers[k], self.activations[k], self.activations[k + 1]
+        found: dict[str, Tensor] = {}
+        layers = self.chain.layers
+        earliest = 0 if wants_inputs else self.chain.earliest(wanted)
+        for k in reversed(range(earliest, len(layers))):
+            layer, x, y = layers[k], self.activations[k], self.activations[k + 1]
             if not isinstance(layer, Layer):
                 g = layer.backward(g, x, y)
                 continue
             g = g.contiguous()
             self._call(layer, "before_backward", y, [y, None, None, g, None])
-            mine = [n for n, name in enumerate((layer.weight, layer.bias)) if name]
-            at -= len(mine)
-            if any(wanted[at : at + len(mine)]):
-                grads = [torch.empty_like(w) for w in self.weights[at : at + len(mine)]]
-                found[at : at + len(mine)] = grads
-                both = [*grads, None, None][:2]
-                self._call(layer, "weight_gradient", x, [x, *both, g, self.notes[k + 1]])
-            if not wants_inputs and not any(wanted[:at]):
-                return [None, *found]
-            weight = self.weights[at] if mine else None
-            gx = g.new_empty(self.members, *x.shape[1:])
-            self._call(layer, "input_gradient", gx, [gx, weight, None, g, self.notes[k + 1]])
-            g = gx
-        return [self._of_inputs(g) if wants_inputs else None, *found]
+            if {layer.weight, layer.bias} & {*wanted}:
+                self._weight_gradient(layer, x, g, self.notes[k + 1], found)
+            if wants_inputs or k > earliest:
+                weight, gx = self.weights.get(layer.weight), g.new_empty(self.members, *x.shape[1:])
+                self._call(layer, "input_gradient", gx, [gx, weight, None, g, self.notes[k + 1]])
+                g = gx
+        return self._of_inputs(g) if wants_inputs else None, found
+
+    def _weight_gradient(
+        self, layer: Layer, x: Tensor, g: Tensor, notes: Tensor, found: dict[str, Tensor]
+    ) -> None:
+        """Add the gradients of a layer's weights to those of earlier uses."""
+        names = [name for name in (layer.weight, layer.bias) if name]
+        grads = [torch.empty_like(self.weights[name]) for name in names]
+        self._call(layer, "weight_gradient", x, [x, *[*grads, None][:2], g, notes])
+        for name, grad in zip(names, grads, strict=True):
+            found[name] = found[name] + grad if name in found else grad
 
     def _of_inputs(self, g: Tensor) -> Tensor:
         first = self.chain.first

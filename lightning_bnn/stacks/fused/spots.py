@@ -144,7 +144,7 @@ def taps_of(code: VectorCode, stage: Stage, x: str) -> Iterator[tuple[list[Pair]
         yield row, code.at(x, moved), code.index((s, stage.kernel[1]))
 
 
-def weight_index(code: VectorCode, stage: Stage, channel: str, c: str, tap: str) -> str:
+def weight_index(code: VectorCode, stage: Stage, channel: str, c: str = "0", tap: str = "0") -> str:
     """Where the weight of an output channel, an input channel and a tap is."""
     taps = math.prod(stage.kernel)
     return code.index((channel, stage.depth * taps), (c, taps), (tap, 1))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["LONGEST", "Pads", "Pair", "Pooling", "Stage", "Tile"]
+__all__ = ["LONGEST", "Pads", "Pair", "Pooling", "Stage", "Tile", "even"]
 
 Pair = tuple[int, int]
 Pooling = Literal["none", "max", "mean"]
@@ -20,7 +20,10 @@ LONGEST = 640
 
 @dataclass(frozen=True)
 class Tile:
-    """What is computed at once: outputs of some channels, at some neighbouring places."""
+    """What is computed at once: outputs of some channels, at some neighbouring places.
+
+    There may be fewer channels left for the last one.
+    """
 
     channels: int
     rows: int
@@ -156,7 +159,7 @@ class Stage:
         whole = rows * columns * taps <= LONGEST
         taps = taps if whole else self.kernel[1]
         most = min(REGISTERS // (rows * columns), LONGEST // (rows * columns * taps))
-        return Tile(_divisor(self.share, max(most, 1)), rows, columns, whole)
+        return Tile(even(self.share, max(most, 1)), rows, columns, whole)
 
     @property
     def steps_of_tiles(self) -> tuple[Pair, Pair, Pair, Pair]:
@@ -167,6 +170,16 @@ class Stage:
             return (self.places[0] // inner[0], self.places[1] // inner[1]), inner, (1, 1), inner
         tiles = (self.window[0] // inner[0], self.window[1] // inner[1])
         return self.out_size, self.step, tiles, inner
+
+
+def even(number: int, most: int) -> int:
+    """The size of parts that are about equally large, as few as there can be.
+
+    Args:
+        number: of all things.
+        most: how many one part may have.
+    """
+    return -(-number // -(-number // most))
 
 
 def _divisor(number: int, most: int) -> int:

@@ -87,6 +87,20 @@ class VectorCode:
         ]
         self.label = f"{head}x"
 
+    def parts(self, count: int, size: int) -> Iterator[tuple[str, int]]:
+        """Loop over parts of one size, then take what is left: gives the first index of each.
+
+        Args:
+            count: how much there is.
+            size: of all parts but the last.
+        """
+        whole, rest = divmod(count, size)
+        if whole:
+            with self.loop(whole) as k:
+                yield self.index((k, size)), size
+        if rest:
+            yield str(whole * size), rest
+
     # ------------------------------------------------------------ integers and addresses
     def index(self, *terms: tuple[str, int | str]) -> str:
         """Sum of products of indices and strides.

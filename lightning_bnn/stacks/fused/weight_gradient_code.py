@@ -16,7 +16,7 @@ from lightning_bnn.stacks.fused.spots import (
     weights_of,
     windows,
 )
-from lightning_bnn.stacks.fused.stage import LONGEST, Pair, Stage
+from lightning_bnn.stacks.fused.stage import LONGEST, Pair, Stage, even
 from lightning_bnn.stacks.fused.vector_code import VectorCode
 
 __all__ = ["weight_gradient"]
@@ -34,19 +34,18 @@ def weight_gradient(code: VectorCode, stage: Stage) -> None:
         code: where the instructions go.
         stage: its sizes.
     """
-    counts = _summed_at_once(stage)
-    outs, depths, taps = counts
+    outs, depths, taps = _summed_at_once(stage)
     with code.loop("%last", "%first") as m:
         weight, bias = weights_of(code, stage, m)
         if stage.bias:
             with code.loop(stage.outputs) as o:
                 _bias_gradient(code, stage, m, bias, o)
-        with code.loop(stage.groups) as g, code.loop(stage.share // outs) as o:
-            first = code.index((g, stage.share), (o, outs))
-            rows = math.prod(stage.kernel) // taps
-            with code.loop(stage.depth // depths) as c, code.loop(rows) as row:
-                where = (m, g, first, code.index((c, depths)), row)
-                _some_weights(code, stage, where, weight, counts)
+        with code.loop(stage.groups) as g, code.loop(math.prod(stage.kernel) // taps) as row:
+            for o, some in code.parts(stage.share, outs):
+                first = code.index((g, stage.share), (o, 1))
+                for channel, deep in code.parts(stage.depth, depths):
+                    where = (m, g, first, channel, row)
+                    _some_weights(code, stage, where, weight, (some, deep, taps))
 
 
 def _summed_at_once(stage: Stage) -> tuple[int, int, int]:
@@ -55,18 +54,20 @@ def _summed_at_once(stage: Stage) -> tuple[int, int, int]:
     taps = every if every <= MOST_TAPS else stage.kernel[1]
     places = len(stage.tile.places)
     best, cost = (1, 1), math.inf
-    for outs in _divisors(stage.share):
-        for depths in _divisors(stage.depth):
+    for outs in _sizes(stage.share):
+        for depths in _sizes(stage.depth):
             products = outs * depths * taps
             loads = 2 * outs * places + depths * (places + taps)
+            parts = -(-stage.share // outs) * -(-stage.depth // depths)
             fits = max(products / REGISTERS, products * places / LONGEST) <= 1
-            if fits and loads / products < cost:
-                best, cost = (outs, depths), loads / products
+            if fits and loads * parts < cost:
+                best, cost = (outs, depths), loads * parts
     return *best, taps
 
 
-def _divisors(number: int) -> list[int]:
-    return [k for k in range(1, min(number, REGISTERS) + 1) if number % k == 0]
+def _sizes(number: int) -> list[int]:
+    """Of parts that are about equally large."""
+    return sorted({even(number, most) for most in range(1, REGISTERS + 1)})
 
 
 def _bias_gradient(code: VectorCode, stage: Stage, m: str, bias: str, o: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
+from lightning_bnn.symmetry.discovery.constants import Followed, follow_constants
 from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.graph import Graph, Source, ancestors
 from lightning_bnn.symmetry.discovery.interpreter import Interpreter
@@ -84,6 +85,7 @@ class Channels:
         twins: branches that correspond in all graphs so far.
         routers: layers in front of a softmax in all graphs so far.
         parts: by name, parts of parameters that are followed as tensors of their own.
+        constants_added: what may be added to biases and tables.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Channels:
         self.shift: SoftmaxShift | None = None
         self.twins: list[TwinChannels] | None = None
         self.routers: set[Router] | None = None
+        self.constants_added = Followed()
         self._names_read: set[str] = set()
         self._overlapping = overlapping(named_tensors(model))
         for name, other in self._overlapping.items():
@@ -123,12 +126,14 @@ class Channels:
 
     def follow(self, graph: Graph) -> None:
         """Follow the channels through one graph; what it returns must stay as it is."""
-        graph = taken_apart(graph, self.parts)
+        whole, graph = graph, taken_apart(graph, self.parts)
         written = [w for w in graph.written if w[0] in self.buffers_that_matter]
         ends = [*graph.results, *(node for _, node in written)]
         live = ancestors(ends)
         inputs = {n: self._operand(n, s) for n, s in graph.sources.items() if n in live}
         values = self.interpreter.run(graph.module, inputs, ends)
+        held = {self.parts[n].whole if n in self.parts else n for n in self.system.conflicts}
+        follow_constants(self.constants_added, whole, self.owners, held)
         self._compare_parts(graph, values)
         for name, node in written:
             self._write(graph, name, node, values[node])

@@ -36,7 +36,9 @@ def discover(
     rules: Mapping[str, Rule] | None = None,
     **named: Any,
 ) -> Symmetries:
-    """Find the permutations, positive scalings and sign flips of a network that keep its function.
+    r"""Find the permutations, positive scalings and sign flips of a network that keep its function.
+
+    .. math:: f(g\, \theta, x) = f(\theta, x) \quad \text{for all } x \text{ and every } g
 
     The graphs of the network, in evaluation and in training, are read from `torch.export`; every
     activation carries the labels of its channels, shape operations are executed on the labels, all
@@ -59,6 +61,14 @@ def discover(
         UnsupportedModel: the network cannot be traced, or a rule given by ``rules`` breaks its
             function.
         ValueError: the example does not fit the network.
+
+    >>> import torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    >>> table = str(discover(net, torch.randn(8, 2)))
+    >>> print(*table.splitlines()[:3], sep="\n")
+    kind          units  groups  acts on
+    permutation       3       1  0.weight
+    scaling           3       1  0.weight
     """
     if batch_norm not in ("carrier", "eval"):
         raise ValueError(f"`batch_norm` must be 'carrier' or 'eval', got {batch_norm!r}.")

@@ -33,7 +33,12 @@ from lightning_bnn.symmetry.forward import (
 __all__ = ["Graphs", "trace", "trace_graphs"]
 
 _OUTSIDE = ("/torch/", "/lightning/", "/lightning_bnn/", "<frozen", "<string>", "<eval_with_key>")
-_DERIVATIVES = ("We found a fake tensor", "no attribute 'constant'", "functorch tensor")
+_DERIVATIVES = (
+    "We found a fake tensor",
+    "no attribute 'constant'",
+    "functorch tensor",
+    "does not require grad and does not have a grad_fn",  # torch 2.6
+)
 """What the tracer says of `torch.autograd.grad` and of `torch.func.grad`."""
 
 

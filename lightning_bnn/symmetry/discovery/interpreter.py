@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.symmetry.discovery.graph import ancestors, descendants, repeated
-from lightning_bnn.symmetry.discovery.marking import mark_mixing, stop_what_is_seen
+from lightning_bnn.symmetry.discovery.marking import mark_mixing
 from lightning_bnn.symmetry.discovery.reports import check_sizes, report
 from lightning_bnn.symmetry.discovery.twin_channels import Made
 from lightning_bnn.symmetry.discovery.values import (
@@ -248,7 +248,6 @@ class Interpreter:
         self.system.operation = name
         result = rules[name](self.system, node, *args, **kwargs)
         mark_mixing(self.system, name, operands, result, rules)
-        stop_what_is_seen(self.system, name, operands, result, rules)
         return result
 
     def _computes_weight(self, node: Node, operands: list[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""After a rule: what keeps channels from being mixed, and which added constants would be seen."""
+"""After a rule: what keeps channels from being mixed."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
-from lightning_bnn.symmetry.rules import weight_products
 from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
 from lightning_bnn.symmetry.rules.labels import Factored, Index, Squares, Value, is_operand
-from lightning_bnn.symmetry.rules.shifted_products import stop_shifts
 from lightning_bnn.symmetry.rules.table import (
     MARK_PARTS,
     MIXES,
     OF_ROWS,
     OF_WEIGHTS,
-    PASSES_SHIFTS,
     RULES,
-    TAKE_WEIGHTS,
-    WRITES_SHIFTS,
 )
 
-__all__ = ["mark_mixing", "stop_what_is_seen"]
+__all__ = ["mark_mixing"]
 
 
 def mark_mixing(
@@ -49,24 +44,6 @@ def _says_what_mixes(name: str, operands: Sequence[Any], rules: Mapping[str, Rul
     if any(isinstance(x, Index) for x in operands):
         return False
     return name in MARK_PARTS if rules is OF_WEIGHTS else name in MIXES and _is_ours(name, rules)
-
-
-def stop_what_is_seen(
-    system: Constraints,
-    name: str,
-    operands: Sequence[Any],
-    result: Any,
-    rules: Mapping[str, Rule],
-) -> None:
-    """A constant that is added to channels is seen, unless the rule says what becomes of it."""
-    passes = name in PASSES_SHIFTS and _is_ours(name, rules)
-    if rules is OF_WEIGHTS:
-        passes = name in TAKE_WEIGHTS or rules[name] is weight_products.reshape
-    every = [*operands, *_operands(result)]
-    computed = any(isinstance(x, Factored) and not x.active for x in every)
-    chooses = any(isinstance(x, Index) for x in operands)
-    if rules is OF_ROWS or chooses or computed or not passes:
-        stop_shifts(system, operands if name in WRITES_SHIFTS else every)
 
 
 def _is_ours(name: str, rules: Mapping[str, Rule]) -> bool:

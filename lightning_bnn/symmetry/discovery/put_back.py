@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.symmetry.discovery.parts_of_parameters import Part
-from lightning_bnn.symmetry.groups import Axis, PermutationGroup, Placement, ShiftGroup, Symmetries
+from lightning_bnn.symmetry.groups import Axis, PermutationGroup, Placement, Symmetries
 from lightning_bnn.symmetry.rules.labels import Unsupported
 
 __all__ = ["put_back"]
@@ -41,8 +41,7 @@ def put_back(
         kind: tuple(wholes.moved(group) for group in getattr(sym, kind))
         for kind in ("permutations", "scalings", "signs", "linear")
     }
-    shifts = tuple(wholes.shifted(s) for s in sym.shifts if not wholes.are_read_by(s))
-    return replace(sym, axes=tuple(wholes.axes), shifts=shifts, **moved)
+    return replace(sym, axes=tuple(wholes.axes), **moved)
 
 
 class _Wholes:
@@ -112,11 +111,6 @@ class _Wholes:
         name = self.parts[group.name].whole if group.name in self.parts else group.name
         return replace(group, name=name, placements=_joined(places), **changes)
 
-    def shifted(self, group: ShiftGroup) -> ShiftGroup:
-        """A group of shifts with its places on whole parameters."""
-        readers = (replace(r, channels=self._place(r.channels)) for r in group.readers)
-        return replace(self.moved(group), readers=tuple(readers))
-
     def _place(self, place: Placement) -> Placement:
         axis, elements = self._at[place.axis]
         return replace(place, axis=axis, positions=elements[place.positions].flatten(-2))
@@ -129,13 +123,6 @@ class _Wholes:
         for index in self._inside[stack].values():
             size = self.axes[index].size
             yield Placement(index, at * size + torch.arange(size))
-
-    def are_read_by(self, shift: ShiftGroup) -> bool:
-        """Whether parts read what is shifted, of whose biases none can be named."""
-        weights = {self.axes[self._at[r.channels.axis][0]].tensor for r in shift.readers}
-        biases = {r.bias for r in shift.readers}
-        wholes = {part.whole for part in self.parts.values()}
-        return bool(weights & wholes or biases & self.parts.keys())
 
 
 def _joined(places: Sequence[Placement]) -> tuple[Placement, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_bnn.symmetry.discovery.channels import Channels
 from lightning_bnn.symmetry.discovery.classes import connected
+from lightning_bnn.symmetry.discovery.constants import shift_groups
 from lightning_bnn.symmetry.discovery.put_back import put_back
 from lightning_bnn.symmetry.discovery.routers import shifts_of_routers
 from lightning_bnn.symmetry.discovery.solve import solve
@@ -31,9 +32,14 @@ def symmetries_of(channels: Channels) -> Symmetries:
     shapes = {first_name.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
     own = {n: part.shape for n, part in channels.parts.items()}
     symmetries = solve(channels.system, shapes | own, channels.twins or [])
-    forgotten = shifts_of_routers(channels.routers or set(), symmetries.axes)
-    symmetries = replace(symmetries, shifts=(*symmetries.shifts, *forgotten))
     symmetries = put_back(symmetries, channels.parts, shapes)
+    axes, shifts = shift_groups(channels.constants_added, symmetries.axes)
+    shifted = {axes[p.axis].tensor for group in shifts for p in group.placements}
+    forgotten = [
+        group for group in shifts_of_routers(channels.routers or set(), symmetries.axes)
+        if group.name not in shifted
+    ]  # fmt: skip
+    symmetries = replace(symmetries, axes=axes, shifts=(*shifts, *forgotten))
     return replace(
         symmetries,
         frozen=tuple(dict.fromkeys(channels.frozen)) or _why_nothing_moves(channels, symmetries),

@@ -55,7 +55,8 @@ def routers(graph: Graph, sole: Collection[str]) -> set[Router]:
 
 def _weights(node: Node) -> tuple[Node, ...]:
     """The weight and the bias of a linear map."""
-    if node.op != "call_function" or operation_name(node) != "linear" or len(node.args) < 2:
+    name = operation_name(node) if node.op == "call_function" else ""
+    if name not in ("linear", "matmul", "mm") or len(node.args) < 2:
         return ()
     weights = tuple(n for n in node.args[1:3] if isinstance(n, Node))
     return weights if weights and weights[0].meta["val"].ndim == 2 else ()

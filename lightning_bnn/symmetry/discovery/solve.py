@@ -16,7 +16,6 @@ from lightning_bnn.symmetry.discovery.factors import NO_ACTIONS, actions, factor
 from lightning_bnn.symmetry.discovery.independence import independent
 from lightning_bnn.symmetry.discovery.mixing import Factors, linear_groups
 from lightning_bnn.symmetry.discovery.second_scales import FreeProducts, SecondScales
-from lightning_bnn.symmetry.discovery.trades import shift_groups
 from lightning_bnn.symmetry.discovery.twin_channels import TwinChannels
 from lightning_bnn.symmetry.groups import Axis, ScalingGroup, SignGroup, Symmetries
 from lightning_bnn.symmetry.rules.constraints import Constraints, Product
@@ -69,7 +68,6 @@ def solve(
         linear=linear_groups(
             channels, Factors(scale_id, sign_id, scale_powers), _rows_of_copies(channels, families)
         ),
-        shifts=shift_groups(channels),
     )
 
 

@@ -34,7 +34,9 @@ def match_activations(
     *,
     average: bool = False,
 ) -> list[Tensor]:
-    """Permutations after which hidden activations agree best with those of a reference.
+    r"""Permutations after which hidden activations agree best with those of a reference.
+
+    .. math:: \max_p \sum_x \sum_k a_{p(k)}(x)\, a^*_k(x)
 
     Inner products of activations are summed over the batches and maximised by one linear assignment
     per group, as by ``match(..., method="activations")``, which also says what was reached.
@@ -54,6 +56,15 @@ def match_activations(
     Returns:
         One permutation per group, for `permute`; with a leading dimension for a stack that is not
         averaged.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, match_activations, permute
+    >>> net, batches = mlp(2, [4], 1, torch.nn.Tanh), [torch.randn(64, 2)]
+    >>> sym, w = discover(net, batches[0]), P.of(net)
+    >>> copy = permute(w, sym, [torch.tensor([3, 0, 1, 2])])
+    >>> match_activations(net, copy, w, sym, batches)  # what undoes it
+    [tensor([1, 2, 3, 0])]
     """
     stacked = check_params(params, sym)
     members = params if stacked else stack([params])

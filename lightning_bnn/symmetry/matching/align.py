@@ -17,7 +17,7 @@ from lightning_bnn.symmetry.matching.leave_one_out import LeaveOneOut
 from lightning_bnn.symmetry.matching.matrix_frames import align_with_matrices
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.min_mass import min_mass
-from lightning_bnn.symmetry.validation import check_finite, check_params
+from lightning_bnn.symmetry.validation import check_finite, check_params, check_squares
 
 __all__ = ["align"]
 
@@ -46,7 +46,7 @@ def align(
     squared distance to the mean falls with every step. It begins once with the networks as they are
     and once with all matched to the first, and keeps the better end. Any two networks are then
     matched by way of the common frame, which is that of the first one: around every cycle the
-    permutations cancel.
+    permutations cancel. With matrices the second start is what permutations alone have found.
 
     References:
         C2M3: Cycle-Consistent Multi-Model Merging (Crisostomi et al., 2024)
@@ -61,21 +61,34 @@ def align(
         sweeps: rounds over all networks at most.
         seed: of the order of the networks within a round.
         weights: how much each network counts in the mean; by default all count the same.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import align, discover, permute, random_permutations
+    >>> net = mlp(2, [5], 1)
+    >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
+    >>> copies = permute(P.stack([w] * 4), sym, random_permutations(sym, members=4))
+    >>> together = align(copies, sym).apply(copies, sym)
+    >>> all(torch.equal(t[0], t[k]) for t in together.values() for k in range(4))
+    True
     """
     _check(stack, sym, method, scales, signs, mixing, sweeps)
-    counts = None
+    counts = torch.ones(stack_size(stack), dtype=torch.float64)
     if weights is not None:
-        counts = torch.tensor(shares(weights, stack_size(stack))).double() * stack_size(stack)
-    if mixing and sym.linear:
-        return align_with_matrices(stack, sym, method, sweeps, seed, counts)
+        counts *= torch.tensor(shares(weights, len(counts))).double() * len(counts)
     factors = min_mass(stack, sym).scales if scales and sym.scalings else None
     scaled = stack if factors is None else rescale(stack, sym, factors)
     plan = Plan(sym)
-    if not plan.compared:
-        every = (torch.arange(g.units).expand(stack_size(stack), -1) for g in sym.permutations)
-        return Alignment(tuple(every), (0.0, 0.0), method, None, factors)
-    joint = LeaveOneOut(plan, scaled, signs, seed, counts)
-    return _by_permutations(joint, stack, factors, method, sweeps)
+    check_squares(scaled, "stack", plan.compared)
+    if plan.compared:
+        joint = LeaveOneOut(plan, scaled, signs, seed, counts)
+        alone = _by_permutations(joint, stack, factors, method, sweeps)
+    else:
+        every = (torch.arange(g.units).expand(len(counts), -1) for g in sym.permutations)
+        alone = Alignment(tuple(every), (0.0, 0.0), method, None, factors)
+    if mixing and sym.linear:
+        return align_with_matrices(stack, sym, alone, sweeps, seed, counts)
+    return alone
 
 
 def _check(

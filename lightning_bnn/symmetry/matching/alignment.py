@@ -28,11 +28,23 @@ class Alignment(Sequence[Tensor]):
     Attributes:
         permutations: one per group, ``(members, units)``.
         spread: after every sweep, the sum of squared distances of the networks to their mean, over
-            the tensors that permutations reach; first as they were given.
+            the tensors that permutations (with matrices: any symmetries) reach; first as they were
+            given.
         method: ``"joint"`` or ``"reference"``.
         signs: flips that come before the permutations, where they were asked for.
         scales: positive factors that come before the flips, where they were asked for.
         matrices: for `mix`, after the permutations, where they were asked for.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import align, compose, discover
+    >>> net = mlp(2, [5], 1)
+    >>> sym, stack = discover(net, torch.randn(8, 2)), P.populate(net, 3)
+    >>> found = align(stack, sym)
+    >>> found.spread[-1] < found.spread[0], found[0].shape
+    (True, torch.Size([3, 5]))
+    >>> compose(found.between(1, 2, sym), found.between(2, 1, sym), sym)
+    [tensor([0, 1, 2, 3, 4])]
     """
 
     permutations: tuple[Tensor, ...]
@@ -93,12 +105,28 @@ def _weighted_distance(rows: Tensor, counts: Tensor) -> float:
 
 
 def cycle_error(between: Mapping[tuple[int, int], Sequence[Tensor]], sym: Symmetries) -> float:
-    """Share of units that do not come back to their place on the way round three networks.
+    r"""Share of units that do not come back to their place on the way round three networks.
+
+    .. math:: \frac{1}{|U|} \sum_{a, b, c} |\{u : (\pi_{c a} \pi_{b c} \pi_{a b})(u) \neq u\}|
 
     Args:
         between: for every ordered pair ``(a, b)``, permutations that bring ``a`` to ``b``, from
             `match` or from `Alignment.between`.
         sym: what `discover` returned.
+
+    >>> import itertools
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import align, cycle_error, discover, match
+    >>> net = mlp(2, [20], 1)
+    >>> stack = P.populate(net, 3, torch.Generator().manual_seed(0))
+    >>> sym = discover(net, torch.randn(8, 2))
+    >>> pairs, found = list(itertools.permutations(range(3), 2)), align(stack, sym)
+    >>> cycle_error({(a, b): found.between(a, b, sym) for a, b in pairs}, sym)
+    0.0
+    >>> w = P.unstack(stack)
+    >>> cycle_error({(a, b): match(w[a], w[b], sym) for a, b in pairs}, sym) > 0
+    True
     """
     networks = sorted({k for pair in between for k in pair})
     missing = [p for p in itertools.permutations(networks, 2) if p not in between]

@@ -89,7 +89,8 @@ def by_activations(
     orders = relaxation.best(tables)
     value, bound = value_and_bound(tables, orders, len(next(iter(params.values()))))
     found = relaxation.elements(orders)
-    return MatchResult(tuple(found), value, bound, (measure,) * len(value))
+    methods = (measure,) * len(value)
+    return MatchResult(tuple(found), value, bound, methods, tried={measure: value})
 
 
 def by_learning(
@@ -124,7 +125,9 @@ def by_learning(
         learn_softly(Relaxation(plan), best)
     unknown = torch.full_like(best.loss, torch.nan)
     methods = (method,) * len(best.loss)
-    return MatchResult(tuple(best.permutations), -best.loss, unknown, methods)
+    began = zip(("best", "activations"), best.at_starts, strict=True)
+    tried = {name: -loss for name, loss in began} | {method: -best.loss}
+    return MatchResult(tuple(best.permutations), -best.loss, unknown, methods, tried=tried)
 
 
 def starts_from_activations(

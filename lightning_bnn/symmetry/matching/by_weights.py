@@ -55,7 +55,8 @@ class Search:
 
     def result(self, networks: Params, method: ByWeights, data: Data | None) -> MatchResult:
         """The best of what the method tries, for every member of a stack."""
-        best, methods = _best(self.run(networks, method, data))
+        tries = self.run(networks, method, data)
+        best, methods = _best(tries)
         sym, signs = self.plan.sym, best.signs
         moved = permute(flip(networks, sym, signs) if signs else networks, sym, best.permutations)
         objective = self.plan.similarity(moved, self.reference)
@@ -66,6 +67,7 @@ class Search:
             bound.expand(len(methods)).clone(),
             methods,
             None if signs is None else tuple(signs),
+            _objectives(tries),
         )
 
     def run(self, networks: Params, method: ByWeights, data: Data | None) -> list[_Try]:
@@ -225,6 +227,15 @@ def _agree(tries: Sequence[_Try], members: int, asked: bool) -> Tensor:
         return torch.zeros(members, dtype=torch.bool)
     first, last = tries[0].score, tries[-1].score
     return last.isfinite() & ((first - last).abs() <= _TIE * last.abs())
+
+
+def _objectives(tries: Sequence[_Try]) -> dict[str, Tensor]:
+    """Of every way the best that any of its tries has reached."""
+    scores = {
+        name: torch.stack([t.score for t in tries if t.name == name]).amax(0)
+        for name in dict.fromkeys(t.name for t in tries)
+    }
+    return {name: score.where(score.isfinite(), torch.nan) for name, score in scores.items()}
 
 
 def _best(tries: Sequence[_Try]) -> tuple[_Try, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.forward import structural_copy
+from lightning_bnn.symmetry.forward import in_precision_of, structural_copy
 from lightning_bnn.symmetry.matching.interpolation import interpolate
 
 __all__ = ["HalfWay"]
@@ -46,6 +46,9 @@ class HalfWay:
 
     @torch.no_grad()
     def _outputs(self, params: Params) -> list[Tensor]:
-        every = (functional_call(self.network, params, (x,)) for x in self.inputs)
+        every = (
+            functional_call(self.network, params, (in_precision_of(params, x),))
+            for x in self.inputs
+        )
         leaves = (leaf for outputs in every for leaf in tree_leaves(outputs))
         return [y.double() for y in leaves if isinstance(y, Tensor) and y.is_floating_point()]

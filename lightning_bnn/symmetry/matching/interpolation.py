@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.params import Params, is_stacked, of
+from lightning_bnn.symmetry.forward import in_precision_of
 from lightning_bnn.symmetry.matching.repair import Repairs, reestimated
 
 __all__ = ["Barrier", "barrier", "interpolate"]
@@ -43,6 +44,15 @@ class Barrier:
         losses: mean loss at each of them.
         statistics: what was done about those of the networks between the ends: BatchNorm
             ``"re-estimated"``, preactivations ``"repaired"``, or nothing.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import barrier
+    >>> net = mlp(2, [3], 2)
+    >>> batches = [(torch.randn(8, 2), torch.randint(2, (8,)))]
+    >>> line = barrier(net, P.of(net), P.of(net), batches, points=3)
+    >>> line.weights, abs(line.height) < 1e-6, line.statistics
+    ((0.0, 0.5, 1.0), True, 'as-is')
     """
 
     height: float
@@ -84,6 +94,18 @@ def barrier(
         repair: give preactivations of the networks between the ends the means and deviations that
             lie between those of the ends, as the function `repair` does; in networks with BatchNorm
             re-estimation is that already.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import barrier, discover, match, permute
+    >>> net, x = mlp(2, [4], 1), torch.randn(64, 2)
+    >>> sym, w = discover(net, x), P.of(net)
+    >>> batches, loss = [(x, net(x).detach())], torch.nn.functional.mse_loss
+    >>> copy = permute(w, sym, [torch.tensor([3, 2, 1, 0])])
+    >>> back = permute(copy, sym, match(copy, w, sym))
+    >>> apart, close = (barrier(net, w, end, batches, loss).height for end in (copy, back))
+    >>> close < 1e-8 < apart
+    True
     """
     if points < 3:
         raise ValueError(f"`points` must be at least 3, got {points}.")
@@ -140,7 +162,9 @@ def _mean_loss(
 ) -> float:
     total, count = 0.0, 0
     for x, y in batches:
-        total += float(loss(functional_call(network, params, (x,)), y)) * len(x)
+        total += float(
+            loss(functional_call(network, params, (in_precision_of(params, x),)), y)
+        ) * len(x)
         count += len(x)
     if not count:
         raise ValueError("`batches` is empty.")

@@ -14,12 +14,12 @@ from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import tied
 from lightning_bnn.symmetry.composition import compose
 from lightning_bnn.symmetry.elements import identity
-from lightning_bnn.symmetry.forward import structural_copy
+from lightning_bnn.symmetry.forward import in_precision_of, structural_copy
 from lightning_bnn.symmetry.groups import LinearGroup, Placement, Symmetries
 from lightning_bnn.symmetry.matching.assignment import assign
+from lightning_bnn.symmetry.matching.channel_views import distance
 from lightning_bnn.symmetry.matching.interpolation import Loss, interpolate
 from lightning_bnn.symmetry.matching.match_all import FullMatch
-from lightning_bnn.symmetry.matching.mixings import distance
 from lightning_bnn.symmetry.matching.moving_spaces import SpaceMap
 from lightning_bnn.symmetry.mixing import identity_mixings, mixed_axis
 from lightning_bnn.symmetry.spaces import multiplied
@@ -72,6 +72,17 @@ def learn_match(
         steps: of Adam.
         learning_rate: of matrices and tables.
         every: after so many steps the loss on what was held back is looked at.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.symmetry import discover, interpolate, learn_match, match_all
+    >>> mse, x = torch.nn.functional.mse_loss, torch.randn(64, 8)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 3), torch.nn.Linear(3, 8))
+    >>> sym, (a, b) = discover(net, x), P.unstack(P.populate(net, 2))
+    >>> start = match_all(a, b, sym)
+    >>> found = learn_match(start, a, b, sym, net, [(x, x)], held_back=[(x, x)], loss=mse, steps=25)
+    >>> half_way = [interpolate(b, match.apply(a, sym), 0.5) for match in (start, found)]
+    >>> bool(mse(P.apply(net, half_way[1], x), x) <= mse(P.apply(net, half_way[0], x), x))
+    True
     """
     if not isinstance(start, FullMatch):
         raise ValueError(f"`start` must be what `match_all` returns, got {type(start).__name__}.")
@@ -149,7 +160,9 @@ class _Line:
     def __call__(self, moved: Params, batch: tuple[Any, Any]) -> Tensor:
         middle = interpolate(self.reference, moved, 0.5)
         middle |= {n: middle[n].detach() for n, _ in self.network.named_buffers() if n in middle}
-        return self.loss(functional_call(self.network, middle, (batch[0],)), batch[1])
+        return self.loss(
+            functional_call(self.network, middle, (in_precision_of(middle, batch[0]),)), batch[1]
+        )
 
     @torch.no_grad()
     def mean(self, moved: Params, batches: Sequence[tuple[Any, Any]]) -> float:

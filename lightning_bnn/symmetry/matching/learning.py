@@ -15,7 +15,7 @@ from lightning_bnn import params as P
 from lightning_bnn.params import Params
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.symmetry.actions import permute
-from lightning_bnn.symmetry.forward import structural_copy
+from lightning_bnn.symmetry.forward import in_precision_of, structural_copy
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.matching.interpolation import Loss, interpolate
 
@@ -37,6 +37,16 @@ class Learning:
         sharpness: of Sinkhorn, how much of every unit its matrices give to the start at first.
         iterations: of Sinkhorn, how often rows and columns are normalised.
         progress: show a bar.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import Learning, discover, match
+    >>> net, x = mlp(2, [4], 1), torch.randn(16, 2)
+    >>> (a, b), batches = P.unstack(P.populate(net, 2)), [(x, x.prod(1, keepdim=True))] * 2
+    >>> how, loss = Learning(steps=4, every=2), torch.nn.functional.mse_loss
+    >>> data = {"model": net, "batches": batches, "loss": loss}
+    >>> found = match(a, b, discover(net, x), method="learned", learning=how, **data)
+    >>> found.method, found.objective.item() < 0  # minus the loss at the midpoint
+    ('learned', True)
     """
 
     steps: int = 200
@@ -112,7 +122,7 @@ class Lines:
         x, y = batch
         between = interpolate(moved, self.reference, 1 - weight)
         between = {n: t if P.is_weight(n, t) else t.detach().clone() for n, t in between.items()}
-        outputs = P.apply(self.network, between, x)
+        outputs = P.apply(self.network, between, in_precision_of(between, x))
         members = range(P.stack_size(moved))
         one = [tree_map(lambda t, m=m: t[m], outputs) for m in members]
         return torch.stack([self.mean_loss(o, y) for o in one])
@@ -163,10 +173,11 @@ class Best:
         self, lines: Lines, params: Params, sym: Symmetries, starts: Sequence[Sequence[Tensor]]
     ) -> None:
         self.lines, self.params, self.sym = lines, params, sym
+        self.at_starts = [self._judged(start) for start in starts]
         self.permutations = [p.clone() for p in starts[0]]
-        self.loss = self._judged(starts[0])
-        for start in starts[1:]:
-            self.consider(start)
+        self.loss = self.at_starts[0]
+        for start, loss in zip(starts[1:], self.at_starts[1:], strict=True):
+            self._take(start, loss)
         if not bool(self.loss.isfinite().all()):
             raise ValueError(
                 "`loss` is NaN or infinite at the midpoint, before anything is learnt."
@@ -174,7 +185,9 @@ class Best:
 
     def consider(self, permutations: Sequence[Tensor]) -> None:
         """Take what is better than before."""
-        loss = self._judged(permutations)
+        self._take(permutations, self._judged(permutations))
+
+    def _take(self, permutations: Sequence[Tensor], loss: Tensor) -> None:
         better = loss < self.loss
         self.loss = torch.where(better, loss, self.loss)
         for mine, new in zip(self.permutations, permutations, strict=True):

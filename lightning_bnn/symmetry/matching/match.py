@@ -23,7 +23,12 @@ from lightning_bnn.symmetry.matching.learning import Learning
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.matching.result import MatchResult
 from lightning_bnn.symmetry.matching.unit_moments import Measure
-from lightning_bnn.symmetry.validation import check_finite, check_one_network, check_params
+from lightning_bnn.symmetry.validation import (
+    check_finite,
+    check_one_network,
+    check_params,
+    check_squares,
+)
 
 __all__ = ["Method", "match"]
 
@@ -47,6 +52,8 @@ def match(
     learning: Learning | None = None,
 ) -> MatchResult:
     r"""Permutations after which a network is closest to a reference: largest inner product.
+
+    .. math:: \max_\pi\, \langle \pi\, \theta, \theta^* \rangle
 
     Coordinate ascent goes through the network once from the input to the output, comparing only
     with what is already matched, and then sweeps in random order until no group changes. Where the
@@ -97,6 +104,16 @@ def match(
         One permutation per group, for `permute`, with the objective and the method that won. By
         weights the objective is the inner product of weights; by activations the sum of what is
         compared; of what is learnt, minus the loss at the midpoint on the batches held back.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, match, permute, random_permutations
+    >>> net = mlp(2, [8, 8], 1)
+    >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
+    >>> copy = permute(w, sym, random_permutations(sym))
+    >>> back = permute(copy, sym, match(copy, w, sym))
+    >>> all(torch.equal(back[name], w[name]) for name in w)
+    True
     """
     if method not in get_args(Method):
         raise ValueError(f"`method` must be one of {', '.join(get_args(Method))}, got {method!r}.")
@@ -111,8 +128,11 @@ def match(
     check_finite(reference, sym, "reference")
     stacked = check_params(params, sym)
     check_finite(params, sym)
+    plan = Plan(sym)
+    for name, networks in (("reference", reference), ("params", params)):
+        check_squares(networks, name, plan.compared)
     data = data_for(method, params, reference, model, batches, loss, learning)
-    search = Search(Plan(sym), reference, restarts, signs, seed, max_sweeps)
+    search = Search(plan, reference, restarts, signs, seed, max_sweeps)
     networks = params if stacked else stack([params])
     found = _found(search, networks, method, data)
     return found if stacked else found.single()

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lightning_bnn.symmetry.axis_actions import axis_permutation
 from lightning_bnn.symmetry.groups import LinearGroup, PermutationGroup, Symmetries
+from lightning_bnn.symmetry.linear_groups import LinearKind
 
-__all__ = ["Blocks", "SpaceMap", "without_groups"]
+__all__ = ["Blocks", "SpaceMap", "isometric", "without_groups"]
 
 _ORDERED = ("general", "orthogonal", "centred")
 
@@ -77,17 +78,29 @@ class SpaceMap:
         """The symmetries with these other permutations only."""
         return without_groups(self.sym, self.others)
 
-    def space_orders(self, permutations: Sequence[Tensor]) -> list[Tensor]:
-        """For every group of matrices, which space comes to the place of each."""
+    def orders(self, permutations: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """For every group of matrices, which space comes to the place of each, and which channel.
+
+        The first has one number for each space, the second one for each of its channels.
+        """
         result = []
         for group in self.sym.linear:
             place = group.placements[0]
             index = axis_permutation(self.sym, place.axis, permutations)
-            spaces = place.positions.reshape(group.spaces, -1)
-            owner = torch.full((len(index),), -1)
-            owner[spaces] = torch.arange(group.spaces)[:, None]
-            result.append(owner[index[spaces[:, 0]]])
+            owner = torch.full((2, len(index)), -1)
+            numbers = [torch.arange(n) for n in place.positions.shape]
+            owner[:, place.positions] = torch.stack(torch.meshgrid(*numbers, indexing="ij")[:2])
+            spaces, channels = owner[:, index[place.positions[..., 0]]]
+            result.append((spaces[:, 0], channels))
         return result
+
+    def carried(self, matrices: Sequence[Tensor], permutations: Sequence[Tensor]) -> list[Tensor]:
+        r"""Matrices that do after permutations what these do before: :math:`P M P^{-1}`."""
+        pairs = zip(matrices, self.orders(permutations), strict=True)
+        return [
+            m[..., spaces[:, None, None], channels[:, :, None], channels[:, None, :]]
+            for m, (spaces, channels) in pairs
+        ]
 
 
 def _units(group: PermutationGroup, linear: LinearGroup) -> Tensor | None:
@@ -140,3 +153,10 @@ def without_groups(sym: Symmetries, keep: Sequence[int]) -> Symmetries:
         rows = [row for row in group.inner if all(g in index for g in row)]
         groups.append(replace(group, inner=tuple(tuple(index[g] for g in row) for row in rows)))
     return replace(sym, permutations=tuple(groups))
+
+
+def isometric(sym: Symmetries) -> Symmetries:
+    """The symmetries that keep every distance: of matrices the rotations, without their sizes."""
+    kinds: dict[LinearKind, LinearKind] = {"general": "orthogonal", "complex": "unit complex"}
+    linear = [replace(group, kind=kinds.get(group.kind, group.kind)) for group in sym.linear]
+    return replace(sym, linear=tuple(linear))

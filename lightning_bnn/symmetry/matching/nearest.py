@@ -14,6 +14,8 @@ from lightning_bnn.symmetry.matching.channel_moments import Moments
 __all__ = ["Nearest", "all_pairs", "least_squares", "nearest", "procrustes"]
 
 _NOISE = 1e-13  # eigenvalues of moments below this share of the largest are rounding
+_SHORTER = 4  # lengths of a step that are tried, each a third of the one before
+_GAIN = 1e-9  # of the misfit: a step that takes less off it is the last one
 
 
 class Nearest(NamedTuple):
@@ -95,18 +97,17 @@ def least_squares(matrices: Tensor, own: Tensor, cross: Tensor, steps: int = 20)
         right = cross @ both.mT
         step = _sylvester(a, b, right[0] - a - (right[1] - b).mT)
         length = torch.linalg.matrix_norm(step)[:, None, None]
-        if float(length.max()) < 1e-12:
+        before, start = value, matrices
+        for k in range(_SHORTER):  # what is far away is approached in turns of one
+            tried = torch.matrix_exp(step / length.clamp_min(1) / 3**k) @ start
+            reached = _misfit(tried, own, cross)
+            better = reached < value
+            matrices = torch.where(better[:, None, None], tried, matrices)
+            value = torch.where(better, reached, value)
+            if bool((value < before).all()):
+                break
+        if not bool((value < before - _GAIN * before.abs()).any()):
             break
-        step = step / length.clamp_min(1)  # what is far away is approached in turns of one
-        tries = torch.stack([torch.linalg.matrix_exp(step / 3**k) @ matrices for k in range(4)])
-        values = torch.stack([_misfit(t, own, cross) for t in tries])
-        least, at = values.min(0)
-        better = least < value - 1e-12 * value.abs()
-        if not bool(better.any()):
-            break
-        chosen = tries.gather(0, at[None, :, None, None].expand_as(tries[:1]))[0]
-        matrices = torch.where(better[:, None, None], chosen, matrices)
-        value = torch.where(better, least, value)
     return matrices
 
 

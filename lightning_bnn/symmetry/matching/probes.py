@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lightning_bnn.params import Params, of
+from lightning_bnn.symmetry.forward import in_precision_of
 from lightning_bnn.symmetry.groups import Placement
 from lightning_bnn.symmetry.matching.relaxation import Relaxation
 
@@ -98,7 +99,7 @@ def call_modules(network: nn.Module, params: Params, x: Any) -> Any:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        return functional_call(network, params, (x,))
+        return functional_call(network, params, (in_precision_of(params, x),))
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
 

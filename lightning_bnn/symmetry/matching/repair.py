@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.batch_norms import batch_norms, estimating
 from lightning_bnn.params import Params, of
-from lightning_bnn.symmetry.forward import structural_copy
+from lightning_bnn.symmetry.forward import in_precision_of, structural_copy
 from lightning_bnn.symmetry.matching.probes import call_modules
 from lightning_bnn.symmetry.matching.unit_moments import Moments
 
@@ -27,7 +27,17 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class Repaired(NamedTuple):
-    """A network that computes with biases where layers had none, and weights for it."""
+    """A network that computes with biases where layers had none, and weights for it.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.symmetry import repair
+    >>> layers = torch.nn.Linear(2, 3, bias=False), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+    >>> net = torch.nn.Sequential(*layers)
+    >>> w = P.of(net)
+    >>> repaired = repair(net, w, w, w, 0.5, [torch.randn(8, 2)])
+    >>> sorted(repaired.params.keys() - w.keys())
+    ['0.bias']
+    """
 
     model: nn.Module
     params: Params
@@ -69,6 +79,17 @@ def repair(
 
     Returns:
         A network and its parameters: layers without a bias have one, where one is needed.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import interpolate, repair
+    >>> net, x = mlp(2, [16], 1), torch.randn(64, 2)
+    >>> a, b = P.unstack(P.populate(net, 2))
+    >>> model, params = repair(net, interpolate(a, b, 0.5), a, b, 0.5, [x])
+    >>> hidden = [x @ w["1.weight"].T + w["1.bias"] for w in (params, a, b)]
+    >>> middle, *ends = (z.std(0) for z in hidden)
+    >>> torch.allclose(middle, sum(ends) / 2, atol=1e-5)
+    True
     """
     if not 0 <= weight <= 1:
         raise ValueError(f"`weight` must lie between 0 and 1, got {weight}.")
@@ -236,5 +257,5 @@ def reestimated_on_calls(network: nn.Module, params: Params, calls: Iterable[Cal
             tensor.zero_()
     with estimating(norms):
         for args, kwargs in calls:
-            functional_call(network, params, args, kwargs)
+            functional_call(network, params, *in_precision_of(params, (args, kwargs)))
     return params

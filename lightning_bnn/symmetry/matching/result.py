@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import overload
 
 import torch
@@ -32,6 +32,17 @@ class MatchResult(Sequence[Tensor]):
             go anywhere; not a number where none is known (losses).
         method: how it was found; per member for a stack.
         signs: flips that come before the permutations, where they were asked for.
+        tried: the best objective of every way that was tried, by its name; not a number for members
+            for which a way was not worth its time.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, match
+    >>> net = mlp(2, [8], 1)
+    >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
+    >>> found = match(w, w, sym)
+    >>> found[0], found.method, round(found.share.item(), 4)
+    (tensor([0, 1, 2, 3, 4, 5, 6, 7]), 'ascent', 1.0)
     """
 
     permutations: tuple[Tensor, ...]
@@ -39,6 +50,7 @@ class MatchResult(Sequence[Tensor]):
     bound: Tensor
     method: str | tuple[str, ...]
     signs: tuple[Tensor, ...] | None = None
+    tried: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def share(self) -> Tensor:
@@ -65,7 +77,8 @@ class MatchResult(Sequence[Tensor]):
         """The result of the only member of a stack."""
         signs = None if self.signs is None else tuple(s[0] for s in self.signs)
         one = tuple(p[0] for p in self.permutations)
-        return MatchResult(one, self.objective[0], self.bound[0], self.method[0], signs)
+        tried = {name: value[0] for name, value in self.tried.items()}
+        return MatchResult(one, self.objective[0], self.bound[0], self.method[0], signs, tried)
 
     def __str__(self) -> str:
         """Method, objective and the share of the bound that is reached, where there is one."""

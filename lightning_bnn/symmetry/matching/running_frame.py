@@ -49,6 +49,17 @@ class RunningFrame:
         mixing: match heads, streams and adapters by matrices at every call, see `match_all`;
             without signs and scales.
         seed: of the search.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import RunningFrame, discover, permute
+    >>> net = mlp(2, [4], 1)
+    >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
+    >>> frame = RunningFrame(sym)
+    >>> mean = frame.begin(w)
+    >>> moved = frame.bring(permute(w, sym, [torch.tensor([1, 0, 2, 3])]), mean, weight=0.5)
+    >>> torch.equal(moved["1.weight"], w["1.weight"]), frame.moved_units
+    (True, 2)
     """
 
     def __init__(
@@ -114,13 +125,12 @@ class RunningFrame:
         return rescale(params, self.sym, min_mass(params, self.sym).scales)
 
     def _mixed(self, params: Params, means: Params) -> Params:
-        """By matrices: of every member what brings it closer."""
+        """By matrices: of every member what brings it closer, if anything does."""
         moved = []
         for k in range(stack_size(params)):
             one, mean = ({n: t[k] for n, t in w.items()} for w in (params, means))
-            found = match_all(one, mean, self.sym)
+            moved.append(match_all(one, mean, self.sym).apply(one, self.sym))
             self.matches += 1
-            moved.append(found.apply(one, self.sym) if found.after < found.before else one)
         return {n: torch.stack([w[n] for w in moved]).to(t.dtype) for n, t in params.items()}
 
     # -------------------------------------------------------- permutations

@@ -42,22 +42,27 @@ def learn(plan: Plan, best: Best, max_sweeps: int) -> None:
     names = [n for n in plan.compared if params[n].is_floating_point()]
     members = len(best.loss)
     free = {
-        n: lines.reference[n].detach().expand(members, *lines.reference[n].shape).clone()
+        n: _wide(lines.reference[n]).detach().expand(members, *lines.reference[n].shape).clone()
         for n in names
-    }
+    }  # in half precision Adam's epsilon is zero
+    networks = {n: _wide(t) for n, t in params.items()}
     optimizer = lines.learning.optimizer_of(list(free.values()), RATE)
     generator = keyed_generator(lines.seed, "sweeps")
     permutations = list(best.permutations)
     for step, batch, weight in lines.steps():
         gradients = straight_through(best, permutations, names, batch, weight)
         for name, gradient in gradients.items():
-            free[name].grad = gradient
+            free[name].grad = gradient.to(free[name])
         optimizer.step()
-        ascent = Ascent(plan, params, free)
+        ascent = Ascent(plan, networks, free)
         sweeps = min(max_sweeps, 10)
         permutations = ascent.run(permutations, generator, sweeps, forward_pass=False)
         if step % lines.learning.every == 0 or step == lines.learning.steps:
             best.consider(permutations)
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
 def straight_through(

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_bnn.params import Params
+from lightning_bnn.symmetry.forward import in_precision_of
 
 __all__ = ["Product", "first_inputs", "watch"]
 
@@ -48,7 +49,7 @@ def watch(
     torch.backends.mha.set_fastpath_enabled(False)  # fused layers make no products of their own
     try:
         with torch.no_grad(), _Watch(watched) as seen:
-            functional_call(network, {**params, **watched}, (x,))
+            functional_call(network, {**params, **watched}, (in_precision_of(params, x),))
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return seen.products

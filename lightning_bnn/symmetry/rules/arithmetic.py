@@ -67,8 +67,6 @@ def add(
     written = _written_by_vector(system, node, x, y, alpha)
     if written is not None:
         return written
-    is_table = [isinstance(v, Weight) for v in (x, y)]
-    system.shifts.add(node, system.labels(x), system.labels(y), is_table)
     if isinstance(x, Turned) and isinstance(y, Turned):
         system.plane(x.labels, y.labels)
     return Value(unify(system, system.labels(x), system.labels(y)))
@@ -92,8 +90,6 @@ def _written_by_vector(
     if bool((channels <= FROZEN).any()):
         return None
     unify(system, before, bias)
-    system.shifts.stop(before)
-    system.shifts.vectors[y.name] += 1
     return Value(bias.expand(torch.broadcast_shapes(before.shape, bias.shape)))
 
 
@@ -204,7 +200,6 @@ def add_quotient(
 
 def _add_combined(system: Constraints, x: Any, combined: Value) -> Value:
     system.mark(combined.labels, "diagonal")
-    system.shifts.stop(combined.labels)
     return Value(unify(system, system.labels(x), combined.labels))
 
 

@@ -10,7 +10,7 @@ from lightning_bnn.symmetry.rules.arithmetic import softmax
 from lightning_bnn.symmetry.rules.broadcasting import unify
 from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.contraction import contract
-from lightning_bnn.symmetry.rules.labels import Value, moving_dims, shape_of
+from lightning_bnn.symmetry.rules.labels import Value, shape_of
 from lightning_bnn.symmetry.rules.repetition import repeated
 
 __all__ = ["attention"]
@@ -43,10 +43,4 @@ def attention(
     softmax(system, node, scores, -1)
     weighted = scores.labels[..., :, :, None], v[..., None, :, :]
     out = contract(system, *weighted, [-2], shape_of(node))
-    system.shifts.stop(q)
-    system.shifts.tie(out, v.narrow(-2, 0, 1))
-    drops = bool(args and args[0] or kwargs.get("dropout_p"))
-    for labels, stops in ((k, False), (v, drops)):
-        if stops or labels.ndim - 2 in moving_dims(labels):
-            system.shifts.stop(labels)
     return Value(out)

@@ -85,7 +85,6 @@ def unify(system: Constraints, *operands: Tensor) -> Tensor:
     if base is None:
         base = _combinations(system, full, moving)
         system.tie(base, first, ("scale", "sign"))
-        system.shifts.stop(base)
         for labels in (base, *operands):
             system.mark(labels, "diagonal")
     out = torch.broadcast_to(base, full[0].shape)
@@ -126,7 +125,6 @@ def copies(system: Constraints, labels: Tensor, dim: int, number: int) -> Tensor
         return labels.expand(shape)
     out = system.fresh(*small.shape[:dim], number, *small.shape[dim + 1 :])
     system.tie(out, small, ("scale", "sign"))
-    system.shifts.tie(out, small)
     rows = torch.cat([small, out], dim).movedim(dim, -1)
     system.block(rows.reshape(-1, number + 1), copies=True)
     return out.expand(shape)

@@ -22,7 +22,6 @@ from lightning_bnn.symmetry.rules.labels import (
     moving_dims,
     narrow_except,
 )
-from lightning_bnn.symmetry.rules.shifts import Shifts
 from lightning_bnn.symmetry.rules.statements import (
     Entry,
     Key,
@@ -83,7 +82,6 @@ class Constraints:
     marks: dict[Mark, list[Labels]] = field(default_factory=lambda: {m: [] for m in get_args(Mark)})
     planes: list[Labels] = field(default_factory=list)
     colours: list[Labels] = field(default_factory=list)
-    shifts: Shifts = field(default_factory=Shifts)
     leaves: dict[str, list[Tensor]] = field(default_factory=dict)
 
     # ------------------------------------------------------------------ channels and ties
@@ -107,8 +105,6 @@ class Constraints:
         """Forbid channels to move, scale and flip, or some of that."""
         small = core(labels) if isinstance(labels, Tensor) else torch.from_numpy(np.asarray(labels))
         self.tie(small, FROZEN, kinds)
-        if tuple(kinds) == ALL:
-            self.shifts.stop(small)
 
     def mark(self, labels: Tensor | Labels, mark: Mark) -> None:
         """Say what keeps channels from being mixed by any invertible matrix.
@@ -156,10 +152,6 @@ class Constraints:
             for row in table[1:] if bool((first < 0).any()) else ():
                 first = torch.where(first < 0, row, first)
             self.tie(table, first[None])
-            if bool((core(table) < 0).any()):  # zeros are not shifted
-                self.shifts.stop(table)
-            else:
-                self.shifts.tie(table, first[None])
         return first
 
     def labels(self, x: Value | Weight | Constant | float | int) -> Tensor:
@@ -204,7 +196,6 @@ class Constraints:
         index = sum(
             narrow_except(c, moving) * s for c, s in zip(weight.coords, stride, strict=True)
         )
-        self.shifts.raw[weight.name] += 1
         if entry.read is None:
             entry.read = np.zeros(labels.numel(), np.bool_)
         entry.read[np.ravel(index)] = True
@@ -277,8 +268,6 @@ class Constraints:
         self._agree(entry, record, old[known], labels[known])
 
     def _agree(self, entry: Entry, record: Record, old: Labels, new: Labels) -> None:
-        if record.role == "bias":  # it shifts all that it writes
-            self.shifts.same.append(np.stack([old, new]))
         self.tie(old, new, ("permutation", "sign"))
         both = np.concatenate([old, new])
         if entry.scale * record.scale == 0:

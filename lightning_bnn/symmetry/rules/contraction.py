@@ -23,14 +23,12 @@ from lightning_bnn.symmetry.rules.factored import (
 from lightning_bnn.symmetry.rules.gathered_products import contract_gathered
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
-    Constant,
     Factored,
     Gathered,
     Unsupported,
     Value,
     Weight,
     compress,
-    core,
     is_zero,
     moving_dims,
     shape_of,
@@ -39,19 +37,9 @@ from lightning_bnn.symmetry.rules.labels import (
 )
 from lightning_bnn.symmetry.rules.lookahead import is_summed
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
-from lightning_bnn.symmetry.rules.shifted_products import shift_product, stop_shifts
 from lightning_bnn.symmetry.rules.tensor_weights import apply_weight
 
-__all__ = [
-    "baddbmm",
-    "contract",
-    "dot",
-    "einsum",
-    "matmul",
-    "ndim_of",
-    "outer",
-    "sum_of_products",
-]
+__all__ = ["baddbmm", "contract", "dot", "einsum", "matmul", "ndim_of", "outer", "sum_of_products"]
 
 
 def sum_of_products(
@@ -63,16 +51,6 @@ def sum_of_products(
     """
     if any(isinstance(x, Gathered) for x in operands):
         return contract_gathered(system, node, operands, letters, result)
-    product = _sum_of_products(system, node, operands, letters, result)
-    if len(operands) == 2 and all(isinstance(x, Value) for x in operands) and is_active(product):
-        return shift_product(system, node, operands, letters, result, product)
-    stop_shifts(system, (*operands, product))
-    return product
-
-
-def _sum_of_products(
-    system: Constraints, node: Node, operands: Sequence[Any], letters: Sequence[str], result: str
-) -> Any:
     weights = [x for x in operands if isinstance(x, Weight)]
     active = any(map(is_active, operands))
     operands = [
@@ -246,8 +224,6 @@ def baddbmm(
     product = matmul(system, node, x, y)
     if kwargs.get("beta") == 0:
         return product
-    if not isinstance(bias, Value | Constant) or bool((core(system.labels(bias)) > FROZEN).any()):
-        stop_shifts(system, (bias, x, y, product))
     if isinstance(product, Factored):
         return sum_of(system, shape_of(node), bias, product)
     if isinstance(bias, Factored):

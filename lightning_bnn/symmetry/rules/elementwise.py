@@ -150,7 +150,6 @@ def dropout(
     labels = system.labels(x)
     if train and p > 0:
         system.mark(labels, "diagonal")
-        system.shifts.stop(labels)
     return Value(labels)
 
 

@@ -177,8 +177,6 @@ def as_value(system: Constraints, x: Factored, like: Tensor | None = None) -> Va
     """
     if x.active:
         labels = outer_product(system, x.parts, len(x.shape))
-        if x.shifted is not None:
-            system.shifts.tie(labels, x.shifted)
         return Value(compress(labels.expand(x.shape)))
     parts = sorted(x.parts, key=moving_dims)
     if like is not None:

@@ -104,11 +104,10 @@ def _is_table_of_positions(weight: Weight, where: Sequence[Any]) -> bool:
 def _table_of_positions(
     system: Constraints, weight: Weight, where: Sequence[Any], shape: torch.Size
 ) -> Value:
-    """Relative positions: what the heads add to their scores may be shifted, head by head."""
+    """Relative positions: what every head adds to its scores is one channel."""
     heads = 1 if where[0] is not None else 0
     out = system.fresh(weight.shape[heads])
     system.consume(weight, Record(heads, out, "out"))
-    system.shifts.tables.add(weight.name)
     return Value(along(out, len(shape) - 1 if heads else 0, shape))
 
 

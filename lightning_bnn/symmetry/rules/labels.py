@@ -143,14 +143,12 @@ class Factored:
 
     ``parts`` are labels in the shape of the tensor, each along dimensions of its own: those of a
     matrix are one row of labels for its rows and one for its columns. ``active`` says that it is an
-    activation, such as the outputs of all experts before they are summed. What is ``shifted`` by a
-    constant is the part of what is averaged, such as the values of an attention.
+    activation, such as the outputs of all experts before they are summed.
     """
 
     parts: tuple[Tensor, ...]
     shape: torch.Size
     active: bool = False
-    shifted: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

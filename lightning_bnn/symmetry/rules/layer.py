@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from string import ascii_lowercase
 from typing import Any
@@ -26,7 +26,6 @@ from lightning_bnn.symmetry.rules.labels import (
     moving_dims,
     shape_of,
 )
-from lightning_bnn.symmetry.rules.shifted_products import stop_shifts
 
 __all__ = [
     "addmm",
@@ -55,7 +54,6 @@ def _linear_of_computed(system: Constraints, node: Node, x: Any, weight: Any, bi
     ndim = len(shape_of(node))
     lead = ascii_lowercase[: max(ndim - 1, 0)]
     letters = "YX" if ndim_of(weight) == 2 else "X"
-    stop_shifts(system, (x, weight, bias))
     product = sum_of_products(
         system, node, (x, weight), (lead + "X", letters), lead + letters.removesuffix("X")
     )
@@ -78,7 +76,6 @@ def write(
 ) -> None:
     """A weight and a bias write channels; the other dimension of the weight reads the incoming."""
     system.consume(weight, Record(out_dim, out, "out"), Record(1 - out_dim, incoming, "in", -1))
-    system.shifts.read(weight, bias, incoming, out)
     if bias is not None:
         system.consume(bias, Record(0, out.reshape(-1), "bias"))
 
@@ -89,7 +86,6 @@ def addmm(
     """``bias + x @ weight``, both possibly scaled by numbers, which change no channel."""
     if isinstance(weight, Weight) and isinstance(bias, Weight) and len(bias.shape) == 1:
         return linear(system, node, x, _transpose(weight), bias)
-    stop_shifts(system, (bias, x, weight))
     return baddbmm(system, node, bias, x, weight)
 
 
@@ -119,8 +115,6 @@ def convolution(transposed: bool = False) -> Rule:
             raise Unsupported("a convolution without a batch dimension")
         groups = kwargs.get("groups", args[3] if len(args) > 3 else 1)
         incoming, out = system.collapse(labels, [1]), system.fresh(shape_of(node)[1])
-        if transposed or _pads(args, kwargs):  # zeros at the border are not shifted
-            system.shifts.stop(incoming)
         inside = [t.reshape(groups, -1) for t in (incoming, out)]
         if transposed:
             write(system, inside[1], incoming, weight, bias, out_dim=1)
@@ -131,11 +125,6 @@ def convolution(transposed: bool = False) -> Rule:
         return Value(along(out, 1, shape_of(node)))
 
     return rule
-
-
-def _pads(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    padding = kwargs.get("padding", args[1] if len(args) > 1 else 0)
-    return padding not in (0, "valid") and any(padding)
 
 
 def _computed_convolution(
@@ -183,7 +172,6 @@ def embedding(system: Constraints, node: Node, weight: Any, *args: Any, **kwargs
         return _computed_table(system, weight, shape)
     out = system.fresh(weight.shape[1])
     system.consume(weight, Record(1, out, "out"))
-    system.shifts.tables.add(weight.name)
     return Value(along(out, len(shape) - 1, shape))
 
 

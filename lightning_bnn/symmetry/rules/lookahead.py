@@ -11,7 +11,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_map
 
 from lightning_bnn.symmetry.rules.labels import compress, moving_dims, operation_name, shape_of
-from lightning_bnn.symmetry.rules.shifts import is_forgotten_by_softmax
+from lightning_bnn.symmetry.rules.softmaxes import is_forgotten_by_softmax
 
 __all__ = ["divides", "is_added_to_scores", "is_summed", "meets_stack", "sums_next"]
 

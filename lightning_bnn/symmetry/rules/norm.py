@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.broadcasting import (
-    align,
     multiply_labels,
     tie_permutations,
     unify,
@@ -98,7 +97,6 @@ def _row_norm(
         system.tie(rows, small, ("permutation",))
         system.tie(rows, out, ("scale", "sign"))
         system.mark(small, "diagonal")
-        system.shifts.tie(*align(rows, out))
         out = rows
     return with_fixed_rest(node, out.expand(labels.shape))
 

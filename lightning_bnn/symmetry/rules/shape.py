@@ -135,13 +135,12 @@ def concatenate(system: Constraints, node: Node, parts: Sequence[Any], dim: int 
 def _with_zeros_in_rows(system: Constraints, parts: list[Tensor], dim: int) -> list[Tensor]:
     """Rows of zeros beside rows of channels, such as an empty key, are rows of these channels.
 
-    Zero stays zero under all that permutes, scales, flips or mixes; only a shift would be seen.
+    Zero stays zero under all that permutes, scales, flips or mixes.
     """
     zeros = [bool((core(t) < 0).all()) for t in parts]
     row = next((t.narrow(dim, 0, 1) for t in parts if _has_rows(t, dim % t.ndim)), None)
     if row is None or not any(zeros):
         return parts
-    system.shifts.stop(row)
     return [row.expand(t.shape) if zero else t for t, zero in zip(parts, zeros, strict=True)]
 
 

@@ -38,8 +38,6 @@ __all__ = [
     "KEEP_NOISE",
     "MARK_PARTS",
     "MIXES",
-    "PASSES_SHIFTS",
-    "OF_ROWS",
     "OF_WEIGHTS",
     "ACCEPT_NOISE",
     "RESHAPING",
@@ -47,7 +45,6 @@ __all__ = [
     "TAKE_INDICES",
     "TAKE_WEIGHTS",
     "UNIFORM",
-    "WRITES_SHIFTS",
     "WITHOUT_VALUE",
     "rules_of",
 ]
@@ -301,14 +298,6 @@ MIXES = frozenset(
     if rule is shape.rearrange or rule is shape.uniform_like or "pool" in name or "upsample" in name
 }
 """Their rules say themselves which channels they keep from being mixed; after others none mix."""
-PASSES_SHIFTS = frozenset(
-    "lift_fresh dropout feature_dropout to _to_copy type_as add linear addmm matmul mm bmm einsum "
-    "baddbmm conv1d conv2d conv3d embedding index index_select scaled_dot_product_attention expand "
-    "expand_as broadcast_to cat concat concatenate stack repeat repeat_interleave tile".split()
-) | {name for name, rule in RULES.items() if rule is shape.rearrange}
-"""Their rules say themselves what becomes of a constant that is added to channels."""
-WRITES_SHIFTS = frozenset(f"layer_norm group_norm {_BATCH_NORMS}".split())
-"""Their biases write channels; a shift of what they read stops."""
 KEEP_LOGITS = frozenset(
     "view reshape flatten squeeze dropout softmax log_softmax contiguous clone alias".split()
 )

@@ -7,7 +7,6 @@ reads them. ``y = F.linear(x, W + B @ A)`` ties what ``x @ W.T + x @ A.T @ B.T``
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -39,7 +38,6 @@ from lightning_bnn.symmetry.rules.lookahead import sums_next
 from lightning_bnn.symmetry.rules.parts import aligned, apart, joined, merged, product
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
 from lightning_bnn.symmetry.rules.shape import rearrange
-from lightning_bnn.symmetry.rules.shifted_products import stop_shifts
 
 __all__ = [
     "add",
@@ -200,28 +198,11 @@ def reshape(system: Constraints, node: Node, *args: Any, **kwargs: Any) -> Any:
 
     results = [moved(part) for part in x.parts]
     if isinstance(value, tuple | list):
-        stop_shifts(system, [x])
         return tuple(like([r[k].labels for r in results], v.shape, x) for k, v in enumerate(value))
     if not x.active:
         return factored(apart(system, [r.labels for r in results]), value.shape)
     whole = joined(system, x.parts, [moving_dims(r.labels) for r in results])
-    shifted = _shifted(system, x, list(whole.values()))
-    moved_parts = [moved(part).labels for part in whole.values()]
-    result = factored(moved_parts, value.shape, active=True)
-    if shifted is None or isinstance(result, Value):
-        return result
-    return replace(result, shifted=core(moved(shifted).labels))
-
-
-def _shifted(system: Constraints, x: Factored, parts: Sequence[Tensor]) -> Tensor | None:
-    """Of the parts that others were joined to, the one that is shifted as the one before is."""
-    if x.shifted is None:
-        return None
-    dims = set(moving_dims(x.shifted))
-    part = next((p for p in parts if dims <= set(moving_dims(p))), x.shifted)
-    if part is not x.shifted:
-        system.shifts.tie(part, x.shifted)
-    return part
+    return factored([moved(part).labels for part in whole.values()], value.shape, active=True)
 
 
 def _plain(args: Any) -> Any:

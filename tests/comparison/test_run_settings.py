@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
-from lightning_bnn.comparison.data_settings import has_other_data
 from lightning_bnn.comparison.places import Place
+from lightning_bnn.comparison.run_settings import has_other_data
 
 SAME = [
     "Digits",

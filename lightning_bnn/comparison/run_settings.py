@@ -1,0 +1,114 @@
+"""What the configuration of a run says beside another one: of which posterior, from which data."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lightning_bnn import datamodules, likelihoods
+from lightning_bnn.comparison.places import Place
+from lightning_bnn.settings_files import read_settings
+
+__all__ = ["has_other_data", "other_posterior"]
+
+_CHANGE_NOTHING = frozenset(
+    ("root", "batch_size", "eval_batch_size", "orders", "num_workers", "augment")
+)
+"""Arguments of datamodules that leave the sets of examples as they are."""
+Part = tuple[str, dict[str, Any]]
+"""A class by its name, and its arguments."""
+
+
+def has_other_data(place: Place, config: Path) -> bool:
+    """Whether the run of a posterior names other data, or another split, than a configuration.
+
+    Its training examples may then be among those that are judged. Places without a configuration
+    of their own say nothing.
+
+    Args:
+        place: where the posterior is.
+        config: with the data that it is judged by.
+    """
+    own, other = _settings(place.config()), _settings(config)
+    return bool(own and other) and _difference(_data(own), _data(other)) is not None
+
+
+def other_posterior(place: Place, config: Path) -> list[tuple[str, str, str]]:
+    """Why a run approximates another posterior than a configuration states, if it does.
+
+    Args:
+        place: where it is; places without a configuration of their own say nothing.
+        config: of the posterior that it is taken for.
+
+    Returns:
+        What differs (``data``, ``prior_std``, ``likelihood``), what it is, and what it should be.
+    """
+    own, other = _settings(place.config()), _settings(config)
+    return [*_differences(own, other)] if own and other else []
+
+
+def _differences(
+    own: Mapping[str, Any], other: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    models = [_arguments(settings) for settings in (own, other)]
+    parts = {"data": [_data(own), _data(other)]}
+    if all(models):
+        parts["likelihood"] = [_likelihood(arguments) for arguments in models]
+    for name, pair in parts.items():
+        words = _difference(*pair)
+        if words is not None:
+            yield (name, *words)
+    std, wanted = (arguments.get("prior_std") for arguments in models)
+    if None not in (std, wanted) and std != wanted:
+        yield "prior_std", str(std), str(wanted)
+
+
+def _difference(one: Part, other: Part) -> tuple[str, str] | None:
+    """Two parts of configurations in words, as far as they differ; None if they do not."""
+    (name, arguments), (other_name, others) = one, other
+    if name != other_name:
+        return name, other_name
+    keys = [k for k in arguments if k in others and arguments[k] != others[k]]
+    own, wanted = (", ".join(f"{k}={a[k]}" for k in keys) for a in (arguments, others))
+    return (f"{name}({own})", f"{name}({wanted})") if keys else None
+
+
+# ------------------------------------------------------------ parts of configurations
+def _settings(config: Path | None) -> dict[str, Any]:
+    """A configuration that has data; nothing of another file, or of none."""
+    try:
+        settings = {} if config is None else read_settings(config)
+    except (OSError, ValueError):
+        return {}
+    return settings if "data" in settings else {}
+
+
+def _arguments(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Those of the module, as far as the configuration has any."""
+    model = settings.get("model")
+    arguments = model.get("init_args") if isinstance(model, Mapping) else None
+    return arguments if isinstance(arguments, Mapping) else {}
+
+
+def _data(settings: Mapping[str, Any]) -> Part:
+    """The datamodule, and the arguments that decide which examples are where."""
+    name, arguments = _part(settings["data"], datamodules)
+    return name, {k: v for k, v in arguments.items() if k not in _CHANGE_NOTHING}
+
+
+def _likelihood(arguments: Mapping[str, Any]) -> Part:
+    """What outputs say about targets; these are classes where nothing is said."""
+    return _part(arguments.get("likelihood") or "Categorical", likelihoods)
+
+
+def _part(stated: Any, package: ModuleType) -> Part:
+    """A class by its bare name, and its arguments with the defaults of this package."""
+    if not isinstance(stated, Mapping):
+        stated = {"class_path": stated}
+    name = str(stated.get("class_path")).rpartition(".")[2]
+    parameters = inspect.signature(getattr(package, name, object)).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    return name, {**defaults, **(stated.get("init_args") or {})}

@@ -1,0 +1,136 @@
+"""A card is what its numbers say: read as it was written, refused where it is damaged."""
+
+import copy
+import functools
+import json
+import math
+import operator
+from dataclasses import replace
+
+import pytest
+
+from lightning_bnn.comparison.tables import Measured
+from lightning_bnn.references import readable, reference_folder, reference_names
+from lightning_bnn.references.cards import Card
+from lightning_bnn.references.diagnosis import Diagnosis
+from lightning_bnn.studies.reference_tables import agreement_table, distances_table
+
+FILE = reference_folder("two_gaussians") / "card.json"
+CONTENT = json.loads(FILE.read_text())
+NUMBERS = {"rhat_max": 1.01, "rhat_median": 1.0, "ess_min": 900.0, "ess_tail_min": 900.0}
+SPACES = dict.fromkeys(("function", "canonical", "weights"), NUMBERS)
+SHIPPED = Card.read(FILE)
+WRONG = (3.5, "x", None, {}, [1, 2, 3])
+
+
+def refused_constant(name):
+    raise AssertionError(f"{name} is no JSON")
+
+
+@pytest.mark.parametrize("name", reference_names())
+def test_every_card_is_json_and_is_written_as_it_was_read(name, tmp_path):
+    file = reference_folder(name) / "card.json"
+    json.loads(file.read_text(), parse_constant=refused_constant)
+    Card.read(file).write(tmp_path / "card.json")
+    assert (tmp_path / "card.json").read_text() == file.read_text()
+
+
+def test_numbers_that_json_does_not_know_come_back_as_nan(tmp_path):
+    halves = {"law": Measured(math.nan, math.inf), "tv": Measured(0.1)}
+    spaces = {**SPACES, "weights": {**NUMBERS, "rhat_max": math.inf}}
+    card = replace(SHIPPED, diagnosis=Diagnosis(4, 9, spaces, halves))
+    card.write(tmp_path / "card.json")
+    text = (tmp_path / "card.json").read_text()
+    json.loads(text, parse_constant=refused_constant)
+    read = Card.read(tmp_path / "card.json").diagnosis
+    assert math.isnan(read.spaces["weights"]["rhat_max"])
+    assert all(math.isnan(number) for number in read.halves["law"])
+    assert read.halves["tv"].value == 0.1
+    assert math.isnan(read.halves["tv"].error)
+
+
+@pytest.mark.parametrize(("seeds", "verdict"), [(0, "long run"), (2, "long run"), (3, "gold")])
+def test_gold_needs_three_other_seeds(seeds, verdict):
+    card = replace(SHIPPED, again=SHIPPED.again[:seeds])
+    assert card.verdict == verdict
+    assert (f"sampled from {seeds} other seeds, not 3" in card.failures) is (verdict != "gold")
+
+
+def test_the_verdict_is_that_of_the_numbers_whatever_the_file_says(tmp_path):
+    content = copy.deepcopy(CONTENT)
+    assert content["failures"] == []
+    content["diagnosis"]["spaces"]["function"]["ess_min"] = 100.0
+    content["again"][1]["failures"] = ["3 chains, not 4"]
+    (tmp_path / "card.json").write_text(json.dumps(content))
+    card = Card.read(tmp_path / "card.json")
+    assert card.verdict == "long run"
+    few, of_seed = card.failures
+    assert few.startswith("100 effective draws")
+    assert of_seed == "seed 2: 3 chains, not 4"
+
+
+# ------------------------------------------------------------ what is damaged
+def places(content, path=()):
+    """The path of every value."""
+    items = content.items() if isinstance(content, dict) else enumerate(content)
+    for key, value in items:
+        yield (*path, key)
+        if isinstance(value, (dict, list)):
+            yield from places(value, (*path, key))
+
+
+def changed(content, path, change):
+    content = copy.deepcopy(content)
+    group = content
+    for key in path[:-1]:
+        group = group[key]
+    change(group, path[-1])
+    return content
+
+
+def refusal(path):
+    """Why a card is refused; nothing if all that anybody does with one can be done with it."""
+    try:
+        card = Card.read(path)
+    except ValueError as error:
+        return str(error)
+    readable.readable_card("two_gaussians", card)
+    agreement_table({"x": card.diagnosis}).text()
+    distances_table(card.diagnosis, card.again).text()
+    return "" if card.verdict in ("gold", "long run") else card.verdict
+
+
+@pytest.mark.bad_input
+def test_a_card_with_any_wrong_value_is_refused_in_one_sentence_or_can_be_used(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(readable, "read_settings", functools.cache(readable.read_settings))
+    file, refusals = tmp_path / "card.json", []
+    whole = {**CONTENT, "again": CONTENT["again"][:1]}
+    replacing = [lambda group, key, v=v: group.__setitem__(key, v) for v in WRONG]
+    for path in places(whole):
+        for change in (operator.delitem, *replacing):
+            file.write_text(json.dumps(changed(whole, path, change)))
+            refusals.append(refusal(file))
+    refused = [text for text in refusals if text]
+    assert all(text.startswith(f"{file} is no card of a reference") for text in refused)
+    assert not any("\n" in text for text in refused)
+    assert len(refusals) > len(refused) > len(refusals) / 2
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (FILE.read_text()[:500], "or it is damaged"),
+        ("", "Expecting value"),
+        ("{}", "is missing"),
+        ("[]", r"`card` cannot be \[\]"),
+        (json.dumps({**CONTENT, "colour": 1}), "`colour` of `card` is not known"),
+        (json.dumps({**CONTENT, "diagnosis": 1}), "`diagnosis` cannot be 1"),
+    ],
+)
+def test_what_is_no_card_is_refused_with_the_reason(tmp_path, text, message):
+    (tmp_path / "card.json").write_text(text)
+    with pytest.raises(ValueError, match=f"card.json is no card of a reference.*{message}"):
+        Card.read(tmp_path / "card.json")

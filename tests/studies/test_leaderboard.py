@@ -1,0 +1,101 @@
+"""The leaderboard: who is ranked, by what, and what became of those that are not."""
+
+import math
+from pathlib import Path
+
+import pytest
+from small_runs import numbers, results
+
+from lightning_bnn.cli import main
+from lightning_bnn.studies import leaderboard
+from lightning_bnn.studies.leaderboard_tables import Outcome, board_table
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+NEAR, FAR = {"f_law": 0.1, "nll": 2.0, "acc": 0.5}, {"f_law": 0.2, "nll": 1.0, "acc": 0.6}
+
+
+def board():
+    return {
+        "far": Outcome([FAR, FAR]),
+        "broken": Outcome([], ["seed 0: it diverged.", "seed 1: it diverged."]),
+        "near": Outcome([NEAR], ["seed 1: no memory."]),
+    }
+
+
+@pytest.mark.parametrize("gold", [True, False])
+def test_a_long_run_ranks_nothing(gold):
+    """Beside gold the closest comes first; otherwise nothing is sorted, nor said to be."""
+    table = board_table("concrete", 10, board(), gold)
+    order = ["near", "far", "broken"] if gold else ["far", "broken", "near"]
+    assert [row[0] for row in table.rows] == order
+    assert ("ranks nothing" in table.title) is not gold
+    assert ("Sorted by function law" in table.note) is gold
+
+
+def test_what_failed_is_in_the_table_with_how_often():
+    table = board_table("concrete", 10, board(), True)
+    shown = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.cells()}
+    assert {name: of["failed"] for name, of in shown.items()} == {
+        "near": "1 of 2", "far": "0 of 2", "broken": "2 of 2"
+    }  # fmt: skip
+    assert shown["broken"]["function law"] == shown["broken"]["NLL"] == "/"
+    assert shown["near"]["function law"] == "10.00"
+    assert "over the seeds that did not fail" in table.note
+
+
+def findings(monkeypatch, gold):
+    monkeypatch.setattr(leaderboard, "is_gold", lambda name: name in gold)
+    found = {(name, budget): board() for name in ("digits", "concrete") for budget in (10, 20)}
+    return leaderboard._findings(found, leaderboard._Plan({}, 2, 4, Path("unused")))
+
+
+def test_only_gold_compares_methods(monkeypatch, undrawn):
+    found = findings(monkeypatch, ["digits"])
+    assert set(found.tables) == {
+        "digits-10", "digits-20", "concrete-10", "concrete-20", "correlations"
+    }  # fmt: skip
+    assert {row[0] for row in found.tables["correlations"].rows} == {"digits, 10", "digits, 20"}
+    for figure in found.figures.values():
+        titles = {axis.get_title() for axis in figure.axes}
+        assert any("digits" in title for title in titles)
+        assert not any("concrete" in title for title in titles)
+    assert "digits, 20 gradients: near failed, seed 1: no memory." in found.notes
+    assert "concrete, 10 gradients: broken failed, seed 0: it diverged." in found.notes
+
+
+def test_without_any_gold_there_are_tables_only(monkeypatch):
+    found = findings(monkeypatch, [])
+    assert not found.figures
+    assert "correlations" not in found.tables
+    assert len(found.tables) == 4
+
+
+def test_no_gold_reference_at_all_is_refused_in_one_sentence(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(leaderboard, "is_gold", lambda name: False)
+    with pytest.raises(SystemExit):
+        main(["leaderboard", "--out", str(tmp_path / "out")])
+    assert "No reference is gold: name some as `--references`, of digits" in capsys.readouterr().err
+
+
+@pytest.mark.e2e
+def test_a_method_that_diverges_is_told_of(tmp_path, capsys):
+    """Beside one that does not, and alone: a board of failures is a board, too."""
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    (rows / "wild.yaml").write_text(
+        "# Wild\nmethod: SGHMC\nsettings:\n  members: 2\n  optimizer: "
+        "{class_path: lightning_bnn.samplers.SGHMC, init_args: {lr: 1.0e+6}}\n"
+    )
+    (rows / "tame.yaml").write_text("# Tame\nmethod: DeepEnsemble\nsettings: {members: 2}\n")
+    common = ["leaderboard", "--references", "[two_gaussians]", "--rows", str(rows), "--samples",
+              "4", "--seeds", "1"]  # fmt: skip
+    main([*common, "--budgets", "[40]", "--out", str(tmp_path / "both")])
+    found = {row["method"]: row for row in numbers(tmp_path / "both", "two_gaussians-40")}
+    assert (found["Wild"]["failed"], found["Tame"]["failed"]) == ("1 of 1", "0 of 1")
+    assert found["Wild"]["function law"] is None
+    assert math.isfinite(found["Tame"]["function law"])
+    (note,) = results(tmp_path / "both")["notes"]
+    assert note.startswith("two_gaussians, 40 gradients: Wild failed, seed 0: ")
+    assert note in capsys.readouterr().out
+    main([*common, "--budgets", "[40]", "--methods", "[wild]", "--out", str(tmp_path / "one")])
+    assert numbers(tmp_path / "one", "two_gaussians-40")[0]["failed"] == "1 of 1"

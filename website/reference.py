@@ -1,0 +1,216 @@
+"""The reference, made when the site is built: every public name once, and every command."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import io
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = {
+    "symmetry": "Symmetries",
+    "callbacks": "Callbacks",
+    "doctor": "The doctor",
+    "modules": "LightningModules",
+    "methods": "Methods, without Lightning",
+    "posteriors": "Posteriors",
+    "likelihoods": "Likelihoods and priors",
+    "samplers": "Samplers",
+    "metrics": "Metrics",
+    "calibration": "Calibration",
+    "params": "Networks as dicts and stacks",
+    "bank": "Banks",
+    "weight_files": "Weights in files",
+    "datamodules": "Data",
+    "models": "The papers' networks",
+    "references": "Sampled posteriors",
+    "strategies": "Strategies",
+    "judging": "Judging predictions",
+    "engines": "Engines",
+    "plots": "Figures",
+    "randomness": "Keyed random numbers",
+}
+"""Public modules, and the titles of their pages."""
+EXAMPLES = {
+    "fit": """lightning-bnn presets digits_mfvi > mfvi.yaml
+lightning-bnn fit -c mfvi.yaml --trainer.max_epochs 3 --trainer.callbacks+ MassGap
+lightning-bnn fit -c mfvi.yaml --model.init_args.members 5 --data.init_args.batch_size 64""",
+    "validate": "lightning-bnn validate -c mfvi.yaml",
+    "test": "lightning-bnn test -c mfvi.yaml",
+    "predict": "lightning-bnn predict -c mfvi.yaml",
+    "presets": """lightning-bnn presets
+lightning-bnn presets digits_mfvi > mfvi.yaml""",
+}
+"""How to call the commands that are not one function with its arguments."""
+LIKE_FIT = "validate", "test", "predict"
+"""Commands that take the options of `fit`."""
+
+
+# ------------------------------------------------------------ source files
+def source(module: str) -> Path | None:
+    """The file of a module of the package; None if the dotted path is no module.
+
+    >>> source("lightning_bnn.engines").name, source("lightning_bnn.engines.Work")
+    ('engines.py', None)
+    """
+    place = ROOT.joinpath(*module.split("."))
+    files = place / "__init__.py", place.with_suffix(".py")
+    return next((file for file in files if file.is_file()), None)
+
+
+def public_names(module: str) -> list[str]:
+    """The names in ``__all__`` of a module of the package, read without importing it.
+
+    Args:
+        module: below `lightning_bnn`.
+    """
+    for node in _body(f"lightning_bnn.{module}"):
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return sorted(ast.literal_eval(node.value), key=str.lower)
+    raise ValueError(f"{source(f'lightning_bnn.{module}')} has no __all__.")
+
+
+def imports(module: str, name: str) -> list[str]:
+    """The modules from which a name is imported, one from the next; the last one defines it.
+
+    >>> imports("lightning_bnn.symmetry", "align")[1:]
+    ['lightning_bnn.symmetry.matching', 'lightning_bnn.symmetry.matching.align']
+    >>> imports("lightning_bnn.calibration", "calibrated")[-1]
+    'lightning_bnn.calibration.fitting'
+    """
+    for node in _body(module):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightning_bnn"):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return [module, *imports(node.module or "", alias.name)]
+    return [module]
+
+
+@functools.cache
+def _body(module: str) -> list[ast.stmt]:
+    file = source(module)
+    assert file is not None, f"there is no module {module}"
+    return ast.parse(file.read_text(encoding="utf-8")).body
+
+
+# ------------------------------------------------------------ pages
+def reference_page(module: str) -> str:
+    """The page of a module: every public name with its signature and docstring.
+
+    Args:
+        module: below `lightning_bnn`.
+    """
+    names = "\n\n".join(entry(module, name) for name in public_names(module))
+    return f"# {REFERENCE[module]}\n\n`from lightning_bnn.{module} import ...`\n\n{names}\n"
+
+
+def entry(module: str, name: str) -> str:
+    """What stands for one name.
+
+    Where a file has the name of what is imported from it, the path that users know leads to the
+    file, and only the path through the file to what it defines. What is defined in a module with a
+    page of its own is described there.
+
+    Args:
+        module: below `lightning_bnn`.
+        name: one of its public names.
+    """
+    path = f"lightning_bnn.{module}.{name}"
+    through = imports(f"lightning_bnn.{module}", name)
+    home = through[-1].split(".")[1]
+    if home != module and home in REFERENCE and name in public_names(home):
+        heading = f"## `{name}` {{ #{path} .doc .doc-heading }}"
+        return f"{heading}\n\nSee [{REFERENCE[home]}]({home}.md#lightning_bnn.{home}.{name})."
+    if all(source(f"{place}.{name}") is None for place in through):
+        return f"::: {path}"
+    return f'<a id="{path}"></a>\n\n::: {through[-1]}.{name}'
+
+
+def entries(page: str) -> list[str]:
+    """The objects that a page describes, as it names them.
+
+    >>> entries(reference_page("randomness"))[0]
+    'lightning_bnn.randomness.key_of'
+    """
+    return re.findall(r"^::: (\S+)$", page, re.MULTILINE)
+
+
+def commands() -> dict[str, str]:
+    """The functions behind the commands of the console script, except those without one."""
+    folders = {"COMMANDS": "commands", "REFERENCES": "studies", "STUDIES": "studies"}
+    found = {}
+    for node in _body("lightning_bnn.cli"):
+        table = getattr(node.targets[0], "id", "") if isinstance(node, ast.Assign) else ""
+        if isinstance(node, ast.Assign) and table in folders:
+            for name in ast.literal_eval(node.value):
+                found[name] = f"lightning_bnn.{folders[table]}.{name}.{name}"
+    return found
+
+
+def commands_page() -> str:
+    """Every command with its arguments, which are those of a function, or with its help."""
+    how = "`lightning-bnn COMMAND --help` shows the same, and which arguments are options."
+    others = "\n\n".join(f"## {name}\n\n{_command(name)}" for name in EXAMPLES)
+    functions = "\n\n".join(f"::: {function}" for function in commands().values())
+    return f"# Commands\n\n{how}\n\n{others}\n\n{functions}\n"
+
+
+def _command(name: str) -> str:
+    """What a command does, how it is called, and its help."""
+    from lightning_bnn.cli import EVERY
+
+    does = f"{EVERY[name][0].upper()}{EVERY[name][1:]}."
+    example = f"```console\n{EXAMPLES[name]}\n```"
+    if name in LIKE_FIT:
+        return f"{does} It takes the options of [fit](#fit).\n\n{example}"
+    return f"{does}\n\n{example}\n\n```text\n{help_of(name)}\n```"
+
+
+def help_of(name: str) -> str:
+    """What a command prints when it is asked for help."""
+    from lightning_bnn.cli import main
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        main([name, "--help"])
+    return printed.getvalue().strip()
+
+
+def faults(html: str) -> list[str]:
+    """What a page of the reference shows and should not.
+
+    >>> faults('<div class="doc doc-object doc-class"><h2 id="a.B"><h2 id="a.C">')
+    []
+    """
+    signs = {
+        "doc-object doc-module": "a file of the package",
+        r"doc-class-bases(?:(?!</p>).)*>_[A-Z]": "a private class",
+        r":math:|\.\. math::": "a formula that is not set",
+    }
+    found = [fault for sign, fault in signs.items() if re.search(sign, html, re.DOTALL)]
+    names = [path.rpartition(".")[2] for path in re.findall(r'<h2 id="([\w.]+)"', html)]
+    return found + sorted({f"{name} twice" for name in names if names.count(name) > 1})
+
+
+# ------------------------------------------------------------ what mkdocs calls
+def on_files(files, config):  # type: ignore[no-untyped-def]  # mkdocs is not known here
+    """Add the pages of the reference."""
+    from mkdocs.structure.files import File
+
+    made = {f"reference/{name}.md": reference_page(name) for name in REFERENCE}
+    made["reference/commands.md"] = commands_page()
+    for name, text in made.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_content(html, page, config, files):  # type: ignore[no-untyped-def]  # as above
+    """Refuse a page that shows what it should not."""
+    from mkdocs.exceptions import PluginError
+
+    if page.file.src_uri.startswith("reference/") and (found := faults(html)):
+        raise PluginError(f"{page.file.src_uri} shows {', '.join(found)}.")
+    return html
