@@ -17,6 +17,7 @@ from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.longer_example import trace_with_two_tokens
 from lightning_bnn.symmetry.discovery.refutation import refute
 from lightning_bnn.symmetry.discovery.result import symmetries_of
+from lightning_bnn.symmetry.discovery.written_out import write_out
 from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, check_filled, on_network
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.rules.constraints import Rule
@@ -78,6 +79,7 @@ def discover(
     custom = {_bare(name): rule for name, rule in (rules or {}).items()}
     with in_evaluation(model):
         graphs, inputs = trace_with_two_tokens(model, inputs, batch_norm)
+        write_out([graphs.evaluation, graphs.training], custom.keys())
         every = {**rules_of(batch_norm), **custom}
         channels = follow_channels(model, graphs, every)
         for name in custom.keys() - channels.interpreter.operations:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.symmetry.discovery.graph import ancestors, descendants, repeated
 from lightning_bnn.symmetry.discovery.marking import mark_mixing
-from lightning_bnn.symmetry.discovery.reports import check_sizes, report
+from lightning_bnn.symmetry.discovery.reports import check_sizes, reason_of, report
 from lightning_bnn.symmetry.discovery.twin_channels import Made
 from lightning_bnn.symmetry.discovery.values import (
     draw,
@@ -139,7 +139,7 @@ class Interpreter:
         except Unsupported as error:
             reason = str(error)
         except Exception as error:  # an operation used in a way nobody foresaw is held fixed too
-            reason = f"its rule does not cover this use ({type(error).__name__}: {error})"
+            reason = reason_of(error, node)
         for operand in operands:
             self.freeze(operand)
         self.frozen.append(report(node, reason))

@@ -13,7 +13,7 @@ from lightning_bnn.symmetry.forward import UnsupportedModel
 from lightning_bnn.symmetry.groups import Frozen
 from lightning_bnn.symmetry.rules.labels import operation_name
 
-__all__ = ["check_sizes", "report"]
+__all__ = ["check_sizes", "reason_of", "report"]
 
 
 def report(node: Node, reason: str) -> Frozen:
@@ -24,6 +24,14 @@ def report(node: Node, reason: str) -> Frozen:
     lines = [x for x in lines if "/torch/" not in x[0]] or lines
     line = f"{Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else ""
     return Frozen(operation_name(node), module, line, reason)
+
+
+def reason_of(error: Exception, node: Node) -> str:
+    """Why a rule has failed that nobody knew to fail."""
+    both = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    if any(isinstance(x, torch.Tensor) and not x.numel() for x in tree_leaves(both)):
+        return "one of its tensors has no elements"
+    return f"its rule does not cover this use ({type(error).__name__}: {error})"
 
 
 def check_sizes(node: Node, where: Frozen) -> None:

@@ -19,6 +19,7 @@ from lightning_bnn.symmetry.rules.labels import (
     Factored,
     Gathered,
     Noise,
+    Unsupported,
     Value,
     Weight,
     core,
@@ -122,7 +123,12 @@ def fold(node: Node, args: Any, kwargs: Any) -> Any:
     args, kwargs = tree_map(
         lambda x: x.tensor if isinstance(x, Constant) else x, (args, kwargs), is_leaf=is_operand
     )
-    with torch.no_grad():
-        assert callable(node.target)
-        result = node.target(*args, **kwargs)
+    assert callable(node.target)
+    try:
+        with torch.no_grad():
+            result = node.target(*args, **kwargs)
+    except RuntimeError as error:
+        if "vmap" in str(error):
+            raise Unsupported("a constant that exists only inside of `vmap`") from None
+        raise
     return tree_map(lambda v: Constant(v) if isinstance(v, Tensor) else v, result)
