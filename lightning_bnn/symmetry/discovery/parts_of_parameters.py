@@ -129,7 +129,7 @@ def _of_vector(
     nodes: dict[tuple[int, int], list[Node]] = defaultdict(list)
     for node, start, stop in rows:
         nodes[start, stop].append(node)
-    found = {}
+    found: dict[Node, Part] = {}
     for (start, stop), same in nodes.items():
         views = [user for node in same for user in node.users if user in live]
         shapes = {v.meta["val"].shape for v in views if _is_view(v)}
@@ -169,7 +169,7 @@ def _rows(node: Node, live: Collection[Node], count: int) -> Iterator[Rows | Non
 def _along_rows(name: str, node: Node) -> bool:
     at = 1 if name == "unbind" else 2
     dim = node.args[at] if len(node.args) > at else node.kwargs.get("dim", 0)
-    return dim == 0
+    return isinstance(dim, int) and dim == 0
 
 
 def _pieces(node: Node, live: Collection[Node]) -> Iterator[Rows | None]:

@@ -99,18 +99,20 @@ def _multi_dot(write: _Writer, matrices: Sequence[Node]) -> Node:
 
 
 def _addbmm(
-    write: _Writer, bias: Node, x: Node, y: Node, beta: float = 1, alpha: float = 1
+    write: _Writer, bias: Node, x: Node, y: Node, beta: int | float = 1, alpha: int | float = 1
 ) -> Node:
     product = _scaled(write, write.einsum(["abc", "acd"], "bd", x, y), alpha)
     return product if beta == 0 else write(aten.add.Tensor, _scaled(write, bias, beta), product)
 
 
-def _addmv(write: _Writer, bias: Node, x: Node, y: Node, beta: float = 1, alpha: float = 1) -> Node:
+def _addmv(
+    write: _Writer, bias: Node, x: Node, y: Node, beta: int | float = 1, alpha: int | float = 1
+) -> Node:
     product = _scaled(write, write(aten.mv.default, x, y), alpha)
     return product if beta == 0 else write(aten.add.Tensor, _scaled(write, bias, beta), product)
 
 
-def _scaled(write: _Writer, x: Node, factor: float) -> Node:
+def _scaled(write: _Writer, x: Node, factor: int | float) -> Node:
     return x if factor == 1 else write(aten.mul.Scalar, x, factor)
 
 
@@ -143,7 +145,7 @@ def _summed_by(pair: tuple[int, int], terms: Sequence[str], result: str) -> tupl
 
 
 # ------------------------------------------------------------ distances and angles
-def _cosine(write: _Writer, x: Node, y: Node, dim: int = 1, eps: float = 1e-8) -> Node | None:
+def _cosine(write: _Writer, x: Node, y: Node, dim: int = 1, eps: int | float = 1e-8) -> Node | None:
     if _ndim(x) != _ndim(y):
         return None
 
@@ -155,13 +157,18 @@ def _cosine(write: _Writer, x: Node, y: Node, dim: int = 1, eps: float = 1e-8) -
     return write(aten.sum.dim_IntList, write(aten.mul.Tensor, unit(x), unit(y)), [dim])
 
 
-def _cdist(write: _Writer, x: Node, y: Node, p: float = 2, mode: int | None = None) -> Node:
+def _cdist(write: _Writer, x: Node, y: Node, p: int | float = 2, mode: int | None = None) -> Node:
     rows = write(aten.unsqueeze.default, x, -2), write(aten.unsqueeze.default, y, -3)
     return write(aten.linalg_vector_norm.default, write(aten.sub.Tensor, *rows), p, [-1])
 
 
 def _distance(
-    write: _Writer, x: Node, y: Node, p: float = 2, eps: float = 1e-6, keepdim: bool = False
+    write: _Writer,
+    x: Node,
+    y: Node,
+    p: int | float = 2,
+    eps: int | float = 1e-6,
+    keepdim: bool = False,
 ) -> Node:
     apart = write(aten.add.Scalar, write(aten.sub.Tensor, x, y), eps)
     return write(aten.linalg_vector_norm.default, apart, p, [-1], keepdim)

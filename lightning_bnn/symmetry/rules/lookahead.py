@@ -101,9 +101,10 @@ def sums_next(node: Node) -> list[int]:
     ndim = len(shape_of(node))
     found = set(range(ndim)) if node.users else set()
     for user in node.users:
+        if operation_name(user) not in _SUMS:
+            return []
         of = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim")
-        of = _listed(of) if of is not None and of != [] else range(ndim)
-        found &= {d % ndim for d in of} if operation_name(user) in _SUMS else set()
+        found &= {d % ndim for d in (_listed(of) if of is not None and of != [] else range(ndim))}
     return sorted(found)
 
 
