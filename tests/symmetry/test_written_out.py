@@ -155,7 +155,8 @@ def test_all_symmetries_of_what_is_short_are_found(name):
         sym = exact(model, x[:6], others=[(x[6:9],)], tolerance=1e-12)
     assert sorted(units(sym)) == sorted(groups)
     assert sym.dimension == dimension
-    assert not sym.frozen
+    assert all("a product of complex numbers" in f.reason for f in sym.frozen)
+    assert name == "complex" or not sym.frozen
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -7,7 +7,7 @@ follows) those that may be exchanged while the rows of as many tags as possible 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from lightning_bnn.symmetry.discovery.classes import (
 )
 from lightning_bnn.symmetry.discovery.incidence import Block, Incidence, Units
 from lightning_bnn.symmetry.groups import PermutationGroup, Placement
+from lightning_bnn.symmetry.rules.constraints import Constraints
 
 __all__ = ["Family", "block_families", "permutation_groups"]
 
@@ -61,11 +62,13 @@ class Family:
     Attributes:
         units: the classes of every block, by their index.
         copies: whether a block is one channel and its copies.
+        mixes: whether blocks may be mixed like channels, where no mark forbids it.
         rows: the classes and families inside the blocks, one per block.
     """
 
     units: Units
     copies: bool = False
+    mixes: bool = False
     rows: list[list[int | Family]] = field(default_factory=list)
 
     @property
@@ -112,7 +115,7 @@ def block_families(channels: ChannelClasses) -> list[Family]:
     incidence = Incidence(channels, classes)
     result = []
     for units in incidence.exchangeable(incidence.rows, incidence.tags):
-        inside = _Inside(_search(incidence, units[0], channels.system.copies))
+        inside = _Inside(_search(incidence, units[0], channels.system))
         copies = [[_image(f, units[0], unit) for f in inside.families] for unit in units]
         for families in copies:
             for k, family in enumerate(families):
@@ -128,7 +131,7 @@ def block_families(channels: ChannelClasses) -> list[Family]:
     return result
 
 
-def _search(incidence: Incidence, members: Block, copies: Collection[int]) -> list[Family]:
+def _search(incidence: Incidence, members: Block, system: Constraints) -> list[Family]:
     """Blocks among some classes, each found from a tag: with the fewest others that must move."""
     found: dict[frozenset[frozenset[int]], Family] = {}
     seeds = incidence.seeds(members)
@@ -142,7 +145,7 @@ def _search(incidence: Incidence, members: Block, copies: Collection[int]) -> li
             blocks = [b for b in incidence.exchangeable(members, moving) if len(b) > 1]
             new = incidence.obstacles(members, moving) if not blocks else set()
         for units in blocks:
-            family = Family(units, copies=moving <= set(copies))
+            family = Family(units, moving <= system.copies, moving <= system.mixing)
             found.setdefault(frozenset(frozenset(unit) for unit in units), family)
     return list(found.values())
 

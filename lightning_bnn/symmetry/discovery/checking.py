@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.symmetry.comparison import Comparison, tolerance_in, tolerance_of
+from lightning_bnn.symmetry.discovery.draws import Pick
 from lightning_bnn.symmetry.discovery.graph import Graph
 from lightning_bnn.symmetry.discovery.random_weights import RandomWeights, perturbing
 from lightning_bnn.symmetry.discovery.streaming import streamed_outputs
@@ -58,11 +59,17 @@ class Check:
         return cls(forward, weights, tolerance_of(weights.state))
 
     @classmethod
-    def of_graph(cls, graph: Graph, inputs: Inputs, weights: RandomWeights) -> Check:
-        """By an exported graph in float64, one weight after the other."""
+    def of_graph(
+        cls, graph: Graph, inputs: Inputs, weights: RandomWeights, even: Pick | None = None
+    ) -> Check:
+        """By an exported graph in float64, one weight after the other.
+
+        If it is ``even``, one number stands for all draws of an operation.
+        """
 
         def forward(read: Read) -> list[Tensor]:
-            return streamed_outputs(graph, inputs, weights.by_any_name(read), torch.float64)
+            read = weights.by_any_name(read)
+            return streamed_outputs(graph, inputs, read, torch.float64, even)
 
         return cls(forward, weights, tolerance_in(torch.float64), torch.float64)
 

@@ -11,8 +11,9 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lightning_bnn.symmetry.discovery.draws import is_random
 from lightning_bnn.symmetry.discovery.graph import ancestors, descendants, repeated
-from lightning_bnn.symmetry.discovery.marking import mark_mixing
+from lightning_bnn.symmetry.discovery.marking import hold_complex, mark_mixing
 from lightning_bnn.symmetry.discovery.reports import check_sizes, reason_of, report
 from lightning_bnn.symmetry.discovery.twin_channels import Made
 from lightning_bnn.symmetry.discovery.values import (
@@ -21,7 +22,6 @@ from lightning_bnn.symmetry.discovery.values import (
     full_size,
     has_channels,
     is_applied,
-    is_random,
     one_law,
     unknown,
     with_copies,
@@ -76,6 +76,7 @@ class Interpreter:
     Attributes:
         system: what the rules of the operations have stated.
         frozen: the operations that were not understood.
+        limits: those beyond which matrices are not followed, as the system has them.
         operations: the names of all operations.
         made: how many channels there were before and after every operation.
     """
@@ -85,6 +86,7 @@ class Interpreter:
         self.system = Constraints()
         self.frozen: list[Frozen] = []
         self.operations: set[str] = set()
+        self.limits: list[Frozen] = []
         self.active: set[Node] = set()
         self.made: dict[Node, tuple[Made, Made]] = {}
 
@@ -105,6 +107,9 @@ class Interpreter:
             elif node.op == "call_function" and node in live:
                 before = Made.so_far(self.system)
                 values[node] = self._call(node, values)
+                self.limits += [
+                    report(node, limit.reason) for limit in self.system.limits[len(self.limits) :]
+                ]
                 self.made[node] = before, Made.so_far(self.system)
         return values
 
@@ -248,6 +253,7 @@ class Interpreter:
         self.system.operation = name
         result = rules[name](self.system, node, *args, **kwargs)
         mark_mixing(self.system, name, operands, result, rules)
+        hold_complex(self.system, name, node, operands)
         return result
 
     def _computes_weight(self, node: Node, operands: list[Any]) -> bool:

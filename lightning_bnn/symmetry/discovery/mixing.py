@@ -16,7 +16,7 @@ from lightning_bnn.symmetry.placements import Placement
 from lightning_bnn.symmetry.rules.constraints import Mark
 from lightning_bnn.symmetry.rules.labels import FROZEN
 
-__all__ = ["Factors", "linear_groups"]
+__all__ = ["Factors", "limits_that_matter", "linear_groups"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,27 @@ def linear_groups(
     return tuple(sorted(groups, key=lambda g: (g.placements[0].axis, _first_position(g))))
 
 
+def limits_that_matter(channels: ChannelClasses) -> list[int]:
+    """Which limits of the system hold channels that nothing else does, by number.
+
+    Of two channels there is not always a matrix that a sum of them leaves alone.
+    """
+    marks = _Marks(channels, with_limits=False)
+    held = [
+        marks.unmarked(channels.roots[limit.labels[limit.labels > FROZEN]], limit.mark)
+        for limit in channels.system.limits
+    ]
+    if not any(roots.size for roots in held):
+        return []
+    rows = [row for row in channels.classes() if len(row) > 2]
+    lost = np.concatenate([np.zeros(0, np.int64), *rows, *channels.roots[_pairs(channels)]])
+    return [
+        k
+        for k, (limit, roots) in enumerate(zip(channels.system.limits, held, strict=True))
+        if np.isin(roots, lost).any() or (limit.mark is None and roots.size)
+    ]
+
+
 def _first_position(group: LinearGroup) -> int:
     return int(group.placements[0].positions.min())
 
@@ -70,10 +91,12 @@ def _group(channels: ChannelClasses, spaces: Sequence[_Space]) -> LinearGroup:
 class _Marks:
     """What keeps the channels of a class from mixing."""
 
-    def __init__(self, channels: ChannelClasses) -> None:
+    def __init__(self, channels: ChannelClasses, with_limits: bool = True) -> None:
         self.channels = channels
+        limits = channels.system.limits if with_limits else []
         self._marked = {
-            mark: self._classes(labels) for mark, labels in channels.system.marks.items()
+            mark: self._classes([*labels, *(x.labels for x in limits if x.mark == mark)])
+            for mark, labels in channels.system.marks.items()
         }
 
     def _classes(self, labels: Sequence[Ints]) -> NDArray[np.bool_]:
@@ -84,6 +107,13 @@ class _Marks:
 
     def any(self, mark: Mark, roots: Ints) -> bool:
         return bool(self._marked[mark][roots].any())
+
+    def unmarked(self, roots: Ints, mark: Mark | None) -> Ints:
+        """Those classes that could do more than such a mark would leave, or that move at all."""
+        if mark is None:
+            return roots[roots != self.channels.frozen]
+        less = [m for m in self._marked if m == "diagonal" or mark != "diagonal"]
+        return roots[~np.any([self._marked[m][roots] for m in less], 0)]
 
     def linear(self, roots: Ints) -> Ints:
         """Those classes that nothing keeps from mixing, or norms of rows only."""

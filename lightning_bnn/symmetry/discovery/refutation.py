@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lightning_bnn.symmetry.axis_actions import EVERY
 from lightning_bnn.symmetry.comparison import agree, tolerance_of
 from lightning_bnn.symmetry.discovery.checking import Check
+from lightning_bnn.symmetry.discovery.draws import ONE_OF_ALL, draws_numbers
 from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.graph import Graph
 from lightning_bnn.symmetry.discovery.longer_example import forgets
@@ -48,31 +49,41 @@ def refute(
     Args:
         model: the network, in evaluation mode.
         sym: what the graphs say.
-        graphs: what the network computes; where they cannot be run, the network itself is. In
-            training all but permutations are tested; those meet other random numbers there.
+        graphs: what the network computes; where they cannot be run, the network itself is.
+            Permutations meet other random numbers: they are not tested in training, and if a
+            network draws in evaluation, too, they are tested with one number in place of all.
         inputs: to run it on.
         custom_rules: whether the user has given rules.
     """
+    case = _Case(model, graphs.evaluation, inputs, draws_numbers(graphs.evaluation))
     try:
-        sym = _refuted(_Case(model, graphs.evaluation, inputs), sym, custom_rules)
+        sym = _refuted(case, sym, custom_rules)
+        if case.is_even:
+            sym = _without_wrong_factors(case._replace(is_even=False), sym, custom_rules)
     except UnsupportedModel as error:
         if _draws(model, inputs):
             raise _Unrepeatable(_says_different_things(type(model).__name__)) from error
         raise
     if not sym.unchecked and sym.touched and forgets(graphs.evaluation):
         sym = replace(sym, unchecked=_ONE_KEY)
-    factors = _only(sym, [group for group in _every(sym) if group[0] != "permutations"])
-    if graphs.evaluation_only or not _every(factors) or _trains_as_it_evaluates(graphs, inputs):
+    if graphs.evaluation_only or _trains_as_it_evaluates(graphs, inputs):
         return sym
-    factors = replace(factors, softmax_shift=None, frozen=())
     try:
         model.train()
         case = _Case(model, graphs.training, graphs.training_inputs)
-        left = _refuted(case, factors, custom_rules)
+        return _without_wrong_factors(case, sym, custom_rules)
     except _Unrepeatable:  # noise of a source of its own: there is nothing to compare
         return sym
     finally:
         model.eval()
+
+
+def _without_wrong_factors(case: _Case, sym: Symmetries, custom_rules: bool) -> Symmetries:
+    """All but permutations tested, which meet other random numbers."""
+    factors = _only(sym, [group for group in _every(sym) if group[0] != "permutations"])
+    if not _every(factors):
+        return sym
+    left = _refuted(case, replace(factors, softmax_shift=None, frozen=()), custom_rules)
     frozen = (*sym.frozen, *left.frozen)
     kept: dict[str, Any] = {kind: getattr(left, kind) for kind in EVERY if kind != "permutations"}
     return replace(sym, frozen=frozen, **kept)
@@ -99,11 +110,15 @@ def _draws(model: nn.Module, inputs: Inputs) -> bool:
 
 
 class _Case(NamedTuple):
-    """A network in one of its modes, its graph in that mode, and what both run on."""
+    """A network in one of its modes, its graph in that mode, and what both run on.
+
+    Where it ``is_even``, all random numbers of an operation are one.
+    """
 
     model: nn.Module
     graph: Graph | None
     inputs: Inputs
+    is_even: bool = False
 
 
 def _trains_as_it_evaluates(graphs: Graphs, inputs: Inputs) -> bool:
@@ -181,7 +196,13 @@ def _check_by_graph(case: _Case, sym: Symmetries) -> Check | None:
         return None
     check = Check.of_graph(case.graph, case.inputs, weights)
     rounding = max(1e-2, tolerance_of(weights.state))
-    return check if agree(first, check.outputs, rounding) else None
+    if not agree(first, check.outputs, rounding):
+        return None
+    for pick in ONE_OF_ALL if case.is_even else ():
+        check = Check.of_graph(case.graph, case.inputs, weights, pick)
+        if check.sensitive:
+            break
+    return check
 
 
 def _agreed(case: _Case, graph: Graph, weights: RandomWeights) -> list[Tensor] | None:

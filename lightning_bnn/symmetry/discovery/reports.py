@@ -29,7 +29,8 @@ def report(node: Node, reason: str) -> Frozen:
 def reason_of(error: Exception, node: Node) -> str:
     """Why a rule has failed that nobody knew to fail."""
     both = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
-    if any(isinstance(x, torch.Tensor) and not x.numel() for x in tree_leaves(both)):
+    tensors = (x for x in tree_leaves(both) if isinstance(x, torch.Tensor))
+    if any(isinstance(n, int) and not n for t in tensors for n in t.shape):
         return "one of its tensors has no elements"
     return f"its rule does not cover this use ({type(error).__name__}: {error})"
 

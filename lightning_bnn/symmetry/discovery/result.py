@@ -31,7 +31,8 @@ def symmetries_of(channels: Channels) -> Symmetries:
     state = channels.model.state_dict()
     shapes = {first_name.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
     own = {n: part.shape for n, part in channels.parts.items()}
-    symmetries = solve(channels.system, shapes | own, channels.twins or [])
+    limits = channels.interpreter.limits
+    symmetries = solve(channels.system, shapes | own, channels.twins or [], limits)
     symmetries = put_back(symmetries, channels.parts, shapes)
     axes, shifts = shift_groups(channels.constants_added, symmetries.axes)
     shifted = {axes[p.axis].tensor for group in shifts for p in group.placements}
@@ -42,7 +43,8 @@ def symmetries_of(channels: Channels) -> Symmetries:
     symmetries = replace(symmetries, axes=axes, shifts=(*shifts, *forgotten))
     return replace(
         symmetries,
-        frozen=tuple(dict.fromkeys(channels.frozen)) or _why_nothing_moves(channels, symmetries),
+        frozen=tuple(dict.fromkeys((*channels.frozen, *symmetries.frozen)))
+        or _why_nothing_moves(channels, symmetries),
         softmax_shift=channels.shift,
         weights=_weights(channels, symmetries, shapes),
         shapes=shapes,

@@ -14,10 +14,14 @@ from lightning_bnn.symmetry.discovery.blocks import Family, block_families, perm
 from lightning_bnn.symmetry.discovery.classes import ChannelClasses, Ints, connected
 from lightning_bnn.symmetry.discovery.factors import NO_ACTIONS, actions, factor_groups
 from lightning_bnn.symmetry.discovery.independence import independent
-from lightning_bnn.symmetry.discovery.mixing import Factors, linear_groups
+from lightning_bnn.symmetry.discovery.mixing import (
+    Factors,
+    limits_that_matter,
+    linear_groups,
+)
 from lightning_bnn.symmetry.discovery.second_scales import FreeProducts, SecondScales
 from lightning_bnn.symmetry.discovery.twin_channels import TwinChannels
-from lightning_bnn.symmetry.groups import Axis, ScalingGroup, SignGroup, Symmetries
+from lightning_bnn.symmetry.groups import Axis, Frozen, ScalingGroup, SignGroup, Symmetries
 from lightning_bnn.symmetry.rules.constraints import Constraints, Product
 from lightning_bnn.symmetry.rules.labels import FROZEN
 
@@ -25,7 +29,10 @@ __all__ = ["solve"]
 
 
 def solve(
-    system: Constraints, shapes: Mapping[str, torch.Size], twins: Sequence[TwinChannels] = ()
+    system: Constraints,
+    shapes: Mapping[str, torch.Size],
+    twins: Sequence[TwinChannels] = (),
+    limits: Sequence[Frozen] = (),
 ) -> Symmetries:
     """Solve the three systems and describe their free motions as groups.
 
@@ -33,6 +40,7 @@ def solve(
         system: what the rules have stated.
         shapes: those of all tensors, by name.
         twins: branches that pair up, those inside others first.
+        limits: the operations of the system's limits, reported where these cost a group.
     """
     roots = connected(system.ties["permutation"], system.nodes)
     scale_id, scale_sign, more = _solve_scales(system)
@@ -68,13 +76,14 @@ def solve(
         linear=linear_groups(
             channels, Factors(scale_id, sign_id, scale_powers), _rows_of_copies(channels, families)
         ),
+        frozen=tuple(limits[k] for k in limits_that_matter(channels)) if limits else (),
     )
 
 
 def _rows_of_copies(channels: ChannelClasses, families: Sequence[Family]) -> list[list[Ints]]:
-    """Channels that are exchangeable only together with their copies, and rows of the copies."""
+    """Channels that move only together with copies or partners in products, and rows of these."""
     classes = channels.classes()
-    found = [f.units for f in families if f.copies]
+    found = [f.units for f in families if f.mixes]
     rows = [[[classes[i] for i in row] for row in zip(*units, strict=True)] for units in found]
     return [[np.concatenate(row) for row in copies] for copies in rows if len(copies[0][0]) == 1]
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lightning_bnn.symmetry.discovery.draws import Pick, evened, is_random
 from lightning_bnn.symmetry.discovery.graph import Graph, ancestors
-from lightning_bnn.symmetry.discovery.values import is_random
 from lightning_bnn.symmetry.forward import Inputs, as_real, in_precision, same_noise
 from lightning_bnn.symmetry.fresh_memory import hand_back
 from lightning_bnn.symmetry.motions import Read
@@ -26,6 +26,7 @@ from lightning_bnn.symmetry.rules.table import WITHOUT_VALUE
 __all__ = ["NotRunnable", "streamed_outputs"]
 
 Cast = Callable[[Any], Any]
+Call = Callable[[Node, Any, Any, Cast], Any]
 _KEPT = 2**22  # bytes of results after which freed memory goes back to the system, at least
 
 
@@ -34,7 +35,11 @@ class NotRunnable(RuntimeError):
 
 
 def streamed_outputs(
-    graph: Graph, inputs: Inputs, read: Read, precision: torch.dtype | None
+    graph: Graph,
+    inputs: Inputs,
+    read: Read,
+    precision: torch.dtype | None,
+    even: Pick | None = None,
 ) -> list[Tensor]:
     """All tensors that the network returns, as real numbers; every call draws the same noise.
 
@@ -43,6 +48,7 @@ def streamed_outputs(
         inputs: what it was traced with.
         read: gives parameters and persistent buffers, in memory that the forward may write to.
         precision: in which the graph runs; as it was traced where None is given.
+        even: picks the number that stands for all draws of an operation; None for the draws.
     """
     given = _given(graph, inputs)
     cast = _casting(graph, precision)
@@ -56,7 +62,8 @@ def streamed_outputs(
 
     size = sum(s.tensor.nbytes for s in graph.sources.values() if s.kind == "parameter")
     with same_noise(s.tensor for s in graph.sources.values()):
-        values = _run(graph.module, source, graph.outputs, cast, max(_KEPT, size // 8))
+        call = _call if even is None else _evened_by(even)
+        values = _run(graph.module, source, graph.outputs, cast, call, max(_KEPT, size // 8))
     return [as_real(t) for t in values]
 
 
@@ -76,6 +83,7 @@ def _run(
     source: Callable[[Node], Any],
     results: Iterable[Node],
     cast: Cast,
+    call: Call,
     kept: int = _KEPT,
 ) -> list[Any]:
     results = list(results)
@@ -95,7 +103,8 @@ def _run(
         if node.op != "call_function" or node not in live or _says_nothing(node):
             continue
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
-        result = _call(node, args, kwargs, cast)
+        is_wrapped = operation_name(node).startswith("wrap_with_")
+        result = _run_inside(args, cast, call) if is_wrapped else call(node, args, kwargs, cast)
         del args, kwargs
         made += sum(t.nbytes for t in tree_leaves(result) if isinstance(t, Tensor))
         if node.users:
@@ -131,8 +140,6 @@ def _attribute(module: GraphModule, node: Node, cast: Cast) -> Any:
 
 
 def _call(node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
-    if operation_name(node).startswith("wrap_with_"):
-        return _run_inside(args, cast)
     assert callable(node.target)
     if node.target is not torch.ops.aten.view.dtype:  # which reads the bits as they are
         args, kwargs = tree_map(
@@ -141,7 +148,15 @@ def _call(node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
     return tree_map(cast, node.target(*args, **kwargs))
 
 
-def _run_inside(args: tuple[Any, ...], cast: Cast) -> Any:
+def _evened_by(pick: Pick) -> Call:
+    def call(node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
+        result = _call(node, args, kwargs, cast)
+        return tree_map(cast, evened(node, args, kwargs, result, pick))
+
+    return call
+
+
+def _run_inside(args: tuple[Any, ...], cast: Cast, call: Call) -> Any:
     """A part of the forward under `autocast` or `enable_grad`, in the precision of the rest."""
     at = next(k for k, a in enumerate(args) if isinstance(a, GraphModule))
     module = args[at]
@@ -149,7 +164,7 @@ def _run_inside(args: tuple[Any, ...], cast: Cast) -> Any:
     given = dict(zip(inputs, args[at + 1 :], strict=True))
     output = next(n for n in module.graph.nodes if n.op == "output").args[0]
     results = [n for n in tree_leaves(output) if isinstance(n, Node)]
-    values = dict(zip(results, _run(module, given.__getitem__, results, cast), strict=True))
+    values = dict(zip(results, _run(module, given.__getitem__, results, cast, call), strict=True))
     return torch.fx.map_arg(output, values.__getitem__)
 
 

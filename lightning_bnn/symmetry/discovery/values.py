@@ -36,7 +36,6 @@ __all__ = [
     "full_size",
     "has_channels",
     "is_applied",
-    "is_random",
     "one_law",
     "unknown",
     "with_copies",
@@ -61,11 +60,6 @@ def is_applied(node: Node, active: Container[Node]) -> bool:
                 seen.add(user)
                 pending.append(user)
     return False
-
-
-def is_random(node: Node) -> bool:
-    """Whether an operation draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def one_law(operands: Iterable[Any]) -> bool:

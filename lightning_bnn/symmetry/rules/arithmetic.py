@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.fx import Node
 from lightning_bnn.symmetry.rules.broadcasting import (
     align,
     multiply_labels,
-    tie_permutations,
+    tie_to_choice,
     tie_to_noise,
     unify,
 )
@@ -26,6 +27,7 @@ from lightning_bnn.symmetry.rules.labels import (
     Chosen,
     Factored,
     Noise,
+    Products,
     Turned,
     Unsupported,
     Value,
@@ -38,7 +40,7 @@ from lightning_bnn.symmetry.rules.labels import (
     solid,
     zeros,
 )
-from lightning_bnn.symmetry.rules.lookahead import divides
+from lightning_bnn.symmetry.rules.lookahead import divides, sums_next
 
 __all__ = [
     "add",
@@ -98,13 +100,24 @@ def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Any:
 
     Operands with channels along dimensions of their own make an outer product.
     """
+    return _multiplied(system, node, (x, y), node.args[:2], sums_next(node))
+
+
+def _multiplied(
+    system: Constraints,
+    node: Node,
+    operands: tuple[Any, Any],
+    nodes: Sequence[Any],
+    summed: Sequence[int],
+) -> Any:
+    """The product of two operands, that of some nodes, over dimensions that are summed next."""
+    (x, y), (_, factor) = operands, nodes
     if isinstance(x, Noise) or isinstance(y, Noise):
         return Value(_beside_noise(system, node, x, y))
     if is_zero(x) or is_zero(y):
         return zeros(shape_of(node))
-    factor = node.args[1]
     if isinstance(x, Weight) and not isinstance(y, Weight):
-        x, y, factor = y, x, node.args[0]
+        x, y, factor = y, x, nodes[0]
     is_gain = isinstance(y, Weight) and not y.is_buffer and not divides(factor)
     if is_gain and isinstance(x, Value):
         product = _multiply_by_gain(system, x, y)
@@ -113,9 +126,10 @@ def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Any:
     left, right = align(system.labels(x), system.labels(y))
     if type(x) is Value and type(y) is Value and (parts := outer_parts(system, left, right)):
         return factored(parts, shape_of(node), active=True)
-    labels = multiply_labels(system, left, right)
-    by_numbers = any(bool((core(t) <= 0).all()) for t in (left, right))
-    return Turned(labels) if by_numbers else Value(labels)
+    labels = multiply_labels(system, left, right, summed=summed)
+    if any(bool((core(t) <= 0).all()) for t in (left, right)):
+        return Turned(labels)  # by numbers
+    return Products(labels) if summed else Value(labels)
 
 
 def _multiply_by_gain(system: Constraints, x: Value, weight: Weight) -> Value | None:
@@ -173,11 +187,11 @@ def compare(system: Constraints, node: Node, x: Any, y: Any = 0) -> Value:
 def where(system: Constraints, node: Node, condition: Any, x: Any, y: Any) -> Value:
     """A choice between two operands that share their channels."""
     chosen = add(system, node, x, y).labels
-    system.mark(chosen, "diagonal")
     if isinstance(condition, Noise):
+        _mark_beside(system, condition, chosen)
         tie_to_noise(system, condition, chosen)
     else:
-        tie_permutations(system, system.labels(condition), chosen)
+        tie_to_choice(system, system.labels(condition), chosen)
     return Value(torch.broadcast_to(chosen, shape_of(node)))
 
 
@@ -185,22 +199,17 @@ def add_product(
     system: Constraints, node: Node, x: Any, a: Any, b: Any, value: float = 1, **kwargs: Any
 ) -> Value:
     """``x + a * b``."""
-    product = multiply(system, node, a, b)
+    product = _multiplied(system, node, (a, b), node.args[1:3], [])
     if isinstance(product, Factored):
         product = as_value(system, product)
-    return _add_combined(system, x, product)
+    return Value(unify(system, system.labels(x), product.labels))
 
 
 def add_quotient(
     system: Constraints, node: Node, x: Any, a: Any, b: Any, value: float = 1, **kwargs: Any
 ) -> Value:
     """``x + a / b``."""
-    return _add_combined(system, x, divide(system, node, a, b))
-
-
-def _add_combined(system: Constraints, x: Any, combined: Value) -> Value:
-    system.mark(combined.labels, "diagonal")
-    return Value(unify(system, system.labels(x), combined.labels))
+    return Value(unify(system, system.labels(x), divide(system, node, a, b).labels))
 
 
 def lerp(system: Constraints, node: Node, x: Any, y: Any, weight: Any) -> Value:
@@ -236,10 +245,17 @@ def softmax(system: Constraints, node: Node, x: Value, dim: int, *args: Any) -> 
     return coupled
 
 
+def _mark_beside(system: Constraints, noise: Noise, labels: Tensor) -> None:
+    """Channels mix beside a draw that is the same for all of them, such as one for each example."""
+    _, draws = align(labels, noise.labels)
+    if any(draws.shape[d] > 1 for d in moving_dims(labels)):
+        system.mark(labels, "diagonal")
+
+
 def _beside_noise(system: Constraints, node: Node, x: Any, y: Any) -> Tensor:
     """Labels of what is combined with noise, in the shape of the result."""
     noise, other = (x, y) if isinstance(x, Noise) else (y, x)
     labels = torch.broadcast_to(system.labels(other), shape_of(node))
-    system.mark(labels, "diagonal")
+    _mark_beside(system, noise, labels)
     tie_to_noise(system, noise, labels)
     return labels

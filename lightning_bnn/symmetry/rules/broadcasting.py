@@ -18,7 +18,15 @@ from lightning_bnn.symmetry.rules.labels import (
     narrow_except,
 )
 
-__all__ = ["align", "copies", "multiply_labels", "tie_permutations", "tie_to_noise", "unify"]
+__all__ = [
+    "align",
+    "copies",
+    "multiply_labels",
+    "tie_permutations",
+    "tie_to_choice",
+    "tie_to_noise",
+    "unify",
+]
 
 MOST_COPIES = 200_000
 
@@ -57,6 +65,13 @@ def _tie_or_colour(system: Constraints, x: Tensor, y: Tensor) -> None:
     system.tie(x, y, ("permutation",))
 
 
+def tie_to_choice(system: Constraints, choice: Tensor, labels: Tensor) -> None:
+    """Channels that something picks, by itself or for all of them at once, as for whole tokens."""
+    tie_permutations(system, choice, labels)
+    labels, choice = align(labels, choice)
+    _mark_products(system, labels, choice, [])
+
+
 def tie_to_noise(system: Constraints, noise: Noise, labels: Tensor) -> None:
     """Channels that are combined with the same draws move together."""
     if noise.source < 0:
@@ -86,7 +101,7 @@ def unify(system: Constraints, *operands: Tensor) -> Tensor:
         base = _combinations(system, full, moving)
         system.tie(base, first, ("scale", "sign"))
         for labels in (base, *operands):
-            system.mark(labels, "diagonal")
+            system.hold(labels, "sums of all pairs of them")
     out = torch.broadcast_to(base, full[0].shape)
     if bool((core(out) < 0).any()):
         for labels in full:
@@ -205,7 +220,7 @@ def _mark_products(system: Constraints, x: Tensor, y: Tensor, summed: Sequence[i
 def _block_over(system: Constraints, shared: Sequence[int], x: Tensor, y: Tensor) -> None:
     """Whatever two operands have at one index of the shared dimensions stays together."""
     rows = [_rows(x, shared, y), _rows(y, shared, x)]
-    system.block(np.concatenate(rows, 1), copies=min(r.shape[1] for r in rows) == 1)
+    system.block(np.concatenate(rows, 1), min(r.shape[1] for r in rows) == 1, mixes=True)
 
 
 def _rows(x: Tensor, shared: Sequence[int], other: Tensor) -> Labels:

@@ -27,13 +27,14 @@ from lightning_bnn.symmetry.rules.statements import (
     Key,
     Kind,
     Labels,
+    Limit,
     Mark,
     Product,
     Record,
 )
 from lightning_bnn.symmetry.rules.weight_views import UNSET, RowRange, places_of
 
-__all__ = ["Constraints", "Entry", "Key", "Kind", "Mark", "Product", "Record", "Rule"]
+__all__ = ["Constraints", "Entry", "Key", "Kind", "Limit", "Mark", "Product", "Record", "Rule"]
 
 Rule = Callable[..., Any]
 ALL: tuple[Kind, ...] = ("permutation", "scale", "sign")
@@ -55,13 +56,13 @@ def to_numpy(labels: Tensor | Labels | int) -> Labels:
 class Constraints:
     """A system over channels (node 0 is fixed): ties of identity, of log scale and of sign.
 
-    ``copies`` are the blocks that are one channel and its copies; ``noise`` holds, by draw, the
-    channels that it was combined with; draws in ``seen_noise`` are also used by themselves, which
-    gives every element a place of its own. ``marks`` says what keeps channels from being mixed,
+    ``copies`` are the blocks that are one channel and its copies, ``mixing`` those whose rows may
+    be mixed, such as these; ``noise`` holds, by draw, the channels that it was combined with; draws
+    in ``seen_noise`` are also used by themselves, which gives every element a place of its own.
+    ``marks`` says what keeps channels from being mixed, ``limits`` where that is a lack of rules,
     ``planes`` which ones a constant turns in pairs, and ``colours`` which ones numbers of their own
-    tell apart. ``operation`` is the one whose rule is asked.
-    ``leaves`` holds, by weight that others are computed from, one row of channels for each of its
-    dimensions.
+    tell apart. ``operation`` is the one whose rule is asked. ``leaves`` holds, by weight that
+    others are computed from, one row of channels for each of its dimensions.
     """
 
     nodes: int = 1
@@ -73,6 +74,7 @@ class Constraints:
     products: list[Product] = field(default_factory=list)
     blocks: list[Labels] = field(default_factory=list)
     copies: set[int] = field(default_factory=set)
+    mixing: set[int] = field(default_factory=set)
     seen: list[Labels] = field(default_factory=list)
     entries: dict[Key, Entry] = field(default_factory=dict)
     consumed: dict[tuple[str, RowRange], set[tuple[int | None, int]]] = field(default_factory=dict)
@@ -80,6 +82,7 @@ class Constraints:
     noise: dict[int, Tensor] = field(default_factory=dict)
     seen_noise: set[int] = field(default_factory=set)
     marks: dict[Mark, list[Labels]] = field(default_factory=lambda: {m: [] for m in get_args(Mark)})
+    limits: list[Limit] = field(default_factory=list)
     planes: list[Labels] = field(default_factory=list)
     colours: list[Labels] = field(default_factory=list)
     leaves: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -115,6 +118,12 @@ class Constraints:
         small = core(labels).numpy() if isinstance(labels, Tensor) else labels
         self.marks[mark].append(np.unique(small))
 
+    def hold(self, labels: Tensor, through: str, mark: Mark = "diagonal") -> None:
+        """Mark channels because no rule says which matrices pass, though others might."""
+        which = "no matrices" if mark == "diagonal" else "no matrices but rotations"
+        reason = f"{which} that mix channels are followed through {through}"
+        self.limits.append(Limit(np.unique(core(labels).numpy()), mark, reason))
+
     def plane(self, first: Tensor, second: Tensor) -> None:
         """Channels that a constant turns in pairs, so that complex numbers commute with it."""
         first, second = torch.broadcast_tensors(first, second)
@@ -127,15 +136,18 @@ class Constraints:
         """Every one of these channels has a place of its own, as beside constants that differ."""
         self.colours.append(to_numpy(labels).ravel())
 
-    def block(self, rows: Tensor | Labels, copies: bool = False) -> None:
+    def block(self, rows: Tensor | Labels, copies: bool = False, mixes: bool = False) -> None:
         """Channels may be exchanged within a row, and rows as wholes, but nothing between.
 
         Args:
             rows: one row of channels for every block.
             copies: whether a row is one channel and what it is combined with again and again.
+            mixes: whether rows come from a product, which leaves it to marks what mixes them.
         """
         if copies:
             self.copies.add(len(self.blocks))
+        if copies or mixes:
+            self.mixing.add(len(self.blocks))
         self.blocks.append(to_numpy(rows))
 
     def collapse(self, labels: Tensor, keep: Sequence[int]) -> Tensor:

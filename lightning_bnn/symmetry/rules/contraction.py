@@ -171,7 +171,7 @@ def contract(
     dims = [d % product.ndim for d in dims]
     moving = [d for d in moving_dims(product) if d in dims]
     if moving:
-        product = reduce_channels(system, product, moving)
+        product = reduce_channels(system, product, moving, mixes=True)
     for d in sorted(dims, reverse=True):
         product = product.select(d, 0)
     return product.expand(tuple(shape))

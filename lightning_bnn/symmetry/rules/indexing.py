@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from lightning_bnn.symmetry.rules.broadcasting import unify
+from lightning_bnn.symmetry.rules.broadcasting import tie_to_choice, unify
 from lightning_bnn.symmetry.rules.chosen import chosen_of, scatter_channels, taken_from
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record
 from lightning_bnn.symmetry.rules.gathered import rows_at
@@ -29,6 +29,7 @@ from lightning_bnn.symmetry.rules.labels import (
     core,
     fixed,
     moving_dims,
+    narrow_except,
     operation_name,
     shape_of,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "index",
     "index_put",
     "scatter",
+    "take_along_dim",
 ]
 
 
@@ -138,20 +140,40 @@ def gather(system: Constraints, node: Node, x: Any, dim: int, at: Any, **kwargs:
     """Elements along one dimension: positions that do not move, or channels that ``topk`` found."""
     if isinstance(x, Chosen):
         return _of_index(x, [at], shape_of(node))
-    labels, shape = system.labels(x), shape_of(node)
-    dim %= labels.ndim
+    labels = system.labels(x).expand(_shape_of_argument(node, 0))
     if isinstance(at, Index):
-        return Value(core(chosen_of(system, labels, dim, at)).expand(shape))
+        chosen = chosen_of(system, labels, dim % labels.ndim, at)
+        return Value(core(chosen).expand(shape_of(node)))
+    return _picked(system, node, labels, dim, at)
+
+
+def take_along_dim(system: Constraints, node: Node, x: Any, at: Any, dim: Any = None) -> Value:
+    """As `gather`, of operands that are broadcast."""
+    if dim is None or isinstance(x, Chosen) or isinstance(at, Chosen):
+        raise Unsupported("an index among flattened elements, or among channels")
+    return _picked(system, node, system.labels(x), dim, at)
+
+
+def _picked(system: Constraints, node: Node, labels: Tensor, dim: int, at: Any) -> Value:
+    """What positions along one dimension hold; channels mix where these are the same for all."""
     if _depends_on_channels(at):
         raise Unsupported("an index computed from channels")
+    shape = shape_of(node)
+    dim %= len(shape)
     _kept(labels, [dim], "channels picked by an index computed from the input")
-    return Value(
-        labels.narrow(dim, 0, 1).expand(*labels.shape[:dim], shape[dim], *labels.shape[dim + 1 :])[
-            tuple(slice(n) for n in shape)
-        ]
-    )
+    one = labels.narrow(dim, 0, 1)
+    one = one[tuple(slice(1 if d == dim else n) for d, n in enumerate(shape))]
+    tie_to_choice(system, system.labels(at), one)
+    return Value(one.expand(shape))
 
 
+def _shape_of_argument(node: Node, position: int) -> torch.Size:
+    argument = node.args[position]
+    assert isinstance(argument, Node)
+    return shape_of(argument)
+
+
+# ------------------------------------------------------------ written where the input says
 def scatter(
     system: Constraints,
     node: Node,
@@ -165,45 +187,76 @@ def scatter(
     """Sums, means, extremes or copies of what is sent to each position: channels must agree."""
     if isinstance(x, Chosen) or isinstance(source, Chosen):
         raise Unsupported("an index among channels")
-    shape, base = shape_of(node), system.labels(x)
+    shape = shape_of(node)
     dim %= len(shape)
     if isinstance(at, Index):
         return scatter_channels(system, node, x, dim, at, source)
     if _depends_on_channels(at):
         raise Unsupported("an index computed from channels")
-    sent = system.labels(source) if not isinstance(source, int | float) else fixed(shape).labels
-    _kept(base, [dim], "channels written by an index computed from the input")
-    if isinstance(source, int | float) and source != 0:
-        system.freeze(base, ("scale", "sign"))
+    labels = system.labels(x).expand(shape).narrow(dim, 0, 1)
+    _kept(system.labels(x), [dim], "channels written by an index computed from the input")
+    if isinstance(source, int | float):
+        sent = system.labels(source)[(None,) * len(shape)]
+    else:
+        sent = system.labels(source).expand(_shape_of_argument(node, 3))
     _kept(sent, [dim], "channels sent by an index computed from the input")
+    labels = _joined(system, labels, sent.narrow(dim, 0, 1))
+    where = system.labels(at)
+    if where.ndim == len(shape):
+        tie_to_choice(system, where, labels)
     reduces = kwargs.get("reduce", next((a for a in args if isinstance(a, str)), "sum"))
-    if reduces in ("amax", "amin"):
-        system.freeze(base, ("sign",))
-        system.freeze(sent, ("sign",))
     if reduces in ("prod", "multiply"):
         raise Unsupported("a product over what is scattered")
-    return Value(_written(system, base, sent, dim, shape, isinstance(source, int | float)))
+    if reduces in ("amax", "amin"):
+        system.freeze(labels, ("sign",))
+        system.mark(labels, "diagonal")
+    return Value(labels.expand(shape))
 
 
-def _written(
-    system: Constraints, base: Tensor, sent: Tensor, dim: int, shape: torch.Size, number: bool
-) -> Tensor:
-    base = base.narrow(dim, 0, 1) if base.shape[dim] > 1 else base
-    if number:
-        return base.expand(shape)
-    if sent.ndim != base.ndim:
-        raise Unsupported("a scatter between different dimensions")
-    return unify(system, base, sent.narrow(dim, 0, 1)).expand(shape)
+def _joined(system: Constraints, base: Tensor, sent: Tensor) -> Tensor:
+    """Channels of a tensor and of what is written into it, if it reaches all of them."""
+    moving = moving_dims(base, sent)
+    if base.ndim != sent.ndim or any(1 < sent.shape[d] < base.shape[d] for d in moving):
+        raise Unsupported("a scatter to some of the channels")
+    return unify(system, *(narrow_except(t, moving) for t in (base, sent)))
 
 
 def index_put(
     system: Constraints, node: Node, x: Any, where: Sequence[Any], source: Any, *args: Any
 ) -> Value:
-    """``x[i] = source`` and ``x[i] += source`` for rows of the first dimension."""
-    at = where[0]
-    if len(where) != 1 or at is None or ndim_of(at) != 1 or ndim_of(source) != ndim_of(x):
-        raise Unsupported("a write to several dimensions")
-    return scatter(system, node, x, 0, at, source)
+    """``x[i] = source`` and ``x[i] += source``: channels that are written agree with the others."""
+    if any(isinstance(i, Chosen) for i in (x, source, *where)):
+        raise Unsupported("an index among channels")
+    if any(_depends_on_channels(i) for i in where):
+        raise Unsupported("an index computed from channels")
+    shape, nodes = shape_of(node), node.args[1]
+    assert isinstance(nodes, Sequence)
+    picked, width = _dims_of_indices(nodes)
+    base = system.labels(x).expand(shape)
+    _kept(base, picked, "channels written by an index computed from the input")
+    first = picked[0] if picked == list(range(picked[0], picked[-1] + 1)) else 0
+    sent = system.labels(source)
+    sent = sent[(None,) * (len(shape) - len(picked) + width - sent.ndim)]
+    _kept(sent, range(first, first + width), "channels sent by an index computed from the input")
+    sent = sent[(slice(None),) * first + (0,) * width]
+    for d in picked:
+        base, sent = base.narrow(d, 0, 1), sent.unsqueeze(d)
+    return Value(_joined(system, base, sent).expand(shape))
+
+
+def _dims_of_indices(nodes: Sequence[Any]) -> tuple[list[int], int]:
+    """The dimensions that indices take, masks several at once; how many stand in their place."""
+    picked: list[int] = []
+    dim, widths = 0, [0]
+    for at in nodes:
+        index = None if at is None else at.meta["val"]
+        is_mask = index is not None and index.dtype == torch.bool
+        size = index.ndim if index is not None and is_mask else 1
+        if index is not None:
+            picked += range(dim, dim + size)
+            widths.append(1 if is_mask else index.ndim)
+        dim += size
+    return picked, max(widths)
 
 
 def embedding_bag(system: Constraints, node: Node, weight: Any, *args: Any, **kwargs: Any) -> Any:

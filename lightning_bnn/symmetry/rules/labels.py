@@ -26,6 +26,7 @@ __all__ = [
     "Gathered",
     "Index",
     "Noise",
+    "Products",
     "Squares",
     "Turned",
     "Unsupported",
@@ -74,6 +75,11 @@ class Noise(Value):
     """
 
     source: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Products(Value):
+    """Channels times channels, which are summed next: matrices may leave the sum as it is."""
 
 
 @dataclass(frozen=True, eq=False)

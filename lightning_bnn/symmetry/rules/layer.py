@@ -7,12 +7,13 @@ from dataclasses import replace
 from string import ascii_lowercase
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
-from lightning_bnn.symmetry.rules.constraints import Constraints, Record, Rule
+from lightning_bnn.symmetry.rules.constraints import Constraints, Limit, Record, Rule
 from lightning_bnn.symmetry.rules.contraction import baddbmm, ndim_of, sum_of_products
 from lightning_bnn.symmetry.rules.factored import as_value, contracted, factored, parts_of
 from lightning_bnn.symmetry.rules.labels import (
@@ -36,6 +37,9 @@ __all__ = [
 ]
 
 
+_ACROSS = "it maps a dimension that has no channels, which ties those of the other dimensions"
+
+
 # ------------------------------------------------------------ linear maps
 def linear(system: Constraints, node: Node, x: Any, weight: Any, bias: Any = None) -> Value:
     """Consumes the channels of the last dimension and makes new ones."""
@@ -43,7 +47,7 @@ def linear(system: Constraints, node: Node, x: Any, weight: Any, bias: Any = Non
     if not plain or isinstance(x, Factored) or len(weight.shape) != 2:
         return _linear_of_computed(system, node, x, weight, bias)
     labels = system.labels(x)
-    channels = system.collapse(labels, [labels.ndim - 1])
+    channels = _read(system, labels, labels.ndim - 1)
     out = system.fresh(weight.shape[0])
     write(system, out, channels, weight, bias)
     return Value(along(out, labels.ndim - 1, shape_of(node)))
@@ -64,6 +68,13 @@ def _linear_of_computed(system: Constraints, node: Node, x: Any, weight: Any, bi
         for t in (product, bias)
     ]
     return Value(unify(system, *(v.labels for v in labels)).expand(shape_of(node)))
+
+
+def _read(system: Constraints, labels: Tensor, dim: int) -> Tensor:
+    """Channels along one dimension; those along others are held, where this one has none."""
+    if dim not in moving_dims(labels) and len(torch.unique(core(labels))) > 1:
+        system.limits.append(Limit(np.unique(core(labels).numpy()), None, _ACROSS))
+    return system.collapse(labels, [dim])
 
 
 def write(
@@ -114,7 +125,7 @@ def convolution(transposed: bool = False) -> Rule:
         if labels.ndim != len(weight.shape):
             raise Unsupported("a convolution without a batch dimension")
         groups = kwargs.get("groups", args[3] if len(args) > 3 else 1)
-        incoming, out = system.collapse(labels, [1]), system.fresh(shape_of(node)[1])
+        incoming, out = _read(system, labels, 1), system.fresh(shape_of(node)[1])
         inside = [t.reshape(groups, -1) for t in (incoming, out)]
         if transposed:
             write(system, inside[1], incoming, weight, bias, out_dim=1)

@@ -13,7 +13,14 @@ from torch.utils._pytree import tree_map
 from lightning_bnn.symmetry.rules.labels import compress, moving_dims, operation_name, shape_of
 from lightning_bnn.symmetry.rules.softmaxes import is_forgotten_by_softmax
 
-__all__ = ["divides", "is_added_to_scores", "is_summed", "meets_stack", "sums_next"]
+__all__ = [
+    "divides",
+    "is_added_to_scores",
+    "is_square",
+    "is_summed",
+    "meets_stack",
+    "sums_next",
+]
 
 _LINEAR = frozenset("mul add sub div dropout to _to_copy neg contiguous clone alias".split())
 _SHAPES = frozenset(
@@ -89,6 +96,15 @@ def _is_indexed(node: Node) -> bool:
     return node.op == "call_function"
 
 
+def is_square(node: Any) -> bool:
+    """Whether a node computes the squares of a tensor."""
+    if not isinstance(node, Node) or node.op != "call_function":
+        return False
+    name, args = operation_name(node).removesuffix("_"), node.args
+    same = name in ("mul", "multiply") and args[0] is args[1]
+    return same or name == "square" or (name == "pow" and args[1:] == (2,))
+
+
 def is_summed(node: Node, dim: int) -> bool:
     """Whether sums over a dimension of what a node computes come before anything not linear."""
     shape = shape_of(node)
@@ -99,12 +115,13 @@ def is_summed(node: Node, dim: int) -> bool:
 def sums_next(node: Node) -> list[int]:
     """The dimensions over which all that reads a node sums at once."""
     ndim = len(shape_of(node))
-    found = set(range(ndim)) if node.users else set()
+    if not node.users or any(operation_name(user) not in _SUMS for user in node.users):
+        return []
+    found = set(range(ndim))
     for user in node.users:
-        if operation_name(user) not in _SUMS:
-            return []
         of = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim")
-        found &= {d % ndim for d in (_listed(of) if of is not None and of != [] else range(ndim))}
+        of = _listed(of) if of is not None and of != [] else range(ndim)
+        found &= {d % ndim for d in of}
     return sorted(found)
 
 

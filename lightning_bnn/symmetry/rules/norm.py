@@ -153,7 +153,10 @@ def group_norm(
     system.block(rows)
     system.freeze(incoming, ("scale",))
     system.tie(rows, rows[:, :1], ("sign",))
-    return with_fixed_rest(node, along(_affine(system, incoming, weight, bias), 1, labels.shape))
+    is_plain = weight is None and bias is None
+    system.mark(incoming, "centred" if is_plain else "diagonal")
+    out = incoming if is_plain else _affine(system, incoming, weight, bias)
+    return with_fixed_rest(node, along(out, 1, labels.shape))
 
 
 def _affine(

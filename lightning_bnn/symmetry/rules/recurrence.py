@@ -81,6 +81,7 @@ class Recurrence:
     def _units(self, system: Constraints, weight: Weight) -> Tensor:
         new = system.fresh(weight.shape[0] // len(self.gates_keep_sign))
         system.freeze(new, ("sign",) if self.homogeneous else ("scale",))
+        system.mark(new, "diagonal")
         return new
 
     def _write(

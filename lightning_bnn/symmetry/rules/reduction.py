@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
+from lightning_bnn.symmetry.rules.constraints import Constraints, Mark, Rule
 from lightning_bnn.symmetry.rules.labels import (
+    Products,
     Squares,
     Value,
     core,
@@ -24,10 +25,13 @@ Sign = Literal["passes", "stops", "is forgotten"]
 
 
 # ------------------------------------------------------------ reductions
-def reduction(scale: Literal["passes", "stops"], sign: Sign, rotates: bool = False) -> Rule:
+def reduction(
+    scale: Literal["passes", "stops"], sign: Sign, rotates: bool = False, varies: bool = False
+) -> Rule:
     """A reduction, and whether a common scale and sign pass, stop, or are forgotten.
 
-    One that ``rotates`` does not change when the row is rotated; nor do sums of squares.
+    One that ``rotates`` does not change when the row is rotated, nor do sums of squares; what
+    ``varies`` does not if the rotation leaves the sum alone.
     """
 
     def rule(
@@ -46,10 +50,11 @@ def reduction(scale: Literal["passes", "stops"], sign: Sign, rotates: bool = Fal
             system.freeze(labels, ("sign",))
         moving = [d for d in moving_dims(labels) if d in dims]
         out = labels
-        if moving or scale == "stops" or sign != "passes":
-            of_squares = isinstance(x, Squares) and scale == sign == "passes"
-            turns = bool(moving) and (rotates or of_squares)
-            system.mark(labels, "orthogonal" if turns else "diagonal")
+        if scale == sign == "passes":
+            _mark_sum(system, x, labels, bool(moving))
+        else:
+            turns: Mark = "orthogonal" if rotates else "centred"
+            system.mark(labels, turns if moving and (rotates or varies) else "diagonal")
         if moving or sign == "is forgotten":
             out = reduce_channels(system, labels, moving, sign)
         for d in reversed(dims):
@@ -59,8 +64,20 @@ def reduction(scale: Literal["passes", "stops"], sign: Sign, rotates: bool = Fal
     return rule
 
 
+def _mark_sum(system: Constraints, x: Any, labels: Tensor, is_over_channels: bool) -> None:
+    """Of products and squares the rule before has told what mixes, or what turns."""
+    if is_over_channels and isinstance(x, Squares):
+        system.mark(labels, "orthogonal")
+    elif is_over_channels and not isinstance(x, Products):
+        system.hold(labels, "a sum over them", "centred")
+
+
 def reduce_channels(
-    system: Constraints, labels: Tensor, moving: Sequence[int], sign: Sign = "passes"
+    system: Constraints,
+    labels: Tensor,
+    moving: Sequence[int],
+    sign: Sign = "passes",
+    mixes: bool = False,
 ) -> Tensor:
     """New channels for reduced rows; each row is a block together with its result."""
     kept = [d for d in moving_dims(labels) if d not in moving]
@@ -76,7 +93,8 @@ def reduce_channels(
     elif not kept:
         system.freeze(out, ("permutation",))  # a mean is not exchanged with a maximum
     else:
-        system.block(torch.cat([rows, out[..., None]], -1).reshape(-1, rows.shape[-1] + 1))
+        whole = torch.cat([rows, out[..., None]], -1)
+        system.block(whole.reshape(-1, rows.shape[-1] + 1), mixes=mixes)
     shape = [small.shape[d] if d in kept else 1 for d in range(labels.ndim)]
     return out.reshape(shape).expand(labels.shape)
 
@@ -117,7 +135,7 @@ def variance(
     """Variance and deviation: scales stop, one sign is shared; the mean beside them keeps it."""
     keepdim = kwargs.get("keepdim", args[-1] if args and isinstance(args[-1], bool) else False)
     dim = None if isinstance(dim, bool) else dim
-    mean = reduction("stops", "passes")(system, node, x, dim, keepdim)
+    mean = reduction("stops", "passes", varies=True)(system, node, x, dim, keepdim)
     if isinstance(mean, tuple):
         return Value(system.follow(mean[0].labels, ())), mean[1]
     return Value(system.follow(mean.labels, ()))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_bnn.symmetry.rules.weight_views import RowRange
 
-__all__ = ["Entry", "Key", "Kind", "Labels", "Mark", "Product", "Record"]
+__all__ = ["Entry", "Key", "Kind", "Labels", "Limit", "Mark", "Product", "Record"]
 
 Kind = Literal["permutation", "scale", "sign"]
 Mark = Literal["diagonal", "orthogonal", "centred"]
@@ -45,6 +45,17 @@ class Product(NamedTuple):
     b: Labels
     inverse: bool
     has_signs: bool = True
+
+
+class Limit(NamedTuple):
+    """Channels of which less is found than might be, for a lack of rules.
+
+    ``mark`` is what is left of their matrices; without one they do not move either.
+    """
+
+    labels: Labels
+    mark: Mark | None
+    reason: str
 
 
 class Key(NamedTuple):

@@ -38,6 +38,7 @@ __all__ = [
     "KEEP_NOISE",
     "MARK_PARTS",
     "MIXES",
+    "MULTIPLIES",
     "OF_WEIGHTS",
     "ACCEPT_NOISE",
     "RESHAPING",
@@ -126,7 +127,8 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("masked_scatter", running.masked_scatter),
     # ------------------------------------------------------------ indices
     ("index index_select", indexing.index),
-    ("gather take_along_dim", indexing.gather),
+    ("gather", indexing.gather),
+    ("take_along_dim", indexing.take_along_dim),
     ("scatter scatter_add scatter_reduce index_add index_copy index_reduce", indexing.scatter),
     ("index_put _index_put", indexing.index_put),
     ("embedding_bag _embedding_bag _embedding_bag_forward_only", indexing.embedding_bag),
@@ -240,7 +242,9 @@ OF_ROWS: dict[str, Rule] = {
 }
 """The rules of what an index among channels picks from a stack, row by row."""
 MARK_PARTS = frozenset(
-    "add sub subtract rsub mul multiply div divide true_divide mean sum cumsum".split()
+    "add sub subtract rsub mul multiply div divide true_divide mean sum cumsum "
+    "norm linalg_vector_norm var std var_mean std_mean amax amin square pow "
+    "batch_norm _native_batch_norm_legit _weight_norm _weight_norm_interface".split()
 ) | {
     name
     for name, rule in OF_WEIGHTS.items()
@@ -252,6 +256,9 @@ TAKE_WEIGHTS = frozenset(
     "conv3d conv_transpose1d conv_transpose2d conv_transpose3d".split()
 )
 """Their rules take computed weights beside activations; others see one part of them."""
+
+MULTIPLIES = TAKE_WEIGHTS | frozenset("mul multiply div divide true_divide".split())
+"""Their results are products of their operands, or sums of these."""
 
 # ------------------------------------------------------------ what needs no rule, or more than one
 WITHOUT_VALUE = frozenset(
@@ -268,7 +275,8 @@ BROADCASTING = frozenset(
     "add sub mul div maximum minimum where masked_fill gt lt ge le eq ne clamp_min clamp_max clamp "
     "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow clone contiguous alias transpose permute "
     "mT mH adjoint movedim moveaxis swapaxes swapdims unsqueeze masked_scatter matmul mm bmm mv "
-    "einsum baddbmm scaled_dot_product_attention".split()
+    "einsum baddbmm scaled_dot_product_attention addcmul addcdiv lerp "
+    "gather take_along_dim scatter scatter_add scatter_reduce index_put _index_put".split()
 )
 """Their rules take operands of size 1 along broadcast dimensions; others get the full size."""
 RESHAPING = frozenset("view reshape _unsafe_view flatten ravel".split())
@@ -283,11 +291,17 @@ KEEP_NOISE = frozenset(
 JOINS = frozenset("cat concat concatenate stack".split())
 """Their operands stand side by side; zeros beside an input stay what they are there."""
 MIXES = frozenset(
-    "neg real positive lift_fresh dropout feature_dropout to _to_copy type_as square pow "
+    "neg real positive lift_fresh dropout feature_dropout alpha_dropout feature_alpha_dropout "
+    "to _to_copy type_as square pow "
     "add sub subtract rsub mul multiply div divide true_divide mean sum linalg_vector_norm norm "
-    "layer_norm rms_norm linear addmm matmul mm bmm mv dot baddbmm einsum embedding _grouped_mm "
+    "layer_norm rms_norm group_norm var std var_mean std_mean linear addmm matmul mm bmm mv dot "
+    "vdot inner outer ger baddbmm einsum embedding _grouped_mm "
     "transformers.grouped_mm_fallback "
-    "index index_select embedding_bag _embedding_bag _embedding_bag_forward_only "
+    "addcmul addcdiv lerp where masked_fill cumsum tril triu im2col col2im masked_scatter "
+    "index index_select embedding_bag _embedding_bag _embedding_bag_forward_only gather "
+    "take_along_dim scatter scatter_add scatter_reduce index_add index_copy index_reduce "
+    "index_put _index_put lstm gru rnn_tanh rnn_relu lstm_cell gru_cell "
+    "rnn_tanh_cell rnn_relu_cell "
     "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
     "scaled_dot_product_attention pad constant_pad_nd expand expand_as broadcast_to "
     "view_as_complex view_as_real cat concat concatenate stack "
@@ -295,7 +309,9 @@ MIXES = frozenset(
 ) | {
     name
     for name, rule in RULES.items()
-    if rule is shape.rearrange or rule is shape.uniform_like or "pool" in name or "upsample" in name
+    if rule in (shape.rearrange, shape.uniform_like, shape.pad)
+    or "pool" in name
+    or "upsample" in name
 }
 """Their rules say themselves which channels they keep from being mixed; after others none mix."""
 KEEP_LOGITS = frozenset(

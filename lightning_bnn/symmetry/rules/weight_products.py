@@ -22,6 +22,7 @@ from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
     Constant,
     Factored,
+    Squares,
     Unsupported,
     Value,
     Weight,
@@ -34,7 +35,7 @@ from lightning_bnn.symmetry.rules.labels import (
     shape_of,
     zeros,
 )
-from lightning_bnn.symmetry.rules.lookahead import sums_next
+from lightning_bnn.symmetry.rules.lookahead import is_square, sums_next
 from lightning_bnn.symmetry.rules.parts import aligned, apart, joined, merged, product
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
 from lightning_bnn.symmetry.rules.shape import rearrange
@@ -58,7 +59,7 @@ __all__ = [
 def multiply(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Any:
     """Rows times rows, columns times columns; a weight times itself forgets its sign."""
     if len(node.args) > 1 and node.args[0] is node.args[1]:
-        return each_part(elementwise.even)(system, node, x)
+        return each_part(elementwise.squares)(system, node, x)
     shape = shape_of(node)
     active = is_active(x) or is_active(y)
     if active and (is_zero(x) or is_zero(y)):
@@ -110,8 +111,11 @@ def each_part(rule: Rule) -> Rule:
         if any(is_operand(a) for a in tree_leaves((args, kwargs), is_leaf=is_operand)):
             raise Unsupported("a function of a computed weight and another tensor")
         parts = parts_of(system, x)
-        done = [rule(system, node, Value(p), *args, **kwargs).labels for p in parts]
-        return like(done, shape_of(node), x)
+        done = [rule(system, node, Value(p), *args, **kwargs) for p in parts]
+        for part in done:
+            if isinstance(part, Squares) and not sums_next(node):
+                system.mark(part.labels, "diagonal")
+        return like([part.labels for part in done], shape_of(node), x)
 
     return on_each
 
@@ -140,7 +144,7 @@ def _reduced(
     for part in parts_of(system, x):
         inside = [d for d in moving_dims(part) if d in dims]
         if inside:
-            system.mark(part, "diagonal")
+            _mark_reduced(system, node, part, is_active(x))
             part = core(reduce_channels(system, part, inside, sign))
         if moving_dims(part) or is_active(x):
             result.append(outer(part))
@@ -153,6 +157,19 @@ def _reduced(
     if isinstance(value, tuple | list):
         return tuple(like(result, v.shape, x) for v in value)
     return like(result, value.shape, x)
+
+
+def _mark_reduced(system: Constraints, node: Node, part: Tensor, active: bool) -> None:
+    """A row turns where its squares are summed; what else leaves a sum alone, no rule says."""
+    name = operation_name(node)
+    if name in ("norm", "linalg_vector_norm"):
+        system.mark(part, "orthogonal" if node.args[1:2] in ((), (2,)) else "diagonal")
+    elif name in ("sum", "mean") and is_square(node.args[0]):
+        system.mark(part, "orthogonal")
+    elif active or name in ("amax", "amin"):
+        system.mark(part, "diagonal")
+    else:
+        system.hold(part, "a sum or a variance over rows or columns of a weight")
 
 
 def reduction(
@@ -217,13 +234,21 @@ def _plain(args: Any) -> Any:
 
 # ------------------------------------------------------------ normalisations
 def weight_norm(system: Constraints, node: Node, v: Any, g: Any, dim: int = 0) -> Any:
-    """``g * v / ||v||``: the gain has the scale, rows of v one without effect, both the sign."""
-    parts = []
+    """``g * v / ||v||``: the gain has the scale, rows of v one without effect, both the sign.
+
+    The norm of all of v (``dim`` is -1) leaves one scale without effect.
+    """
+    parts: list[Tensor] = []
     for part in parts_of(system, v):
-        if moving_dims(part) == [dim % len(v.shape)]:
+        if moving_dims(part) == [dim]:
             part = core(system.follow(part, ("sign",)))
-        else:
+        elif dim >= 0 or parts:
             system.freeze(part, ("scale",))
+            system.mark(part, "orthogonal")
+        else:
+            system.tie(part, part.reshape(-1)[0], ("scale",))
+            system.mark(part, "orthogonal")
+            part = core(system.follow(part, ("sign",)))
         parts.append(part)
     parts = merged(system, [*parts, *parts_of(system, g)])
     value = node.meta["val"]
@@ -241,6 +266,7 @@ def batch_norm(
     parts = parts_of(system, x)
     for part in parts:
         system.freeze(part, ("scale", "sign"))
+        system.mark(part, "diagonal")
     shape = shape_of(node)
     gains = [p.reshape(-1, *(1,) * (len(shape) - 2)) for p in parts_of(system, gain)]
     return like(merged(system, [*parts, *aligned(gains, len(shape))]), shape, x)
