@@ -104,6 +104,17 @@ def forgetting(s, x, k, v, state):
     return k.sigmoid()[:, :, None] * state + k[:, :, None] * v[:, None]
 
 
+def decaying(s, x):
+    """A state space model whose channels decay each at one speed for all states."""
+    channels, step = s.a(x).tanh(), s.dt(x).exp()
+    state, rows = x.new_zeros(len(x), 5, 3), []
+    for t in range(x.shape[1]):
+        new = torch.einsum("be,bn->ben", step[:, t] * channels[:, t], s.b(x[:, t]))
+        state = torch.exp(-step[:, t])[:, :, None] * state + new
+        rows.append(torch.einsum("ben,bn->be", state, s.c(x[:, t])))
+    return s.o(torch.stack(rows, 1))
+
+
 def running_sums(by):
     def forward(s, x):
         q, k, v = s.q(x), s.k(x), s.v(x)
@@ -164,6 +175,13 @@ NETWORKS = {
     "delta rule": (lambda: recurrent(difference), (30, 4, 4), 3 + 25 + 1, CHANNELS),
     # the gate reads the keys as they are
     "gated states": (lambda: recurrent(forgetting), (30, 4, 4), 25 + 1, CHANNELS),
+    # matrices of the states; a number between the states and what reads them
+    "states of channels": (
+        lambda: layers(decaying, a=(4, 5), dt=(4, 5), b=(4, 3), c=(4, 3), o=(5, 4)),
+        (30, 4, 4),
+        9 + 1,
+        CHANNELS,
+    ),
     "running sums": (
         lambda: running_sums(lambda q, s: torch.einsum("btd,btde->bte", q, s)),
         (30, 4, 4),
