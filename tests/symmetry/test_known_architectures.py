@@ -367,7 +367,7 @@ GROUPED = {(32, CHANNEL): 1, (8, CHANNEL): 4, (48, CHANNEL): 2, (2, BLOCK): 6}
 ARCHITECTURES = [
     # heads 2 * 64; post-norm: only the last gain is free; a sign for the input of each of 5 norms.
     # dimension: 16 GL(8), that gain, shifts of 32: 2 of keys (values have dropout in training), of
-    # the last norm, whose reader has a bias, and of types against positions
+    # the last norm and that of the head, whose readers have biases, and of types against positions
     *(
         Known(
             name,
@@ -376,7 +376,7 @@ ARCHITECTURES = [
             ENCODER,
             128 + 32,
             160 + 5,
-            dimension=16 * 64 + 32 + 4 * 32,
+            dimension=16 * 64 + 32 + 5 * 32,
         )
         for name in ("Bert", "Roberta")
     ),
@@ -471,7 +471,7 @@ ARCHITECTURES = [
         dimension=96 + 2 * (64 + 5 + 9 + 1),
     ),
     # heads, 5 gains; dimension: 16 GL(8), shifts of 2 keys, 2 values, and 5 norms; two more, of the
-    # class token and of patches against rows of the table of positions, are not looked for
+    # class token and of patches against rows of the table of positions
     Known(
         "ViT",
         hugging_face(
@@ -484,7 +484,7 @@ ARCHITECTURES = [
         ENCODER,
         128 + 160,
         288 + 1,
-        dimension=16 * 64 + 160 + 9 * 32,
+        dimension=16 * 64 + 160 + 11 * 32,
     ),
 ]
 
