@@ -155,11 +155,11 @@ def main():
             name = f"{kind.upper()} of posteriors, {size} of HMC's step, momentum {momentum}"
             theirs[name] = partial(of_posteriors, kind, size, momentum, step_size)
     for seed in range(arguments.seeds):
-        for name, found, _ in all_of_ours(posterior, arguments, seed):
+        for name, found in all_of_ours(posterior, arguments, seed):
             rows.setdefault(name, []).append(found)
         for name, run in theirs.items():
             rows.setdefault(name, []).append(run(posterior, arguments, seed))
-    show("two_gaussians", rows, dict.fromkeys(rows, ""))
+    show("two_gaussians", rows)
 
 
 if __name__ == "__main__":

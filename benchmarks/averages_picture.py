@@ -8,43 +8,57 @@ import json
 import statistics
 from pathlib import Path
 
-from matplotlib.figure import Figure
+import torch
+
+from lightning_bnn.plots import Line, lines_figure
+
+ACROSS = {"one network": "single", "plain average": "plain", "in one frame": "ours"}
+CLIENTS = {"plain average": "plain", "in one frame": "ours"}
+STARTS = {"common": "one start", "different": "own starts"}
+
+
+def curve(rows, place, value):
+    """Means by place: of a number of runs, or of a round."""
+    x = sorted({row[place] for row in rows})
+    means = [statistics.mean(row[value] for row in rows if row[place] == k) for k in x]
+    return Line(torch.tensor(x, dtype=torch.float64), torch.tensor(means, dtype=torch.float64))
+
+
+def across(rows):
+    """Averages of several runs: one panel for each kind of network."""
+    return {
+        network: {
+            text: curve([r for r in rows if r["network"] == network], "count", how)
+            for text, how in ACROSS.items()
+        }
+        for network in dict.fromkeys(row["network"] for row in rows)
+    }
+
+
+def federated(rows):
+    """Averages of ten clients: one panel for each way to begin, and for each mix of classes."""
+
+    def of(alpha, start, how):
+        wanted = (rows[0]["set"], alpha, start, how)
+        return [r for r in rows if (r["set"], r["alpha"], r["start"], r["how"]) == wanted]
+
+    return {
+        f"clients, {words}, mix {alpha:g}": {
+            text: curve(of(alpha, start, how), "round", "accuracy") for text, how in CLIENTS.items()
+        }
+        for start, words in STARTS.items()
+        for alpha in (0.1, 1.0)
+    }
 
 
 def picture(options):
-    across_rows, rows = (
+    one, other = (
         json.loads((options.results / f"{n}.json").read_text()) for n in ("across", "federated")
     )
-    figure = Figure((10, 3.2), layout="constrained")
-    axes = figure.subplots(1, 4, width_ratios=(1, 1, 1.2, 1.2))
-    colours = {"single": "0.5", "plain": "tab:red", "ours": "tab:blue"}
-    for ax, name in zip(axes, dict.fromkeys(r["network"] for r in across_rows), strict=False):
-        for how, colour in colours.items():
-            some = [r for r in across_rows if r["network"] == name]
-            counts = sorted({r["count"] for r in some})
-            values = [[r[how] for r in some if r["count"] == c] for c in counts]
-            means = [statistics.mean(v) for v in values]
-            label = {"single": "one network", "plain": "plain average", "ours": "in one frame"}[how]
-            ax.plot(range(len(counts)), means, "o-", color=colour, label=label)
-        ax.set(title=name, xlabel="runs", ylim=(0, 100))
-        ax.set_xticks(range(len(counts)), counts)
-    axes[0].set_ylabel("accuracy of the average, %")
-    axes[0].legend(fontsize=7)
-    for ax, start in zip(axes[2:], ("common", "different"), strict=True):
-        for alpha, style in ((0.1, "--"), (1.0, "-")):
-            for how in ("plain", "ours"):
-                some = [r for r in rows if (r["set"], r["alpha"], r["start"], r["how"])
-                        == (rows[0]["set"], alpha, start, how)]  # fmt: skip
-                numbers = sorted({r["round"] for r in some})
-                means = [
-                    statistics.mean(r["accuracy"] for r in some if r["round"] == n) for n in numbers
-                ]
-                name = {"plain": "FedAvg", "ours": "in one frame"}[how]
-                label = f"{name}, mix {alpha:g}"
-                width = 4 if how == "plain" else 1.5  # both are seen where they are the same
-                ax.plot(numbers, means, style, color=colours[how], lw=width, label=label)
-        ax.set(title=f"ten clients, {start} start", xlabel="round", ylim=(0, 100))
-    axes[2].legend(fontsize=7, loc="lower right")
+    panels = {**across(one), **federated(other)}
+    figure = lines_figure(panels, ("round", "accuracy, %"))
+    for ax, title in zip(figure.axes, panels, strict=False):
+        ax.set(ylim=(0, 103), xlabel="round" if title.startswith("clients") else "runs")
     figure.savefig(options.out, dpi=150)
 
 

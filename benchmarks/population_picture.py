@@ -63,7 +63,7 @@ def main() -> None:
         "mass": {"as trained": optimum.mass, "minimum": optimum.minimum},
         "excess mass, %": {"": optimum.excess}, "test accuracy, %": {"": accuracy},
     }  # fmt: skip
-    histograms_figure(panels, "", 40).savefig(options.out, dpi=120)
+    histograms_figure(panels, "", 40).savefig(options.out, dpi=150)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from lightning_bnn.datamodules import Digits
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import SGHMC
 
-CARDS = "tau|tau_moved|mass_excess|posterior/(trajectories|marginals|tau)"
+CARDS = "tau|mass_excess|posterior/(marginals/0.weight|trajectories/(raw|scaled|sorted))"
 
 
 def doctor(picture: Path) -> None:
@@ -40,7 +40,7 @@ def doctor(picture: Path) -> None:
             enable_checkpointing=False, check_val_every_n_epoch=40, accelerator="cpu",
         )  # fmt: skip
         trainer.fit(module, Digits())
-        screenshot((Path(folder) / "doctor.html").as_uri(), picture, (1200, 1500))
+        screenshot((Path(folder) / "doctor.html").as_uri(), picture, (760, 1500))
 
 
 def tensorboard(picture: Path, runs: Path, cards: str, tab: str) -> None:
@@ -58,7 +58,7 @@ def tensorboard(picture: Path, runs: Path, cards: str, tab: str) -> None:
         address = f"{page}?tagFilter={found}&smoothing=0#{tab}"
         series = tab == "timeseries"
         part, clicks = ("metrics-main-view", ("Settings",)) if series else ("body", ())
-        screenshot(address, picture, (1500, 900), part, clicks)
+        screenshot(address, picture, (1500, 1040), part, clicks)
     finally:
         server.terminate()
         server.wait()

@@ -12,10 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 from record import Record, parsed, parser
@@ -24,6 +20,7 @@ from torch import Tensor, nn
 from turns import taking_turns
 
 from lightning_bnn import params as P
+from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.symmetry import (
     canonicalise,
     discover,
@@ -207,18 +204,16 @@ def main() -> None:
 
 def draw(picture: Path) -> None:
     """Train both networks, print their tables and draw them."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), constrained_layout=True)
-    for axis, title, build in zip(
-        axes, ("characters", "digits"), (characters, digits), strict=True
-    ):
+    panels = {}
+    for title, build in (("characters", characters), ("digits", digits)):
         torch.manual_seed(0)
         print(title)
         steps, rows = train(*build())
-        for kind in KINDS:
-            axis.plot(steps, [row[kind] for row in rows], label=kind)
-        axis.set(title=title, xlabel="step", ylabel="excess mass (%)")
-    axes[0].legend(frameon=False)
-    figure.savefig(picture, dpi=120)
+        x = torch.tensor([float(step) for step in steps])
+        panels[title] = {
+            kind: Line(x, torch.tensor([float(row[kind]) for row in rows])) for kind in KINDS
+        }
+    lines_figure(panels, ("step", "excess mass (%)")).savefig(picture, dpi=150)
 
 
 if __name__ == "__main__":

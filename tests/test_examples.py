@@ -35,4 +35,4 @@ def test_add_to_existing_run(tmp_path):
     assert len(CheckpointBank(folder / "bank", "r")) == 3
     tags = EventAccumulator(str(folder)).Reload().Tags()
     assert {"tau", "mass", "mass_excess", "loss", "accuracy"} <= set(tags["scalars"])
-    assert "posterior/trajectories" in tags["images"]
+    assert "posterior/trajectories/raw" in tags["images"]

@@ -203,7 +203,7 @@ def test_private_bases_are_not_shown_and_what_they_have_is(docstrings):
 def test_the_gallery_shows_every_picture_that_a_page_shows():
     shown = set(re.findall(r"\]\((\S+\.png)\)", hooks.gallery_page()))
     assert all((ROOT / "docs" / picture).is_file() for picture in shown)
-    assert {"toy.png", "width.png", "tutorials/03_comparing_all_numbers.png"} <= shown
+    assert {"toy.png", "width.png", "tutorials/03_comparing_distances_and_predictions.png"} <= shown
 
 
 def test_the_gallery_has_a_heading_for_each_page():

@@ -160,7 +160,7 @@ def show(file, columns):
 show("compared/distances.csv", ("law", "NS law", "TV"))
 print()
 show("compared/predictions.csv", ("Acc", "NLL", "FPR95"))
-shutil.copy("compared/metrics.png", "all_numbers.png")
+shutil.copy("compared/metrics.png", "distances_and_predictions.png")
 
 # %% [markdown]
 # The words of these tables:
@@ -220,7 +220,9 @@ show("scored/fidelity.csv", ("function law", "NS law", "TV", "Acc", "NLL"))
 
 # %% [markdown]
 # *Function law* is the same distance once more, between what networks predict instead of between
-# their weights. The closest posterior comes first. Two answers to two questions:
+# their weights. The closest posterior comes first. The last row compares the two halves of the
+# reference with each other: nothing can be told from it that is not farther away. Two answers to
+# two questions:
 #
 # - *Do these networks vary as the posterior does?* The chains do: as functions they cannot be told
 #   from the reference, and without symmetries their weights are much closer than ours, although not

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from lightning_bnn import params as P
 from lightning_bnn._compat import figure_step
 from lightning_bnn.arguments import count
-from lightning_bnn.callbacks.figure_logging import log_figure, log_folder
+from lightning_bnn.callbacks.figure_logging import log_folder, log_panels
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.metrics import effective_sample_size, rhat, tail_effective_sample_size
 from lightning_bnn.params import Params
@@ -34,9 +34,10 @@ class ChainDiagnostics(Callback):
     Of the predictions for some inputs (``function``), of some weights (``weights``) and of the same
     weights in canonical form (``canonical``): ``posterior/rhat_max/<space>``,
     ``posterior/rhat_median/<space>``, ``posterior/ess_min/<space>`` (of the mean),
-    ``posterior/ess_tail_min/<space>`` (of 5 and 95 % quantiles), and the figure
-    ``posterior/chains``. Chains in different copies of one mode agree as functions and differ as
-    weights; the canonical form tells whether symmetries are the reason.
+    ``posterior/ess_tail_min/<space>`` (of 5 and 95 % quantiles), and the figures
+    ``posterior/chains/<space>`` and ``posterior/chains/rhat``. Chains in different copies of one
+    mode agree as functions and differ as weights; the canonical form tells whether symmetries are
+    the reason.
 
     Args:
         every_n_epochs: look after so many epochs.
@@ -108,8 +109,15 @@ class ChainDiagnostics(Callback):
         healthy = {space: _healthy(values) for space, values in self.values.items()}
         for name, value in diagnoses(healthy).items():
             pl_module.log(f"posterior/{name}", value, rank_zero_only=True)
-        figure = chains_figure(healthy, {space: rhat(values) for space, values in healthy.items()})
-        log_figure(trainer, self._folder, "posterior/chains", figure, figure_step(trainer))
+        reductions = {space: rhat(values) for space, values in healthy.items()}
+        panels = {**healthy, "rhat": None}
+
+        def draw(some: dict[str, Any]) -> Any:
+            shown = {space: values for space, values in some.items() if space in healthy}
+            return chains_figure(shown, reductions, "rhat" in some)
+
+        step = figure_step(trainer)
+        log_panels(trainer, self._folder, "posterior/chains", panels, draw, step)
 
     # -------------------------------------------------------- what is followed
     @torch.no_grad()

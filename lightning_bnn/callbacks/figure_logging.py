@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["log_figure", "log_folder", "log_layout"]
+__all__ = ["log_figure", "log_folder", "log_layout", "log_panels"]
+
+T = TypeVar("T")
+Taker = Callable[[str, Any, int], None]
+"""Takes a tag, a figure and a step."""
 
 
 def log_folder(trainer: Any) -> Path:
@@ -14,12 +19,36 @@ def log_folder(trainer: Any) -> Path:
 
 
 def log_figure(trainer: Any, folder: Path, tag: str, figure: Any, step: int) -> None:
-    """Give a figure to every logger; those that take none, and runs without, get a file."""
-    handled = [_give(logger, tag, figure, step) for logger in trainer.loggers]
-    if not any(handled):
-        folder = folder / "figures"
-        folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / f"{tag.replace('/', '-')}-{step}.png", dpi=120)
+    """Give a figure to every logger; runs without one that takes figures get a file."""
+    log_panels(trainer, folder, tag, {"": None}, lambda _: figure, step)
+
+
+def log_panels(
+    trainer: Any,
+    folder: Path,
+    tag: str,
+    panels: Mapping[str, T],
+    draw: Callable[[dict[str, T]], Any],
+    step: int,
+) -> None:
+    """Give panels to every logger one by one, whose cards are small; a file has all of them.
+
+    Args:
+        trainer: of the run.
+        folder: of its files.
+        tag: of the figure, which loggers see with the name of the panel behind it.
+        panels: by name.
+        draw: makes a figure of some of them.
+        step: of training.
+    """
+    takers = [taker for taker in map(_taker, trainer.loggers) if taker is not None]
+    if not takers:
+        _write(folder, tag, draw(dict(panels)), step)
+        return
+    for name, panel in panels.items():
+        figure = draw({name: panel})
+        for taker in takers:
+            taker(f"{tag}/{name}" if name else tag, figure, step)
 
 
 def log_layout(trainer: Any, layout: dict[str, Any]) -> None:
@@ -30,16 +59,25 @@ def log_layout(trainer: Any, layout: dict[str, Any]) -> None:
             experiment.add_custom_scalars(layout)
 
 
-def _give(logger: Any, tag: str, figure: Any, step: int) -> bool:
+def _taker(logger: Any) -> Taker | None:
+    """How a logger takes figures; None for one that takes none."""
     experiment: Any = getattr(logger, "experiment", None)
     if hasattr(experiment, "add_figure"):  # TensorBoard
-        experiment.add_figure(tag, figure, global_step=step, close=False)
-    elif hasattr(logger, "log_image"):  # Weights & Biases
-        logger.log_image(tag, [figure], step=step)
-    elif hasattr(experiment, "log_figure") and hasattr(logger, "run_id"):  # MLflow
-        experiment.log_figure(logger.run_id, figure, f"{tag}-{step}.png")
-    elif hasattr(experiment, "log_figure"):  # Comet
-        experiment.log_figure(figure_name=tag, figure=figure, step=step)
-    else:
-        return False
-    return True
+        return lambda tag, figure, step: experiment.add_figure(tag, figure, step, close=False)
+    if hasattr(logger, "log_image"):  # Weights & Biases
+        return lambda tag, figure, step: logger.log_image(tag, [figure], step=step)
+    if not hasattr(experiment, "log_figure"):
+        return None
+    if hasattr(logger, "run_id"):  # MLflow
+        return lambda tag, figure, step: experiment.log_figure(
+            logger.run_id, figure, f"{tag}-{step}.png"
+        )
+    return lambda tag, figure, step: experiment.log_figure(  # Comet
+        figure_name=tag, figure=figure, step=step
+    )
+
+
+def _write(folder: Path, tag: str, figure: Any, step: int) -> None:
+    folder = folder / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{tag.replace('/', '-')}-{step}.png", dpi=150)

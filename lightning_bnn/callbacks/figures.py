@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_bnn._compat import figure_step
 from lightning_bnn.arguments import count
-from lightning_bnn.callbacks.figure_logging import log_figure, log_folder, log_layout
+from lightning_bnn.callbacks.figure_logging import log_folder, log_layout, log_panels
 from lightning_bnn.callbacks.watching import SymmetryCallback
 from lightning_bnn.params import Params
 from lightning_bnn.plots import (
@@ -39,16 +39,17 @@ _LAYOUT = {
 class PosteriorFigures(SymmetryCallback):
     """Draws what training does to the weights, raw, with unit norms, and sorted.
 
-    - ``posterior/trajectories``: some weights over time,
-    - ``posterior/pair``: two weights against each other over time (and over the networks of a
-      module that trains several), as a density,
-    - ``posterior/marginals``: the distribution of the weights of each layer, now,
+    - ``posterior/trajectories/<form>``: some weights over time,
+    - ``posterior/pair/<form>``: two weights against each other over time (and over the networks of
+      a module that trains several), as a density,
+    - ``posterior/marginals/<layer>``: the distribution of the weights of each layer, now,
     - ``posterior/tau`` and ``posterior/mass``: the curves of `PermutationTau` and `MassGap`, if
       they run too.
 
-    Goes to every logger that takes figures (TensorBoard, Weights & Biases, MLflow, Comet), else to
-    PNG files in the log folder. TensorBoard keeps ten pictures per tag unless told otherwise:
-    ``tensorboard --samples_per_plugin images=200``.
+    Forms are ``raw``, ``scaled`` and ``sorted``. Goes to every logger that takes figures
+    (TensorBoard, Weights & Biases, MLflow, Comet), one panel at a time, else to PNG files in the
+    log folder, which have all forms or layers side by side. TensorBoard keeps ten pictures per tag
+    unless told otherwise: ``tensorboard --samples_per_plugin images=200``.
 
     Args:
         every_n_steps: look at the weights so often.
@@ -152,9 +153,9 @@ class PosteriorFigures(SymmetryCallback):
 
     def _draw(self, trainer: Any, weights: Params) -> None:
         assert self.network is not None
-        step = figure_step(trainer)
         followed = torch.stack(self._followed, 1)  # (forms, times, members, weights)
-        labels = [f"{self._layer}[{int(place)}]" for place in self._places]
+        places = [str(int(place)) for place in self._places]
+        labels = f"{self._layer}[{places[0]}]", f"{self._layer}[{places[-1]}]"
         by_form = dict(zip(_FORMS, followed, strict=True))
         pairs = {form: _finite(v[..., [0, -1]].flatten(0, 1)) for form, v in by_form.items()}
         layers = list(self.network.symmetries.weights)[:_LAYERS]
@@ -166,14 +167,16 @@ class PosteriorFigures(SymmetryCallback):
             for layer in layers
         }
         first = {form: v[:, 0] for form, v in by_form.items()}
-        figures = {
-            "trajectories": trajectories_figure(self._steps, first, labels),
-            "pair": hexbin_figure(pairs, (labels[0], labels[-1])),
-            "marginals": histograms_figure(marginals),
-            **_curves(trainer),
-        }
-        for name, figure in figures.items():
-            log_figure(trainer, self._folder, f"posterior/{name}", figure, step)
+        axis = f"weights of {self._layer}"
+        drawn: list[tuple[str, dict[str, Any], Any]] = [
+            ("trajectories", first, lambda f: trajectories_figure(self._steps, f, places, axis)),
+            ("pair", pairs, lambda f: hexbin_figure(f, labels)),
+            ("marginals", marginals, histograms_figure),
+            *((name, {"": figure}, lambda f: f[""]) for name, figure in _curves(trainer).items()),
+        ]
+        step = figure_step(trainer)
+        for name, panels, draw in drawn:
+            log_panels(trainer, self._folder, f"posterior/{name}", panels, draw, step)
 
 
 def _finite(points: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from lightning_bnn._compat import figure_step
 from lightning_bnn.arguments import count
-from lightning_bnn.callbacks.figure_logging import log_figure, log_folder
+from lightning_bnn.callbacks.figure_logging import log_folder, log_panels
 from lightning_bnn.callbacks.run_evidence import (
     ExampleStore,
     evidence_of_module,
@@ -24,7 +24,7 @@ from lightning_bnn.callbacks.run_evidence import (
     settings_of,
 )
 from lightning_bnn.doctor import Evidence, Finding, Report, Settings, examine
-from lightning_bnn.doctor.page import figure_of, html_of, markdown_of
+from lightning_bnn.doctor.page import drawn, html_of, looks_of, markdown_of
 from lightning_bnn.methods.health import Diverged
 
 __all__ = ["PAGE_FILE", "REPORT_FILE", "PosteriorDoctor"]
@@ -188,11 +188,11 @@ class PosteriorDoctor(Callback):
         except ValueError as error:
             settings = settings_of(trainer, pl_module)
             self.report = _unexaminable(pl_module, error, settings, self.curves)
-            figure = None
+            looks = None
         else:
             self.report = examine(evidence, {"module": type(pl_module).__name__})
-            figure = figure_of(self.report, evidence)
-        self._tell(trainer, self.report, figure)
+            looks = looks_of(self.report, evidence)
+        self._tell(trainer, self.report, looks)
         self.seconds += time.process_time() - begun
 
     @torch.no_grad()
@@ -207,9 +207,10 @@ class PosteriorDoctor(Callback):
             return evidence_of_module(pl_module, *parts)
         return evidence_of_network(pl_module, self.module, *parts)
 
-    def _tell(self, trainer: Any, report: Report, figure: Any) -> None:
+    def _tell(self, trainer: Any, report: Report, looks: dict[str, Any] | None) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / REPORT_FILE).write_text(report.to_json() + "\n", encoding="utf-8")
+        figure = None if looks is None else drawn(looks)
         (self._folder / PAGE_FILE).write_text(html_of(report, figure), encoding="utf-8")
         step = figure_step(trainer)
         warnings = sum(f.severity == "warning" for f in report.findings)
@@ -219,8 +220,8 @@ class PosteriorDoctor(Callback):
             experiment: Any = getattr(logger, "experiment", None)
             if hasattr(experiment, "add_text"):
                 experiment.add_text("doctor", markdown_of(report), global_step=step)
-        if figure is not None:
-            log_figure(trainer, self._folder, "doctor/looked_at", figure, step)
+        if looks:
+            log_panels(trainer, self._folder, "doctor/looked_at", looks, drawn, step)
         for finding in report.faults:
             rank_zero_warn(f"{finding.says} {finding.fix}")
         page = self._folder / PAGE_FILE

@@ -19,7 +19,7 @@ from lightning_bnn.comparison.problem import Problem, StoredBatches, read_proble
 from lightning_bnn.comparison.stored_posteriors import StoredPosterior, read_posterior
 from lightning_bnn.doctor import Evidence, Examples, NotPossible, Report, Settings, examine
 from lightning_bnn.doctor.chain_values import LEAST
-from lightning_bnn.doctor.page import figure_of, html_of
+from lightning_bnn.doctor.page import drawn, html_of, looks_of
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import one_thread
@@ -189,6 +189,6 @@ def _curves(place: Place) -> Mapping[str, Sequence[float]]:
 def _write(report: Report, evidence: Evidence, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / REPORT_FILE).write_text(report.to_json() + "\n", encoding="utf-8")
-    page = html_of(report, figure_of(report, evidence))
+    page = html_of(report, drawn(looks_of(report, evidence)))
     (folder / PAGE_FILE).write_text(page, encoding="utf-8")
     print(f"\nwrote {folder / REPORT_FILE} and {folder / PAGE_FILE}")

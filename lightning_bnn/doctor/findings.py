@@ -14,6 +14,8 @@ __all__ = ["SEVERITIES", "Finding", "Report", "Severity", "shown", "words"]
 Severity = Literal["fault", "warning", "note"]
 """A fault makes results wrong; a warning may; a note explains what is seen."""
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+_SPELT = {"bayes": "Bayes", "kl": "KL"}
+"""Words that are not written in small letters."""
 _MARKS = {"fault": "FAULT", "warning": "WARNING", "note": "note"}
 
 
@@ -130,10 +132,10 @@ class Report:
 def words(name: str) -> str:
     """A verdict's name as words.
 
-    >>> words("step_too_large")
-    'step too large'
+    >>> words("step_too_large"), words("kl_term_dominates")
+    ('step too large', 'KL term dominates')
     """
-    return name.replace("_", " ")
+    return " ".join(_SPELT.get(word, word) for word in name.split("_"))
 
 
 def shown(value: Any) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +18,7 @@ from lightning_bnn.plots.page import Section, html_report
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["figure_of", "html_of", "markdown_of"]
+__all__ = ["drawn", "html_of", "looks_of", "markdown_of"]
 
 _ABOUT = (
     "What was measured on a posterior, why it matters, and what to do. A fault makes results "
@@ -24,31 +26,47 @@ _ABOUT = (
 )
 
 
-def figure_of(report: Report, evidence: Evidence) -> Figure:
-    """What the checks have looked at.
+def looks_of(report: Report, evidence: Evidence) -> dict[str, dict[str, Any]]:
+    """What the checks have looked at: arguments of `health_figure` for every panel, by its name.
 
     Args:
         report: of the examination.
         evidence: what was examined.
     """
-    confidence = spreads = densities = None
-    if evidence.held_out is not None:
-        try:
-            outputs, targets = evidence.on_held_out, evidence.held_out.targets
-            if evidence.classes:
-                rows = [Averages.of(evidence.likelihood, o).probs for o in outputs]
-                most = torch.stack(rows).mean(0).max(-1)
-                confidence = (most.values, most.indices == targets)
-            elif evidence.numbers and not evidence.alone:
-                prediction = evidence.likelihood.predictive(torch.cat(outputs))  # type: ignore[operator]  # it has one
-                spreads = (targets - prediction.mean) / prediction.variance.sqrt()
-        except (NotPossible, ValueError):
-            confidence = spreads = None  # what cannot be predicted is not drawn
+    curves = {name: {"curves": {name: c}} for name, c in report.curves.items() if len(c) > 1}
+    others: dict[str, Any] = _on_held_out(evidence)
+    with contextlib.suppress(NotPossible):
+        others["densities"] = log_densities(evidence)
+    return curves | {name: {name: value} for name, value in others.items()}
+
+
+def drawn(looks: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Some of the panels as one figure.
+
+    Args:
+        looks: arguments by panel.
+    """
+    every = {k: v for of_panel in looks.values() for k, v in of_panel.items() if k != "curves"}
+    curves = {k: v for of_panel in looks.values() for k, v in of_panel.get("curves", {}).items()}
+    return health_figure(curves, **every)
+
+
+def _on_held_out(evidence: Evidence) -> dict[str, Any]:
+    """Predictions of held-out examples beside what they are; nothing if there are none."""
+    if evidence.held_out is None:
+        return {}
     try:
-        densities = log_densities(evidence)
-    except NotPossible:
-        densities = None
-    return health_figure(report.curves, confidence, spreads, densities)
+        outputs, targets = evidence.on_held_out, evidence.held_out.targets
+        if evidence.classes:
+            rows = [Averages.of(evidence.likelihood, o).probs for o in outputs]
+            most = torch.stack(rows).mean(0).max(-1)
+            return {"confidence": (most.values, most.indices == targets)}
+        if evidence.numbers and not evidence.alone:
+            prediction = evidence.likelihood.predictive(torch.cat(outputs))  # type: ignore[operator]  # it has one
+            return {"spreads": (targets - prediction.mean) / prediction.variance.sqrt()}
+    except (NotPossible, ValueError):
+        pass  # what cannot be predicted is not drawn
+    return {}
 
 
 def markdown_of(report: Report) -> str:
@@ -82,10 +100,10 @@ def html_of(report: Report, figure: Figure | None = None) -> str:
     ]
     if figure is not None:
         sections.append(
-            Section("What was looked at", figures={"loss, predictions, chains": figure})
+            Section("What was looked at", figures={"Training, predictions, chains.": figure})
         )
     fine = ", ".join(map(words, report.fine)) or "nothing"
-    sections.append(Section("Found to be fine", [f"{fine}."]))
+    sections.append(Section("Found to be fine", [f"{fine[0].upper()}{fine[1:]}."]))
     if report.skipped:
         skipped = [f"{words(name)}: {why}" for name, why in report.skipped.items()]
         sections.append(Section("Not looked at", code="\n".join(skipped)))

@@ -1,14 +1,9 @@
 """Pictures: pure functions from tensors to matplotlib figures."""
 
+from lightning_bnn.plots.dots import dots_figure
 from lightning_bnn.plots.health import health_figure
-from lightning_bnn.plots.panels import (
-    Line,
-    dots_figure,
-    hexbin_figure,
-    histograms_figure,
-    lines_figure,
-    scatter_figure,
-)
+from lightning_bnn.plots.lines import Line, lines_figure
+from lightning_bnn.plots.panels import hexbin_figure, histograms_figure, scatter_figure
 from lightning_bnn.plots.predictions import (
     matrix_figure,
     reliability_figure,

@@ -1,87 +1,191 @@
-"""Axes to draw on, without pyplot and its global state."""
+"""Axes to draw on, without pyplot and its global state, and legends that cover nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import textwrap
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["axes_of", "legend", "panels_of", "span", "titled_panels"]
+__all__ = [
+    "CARD",
+    "MARKERS",
+    "TEXT",
+    "TITLE",
+    "axes_of",
+    "colours",
+    "label_edges",
+    "legend",
+    "legend_below",
+    "panels_of",
+    "span",
+    "titled_panels",
+]
 
-WIDTH = 3.2
-"""Inches of a panel beside others."""
-_BELOW = 0.46
+TEXT, TITLE = 10.5, 11.0
+"""Points of letters."""
+CARD = (4.0, 2.5)
+"""Inches of axes alone: in a card of TensorBoard, 340 pixels wide, letters have twelve pixels."""
+WIDTH = 2.9
+"""Inches of a panel beside others: two of them can be read on a phone."""
+MARKERS = "osD^vPX<>*"
+_MOST = 12
+_LOOK: dict[str, Any] = {
+    "frameon": False, "fontsize": TEXT, "handlelength": 2.2, "columnspacing": 1.4,
+    "scatterpoints": 3,
+}  # fmt: skip
+"""Of legends."""
+_BELOW = 0.5
 """Inches from axes to their legend: ticks and a label are in between."""
-_BESIDE = 0.6
-"""Inches that a column of a legend needs beside its text."""
+_ALONG, _UP = 2.3, 1.9
+"""Inches of a panel's axes, which labels do not exceed."""
+_ALONG_CARD, _UP_CARD = 3.4, 1.2
+"""The same of axes alone, with a title and two rows of a legend."""
+_ROW = 0.22
+"""Inches of a row of a legend."""
+_HANDLE, _BESIDE = 0.5, 0.6
+"""Inches that a legend needs beside its text, alone and beside other columns."""
 
 
 def axes_of(ax: Axes | None, size: tuple[float, float] = (4.5, 5.0)) -> tuple[Any, Axes]:
     """The figure of the given axes, and these; by default those of a new figure."""
     if ax is not None:
         return ax.figure, ax
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.subplots()
+    figure, axes = _grid(1, 1, size)
+    return figure, axes[0]
 
 
 def panels_of(
-    count: int, size: tuple[float, float], columns: int | None = None
-) -> tuple[Any, list[Any]]:
-    """A figure and its axes, by default side by side."""
-    from matplotlib.figure import Figure
+    count: int, columns: int = 2, height: float = 2.4, width: float = WIDTH
+) -> tuple[Any, list[Axes]]:
+    """A figure of several axes; one axes alone is as large as a card.
 
-    columns = columns or count
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(-(-count // columns), columns, squeeze=False).ravel()
+    Args:
+        count: of the axes.
+        columns: side by side, at most.
+        height: of a row, in inches.
+        width: of a column.
+    """
+    columns = max(1, min(columns, count))
+    rows = max(1, -(-count // columns))
+    size = CARD if count <= 1 else (width * columns, height * rows)
+    figure, axes = _grid(rows, columns, size)
     for ax in axes[count:]:
         ax.set_axis_off()
-    return figure, list(axes)
+    return figure, axes[:count]
+
+
+def _grid(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Axes]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained", dpi=150)
+    axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.tick_params(labelsize=TEXT)
+        for text, points in ((ax.title, TITLE), (ax.xaxis.label, TEXT), (ax.yaxis.label, TEXT)):
+            text.set_fontsize(points)
+    return figure, axes
 
 
 def titled_panels(
-    titles: Collection[str], columns: int, height: float, single: tuple[float, float] | None = None
-) -> tuple[Any, list[Any], int]:
-    """A figure of several rows, with one axes for each title; and how many columns it has.
+    titles: Collection[str], columns: int = 2, height: float = 2.4
+) -> tuple[Any, list[Axes]]:
+    """A figure with one axes for each title.
 
     Args:
         titles: of the axes.
         columns: side by side, at most.
-        height: of a row.
-        single: the size of a figure that has one axes only.
+        height: of a row, in inches.
     """
-    columns = min(columns, len(titles))
-    rows = -(-len(titles) // columns)
-    size = single if single and len(titles) == 1 else (WIDTH * columns, height * rows)
-    figure, axes = panels_of(len(titles), size, columns)
-    for ax, title in zip(axes, titles, strict=False):
-        ax.set_title(title, fontsize=9)
-    return figure, axes, columns
+    figure, axes = panels_of(len(titles), columns, height)
+    for ax, title in zip(axes, titles, strict=True):
+        ax.set_title(title)
+    return figure, axes
 
 
-def legend(ax: Axes, entries: int) -> None:
-    """A legend if there are several entries, where no curve is: below its axes, or the figure."""
+def label_edges(axes: Sequence[Axes], labels: tuple[str, str]) -> None:
+    """Label the axes at the left and at the lower end of every column.
+
+    An axis for which there is no label is called as its panel is, whose title goes.
+
+    Args:
+        axes: of one grid, row by row.
+        labels: of the horizontal and of the vertical axes.
+    """
+    place: Any = axes[0].get_subplotspec()
+    columns = place.get_gridspec().ncols
+    room = (_ALONG, _UP) if columns > 1 else (_ALONG_CARD, _UP if len(axes) > 1 else _UP_CARD)
+    for k, ax in enumerate(axes):
+        at_edge = k + columns >= len(axes), k % columns == 0
+        both = zip((ax.xaxis, ax.yaxis), labels, at_edge, room, strict=True)
+        for axis, label, edge, inches in both:
+            if edge or not label:
+                axis.set_label_text(_wrapped(label or ax.get_title(), inches))
+        if not all(labels):
+            ax.set_title("")
+
+
+def _wrapped(label: str, inches: float) -> str:
+    """A label in lines that are no longer than its axis."""
+    wide = _inches([label]) if label else 0.0
+    return (
+        label if wide <= inches else textwrap.fill(label, max(8, int(len(label) * inches / wide)))
+    )
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """A colour for each name, the same in all panels; grey for what has none.
+
+    >>> colours(["a", "", "b", "a"])
+    {'a': 'C0', '': '0.35', 'b': 'C1'}
+    """
+    every = list(dict.fromkeys(names))
+    named = [name for name in every if name]
+    return {name: f"C{named.index(name) % 10}" if name else "0.35" for name in every}
+
+
+def legend(axes: Sequence[Axes], least: int = 2, last: str = "") -> None:
+    """One legend for all axes, in a cell of the grid that is free, or below them.
+
+    Args:
+        axes: of a figure.
+        least: entries, or there is none.
+        last: a name that comes after all others.
+    """
+    marks: dict[str, Any] = {}
+    for ax in axes:
+        marks |= {name: mark for mark, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+    if last in marks:
+        marks[last] = marks.pop(last)
+    if not least <= len(marks) <= _MOST:
+        return
+    figure: Any = axes[0].figure
+    free = [ax for ax in figure.axes if not ax.axison]
+    if free and _inches(marks) + _HANDLE < WIDTH and len(marks) < 10:
+        free[0].legend(marks.values(), marks.keys(), loc="center", **_LOOK)
+        return
+    columns = _columns(marks, figure.bbox_inches.width, 4)
+    if len(axes) > 1:  # one alone stays as large as a card
+        figure.set_figheight(figure.get_figheight() + _ROW * -(-len(marks) // columns))
+    place = "outside lower center"
+    figure.legend(marks.values(), marks.keys(), loc=place, ncols=columns, **_LOOK)
+
+
+def legend_below(ax: Axes) -> None:
+    """A legend below axes that may be those of somebody else's figure."""
     from matplotlib.transforms import ScaledTranslation
 
-    handles, labels = ax.get_legend_handles_labels()
-    if not 1 < len(labels) <= 12:
-        return
     figure: Any = ax.figure
-    width = figure.bbox_inches.width
-    if entries <= 4:
-        below = ax.transAxes + ScaledTranslation(0, -_BELOW, figure.dpi_scale_trans)
-        ax.legend(
-            loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, borderaxespad=0,
-            ncols=_columns(labels, width * _share(ax), 4), frameon=False, fontsize=8,
-        )  # fmt: skip
-    else:
-        columns = _columns(labels, width, 3)
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
-        )
+    marks, names = ax.get_legend_handles_labels()
+    below = ax.transAxes + ScaledTranslation(0, -_BELOW, figure.dpi_scale_trans)
+    ax.legend(
+        marks, names, loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below,
+        borderaxespad=0, ncols=_columns(names, figure.bbox_inches.width * _share(ax), 2),
+        **_LOOK,
+    )  # fmt: skip
 
 
 def _share(ax: Axes) -> float:
@@ -90,12 +194,17 @@ def _share(ax: Axes) -> float:
     return ax.get_position().width if place is None else 1 / place.get_gridspec().ncols
 
 
-def _columns(labels: Collection[str], width: float, most: int) -> int:
-    """As many columns of a legend as fit into so many inches, and `most` of them."""
+def _columns(names: Collection[str] | Mapping[str, Any], width: float, most: int) -> int:
+    """As many columns of a legend as fit into so many inches, and `most` of them; as full rows."""
+    fit = max(1, min(len(names), most, int(width / (_inches(names) + _BESIDE))))
+    return -(-len(names) // -(-len(names) // fit))
+
+
+def _inches(names: Collection[str] | Mapping[str, Any]) -> float:
+    """The width of the longest of some names."""
     from matplotlib.textpath import TextPath
 
-    widest = max(TextPath((0, 0), label, size=8).get_extents().width for label in labels) / 72
-    return max(1, min(len(labels), most, int(width / (widest + _BESIDE))))
+    return max(TextPath((0, 0), name, size=TEXT).get_extents().width for name in names) / 72
 
 
 def span(values: Any) -> tuple[float, float]:

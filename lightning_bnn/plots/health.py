@@ -1,4 +1,4 @@
-"""Four small panels about the health of a posterior: loss, reliability, chains, deviations."""
+"""A few small panels about the health of a posterior: loss, reliability, chains, deviations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_bnn.plots.axes import panels_of
+from lightning_bnn.plots.axes import legend, panels_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ def health_figure(
     spreads: Tensor | None = None,
     densities: Tensor | None = None,
 ) -> Figure:
-    """What the doctor has looked at, in a row of panels; those without data are left out.
+    """What the doctor has looked at, in panels; those without data are left out.
 
     Args:
         curves: values epoch by epoch, by name.
@@ -42,7 +42,7 @@ def health_figure(
     shown += [("confidence", "")] if confidence is not None else []
     shown += [("spreads", "")] if spreads is not None else []
     shown += [("densities", "")] if densities is not None else []
-    figure, axes = panels_of(max(1, len(shown)), (3.2 * max(1, len(shown)), 2.8))
+    figure, axes = panels_of(max(1, len(shown)))
     for ax, (kind, name) in zip(axes, shown, strict=False):
         if kind == "curve":
             _curve(ax, name, curves[name])
@@ -55,13 +55,14 @@ def health_figure(
     if not shown:
         axes[0].text(0.5, 0.5, "nothing to draw", ha="center", va="center")
         axes[0].set_axis_off()
+    else:
+        legend(axes)
     return figure
 
 
 def _curve(ax: Axes, name: str, values: Sequence[float]) -> None:
-    ax.plot(range(1, len(values) + 1), [float(v) for v in values], ".-", markersize=3)
-    ax.set_xlabel("epoch")
-    ax.set_title(f"training: {name.replace('_', ' ')}", fontsize=9)
+    ax.plot(range(1, len(values) + 1), [float(v) for v in values], ".-", color="0.25", ms=3)
+    ax.set(xlabel="epoch of training", ylabel=name.replace("_", " "))
 
 
 def _confidence(ax: Axes, confidence: Tensor, right: Tensor) -> None:
@@ -71,26 +72,27 @@ def _confidence(ax: Axes, confidence: Tensor, right: Tensor) -> None:
     hits = torch.bincount(which, right.double(), _BINS)
     sums = torch.bincount(which, confidence.double(), _BINS)
     there = counts > 4
-    ax.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+    ax.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle="--", label="as sure as right")
     x, y = (sums / counts)[there], (hits / counts)[there]
     error = (y * (1 - y) / counts[there]).sqrt()
-    ax.errorbar(x.tolist(), y.tolist(), error.tolist(), fmt="o", markersize=4)
-    ax.set(xlabel="confidence", ylabel="right", xlim=(0, 1.02), ylim=(0, 1.02))
-    ax.set_title("held-out predictions", fontsize=9)
+    ax.errorbar(x.tolist(), y.tolist(), error.tolist(), fmt="o", markersize=4, color="0.25",
+                label="held-out predictions")  # fmt: skip
+    ax.set(xlabel="confidence", ylabel="share that is right", xlim=(0, 1.02), ylim=(0, 1.02))
 
 
 def _spreads(ax: Axes, z: Tensor) -> None:
     """Errors in predicted standard deviations, beside a normal distribution."""
     x = torch.linspace(-4, 4, 100)
-    ax.hist(z.flatten().clamp(-4, 4).tolist(), bins=24, range=(-4, 4), density=True, alpha=0.6)
+    ax.hist(z.flatten().clamp(-4, 4).tolist(), bins=24, range=(-4, 4), density=True, color="0.7",
+            label="held-out errors")  # fmt: skip
     normal = torch.distributions.Normal(0.0, 1.0)
-    ax.plot(x.tolist(), normal.log_prob(x).exp().tolist(), color="0.3", linewidth=1)
-    ax.set(xlabel="error / predicted deviation", yticks=[])
-    ax.set_title("held-out errors, and N(0, 1)", fontsize=9)
+    ax.plot(
+        x.tolist(), normal.log_prob(x).exp().tolist(), color="0.1", linewidth=1, label="N(0, 1)"
+    )
+    ax.set(xlabel="error / predicted deviation", ylabel="density")
 
 
 def _densities(ax: Axes, values: Tensor) -> None:
-    for row in values:
-        ax.plot(row.tolist(), linewidth=1)
-    ax.set_xlabel("network of the chain")
-    ax.set_title("log-density of data along chains", fontsize=9)
+    for k, row in enumerate(values):
+        ax.plot(row.tolist(), linewidth=1, label=f"chain {k + 1}")
+    ax.set(xlabel="network of the chain", ylabel="log-density of data")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lightning_bnn.plots.axes import axes_of, panels_of
+from lightning_bnn.plots.axes import TEXT, axes_of, legend, legend_below, panels_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,17 +34,21 @@ def reliability_figure(
     >>> ax.get_xlabel(), ax.get_ylabel()
     ('confidence', 'accuracy')
     """
-    figure, ax = axes_of(ax)
+    figure, ax = axes_of(ax, (4.2, 4.8))
+    _reliability(ax, count, confidence, accuracy)
+    legend_below(ax)
+    return figure, ax
+
+
+def _reliability(ax: Axes, count: Tensor, confidence: Tensor, accuracy: Tensor) -> None:
     used = (count > 0).cpu()
     x, y, n = (t.cpu().double()[used].numpy() for t in (confidence, accuracy, count))
     ax.plot([0, 1], [0, 1], color="0.6", linestyle="--", linewidth=1, label="perfect")
-    ax.plot(x, y, color="tab:blue", marker="o", markersize=4, label="network")
+    ax.plot(x, y, color="tab:blue", marker="o", markersize=4, label="predictions")
     ax.vlines(x, x, y, color="tab:red", linewidth=2, alpha=0.6, label="gap")
     share, width = n / max(1, n.sum()), 0.8 / max(1, len(count))
     ax.bar(x, share, width=width, color="0.85", zorder=0, label="share of examples")
     ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
-    ax.legend(loc="upper left", frameon=False)
-    return figure, ax
 
 
 def reliability_figures(diagrams: Mapping[str, Sequence[Tensor]]) -> Figure:
@@ -60,14 +64,12 @@ def reliability_figures(diagrams: Mapping[str, Sequence[Tensor]]) -> Figure:
     >>> [ax.get_title() for ax in figure.axes][:2]
     ['before', 'after']
     """
-    figure, axes = panels_of(len(diagrams), (4.2 * len(diagrams), 4.6))
+    figure, axes = panels_of(len(diagrams), height=3.1)
     for ax, (title, diagram) in zip(axes, diagrams.items(), strict=True):
         count, confidence, accuracy = diagram
-        reliability_figure(count, confidence, accuracy, ax)
-        ax.get_legend().remove()  # one for all, where it covers no curve
+        _reliability(ax, count, confidence, accuracy)
         ax.set_title(title)
-    entries = axes[0].get_legend_handles_labels()
-    figure.legend(*entries, loc="outside lower center", ncols=4, frameon=False)
+    legend(axes)
     return figure
 
 
@@ -85,7 +87,7 @@ def sizes_figure(sizes: Mapping[str, Tensor], label: str, ax: Axes | None = None
     >>> figure.axes[0].get_xlabel(), len(figure.axes[0].patches)  # of 0 to 3 classes, two names
     ('classes in the set', 8)
     """
-    figure, ax = axes_of(ax, (5.5, 3.6))
+    figure, ax = axes_of(ax, (4.6, 3.4))
     most = max((int(values.max()) for values in sizes.values() if values.numel()), default=0)
     width = 0.8 / max(1, len(sizes))
     for k, (name, values) in enumerate(sizes.items()):
@@ -93,7 +95,7 @@ def sizes_figure(sizes: Mapping[str, Tensor], label: str, ax: Axes | None = None
         x = [j + (k - (len(sizes) - 1) / 2) * width for j in range(most + 1)]
         ax.bar(x, (counts / max(1, len(values))).numpy(), width=width, label=name)
     ax.set(xlabel=label, ylabel="share of examples", xticks=range(most + 1))
-    ax.legend(frameon=False)
+    legend_below(ax)
     return figure
 
 
@@ -115,6 +117,6 @@ def matrix_figure(
     """
     figure, ax = axes_of(ax)
     image = ax.imshow(matrix.cpu().double().numpy(), cmap="viridis", interpolation="nearest")
-    figure.colorbar(image, ax=ax, label=value, shrink=0.8)
+    figure.colorbar(image, ax=ax, shrink=0.8).set_label(value, fontsize=TEXT)
     ax.set(xlabel=axis, ylabel=axis)
     return figure, ax

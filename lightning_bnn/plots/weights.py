@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lightning_bnn.plots.axes import axes_of, legend, panels_of
+from lightning_bnn.plots.axes import (
+    CARD,
+    TEXT,
+    axes_of,
+    label_edges,
+    legend,
+    panels_of,
+)
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
@@ -34,11 +42,11 @@ def curves_figure(steps: Sequence[int], values: Mapping[str, Tensor], label: str
     >>> figure.axes[0].get_ylabel(), [line.get_label() for line in figure.axes[0].lines]
     ("Kendall's tau", ['tau'])
     """
-    figure, ax = axes_of(None, (6.0, 3.6))
+    figure, ax = axes_of(None, CARD)
     for name, curve in values.items():
-        ax.plot(steps, curve.cpu().numpy(), linewidth=1, label=name)
+        ax.plot(steps, curve.cpu().numpy(), linewidth=1.2, label=name)
     ax.set(xlabel="step", ylabel=label)
-    legend(ax, len(values))
+    legend([ax])
     return figure
 
 
@@ -81,7 +89,10 @@ def _seen(values: Sequence[float]) -> list[float]:
 
 
 def trajectories_figure(
-    steps: Sequence[int], forms: Mapping[str, Tensor], labels: Sequence[str]
+    steps: Sequence[int],
+    forms: Mapping[str, Tensor],
+    labels: Sequence[str],
+    axis: str = "weight",
 ) -> Figure:
     """Some weights over time, one panel for each form (raw, scaled, sorted).
 
@@ -89,6 +100,7 @@ def trajectories_figure(
         steps: the horizontal axis.
         forms: ``(times, weights)`` by name.
         labels: names of the weights.
+        axis: what the vertical axis is called.
 
     >>> import torch
     >>> forms = {"raw": torch.randn(10, 2), "sorted": torch.randn(10, 2)}
@@ -96,25 +108,26 @@ def trajectories_figure(
     >>> [ax.get_title() for ax in figure.axes], len(figure.axes[0].lines)
     (['raw', 'sorted'], 2)
     """
-    figure, axes = panels_of(len(forms), (3.2 * len(forms), 3.2))
+    figure, axes = panels_of(len(forms), len(forms), 3.2, 2.5)
     for ax, (form, values) in zip(axes, forms.items(), strict=True):
         for k, label in enumerate(labels):
             marker = "o" if len(steps) == 1 else None
-            ax.plot(steps, values[:, k].numpy(), linewidth=1, label=label, marker=marker)
-        ax.set(title=form, xlabel="step")
-    axes[0].set_ylabel("weight")
-    if len(labels) <= 12:
-        lines = axes[0].get_lines()
-        figure.legend(lines, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=7)
+            ax.plot(steps, values[:, k].numpy(), linewidth=1.2, label=label, marker=marker)
+        ax.set_title(form)
+    label_edges(axes, ("step", axis))
+    legend(axes)
     return figure
 
 
-def chains_figure(chains: Mapping[str, Tensor], rhat: Mapping[str, Tensor]) -> Figure:
+def chains_figure(
+    chains: Mapping[str, Tensor], rhat: Mapping[str, Tensor], every: bool = True
+) -> Figure:
     """For every space, the number with the largest R-hat along all chains, and all values of R-hat.
 
     Args:
         chains: ``(chains, times, numbers)`` by space.
         rhat: ``(numbers,)`` by space.
+        every: whether the last panel has all values of R-hat.
 
     >>> import torch
     >>> chains = {"function": torch.randn(4, 100, 3), "weights": torch.randn(4, 100, 8)}
@@ -122,20 +135,37 @@ def chains_figure(chains: Mapping[str, Tensor], rhat: Mapping[str, Tensor]) -> F
     >>> [ax.get_title() for ax in figure.axes][:2]
     ['function: the worst of 3', 'weights: the worst of 8']
     """
-    figure, axes = panels_of(2 * len(chains), (3.2 * len(chains), 4.6), len(chains))
+    figure, axes = panels_of(len(chains) + every)
     for ax, (space, values) in zip(axes, chains.items(), strict=False):
         worst = int(rhat[space].argmax())
-        ax.plot(values[..., worst].T.numpy(), linewidth=0.8)
-        ax.set_title(f"{space}: the worst of {values.shape[-1]}", fontsize=9)
+        for k, chain in enumerate(values[..., worst]):
+            ax.plot(chain.numpy(), linewidth=1, label=f"chain {k + 1}")
+        ax.set(title=f"{space}: the worst of {values.shape[-1]}", ylabel=_VALUES.get(space, space))
         ax.set_xlabel("network of the chain")
-    high = max(1.02, min(5.0, max(float(values.max()) for values in rhat.values())))
-    for ax, space in zip(axes[len(chains) :], chains, strict=True):
-        ax.hist(rhat[space].clamp(max=high).numpy(), bins=40, range=(0.99, high), color="0.6")
-        ax.axvline(1.01, color="tab:red", linewidth=1)
-        ax.set_xlabel("R-hat (line: 1.01)")
-    axes[0].set_ylabel("value")
-    axes[len(chains)].set_ylabel("how many")
+    if every:
+        _rhats(axes[-1], rhat)
+    legend(axes)
     return figure
+
+
+_VALUES = {"function": "prediction", "weights": "weight", "canonical": "canonical weight"}
+"""What is followed in a space."""
+
+
+def _rhats(ax: Axes, rhat: Mapping[str, Tensor]) -> None:
+    """All values, one histogram for each space; those beyond the last bin are in it."""
+    high = max(1.02, min(5.0, max(float(values.max()) for values in rhat.values())))
+    for k, (space, values) in enumerate(rhat.items()):
+        ax.hist(
+            values.clamp(max=high).numpy(), bins=40, range=(0.99, high), histtype="step",
+            color=_SPACES[k % len(_SPACES)], linewidth=1.3 + 0.7 * (len(rhat) - 1 - k), label=space,
+        )  # fmt: skip
+    ax.axvline(1.01, color="tab:red", linewidth=1.2, linestyle="--", label="R-hat 1.01")
+    ax.set(title="R-hat of all of them", xlabel="R-hat", ylabel="how many")
+
+
+_SPACES = ("black", "tab:brown", "tab:pink")
+"""Colours that no chain has, as long as there are few."""
 
 
 def gaussians_figure(
@@ -147,7 +177,8 @@ def gaussians_figure(
 
     Args:
         panels: title, axis of a square grid, density on it (first index: first coordinate), means
-            and standard deviations ``(gaussians, 2)``.
+            and standard deviations ``(gaussians, 2)``. Densities are shown as shares of their
+            maxima.
         columns: panels side by side.
         labels: of both axes.
 
@@ -161,19 +192,33 @@ def gaussians_figure(
     """
     from matplotlib.patches import Ellipse
 
-    rows = -(-len(panels) // columns)
-    figure, axes = panels_of(len(panels), (2.6 * columns, 2.7 * rows), columns)
-    for ax, (title, axis, density, means, stds) in zip(axes, panels, strict=False):
+    figure, axes = panels_of(len(panels), columns, 2.2, 2.0)
+    shares = [k / 10 for k in range(1, 11)]
+    for ax, (title, axis, density, means, stds) in zip(axes, panels, strict=True):
         grid = axis.double().numpy()
-        ax.contourf(grid, grid, density.double().numpy().T, levels=12, cmap="Blues")
-        for mean, std in zip(means.tolist(), stds.tolist(), strict=True):
-            ellipse = Ellipse(mean, 4 * std[0], 4 * std[1], fill=False, color="C3", lw=1)
+        share = (density / density.max()).double().numpy().T
+        drawn = ax.contourf(grid, grid, share, levels=shares, cmap="Blues")
+        for k, (mean, std) in enumerate(zip(means.tolist(), stds.tolist(), strict=True)):
+            name = "_" if k else "a Gaussian, two standard deviations"
+            ellipse = Ellipse(
+                mean, 4 * std[0], 4 * std[1], fill=False, color="C3", lw=1, label=name
+            )
             ax.add_patch(ellipse)
-        ax.set_title(title, fontsize=8)
-        ax.set_aspect("equal")
-        ax.set(xlim=(grid[0], grid[-1]), ylim=(grid[0], grid[-1]))
-    for ax in axes[:: max(1, columns)]:
-        ax.set_ylabel(labels[1])
-    for ax in axes[-columns:]:
-        ax.set_xlabel(labels[0])
+        ax.set_title(title, fontsize=TEXT - 1)
+        ax.set(xlim=(grid[0], grid[-1]), ylim=(grid[0], grid[-1]), aspect="equal")
+        ax.locator_params(nbins=3)
+        ax.tick_params(labelsize=TEXT - 1)
+    label_edges(axes, labels)
+    _inner_ticks_go(axes, columns)
+    bar = figure.colorbar(drawn, ax=figure.axes, location="bottom", shrink=0.7, aspect=40, pad=0.02)
+    bar.set_label("density, as a share of its maximum", fontsize=TEXT)
+    legend(axes, 1)
     return figure
+
+
+def _inner_ticks_go(axes: Sequence[Axes], columns: int) -> None:
+    """Numbers stand at the edges only, where all panels have the same limits."""
+    if len({(ax.get_xlim(), ax.get_ylim()) for ax in axes}) > 1:
+        return
+    for k, ax in enumerate(axes):
+        ax.tick_params(labelleft=k % columns == 0, labelbottom=k + columns >= len(axes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tqdm.auto import tqdm
@@ -129,17 +129,19 @@ def _findings(found: Mapping[str, Numbers], settings: Scale, seed: int, seeds: i
         "alignment",
         "Averages of networks that are brought into one frame",
         tables,
-        {
-            "excess": lines_figure(
-                _curves("excess", found), ("networks", "loss above the networks")
-            ),
-            "distance": lines_figure(
-                _curves("distance", found), ("networks", "squared distance to the mean")
-            ),
-        },
+        _figures(found),
         ["Data: scikit-learn's digits; GPT: characters of a module of Python's standard library."],
         {"scale": settings.__dict__, "seed": seed, "seeds": seeds},
     )
+
+
+def _figures(found: Mapping[str, Numbers]) -> dict[str, Any]:
+    """One panel for each architecture, one curve for each method."""
+    excess, distance = ("networks", "excess loss (nats)"), ("networks", "share of the distance")
+    return {
+        "excess": lines_figure(_curves("excess", found), excess, log="xy"),
+        "distance": lines_figure(_curves("distance", found), distance, log="x"),
+    }
 
 
 def _curves(key: str, found: Mapping[str, Numbers]) -> dict[str, dict[str, Line]]:

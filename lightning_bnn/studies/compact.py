@@ -137,7 +137,6 @@ class CompactStudy:
         deviations = {
             title: {"weights": q.log_std.detach().exp()} for title, q in gaussians.items()
         }
-        axes = ("weights kept (%)", "accuracy of the mean (%)")
         return Findings(
             "compact",
             "Compact representations of posteriors (P3, table 1 and figure 3)",
@@ -154,7 +153,7 @@ class CompactStudy:
             },
             {
                 "deviations": histograms_figure(deviations, "standard deviation"),
-                "pruning": lines_figure(_pruning_panels(curves), axes),
+                "pruning": _pruning_figure(curves),
             },
             ["Trained by:", *commands],
             {"commands": list(commands), "draws": self.draws, "seed": self.seed},
@@ -246,16 +245,15 @@ def _pruning_table(curves: Mapping[str, list[float]], matched: str) -> Table:
     return Table(title, header, rows, 1)
 
 
-def _pruning_panels(
-    curves: Mapping[str, Mapping[str, list[float]]],
-) -> dict[str, dict[str, Line]]:
+def _pruning_figure(curves: Mapping[str, Mapping[str, list[float]]]) -> Any:
     """One panel for each way of matching, whose curves have the same names in both."""
     kept = torch.tensor([float(k) for k in _KEPT])
     titles = {"q_r": "q_r: by activations", "q_r joint": "q_r: joint"}
-    return {
+    panels = {
         titles[kind]: {
             name.replace(kind, "q_r"): Line(kept, torch.tensor(curve))
             for name, curve in some.items()
         }
         for kind, some in curves.items()
     }
+    return lines_figure(panels, ("weights kept (%)", "accuracy of the mean (%)"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from lightning_bnn.comparison.collect import FAILED, Comparison, collect
@@ -12,6 +12,7 @@ from lightning_bnn.comparison.columns import (
     PREDICTIONS,
     Column,
     columns_of,
+    is_regression,
     note_of,
     predicted_and_calibrated,
 )
@@ -117,7 +118,7 @@ def findings_of(comparison: Comparison) -> Findings:
         "kernels": distances_by_kernel(comparison),
         "compared": _compared(settings),
     }
-    figures = {"metrics": _figure(comparison)}
+    figures = _figures(comparison)
     title = "Posteriors against a reference"
     return Findings("compare", title, tables, figures, notes, settings)
 
@@ -203,14 +204,46 @@ def _compared(settings: Mapping[str, Any]) -> Table:
     return Table("What was compared", ["method", *keys], rows, note=note)
 
 
-def _figure(comparison: Comparison) -> Any:
-    """All numbers with their errors, and the noise of as many single networks as modes."""
+# ------------------------------------------------------------ figures
+def _figures(comparison: Comparison) -> dict[str, Any]:
+    """The numbers that tell most, with their errors and their noise; and all the others."""
+    names = {name for row in comparison.rows for name in row.numbers}
+    every = {name: title for name, title in {**DISTANCE_TITLES, **POOLED}.items() if name in names}
+    units = {title: "x 100, less is better" for title in every.values()}
+    for name, column in columns_of(names).items():
+        every[name] = column.title
+        units[column.title] = _in_words(column.unit)
+    first = [name for name in _first(names) if name in every]
+    parts = {"metrics": first, "other_metrics": [name for name in every if name not in first]}
+    return {
+        key: _figure(comparison, {name: every[name] for name in part}, units)
+        for key, part in parts.items()
+        if part
+    }
+
+
+def _first(names: Collection[str]) -> list[str]:
+    """The numbers of the first figure: four distances, and four of predictions."""
+    distances = ["law", "ns_law", *(POOLED if "mmd" in names else ("mixture", "ns_mixture"))]
+    gaussian = ["rmse", "nll", "crps", "cover90"]
+    return [*distances, *(gaussian if is_regression(names) else ["acc", "nll", "ece", "aupr"])]
+
+
+def _in_words(unit: str) -> str:
+    """Arrows as words.
+
+    >>> _in_words("% ↑"), _in_words("↓"), _in_words("nats x 100")
+    ('%, more is better', 'less is better', 'nats x 100')
+    """
+    arrows = {"↑": "more is better", "↓": "less is better"}
+    word = arrows.get(unit[-1:])
+    return unit if word is None else ", ".join(part for part in (unit[:-1].strip(), word) if part)
+
+
+def _figure(comparison: Comparison, titles: Mapping[str, str], units: Mapping[str, str]) -> Any:
+    """Numbers with their errors, one panel for each of the titles."""
     rows = {(row.method, row.mode): row.numbers for row in comparison.rows}
     methods = list(dict.fromkeys(method for method, mode in rows if mode != FAILED))
-    names = {name for numbers in rows.values() for name in numbers}
-    distances = {n: t for n, t in {**DISTANCE_TITLES, **POOLED}.items() if n in names}
-    titles = {name: f"{title}  (x 100 ↓)" for name, title in distances.items()}
-    titles |= {name: f"{c.title}  ({c.unit})" for name, c in columns_of(names).items()}
     panels = {
         title: {
             text: [_cell(rows.get((method, mode), {}), name) for method in methods]
@@ -218,10 +251,11 @@ def _figure(comparison: Comparison) -> Any:
         }
         for name, title in titles.items()
     }
-    return dots_figure(panels, methods, _bands(comparison, titles))
+    floors = _bands(comparison, titles) | _mixture_floors(rows, methods, titles)
+    return dots_figure(panels, methods, floors, label=units)
 
 
-def _bands(comparison: Comparison, titles: Mapping[str, str]) -> dict[str, tuple[float, float]]:
+def _bands(comparison: Comparison, titles: Mapping[str, str]) -> dict[str, Any]:
     """Noise around zero, two deviations of it: of the most networks, or of the fewest modes."""
     floors, modes = comparison.floors, {row.seeds for row in comparison.rows}
     bands = {}
@@ -231,3 +265,17 @@ def _bands(comparison: Comparison, titles: Mapping[str, str]) -> dict[str, tuple
             floor = floors[min(counts) if name in DISTANCE_TITLES else max(counts)][key]
             bands[titles[name]] = (100 * floor.value, 200 * floor.error)
     return bands
+
+
+def _mixture_floors(
+    rows: Mapping[tuple[str, str], Mapping[str, Measured]],
+    methods: Sequence[str],
+    titles: Mapping[str, str],
+) -> dict[str, Any]:
+    """What single networks of the reference's own law have as a mixture, method by method."""
+    found = {}
+    for name, key in (("mixture", "floor"), ("ns_mixture", "ns_floor")):
+        floors = [percent(rows.get((method, "multi"), {}), key) for method in methods]
+        if name in titles:
+            found[titles[name]] = [(floor.value, 2 * floor.error) for floor in floors]
+    return found

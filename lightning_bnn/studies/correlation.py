@@ -167,9 +167,9 @@ def _findings(groups: Groups) -> Findings:
         {"correlation": Table("Rank correlations with quality", header, rows, 2, note)},
         {
             "correlation": dots_figure(
-                {"rank correlation": series}, [COLUMNS[quality] for quality in _QUALITIES]
+                {"": series}, [COLUMNS[quality] for quality in _QUALITIES], label="rank correlation"
             ),
-            "points": scatter_figure(points, ("x 100", "NLL")),
+            "points": scatter_figure(points, ("distance x 100", "NLL (nats)")),
         },
         ["Perceptrons on scikit-learn's digits (a substitute for the papers' networks)."],
         {"groups": {name: dict(methods) for name, methods in groups.items()}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ import lightning_bnn
 from lightning_bnn import params as P
 from lightning_bnn.comparison.collect import collect
 from lightning_bnn.comparison.distance_tables import distances_table
+from lightning_bnn.comparison.tables import Table
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.plots.page import Section, html_report
 from lightning_bnn.posteriors import Empirical
@@ -25,8 +27,10 @@ from lightning_bnn.studies.collapse import collapse_findings
 from lightning_bnn.studies.compare import findings_of
 from lightning_bnn.studies.demo_words import (
     GLOSSARY,
+    on_chains,
     on_distances,
     on_masses,
+    on_pairs,
     on_predictions,
     on_taus,
     percent_of_run,
@@ -140,7 +144,7 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
     posterior = run.module().posterior()
     assert isinstance(posterior, Empirical)
     reference = Population(posterior.networks, run.problem())
-    comparison = _compared(runs, folder)
+    comparison, chains = _compared(runs, folder)
     places = {name: runs[name].folder.relative_to(folder) for name in (REFERENCE, "mfvi")}
     closing = Section(
         "Next steps",
@@ -150,7 +154,7 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
     )
     words = Section("Terms", [f"{word}: {meaning}." for word, meaning in GLOSSARY.items()])
     sections = [
-        *_opening(runs, reference),
+        *_opening(runs, reference, chains),
         _comparison(comparison),
         _permutations(runs),
         *_functions(reference),
@@ -160,24 +164,39 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
     return sections, comparison
 
 
-def _compared(runs: Mapping[str, Run], folder: Path) -> Findings:
-    """All methods beside both references: tables of distances to each, predictions only once."""
+def _compared(runs: Mapping[str, Run], folder: Path) -> tuple[Findings, str]:
+    """All methods beside both references, predictions only once; and what the chains are worth."""
     places = {title: str(runs[name].folder) for name, title in METHODS.items()}
     trained = findings_of(collect(str(runs[REFERENCE].folder), places, folder / "compare"))
     sampled = collect(str(runs[SAMPLED].folder), places, folder / "compare_sampled")
     tables = {"distances": trained.tables["distances"], "sampled": distances_table(sampled)}
-    return replace(trained, tables=tables | dict(trained.tables))
+    tables |= dict(trained.tables)
+    tables["compared"] = _beside_page(tables["compared"], folder)
+    settings = sampled.settings
+    chains = on_chains(settings["reference_chains"] or 1, settings["reference_rhat"])
+    return replace(trained, tables=tables), chains
 
 
-def _opening(runs: Mapping[str, Run], reference: Population) -> list[Section]:
+def _beside_page(table: Table, folder: Path) -> Table:
+    """A table whose paths begin where the page lies."""
+
+    def shown(text: str) -> str:
+        for start in (folder.resolve(), folder):
+            text = text.replace(f"{start}{os.sep}", "")
+        return text
+
+    rows = [[shown(c) if isinstance(c, str) else c for c in row] for row in table.rows]
+    return replace(table, rows=rows, note=shown(table.note))
+
+
+def _opening(runs: Mapping[str, Run], reference: Population, chains: str) -> list[Section]:
     """What was done, and which symmetries the network has."""
     networks, sym = reference.networks, reference.problem.symmetries()
     done = [
         f"{P.stack_size(networks)} small networks (64-16-10) were trained on scikit-learn's digits "
         "from different initialisations. P1 uses such networks as its stand-in for the posterior. "
-        "Eight chains of Hamiltonian Monte Carlo sampled the posterior itself. Seven methods "
-        "approximate it, each from several starts; the callbacks PermutationTau, MassGap and "
-        "PosteriorFigures watched the runs.",
+        f"{chains} Seven methods approximate it, each from several starts; the callbacks "
+        "PermutationTau, MassGap and PosteriorFigures watched the runs.",
         "Every run is a preset. These commands repeat the runs one by one:",
     ]
     symmetries = (
@@ -205,15 +224,19 @@ def _comparison(findings: Findings) -> Section:
         "scrambled digits."
     )
     caption = (
-        "All numbers with their errors, distances to the trained networks. Grey: MMD between "
-        "random parts of the reference, plus and minus two standard deviations."
+        "Distances to the trained networks and four numbers of the predictions, with their "
+        "errors. Grey: what networks of the reference's own law would have, plus and minus two "
+        "standard deviations."
     )
     said = [
         on_distances(findings.tables["distances"], "trained"),
         on_distances(findings.tables["sampled"], "sampled"),
         *(on_predictions(t) for name, t in findings.tables.items() if name == "predictions"),
     ]
-    figures = {caption: findings.figures["metrics"]}
+    figures = {
+        caption: findings.figures["metrics"],
+        "All other numbers.": findings.figures["other_metrics"],
+    }
     return _section("How good are the posteriors?", [text, *said], findings, figures)
 
 
@@ -243,7 +266,12 @@ def _functions(reference: Population) -> list[Section]:
         _section(
             "Mass that changes nothing", [penalty, on_masses(masses.tables["mass"])], masses, saved
         ),
-        _section("Are the networks different functions?", [information], pairs, shared),
+        _section(
+            "Are the networks different functions?",
+            [information, on_pairs(pairs.tables["pairs"])],
+            pairs,
+            shared,
+        ),
     ]
 
 

@@ -9,9 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_bnn.comparison.convergence import LARGEST, MEDIAN
 from lightning_bnn.comparison.tables import Measured, Table
 
-__all__ = ["GLOSSARY", "on_distances", "on_masses", "on_predictions", "on_taus", "percent_of_run"]
+__all__ = [
+    "GLOSSARY",
+    "on_chains",
+    "on_distances",
+    "on_masses",
+    "on_pairs",
+    "on_predictions",
+    "on_taus",
+    "percent_of_run",
+]
 
 GLOSSARY = {
     "posterior": "the distribution over the weights of a network, given data and a prior",
@@ -36,6 +46,38 @@ GLOSSARY = {
 }
 """Words and acronyms of the page."""
 _ERRORS = 2.0
+_COPIES = 5.0
+"""Per cent of the mean disagreement: pairs with less are as good as copies."""
+_COUNTS = dict(enumerate(("Two", "Three", "Four", "Five", "Six", "Seven", "Eight"), 2))
+
+
+def on_chains(chains: int, rhat: Sequence[float] | None) -> str:
+    """How many chains sampled the posterior, and whether they agree.
+
+    Args:
+        chains: how many.
+        rhat: of their predictions, in the median and at most; None for too few draws.
+
+    >>> on_chains(8, (1.005, 1.039))[:69]
+    'Eight chains of Hamiltonian Monte Carlo sampled the posterior itself,'
+    """
+    several = f"{_COUNTS.get(chains, str(chains))} chains of Hamiltonian Monte Carlo"
+    if rhat is None:
+        return (
+            f"{several} set out to sample the posterior itself; they are too short for anybody to "
+            "say whether they agree, so that distances to them show no more than how this works."
+        )
+    median, largest = rhat
+    if median <= MEDIAN and largest <= LARGEST:
+        return (
+            f"{several} sampled the posterior itself, and agree (R-hat of their predictions is at "
+            f"most {largest:.3f})."
+        )
+    return (
+        f"{several} set out to sample the posterior itself, and do not agree yet (R-hat of their "
+        f"predictions is {median:.3f} in the median and up to {largest:.3f}): distances to them "
+        "are distances to where they have come."
+    )
 
 
 def on_distances(table: Table, reference: str) -> str:
@@ -112,6 +154,31 @@ def on_masses(table: Table) -> str:
     return (
         f"The penalty of the median network is {middle:.1f} % above its minimum, and that of nine "
         f"in ten between {low:.1f} and {high:.1f} % above: rescaling alone would save that much."
+    )
+
+
+def on_pairs(table: Table) -> str:
+    """Whether any two networks are one function, in two different ways.
+
+    Args:
+        table: of what pairs of networks disagree about, in and out of distribution, in nats.
+    """
+    mean, least = table.header.index("mean ± sd"), table.header.index("min")
+    (inner, low), (outer, _) = ((row[mean], _number(row[least])[0]) for row in table.rows)
+    assert isinstance(inner, Measured)
+    assert isinstance(outer, Measured)
+    share = 100 * low / inner.value if inner.value > 0 else 0.0
+    verdict = (
+        "Yes: no two of them are the same function in different weights"
+        if share >= _COPIES
+        else "Not all of them: some pairs are nearly the same function in different weights"
+    )
+    times = outer.value / max(inner.value, 1e-12)
+    return (
+        f"{verdict}. The two that are most alike disagree about the test digits by {low:.4f} nats, "
+        f"which is {share:.0f} % of the mean over all pairs ({inner.value:.4f}); for copies of one "
+        f"network it would be 0. About scrambled digits, pairs disagree {times:.1f} times as much "
+        f"({outer.value:.4f} nats)."
     )
 
 

@@ -134,4 +134,4 @@ def laws_figure(numbers: Mapping[str, Numbers], halves: Numbers) -> Figure:
         for title, (value, error) in noise.items()
         if math.isfinite(value + error)
     }
-    return dots_figure(panels, list(numbers), bands)
+    return dots_figure(panels, list(numbers), bands, label="MMD² x 100")

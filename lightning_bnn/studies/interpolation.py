@@ -181,17 +181,6 @@ def _findings(every: Mapping[int, Fits], settings: Scale, seed: int) -> Findings
     ]
     far = f"Far apart (alpha = {10 / settings.sigmas[0]:g} sigma)"
 
-    def figure(name: str, label: str) -> Any:
-        """One panel for each dimension, one curve for each sigma."""
-        panels = {
-            f"{dim} dimensions": {
-                f"sigma {sigma:g}": Line(fits.alphas, values)
-                for sigma, values in zip(settings.sigmas, getattr(fits, name), strict=True)
-            }
-            for dim, fits in every.items()
-        }
-        return lines_figure(panels, ("alpha", label))
-
     return Findings(
         "interpolation",
         "One Gaussian for two modes (P2, section 3)",
@@ -200,13 +189,29 @@ def _findings(every: Mapping[int, Fits], settings: Scale, seed: int) -> Findings
             "exact": Table(halfway, ["alpha", "variance", "KL"], exact, 4),
             "levels": Table(far, ["dimension", "KL", "KL / dimension"], levels, 4),
         },
-        {
-            "measure": figure("measure", "interpolation measure"),
-            "deviation": figure("std", "standard deviation along u / sigma"),
-            "kl": figure("kl", "KL"),
-        },
+        _figures(every, settings.sigmas),
         settings={"scale": settings.__dict__, "seed": seed},
     )
+
+
+def _figures(every: Mapping[int, Fits], sigmas: Sequence[float]) -> dict[str, Any]:
+    """One panel for each dimension, one curve for each sigma."""
+
+    def figure(name: str, label: str) -> Any:
+        panels = {
+            f"{dim} dimensions": {
+                f"sigma {sigma:g}": Line(fits.alphas, values)
+                for sigma, values in zip(sigmas, getattr(fits, name), strict=True)
+            }
+            for dim, fits in every.items()
+        }
+        return lines_figure(panels, ("alpha", label))
+
+    return {
+        "measure": figure("measure", "interpolation measure"),
+        "deviation": figure("std", "standard deviation along u / sigma"),
+        "kl": figure("kl", "KL"),
+    }
 
 
 def _threshold(alphas: Tensor, measure: Tensor) -> tuple[float, float]:

@@ -141,7 +141,7 @@ def laws_figure(found: Boards) -> Figure:
             of_law: [percent(numbers.get(title, {}), law) for title in titles]
             for law, of_law in LAWS.items()
         }
-    return dots_figure(panels, titles, columns=3)
+    return dots_figure(panels, titles, label="MMD² x 100")
 
 
 def budgets_figure(found: Boards) -> Figure:
@@ -156,19 +156,22 @@ def budgets_figure(found: Boards) -> Figure:
             x = torch.tensor([float(budget) for budget in budgets])
             band = (100 * (value - error), 100 * (value + error))
             panels.setdefault(name, {})[title] = Line(x, 100 * value, *band)
-    return lines_figure(panels, ("gradients", "function law, MMD² x 100"))
+    return lines_figure(panels, ("gradients", "function law, MMD² x 100"), log="x")
 
 
 def quality_figure(found: Boards) -> Figure:
-    """Test NLL by distance of functions, one panel for each reference, all budgets and seeds."""
-    panels: dict[str, dict[str, tuple[torch.Tensor, torch.Tensor]]] = {}
-    for (name, _), board in found.items():
+    """Test NLL by distance of functions, one panel for each reference and budget."""
+    several = len({budget for _, budget in found}) > 1
+    panels: dict[str, dict[str, tuple[torch.Tensor, ...]]] = {}
+    for (name, budget), board in found.items():
+        panel = panels.setdefault(f"{name}, {budget} gradients" if several else name, {})
         for title, outcome in board.items():
-            kept = [n for n in outcome.numbers if "f_law" in n and "nll" in n]
-            x, y = ([100 * n["f_law"] for n in kept], [n["nll"] for n in kept])
-            old = panels.setdefault(name, {}).get(title, (torch.zeros(0), torch.zeros(0)))
-            panels[name][title] = (
-                torch.cat([old[0], torch.tensor(x)]),
-                torch.cat([old[1], torch.tensor(y)]),
-            )
+            numbers = _over_seeds(outcome.numbers)
+            if "f_law" in numbers and "nll" in numbers:
+                panel[title] = _point(percent(numbers, "f_law"), numbers["nll"])
     return scatter_figure(panels, ("function law, MMD² x 100", "test NLL"))
+
+
+def _point(x: Measured, y: Measured) -> tuple[torch.Tensor, ...]:
+    """Both coordinates, and the errors of both."""
+    return tuple(torch.tensor([v]) for v in (x.value, y.value, x.error, y.error))

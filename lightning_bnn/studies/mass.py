@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from lightning_bnn.plots import histograms_figure, scatter_figure
 from lightning_bnn.studies.findings import Findings, publish
 from lightning_bnn.studies.populations import ENSEMBLES, Population, population
 from lightning_bnn.symmetry import min_mass, rescale
+from lightning_bnn.symmetry.min_mass import MinMass
 
 __all__ = ["mass", "mass_findings"]
 
@@ -76,9 +78,6 @@ def mass_findings(population: Population) -> Findings:
     per_layer = ["layer", "weights", "mass", "at the minimum", "largest weight", "at the minimum "]
     worst = max(float(optimum.gap.max()), torch.finfo(torch.float64).eps)
     certified = f"Certified to {worst:.0e} (relative duality gap of the worst network)."
-    points = {"": {"networks": (optimum.mass.cpu(), optimum.minimum.cpu())}}
-    excess = {"excess mass": {"networks": optimum.excess.cpu()}}
-    extremes = {n: {"trained": a, "minimum": b} for n, (a, b) in largest.items()}
     return Findings(
         "mass",
         f"Mass of {len(optimum.mass)} networks and its minimum over rescalings (P1, figure 2)",
@@ -86,14 +85,22 @@ def mass_findings(population: Population) -> Findings:
             "mass": Table("Masses", header, rows, 2, certified),
             "layers": Table("By layer, mean ± sd over networks", per_layer, layers, 2),
         },
-        {
-            "mass": scatter_figure(points, ("mass", "minimum mass"), diagonal=True),
-            "excess": histograms_figure(excess, "excess %", 40),
-            "largest": histograms_figure(extremes, "largest weight", 40),
-        },
+        _figures(optimum, largest),
         population.notes,
         population.settings,
     )
+
+
+def _figures(optimum: MinMass, largest: Mapping[str, Sequence[Tensor]]) -> dict[str, Any]:
+    """Masses and their minima, what rescaling would save, and the largest weights."""
+    points = {"": {"a network": (optimum.mass.cpu(), optimum.minimum.cpu())}}
+    excess = {"": {"": optimum.excess.cpu()}}
+    extremes = {n: {"trained": a, "minimum": b} for n, (a, b) in largest.items()}
+    return {
+        "mass": scatter_figure(points, ("mass", "minimum mass"), diagonal=True),
+        "excess": histograms_figure(excess, "excess mass (%)", 40),
+        "largest": histograms_figure(extremes, "largest weight", 40),
+    }
 
 
 def _quantiles(values: Tensor) -> list[float]:

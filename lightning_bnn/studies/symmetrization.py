@@ -281,7 +281,7 @@ def _figure(numbers: Mapping[str, Numbers]) -> Any:
         }
         for title, keys in columns.items()
     }
-    figure = dots_figure(panels, list(numbers))
+    figure = dots_figure(panels, list(numbers), label="symmetrized - MFVI")
     for ax in figure.axes:
         ax.axvline(0, color="grey", linewidth=1, zorder=0)
     return figure

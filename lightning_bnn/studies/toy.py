@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,12 @@ __all__ = ["forms_of", "toy"]
 
 _NORM, _MOST_LOSS = 3.0, 0.01
 _LAST = "3.weight"
+_TITLES = {
+    "as trained": "as trained\n(each function many times)",
+    "scaled": "scales removed\n(each function twice)",
+    "scaled and ordered": "scales and order removed\n(each function once)",
+}
+"""Of the panels."""
 _QUANTILES = {"median": 0.5, "5 %": 0.05, "95 %": 0.95}
 
 
@@ -59,15 +65,22 @@ def toy(
         for name, stack in forms_of(posterior.networks, problem.symmetries()).items()
     }
     points, labels = next(iter(problem.training_set(1)))
-    data = {"training data": {f"class {k}": tuple(points[labels == k].T) for k in (0, 1)}}
     table = Table("Both weights of the last layer", ["", "", " "], _rows(forms, recipe.members), 3)
-    figures = {
-        "weights": hexbin_figure(forms, ("weight 1", "weight 2"), True, 0.96),
-        "data": scatter_figure(data, ("x", "y")),
-    }
     settings = {"command": job.command, "norm": _NORM, "largest loss": _MOST_LOSS}
     title = "Two hidden units (P1, figure 1)"
+    figures = _figures(forms, points, labels)
     publish(Findings("toy", title, {"weights": table}, figures, [job.command], settings), folder)
+
+
+def _figures(forms: Mapping[str, Tensor], points: Tensor, labels: Tensor) -> dict[str, Any]:
+    """The weights in all forms, and the data."""
+    data = {"training data": {f"class {k}": tuple(points[labels == k].T) for k in (0, 1)}}
+    titled = {_TITLES[name]: weights for name, weights in forms.items()}
+    mirror = "mirror: exchanging the units takes a network to the other side"
+    return {
+        "weights": hexbin_figure(titled, ("weight 1", "weight 2"), True, 0.96, mirror),
+        "data": scatter_figure(data, ("x", "y")),
+    }
 
 
 def forms_of(networks: Params, sym: Symmetries) -> dict[str, Params]:

@@ -192,12 +192,12 @@ def findings_of(results: list[Result], settings: Mapping[str, Any]) -> Findings:
 
 def draw(results: list[Result], noise: float) -> Any:
     """The exact posterior of every slope, and the Gaussians of all seeds as ellipses."""
-    alphas = dict.fromkeys(r.alpha for r in results)
+    methods = dict.fromkeys(r.method for r in results)
     panels = []
-    for r in sorted(results, key=lambda r: list(METHODS).index(r.method)):
+    for r in sorted(results, key=lambda r: (r.alpha, list(METHODS).index(r.method))):
         title = f"{r.method}\nalpha = {r.alpha:g}"
         panels.append((title, *posterior_density(r.alpha, noise), r.mean, r.std))
-    return plots.gaussians_figure(panels, columns=len(alphas), labels=("weight 1", "weight 2"))
+    return plots.gaussians_figure(panels, columns=len(methods), labels=("weight 1", "weight 2"))
 
 
 def posterior_density(alpha: float, noise: float, side: int = 121) -> tuple[Tensor, Tensor]:

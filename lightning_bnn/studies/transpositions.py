@@ -285,8 +285,10 @@ def _curves(pairs: Pairs, titles: Sequence[str], axis: str) -> Any:
     panels = {}
     for title in titles:
         word = title.split()[0]
-        names = ("swaps",) if word == "swaps" else (word, f"matched {word}")
-        panels[title] = {name: Line(x, _column(pairs, name)) for name in names}
+        names = {"as they are": word}
+        if word != "swaps":
+            names["matched"] = f"matched {word}"
+        panels[title] = {text: Line(x, _column(pairs, name)) for text, name in names.items()}
     return lines_figure(panels, (axis, ""))
 
 

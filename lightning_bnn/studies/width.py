@@ -222,11 +222,6 @@ def _findings(
         header = ["", *(f"{width} units" for width in settings.widths)]
         return Table(title, header, [[m, *numbers(key, m)] for m in methods], digits)
 
-    titles = {"acc": "accuracy (%)", "nll": "negative log-likelihood", "sym": "L^G per example"}
-    panels = {
-        title: {m: measured_line(settings.widths, numbers(key, m)) for m in methods}
-        for key, title in titles.items()
-    }
     return Findings(
         "width",
         f"Symmetrized VI by width, {settings.members} seeds (P2, table 1)",
@@ -236,7 +231,7 @@ def _findings(
             "elbo": table("ELBO per example", "elbo", 4),
             "symmetrized": table("L^G per example, by its lower bound", "sym", 4),
         },
-        {"width": lines_figure(panels, ("hidden units", ""))},
+        {"width": _figure(results, methods, settings.widths)},
         [
             f"±: standard deviation over {settings.members} seeds. Data: {settings.data}. The "
             f"first of the runs: {command}",
@@ -245,6 +240,23 @@ def _findings(
         ],
         {"scale": settings.__dict__},
     )
+
+
+def _figure(
+    results: Mapping[tuple[str, int], Mapping[str, Tensor]],
+    methods: Sequence[str],
+    widths: Sequence[int],
+) -> Any:
+    """One panel for each number, one curve for each method."""
+    titles = {"acc": "accuracy (%)", "nll": "negative log-likelihood", "sym": "L^G per example"}
+    panels = {
+        title: {
+            method: measured_line(widths, [spread(results[method, w][key]) for w in widths])
+            for method in methods
+        }
+        for key, title in titles.items()
+    }
+    return lines_figure(panels, ("hidden units", ""), log="x")
 
 
 def _in_words(options: Mapping[str, Any]) -> str:

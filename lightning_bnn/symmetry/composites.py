@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from lightning_bnn.symmetry.groups import Symmetries
 
-__all__ = ["Composites", "axis_powers", "factor_index", "factor_tables"]
+__all__ = ["Composites", "axis_powers", "factor_index", "factor_tables", "tables_that_meet"]
 
 
 @dataclass(frozen=True)
@@ -135,3 +136,16 @@ def factor_index(sym: Symmetries, axis: int) -> Tensor:
         index = unit if place.exponent > 0 else unit + n + 1
         table[place.positions] = index[:, None].expand_as(place.positions)
     return table
+
+
+def tables_that_meet(tables: Sequence[Tensor], one: int) -> list[Tensor]:
+    """Tables of factors along one axis, those as one that have no element in common."""
+    found: list[Tensor] = []
+    for table in tables:
+        for k, other in enumerate(found):
+            if not bool(((table != one) & (other != one)).any()):
+                found[k] = torch.where(table != one, table, other)
+                break
+        else:
+            found.append(table)
+    return found

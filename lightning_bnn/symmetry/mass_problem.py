@@ -22,7 +22,12 @@ from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.axis_actions import axes_by_tensor, broadcastable
-from lightning_bnn.symmetry.composites import Composites, factor_index, factor_tables
+from lightning_bnn.symmetry.composites import (
+    Composites,
+    factor_index,
+    factor_tables,
+    tables_that_meet,
+)
 from lightning_bnn.symmetry.groups import Axis, Symmetries
 from lightning_bnn.symmetry.square_sums import matrix_squares, square_sums
 from lightning_bnn.symmetry.validation import check_finite, check_params
@@ -247,8 +252,13 @@ class _Builder:
         self._single(squares, axes)
 
     def _single(self, squares: Tensor, axes: Sequence[int]) -> None:
-        """Squares along one axis; a gain has two factors there: a row of one-by-one matrices."""
-        tables = [self._table(a) for a in axes]
+        """Squares along one axis; a gain has two factors there: a row of one-by-one matrices.
+
+        So have the elements of a vector that are a matrix; parts of it do not meet each other.
+        """
+        tables = tables_that_meet([self._table(a) for a in axes], self.n)
+        if len(tables) > 2:
+            self._refuse(axes)
         if len(tables) == 2:
             rows, columns = (table[:, None] for table in tables)
             self.matrices.append(Matrix(squares[..., None, None], rows, columns))
@@ -264,10 +274,7 @@ class _Builder:
     def _element_by_element(self, w: Tensor, axes: Sequence[int]) -> None:
         """Any two axes: every weight is a matrix of one by one."""
         if len(axes) > 2:
-            raise ValueError(
-                f"`sym`: {self.sym.axes[axes[0]].tensor!r} is scaled along {len(axes)} dimensions, "
-                "for which no mass problem is known."
-            )
+            self._refuse(axes)
         rows, columns = (
             broadcastable(self._table(a), self.sym.axes[a], w[0], 0).expand(w.shape[1:])
             for a in axes
@@ -275,6 +282,12 @@ class _Builder:
         squares = w.reshape(len(w), -1).double().square()
         rows, columns = rows.reshape(-1, 1), columns.reshape(-1, 1)
         self.matrices.append(Matrix(squares[..., None, None], rows, columns))
+
+    def _refuse(self, axes: Sequence[int]) -> None:
+        raise ValueError(
+            f"`sym`: {self.sym.axes[axes[0]].tensor!r} is scaled along {len(axes)} dimensions, "
+            "for which no mass problem is known."
+        )
 
     def _two_dimensions(self, w: Tensor, axes: Sequence[int]) -> None:
         first, second = (self.sym.axes[a] for a in axes[:2])
@@ -291,10 +304,10 @@ class _Builder:
 
 
 def _is_matrix(axes: Sequence[Axis]) -> bool:
-    """Two axes of a matrix, of which the second may see the rows in blocks, or both of a gain."""
+    """Two axes of a matrix, of which the second may see the rows in blocks, or all of a vector."""
     dims = {a.dim for a in axes}
     if len(dims) == 1:
-        return len(axes) == 2
+        return True
     first, second = sorted(axes, key=lambda a: a.blocks)[:2]
     return (
         len(axes) == 2

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
+from lightning_bnn.symmetry.corners import corner
 from lightning_bnn.symmetry.exchanges import first_axis
 from lightning_bnn.symmetry.groups import PermutationGroup, Placement, Symmetries
 from lightning_bnn.symmetry.tie_breaking import break_ties, ranks
 from lightning_bnn.symmetry.units import (
     common_weight,
-    corner,
     reader,
     statistic,
     twin_places,

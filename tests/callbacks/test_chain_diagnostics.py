@@ -48,7 +48,8 @@ def test_the_numbers_are_those_of_the_metrics(tmp_path):
         wanted = float(tail_effective_sample_size(values).min())
         assert logged[f"posterior/ess_tail_min/{space}"] == pytest.approx(wanted)
     events = EventAccumulator(run.log_dir, {"images": 0}).Reload()
-    assert "posterior/chains" in events.Tags()["images"]
+    cards = {f"posterior/chains/{name}" for name in ("function", "weights", "canonical", "rhat")}
+    assert set(events.Tags()["images"]) == cards
     assert "posterior/rhat_median/canonical" in events.Tags()["scalars"]
 
 

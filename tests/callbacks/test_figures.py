@@ -10,7 +10,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lightning_bnn.callbacks import MassGap, PermutationTau, PosteriorFigures
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-TAGS = {f"posterior/{n}" for n in ("trajectories", "pair", "marginals", "tau", "mass")}
+FORMS = ("raw", "scaled", "sorted")
+TAGS = {f"posterior/{n}/{form}" for n in ("trajectories", "pair") for form in FORMS}
+TAGS |= {f"posterior/marginals/{k}.weight" for k in (0, 3, 5)}
+TAGS |= {"posterior/tau", "posterior/mass"}
+"""One for every panel."""
+FILES = {f"posterior-{n}" for n in ("trajectories", "pair", "marginals", "tau", "mass")}
 
 
 def run(logger, tmp_path, module=None):
@@ -23,7 +28,7 @@ def test_tensorboard(tmp_path, cls):
     trainer = run(TensorBoardLogger(tmp_path), tmp_path, built(cls))
     events = EventAccumulator(trainer.log_dir, {"images": 0}).Reload()
     assert set(events.Tags()["images"]) == TAGS
-    steps = [e.step for e in events.Images("posterior/pair")]
+    steps = [e.step for e in events.Images("posterior/pair/raw")]
     assert steps == [5, 11]  # the end of training had been drawn; as `log` counts
     assert {"tau", "mass", "mass_excess", "tau/0.weight"} <= set(events.Tags()["scalars"])
     assert [e.step for e in events.Scalars("tau")] == list(range(12))
@@ -35,7 +40,7 @@ def test_files(tmp_path, logger):
     trainer = run(logger(tmp_path) if logger else False, tmp_path)
     folder = (tmp_path if not logger else type(tmp_path)(trainer.log_dir)) / "figures"
     names = {p.name.rpartition("-")[0] for p in folder.glob("*.png")}
-    assert names == {t.replace("/", "-") for t in TAGS}
+    assert names == FILES
 
 
 class Fake(Logger):
@@ -111,4 +116,4 @@ def test_following_is_bounded(monkeypatch, tmp_path):
 def test_the_end_is_drawn(tmp_path):
     logger = WandbLike()
     fit(built(Plain), PosteriorFigures(2, 4), logger=logger, default_root_dir=tmp_path)
-    assert [s for tag, _, s in logger.seen if tag == "posterior/pair"] == [7, 12]
+    assert [s for tag, _, s in logger.seen if tag == "posterior/pair/raw"] == [7, 12]

@@ -146,7 +146,7 @@ def test_tensorboard_has_text_numbers_and_a_figure(tmp_path):
     tags = EventAccumulator(logger.log_dir).Reload().Tags()
     assert {"doctor/faults", "doctor/warnings"} <= set(tags["scalars"])
     assert "doctor/text_summary" in tags["tensors"]
-    assert "doctor/looked_at" in tags["images"]
+    assert set(tags["images"]) == {"doctor/looked_at/loss", "doctor/looked_at/confidence"}
 
 
 def test_a_trial_run_writes_nothing(tmp_path):

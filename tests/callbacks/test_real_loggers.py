@@ -16,7 +16,8 @@ from runs import Plain, built, fit
 from lightning_bnn.callbacks import MassGap, PermutationTau, PosteriorFigures
 
 pytestmark = pytest.mark.e2e
-TAGS = {f"posterior/{n}" for n in ("trajectories", "pair", "marginals", "tau", "mass")}
+TAGS = {f"posterior/{n}" for n in ("trajectories/raw", "pair/sorted", "tau", "mass")}
+TAGS.add("posterior/marginals/0.weight")
 STEPS = {5, 11}
 BLOCK = 32768
 
@@ -89,8 +90,12 @@ def mlflow_run(folder):
         for name in client.get_run(run).data.metrics
         for point in client.get_metric_history(run, name)
     }
-    files = [(p, *p.stem.rpartition("-")) for p in Path(folder, "artifacts").rglob("*.png")]
-    figures = [(f"{p.parent.name}/{tag}", int(step), p.read_bytes()) for p, tag, _, step in files]
+    (root,) = Path(folder, "artifacts").glob("*/artifacts")
+    files = [(p, *p.stem.rpartition("-")) for p in root.rglob("*.png")]
+    figures = [
+        ((p.parent.relative_to(root) / tag).as_posix(), int(step), p.read_bytes())
+        for p, tag, _, step in files
+    ]
     return expected, seen, figures
 
 

@@ -1,5 +1,7 @@
 """What is drawn, read off the figures; and that it can be drawn."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -66,7 +68,7 @@ def test_marginals():
     heights = figure.axes[0].patches[0].get_path().vertices
     assert heights.shape[0] > 60
     few = plots.histograms_figure({"l": {"raw": torch.randn(10)}})
-    assert few.axes[0].patches[0].get_path().vertices.shape[0] < 30
+    assert few.axes[0].patches[0].get_path().vertices.shape[0] < 45
     figure.canvas.draw()
 
 
@@ -76,6 +78,7 @@ def test_matrix():
     figure.canvas.draw()
 
 
+NAN = math.nan
 SCORES = {"MMD": {"one": [(100.0, 1.0), (50.0, 1.0)], "all": [(60.0, 1.0), (0.5, 0.2)]}}
 
 
@@ -106,6 +109,15 @@ def test_a_floor_of_another_panel_is_in_the_legend_too():
     panels = {"Acc": {"one": [(1.0, 0.1)]}, "MMD": {"one": [(1.0, 0.1)]}}
     figure = plots.dots_figure(panels, ["A"], {"MMD": (0.0, 0.1)})
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["one", "noise floor"]
+
+
+def test_every_name_may_have_a_floor_of_its_own():
+    floors = {"MMD": [(20.0, 1.0), (NAN, 1.0), (40.0, NAN)]}
+    scores = {"MMD": {"one": [(50.0, 1.0)] * 3}}
+    (ax, *_) = plots.dots_figure(scores, ["A", "B", "C"], floors).axes
+    lines = [line for line in ax.lines if line.get_linewidth() == 1.6]
+    places = [([*line.get_xdata()], [*line.get_ydata()]) for line in lines]
+    assert places == [([20.0, 20.0], [-0.5, 0.5]), ([40.0, 40.0], [1.5, 2.5])]
 
 
 def test_a_floor_that_is_not_known_is_not_drawn():

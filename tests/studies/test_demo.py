@@ -53,6 +53,11 @@ def test_one_page_with_everything(folder):
         assert f"<td>{name}</td>" in page
     assert "<th>NS law</th>" in page
     assert "sampled: draws of the posterior itself" in page
+    assert "Three chains of Hamiltonian Monte Carlo set out to sample" in page
+    assert "NOT KNOWN whether chains agree" in page
+    assert "The two that are most alike disagree about the test digits" in page
+    assert str(folder) not in page
+    assert "<td>runs/ensemble/" in page
     assert "lightning-bnn fit -c demo_swag.yaml" in page
     assert "nan" not in re.sub(r'base64,[^"]*', "", page).lower().replace("nanc", "")
 

@@ -1,12 +1,15 @@
 """What the demo's page says is what its tables say, whatever the numbers are."""
 
+import pytest
 import torch
 
 from lightning_bnn.comparison.tables import Measured, Table
 from lightning_bnn.studies.demo_words import (
     GLOSSARY,
+    on_chains,
     on_distances,
     on_masses,
+    on_pairs,
     on_predictions,
     on_taus,
     percent_of_run,
@@ -48,6 +51,49 @@ def test_predictions_of_all_modes_count():
     assert "B has the least negative log-likelihood (0.100) and A the largest (0.300)" in said
     assert "B detects scrambled digits best (AUPR 95.0 %)" in said
     assert "no" in on_predictions(Table("", ["mode", "method"], [])).lower()
+
+
+@pytest.mark.parametrize(
+    ("chains", "rhat", "said"),
+    [
+        (8, (1.005, 1.039), "Eight chains of Hamiltonian Monte Carlo sampled the posterior itself"),
+        (3, None, "Three chains of Hamiltonian Monte Carlo set out to sample"),
+        (4, (1.2, 1.9), "do not agree yet (R-hat of their predictions is 1.200 in the median"),
+        (20, (1.0, 1.06), "20 chains of Hamiltonian Monte Carlo set out to sample"),
+    ],
+)
+def test_chains_are_as_many_as_there_are_and_agree_only_if_they_do(chains, rhat, said):
+    text = on_chains(chains, rhat)
+    assert said in text
+    agree = rhat is not None and rhat[0] < 1.01 and rhat[1] < 1.05
+    assert ("and agree" in text) == agree
+    assert ("too short" in text) == (rhat is None)
+
+
+def pairs(low):
+    rows = [
+        ["in distribution", Measured(0.05, 0.01), low, 0.1, 0.0],
+        ["scrambled", Measured(0.2, 0.05), 0.1, 0.4, 0.0],
+    ]
+    return Table("", ["nats", "mean ± sd", "min", "max", "skewness"], rows)
+
+
+def test_pairs_that_differ_are_different_functions():
+    said = on_pairs(pairs(0.02))
+    assert said.startswith("Yes: no two of them are the same function")
+    assert "by 0.0200 nats, which is 40 % of the mean over all pairs (0.0500" in said
+    assert "4.0 times as much (0.2000 nats)" in said
+
+
+@pytest.mark.parametrize("low", [0.0, 0.001])
+def test_copies_are_not_said_to_be_different_functions(low):
+    assert on_pairs(pairs(low)).startswith("Not all of them")
+
+
+def test_networks_that_all_agree_are_one_function():
+    rows = [[name, Measured(0.0, 0.0), 0.0, 0.0, NAN] for name in ("in distribution", "scrambled")]
+    table = Table("", ["nats", "mean ± sd", "min", "max", "skewness"], rows)
+    assert on_pairs(table).startswith("Not all of them")
 
 
 def test_taus_of_the_first_and_the_last_fifth():

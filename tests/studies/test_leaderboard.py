@@ -74,7 +74,10 @@ def test_no_gold_reference_at_all_is_refused_in_one_sentence(monkeypatch, tmp_pa
     monkeypatch.setattr(leaderboard, "is_gold", lambda name: False)
     with pytest.raises(SystemExit):
         main(["leaderboard", "--out", str(tmp_path / "out")])
-    assert "No reference is gold: name some as `--references`, of digits" in capsys.readouterr().err
+    assert (
+        "No reference is gold: name some as `--references`, of concrete, digits"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.e2e

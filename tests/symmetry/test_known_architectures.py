@@ -221,7 +221,7 @@ BLOCKS = [
         {(10, BLOCK): 1, (5, CHANNEL): 1, (3, CHANNEL): 1},
         10 + 5 + 3 + 1,
         10 + 5 + 3 + 1,
-        second_signs=5,
+        second_signs=1,
         dimension=10 + 5 + 9 + 1,
     ),
     # tanh units, and the rank
@@ -367,7 +367,7 @@ GROUPED = {(32, CHANNEL): 1, (8, CHANNEL): 4, (48, CHANNEL): 2, (2, BLOCK): 6}
 ARCHITECTURES = [
     # heads 2 * 64; post-norm: only the last gain is free; a sign for the input of each of 5 norms.
     # dimension: 16 GL(8), that gain, shifts of 32: 2 of keys (values have dropout in training), of
-    # the last norm, whose reader has a bias, and of types against positions
+    # the last norm and that of the head, whose readers have biases, and of types against positions
     *(
         Known(
             name,
@@ -376,7 +376,7 @@ ARCHITECTURES = [
             ENCODER,
             128 + 32,
             160 + 5,
-            dimension=16 * 64 + 32 + 4 * 32,
+            dimension=16 * 64 + 32 + 5 * 32,
         )
         for name in ("Bert", "Roberta")
     ),
@@ -432,8 +432,7 @@ ARCHITECTURES = [
         2 * (8 + 16 + 16 + 48) + 160 + 32,
         second_signs=32,
     ),
-    # 4 experts of 48 units in each layer, whose matrices are gathered: their units are exchanged
-    # and scaled in common, not in 4 groups of 48 for each layer, as they might be
+    # 4 experts of 48 units in each layer, whose matrices are gathered
     Known(
         "Mixtral",
         hugging_face(
@@ -443,9 +442,9 @@ ARCHITECTURES = [
             **LLAMA,
         ),
         tokens,
-        {(32, CHANNEL): 1, (8, CHANNEL): 4, (48, CHANNEL): 2, (2, BLOCK): 6, (4, CHANNEL): 2},
-        2 * (8 + 16 + 48) + 160,
-        304 + 32,
+        {(32, CHANNEL): 1, (8, CHANNEL): 4, (48, CHANNEL): 8, (2, BLOCK): 6, (4, BLOCK): 2},
+        2 * (8 + 16 + 4 * 48) + 160,
+        2 * (8 + 16 + 4 * 48) + 160 + 32,
     ),
     # per layer 64 channels, 5 states, 3 of the step size. 3 gains of the stream; per layer the row
     # that writes a channel against its convolution, B against C for every state, 3 of the step
@@ -468,11 +467,11 @@ ARCHITECTURES = [
         {(32, CHANNEL): 1, (3, CHANNEL): 2, (5, CHANNEL): 2, (64, BLOCK): 2},
         96 + 2 * (64 + 5 + 3 + 1),
         96 + 2 * (64 + 5 + 3 + 1) + 32,
-        second_signs=10,
+        second_signs=2,
         dimension=96 + 2 * (64 + 5 + 9 + 1),
     ),
     # heads, 5 gains; dimension: 16 GL(8), shifts of 2 keys, 2 values, and 5 norms; two more, of the
-    # class token and of patches against rows of the table of positions, are not looked for
+    # class token and of patches against rows of the table of positions
     Known(
         "ViT",
         hugging_face(
@@ -485,7 +484,7 @@ ARCHITECTURES = [
         ENCODER,
         128 + 160,
         288 + 1,
-        dimension=16 * 64 + 160 + 9 * 32,
+        dimension=16 * 64 + 160 + 11 * 32,
     ),
 ]
 

@@ -15,6 +15,7 @@ from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.graph import Graph, Source, ancestors
 from lightning_bnn.symmetry.discovery.interpreter import Interpreter
 from lightning_bnn.symmetry.discovery.logits import find_shift
+from lightning_bnn.symmetry.discovery.parts_of_parameters import parts_to_follow, taken_apart
 from lightning_bnn.symmetry.discovery.routers import Router, routers
 from lightning_bnn.symmetry.discovery.twin_channels import (
     TwinChannels,
@@ -27,6 +28,7 @@ from lightning_bnn.symmetry.groups import Frozen, SoftmaxShift
 from lightning_bnn.symmetry.rules.broadcasting import unify
 from lightning_bnn.symmetry.rules.constraints import Rule
 from lightning_bnn.symmetry.rules.factored import as_value
+from lightning_bnn.symmetry.rules.gathered import as_chosen
 from lightning_bnn.symmetry.rules.labels import (
     Constant,
     Factored,
@@ -41,7 +43,11 @@ __all__ = ["Channels", "follow_channels"]
 
 
 def follow_channels(
-    model: nn.Module, graphs: Graphs, rules: Mapping[str, Rule], only_written: bool = False
+    model: nn.Module,
+    graphs: Graphs,
+    rules: Mapping[str, Rule],
+    only_written: bool = False,
+    by_parts: bool = True,
 ) -> Channels:
     """What the graphs say; heads that only exist in training constrain what they read, too.
 
@@ -50,8 +56,11 @@ def follow_channels(
         graphs: what it computes.
         rules: how operations treat channels.
         only_written: whether buffers that are written, but not read, move with what is written.
+        by_parts: whether parameters that are read part by part are followed so.
     """
-    channels = Channels(model, graphs, rules, graphs.only_written if only_written else frozenset())
+    channels = Channels(
+        model, graphs, rules, graphs.only_written if only_written else frozenset(), by_parts
+    )
     channels.follow(graphs.evaluation)
     unread = channels.unread_parameters()
     if graphs.training is None:
@@ -75,6 +84,7 @@ class Channels:
         shift: the layer that writes the logits.
         twins: branches that correspond in all graphs so far.
         routers: layers in front of a softmax in all graphs so far.
+        parts: by name, parts of parameters that are followed as tensors of their own.
         constants_added: what may be added to biases and tables.
     """
 
@@ -84,6 +94,7 @@ class Channels:
         graphs: Graphs,
         rules: Mapping[str, Rule],
         only_written: frozenset[str] = frozenset(),
+        by_parts: bool = True,
     ) -> None:
         self.model, self.interpreter = model, Interpreter(rules)
         self.system, self.frozen = self.interpreter.system, self.interpreter.frozen
@@ -101,6 +112,13 @@ class Channels:
         for name, other in self._overlapping.items():
             reason = f"shares its memory with {other!r} in another layout: held fixed"
             self.system.conflicts[self.owners[name]] = reason
+        both = [g for g in (graphs.evaluation, graphs.training) if g is not None]
+        self.parts = parts_to_follow(both, self._sole(), self.mutable) if by_parts else {}
+
+    def _sole(self) -> set[str]:
+        """Tensors that have one name only, and share their memory with no other."""
+        uses = Counter(self.owners.values())
+        return {name for name, n in uses.items() if n == 1} - self._overlapping.keys()
 
     def unread_parameters(self) -> list[str]:
         """Parameters that no graph has used so far."""
@@ -108,30 +126,31 @@ class Channels:
 
     def follow(self, graph: Graph) -> None:
         """Follow the channels through one graph; what it returns must stay as it is."""
+        whole, graph = graph, taken_apart(graph, self.parts)
         written = [w for w in graph.written if w[0] in self.buffers_that_matter]
         ends = [*graph.results, *(node for _, node in written)]
         live = ancestors(ends)
         inputs = {n: self._operand(n, s) for n, s in graph.sources.items() if n in live}
         values = self.interpreter.run(graph.module, inputs, ends)
-        follow_constants(self.constants_added, graph, self.owners, self.system.conflicts.keys())
+        held = {self.parts[n].whole if n in self.parts else n for n in self.system.conflicts}
+        follow_constants(self.constants_added, whole, self.owners, held)
         self._compare_parts(graph, values)
         for name, node in written:
             self._write(graph, name, node, values[node])
         for node in graph.results:
             for leaf in tree_leaves(values[node], is_leaf=is_operand):
                 self.interpreter.freeze(leaf)
-        shared = {first for name, first in self.owners.items() if name != first}
+        shared = {first for name, first in self.owners.items() if name != first} | {*self.parts}
         shift = find_shift(graph.results, values)
         if shift is not None and not shared & {shift.weight, shift.bias}:
             self.shift = self.shift or shift
 
     def _compare_parts(self, graph: Graph, values: Mapping[Node, Any]) -> None:
         """Branches that correspond in this graph, too, and layers in front of a softmax."""
-        sole = Counter(self.owners.values())
-        names = {name for name, uses in sole.items() if uses == 1} - self._overlapping.keys()
+        names = self._sole()
         in_front = routers(graph, names)
         self.routers = in_front if self.routers is None else self.routers & in_front
-        found = find_twins(graph, names, self.mutable)
+        found = find_twins(graph, names | self.parts.keys(), self.mutable)
         twins = channels_of_twins(self.system, found, self.interpreter.made, values)
         self.twins = twins if self.twins is None else in_both(self.twins, twins)
 
@@ -143,6 +162,7 @@ class Channels:
         placeholder = graph.placeholder_of(name)
         before = self._operand(placeholder, graph.sources[placeholder])
         try:
+            value = as_chosen(self.system, value)
             if isinstance(value, Factored):
                 value = as_value(self.system, value)
             unify(self.system, *(self.system.labels(x) for x in (before, value)))
@@ -160,7 +180,7 @@ class Channels:
         name = self.owners.get(source.name, source.name)
         if source.kind == "buffer":
             return self._buffer(name, source, value)
-        self._names_read.add(name)
+        self._names_read.add(self.parts[name].whole if name in self.parts else name)
         return Weight.whole(name, value.shape, is_buffer=False)
 
     def _buffer(self, name: str, source: Source, value: Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
+from torch import Tensor
 
 from lightning_bnn.symmetry.discovery.block_rows import BlockRows
 from lightning_bnn.symmetry.discovery.hashing import mix
@@ -130,13 +132,14 @@ class ChannelClasses:
 
 
 def once_per_dimension(axes: Sequence[Axis], places: Sequence[Placement]) -> tuple[Placement, ...]:
-    """A gain has incoming and outgoing channels on one dimension: it is moved once."""
-    seen: set[tuple[str, int | None]] = set()
+    """A gain has incoming and outgoing channels at the same positions: these are moved once."""
+    seen: dict[tuple[str, int | None], list[Tensor]] = defaultdict(list)
     kept = []
     for place in places:
-        key = axes[place.axis].tensor, axes[place.axis].dim
-        if key not in seen:
-            seen.add(key)
+        at = place.positions.sort(1).values
+        before = seen[axes[place.axis].tensor, axes[place.axis].dim]
+        if not any(torch.equal(at, other) for other in before):
+            before.append(at)
             kept.append(place)
     return tuple(kept)
 

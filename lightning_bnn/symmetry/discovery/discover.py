@@ -17,9 +17,11 @@ from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.longer_example import trace_with_two_tokens
 from lightning_bnn.symmetry.discovery.refutation import refute
 from lightning_bnn.symmetry.discovery.result import symmetries_of
+from lightning_bnn.symmetry.discovery.written_out import write_out
 from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, check_filled, on_network
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.rules.constraints import Rule
+from lightning_bnn.symmetry.rules.labels import Unsupported
 from lightning_bnn.symmetry.rules.table import rules_of
 from lightning_bnn.symmetry.shared_tensors import named_tensors
 
@@ -77,12 +79,17 @@ def discover(
     custom = {_bare(name): rule for name, rule in (rules or {}).items()}
     with in_evaluation(model):
         graphs, inputs = trace_with_two_tokens(model, inputs, batch_norm)
+        write_out([graphs.evaluation, graphs.training], custom.keys())
         every = {**rules_of(batch_norm), **custom}
         channels = follow_channels(model, graphs, every)
         for name in custom.keys() - channels.interpreter.operations:
             _log.warning("discover: the network has no operation %r; its rule is not used.", name)
+        try:
+            symmetries = symmetries_of(channels)
+        except Unsupported:  # parts of stacks that cannot be put back
+            symmetries = symmetries_of(follow_channels(model, graphs, every, by_parts=False))
         symmetries = replace(
-            _with_what_is_only_written(symmetries_of(channels), model, graphs, every),
+            _with_what_is_only_written(symmetries, model, graphs, every),
             batch_norm=batch_norm,
             evaluation_only=graphs.evaluation_only,
         )
@@ -114,7 +121,7 @@ def _with_what_is_only_written(
         return symmetries
     try:
         more = symmetries_of(follow_channels(model, graphs, rules, only_written=True))
-    except UnsupportedModel:  # sizes of what is written depend on numbers
+    except (Unsupported, UnsupportedModel):  # sizes of what is written depend on numbers
         return symmetries
     sizes = [
         (s.frozen, s.scaling_dof, s.sign_dof, s.dimension, [g.units for g in s.permutations])

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.symmetry.discovery.draws import is_random
 from lightning_bnn.symmetry.discovery.graph import ancestors, descendants, repeated
+from lightning_bnn.symmetry.discovery.marking import hold_complex, mark_mixing
+from lightning_bnn.symmetry.discovery.reports import check_sizes, reason_of, report
 from lightning_bnn.symmetry.discovery.twin_channels import Made
 from lightning_bnn.symmetry.discovery.values import (
     draw,
@@ -22,28 +22,28 @@ from lightning_bnn.symmetry.discovery.values import (
     full_size,
     has_channels,
     is_applied,
-    is_zero,
     one_law,
     unknown,
     with_copies,
 )
-from lightning_bnn.symmetry.forward import UnsupportedModel
 from lightning_bnn.symmetry.groups import Frozen
 from lightning_bnn.symmetry.rules import weight_products
 from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
 from lightning_bnn.symmetry.rules.factored import as_parts, as_values
+from lightning_bnn.symmetry.rules.gathered import as_chosen
 from lightning_bnn.symmetry.rules.labels import (
     Chosen,
     Constant,
     Factored,
+    Gathered,
     Index,
     Noise,
-    Squares,
     Unsupported,
     Value,
     Weight,
     core,
     is_operand,
+    is_zero,
     noise_of,
     operation_name,
 )
@@ -53,13 +53,11 @@ from lightning_bnn.symmetry.rules.table import (
     BROADCASTING,
     EXPANDING,
     INDEX_SHAPES,
+    JOINS,
     KEEP_NOISE,
-    KEEP_ZEROS,
-    MIXES,
-    MULTIPLIES,
+    OF_ROWS,
     OF_WEIGHTS,
     RESHAPING,
-    RULES,
     TAKE_INDICES,
     TAKE_WEIGHTS,
     UNIFORM,
@@ -67,6 +65,9 @@ from lightning_bnn.symmetry.rules.table import (
 )
 
 __all__ = ["Interpreter"]
+
+
+_IN_COMMON = "what an index picks from a stack has, in this use, rows and columns in common"
 
 
 class Interpreter:
@@ -97,6 +98,8 @@ class Interpreter:
         same = repeated(module)
         self.active |= descendants(n for n, x in inputs.items() if isinstance(x, Value))
         for node in module.graph.nodes:
+            if node in inputs:
+                continue
             if node.op == "get_attr":
                 values[node] = getattr(module, str(node.target), None)
             elif same.get(node) in values:
@@ -105,7 +108,7 @@ class Interpreter:
                 before = Made.so_far(self.system)
                 values[node] = self._call(node, values)
                 self.limits += [
-                    _report(node, limit.reason) for limit in self.system.limits[len(self.limits) :]
+                    report(node, limit.reason) for limit in self.system.limits[len(self.limits) :]
                 ]
                 self.made[node] = before, Made.so_far(self.system)
         return values
@@ -120,6 +123,8 @@ class Interpreter:
         elif isinstance(operand, Factored):
             for part in operand.parts:
                 self.system.freeze(part)
+        elif isinstance(operand, Gathered):
+            self.freeze(as_chosen(self.system, operand))
         elif isinstance(operand, Weight):
             self.system.conflicts.setdefault(
                 operand.name, "used by an operation that is not understood"
@@ -139,11 +144,11 @@ class Interpreter:
         except Unsupported as error:
             reason = str(error)
         except Exception as error:  # an operation used in a way nobody foresaw is held fixed too
-            reason = f"its rule does not cover this use ({type(error).__name__}: {error})"
+            reason = reason_of(error, node)
         for operand in operands:
             self.freeze(operand)
-        self.frozen.append(_report(node, reason))
-        _check_sizes(node, self.frozen[-1])
+        self.frozen.append(report(node, reason))
+        check_sizes(node, self.frozen[-1])
         return unknown(node.meta["val"])
 
     def _value(self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]) -> Any:
@@ -160,7 +165,7 @@ class Interpreter:
         if all(isinstance(x, Constant) for x in operands):
             return fold(node, args, kwargs)
         needed = name in UNIFORM or (name in EXPANDING and type(args[0]) is Value)
-        needed |= name in KEEP_ZEROS and any(map(is_zero, operands))
+        needed |= name in JOINS and any(map(is_zero, operands))
         if not needed and not any(map(has_channels, operands)):
             return self._of_noise(name, node, operands)
         return self._apply_rule(name, node, args, kwargs, operands)
@@ -186,56 +191,70 @@ class Interpreter:
     def _apply_rule(
         self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]
     ) -> Any:
+        if any(isinstance(x, Gathered) for x in operands):
+            return self._of_rows(name, node, args, kwargs, operands)
         if name in INDEX_SHAPES and isinstance(args[0], Index):
             return _moved_index(self.rules[name](self.system, node, *args, **kwargs), args[0])
         if name not in TAKE_INDICES and any(isinstance(x, Chosen) for x in operands):
             raise Unsupported("an index among channels")
-        rules = self.rules
         if name in OF_WEIGHTS and self._computes_weight(node, operands):
-            rules = OF_WEIGHTS
-            args, kwargs = as_parts(self.system, args, kwargs)
+            try:
+                return self._ask_by_parts(name, node, args, kwargs, operands)
+            except Unsupported:  # of activations the products of parts are channels, too
+                if not any(x.active for x in operands if isinstance(x, Factored)):
+                    raise
+            args, kwargs = as_values(self.system, args, kwargs)
         elif name not in TAKE_WEIGHTS:
             args, kwargs = as_values(self.system, args, kwargs)
+        return self._ask(name, self.rules, node, args, kwargs, operands)
+
+    def _of_rows(self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]) -> Any:
+        """Of rows that an index picks: for all rows, or of what was chosen by itself."""
+        others = Factored if name in TAKE_INDICES else Factored | Chosen
+        if name in OF_ROWS and not any(isinstance(x, others) for x in operands):
+            try:
+                return self._ask(name, OF_ROWS, node, args, kwargs, operands)
+            except Unsupported:
+                pass
+
+        def chosen(x: Any) -> Any:
+            return as_chosen(self.system, x)
+
+        stacks = [x for x in operands if isinstance(x, Gathered) and isinstance(x.what, Weight)]
+        if any(len(x.what.shape) > 2 for x in stacks):
+            self.frozen.append(report(node, _IN_COMMON))
+        args, kwargs = tree_map(chosen, (args, kwargs), is_leaf=is_operand)
+        operands = [x for x in tree_leaves((args, kwargs), is_leaf=is_operand) if is_operand(x)]
+        return self._apply_rule(name, node, args, kwargs, operands)
+
+    def _ask_by_parts(
+        self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]
+    ) -> Any:
+        if name not in TAKE_WEIGHTS:
+            args, kwargs = as_parts(self.system, args, kwargs)
+        return self._ask(name, OF_WEIGHTS, node, args, kwargs, operands)
+
+    def _ask(
+        self,
+        name: str,
+        rules: Mapping[str, Rule],
+        node: Node,
+        args: Any,
+        kwargs: Any,
+        operands: list[Any],
+    ) -> Any:
+        """What the rule of an operation returns, and what else it says about its operands."""
         leaves = tree_leaves((args, kwargs), is_leaf=is_operand)
-        self._see_channels([x for x in leaves if is_operand(x)])
+        self._see_channels([x for x in leaves if is_operand(x)], together=name in JOINS)
         if name not in ACCEPT_NOISE:
             self._see_draws(operands)
         if name not in rules:
             raise Unsupported("this operation has no rule")
         self.system.operation = name
         result = rules[name](self.system, node, *args, **kwargs)
-        self._mark(name, operands, result, rules)
-        self._hold_complex(name, node, operands)
+        mark_mixing(self.system, name, operands, result, rules)
+        hold_complex(self.system, name, node, operands)
         return result
-
-    def _mark(self, name: str, operands: list[Any], result: Any, rules: Mapping[str, Rule]) -> None:
-        """Only operations that are known to be linear leave channels that can be mixed."""
-        results = tree_leaves(result, is_leaf=is_operand)
-        chooses = any(isinstance(x, Index) for x in operands)
-        by_rule = rules is OF_WEIGHTS or _is_ours(name, rules)
-        limit = "" if by_rule else "an operation whose rule was given"
-        known = (rules is OF_WEIGHTS or (by_rule and name in MIXES)) and not chooses
-        for x in operands:
-            if not known or (isinstance(x, Squares) and name not in ("mean", "sum")):
-                self._mark_all(x, limit)
-        for x in () if known else results:
-            self._mark_all(x, limit)
-
-    def _hold_complex(self, name: str, node: Node, operands: list[Any]) -> None:
-        """Complex numbers times others are mixed by complex matrices, which are not looked for."""
-        factors = [x for x in operands if has_channels(x)]
-        if name in MULTIPLIES and len(factors) > 1 and node.meta["val"].is_complex():
-            for x in factors:
-                self._mark_all(x, "a product of complex numbers")
-
-    def _mark_all(self, x: Any, limit: str = "") -> None:
-        """Nothing mixes the channels of an operand, or nothing is known to, through some limit."""
-        parts = x.parts if isinstance(x, Factored) else [x.labels] if isinstance(x, Value) else []
-        for part in parts:
-            if limit:
-                self.system.hold(part, limit)
-            else:
-                self.system.mark(part, "diagonal")
 
     def _computes_weight(self, node: Node, operands: list[Any]) -> bool:
         """Whether weights alone are combined into one that a layer will apply."""
@@ -247,33 +266,23 @@ class Interpreter:
         combined = OF_WEIGHTS[operation_name(node).removesuffix("_")] is not weight_products.reshape
         return combined and is_applied(node, self.active)
 
-    def _see_channels(self, operands: list[Any]) -> None:
-        """Channels that different operations are applied to are not exchangeable."""
+    def _see_channels(self, operands: list[Any], together: bool) -> None:
+        """Channels that different operations are applied to are not exchangeable.
+
+        Nor are those that one operation takes in different places, unless it puts these together.
+        """
         parts = [p for x in operands if isinstance(x, Factored) for p in x.parts]
         parts += [x.labels for x in operands if isinstance(x, Value)]
+        rows = [x.what for x in operands if isinstance(x, Gathered)]
+        parts += [x for x in rows if isinstance(x, torch.Tensor)]
         labels = [np.unique(core(p).numpy()) for p in parts]
-        self.system.seen.append(np.unique(np.concatenate([np.zeros(0, np.int64), *labels])))
+        if together:
+            labels = [np.unique(np.concatenate([np.zeros(0, np.int64), *labels]))]
+        self.system.seen += labels
 
     def _see_draws(self, operands: Iterable[Any]) -> None:
         """Draws that are used by themselves, too, have a place."""
         self.system.seen_noise.update(x.source for x in operands if isinstance(x, Noise))
-
-
-def _is_ours(name: str, rules: Mapping[str, Rule]) -> bool:
-    """Whether the rule of an operation is not one that was given; those of batch norms are made."""
-    return name in RULES and (rules[name] is RULES[name] or "batch_norm" in name)
-
-
-def _check_sizes(node: Node, where: Frozen) -> None:
-    """Channels can be counted only where sizes do not depend on numbers in the input."""
-    tensors = (v for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor))
-    if any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape):
-        line = f" at {where.line}" if where.line else ""
-        raise UnsupportedModel(
-            f"The size of what `{where.operation}`{line} returns depends on the numbers in the "
-            "input, so that its channels cannot be followed. Pass the submodule that has no such "
-            "step, with an input of its own."
-        )
 
 
 def _moved_index(result: Any, index: Index) -> Any:
@@ -281,13 +290,3 @@ def _moved_index(result: Any, index: Index) -> Any:
     if isinstance(result, Value):
         return Index(result.labels, index.channels)
     return tuple(Index(part.labels, index.channels) for part in result)
-
-
-def _report(node: Node, reason: str) -> Frozen:
-    """Where an operation stands in the network and in the user's code."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    module = re.sub(r"@\d+$", "", stack[-1][0]) if stack else ""
-    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    lines = [x for x in lines if "/torch/" not in x[0]] or lines
-    line = f"{Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else ""
-    return Frozen(operation_name(node), module, line, reason)

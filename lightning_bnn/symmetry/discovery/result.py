@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_bnn.symmetry.discovery.channels import Channels
 from lightning_bnn.symmetry.discovery.classes import connected
 from lightning_bnn.symmetry.discovery.constants import shift_groups
+from lightning_bnn.symmetry.discovery.put_back import put_back
 from lightning_bnn.symmetry.discovery.routers import shifts_of_routers
 from lightning_bnn.symmetry.discovery.solve import solve
 from lightning_bnn.symmetry.groups import Frozen, Symmetries
@@ -29,8 +30,10 @@ def symmetries_of(channels: Channels) -> Symmetries:
     first_name = channels.owners
     state = channels.model.state_dict()
     shapes = {first_name.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
+    own = {n: part.shape for n, part in channels.parts.items()}
     limits = channels.interpreter.limits
-    symmetries = solve(channels.system, shapes, channels.twins or [], limits)
+    symmetries = solve(channels.system, shapes | own, channels.twins or [], limits)
+    symmetries = put_back(symmetries, channels.parts, shapes)
     axes, shifts = shift_groups(channels.constants_added, symmetries.axes)
     shifted = {axes[p.axis].tensor for group in shifts for p in group.placements}
     forgotten = [
@@ -85,6 +88,9 @@ def _weights(
 ) -> tuple[str, ...]:
     """Parameters that count for the mass: all but biases, read or not."""
     biases = {e.name for e in channels.system.entries.values() if e.role == "bias"}
+    biases |= {
+        part.whole for n, part in channels.parts.items() if n in biases and not part.of_vector
+    }
     biases |= {
         a.tensor  # a vector that is used as it stands was added to an output
         for a in symmetries.axes

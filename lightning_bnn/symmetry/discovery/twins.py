@@ -132,8 +132,8 @@ class _Pairs:
         self.image[a], self.origin[b] = b, a
         if self.is_same(a, b):
             return True
-        if a.op == b.op == "placeholder":
-            return self._same_source(a, b)
+        if a in self.sources or b in self.sources:
+            return a in self.sources and b in self.sources and self._same_source(a, b)
         if a.op != "call_function" or a.op != b.op or a.target is not b.target:
             return False
         if _parts_of_one(a, b, self.is_same):

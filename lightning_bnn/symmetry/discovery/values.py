@@ -17,7 +17,9 @@ from lightning_bnn.symmetry.rules.labels import (
     Chosen,
     Constant,
     Factored,
+    Gathered,
     Noise,
+    Unsupported,
     Value,
     Weight,
     core,
@@ -34,7 +36,6 @@ __all__ = [
     "full_size",
     "has_channels",
     "is_applied",
-    "is_zero",
     "one_law",
     "unknown",
     "with_copies",
@@ -43,7 +44,7 @@ __all__ = [
 
 def has_channels(x: Any) -> bool:
     """Whether a symmetry might move it."""
-    return isinstance(x, Weight | Factored | Chosen) or (
+    return isinstance(x, Weight | Factored | Chosen | Gathered) or (
         isinstance(x, Value) and bool((core(x.labels) != 0).any())
     )
 
@@ -59,11 +60,6 @@ def is_applied(node: Node, active: Container[Node]) -> bool:
                 seen.add(user)
                 pending.append(user)
     return False
-
-
-def is_zero(x: Any) -> bool:
-    """Whether it is a constant that is zero everywhere."""
-    return isinstance(x, Constant) and x.tensor.numel() > 0 and not bool(x.tensor.any())
 
 
 def one_law(operands: Iterable[Any]) -> bool:
@@ -121,7 +117,12 @@ def fold(node: Node, args: Any, kwargs: Any) -> Any:
     args, kwargs = tree_map(
         lambda x: x.tensor if isinstance(x, Constant) else x, (args, kwargs), is_leaf=is_operand
     )
-    with torch.no_grad():
-        assert callable(node.target)
-        result = node.target(*args, **kwargs)
+    assert callable(node.target)
+    try:
+        with torch.no_grad():
+            result = node.target(*args, **kwargs)
+    except RuntimeError as error:
+        if "vmap" in str(error):
+            raise Unsupported("a constant that exists only inside of `vmap`") from None
+        raise
     return tree_map(lambda v: Constant(v) if isinstance(v, Tensor) else v, result)

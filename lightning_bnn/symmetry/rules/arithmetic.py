@@ -21,9 +21,11 @@ from lightning_bnn.symmetry.rules.broadcasting import (
 from lightning_bnn.symmetry.rules.chosen import compare_index
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record
 from lightning_bnn.symmetry.rules.elementwise import homogeneous, nonlinear
+from lightning_bnn.symmetry.rules.factored import as_value, factored, outer_parts
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
     Chosen,
+    Factored,
     Noise,
     Products,
     Turned,
@@ -31,10 +33,12 @@ from lightning_bnn.symmetry.rules.labels import (
     Value,
     Weight,
     core,
+    is_zero,
     moving_dims,
     operation_name,
     shape_of,
     solid,
+    zeros,
 )
 from lightning_bnn.symmetry.rules.lookahead import divides, sums_next
 
@@ -91,8 +95,11 @@ def _written_by_vector(
     return Value(bias.expand(torch.broadcast_shapes(before.shape, bias.shape)))
 
 
-def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Value:
-    """Scales and signs add up; a parameter over all channels is a gain, free on either side."""
+def multiply(system: Constraints, node: Node, x: Any, y: Any) -> Any:
+    """Scales and signs add up; a parameter over all channels is a gain, free on either side.
+
+    Operands with channels along dimensions of their own make an outer product.
+    """
     return _multiplied(system, node, (x, y), node.args[:2], sums_next(node))
 
 
@@ -102,11 +109,13 @@ def _multiplied(
     operands: tuple[Any, Any],
     nodes: Sequence[Any],
     summed: Sequence[int],
-) -> Value:
+) -> Any:
     """The product of two operands, that of some nodes, over dimensions that are summed next."""
     (x, y), (_, factor) = operands, nodes
     if isinstance(x, Noise) or isinstance(y, Noise):
         return Value(_beside_noise(system, node, x, y))
+    if is_zero(x) or is_zero(y):
+        return zeros(shape_of(node))
     if isinstance(x, Weight) and not isinstance(y, Weight):
         x, y, factor = y, x, nodes[0]
     is_gain = isinstance(y, Weight) and not y.is_buffer and not divides(factor)
@@ -114,7 +123,9 @@ def _multiplied(
         product = _multiply_by_gain(system, x, y)
         if product is not None:
             return product
-    left, right = system.labels(x), system.labels(y)
+    left, right = align(system.labels(x), system.labels(y))
+    if type(x) is Value and type(y) is Value and (parts := outer_parts(system, left, right)):
+        return factored(parts, shape_of(node), active=True)
     labels = multiply_labels(system, left, right, summed=summed)
     if any(bool((core(t) <= 0).all()) for t in (left, right)):
         return Turned(labels)  # by numbers
@@ -189,6 +200,8 @@ def add_product(
 ) -> Value:
     """``x + a * b``."""
     product = _multiplied(system, node, (a, b), node.args[1:3], [])
+    if isinstance(product, Factored):
+        product = as_value(system, product)
     return Value(unify(system, system.labels(x), product.labels))
 
 

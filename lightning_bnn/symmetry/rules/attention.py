@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.arithmetic import softmax
@@ -30,10 +29,14 @@ def attention(
 ) -> Value:
     """Dot-product attention: the scales of query and key cancel in each head; values pass."""
     q, k, v = (system.labels(t) for t in (query, key, value))
+    of_query, of_key = (a.meta["val"].shape for a in node.args[:2] if isinstance(a, Node))
     if enable_gqa:
-        k, v = (repeated(system, t, t.ndim - 3, q.shape[-3] // t.shape[-3]) for t in (k, v))
-    batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
-    tokens = (*batch, q.shape[-2], k.shape[-2])
+        groups = of_query[-3] // of_key[-3]
+        k, v = (
+            repeated(system, t.expand(*t.shape[:-3], of_key[-3], *t.shape[-2:]), t.ndim - 3, groups)
+            for t in (k, v)
+        )
+    tokens = (*shape_of(node)[:-1], of_key[-2])
     scores = Value(contract(system, q[..., :, None, :], k[..., None, :, :], [-1], tokens))
     if attn_mask is not None:
         scores = Value(unify(system, scores.labels, system.labels(attn_mask)))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from lightning_bnn.symmetry.rules.broadcasting import multiply_labels
 from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
@@ -29,13 +30,15 @@ from lightning_bnn.symmetry.rules.labels import (
     moving_dims,
     shape_of,
 )
+from lightning_bnn.symmetry.rules.reduction import reduce_channels, reduction
 
 __all__ = [
     "argmax",
     "cast_index",
+    "chosen_of",
     "compare_index",
     "count_index",
-    "gather_channels",
+    "extreme_with_index",
     "one_hot",
     "scatter_channels",
     "sort_index",
@@ -73,16 +76,38 @@ def topk(
     return fixed(values.shape), Index(fixed(places.shape).labels, row)
 
 
-def gather_channels(
-    system: Constraints, labels: Tensor, dim: int, at: Index, shape: torch.Size
-) -> Value:
-    """What the chosen channels hold, in the order of the choice: it does not move."""
-    if moving_dims(labels) != [dim] or labels.shape[dim] != len(at.channels):
+def extreme_with_index(
+    system: Constraints, node: Node, x: Any, dim: Any = None, keepdim: bool = False
+) -> Any:
+    """``max(dim)``: the values, and where they stand; of channels, what ``topk(1)`` returns."""
+    rule = reduction("passes", "stops")
+    if dim is None:
+        return rule(system, node, x)
+    asked = any(user.args[1] == 1 and user.users for user in node.users if len(user.args) > 1)
+    labels = system.labels(x)
+    if asked and dim % labels.ndim in moving_dims(labels):
+        return topk(system, node, x, 1, dim)
+    values, _ = rule(system, node, x, dim, keepdim)
+    return values, Value(system.follow(values.labels, ()))
+
+
+def chosen_of(system: Constraints, labels: Tensor, dim: int, at: Index) -> Tensor:
+    """What the chosen channels hold, in the order of the choice, along which nothing moves.
+
+    Where each of them holds channels of its own, such as the outputs of an expert, these are the
+    sum of all, times one for the chosen and zero for the others.
+    """
+    moving = moving_dims(labels)
+    if dim not in moving or labels.shape[dim] != len(at.channels):
         raise Unsupported("an index among other channels")
-    row = core(labels).reshape(-1)
-    system.tie(row, at.channels, ("permutation",))
-    system.freeze(row, ("scale", "sign"))
-    return fixed(shape)
+    if moving == [dim]:
+        row = core(labels).reshape(-1)
+        system.tie(row, at.channels, ("permutation",))
+        system.freeze(row, ("scale", "sign"))
+        return fixed([1] * labels.ndim).labels
+    chosen = _along_channels(system, at, dim, [len(at.channels)] * labels.ndim).labels
+    product = multiply_labels(system, core(chosen), core(labels), summed=[dim])
+    return reduce_channels(system, product, [dim]).narrow(dim, 0, 1)
 
 
 def scatter_channels(

@@ -15,18 +15,25 @@ from lightning_bnn.symmetry.rules.factored import (
     as_value,
     contracted,
     factored,
-    outer_product,
+    is_active,
+    outer_parts,
     parts_of,
+    sum_of,
 )
+from lightning_bnn.symmetry.rules.gathered_products import contract_gathered
 from lightning_bnn.symmetry.rules.labels import (
+    FROZEN,
     Factored,
+    Gathered,
     Unsupported,
     Value,
     Weight,
     compress,
+    is_zero,
     moving_dims,
     shape_of,
     spread,
+    zeros,
 )
 from lightning_bnn.symmetry.rules.lookahead import is_summed
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
@@ -42,32 +49,53 @@ def sum_of_products(
 
     Without an activation the result is a computed weight.
     """
+    if any(isinstance(x, Gathered) for x in operands):
+        return contract_gathered(system, node, operands, letters, result)
     weights = [x for x in operands if isinstance(x, Weight)]
-    active = any(isinstance(x, Value) for x in operands)
-    if len(operands) == 2 and active and not any(isinstance(x, Factored) for x in operands):
-        if not weights:
-            if rows := _apart(system, operands, letters, result):
-                return factored(rows, shape_of(node), active=True)
-            return Value(_product(system, operands, letters, result).expand(shape_of(node)))
-        try:
-            return _of_one_weight(system, node, operands, letters, result)
-        except Unsupported:
-            pass
-    if len(operands) > 2 and active and not any(isinstance(x, Factored) for x in operands):
-        return _in_turn(system, node, operands, letters, result)
-    active = active or any(x.active for x in operands if isinstance(x, Factored))
-    parts = [parts_of(system, x) for x in operands]
-    readers = [
-        k
-        for k, x in enumerate(operands)
-        if (not isinstance(x, Value) and not (isinstance(x, Factored) and x.active))
-        and (active or k == 0)
+    active = any(map(is_active, operands))
+    operands = [
+        as_value(system, x) if _is_read_whole(x, t, weights, result) else x
+        for x, t in zip(operands, letters, strict=True)
     ]
+    if active and not weights and any(map(is_zero, operands)):
+        return zeros(shape_of(node))
+    if active and not any(isinstance(x, Factored) for x in operands):
+        done = _of_activations(system, node, operands, letters, result, len(weights))
+        if done is not None:
+            return done
+    parts = [parts_of(system, x) for x in operands]
+    readers = [k for k, x in enumerate(operands) if not is_active(x) and (active or k == 0)]
     done = contracted(system, parts, letters, result, readers)
-    if not active:
-        return factored(done, shape_of(node))
-    labels = outer_product(system, done, len(result))
-    return Value(compress(labels.expand(shape_of(node))))
+    return factored(done, shape_of(node), active)
+
+
+def _is_read_whole(x: Any, letters: str, weights: Sequence[Any], result: str) -> bool:
+    """Whether a weight sums over all channels of what is known by parts."""
+    if not (isinstance(x, Factored) and x.active and weights):
+        return False
+    moving = [d for p in x.parts if bool((p != FROZEN).any()) for d in moving_dims(p)]
+    return not any(letters[d] in result for d in moving)
+
+
+def _of_activations(
+    system: Constraints,
+    node: Node,
+    operands: Sequence[Any],
+    letters: Sequence[str],
+    result: str,
+    weights: int,
+) -> Any:
+    """A product of activations and weights as they are; None where these must be taken apart."""
+    if len(operands) > 2:
+        return _in_turn(system, node, operands, letters, result)
+    if not weights:
+        if rows := _apart(system, operands, letters, result):
+            return factored(rows, shape_of(node), active=True)
+        return Value(_product(system, operands, letters, result).expand(shape_of(node)))
+    try:
+        return _of_one_weight(system, node, operands, letters, result)
+    except Unsupported:
+        return None
 
 
 def _in_turn(
@@ -113,17 +141,13 @@ def _product(
 def _apart(
     system: Constraints, operands: Sequence[Any], letters: Sequence[str], result: str
 ) -> list[Tensor]:
-    """Parts of a product whose operands have channels of their own, which are all kept.
-
-    Such as the sum over tokens of keys times values, whose two sides may be mixed by themselves.
-    """
+    """Parts of a product of activations, none of whose channels are summed."""
     names = [*result, *sorted({c for t in letters for c in t} - set(result))]
     a, b = (spread(system.labels(o), t, names) for o, t in zip(operands, letters, strict=True))
-    first, second = (set(moving_dims(t)) for t in (a, b))
-    if not first - second or not second - first or max(first | second) >= len(result):
+    if max(moving_dims(a, b), default=0) >= len(result):
         return []
     kept = (slice(None),) * len(result) + (0,) * (len(names) - len(result))
-    return [part[kept] for o in (a, b) for part in parts_of(system, Value(o))]
+    return outer_parts(system, a[kept], b[kept])
 
 
 def _of_one_weight(
@@ -195,12 +219,16 @@ def outer(system: Constraints, node: Node, x: Any, y: Any) -> Any:
 
 def baddbmm(
     system: Constraints, node: Node, bias: Any, x: Any, y: Any, *args: Any, **kwargs: Any
-) -> Value:
-    """``bias + x @ y``, both possibly scaled by numbers."""
-    product = system.labels(matmul(system, node, x, y))
+) -> Any:
+    """``bias + x @ y``, both possibly scaled by numbers; a bias times zero is unread."""
+    product = matmul(system, node, x, y)
+    if kwargs.get("beta") == 0:
+        return product
+    if isinstance(product, Factored):
+        return sum_of(system, shape_of(node), bias, product)
     if isinstance(bias, Factored):
-        bias = as_value(system, bias, product)
-    return Value(unify(system, system.labels(bias), product).expand(shape_of(node)))
+        bias = as_value(system, bias, product.labels)
+    return Value(unify(system, system.labels(bias), product.labels).expand(shape_of(node)))
 
 
 def ndim_of(x: Any) -> int:

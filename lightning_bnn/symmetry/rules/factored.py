@@ -1,9 +1,4 @@
-"""Labels of tensors that are computed from weights: their parts, made, merged, summed.
-
-A part is a tensor of labels with the dimensions of what it labels, of size 1 where it does not
-change. An element moves as the product of its parts, so that a matrix has one part for its rows
-and one for its columns, and a sum over products of weights ties part with part.
-"""
+"""Tensors that are computed from weights, and products of activations: as parts and as labels."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
+from lightning_bnn.symmetry.rules.broadcasting import multiply_labels
 from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
@@ -28,23 +23,25 @@ from lightning_bnn.symmetry.rules.labels import (
     constant_labels,
     core,
     is_operand,
+    is_zero,
     moving_dims,
     spread,
 )
 from lightning_bnn.symmetry.rules.leaves import leaf, note_readers
+from lightning_bnn.symmetry.rules.parts import aligned, apart, merged, outer_product, total
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
 
 __all__ = [
-    "apart",
     "as_parts",
     "as_value",
     "as_values",
     "contracted",
     "factored",
-    "merged",
-    "outer_product",
+    "is_active",
+    "like",
+    "outer_parts",
     "parts_of",
-    "total",
+    "sum_of",
 ]
 
 
@@ -54,12 +51,10 @@ def parts_of(system: Constraints, x: Any) -> list[Tensor]:
         return list(x.parts)
     if isinstance(x, Weight):
         return apart(system, leaf(system, x))
-    if isinstance(x, Constant) and x.tensor.numel() and bool((x.tensor == 0).all()):
-        raise Unsupported("a weight beside zeros")
     if isinstance(x, Value | Constant):
         labels = x.labels if isinstance(x, Value) else constant_labels(x.tensor)
         if bool((core(labels) < 0).any()):
-            raise Unsupported("a weight beside padding")
+            raise Unsupported("a weight beside zeros")
         still = [d for d, n in enumerate(labels.shape) if n > 1 and d not in moving_dims(labels)]
         return [core(labels), *(_fixed_along(d, labels) for d in still)]
     return []
@@ -68,49 +63,6 @@ def parts_of(system: Constraints, x: Any) -> list[Tensor]:
 def _fixed_along(dim: int, labels: Tensor) -> Tensor:
     """What is at different indices differs, and no symmetry moves it."""
     return torch.full([n if d == dim else 1 for d, n in enumerate(labels.shape)], FROZEN)
-
-
-def apart(system: Constraints, parts: Sequence[Tensor]) -> list[Tensor]:
-    """Of dimensions that are flattened into one, such as those of a kernel, the first one moves."""
-    kept: list[Tensor] = []
-    for part in parts:
-        dims = set(moving_dims(part))
-        if any(dims & set(moving_dims(other)) for other in kept):
-            system.freeze(part)
-        else:
-            kept.append(part)
-    return kept
-
-
-def merged(
-    system: Constraints, parts: Sequence[Tensor], inverse: Sequence[Tensor] = ()
-) -> list[Tensor]:
-    """Parts along the same dimensions as one: their product, divided by those of a denominator."""
-    result: dict[tuple[int, ...], Tensor] = {}
-    for part in parts:
-        key = tuple(moving_dims(part))
-        result[key] = multiply_labels(system, result[key], part) if key in result else part
-    for part in inverse:
-        key = tuple(moving_dims(part))
-        above = result.get(key, torch.full((1,) * part.ndim, FROZEN))
-        result[key] = multiply_labels(system, above, part, inverse=True)
-    return [core(p) for p in result.values()]
-
-
-def total(system: Constraints, parts: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
-    """Parts of a sum: those along the same dimensions are tied, all others have no size."""
-    left, right = ({tuple(moving_dims(p)): p for p in s} for s in (parts, others))
-    for one, two in ((left, right), (right, left)):
-        for dims in one.keys() - two.keys():
-            crossing = any(set(dims) & set(other) for other in two)
-            system.freeze(
-                one[dims], ("permutation", "scale", "sign") if crossing else ("scale", "sign")
-            )
-    both = [core(unify(system, left[k], right[k])) for k in left.keys() & right.keys()]
-    return [
-        *both,
-        *(p for s, o in ((left, right), (right, left)) for k, p in s.items() if k not in o),
-    ]
 
 
 def contracted(
@@ -188,13 +140,44 @@ def factored(parts: Sequence[Tensor], shape: Sequence[int], active: bool = False
     return Factored(tuple(cores), torch.Size(shape), active)
 
 
+def is_active(x: Any) -> bool:
+    """Whether an operand is an activation."""
+    return isinstance(x, Value) or (isinstance(x, Factored) and x.active)
+
+
+def like(parts: Sequence[Tensor], shape: Sequence[int], *operands: Any) -> Any:
+    """What these parts stand for: a computed weight, or an activation if an operand is one."""
+    return factored(parts, shape, any(map(is_active, operands)))
+
+
+def outer_parts(system: Constraints, x: Tensor, y: Tensor) -> list[Tensor]:
+    """Parts of a product of activations whose channels lie along dimensions of their own.
+
+    Such as keys times values, whose two sides may be mixed by themselves.
+    """
+    first, second = (set(moving_dims(t)) for t in (x, y))
+    if not first - second or not second - first or any(bool((core(t) < 0).any()) for t in (x, y)):
+        return []
+    return merged(system, [p for t in (x, y) for p in parts_of(system, Value(t))])
+
+
+def sum_of(system: Constraints, shape: Sequence[int], x: Any, y: Any) -> Any:
+    """A sum, part with part; zeros leave the other operand as it is."""
+    first, second = ([] if is_zero(z) else aligned(parts_of(system, z), len(shape)) for z in (x, y))
+    if is_zero(x) or is_zero(y):
+        return like([*first, *second], shape, x, y)
+    active = is_active(x) or is_active(y)
+    return like(total(system, first, second, active), shape, x, y)
+
+
 def as_value(system: Constraints, x: Factored, like: Tensor | None = None) -> Value:
     """As a plain value: one part stays, that along the dimensions of others, or the last.
 
     Of an activation every pair of channels becomes one.
     """
     if x.active:
-        return Value(compress(outer_product(system, x.parts, len(x.shape)).expand(x.shape)))
+        labels = outer_product(system, x.parts, len(x.shape))
+        return Value(compress(labels.expand(x.shape)))
     parts = sorted(x.parts, key=moving_dims)
     if like is not None:
         ndim = len(x.shape)
@@ -204,14 +187,6 @@ def as_value(system: Constraints, x: Factored, like: Tensor | None = None) -> Va
         system.freeze(part)
     labels = parts[-1] if parts else torch.full((1,) * len(x.shape), FROZEN)
     return Value(compress(labels).expand(x.shape))
-
-
-def outer_product(system: Constraints, parts: Sequence[Tensor], ndim: int) -> Tensor:
-    """Labels of what moves as the product of several parts."""
-    labels = torch.full((1,) * ndim, FROZEN)
-    for part in sorted(parts, key=lambda p: len(moving_dims(p))):
-        labels = core(multiply_labels(system, labels, part))
-    return labels
 
 
 def as_parts(system: Constraints, args: Any, kwargs: Any) -> Any:

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.broadcasting import tie_to_choice, unify
-from lightning_bnn.symmetry.rules.chosen import gather_channels, scatter_channels, taken_from
+from lightning_bnn.symmetry.rules.chosen import chosen_of, scatter_channels, taken_from
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record
-from lightning_bnn.symmetry.rules.factored import factored, parts_of
+from lightning_bnn.symmetry.rules.gathered import rows_at
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
     Chosen,
@@ -41,7 +41,6 @@ __all__ = [
     "gather",
     "index",
     "index_put",
-    "rows_of_table",
     "scatter",
     "take_along_dim",
 ]
@@ -72,12 +71,16 @@ def index(system: Constraints, node: Node, x: Any, *args: Any) -> Any:
     picked = [d for d, i in enumerate(where) if i is not None]
     shape = shape_of(node)
     if isinstance(x, Weight) and picked == [0] and not _is_hidden(where[0]):
-        return rows_of_table(system, x, where[0], shape)
-    if any(_depends_on_channels(i) for i in where):
+        at = node.args[2] if by_select else node.args[1][0]  # type: ignore[index]
+        return rows_at(system, x, where[0], at, shape)
+    among = [d for d, i in enumerate(where) if _depends_on_channels(i)]
+    if len(among) > 1 or not all(isinstance(where[d], Index) for d in among):
         raise Unsupported("an index computed from channels")
     if isinstance(x, Weight):
         raise Unsupported("a weight indexed by an activation")
     labels = system.labels(x)
+    for d in among:
+        labels = chosen_of(system, labels, d, where[d])
     _kept(labels, picked, "channels picked by an index computed from the input")
     return Value(_after_index(labels, where, picked, shape))
 
@@ -133,47 +136,14 @@ def _is_hidden(at: Any) -> bool:
     return not isinstance(at, Index) and _depends_on_channels(at)
 
 
-def rows_of_table(system: Constraints, weight: Weight, at: Any, shape: torch.Size) -> Any:
-    """Rows of a table: new channels; matrices of a stack have their rows and columns in common.
-
-    Rows that the input picks are held fixed; those that `topk` picks move with its channels.
-    """
-    width = len(shape) - len(weight.shape) + 1
-    if len(weight.shape) == 2 and not isinstance(at, Index):
-        out = system.fresh(weight.shape[1])
-        system.consume(weight, Record(1, out, "out"))
-        return Value(along(out, len(shape) - 1, shape))
-    parts = [
-        torch.full([shape[d] if d == k else 1 for d in range(len(shape))], FROZEN)
-        for k in range(width)
-    ]
-    for part in parts_of(system, weight):
-        if moving_dims(part) == [0]:
-            _tie_rows(system, part.reshape(-1), at)
-        elif 0 in moving_dims(part):
-            raise Unsupported("a weight indexed by an activation")
-        else:
-            parts.append(part[(0,) + (None,) * width])
-    return factored(parts, shape, active=len(weight.shape) == 2)
-
-
-def _tie_rows(system: Constraints, row: Tensor, at: Any) -> None:
-    system.freeze(row, ("scale", "sign"))
-    if isinstance(at, Index) and len(row) == len(at.channels):
-        system.tie(row, at.channels, ("permutation",))
-    else:
-        system.freeze(row)
-        if isinstance(at, Index):
-            system.freeze(at.channels)
-
-
 def gather(system: Constraints, node: Node, x: Any, dim: int, at: Any, **kwargs: Any) -> Value:
     """Elements along one dimension: positions that do not move, or channels that ``topk`` found."""
     if isinstance(x, Chosen):
         return _of_index(x, [at], shape_of(node))
     labels = system.labels(x).expand(_shape_of_argument(node, 0))
     if isinstance(at, Index):
-        return gather_channels(system, labels, dim % labels.ndim, at, shape_of(node))
+        chosen = chosen_of(system, labels, dim % labels.ndim, at)
+        return Value(core(chosen).expand(shape_of(node)))
     return _picked(system, node, labels, dim, at)
 
 

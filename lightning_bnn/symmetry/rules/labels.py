@@ -23,6 +23,7 @@ __all__ = [
     "Counts",
     "Ends",
     "Factored",
+    "Gathered",
     "Index",
     "Noise",
     "Products",
@@ -37,6 +38,7 @@ __all__ = [
     "core",
     "fixed",
     "is_operand",
+    "is_zero",
     "moving_dims",
     "narrow_except",
     "noise_of",
@@ -45,6 +47,7 @@ __all__ = [
     "solid",
     "spread",
     "with_fixed_rest",
+    "zeros",
 ]
 
 FROZEN = 0
@@ -154,9 +157,37 @@ class Factored:
     active: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """Rows of a stack that an `Index` picks, or what is computed from them alike.
+
+    ``what`` has labels for all rows, along a dimension in front of those of a row, or is the stack
+    itself; the first ``lead`` dimensions of the shape are those of the index, and ``order`` says
+    which index it is.
+    """
+
+    what: Tensor | Weight
+    at: Index
+    order: Any
+    shape: torch.Size
+    lead: int
+
+
 def is_operand(x: object) -> bool:
     """Whether something stands for a tensor."""
-    return isinstance(x, Value | Weight | Constant | Factored)
+    return isinstance(x, Value | Weight | Constant | Factored | Gathered)
+
+
+def is_zero(x: object) -> bool:
+    """Whether it is zero everywhere, and stays so under every symmetry."""
+    if isinstance(x, Constant):
+        return x.tensor.numel() > 0 and not bool(x.tensor.any())
+    return isinstance(x, Value) and x.labels.numel() > 0 and bool((core(x.labels) < 0).all())
+
+
+def zeros(shape: Sequence[int]) -> Value:
+    """A value that is zero everywhere."""
+    return Value(torch.full((1,) * len(shape), STRUCTURAL_ZERO).expand(tuple(shape)))
 
 
 def fixed(shape: Sequence[int]) -> Value:

@@ -13,7 +13,14 @@ from torch.utils._pytree import tree_map
 from lightning_bnn.symmetry.rules.labels import compress, moving_dims, operation_name, shape_of
 from lightning_bnn.symmetry.rules.softmaxes import is_forgotten_by_softmax
 
-__all__ = ["divides", "is_added_to_scores", "is_square", "is_summed", "sums_next"]
+__all__ = [
+    "divides",
+    "is_added_to_scores",
+    "is_square",
+    "is_summed",
+    "meets_stack",
+    "sums_next",
+]
 
 _LINEAR = frozenset("mul add sub div dropout to _to_copy neg contiguous clone alias".split())
 _SHAPES = frozenset(
@@ -51,6 +58,42 @@ def is_added_to_scores(node: Node) -> bool:
         elif not (name in _SHAPES or name in _COPIES) or not is_added_to_scores(user):
             return False
     return bool(node.users)
+
+
+def meets_stack(node: Node) -> bool:
+    """Whether what is computed element by element from a node is multiplied by indexed matrices."""
+    pending, seen = list(node.users), {node}
+    while pending:
+        user = pending.pop()
+        if user in seen or user.op != "call_function":
+            continue
+        seen.add(user)
+        name = operation_name(user)
+        if "grouped_mm" in name:
+            return True
+        if name in _PRODUCTS:
+            others = [n for n in user.all_input_nodes if n not in seen]
+            if any(_is_indexed(n) for n in others):
+                return True
+        elif name not in _ENDS:
+            pending += user.users
+    return False
+
+
+_PRODUCTS = frozenset("matmul mm bmm einsum baddbmm linear addmm".split())
+_ENDS = frozenset("sum mean index index_select gather scatter index_add cat stack".split())
+
+
+def _is_indexed(node: Node) -> bool:
+    """Whether a tensor is what an index has picked, or a rearrangement of it."""
+    while node.op == "call_function" and operation_name(node) not in ("index", "index_select"):
+        if operation_name(node) not in (*_SHAPES, *_COPIES, "mT", "swapaxes", "getitem", "chunk"):
+            return False
+        source = node.args[0]
+        if not isinstance(source, Node):
+            return False
+        node = source
+    return node.op == "call_function"
 
 
 def is_square(node: Any) -> bool:

@@ -13,14 +13,13 @@ from lightning_bnn.symmetry.rules.constraints import Constraints, Mark, Rule
 from lightning_bnn.symmetry.rules.labels import (
     Products,
     Squares,
-    Unsupported,
     Value,
     core,
     moving_dims,
     operation_name,
 )
 
-__all__ = ["extreme_with_index", "norm", "pool", "reduce_channels", "reduction", "variance"]
+__all__ = ["norm", "pool", "reduce_channels", "reduction", "variance"]
 
 Sign = Literal["passes", "stops", "is forgotten"]
 
@@ -140,21 +139,6 @@ def variance(
     if isinstance(mean, tuple):
         return Value(system.follow(mean[0].labels, ())), mean[1]
     return Value(system.follow(mean.labels, ()))
-
-
-def extreme_with_index(
-    system: Constraints, node: Node, x: Any, dim: Any = None, keepdim: bool = False
-) -> Any:
-    """``max(dim)``: the values, and where they stand, which must not be asked of channels."""
-    rule = reduction("passes", "stops")
-    if dim is None:
-        return rule(system, node, x)
-    asked = any(user.args[1] == 1 and user.users for user in node.users if len(user.args) > 1)
-    labels = system.labels(x)
-    if asked and dim % labels.ndim in moving_dims(labels):
-        raise Unsupported("the index of a channel")
-    values, _ = rule(system, node, x, dim, keepdim)
-    return values, Value(system.follow(values.labels, ()))
 
 
 # ------------------------------------------------------------ pooling

@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from lightning_bnn.symmetry.rules.constraints import Constraints
 from lightning_bnn.symmetry.rules.contraction import ndim_of, sum_of_products
-from lightning_bnn.symmetry.rules.indexing import rows_of_table
+from lightning_bnn.symmetry.rules.gathered import rows_at
 from lightning_bnn.symmetry.rules.labels import (
     Chosen,
     Ends,
@@ -32,10 +32,7 @@ def grouped_mm(
     bias: Any = None,
     out_dtype: Any = None,
 ) -> Any:
-    """Tokens times the matrices of their experts: as if these were gathered, token by token.
-
-    All experts have rows and columns in common; they move with what says where their tokens end.
-    """
+    """Tokens times the matrices of their experts: as if these were gathered, token by token."""
     if not isinstance(matrices, Weight) or len(matrices.shape) != 3 or ndim_of(x) != 2:
         raise Unsupported("a grouped product that is not one of tokens and a stack of matrices")
     if bias is not None:
@@ -47,5 +44,5 @@ def grouped_mm(
         if not isinstance(offsets, Ends):
             raise Unsupported("a grouped product that does not end where counts say")
         chosen = Index(chosen.labels, offsets.channels)
-    gathered = rows_of_table(system, matrices, chosen, shape)
+    gathered = rows_at(system, matrices, chosen, node.args[2], shape)
     return sum_of_products(system, node, (x, gathered), ("si", "sio"), "so")

@@ -14,6 +14,7 @@ from lightning_bnn.symmetry.rules import (
     chosen,
     contraction,
     elementwise,
+    gathered,
     indexing,
     layer,
     norm,
@@ -33,8 +34,9 @@ __all__ = [
     "EXPANDING",
     "INDEX_SHAPES",
     "KEEP_LOGITS",
+    "JOINS",
     "KEEP_NOISE",
-    "KEEP_ZEROS",
+    "MARK_PARTS",
     "MIXES",
     "MULTIPLIES",
     "OF_WEIGHTS",
@@ -139,7 +141,7 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("amax amin", reduction.reduction(scale="passes", sign="stops")),
     ("logsumexp", reduction.reduction(scale="stops", sign="stops")),
     ("prod any all count_nonzero", reduction.reduction(scale="stops", sign="stops")),
-    ("max min median nanmedian", reduction.extreme_with_index),
+    ("max min median nanmedian", chosen.extreme_with_index),
     ("var std var_mean std_mean", reduction.variance),
     ("linalg_vector_norm norm", reduction.norm),
     *((f"max_pool{d}d max_pool{d}d_with_indices", reduction.pool(d)) for d in (1, 2, 3)),
@@ -193,6 +195,7 @@ _OF_WEIGHTS: tuple[tuple[str, Rule], ...] = (
     ("mul multiply", weight_products.multiply),
     ("div divide true_divide", weight_products.divide),
     ("mean sum", weight_products.reduction),
+    ("cumsum", weight_products.running_sum),
     ("norm linalg_vector_norm var std var_mean std_mean amax amin", weight_products.norm),
     ("softmax _softmax log_softmax _log_softmax", weight_products.softmax),
     ("batch_norm _native_batch_norm_legit", weight_products.batch_norm),
@@ -226,6 +229,28 @@ OF_WEIGHTS: dict[str, Rule] = {
     **{name: rule for names, rule in _OF_WEIGHTS for name in names.split()},
 }
 """The rules of weights that are computed from weights, where no activation takes part."""
+OF_ROWS: dict[str, Rule] = {
+    **{name: gathered.moved_rows for name, rule in RULES.items() if rule is shape.rearrange},
+    **{name: gathered.each_row(r) for name, r in RULES.items() if r in _POINTWISE},
+    **{name: gathered.along_row(RULES[name]) for name in "glu softmax _softmax".split()},
+    **{name: gathered.each_row(RULES[name]) for name in ("dropout", "feature_dropout")},
+    **dict.fromkeys("add sub subtract rsub".split(), gathered.sum_of_rows),
+    **dict.fromkeys("mul multiply".split(), gathered.times_rows()),
+    **dict.fromkeys("div divide true_divide".split(), gathered.times_rows(inverse=True)),
+    **{name: RULES[name] for name in "matmul mm bmm einsum".split()},
+    **{name: RULES[name] for name in ("_grouped_mm", "transformers.grouped_mm_fallback")},
+}
+"""The rules of what an index among channels picks from a stack, row by row."""
+MARK_PARTS = frozenset(
+    "add sub subtract rsub mul multiply div divide true_divide mean sum cumsum "
+    "norm linalg_vector_norm var std var_mean std_mean amax amin square pow "
+    "batch_norm _native_batch_norm_legit _weight_norm _weight_norm_interface".split()
+) | {
+    name
+    for name, rule in OF_WEIGHTS.items()
+    if rule is weight_products.reshape or rule in [r for _, r in _CONTRACTIONS]
+}
+"""Their rules say of every part what keeps it from being mixed; after others no part mixes."""
 TAKE_WEIGHTS = frozenset(
     "linear addmm matmul mm bmm mv dot vdot inner outer ger einsum baddbmm embedding conv1d conv2d "
     "conv3d conv_transpose1d conv_transpose2d conv_transpose3d".split()
@@ -249,7 +274,8 @@ EXPANDING = frozenset("expand expand_as broadcast_to repeat".split())
 BROADCASTING = frozenset(
     "add sub mul div maximum minimum where masked_fill gt lt ge le eq ne clamp_min clamp_max clamp "
     "relu sigmoid tanh exp sqrt rsqrt reciprocal neg pow clone contiguous alias transpose permute "
-    "unsqueeze masked_scatter matmul mm bmm mv einsum baddbmm addcmul addcdiv lerp "
+    "mT mH adjoint movedim moveaxis swapaxes swapdims unsqueeze masked_scatter matmul mm bmm mv "
+    "einsum baddbmm scaled_dot_product_attention addcmul addcdiv lerp "
     "gather take_along_dim scatter scatter_add scatter_reduce index_put _index_put".split()
 )
 """Their rules take operands of size 1 along broadcast dimensions; others get the full size."""
@@ -262,8 +288,8 @@ KEEP_NOISE = frozenset(
     "bitwise_not to _to_copy type_as exp log sqrt pow abs sign".split()
 )
 """Of draws and of one number they compute independent draws of one law."""
-KEEP_ZEROS = frozenset("cat concat concatenate stack".split())
-"""Zeros beside an input stay what they are, for channels that take their place later."""
+JOINS = frozenset("cat concat concatenate stack".split())
+"""Their operands stand side by side; zeros beside an input stay what they are there."""
 MIXES = frozenset(
     "neg real positive lift_fresh dropout feature_dropout alpha_dropout feature_alpha_dropout "
     "to _to_copy type_as square pow "

@@ -33,6 +33,7 @@ def apply_weight(
     letters: Sequence[str],
     result: str,
     is_summed: Callable[[str], bool] = lambda letter: False,
+    same_input: bool = False,
 ) -> list[Tensor]:
     """Parts of ``einsum(f"{x},{weight}->{result}")``; raises where more than new channels come out.
 
@@ -44,6 +45,8 @@ def apply_weight(
         result: those of the result.
         is_summed: whether experts, by their letter, are summed next: then they write the same
             channels.
+        same_input: whether all experts read the same numbers; else what they read is not exchanged
+            where its channels do not say so.
     """
     of_x, x = _without_broadcast(x, letters[0], weight, letters[1])
     weight, of_w = _walked(weight, letters[1], of_x, result)
@@ -68,7 +71,7 @@ def apply_weight(
     if experts:
         inside = channels if experts[0] in kept else None
         place, extra = _tie_experts(
-            system, weight, of_w, experts[0], None if common else out, inside, kept
+            system, weight, of_w, experts[0], None if common else out, inside, kept, same_input
         )
         records = [*extra, *records]
     if not of_out:
@@ -131,6 +134,7 @@ def _tie_experts(
     out: Tensor | None,
     channels: Tensor | None,
     kept: Sequence[str],
+    same_input: bool,
 ) -> tuple[Tensor, list[Record]]:
     """Experts are blocks of all that they read and write; with a record of where they stand."""
     at = of_w.index(expert)
@@ -140,9 +144,8 @@ def _tie_experts(
         raise Unsupported("experts that are not the first dimension of their weight")
     count = weight.shape[at]
     place = system.fresh(count)
-    system.freeze(
-        place, ("scale", "sign") if channels is not None else ("permutation", "scale", "sign")
-    )
+    moves = channels is not None or same_input
+    system.freeze(place, ("scale", "sign") if moves else ("permutation", "scale", "sign"))
     rows = [place[:, None], *([] if out is None else [out.reshape(count, -1)])]
     if channels is not None:
         rows.append(channels.movedim(kept.index(expert), 0).reshape(count, -1))

@@ -17,14 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.symmetry.rules import elementwise
 from lightning_bnn.symmetry.rules.constraints import Constraints, Rule
-from lightning_bnn.symmetry.rules.factored import (
-    apart,
-    factored,
-    merged,
-    parts_of,
-    total,
-)
+from lightning_bnn.symmetry.rules.factored import factored, is_active, like, parts_of, sum_of
 from lightning_bnn.symmetry.rules.labels import (
+    FROZEN,
     Constant,
     Factored,
     Squares,
@@ -33,11 +28,15 @@ from lightning_bnn.symmetry.rules.labels import (
     Weight,
     core,
     is_operand,
+    is_zero,
     moving_dims,
+    narrow_except,
     operation_name,
     shape_of,
+    zeros,
 )
 from lightning_bnn.symmetry.rules.lookahead import is_square, sums_next
+from lightning_bnn.symmetry.rules.parts import aligned, apart, joined, merged, product
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
 from lightning_bnn.symmetry.rules.shape import rearrange
 
@@ -50,61 +49,59 @@ __all__ = [
     "norm",
     "reduction",
     "reshape",
+    "running_sum",
     "softmax",
     "weight_norm",
 ]
 
 
-def _like(parts: Sequence[Tensor], shape: Sequence[int], *operands: Any) -> Any:
-    """A computed weight; an activation if an operand is one."""
-    active = any(isinstance(x, Value) or (isinstance(x, Factored) and x.active) for x in operands)
-    return factored(parts, shape, active)
-
-
 # ------------------------------------------------------------ element by element
-def _aligned(parts: Sequence[Tensor], ndim: int) -> list[Tensor]:
-    return [p[(None,) * (ndim - p.ndim)] for p in parts]
-
-
-def multiply(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Factored:
+def multiply(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Any:
     """Rows times rows, columns times columns; a weight times itself forgets its sign."""
     if len(node.args) > 1 and node.args[0] is node.args[1]:
         return each_part(elementwise.squares)(system, node, x)
     shape = shape_of(node)
+    active = is_active(x) or is_active(y)
+    if active and (is_zero(x) or is_zero(y)):
+        return zeros(shape)
     for mask, weight in ((x, y), (y, x)):
         if isinstance(mask, Constant):
-            parts = _aligned(parts_of(system, weight), len(shape))
+            parts = aligned(parts_of(system, weight), len(shape))
             _keep_equal(system, parts, torch.broadcast_to(mask.tensor, shape))
-            return _like(parts, shape, x, y)
-    parts = [p for z in (x, y) for p in _aligned(parts_of(system, z), len(shape))]
-    return _like(merged(system, parts), shape, x, y)
+            return like(parts, shape, x, y)
+    first, second = (aligned(parts_of(system, z), len(shape)) for z in (x, y))
+    summed = sums_next(node) if active else ()
+    return like(product(system, first, second, active, summed=summed), shape, x, y)
 
 
 def _keep_equal(system: Constraints, parts: Sequence[Tensor], mask: Tensor) -> None:
     """Only rows (and columns) that a constant multiplies by the same numbers are exchangeable."""
+    varying = moving_dims(mask)
     for part in parts:
         dims = moving_dims(part)
-        others = [d for d in range(mask.ndim) if d not in dims]
-        rows = mask.detach().cpu().permute(*dims, *others).reshape(part.numel(), -1)
+        if not set(dims) & set(varying):
+            continue
+        rows = narrow_except(mask, [*dims, *varying]).detach().cpu()
+        rows = rows.movedim(dims, list(range(len(dims)))).reshape(part.numel(), -1)
         kinds = np.unique(rows.numpy(), axis=0, return_inverse=True)[1].reshape(-1)
-        for kind in range(int(kinds.max()) + 1 if kinds.max() else 0):
-            system.seen.append(np.unique(part.reshape(-1).numpy()[kinds == kind]))
+        if kinds.max():
+            system.mark(part, "diagonal")
+            for kind in range(int(kinds.max()) + 1):
+                system.seen.append(np.unique(part.reshape(-1).numpy()[kinds == kind]))
 
 
-def divide(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Factored:
+def divide(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Any:
     """Rows over rows, columns over columns."""
     if kwargs.get("rounding_mode"):
         raise Unsupported("a rounded division")
-    shape = shape_of(node)
-    above, below = (_aligned(parts_of(system, z), len(shape)) for z in (x, y))
-    return _like(merged(system, above, below), shape, x, y)
+    shape, active = shape_of(node), is_active(x) or is_active(y)
+    above, below = (aligned(parts_of(system, z), len(shape)) for z in (x, y))
+    return like(product(system, above, below, active, inverse=True), shape, x, y)
 
 
-def add(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Factored:
+def add(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Any:
     """A sum of weights ties rows with rows and columns with columns."""
-    shape = shape_of(node)
-    first, second = (_aligned(parts_of(system, z), len(shape)) for z in (x, y))
-    return _like(total(system, first, second), shape, x, y)
+    return sum_of(system, shape_of(node), x, y)
 
 
 def each_part(rule: Rule) -> Rule:
@@ -118,7 +115,7 @@ def each_part(rule: Rule) -> Rule:
         for part in done:
             if isinstance(part, Squares) and not sums_next(node):
                 system.mark(part.labels, "diagonal")
-        return _like([part.labels for part in done], shape_of(node), x)
+        return like([part.labels for part in done], shape_of(node), x)
 
     return on_each
 
@@ -147,9 +144,9 @@ def _reduced(
     for part in parts_of(system, x):
         inside = [d for d in moving_dims(part) if d in dims]
         if inside:
-            _mark_reduced(system, node, part)
+            _mark_reduced(system, node, part, is_active(x))
             part = core(reduce_channels(system, part, inside, sign))
-        if moving_dims(part):
+        if moving_dims(part) or is_active(x):
             result.append(outer(part))
         else:
             system.freeze(part, ("scale", "sign"))
@@ -158,18 +155,18 @@ def _reduced(
     if first.ndim < len(shape):
         result = [p.squeeze(dims) for p in result]
     if isinstance(value, tuple | list):
-        return tuple(_like(result, v.shape, x) for v in value)
-    return _like(result, value.shape, x)
+        return tuple(like(result, v.shape, x) for v in value)
+    return like(result, value.shape, x)
 
 
-def _mark_reduced(system: Constraints, node: Node, part: Tensor) -> None:
+def _mark_reduced(system: Constraints, node: Node, part: Tensor, active: bool) -> None:
     """A row turns where its squares are summed; what else leaves a sum alone, no rule says."""
     name = operation_name(node)
     if name in ("norm", "linalg_vector_norm"):
         system.mark(part, "orthogonal" if node.args[1:2] in ((), (2,)) else "diagonal")
     elif name in ("sum", "mean") and is_square(node.args[0]):
         system.mark(part, "orthogonal")
-    elif name in ("amax", "amin"):
+    elif active or name in ("amax", "amin"):
         system.mark(part, "diagonal")
     else:
         system.hold(part, "a sum or a variance over rows or columns of a weight")
@@ -180,6 +177,14 @@ def reduction(
 ) -> Any:
     """A sum or a mean over some dimensions of a computed weight."""
     return _reduced(system, node, x, dim, lambda part: part)
+
+
+def running_sum(system: Constraints, node: Node, x: Any, dim: int, **kwargs: Any) -> Any:
+    """Running sums along a dimension in which nothing moves, such as tokens."""
+    parts = parts_of(system, x)
+    if any(dim % len(x.shape) in moving_dims(p) and bool((p != FROZEN).any()) for p in parts):
+        raise Unsupported("a running sum over channels")
+    return like(parts, shape_of(node), x)
 
 
 def norm(
@@ -202,18 +207,19 @@ def norm(
 # ------------------------------------------------------------ shape
 def reshape(system: Constraints, node: Node, *args: Any, **kwargs: Any) -> Any:
     """Any rearrangement, executed on the labels of every part."""
-    results = []
-    value = node.meta["val"]
-    for part in args[0].parts:
-        labels = Value(part.expand(args[0].shape))
-        results.append(rearrange(system, node, labels, *_plain(args[1:]), **kwargs))
-    if isinstance(value, Tensor):
-        results = [Value(p) for p in apart(system, [r.labels for r in results])]
+    x, value = args[0], node.meta["val"]
+
+    def moved(part: Tensor) -> Any:
+        labels = Value(part.expand(x.shape))
+        return rearrange(system, node, labels, *_plain(args[1:]), **kwargs)
+
+    results = [moved(part) for part in x.parts]
     if isinstance(value, tuple | list):
-        return tuple(
-            _like([r[k].labels for r in results], v.shape, args[0]) for k, v in enumerate(value)
-        )
-    return _like([r.labels for r in results], value.shape, args[0])
+        return tuple(like([r[k].labels for r in results], v.shape, x) for k, v in enumerate(value))
+    if not x.active:
+        return factored(apart(system, [r.labels for r in results]), value.shape)
+    whole = joined(system, x.parts, [moving_dims(r.labels) for r in results])
+    return factored([moved(part).labels for part in whole.values()], value.shape, active=True)
 
 
 def _plain(args: Any) -> Any:
@@ -263,4 +269,4 @@ def batch_norm(
         system.mark(part, "diagonal")
     shape = shape_of(node)
     gains = [p.reshape(-1, *(1,) * (len(shape) - 2)) for p in parts_of(system, gain)]
-    return _like(merged(system, [*parts, *_aligned(gains, len(shape))]), shape, x)
+    return like(merged(system, [*parts, *aligned(gains, len(shape))]), shape, x)

@@ -125,7 +125,8 @@ def _scattered(weight: Weight, record: Any) -> tuple[int | None, Table]:
 
 
 def _in_shape_of(labels: Tensor, dims: Sequence[int], shape: Sequence[int]) -> Tensor:
-    view = [n if d in dims else 1 for d, n in enumerate(shape)]
+    several = labels.numel() > 1  # else one of them stands everywhere, as for zeros
+    view = [n if d in dims and several else 1 for d, n in enumerate(shape)]
     return labels.reshape(view).expand(tuple(shape))
 
 

@@ -1,0 +1,265 @@
+"""Laws of all figures: no legend on data, all names and units there, nothing hidden."""
+
+import functools
+import itertools
+import re
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from sample_figures import BINS, FEW, FIGURES, X, barred
+
+from lightning_bnn import plots
+from lightning_bnn.plots import Line, lines_figure
+from lightning_bnn.plots.axes import axes_of
+
+CARD = (340, 213)
+"""Pixels that TensorBoard has for a figure."""
+PHONE = 360
+
+
+@functools.cache
+def drawn(name):
+    """A figure whose places are known."""
+    figure = FIGURES[name]()
+    figure.draw_without_rendering()
+    return figure
+
+
+def shown(figure):
+    """The axes that are not the empty cells of a grid."""
+    return [ax for ax in figure.axes if ax.axison]
+
+
+def panels(figure):
+    """The axes that are not the bars of colours either."""
+    return [ax for ax in shown(figure) if ax.get_label() != "<colorbar>"]
+
+
+def legends(figure):
+    return [*figure.legends, *(ax.get_legend() for ax in figure.axes if ax.get_legend())]
+
+
+def panel(figure):
+    """Red, green and blue inside of the first panel, without its margins."""
+    figure.set_dpi(200)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    picture = np.asarray(canvas.buffer_rgba())[..., :3] / 255
+    box = panels(figure)[0].get_window_extent()
+    rows = slice(round(picture.shape[0] - box.y1), round(picture.shape[0] - box.y0))
+    return picture[rows, round(box.x0) + 24 : round(box.x1) - 24]
+
+
+# ------------------------------------------------------------ legends
+def covers(figure):
+    found = [x.get_window_extent() for x in legends(figure)]
+    return any(a.overlaps(ax.get_window_extent()) for a in found for ax in shown(figure))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_legend_covers_axes(name):
+    figure = drawn(name)
+    assert not covers(figure)
+    found = [one.get_window_extent() for one in legends(figure)]
+    picture = figure.bbox.padded(1)
+    assert all(picture.fully_contains(box.x0, box.y0) for box in found)
+    assert all(picture.fully_contains(box.x1, box.y1) for box in found)
+    for k, one in enumerate(found):
+        assert not any(one.overlaps(other) for other in found[k + 1 :])
+
+
+def test_the_check_sees_a_legend_inside():
+    figure, ax = axes_of(None)
+    ax.plot([0, 1], [0, 1], label="a")
+    ax.legend()
+    figure.draw_without_rendering()
+    assert covers(figure)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_whatever_has_a_name_is_in_the_one_legend(name):
+    figure = drawn(name)
+    names = {n for ax in shown(figure) for n in ax.get_legend_handles_labels()[1]}
+    told = [text.get_text() for one in legends(figure) for text in one.get_texts()]
+    assert len(told) == len(set(told))
+    assert set(told) == (names if len(names) > 1 or told else set())
+
+
+def test_a_legend_stands_in_a_cell_that_is_free():
+    figure = drawn("lines in three panels")
+    (free,) = (ax for ax in figure.axes if not ax.axison)
+    assert [text.get_text() for text in free.get_legend().get_texts()] == list("0123")
+    assert not figure.legends
+
+
+# ------------------------------------------------------------ names of axes
+def unlabelled(figure):
+    """Axes at the left or at the lower end of a grid that say nothing about their numbers."""
+    grid = {ax: ax.get_subplotspec() for ax in panels(figure)}
+    found = []
+    for ax, place in grid.items():
+        below = any(
+            other.rowspan.start > place.rowspan.start and other.colspan == place.colspan
+            for other in grid.values()
+        )
+        found += [ax] if not below and not said(ax.xaxis) else []
+        found += [ax] if place.is_first_col() and not said(ax.yaxis) else []
+    return found
+
+
+def said(axis):
+    """A label, or ticks that are words."""
+    words = [re.search("[A-Za-z]", tick.get_text()) for tick in axis.get_ticklabels()]
+    return axis.get_label_text() or (words and all(words))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_axis_is_labelled(name):
+    assert unlabelled(drawn(name)) == []
+
+
+def test_the_check_sees_an_axis_without_a_label():
+    figure = lines_figure({"": {"a": Line(X, X)}}, ("x", ""))
+    figure.draw_without_rendering()
+    assert len(unlabelled(figure)) == 1
+
+
+def overlaps(figure):
+    """Pairs of titles and labels that lie on each other, and those that are cut off."""
+    every = [t for ax in shown(figure) for t in (ax.title, ax.xaxis.label, ax.yaxis.label)]
+    boxes = {text: text.get_window_extent() for text in every if text.get_text()}
+    pairs = [(a, b) for a, b in itertools.combinations(boxes, 2) if boxes[a].overlaps(boxes[b])]
+    picture = figure.bbox.padded(2)
+    ends = {text: ((box.x0, box.y0), (box.x1, box.y1)) for text, box in boxes.items()}
+    return pairs + [t for t, e in ends.items() if not all(picture.fully_contains(*xy) for xy in e)]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_titles_and_labels_are_whole_and_apart(name):
+    assert overlaps(drawn(name)) == []
+
+
+def test_the_check_sees_a_label_that_is_cut_off():
+    figure, ax = axes_of(None, (2.0, 2.0))
+    ax.set_ylabel("a label that is much longer than its axis")
+    figure.draw_without_rendering()
+    assert len(overlaps(figure)) == 1
+
+
+@pytest.mark.parametrize("name", ["densities", "densities and a diagonal", "gaussians", "matrix"])
+def test_colours_that_count_have_one_bar_with_a_label(name):
+    figure = drawn(name)
+    (bar,) = (ax for ax in shown(figure) if ax.get_label() == "<colorbar>")
+    assert bar.get_xlabel() or bar.get_ylabel()
+    every = [c for ax in panels(figure) for c in [*ax.collections, *ax.images]]
+    counted = [c for c in every if c.get_array() is not None]
+    assert counted
+    assert len({(c.norm.vmin, c.norm.vmax, c.cmap.name) for c in counted}) == 1
+
+
+# ------------------------------------------------------------ nothing is hidden
+def gaps(figure, colour, window):
+    """Parts of the first panel, as wide as the window in pixels, in which nothing has a colour."""
+    seen = (np.abs(panel(figure) - to_rgb(colour)).max(-1) < 0.12).any(0)
+    count = len(seen) // window
+    return int((~seen[: count * window].reshape(count, window).any(1)).sum())
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+@pytest.mark.parametrize("few", [False, True])
+def test_all_of_the_curves_on_each_other_are_seen(count, few):
+    curve = Line(torch.linspace(0, 1, 5), torch.linspace(0, 1, 5).square()) if few else Line(X, X)
+    figure = lines_figure({"": {str(k): curve for k in range(count)}}, ("x", "y"))
+    assert [gaps(figure, f"C{k}", 70) for k in range(count)] == [0] * count
+
+
+def test_the_check_sees_a_hidden_curve():
+    figure, ax = axes_of(None)
+    for _ in range(2):
+        ax.plot(X, X)
+    assert gaps(figure, "C1", 70) == 0
+    assert gaps(figure, "C0", 70) > 3
+
+
+def test_curves_that_are_apart_are_whole():
+    figure = lines_figure({"": {"a": Line(X, X), "b": Line(X, X + 0.1)}}, ("x", "y"))
+    assert [line.get_linestyle() for line in panels(figure)[0].lines] == ["-", "-"]
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        lambda: plots.scatter_figure({"": {n: (FEW, FEW) for n in "abcde"}}, ("x", "y")),
+        lambda: lines_figure({"": {n: barred([1.0, 1.0, 1.0]) for n in "abcde"}}, ("x", "y")),
+        lambda: plots.histograms_figure({"": {n: X for n in "abcd"}}),
+    ],
+)
+def test_points_and_bars_on_each_other_are_seen(figure):
+    figure = figure()
+    inside = panel(figure)
+    names = legends(figure)[0].get_texts()
+    count = [(np.abs(inside - to_rgb(f"C{k}")).max(-1) < 0.12).sum() for k in range(len(names))]
+    assert min(count) > 40
+
+
+def test_error_bars_stand_beside_each_other():
+    figure = lines_figure({"": {n: barred([1.0, 1.0, 1.0]) for n in "abc"}}, ("x", "y"))
+    figure.draw_without_rendering()
+    ax = panels(figure)[0]
+    bars = [c.get_transform().transform(c.get_segments()[1])[0, 0] for c in ax.collections]
+    assert np.all(np.diff(bars) > 2)
+
+
+# ------------------------------------------------------------ letters
+def letters(figure):
+    """Points of the smallest letters."""
+    texts = [t for ax in shown(figure) for t in [*ax.get_xticklabels(), *ax.get_yticklabels()]]
+    texts += [t for ax in shown(figure) for t in (ax.title, ax.xaxis.label, ax.yaxis.label)]
+    texts += [text for one in legends(figure) for text in one.get_texts()]
+    return min(text.get_fontsize() for text in texts if text.get_text())
+
+
+CARDS = {
+    "trajectories": lambda: plots.trajectories_figure([1, 2], {"raw": torch.rand(2, 6)}, "abcdef"),
+    "pair": lambda: plots.hexbin_figure(
+        {"raw": torch.randn(50, 2)}, ("0.weight[3]", "0.weight[9]")
+    ),
+    "marginals": FIGURES["histograms"],
+    "tau": FIGURES["curves"],
+    "chains": FIGURES["one chain space"],
+    "rhat": lambda: plots.chains_figure({}, {"function": torch.rand(5)}),
+    "loss": lambda: plots.health_figure({"loss": [1.0, 0.5]}),
+    "confidence": lambda: plots.health_figure({}, (X, X > 0.3)),
+    "densities": lambda: plots.health_figure({}, densities=torch.randn(4, 30)),
+}
+"""What callbacks give to loggers."""
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_figures_of_callbacks_can_be_read_in_a_card(name):
+    figure = CARDS[name]()
+    figure.draw_without_rendering()
+    inches = figure.bbox_inches
+    scale = min(CARD[0] / inches.width, CARD[1] / inches.height)
+    assert letters(figure) / 72 * scale >= 12
+    assert not covers(figure)
+
+
+WIDE = {"densities", "trajectories", "distances"}
+"""Rows of panels that are compared from left to right, and layers of a network."""
+
+
+@pytest.mark.parametrize("name", sorted(FIGURES.keys() - WIDE))
+def test_figures_can_be_read_on_a_phone(name):
+    figure = drawn(name)
+    assert letters(figure) / 72 * PHONE / figure.bbox_inches.width >= 8
+
+
+def test_a_metric_draws_on_axes_of_somebody_else():
+    figure, ax = axes_of(None)
+    assert plots.reliability_figure(*BINS, ax=ax) == (figure, ax)
+    figure.draw_without_rendering()
+    assert not covers(figure)
