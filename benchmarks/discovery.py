@@ -114,7 +114,9 @@ NETWORKS = {
     "ResNet-18 at 224 px": (vision("resnet18"), image()),
     "ResNet-50 at 224 px": (vision("resnet50"), image()),
     "weight-standardised convolutions": (weight_standardised, image(32)),
-    "Llama-like, 16 tokens": (lambda: Language(32000, 512, 12, 8, 1376, nn.RMSNorm, True, False), tokens),
+    "Llama-like, 16 tokens": (
+        lambda: Language(32000, 512, 12, 8, 1376, nn.RMSNorm, True, False), tokens
+    ),
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lightning_bnn.stacks.copies import copied
+from lightning_bnn.stacks.openmp import end_waiting_threads
 
 __all__ = ["in_threads", "pool", "threads_for"]
 
@@ -35,7 +36,7 @@ def in_threads(
 ) -> list[Any]:
     """``[work(model, item) for item in items]``, on several threads.
 
-    Torch's own threads rest meanwhile. Gradients and mixed precision are on in the threads if they
+    Torch's own threads end meanwhile. Gradients and mixed precision are on in the threads if they
     are on here; each thread has a copy of the network, since running it with other weights changes
     it. The state of the generator shows whether the network draws random numbers.
 
@@ -75,6 +76,7 @@ def _shared_out(
         return [work(model, item) for item in items]
     every = torch.get_num_threads()
     torch.set_num_threads(1)
+    end_waiting_threads()
     try:
         others = [pool(threads - 1).submit(run, first, net) for first, net in enumerate(copies, 1)]
         try:

@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_bnn.stacks.fused.chains import Chain, Layer
 from lightning_bnn.stacks.fused.layout import examples_first, examples_last
 from lightning_bnn.stacks.fused.machine_code import compiled, lanes_of
+from lightning_bnn.stacks.openmp import end_waiting_threads
 from lightning_bnn.stacks.threads import pool
 
 __all__ = ["run_chain"]
@@ -206,6 +207,7 @@ def _over_members(run: Callable[[int, int], None], members: int) -> None:
         return
     bounds = [members * k // threads for k in range(threads + 1)]
     parts = list(zip(bounds, bounds[1:], strict=False))
+    end_waiting_threads()
     running = [pool(threads - 1).submit(run, *part) for part in parts[1:]]
     run(*parts[0])
     for part in running:

@@ -1,0 +1,54 @@
+"""Torch's threads that wait for work end, and come back with it."""
+
+import os
+import sys
+
+import pytest
+import torch
+
+from lightning_bnn.stacks import openmp
+from lightning_bnn.stacks.openmp import end_waiting_threads
+
+TASKS = "/proc/self/task"
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts the threads of Linux")
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def shared_out():
+    """An operation that needs both threads."""
+    return torch.ones(1 << 20).add_(1.0).sum()
+
+
+def test_a_thread_that_waits_ends_and_comes_back():
+    total = shared_out()
+    waiting = len(os.listdir(TASKS))
+    assert end_waiting_threads()
+    assert len(os.listdir(TASKS)) == waiting - 1
+    assert torch.equal(shared_out(), total)
+    assert len(os.listdir(TASKS)) == waiting
+
+
+def test_nothing_ends_where_nothing_waits():
+    end_waiting_threads()
+    before = len(os.listdir(TASKS))
+    assert end_waiting_threads()
+    assert len(os.listdir(TASKS)) == before
+
+
+def test_without_such_a_library_everything_goes_on(monkeypatch):
+    shared_out()
+    waiting = len(os.listdir(TASKS))
+    monkeypatch.setattr(openmp.ctypes, "CDLL", lambda name: object())
+    openmp._pause.cache_clear()
+    try:
+        assert not end_waiting_threads()
+        assert len(os.listdir(TASKS)) == waiting
+    finally:
+        openmp._pause.cache_clear()
