@@ -35,8 +35,8 @@ def health_figure(
 
     >>> confidence = torch.rand(50), torch.rand(50) < 0.5
     >>> figure = health_figure({"loss": [1.0, 0.6, 0.5]}, confidence)
-    >>> [ax.get_title() for ax in figure.axes]
-    ['training: loss', 'held-out predictions']
+    >>> [ax.get_ylabel() for ax in figure.axes]
+    ['loss', 'share that is right']
     """
     shown: list[tuple[str, str]] = [("curve", name) for name, c in curves.items() if len(c) > 1]
     shown += [("confidence", "")] if confidence is not None else []

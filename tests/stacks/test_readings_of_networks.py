@@ -269,8 +269,11 @@ def _with_few_functions(queue):
 
 
 def test_compiled_functions_outlive_those_that_are_forgotten():
-    """In a process of its own, since memory that was freed ends a process."""
-    context = multiprocessing.get_context("fork")
+    """In a process of its own, since memory that was freed ends a process.
+
+    Not a fork, in which autograd refuses to work if it has had threads before.
+    """
+    context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     process = context.Process(target=_with_few_functions, args=(queue,))
     process.start()
