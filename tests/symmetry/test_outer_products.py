@@ -11,6 +11,8 @@ from checked_symmetries import exact, sizes, units, weight
 from test_completeness import in_float64, kernel_dimension
 from torch import nn
 
+from lightning_bnn.symmetry import discover
+
 WIDTH = 3
 
 
@@ -271,3 +273,41 @@ def test_columns_of_one_of_two_heads_are_not_exchangeable():
                 pair = [head, head + 1]
                 model.o.weight[:, pair] = model.o.weight[:, pair[::-1]]
         torch.testing.assert_close(model(x), before)
+
+
+# ------------------------------------------------------------ a row with itself
+def pairs(s, x):
+    h = s.a(x)
+    return torch.einsum("bi,bj->bij", h, h)
+
+
+def pairs_of_two(s, x):
+    return torch.einsum("bi,bj->bij", s.a(x), s.c(x))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda s, x: s.o(pairs(s, x).flatten(1)),
+        lambda s, x: pairs(s, x).flatten(1).tanh().sum(1),
+    ],
+    ids=["by a layer", "by a sum"],
+)
+def test_pairs_of_a_row_with_itself_in_one_dimension_are_reported(read):
+    found = discover(layers(read, a=(4, 5), o=(25, 2)), torch.randn(6, 4))
+    assert not found.permutations
+    assert ["with itself" in f.reason for f in found.frozen] == [True]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda s, x: pairs(s, x).sum((1, 2)),
+        lambda s, x: s.o(pairs_of_two(s, x).flatten(1)),
+    ],
+    ids=["summed in two", "of two rows"],
+)
+def test_other_pairs_are_followed_without_a_word(read):
+    found = discover(layers(read, a=(4, 5), c=(4, 5), o=(25, 2)), torch.randn(6, 4))
+    assert found.permutations
+    assert not any("with itself" in f.reason for f in found.frozen)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,8 +17,11 @@ from lightning_bnn.symmetry.rules.broadcasting import multiply_labels, unify
 from lightning_bnn.symmetry.rules.constraints import Constraints, Kind
 from lightning_bnn.symmetry.rules.labels import FROZEN, core, moving_dims
 from lightning_bnn.symmetry.rules.reduction import reduce_channels
+from lightning_bnn.symmetry.rules.statements import Limit
 
 __all__ = ["aligned", "apart", "joined", "merged", "outer_product", "product", "total"]
+
+_WITHIN = "all products of a row of channels with itself in one dimension are not followed"
 
 
 def aligned(parts: Sequence[Tensor], ndim: int) -> list[Tensor]:
@@ -59,11 +63,20 @@ def joined(
     for part, mine in zip(parts, reach, strict=True):
         meeting = [dims for dims in found if dims & set(mine)] or [frozenset(mine)]
         together = [p for dims in meeting for p in found.pop(dims, ())]
+        _note_pairs_within(system, together, part)
         found[frozenset(mine).union(*meeting)] = [*together, part]
     return {
         dims: ps[0] if len(ps) == 1 else outer_product(system, ps, ps[0].ndim)
         for dims, ps in found.items()
     }
+
+
+def _note_pairs_within(system: Constraints, together: Sequence[Tensor], part: Tensor) -> None:
+    """Say so where channels meet those of their own row: that both move alike is not followed."""
+    for other in together:
+        common = np.intersect1d(core(other).numpy(), core(part).numpy())
+        if (common > FROZEN).any():
+            system.limits.append(Limit(common, None, _WITHIN))
 
 
 def _matched(
