@@ -12,6 +12,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.symmetry.rules.constraints import Constraints
+from lightning_bnn.symmetry.rules.emptied import REASON, is_emptied, would_be_longer
 from lightning_bnn.symmetry.rules.labels import (
     FROZEN,
     STRUCTURAL_ZERO,
@@ -31,6 +32,7 @@ from lightning_bnn.symmetry.rules.labels import (
 __all__ = [
     "concatenate",
     "copy",
+    "cut",
     "expand",
     "pad",
     "rearrange",
@@ -97,6 +99,15 @@ def rearrange(system: Constraints, node: Node, *args: Any, **kwargs: Any) -> Any
     return type(results[0])(_view(weight, parts) for parts in zip(*results, strict=True))
 
 
+def cut(system: Constraints, node: Node, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """A slice along anything; along tokens, something must be left of it."""
+    if isinstance(x, Value) and would_be_longer(node):
+        dim = args[0] if args else 0
+        if dim % x.labels.ndim not in moving_dims(x.labels):
+            raise Unsupported(REASON)
+    return rearrange(system, node, x, *args, **kwargs)
+
+
 def _view(weight: Weight, coords: Sequence[Tensor]) -> Weight:
     return replace(weight, coords=tuple(compress(c) for c in coords))
 
@@ -125,6 +136,9 @@ def _execute(node: Node, args: Any, kwargs: Any, pick: Callable[[Any], Tensor]) 
 
 def concatenate(system: Constraints, node: Node, parts: Sequence[Any], dim: int = 0) -> Value:
     """The channels of the parts side by side."""
+    moved = [d for p in parts if isinstance(p, Value) for d in moving_dims(p.labels)]
+    if any(map(is_emptied, node.all_input_nodes)) and dim % len(shape_of(node)) not in moved:
+        raise Unsupported(REASON)
     full = [t for t in (_full_labels(system, p) for p in parts) if t.numel()]
     full = _with_zeros_in_rows(system, full, dim)
     moving = {*moving_dims(*full), dim % full[0].ndim}

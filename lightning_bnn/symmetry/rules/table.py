@@ -98,7 +98,8 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("view_as reshape_as atleast_1d atleast_2d atleast_3d squeeze unsqueeze", shape.rearrange),
     ("permute transpose t numpy_T mT mH adjoint movedim moveaxis", shape.rearrange),
     ("swapaxes swapdims rot90 flip roll", shape.rearrange),
-    ("select slice narrow diagonal unfold", shape.rearrange),
+    ("select narrow diagonal unfold", shape.rearrange),
+    ("slice", shape.cut),
     ("chunk split split_with_sizes unbind tensor_split hsplit vsplit", shape.rearrange),
     ("repeat tile", repetition.repeat),
     ("repeat_interleave", repetition.repeat_interleave),
@@ -201,7 +202,10 @@ _OF_WEIGHTS: tuple[tuple[str, Rule], ...] = (
     ("batch_norm _native_batch_norm_legit", weight_products.batch_norm),
     ("_weight_norm _weight_norm_interface", weight_products.weight_norm),
 )
-_SHAPES = (shape.rearrange, shape.expand, repetition.repeat, repetition.repeat_interleave)
+_SHAPES = (
+    *(shape.rearrange, shape.cut, shape.expand),
+    *(repetition.repeat, repetition.repeat_interleave),
+)
 _POINTWISE = (
     *(elementwise.passthrough, elementwise.homogeneous, elementwise.odd, elementwise.nonlinear),
     *(elementwise.even, elementwise.absolute, elementwise.power, elementwise.clamp),
@@ -230,7 +234,7 @@ OF_WEIGHTS: dict[str, Rule] = {
 }
 """The rules of weights that are computed from weights, where no activation takes part."""
 OF_ROWS: dict[str, Rule] = {
-    **{name: gathered.moved_rows for name, rule in RULES.items() if rule is shape.rearrange},
+    **{name: gathered.moved_rows for name, rule in RULES.items() if rule in _SHAPES[:2]},
     **{name: gathered.each_row(r) for name, r in RULES.items() if r in _POINTWISE},
     **{name: gathered.along_row(RULES[name]) for name in "glu softmax _softmax".split()},
     **{name: gathered.each_row(RULES[name]) for name in ("dropout", "feature_dropout")},
