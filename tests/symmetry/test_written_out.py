@@ -212,3 +212,32 @@ def test_layers_without_channels_are_named():
     sym = exact(model, torch.randn(6, 4).double())
     assert (sizes(sym), sym.scaling_dof) == ([5], 5)
     assert [f.reason for f in sym.frozen] == ["one of its tensors has no elements"]
+
+
+# ------------------------------------------------------------ what has two meanings
+@pytest.mark.parametrize(("short", "long"), [("max", "maximum"), ("min", "minimum")])
+def test_extremes_of_two_tensors_are_those_of_their_elements(short, long):
+    def found(name):
+        def forward(s, x):
+            return s.o(getattr(torch, name)(s.a(x), s.b(x)))
+
+        net = Forward(forward, a=nn.Linear(4, 5), b=nn.Linear(4, 5), o=nn.Linear(5, 2))
+        return discover(net, torch.randn(6, 4))
+
+    one, other = found(short), found(long)
+    assert not one.frozen
+    assert (one.permutations[0].units, one.scaling_dof) == (5, 5)
+    assert one.log10_permutations == other.log10_permutations
+    assert one.scaling_dof == other.scaling_dof
+
+
+def test_a_product_of_two_rows_is_convolved():
+    def forward(s, x):
+        return s.o(s.conv(s.a(x)[:, :, None] * s.b(x)[:, None]).relu().sum(2))
+
+    net = Forward(
+        forward, a=nn.Linear(4, 5), b=nn.Linear(4, 3), conv=nn.Conv1d(5, 6, 1), o=nn.Linear(6, 2)
+    )
+    found = discover(net, torch.randn(6, 4))
+    assert not found.frozen
+    assert [group.units for group in found.permutations] == [6, 5]

@@ -18,7 +18,7 @@ from lightning_bnn.symmetry.rules.broadcasting import (
     tie_to_noise,
     unify,
 )
-from lightning_bnn.symmetry.rules.chosen import compare_index
+from lightning_bnn.symmetry.rules.chosen import compare_index, extreme_with_index
 from lightning_bnn.symmetry.rules.constraints import Constraints, Record
 from lightning_bnn.symmetry.rules.elementwise import homogeneous, nonlinear
 from lightning_bnn.symmetry.rules.factored import as_value, factored, outer_parts
@@ -33,6 +33,7 @@ from lightning_bnn.symmetry.rules.labels import (
     Value,
     Weight,
     core,
+    is_operand,
     is_zero,
     moving_dims,
     operation_name,
@@ -175,6 +176,15 @@ def divide(system: Constraints, node: Node, x: Any, y: Any, **kwargs: Any) -> Va
 def extreme(system: Constraints, node: Node, x: Any, y: Any) -> Value:
     """Element-wise maximum and minimum: one common scale passes, signs do not."""
     return homogeneous(system, node, Value(unify(system, system.labels(x), system.labels(y))))
+
+
+def largest(
+    system: Constraints, node: Node, x: Any, other: Any = None, *args: Any, **kw: Any
+) -> Any:
+    """``max(other)``, element by element, or ``max(dim)``."""
+    if is_operand(other):
+        return extreme(system, node, x, other)
+    return extreme_with_index(system, node, x, other, *args, **kw)
 
 
 def compare(system: Constraints, node: Node, x: Any, y: Any = 0) -> Value:

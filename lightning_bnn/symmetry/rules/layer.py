@@ -116,7 +116,7 @@ def convolution(transposed: bool = False) -> Rule:
         *args: Any,
         **kwargs: Any,
     ) -> Value:
-        labels = system.labels(x)
+        labels = system.labels(as_value(system, x) if isinstance(x, Factored) else x)
         if isinstance(weight, Factored):
             groups = kwargs.get("groups", args[3] if len(args) > 3 else 1)
             return _computed_convolution(system, node, labels, weight, bias, groups, transposed)
