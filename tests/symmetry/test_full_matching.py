@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import pytest
@@ -512,3 +513,28 @@ def test_matrices_go_with_neither_signs_nor_scales():
     sym, stack = networks_of("stream", near=False)
     with pytest.raises(ValueError, match="`mixing` goes with neither `signs` nor `scales`"):
         align(stack, sym, mixing=True, signs=True)
+
+
+# ------------------------------------------------------------ activations that shifts move
+def test_what_two_tables_share_moves_no_activation():
+    """The matrices are those that are found where the offset of both is not known."""
+    torch.manual_seed(0)
+    tokens = torch.randint(27, (20, 16))
+    model = fold_norms(Transformer(16, 27), tokens[:1])
+    a, b = P.unstack(P.populate(model, 2))
+    sym = discover(model, tokens[:1])
+    assert any(len(s.placements) == 2 and not s.readers for s in sym.shifts)
+    found, other = (
+        match_mixings(a, b, known, model=model, batches=[tokens], by="activations")
+        for known in (sym, dataclasses.replace(sym, shifts=()))
+    )
+    for mine, theirs in zip(found, other, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+
+
+def test_only_channels_of_free_biases_float():
+    """Values and keys, whose biases are free; in a stream one takes back what another gives."""
+    _, _, sym, _ = fused()
+    floats = [channel_moments._floats(sym, group) for group in sym.linear]
+    assert floats == [group.rescales for group in sym.linear]
+    assert {True, False} == set(floats)

@@ -222,6 +222,13 @@ def _channels(sym: Symmetries, place: Placement, product: Product) -> Tensor | N
 
 
 def _floats(sym: Symmetries, group: LinearGroup) -> bool:
-    """Whether biases of the channels are free: only differences of activations mean something."""
-    free = {p.axis for shift in sym.shifts for p in shift.placements}
-    return any(p.axis in free for p in group.placements)
+    """Whether biases of the channels are free: only differences of activations mean something.
+
+    Not where one tensor takes back what another gives, as in a sum of two tables.
+    """
+    mixed = {sym.axes[p.axis].tensor for p in group.placements}
+    given = [
+        [p.exponent for p in shift.placements if sym.axes[p.axis].tensor in mixed]
+        for shift in sym.shifts
+    ]
+    return any(sum(exponents) != 0 for exponents in given)
