@@ -314,7 +314,7 @@ MIXES = frozenset(
 ) | {
     name
     for name, rule in RULES.items()
-    if rule in (shape.rearrange, shape.uniform_like, shape.pad)
+    if rule in (shape.rearrange, shape.cut, shape.uniform_like, shape.pad)
     or "pool" in name
     or "upsample" in name
 }

@@ -51,7 +51,11 @@ from lightning_bnn.symmetry.rules.table import RULES as CHANNEL_RULES
 __all__ = ["RULES"]
 
 Rule = Callable[..., Any]
-_SHAPES = {name for name, rule in CHANNEL_RULES.items() if rule is channel_shapes.rearrange}
+_SHAPES = {
+    name
+    for name, rule in CHANNEL_RULES.items()
+    if rule in (channel_shapes.rearrange, channel_shapes.cut)
+}
 _POOLS = {
     name for name in CHANNEL_RULES if "pool" in name or name.startswith(("upsample_", "_upsample_"))
 }
