@@ -6,7 +6,8 @@ import sys
 import pytest
 import torch
 
-from lightning_bnn.stacks import openmp
+from lightning_bnn.stacks import in_threads, openmp
+from lightning_bnn.stacks.fused.running import _over_members
 from lightning_bnn.stacks.openmp import end_waiting_threads
 
 TASKS = "/proc/self/task"
@@ -52,3 +53,22 @@ def test_without_such_a_library_everything_goes_on(monkeypatch):
         assert len(os.listdir(TASKS)) == waiting
     finally:
         openmp._pause.cache_clear()
+
+
+def in_a_pool(look):
+    """Members shared out among two threads."""
+    in_threads(lambda model, item: look(), [0, 1], torch.nn.Identity(), 2)
+
+
+def in_a_chain(look):
+    """The same for chains of layers."""
+    _over_members(lambda first, last: look(), 2)
+
+
+@pytest.mark.parametrize("run", [in_a_pool, in_a_chain])
+def test_nothing_of_torch_waits_while_members_run(run):
+    run(lambda: None)  # the pool is there from now on
+    shared_out()
+    waiting, seen = len(os.listdir(TASKS)), []
+    run(lambda: seen.append(len(os.listdir(TASKS))))
+    assert seen == [waiting - 1] * 2
