@@ -4,6 +4,7 @@ from lightning_bnn.datamodules.base import DataModule, MissingData, Splits
 from lightning_bnn.datamodules.cifar import CIFAR10, CIFAR100
 from lightning_bnn.datamodules.digits import Digits
 from lightning_bnn.datamodules.embedded import (
+    Airfoil,
     Concrete,
     Diabetes,
     EmbeddedTable,
@@ -28,6 +29,7 @@ from lightning_bnn.datamodules.uci import (
 )
 
 __all__ = [
+    "Airfoil",
     "CIFAR10",
     "CIFAR100",
     "Concrete",

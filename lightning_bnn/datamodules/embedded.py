@@ -13,7 +13,7 @@ from lightning_bnn.datamodules.base import DataModule, Splits, hold_out
 from lightning_bnn.datamodules.uci import out_of_distribution, standardised
 from lightning_bnn.randomness import keyed_generator
 
-__all__ = ["Concrete", "Diabetes", "EmbeddedTable", "Energy", "Yacht"]
+__all__ = ["Airfoil", "Concrete", "Diabetes", "EmbeddedTable", "Energy", "Yacht"]
 
 
 class EmbeddedTable(DataModule):
@@ -97,6 +97,21 @@ class Diabetes(EmbeddedTable):
 
         data = load_diabetes(scaled=False)
         return torch.tensor(data.data, dtype=torch.float64), torch.tensor(data.target)[:, None]
+
+
+class Airfoil(EmbeddedTable):
+    """1503 airfoils in a wind tunnel, five inputs, level of sound; see `EmbeddedTable`.
+
+    References:
+        | Airfoil Self-Noise (Brooks, Pope, Marcolini, 1989), CC BY 4.0
+        | https://doi.org/10.24432/C5VW2C
+
+    >>> inputs, targets = Airfoil().load().train
+    >>> inputs.shape, targets.shape
+    (torch.Size([1127, 5]), torch.Size([1127, 1]))
+    """
+
+    table = "airfoil"
 
 
 class Concrete(EmbeddedTable):

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 from lightning_bnn import params as P
 from lightning_bnn.datamodules.base import DataModule, Splits
@@ -100,11 +101,16 @@ class Population:
     def measured(self) -> OfSets:
         """All methods on all sets of all sizes."""
         found: OfSets = {method: {} for method in self.methods}
-        for size in self.settings.sizes:
-            for k in range(min(self.settings.sets, self.members // size)):
-                networks = {n: t[k * size : (k + 1) * size] for n, t in self.stack.items()}
-                for method, numbers in self._one_set(networks).items():
-                    found[method].setdefault(size, []).append(numbers)
+        sets = [
+            (size, k)
+            for size in self.settings.sizes
+            for k in range(min(self.settings.sets, self.members // size))
+        ]
+        title = f"{self.name}, seed {self.seed}"
+        for size, k in tqdm(sets, desc=title, unit="set", leave=False):
+            networks = {n: t[k * size : (k + 1) * size] for n, t in self.stack.items()}
+            for method, numbers in self._one_set(networks).items():
+                found[method].setdefault(size, []).append(numbers)
         return found
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +23,15 @@ from lightning_bnn.commands.training import training
 from lightning_bnn.comparison.places import Place
 from lightning_bnn.comparison.problem import Problem, read_problem
 from lightning_bnn.comparison.stored_posteriors import read_module
+from lightning_bnn.harvest import ends
 from lightning_bnn.quiet_runs import quiet
 
 __all__ = ["Job", "Run", "fit_quietly", "reseeded", "run_jobs"]
 
 _APART = 1000
 """Between the seeds of two repetitions: presets that are compared differ by less."""
+_BETWEEN_CHECKPOINTS = 5.0
+"""Seconds of training that an interruption may cost."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,7 @@ def _train(run: Run, epochs: L.Callback) -> None:
     arguments = ["fit", "-c", str(config)]
     for name, value in options.items():
         arguments += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
-    callbacks = [epochs, *run.job.callbacks, ModelCheckpoint(save_on_train_epoch_end=True)]
+    callbacks = [epochs, *run.job.callbacks, _NowAndThen(save_on_train_epoch_end=True)]
     with quiet():
         training(arguments, callbacks)
 
@@ -182,6 +186,21 @@ def fit_quietly(
 
 def _newest(paths: Iterable[Path]) -> Path:
     return max(paths, key=lambda path: path.stat().st_mtime)
+
+
+class _NowAndThen(ModelCheckpoint):
+    """A checkpoint every few seconds and at the end: an epoch may be shorter than writing one."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.saved = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save, unless this was done a moment ago and training goes on."""
+        now = time.monotonic()
+        if ends(trainer) or now - self.saved >= _BETWEEN_CHECKPOINTS:
+            super().on_train_epoch_end(trainer, pl_module)
+            self.saved = now
 
 
 class _Epochs(L.Callback):

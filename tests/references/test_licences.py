@@ -19,7 +19,7 @@ def test_the_data_of_every_reference_have_a_licence(preset):
     assert "not known" not in licence_of(data)
 
 
-@pytest.mark.parametrize("name", ["Concrete", "Energy", "Yacht"])
+@pytest.mark.parametrize("name", ["Airfoil", "Concrete", "Energy", "Yacht"])
 def test_tables_are_under_the_licence_that_their_class_names(name):
     document = inspect.getdoc(getattr(datamodules, name))
     (source,) = re.findall(r"https://doi\.org/\S+", document)

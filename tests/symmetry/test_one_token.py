@@ -27,6 +27,31 @@ def test_positions_are_seen_in_an_example_of_one_token(rotary):
     assert verify(model, sym, long) < 1e-10
 
 
+def heard(self, signal):
+    return self.attention(self.frames(signal[:, None]).mT)
+
+
+@pytest.mark.parametrize("rotary", ["half", None])
+def test_a_signal_of_one_frame_is_read_as_one_of_two(rotary):
+    torch.manual_seed(0)
+    layers = {"frames": nn.Conv1d(1, 10, 8, 8), "attention": attention(width=4, rotary=rotary)()}
+    model = Forward(heard, **layers).double().eval()
+    one, many = torch.randn(2, 8).double(), torch.randn(2, 40).double()
+    sym = discover(model, one)
+    assert sizes(sym) == sizes(discover(model, many))
+    assert not sym.unchecked
+    assert verify(model, sym, many) < 1e-10
+
+
+def test_a_network_that_takes_one_length_only_stays_unchecked():
+    def of_eight(self, signal):
+        return heard(self, signal.reshape(len(signal), 8))
+
+    layers = {"frames": nn.Conv1d(1, 10, 8, 8), "attention": attention(width=4, rotary="half")()}
+    model = Forward(of_eight, **layers).double().eval()
+    assert "two tokens" in discover(model, torch.randn(2, 8).double()).unchecked
+
+
 def language(self, tokens, mask):
     x = self.embed(tokens)
     scores = self.query(x) @ self.key(x).mT + torch.where(mask > 0, 0.0, -1e9)[:, None]

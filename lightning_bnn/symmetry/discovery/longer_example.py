@@ -23,7 +23,7 @@ def trace_with_two_tokens(
     """The graphs of a network, and the example that they were traced with.
 
     That is a longer one where a softmax runs over a single key of the one that was given, and the
-    network takes another token.
+    network takes another token, or a signal of twice the length.
     """
     graphs = trace_graphs(model, inputs, batch_norm)
     if forgets(graphs.evaluation):
@@ -52,16 +52,18 @@ def forgets(graph: Graph | None) -> bool:
 
 
 def _lengthened(inputs: Inputs) -> Iterator[Inputs]:
-    """Examples with two of what there was one of, along one dimension after the other."""
+    """Examples of twice the length along one dimension after the other, first of size one."""
     tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
-    for dim in (1, 0, 2):
-        chosen = [t for t in tensors if t.ndim > dim and t.shape[dim] == 1]
+    longer = dict.fromkeys((d, t.shape[d]) for t in tensors for d in range(1, t.ndim))
+    sizes = [(1, 1), (0, 1), (2, 1), *(pair for pair in longer if pair[1] > 1)]
+    for dim, size in sizes:
+        chosen = [t for t in tensors if t.ndim > dim and t.shape[dim] == size]
         if any(not torch.equal(t, _another(t)) for t in chosen):
-            yield tree_map(lambda x, dim=dim: _twice(x, dim), inputs)
+            yield tree_map(lambda x, dim=dim, size=size: _twice(x, dim, size), inputs)
 
 
-def _twice(x: Any, dim: int) -> Any:
-    if not isinstance(x, Tensor) or x.ndim <= dim or x.shape[dim] != 1:
+def _twice(x: Any, dim: int, size: int) -> Any:
+    if not isinstance(x, Tensor) or x.ndim <= dim or x.shape[dim] != size:
         return x
     return torch.cat([x, _another(x)], dim)
 
