@@ -141,17 +141,22 @@ def check_some(params: Params, sym: Symmetries, name: str = "params") -> None:
 def check_squares(
     params: Params, name: str = "params", tensors: Iterable[str] | None = None
 ) -> None:
-    """Refuse weights whose squares overflow, although they are finite themselves.
+    """Refuse weights whose squares overflow, or all vanish, although they do not themselves.
 
     Args:
         params: what is multiplied, half precision in float32.
         name: of the argument.
         tensors: some of all.
     """
+    largest, kept = 0.0, False
     for tensor in params if tensors is None else tensors:
         w = params[tensor] if params[tensor].dtype == torch.float64 else params[tensor].float()
         if not bool(w.square().sum().isfinite()):
             raise ValueError(f"`{name}`: the squares of {tensor!r} overflow in {w.dtype}.")
+        size = float(w.abs().max()) if w.numel() else 0.0
+        largest, kept = max(largest, size), kept or size**2 >= torch.finfo(w.dtype).tiny
+    if largest and not kept:
+        raise ValueError(f"`{name}`: all squares vanish, the largest weight is {largest:.3g}.")
 
 
 def check_one_network(params: Params, sym: Symmetries, name: str) -> None:

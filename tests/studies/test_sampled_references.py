@@ -29,7 +29,7 @@ from lightning_bnn.references.differences import differences
 from lightning_bnn.studies import reference, runs
 from lightning_bnn.studies.fidelity_tables import HALVES
 
-GOLD = ("digits", "digits_wide", "sine", "two_gaussians", "yacht")
+GOLD = ("digits", "digits_wide", "energy", "sine", "two_gaussians", "yacht")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

@@ -17,6 +17,7 @@ from lightning_bnn.symmetry import (
     flip,
     invert,
     match,
+    match_all,
     permute,
     random_permutations,
     random_scales,
@@ -385,13 +386,14 @@ def test_numbers_that_are_not_finite_are_named_wherever_they_are(name, value):
 
 
 @pytest.mark.bad_input
-def test_weights_whose_products_overflow_are_named():
+def test_weights_whose_products_overflow_or_vanish_are_named():
     _, sym, stack = mlps(3)
     huge = {n: t.float() * (1e30 if n == "3.weight" else 1) for n, t in stack.items()}
     one = {n: t[0].float() for n, t in stack.items()}
     for call, name in (
         (lambda: match(huge, one, sym), "params"),
         (lambda: match(one, P.unstack(huge)[0], sym), "reference"),
+        (lambda: match_all(huge, one, sym), "params"),
         (lambda: align(huge, sym), "stack"),
     ):
         text = f"`{name}`: the squares of '3.weight' overflow in torch.float32"
@@ -400,3 +402,12 @@ def test_weights_whose_products_overflow_are_named():
     assert match({n: t.double() for n, t in huge.items()}, one, sym)
     many = {n: 300 * torch.ones_like(t).half() for n, t in stack.items()}
     assert align(many, sym)  # half precision is computed with in float32
+    tiny = {n: 1e-30 * t.float() for n, t in stack.items()}
+    for call in (lambda: align(tiny, sym), lambda: match(tiny, one, sym)):
+        with pytest.raises(ValueError, match="all squares vanish, the largest weight is .*e-3[01]"):
+            call()
+    exact = {n: t.double() for n, t in tiny.items()}
+    spread = align(exact, sym).spread
+    assert spread[-1] < 0.9 * float(distance_to_mean(exact, Plan(sym).compared))
+    some = {n: t.float() * (1e-30 if n.endswith("bias") else 1) for n, t in stack.items()}
+    assert align(some, sym)

@@ -22,7 +22,12 @@ from lightning_bnn.symmetry.matching.channel_moments import (
 )
 from lightning_bnn.symmetry.matching.watching import first_inputs
 from lightning_bnn.symmetry.shifting import remove_shifts
-from lightning_bnn.symmetry.validation import check_finite, check_one_network, check_params
+from lightning_bnn.symmetry.validation import (
+    check_finite,
+    check_one_network,
+    check_params,
+    check_squares,
+)
 
 __all__ = ["By", "View", "distance", "view_of"]
 
@@ -49,6 +54,8 @@ def view_of(
     stacked = check_params(params, sym)
     check_finite(reference, sym, "reference")
     check_finite(params, sym)
+    for name, networks in (("reference", reference), ("params", params)):
+        check_squares(networks, name, sym.touched)
     network, inputs = None, list[Any]()
     if by == "activations":
         if model is None or batches is None:
