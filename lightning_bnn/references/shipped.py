@@ -17,7 +17,7 @@ def reference_names() -> list[str]:
     """The names of all references, sorted.
 
     >>> reference_names()
-    ['concrete', 'digits', 'digits_wide', 'energy', 'sine', 'two_gaussians', 'yacht']
+    ['airfoil', 'concrete', 'digits', 'digits_wide', 'energy', 'sine', 'two_gaussians', 'yacht']
     """
     return sorted(path.parent.name for path in _root().glob("*/card.json"))
 
