@@ -75,7 +75,7 @@ def test_no_gold_reference_at_all_is_refused_in_one_sentence(monkeypatch, tmp_pa
     with pytest.raises(SystemExit):
         main(["leaderboard", "--out", str(tmp_path / "out")])
     assert (
-        "No reference is gold: name some as `--references`, of concrete, digits"
+        "No reference is gold: name some as `--references`, of airfoil, concrete"
         in capsys.readouterr().err
     )
 
