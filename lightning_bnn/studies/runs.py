@@ -142,15 +142,23 @@ def run_jobs(jobs: Sequence[Job], folder: Path) -> dict[str, Run]:
 
 
 def _prepared(run: Run) -> bool:
-    """Whether nothing is left to do; what other settings have made is removed."""
+    """Whether nothing is left to do; what cannot be continued is removed.
+
+    That is what other settings have made, and what was killed before its first checkpoint: draws in
+    a bank are of no use without.
+    """
     finished, begun = run.folder / "finished", run.folder / "settings"
     if finished.is_file() and finished.read_text() == run.job.key:
         return True
-    if begun.is_file() and begun.read_text() != run.job.key:
+    if begun.is_file() and (begun.read_text() != run.job.key or not _checkpoints(run)):
         shutil.rmtree(run.folder)
     run.folder.mkdir(parents=True, exist_ok=True)
     begun.write_text(run.job.key)
     return False
+
+
+def _checkpoints(run: Run) -> list[Path]:
+    return list(run.folder.rglob("*.ckpt"))
 
 
 def _train(run: Run, epochs: L.Callback) -> None:
@@ -162,7 +170,7 @@ def _train(run: Run, epochs: L.Callback) -> None:
         "trainer.enable_progress_bar": False,
         "trainer.enable_model_summary": False,
     }
-    checkpoints = list(run.folder.rglob("*.ckpt"))
+    checkpoints = _checkpoints(run)
     if checkpoints:
         options["ckpt_path"] = str(_newest(checkpoints))
     arguments = ["fit", "-c", str(config)]

@@ -173,20 +173,23 @@ def test_a_reference_is_sampled_again_to_the_last_bit(sampled):
     assert read_problem(one / "config.yaml").source.num_data == 60
 
 
-def killed_in_transition(number, folder):
-    """The command, which ends without a word: draws are written, the checkpoint is that before."""
+def killed_in_transition(number, folder, seconds):
+    """The command, which ends without a word: draws are written, the checkpoint is one before."""
 
     def kill(self, trainer, pl_module):
         if trainer.current_epoch == number:
             os.kill(os.getpid(), signal.SIGKILL)
 
     runs._Epochs.on_train_epoch_end = kill
+    runs._BETWEEN_CHECKPOINTS = seconds
     sample(folder)
 
 
 @pytest.mark.e2e
-def test_a_reference_that_was_killed_goes_on_to_the_same_draws(sampled, tmp_path):
-    run = start(killed_in_transition, 12, tmp_path / "two_gaussians")
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 1e6], ids=["the last", "some before", "none"])
+def test_a_reference_that_was_killed_goes_on_to_the_same_draws(sampled, tmp_path, seconds):
+    """From the checkpoint of the transition before, from an earlier one, or from the beginning."""
+    run = start(killed_in_transition, 12, tmp_path / "two_gaussians", seconds)
     run.process.join(120)
     assert run.process.exitcode == -signal.SIGKILL
     with CheckpointBank(tmp_path / "two_gaussians" / "runs" / "seed_0" / "bank", "r") as bank:
