@@ -101,10 +101,12 @@ def test_other_settings_begin_anew(folder, monkeypatch):
 
 
 @pytest.mark.e2e
-def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
+def test_a_run_goes_on_from_its_last_checkpoint(tmp_path, monkeypatch):
     """Killed in its second epoch, it ends in the weights of a run that was not."""
     import lightning as L
     import torch
+
+    monkeypatch.setattr(runs, "_BETWEEN_CHECKPOINTS", 0.0)
 
     class Stop(L.Callback):
         def on_train_epoch_start(self, trainer, pl_module):
