@@ -100,7 +100,7 @@ class Diabetes(EmbeddedTable):
 
 
 class Airfoil(EmbeddedTable):
-    """1503 airfoils in a wind tunnel, five inputs, level of sound; see `EmbeddedTable`.
+    """1503 measurements of airfoils, five inputs, level of sound; see `EmbeddedTable`.
 
     References:
         | Airfoil Self-Noise (Brooks, Pope, Marcolini, 1989), CC BY 4.0
