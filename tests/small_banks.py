@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import zlib
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from lightning_bnn.bank import CheckpointBank, shard_folder
 
 __all__ = [
     "contents", "lines_of", "networks", "refused_or_read", "restore", "small_bank",
-    "without_checks", "written",
+    "signed", "unsigned",
 ]  # fmt: skip
 
 
@@ -57,16 +58,22 @@ def lines_of(files):
     return files["manifest.jsonl"].splitlines(keepends=True)
 
 
-def without_checks(files):
-    """As banks were written before lines and tensors had hashes of their own."""
-    lines = [json.loads(line) for line in lines_of(files)]
+def unsigned(manifest):
+    """The lines of a manifest without their CRC."""
+    lines = [json.loads(line) for line in manifest.splitlines()]
     for line in lines:
-        line.pop("check", None), line.pop("checks", None)
-    return {**files, "manifest.jsonl": written(lines)}
+        line.pop("check")
+    return lines
 
 
-def written(lines):
-    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+def signed(lines):
+    """A manifest of any lines whose CRCs are right, as somebody could make who knows how."""
+    content = b""
+    for line in lines:
+        body = json.dumps(line, separators=(",", ":")).encode()
+        check = zlib.crc32(body, zlib.crc32(content))
+        content += body[:-1] + f',"check":"{check:08x}"}}\n'.encode()
+    return content
 
 
 def refused_or_read(folder, states, log):

@@ -236,7 +236,7 @@ def test_every_study_is_in_the_docs_with_its_papers():
 
 def test_what_the_docs_name_is_there():
     text = page("docs/modules.md")
-    for name in set(modules.__all__) - {"BayesianModule", "Prediction", "Predictive"}:
+    for name in set(modules.__all__) - {"Prediction", "Predictive"}:
         assert name in text
     for name in re.findall(r"^\| `(\w+)`", text, re.MULTILINE):
         known = hasattr(datamodules, name) or hasattr(modules, name)

@@ -70,7 +70,7 @@ class Contents:
     def _name(self, shard: Shard) -> None:
         if shard.name in self.named:
             raise ValueError(f"{shard.name} is there already")
-        if shard.checks is not None and shard.checks.keys() != self.layout.keys():
+        if shard.checks.keys() != self.layout.keys():
             raise ValueError(f"{shard.name} holds other tensors than the header tells")
         self.named.add(shard.name)
 

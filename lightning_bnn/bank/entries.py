@@ -113,15 +113,14 @@ def _header(line: Mapping[str, Any]) -> Header:
 
 
 def _shard(line: Mapping[str, Any], **more: Callable[[Any], bool]) -> Shard:
-    if "checks" in line:  # early versions wrote none
-        more["checks"] = _are_checks
-    _expect(line, shard=_is_file, rows=_is_count, bytes=_is_count, sha256=_is_hash, **more)
-    return Shard(line["shard"], line["rows"], line["bytes"], line["sha256"], line.get("checks"))
+    file = {"shard": _is_file, "rows": _is_count, "bytes": _is_count, "sha256": _is_hash}
+    _expect(line, **file, checks=_are_checks, **more)
+    return Shard(line["shard"], line["rows"], line["bytes"], line["sha256"], line["checks"])
 
 
 def _shard_line(shard: Shard) -> dict[str, Any]:
     line = {"shard": shard.name, "rows": shard.rows, "bytes": shard.size, "sha256": shard.sha256}
-    return line if shard.checks is None else {**line, "checks": dict(shard.checks)}
+    return {**line, "checks": dict(shard.checks)}
 
 
 # ------------------------------------------------------------ what a value must be

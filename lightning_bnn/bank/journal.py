@@ -1,8 +1,7 @@
 """An append-only file of JSON lines: entries survive a crash, and no byte changes unnoticed.
 
 Every line ends with the CRC of all bytes before it and of its own, so that the lines after it
-reveal whether it has been changed, lost or moved. Early versions wrote lines without a CRC; the
-first line that has one vouches for them.
+reveal whether it has been changed, lost or moved.
 """
 
 from __future__ import annotations
@@ -45,14 +44,11 @@ class Journal:
         self._size, self._length, self._crc = len(content), _intact(content), 0
         if self.is_torn:
             _log.warning("%s ends in the middle of an entry, which is dropped.", self.path)
-        is_vouched_for = False
         for number, line in enumerate(content[: self._length].splitlines(keepends=True), 1):
             body, check = _split(line)
-            entry = _parsed(body)
-            fits = not is_vouched_for if check is None else check == zlib.crc32(body, self._crc)
-            if entry is None or not fits:
+            entry = _parsed(body) if check == zlib.crc32(body, self._crc) else None
+            if entry is None:
                 raise self.damaged(number, "it is not as it was written")
-            is_vouched_for = is_vouched_for or check is not None
             self._crc = zlib.crc32(line, self._crc)
             yield number, entry
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lightning_bnn.bank.entries import Layout
-from lightning_bnn.bank.shards import Shard, check_hash, check_shard, checksum
+from lightning_bnn.bank.shards import Shard, check_shard, checksum
 
 __all__ = ["OpenShards"]
 
@@ -55,9 +55,7 @@ class OpenShards:
         self._open.clear()
 
     def _check(self, shard: Shard, name: str, tensor: Tensor, layout: Layout) -> None:
-        if shard.checks is None:
-            check_hash(self._folder, shard)
-        elif checksum(tensor) != shard.checks[name]:
+        if checksum(tensor) != shard.checks[name]:
             raise self._corrupt(shard, f"the hash of {name!r} is another")
         kind = tensor.dtype, tensor.shape[1:]
         if kind != (layout.dtype, layout.shape) or len(tensor) < shard.rows:

@@ -105,8 +105,6 @@ class ShardFolder:
             if is_shard_name(name) and name not in named:
                 self.remove([name])
             self._erase_sign(name)
-        for draft in self.path.glob(".shard-*.safetensors.tmp"):  # of early versions
-            draft.unlink()
         self.remove(replaced)
 
     def set_aside(self, names: Collection[str]) -> Path:

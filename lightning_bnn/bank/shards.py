@@ -34,15 +34,14 @@ class Shard:
         rows: how many of its networks count, from the first on.
         size: in bytes.
         sha256: of the whole file.
-        checks: the CRC of every tensor, so that one can be checked without reading the others;
-            files of early versions have none.
+        checks: the CRC of every tensor, so that one can be checked without reading the others.
     """
 
     name: str
     rows: int
     size: int
     sha256: str
-    checks: Mapping[str, int] | None = None
+    checks: Mapping[str, int]
 
 
 def new_shard_name() -> str:

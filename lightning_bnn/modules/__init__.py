@@ -16,12 +16,8 @@ from lightning_bnn.modules.sghmc import SGHMC
 from lightning_bnn.modules.swag import SWAG
 from lightning_bnn.modules.symmetrized_vi import SymmetrizedVI
 
-BayesianModule = Bayesian
-"""What `Bayesian` was called before."""
-
 __all__ = [
     "Bayesian",
-    "BayesianModule",
     "DeepEnsemble",
     "FromCheckpoints",
     "HMC",

@@ -57,7 +57,7 @@ CLASSES = [
     (option, name)
     for option, (module, kind) in KINDS.items()
     for name in module.__all__
-    if inspect.isclass(getattr(module, name)) and name != "BayesianModule"  # another's second name
+    if inspect.isclass(getattr(module, name))
     if issubclass(getattr(module, name), kind) and name not in ("MissingData", "Splits")
 ]
 

@@ -1,11 +1,10 @@
 """Banks of another format, and whose names and links lead elsewhere: refused, and untouched."""
 
-import json
 import os
 import shutil
 
 import pytest
-from small_banks import contents, networks, restore, small_bank, without_checks, written
+from small_banks import contents, networks, restore, signed, small_bank, unsigned
 
 from lightning_bnn.bank import CheckpointBank
 
@@ -17,8 +16,9 @@ pytestmark = pytest.mark.bad_input
 def test_another_format_is_refused(version, mode, tmp_path):
     small_bank(tmp_path)
     files = contents(tmp_path)
-    other = without_checks(files)["manifest.jsonl"].replace(b'"bank": 1', b'"bank": %d' % version)
-    restore(tmp_path, {**files, "manifest.jsonl": other})
+    lines = unsigned(files["manifest.jsonl"])
+    lines[0]["bank"] = version
+    restore(tmp_path, {**files, "manifest.jsonl": signed(lines)})
     with pytest.raises(ValueError, match=f"has format {version}, and this version"):
         CheckpointBank(tmp_path, mode)
 
@@ -31,11 +31,9 @@ def outside(tmp_path, name):
     (shard,) = bank.glob("shard-*")
     shutil.copy(shard, victim)
     manifest = bank / "manifest.jsonl"
-    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
-    for line in lines:
-        line.pop("check", None)
+    lines = unsigned(manifest.read_bytes())
     lines[1]["shard"] = name.format(victim=victim)
-    manifest.write_bytes(written([*lines, {"truncate": 0}]))
+    manifest.write_bytes(signed([*lines, {"truncate": 0}]))
     return bank, victim
 
 
