@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from lightning_bnn import models
 from lightning_bnn import params as P
-from lightning_bnn.datamodules import UCIAirfoil
+from lightning_bnn.datamodules import UCI
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.metrics.chains import rhat
 from lightning_bnn.modules import MILE, DeepEnsemble
@@ -49,7 +49,7 @@ def split(seed):
     """Standardised inputs and targets, of training and test."""
     from sklearn.model_selection import train_test_split
 
-    table = np.loadtxt(UCIAirfoil().root / "airfoil.csv", delimiter=",", skiprows=1)
+    table = np.loadtxt(UCI("airfoil").root / "airfoil.csv", delimiter=",", skiprows=1)
     train, test = train_test_split(table, test_size=0.2, random_state=seed)
     mean, std = train.mean(0), train.std(0)
     return [

@@ -14,7 +14,7 @@ import time
 import torch
 
 from lightning_bnn import params as P
-from lightning_bnn.datamodules import Digits, TwoGaussians, UCIEnergy, UCIYacht
+from lightning_bnn.datamodules import UCI, Digits, TwoGaussians
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.methods import MFVI, Batch, Fit, Progress, Run, starting_deviations
 from lightning_bnn.models import mlp
@@ -55,8 +55,8 @@ PROBLEMS = {  # network, likelihood, data, prior_std, epochs
     "two Gaussians": (
         lambda: mlp(2, [10], 2), Categorical(), lambda: table(TwoGaussians(size=30)), 1.0, 300,
     ),
-    "energy": (lambda: mlp(8, [50], 1), Gaussian(std=0.1), lambda: table(UCIEnergy()), 1.0, 400),
-    "yacht": (lambda: mlp(6, [20], 1), Gaussian(std=0.1), lambda: table(UCIYacht()), 1.0, 600),
+    "energy": (lambda: mlp(8, [50], 1), Gaussian(std=0.1), lambda: table(UCI("energy")), 1.0, 400),
+    "yacht": (lambda: mlp(6, [20], 1), Gaussian(std=0.1), lambda: table(UCI("yacht")), 1.0, 600),
     "diabetes 100": (lambda: mlp(10, [50], 1), Gaussian(std=0.7), diabetes, 1.0, 600),
 }  # fmt: skip
 

@@ -14,19 +14,7 @@ from lightning_bnn.datamodules.embedded import (
 from lightning_bnn.datamodules.mnist import MNIST
 from lightning_bnn.datamodules.tiny_imagenet import TinyImageNet
 from lightning_bnn.datamodules.toy import NoisySine, TractableReLU, TwoGaussians
-from lightning_bnn.datamodules.uci import (
-    UCIAirfoil,
-    UCIBoston,
-    UCIConcrete,
-    UCIEnergy,
-    UCIKin8nm,
-    UCINaval,
-    UCIPower,
-    UCIProtein,
-    UCIRegression,
-    UCIWine,
-    UCIYacht,
-)
+from lightning_bnn.datamodules.uci import UCI
 
 __all__ = [
     "Airfoil",
@@ -45,16 +33,6 @@ __all__ = [
     "TinyImageNet",
     "TractableReLU",
     "TwoGaussians",
-    "UCIAirfoil",
-    "UCIBoston",
-    "UCIConcrete",
-    "UCIEnergy",
-    "UCIKin8nm",
-    "UCINaval",
-    "UCIPower",
-    "UCIProtein",
-    "UCIRegression",
-    "UCIWine",
-    "UCIYacht",
+    "UCI",
     "Yacht",
 ]

@@ -28,9 +28,9 @@ Examples = tuple[Tensor, Tensor]
 class MissingData(FileNotFoundError):
     """Files of a data set are missing; the text says where they belong and how to get them.
 
-    >>> from lightning_bnn.datamodules import UCIYacht
+    >>> from lightning_bnn.datamodules import UCI
     >>> try:
-    ...     UCIYacht(root="nowhere").load()
+    ...     UCI("yacht", root="nowhere").load()
     ... except MissingData as error:
     ...     "yacht.csv" in str(error), isinstance(error, FileNotFoundError)
     (True, True)

@@ -20,24 +20,10 @@ from lightning_bnn.datamodules.base import (
 )
 from lightning_bnn.randomness import keyed_generator
 
-__all__ = [
-    "UCIAirfoil",
-    "UCIBoston",
-    "UCIConcrete",
-    "UCIEnergy",
-    "UCIKin8nm",
-    "UCINaval",
-    "UCIPower",
-    "UCIProtein",
-    "UCIRegression",
-    "UCIWine",
-    "UCIYacht",
-    "out_of_distribution",
-    "standardised",
-]
+__all__ = ["UCI", "out_of_distribution", "standardised"]
 
 
-class UCIRegression(DataModule):
+class UCI(DataModule):
     r"""One table; inputs and targets are standardised by the training rows.
 
     The folder is that of the splits by Hernandez-Lobato and Adams: ``data.txt`` with one example
@@ -50,6 +36,9 @@ class UCIRegression(DataModule):
     (``shuffled``), and test inputs five times as far from the mean (``far``).
 
     Args:
+        table: its folder: ``"airfoil"``, ``"bostonHousing"``, ``"concrete"``, ``"energy"``,
+            ``"kin8nm"``, ``"naval-propulsion-plant"``, ``"power-plant"``, ``"wine-quality-red"``,
+            ``"protein-tertiary-structure"``, ``"yacht"``, or one of your own in this layout.
         root: folder that holds ``UCI_Datasets`` (or that folder itself, or the CSV files); by
             default the environment variable ``LIGHTNING_BNN_DATA``, else ``data``.
         batch_size: examples in a training batch of one process.
@@ -66,17 +55,14 @@ class UCIRegression(DataModule):
     >>> folder = tempfile.mkdtemp()
     >>> rows = "".join(f"{x},{x * x}\n" for x in range(20))
     >>> _ = Path(f"{folder}/squares.csv").write_text("x,y\n" + rows)
-    >>> class Squares(UCIRegression):
-    ...     table = "squares"
-    >>> splits = Squares(root=folder).load()
+    >>> splits = UCI("squares", root=folder).load()
     >>> len(splits.train[0]), len(splits.test[0]), list(splits.ood)
     (18, 2, ['shuffled', 'far'])
     """
 
-    table: str
-
     def __init__(
         self,
+        table: str,
         root: str | None = None,
         batch_size: int = 32,
         eval_batch_size: int = 512,
@@ -86,6 +72,7 @@ class UCIRegression(DataModule):
         orders: int | Sequence[int] | None = None,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed, orders)
+        self.table = table
         self.root, self.split, self.val_size = data_root(root), split, val_size
         self.target_std: Tensor | None = None
 
@@ -182,103 +169,3 @@ def standardised(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     std = torch.where(constant, torch.ones_like(std), std)
     values = torch.where(constant, mean, values)
     return ((values - mean) / std).float(), std.float()
-
-
-class UCIAirfoil(UCIRegression):
-    """Noise of airfoils in a wind tunnel, 1503 examples.
-
-    >>> UCIAirfoil(root="nowhere").folder.as_posix()
-    'nowhere/airfoil/data'
-    """
-
-    table = "airfoil"
-
-
-class UCIBoston(UCIRegression):
-    """Prices of houses in Boston, 506 examples.
-
-    >>> UCIBoston(root="nowhere").folder.as_posix()
-    'nowhere/bostonHousing/data'
-    """
-
-    table = "bostonHousing"
-
-
-class UCIConcrete(UCIRegression):
-    """Strength of concrete, 1030 examples.
-
-    >>> UCIConcrete(root="nowhere").folder.as_posix()
-    'nowhere/concrete/data'
-    """
-
-    table = "concrete"
-
-
-class UCIEnergy(UCIRegression):
-    """Heating load of buildings, 768 examples.
-
-    >>> UCIEnergy(root="nowhere").folder.as_posix()
-    'nowhere/energy/data'
-    """
-
-    table = "energy"
-
-
-class UCIKin8nm(UCIRegression):
-    """Kinematics of a robot arm, 8192 examples.
-
-    >>> UCIKin8nm(root="nowhere").folder.as_posix()
-    'nowhere/kin8nm/data'
-    """
-
-    table = "kin8nm"
-
-
-class UCINaval(UCIRegression):
-    """Decay of a naval propulsion plant, 11 934 examples.
-
-    >>> UCINaval(root="nowhere").folder.as_posix()
-    'nowhere/naval-propulsion-plant/data'
-    """
-
-    table = "naval-propulsion-plant"
-
-
-class UCIPower(UCIRegression):
-    """Output of a power plant, 9568 examples.
-
-    >>> UCIPower(root="nowhere").folder.as_posix()
-    'nowhere/power-plant/data'
-    """
-
-    table = "power-plant"
-
-
-class UCIProtein(UCIRegression):
-    """Protein tertiary structure, 45 730 examples.
-
-    >>> UCIProtein(root="nowhere").folder.as_posix()
-    'nowhere/protein-tertiary-structure/data'
-    """
-
-    table = "protein-tertiary-structure"
-
-
-class UCIWine(UCIRegression):
-    """Quality of red wine, 1599 examples.
-
-    >>> UCIWine(root="nowhere").folder.as_posix()
-    'nowhere/wine-quality-red/data'
-    """
-
-    table = "wine-quality-red"
-
-
-class UCIYacht(UCIRegression):
-    """Resistance of sailing yachts, 308 examples.
-
-    >>> UCIYacht(root="nowhere").folder.as_posix()
-    'nowhere/yacht/data'
-    """
-
-    table = "yacht"

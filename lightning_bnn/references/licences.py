@@ -16,19 +16,20 @@ _OTHERS = {
 }
 
 
-def licence_of(data: str) -> str:
+def licence_of(data: str, table: str = "") -> str:
     """In one line, the licence of the data and of the draws; nothing is made up.
 
-    >>> licence_of("UCIYacht")
+    >>> licence_of("UCI", "yacht")
     'data: CC BY 4.0, https://doi.org/10.24432/C5XG7R; draws: Apache 2.0'
     >>> licence_of("my.own.Data")
     'data: not known; draws: Apache 2.0'
 
     Args:
         data: the class of a datamodule, as configurations name it.
+        table: which of its tables, where it has several.
     """
     name = data.rpartition(".")[2]
-    table = _OF_UCI.get(name.removeprefix("UCI"))
-    if table is not None:
-        return f"data: CC BY 4.0, https://doi.org/10.24432/{table}; {_DRAWS}"
+    source = _OF_UCI.get(table.capitalize() if name == "UCI" else name)
+    if source is not None:
+        return f"data: CC BY 4.0, https://doi.org/10.24432/{source}; {_DRAWS}"
     return _OTHERS.get(name, f"data: not known; {_DRAWS}")

@@ -139,10 +139,14 @@ def _write(
         sha256=digest_of_networks(target / "bank"),
         diagnosis=diagnose(read_posterior(name, Place(target / "bank"), problem), problem),
         again=again,
-        licence=licence_of(settings["data"]["class_path"]),
+        licence=_licence(**settings["data"]),
     )
     card.write(target / "card.json")
     return card
+
+
+def _licence(class_path: str, init_args: Mapping[str, Any] | None = None) -> str:
+    return licence_of(class_path, (init_args or {}).get("table", ""))
 
 
 def _store(source: Path, target: Path) -> None:

@@ -1,5 +1,7 @@
 """Data modules on tiny files of the real formats: shapes, splits, preprocessing, missing files."""
 
+from functools import partial
+
 import fake_files
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from lightning_bnn.datamodules import (
     CIFAR10,
     CIFAR100,
     MNIST,
+    UCI,
     Airfoil,
     Concrete,
     Diabetes,
@@ -21,10 +24,6 @@ from lightning_bnn.datamodules import (
     TinyImageNet,
     TractableReLU,
     TwoGaussians,
-    UCIAirfoil,
-    UCIConcrete,
-    UCIEnergy,
-    UCIYacht,
     Yacht,
     toy,
 )
@@ -45,8 +44,8 @@ MODULES = {
     "tiny imagenet": lambda root: TinyImageNet(root, val_size=2),
     "two gaussians": lambda root: TwoGaussians(),
     "tractable": lambda root: TractableReLU(),
-    "uci energy": lambda root: UCIEnergy(root, val_size=4),
-    "uci airfoil": lambda root: UCIAirfoil(root, val_size=4),
+    "uci energy": lambda root: UCI("energy", root, val_size=4),
+    "uci airfoil": lambda root: UCI("airfoil", root, val_size=4),
     "airfoil": lambda root: Airfoil(val_size=20),
     "diabetes": lambda root: Diabetes(val_size=20),
     "sine": lambda root: NoisySine(),
@@ -165,7 +164,7 @@ def test_tiny_imagenet_decodes_every_photograph(root):
 
 def test_uci_is_standardised_by_the_training_rows(tmp_path):
     raw = fake_files.uci(tmp_path)
-    data = UCIEnergy(str(tmp_path), split=1)
+    data = UCI("energy", str(tmp_path), split=1)
     splits = data.load()
     rows = np.loadtxt(tmp_path / "UCI_Datasets/energy/data/index_test_1.txt").astype(int)
     train = np.delete(raw, rows, 0)
@@ -178,14 +177,14 @@ def test_uci_is_standardised_by_the_training_rows(tmp_path):
 
 def test_uci_without_published_splits(tmp_path):
     raw = fake_files.uci(tmp_path, "yacht", splits=0, features=6)
-    one, two = (UCIYacht(str(tmp_path), split=k).load() for k in (0, 1))
+    one, two = (UCI("yacht", str(tmp_path), split=k).load() for k in (0, 1))
     assert len(one.test[0]) == len(raw) // 10
     assert not torch.equal(one.test[0], two.test[0])
 
 
 def test_a_csv_table_has_its_target_in_the_last_column(tmp_path):
     raw = fake_files.uci_csv(tmp_path, "concrete", features=8)
-    data = UCIConcrete(str(tmp_path))
+    data = UCI("concrete", str(tmp_path))
     splits = data.load()
     train, test = splits.train[1] * data.target_std, splits.test[1] * data.target_std
     every = torch.cat([train, test])[:, 0].sort().values.double()
@@ -208,21 +207,21 @@ def test_a_csv_table_has_its_target_in_the_last_column(tmp_path):
 def test_damaged_tables_are_refused(tmp_path, text, message):
     (tmp_path / "yacht.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
-        UCIYacht(str(tmp_path)).load()
+        UCI("yacht", str(tmp_path)).load()
 
 
 TABLES = {
-    UCIAirfoil: (1503, 5), UCIConcrete: (1030, 8), UCIEnergy: (768, 8), UCIYacht: (308, 6)
+    "airfoil": (1503, 5), "concrete": (1030, 8), "energy": (768, 8), "yacht": (308, 6)
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", TABLES)
-def test_real_tables_have_their_sizes(kind):
+@pytest.mark.parametrize("table", TABLES)
+def test_real_tables_have_their_sizes(table):
     try:
-        splits = kind().load()
+        splits = UCI(table).load()
     except MissingData:
         pytest.skip("the tables are not in LIGHTNING_BNN_DATA")
-    rows, columns = TABLES[kind]
+    rows, columns = TABLES[table]
     assert len(splits.train[0]) + len(splits.test[0]) == rows
     assert splits.train[0].shape[1] == columns
 
@@ -271,7 +270,7 @@ def test_the_tractable_targets():
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("kind", [MNIST, CIFAR10, CIFAR100, TinyImageNet, UCIEnergy])
+@pytest.mark.parametrize("kind", [MNIST, CIFAR10, CIFAR100, TinyImageNet, partial(UCI, "energy")])
 def test_missing_files_say_how_to_get_them(kind, tmp_path):
     with pytest.raises(MissingData, match=r"not found in .*LIGHTNING_BNN_DATA"):
         kind(str(tmp_path)).setup()
@@ -291,7 +290,7 @@ def test_the_root_comes_from_the_environment(root, monkeypatch):
         (lambda root: Digits(test_share=0.0), "`val_share` and `test_share`"),
         (lambda root: TwoGaussians(gap=4), "`gap` must be"),
         (lambda root: Diabetes(test_share=1.0), "`test_share` must be between 0 and 1"),
-        (lambda root: UCIEnergy(root, split=9).setup(), "`split` must be between 0 and 1"),
+        (lambda root: UCI("energy", root, split=9).setup(), "`split` must be between 0 and 1"),
     ],
 )
 def test_bad_arguments(make, message, root):

@@ -24,8 +24,8 @@ def test_tables_are_under_the_licence_that_their_class_names(name):
     document = inspect.getdoc(getattr(datamodules, name))
     (source,) = re.findall(r"https://doi\.org/\S+", document)
     assert "CC BY 4.0" in document
-    for data in (name, f"UCI{name}", f"lightning_bnn.datamodules.UCI{name}"):
-        assert licence_of(data) == f"data: CC BY 4.0, {source}; draws: Apache 2.0"
+    for data in ([name], ["UCI", name.lower()], ["lightning_bnn.datamodules.UCI", name.lower()]):
+        assert licence_of(*data) == f"data: CC BY 4.0, {source}; draws: Apache 2.0"
 
 
 @pytest.mark.parametrize("data", ["CIFAR10", "my.own.Table", ""])
