@@ -13,8 +13,8 @@ from typing import Any, Literal
 from torch import nn
 
 from lightning_bnn.symmetry.discovery.channels import follow_channels
+from lightning_bnn.symmetry.discovery.example import trace_with_two_tokens, two_rows
 from lightning_bnn.symmetry.discovery.export import Graphs
-from lightning_bnn.symmetry.discovery.longer_example import trace_with_two_tokens
 from lightning_bnn.symmetry.discovery.refutation import refute
 from lightning_bnn.symmetry.discovery.result import symmetries_of
 from lightning_bnn.symmetry.discovery.written_out import write_out
@@ -51,6 +51,7 @@ def discover(
     Args:
         model: any module; it is left untouched.
         *example: example inputs, as the module takes them; they are moved to its device and type.
+            Of a batch, the first two rows are used.
         batch_norm: ``"carrier"`` keeps the weights before a batch norm and lets its gain carry the
             scale (exact in training and evaluation); ``"eval"`` treats batch norm as a fixed affine
             map (exact in evaluation only).
@@ -78,6 +79,7 @@ def discover(
     check_filled(inputs)
     custom = {_bare(name): rule for name, rule in (rules or {}).items()}
     with in_evaluation(model):
+        inputs = two_rows(model, inputs)
         graphs, inputs = trace_with_two_tokens(model, inputs, batch_norm)
         write_out([graphs.evaluation, graphs.training], custom.keys())
         every = {**rules_of(batch_norm), **custom}

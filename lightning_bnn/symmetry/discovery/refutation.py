@@ -13,9 +13,9 @@ from lightning_bnn.symmetry.axis_actions import EVERY
 from lightning_bnn.symmetry.comparison import agree, tolerance_of
 from lightning_bnn.symmetry.discovery.checking import Check
 from lightning_bnn.symmetry.discovery.draws import ONE_OF_ALL, draws_numbers
+from lightning_bnn.symmetry.discovery.example import forgets
 from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.graph import Graph
-from lightning_bnn.symmetry.discovery.longer_example import forgets
 from lightning_bnn.symmetry.discovery.random_weights import RandomWeights
 from lightning_bnn.symmetry.discovery.streaming import streamed_outputs
 from lightning_bnn.symmetry.forward import (

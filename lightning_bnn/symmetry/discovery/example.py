@@ -1,4 +1,8 @@
-"""An example of one token shows neither what a softmax forgets nor positions: give it two."""
+"""The example that a network is read with: two rows of a batch, and at least two tokens.
+
+Two rows show as much of a network as many do. One token shows neither what a softmax forgets nor
+positions.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,82 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lightning_bnn.symmetry.comparison import agree, tolerance_of
 from lightning_bnn.symmetry.discovery.export import Graphs, trace_graphs
 from lightning_bnn.symmetry.discovery.graph import Graph
-from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, structural_copy
+from lightning_bnn.symmetry.discovery.random_weights import RandomWeights
+from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, outputs, structural_copy
+from lightning_bnn.symmetry.fresh_memory import reused_memory
+from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.rules.labels import operation_name
+from lightning_bnn.symmetry.shared_tensors import owners
 
-__all__ = ["forgets", "trace_with_two_tokens"]
+__all__ = ["forgets", "trace_with_two_tokens", "two_rows"]
+
+_PLAIN = (Tensor, bool, int, float, str, type(None))
 
 
+# ------------------------------------------------------------ rows
+@torch.no_grad()
+def two_rows(model: nn.Module, inputs: Inputs) -> Inputs:
+    """The first two rows of a batch; the example itself where it is not certain to be a batch.
+
+    At random weights, the outputs of two rows must be those rows of all outputs: of the first two,
+    and of the last before the first, which would be another beginning of a sequence.
+
+    Args:
+        model: the network, in evaluation mode.
+        inputs: the example.
+    """
+    rows = _rows_of(inputs)
+    if rows <= 2:
+        return inputs
+    try:
+        with reused_memory():
+            return _separate_rows(model, inputs, rows)
+    except Exception:  # whatever a network says of two rows, or of an example that does not fit
+        return inputs
+
+
+def _rows_of(inputs: Inputs) -> int:
+    """The number of rows that all tensors have; 0 where they differ, or rows cannot be told apart.
+
+    A tensor of floats with equal rows does not show whether rows depend on each other.
+    """
+    leaves = tree_leaves(inputs)
+    tensors = [x for x in leaves if isinstance(x, Tensor)]
+    sizes = {x.shape[:1] for x in tensors}
+    if len(sizes) != 1 or not all(isinstance(x, _PLAIN) for x in leaves):
+        return 0
+    rows = min(len(x) if x.ndim else 0 for x in tensors)
+    if rows > 2:
+        floats = [x for x in tensors if x.is_floating_point()] or tensors
+        if any(torch.equal(x[0], x[k]) for x in floats for k in (1, -1)):
+            return 0
+    return rows
+
+
+def _separate_rows(model: nn.Module, inputs: Inputs, rows: int) -> Inputs:
+    aliases = {name: first for name, first in owners(model).items() if name != first}
+    weights = RandomWeights(model, Symmetries((), (), (), (), aliases=aliases))
+    params = weights.all_by(weights.read)
+    tolerance = min(1e-4, tolerance_of(params))
+    whole = outputs(model, params, inputs)
+    for chosen in ([rows - 1, 0], [0, 1]):
+        pair = _chosen_rows(inputs, chosen)
+        expected = [t[chosen] for t in whole if t.shape[:1] == (rows,)]
+        same = agree(expected, outputs(model, params, pair), tolerance)
+        if not (same and len(expected) == len(whole)):
+            return inputs
+    return pair
+
+
+def _chosen_rows(inputs: Inputs, rows: list[int]) -> Inputs:
+    pair: Inputs = tree_map(lambda x: x[rows] if isinstance(x, Tensor) else x, inputs)
+    return pair
+
+
+# ------------------------------------------------------------ tokens
 def trace_with_two_tokens(
     model: nn.Module, inputs: Inputs, batch_norm: str
 ) -> tuple[Graphs, Inputs]:

@@ -1,0 +1,135 @@
+"""A batch is read by two of its rows; what is not certain to be one stays as it is."""
+
+import importlib
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn import models
+from lightning_bnn.symmetry import discover
+from lightning_bnn.symmetry.discovery.example import two_rows
+from lightning_bnn.symmetry.forward import Inputs
+from tests.cases import CASES, Attention, Forward
+
+
+def described(sym):
+    """Everything that a group is, tensors as lists."""
+    groups = (*sym.permutations, *sym.scalings, *sym.signs, *sym.linear, *sym.shifts)
+    places = [[(p.axis, p.exponent, p.positions.tolist()) for p in g.placements] for g in groups]
+    names = [(type(g), g.name, getattr(g, "units", 0), getattr(g, "inner", ())) for g in groups]
+    rest = sym.axes, sym.frozen, sym.unchecked, sym.softmax_shift, sym.evaluation_only
+    return names, places, rest
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_two_rows_say_what_the_whole_batch_says(case, monkeypatch):
+    model, x = case.make()
+    batch = torch.cat([x, *(case.example().to(x.dtype) for _ in range(2))])
+    batch = batch[torch.randperm(len(batch))]
+    assert len(batch) > 2
+    (pair,) = two_rows(model, Inputs((batch,))).args
+    assert torch.equal(pair, batch[:2])
+    two = discover(model, batch)
+    front = importlib.import_module("lightning_bnn.symmetry.discovery.discover")
+    monkeypatch.setattr(front, "two_rows", lambda _, inputs: inputs)
+    assert described(two) == described(discover(model, batch))
+
+
+class Causal(nn.Module):
+    """Attention to what came before, in a sequence without a batch dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.last = nn.MultiheadAttention(8, 2), nn.Linear(8, 3)
+
+    def forward(self, x):
+        future = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+        return self.last(self.attention(x, x, x, attn_mask=future)[0])
+
+
+class Gated(nn.Module):
+    """Rows that meet once a gate is open, which is closed at the beginning."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.gate = nn.Linear(8, 3), nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y + self.gate * y.mean(0)
+
+
+def propagate(self, x, neighbours):
+    return self.last(torch.relu(neighbours @ self.first(x)))
+
+
+def masked(self, x, mask):
+    scores = x @ x.mT + mask
+    return self.last(torch.relu(self.first(scores.softmax(-1) @ x)))
+
+
+def layers():
+    return {"first": nn.Linear(8, 6), "last": nn.Linear(6, 3)}
+
+
+def plain(self, x, *_):
+    return self.last(torch.relu(self.first(x)))
+
+
+def lstm(self, x):
+    return self.last(self.lstm(x)[0])
+
+
+NO_BATCHES = {
+    "a sequence": lambda: (Forward(lstm, lstm=nn.LSTM(8, 6), last=nn.Linear(6, 3)), (5, 8)),
+    "a batch behind time": lambda: (
+        Forward(lstm, lstm=nn.LSTM(8, 6), last=nn.Linear(6, 3)),
+        (5, 2, 8),
+    ),
+    "a causal sequence": lambda: (Causal(), (5, 8)),
+    "a closed gate": lambda: (Gated(), (5, 8)),
+    "a graph": lambda: (Forward(propagate, **layers()), (5, 8), (5, 5)),
+    "a square mask": lambda: (Forward(masked, **layers()), (5, 5, 8), (5, 5)),
+    "two sizes": lambda: (Forward(plain, **layers()), (5, 8), (4, 8)),
+    "a single number": lambda: (Forward(plain, **layers()), (5, 8), ()),
+    "two rows": lambda: (Forward(plain, **layers()), (2, 8)),
+    "statistics": lambda: (
+        Forward(lambda s, x: s.last(x / x.norm(dim=0)), last=nn.Linear(8, 2)),
+        (5, 8),
+    ),
+    "a loss beside it": lambda: (
+        Forward(lambda s, x: (plain(s, x), x.square().mean()), **layers()),
+        (5, 8),
+    ),
+    "a fixed size": lambda: (
+        Forward(lambda s, x: plain(s, x.reshape(5, 8)), **layers()),
+        (5, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("build", NO_BATCHES.values(), ids=NO_BATCHES)
+def test_what_is_not_certain_to_be_a_batch_stays(build):
+    torch.manual_seed(0)
+    model, *shapes = build()
+    inputs = Inputs(tuple(torch.randn(shape) for shape in shapes))
+    assert two_rows(model.eval(), inputs) is inputs
+    discover(model, *inputs.args)
+
+
+def test_equal_rows_and_objects_of_their_own_stay():
+    model = models.mlp(8, [6], 3).eval()
+    equal, object_ = Inputs((torch.ones(5, 8),)), Inputs((torch.randn(5, 8), object()))
+    for inputs in (equal, object_):
+        assert two_rows(model, inputs) is inputs
+
+
+def test_inputs_of_all_kinds_are_cut_together():
+    attention = Attention().eval()
+    model = Forward(lambda s, x: s.net(x["signal"] * x["mask"][..., None]), net=attention)
+    signal, mask = torch.randn(7, 6, 8), torch.ones(7, 6, dtype=torch.long)
+    ((pair,), named) = two_rows(model, Inputs(({"signal": signal, "mask": mask},)))
+    assert (pair["signal"].shape, pair["mask"].shape, named) == ((2, 6, 8), (2, 6), {})
+    tied = next(case for case in CASES if case.name == "tied transformer").build().eval()
+    assert two_rows(tied, Inputs((torch.randint(11, (9, 6)),))).args[0].shape == (2, 6)
