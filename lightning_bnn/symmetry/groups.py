@@ -139,7 +139,8 @@ class Symmetries:
         aliases: further names of tensors that a module holds more than once, and their first name.
         evaluation_only: why the symmetries hold in evaluation mode only; empty where they hold in
             training, too (for random layers: in law).
-        unchecked: why the check could not have seen an error; empty where it could.
+        unchecked: why the check could not have seen an error, and the parameters that the example
+            does not reach; empty where it could, and there are none.
         log10_permutations, scaling_dof, sign_dof: their numbers.
         error: relative output error of random elements in the check at random weights.
 

@@ -102,6 +102,7 @@ class Channels:
         self.mutable = {self.owners.get(n, n) for n in graphs.mutable}
         self.only_written = {self.owners.get(n, n) for n in only_written}
         self.buffers_that_matter = graphs.read | only_written
+        self._buffers_met = graphs.read | graphs.mutable
         self.constants: dict[str, Tensor] = {}
         self.shift: SoftmaxShift | None = None
         self.twins: list[TwinChannels] | None = None
@@ -122,7 +123,19 @@ class Channels:
 
     def unread_parameters(self) -> list[str]:
         """Parameters that no graph has used so far."""
-        return [name for name, _ in self.model.named_parameters() if name not in self._names_read]
+        names = (name for name, _ in self.model.named_parameters())
+        return [name for name in names if self.owners[name] not in self._names_read]
+
+    def unreached(self) -> list[str]:
+        """Parameters and running statistics on which no result depends in any mode."""
+        statistics = [
+            name
+            for name, buffer in self.model.named_buffers()
+            if name.rpartition(".")[2].startswith("running_") and buffer.is_floating_point()
+        ]
+        return self.unread_parameters() + [
+            name for name in statistics if not {name, self.owners[name]} & self._buffers_met
+        ]
 
     def follow(self, graph: Graph) -> None:
         """Follow the channels through one graph; what it returns must stay as it is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -96,6 +96,7 @@ def discover(
             evaluation_only=graphs.evaluation_only,
         )
         symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
+        symmetries = _with_what_is_not_reached(symmetries, channels.unreached())
     if symmetries.unchecked:
         what = "nothing" if math.isnan(symmetries.error) else "not everything"
         _log.warning("discover: %s was checked: %s.", what, symmetries.unchecked)
@@ -130,6 +131,17 @@ def _with_what_is_only_written(
         for s in (more, symmetries)
     ]
     return more if sizes[0] == sizes[1] else symmetries
+
+
+def _with_what_is_not_reached(symmetries: Symmetries, names: Sequence[str]) -> Symmetries:
+    """Name the tensors that another example may read, whose channels may be those that move."""
+    if not names or not symmetries.touched:
+        return symmetries
+    reason = (
+        f"no output depends on {', '.join(names)} at this example (if another task or an optional "
+        "input reads them, pass a wrapper whose forward returns the outputs of all)"
+    )
+    return replace(symmetries, unchecked="; ".join(filter(None, (symmetries.unchecked, reason))))
 
 
 def _check_model(model: nn.Module) -> None:
