@@ -2,7 +2,6 @@
 
 python benchmarks/pictures.py                   which there are, and the minutes they take
 python benchmarks/pictures.py toy.png diff.png    these, into docs/
-python benchmarks/pictures.py --looked toy.png    other code draws it, and draws it the same
 
 Pages that print numbers of the same run are not changed: compare them.
 """
@@ -16,7 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import drawn
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -42,21 +40,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--looked", action="store_true", help="write the digests only")
-    options = parser.parse_args()
-    names, known = options.names, drawn.record() if options.looked else PICTURES
-    if unknown := sorted({*names} - {*known}):
-        parser.error(f"there is no {unknown[0]}; the pictures are {', '.join(known)}")
-    for name in [] if options.looked else names:
+    names = parser.parse_args().names
+    if unknown := sorted({*names} - {*PICTURES}):
+        parser.error(f"there is no {unknown[0]}; the pictures are {', '.join(PICTURES)}")
+    for name in names:
         with tempfile.TemporaryDirectory() as folder:
             shutil.copy(make(name, Path(folder)), ROOT / "docs" / name)
             print(f"docs/{name}")
-    drawn.remember(names)
     if not names:
         for name, about in PICTURES.items():
             needs = f"   needs {about['needs']}" if "needs" in about else ""
-            old = "   drawn by earlier code" if drawn.is_old(name) else ""
-            print(f"{name:24s}{about['minutes']:7g} min{needs}{old}")
+            print(f"{name:24s}{about['minutes']:7g} min{needs}")
 
 
 if __name__ == "__main__":

@@ -42,11 +42,6 @@ def test_wrong_types_shapes_and_results_are_refused(call):
         call()
 
 
-def test_missing_arguments_are_the_errors_of_python():
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
-        repeated()
-
-
 def test_closures_are_checked_wherever_they_are_defined():
     def defined(limit):
         @checked

@@ -187,39 +187,6 @@ def test_every_page_is_pasted_or_has_no_python():
             pasted(page(name), name)
 
 
-# ------------------------------------------------------------ pages that are wrong
-def test_blocks_share_their_names_and_nothing_else():
-    assert pasted("```python\na = 1\n```\ntext\n```python\nb = a + 1\n```\n", "it.md")["b"] == 2
-    for missing in ("torch", "net", "pytest"):
-        with pytest.raises(NameError, match=missing) as error:
-            pasted(f"Title\n\n```python\na = 1\nprint({missing})\n```\n", "it.md")
-        assert (str(error.traceback[-1].path), error.traceback[-1].lineno + 1) == ("it.md", 5)
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("nothing but text\n", "has no Python"),
-        ("```\nmake test\n```\n", "has no Python"),
-        ("```Python\na = 1\n```\n", "'Python' is none of"),
-        ("```py\na = 1\n```\n", "'py' is none of"),
-        ("```python title\na = 1\n```\n", "'python title' is none of"),
-        ("```python\na = 1\n", "not closed"),
-        ("- item\n\n  ```python\n  a = 1\n  ```\n", "does not begin its line"),
-        ("~~~\na = 1\n~~~\n", "not closed"),
-    ],
-)
-def test_blocks_that_would_not_be_run_are_noticed(text, problem):
-    with pytest.raises(ValueError, match=problem):
-        pasted(text, "it.md")
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_checks_notice_what_is_missing(name):
-    with pytest.raises((KeyError, AssertionError)):
-        CHECKS[name]({}, "")
-
-
 # ------------------------------------------------------------ what pages name
 def test_every_study_is_in_the_docs_with_its_papers():
     text, tour = page("docs/studies.md"), page("docs/tour.md")

@@ -128,12 +128,6 @@ def test_presets_are_there(name):
             assert matching(preset_names(), span), f"there is no preset {span}"
 
 
-def test_there_are_commands_on_the_pages():
-    assert {"README.md", "docs/modules.md", "docs/scale.md"} <= set(WITH_COMMANDS)
-    assert "bench" in TARGETS
-    assert Command("python benchmarks/vi.py predict") in mentioned(page("docs/benchmarks.md"))
-
-
 @pytest.mark.parametrize("command", COMPARED, ids=lambda command: command.line)
 def test_what_is_shown_is_what_the_command_prints(command, capsys):
     main(command.words[1:])
@@ -146,45 +140,15 @@ def known(text):
     return [unknown.sub("", line).rstrip() for line in text.strip().splitlines()]
 
 
-# ------------------------------------------------------------ mistakes
-def test_a_file_that_was_written_is_read(folder, monkeypatch):
-    understand(Command("lightning-bnn presets digits_ensemble > digits.yaml"), monkeypatch)
-    assert (folder / "digits.yaml").read_text() == preset_text("digits_ensemble")
-    understand(Command("lightning-bnn fit -c digits.yaml --trainer.max_epochs 3"), monkeypatch)
-    assert [path.name for path in folder.iterdir()] == ["digits.yaml"]
-
-
 @pytest.mark.parametrize(
     "line",
     [
-        "lightning-bnn populations --members 3",
         "lightning-bnn population --config two_gaussians --member 3 --bank b --parts 3",
-        "lightning-bnn population --config two_gaussians --members many --bank b",
-        "lightning-bnn population --config two_gaussians --bank b",
-        "lightning-bnn fit -c there_is_none.yaml",
-        "lightning-bnn fit -c digits.yaml --model.init_args.memberz 3",
-        "lightning-bnn fit -c digits.yaml --trainer.epochs 3",
-        "lightning-bnn fit -c digits.yaml --trainer.callbacks+ MassGaps",
-        "lightning-bnn presets digits_of_others > it.yaml",
-        "python examples/add_to_existing_run.py --epoch 3 --colour red",
-        "python examples/there_is_none.py",
+        "lightning-bnn fit -c digits_ensemble --trainer.epochs 3",
         "python benchmarks/vi.py dance",
         "make coffee",
-        "make bench ONYL=apply",
-        "make ONLY=apply",
-        "conda install it",
     ],
 )
-def test_mistakes_are_noticed(line, folder, monkeypatch):
-    (folder / "digits.yaml").write_text(preset_text("digits_ensemble"))
-    with pytest.raises((AssertionError, SystemExit, KeyError, FileNotFoundError)):
+def test_mistakes_are_noticed(line, monkeypatch):
+    with pytest.raises((AssertionError, SystemExit)):
         understand(Command(line), monkeypatch)
-
-
-def test_prompts_continued_lines_and_comments():
-    prompts = "```\n$ make a \\\n    b  # why\nout\n$ make c\n```\n"
-    assert commands(prompts)[0].words == ["make", "a", "b"]
-    assert [command.shown for command in commands(prompts)] == ["out\n", ""]
-    assert [c.words for c in commands("```sh\nmake d\n\n# nothing\n```\n")] == [["make", "d"]]
-    with pytest.raises(ValueError, match="output of no command"):
-        commands("```\nout\n$ make a\n```\n")

@@ -1,7 +1,7 @@
 """Links between the pages lead somewhere."""
 
 import pytest
-from pages import PAGES, ROOT, TUTORIALS, anchors, dangling, links, page
+from pages import PAGES, ROOT, TUTORIALS, dangling, page
 
 
 @pytest.mark.parametrize(
@@ -11,15 +11,7 @@ def test_files_and_headings_are_there(name):
     assert dangling(page(name), (ROOT / name).parent) == []
 
 
-def test_there_are_links_to_follow():
-    assert "docs/tour.md" in links(page("README.md"))
-    assert "modules.md#do-chains-agree" in links(page("docs/callbacks.md"))
-    assert "do-chains-agree" in anchors(page("docs/modules.md"))
-
-
-@pytest.mark.parametrize(
-    "target", ["docs/module.md", "docs/nothing.png", "docs/modules.md#chains", "#sampling"]
-)
+@pytest.mark.parametrize("target", ["docs/module.md", "docs/modules.md#chains", "#sampling"])
 def test_a_link_to_nowhere_is_found(target):
     good = "# Title\n[file](README.md), [heading](docs/modules.md#sampling), [here](#title)\n"
     assert dangling(good, ROOT) == []

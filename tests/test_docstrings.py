@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 from pages import ROOT, website
-from source_code import Definition, Source
+from source_code import Definition
 from source_package import Package
 
 reference = website("reference")
@@ -99,76 +99,3 @@ def test_every_public_name_has_an_example(module):
     docstrings = {name: getattr(home, name).__doc__ for name in reference.public_names(module)}
     without = {f"{module}.{name}" for name, text in docstrings.items() if not has_example(text)}
     assert without == {name for name in WITHOUT_EXAMPLE if name.startswith(f"{module}.")}
-
-
-def test_few_names_are_excused_from_an_example():
-    names = sum(len(reference.public_names(module)) for module in reference.REFERENCE)
-    assert len(WITHOUT_EXAMPLE) < 0.05 * names
-
-
-def test_an_example_says_what_comes_out():
-    assert has_example("One.\n\n>>> 1 + 1\n2")
-    assert not has_example("One.\n\n>>> one = 1")
-    assert not has_example("See `two`.")
-    assert not has_example(None)
-
-
-# ------------------------------------------------------------ a small package
-EXAMPLE = '''"""A file with everything in it."""
-
-import lightning as L
-
-__all__ = ["Module"]
-
-
-class Module(L.LightningModule):
-    """A module with three methods."""
-
-    def training_step(self, batch): ...
-
-    def __len__(self): ...
-
-    def train(self):
-        """Go on."""
-
-    def missing(self):
-        self.width, self.__dict__["depth"] = 1, 2
-        self.register_buffer("order", None)
-
-
-class Heir(Module):
-    """A class that is not exported."""
-
-    def missing(self): ...
-
-    def other(self): ...
-'''
-
-
-@pytest.fixture
-def example(tmp_path):
-    folder = tmp_path / "example"
-    folder.mkdir()
-    (folder / "__init__.py").write_text('"""One that exports nothing of its own."""\n')
-    (folder / "file.py").write_text(EXAMPLE)
-    return Package(folder)
-
-
-def test_only_new_public_names_need_docstrings(example):
-    needing = {d.name for d in example.definitions() if needs_docstring(d, example)} - {""}
-    assert needing == {"Module", "Module.missing"}
-    assert [d.name for d in example.definitions() if is_short(d.docstring)] == ["Module.train"]
-
-
-def test_classes_are_followed_to_their_bases(example):
-    heir, module = example.ancestry("example.file.Heir")
-    assert (heir.bases, heir.foreign) == (("example.file.Module",), ())
-    assert module.foreign == ("lightning.LightningModule",)
-    assert module.attributes == {"width", "depth", "order"}
-    assert (example.depth("example.file.Heir"), example.depth("example.file.Module")) == (2, 1)
-
-
-def test_code_lines_leave_out_blank_lines_comments_and_docstrings(tmp_path):
-    path = tmp_path / "it.py"
-    path.write_text('"""Two\nlines."""\n\n# why\nx = """a\nb"""  # two\n"""What x is."""\n')
-    assert Source(path, "it").code_lines == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pages import ROOT, TUTORIALS, blocks, page
+from pages import ROOT, blocks, page
 
 from lightning_bnn import metrics as M
 from lightning_bnn import params as P
@@ -33,11 +33,6 @@ def shown(name):
 
 
 # ------------------------------------------------------------ pages and scripts
-def test_every_script_has_a_page():
-    assert len(NAMES) == 5
-    assert [f"docs/tutorials/{name}.md" for name in NAMES] == TUTORIALS
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_pages_show_prose_and_code_of_their_scripts(name):
     text = page(f"docs/tutorials/{name}.md")
@@ -52,71 +47,6 @@ def test_pages_show_all_of_their_pictures(name):
     linked = re.findall(r"!\[[^\]]+\]\((\S+)\)", page(f"docs/tutorials/{name}.md"))
     there = [path.name for path in (ROOT / "docs" / "tutorials").glob(f"{name}_*.png")]
     assert sorted(linked) == sorted(there) != []
-
-
-def test_a_change_of_prose_or_code_is_noticed(monkeypatch):
-    name = NAMES[0]
-    text, old = page(f"docs/tutorials/{name}.md"), build.script(name)
-    for before, after in (("# You have a", "# You had a"), ("lr=0.1", "lr=0.2")):
-        new = old.replace(before, after)
-        assert new != old
-        monkeypatch.setattr(build, "script", lambda _, new=new: new)
-        cells = build.cells(new)
-        assert without_output(text) != build.page(name, [build.Result()] * len(cells))
-
-
-# ------------------------------------------------------------ how they are made
-SCRIPT = '''"""Title."""
-
-# %% [markdown]
-# Prose
-#
-# and more
-
-# %%
-print("a  ")
-print(1 + 1)
-open("drawn_here.png", "w").close()
-
-# %%
-b = "no output"
-'''
-
-
-def test_cells_of_a_script(tmp_path, monkeypatch):
-    prose, first, second = build.cells(SCRIPT)
-    assert prose == (True, "Prose\n\nand more", 3)
-    assert not first.is_prose
-    assert SCRIPT.splitlines()[second.line + 1 - 1] == second.text == 'b = "no output"'
-    monkeypatch.setattr(build, "script", lambda name: SCRIPT)
-    here = Path.cwd()
-    results, names = build.run("x", tmp_path)
-    assert (names["b"], Path.cwd()) == ("no output", here)
-    assert [result.printed for result in results] == ["", "a\n2", ""]
-    assert [list(result.pictures) for result in results] == [[], ["drawn_here.png"], []]
-    assert "![drawn here](x_drawn_here.png)" in build.page("x", results)
-
-
-def test_an_error_is_found_at_its_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "script", lambda name: SCRIPT.replace('b = "no output"', "1 / 0"))
-    here = Path.cwd()
-    with pytest.raises(ZeroDivisionError) as error:
-        build.run("x", tmp_path)
-    assert error.traceback[-1].lineno + 1 == SCRIPT.splitlines().index('b = "no output"') + 1
-    assert Path.cwd() == here
-
-
-def test_code_among_prose_is_refused():
-    with pytest.raises(ValueError, match="Line 5 stands in prose"):
-        build.cells(SCRIPT.replace("#\n# and", "x = 1\n# and"))
-
-
-@pytest.mark.bad_input
-def test_a_tutorial_that_is_not_there_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["build.py", "01", "99"])
-    with pytest.raises(SystemExit, match="2"):
-        build.main()
-    assert "no tutorial is called '99'" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------ what they claim
@@ -223,10 +153,3 @@ def test_tutorials_print_what_their_pages_show(name, tmp_path, monkeypatch):
     ]
     monkeypatch.chdir(tmp_path)
     CLAIMS[name](names)
-
-
-@pytest.mark.parametrize("name", CLAIMS)
-def test_claims_notice_what_is_missing(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(KeyError):
-        CLAIMS[name]({})

@@ -15,7 +15,6 @@ import contextlib
 import io
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -131,14 +130,6 @@ def write(name: str, results: Sequence[Result]) -> None:
     (PAGES / f"{name}.md").write_text(page(name, results), encoding="utf-8")
 
 
-def remember(name: str) -> None:
-    """Note which code has drawn the pictures of a page, so that a test sees where it changes."""
-    sys.path.insert(0, str(SCRIPTS.parents[1] / "benchmarks"))
-    import drawn
-
-    drawn.remember(picture for picture in drawn.record() if f"/{name}_" in picture)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run tutorials, and write their pages.")
     parser.add_argument("words", nargs="*", help="parts of names; by default all tutorials")
@@ -150,7 +141,6 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             write(name, run(name, Path(folder))[0])
         print(f"wrote {(PAGES / name).with_suffix('.md')}")
-        remember(name)
 
 
 if __name__ == "__main__":
