@@ -93,7 +93,8 @@ def imports(module: str, name: str) -> list[str]:
 def _body(module: str) -> list[ast.stmt]:
     file = source(module)
     assert file is not None, f"there is no module {module}"
-    return ast.parse(file.read_text(encoding="utf-8")).body
+    top = ast.parse(file.read_text(encoding="utf-8")).body
+    return [node for it in top for node in (it.body if isinstance(it, ast.If) else [it])]
 
 
 # ------------------------------------------------------------ pages

@@ -31,7 +31,8 @@ def definitions(module: str) -> dict[str, ast.AST]:
         module: its name, with dots.
     """
     found: dict[str, ast.AST] = {}
-    for node in ast.parse(source_file(module).read_text(encoding="utf-8")).body:
+    top = ast.parse(source_file(module).read_text(encoding="utf-8")).body
+    for node in [n for t in top for n in (t.body if isinstance(t, ast.If) else [t])]:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             found.update({alias.asname or alias.name: node for alias in node.names})
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):

@@ -17,10 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-# Imported so that YAML can name their classes without a path.
-import lightning_bnn.callbacks
-import lightning_bnn.datamodules
-import lightning_bnn.modules  # noqa: F401
+from lightning_bnn import callbacks, datamodules, modules
 from lightning_bnn.commands.mistakes import building, restoring
 from lightning_bnn.commands.newest_checkpoint import checkpoint_folders, newest_checkpoint
 from lightning_bnn.commands.parsers import StrictParser
@@ -29,6 +26,14 @@ from lightning_bnn.modules import Bayesian, Prediction, results_table
 from lightning_bnn.settings_files import config_files, read_settings
 
 __all__ = ["TrainingCLI", "training"]
+
+for _package in (
+    callbacks,
+    datamodules,
+    modules,
+):  # so that YAML names their classes without a path
+    for _name in _package.__all__:
+        getattr(_package, _name)
 
 
 class _Parser(StrictParser, LightningArgumentParser):

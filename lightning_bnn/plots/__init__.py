@@ -1,22 +1,27 @@
 """Pictures: pure functions from tensors to matplotlib figures."""
 
-from lightning_bnn.plots.dots import dots_figure
-from lightning_bnn.plots.health import health_figure
-from lightning_bnn.plots.lines import Line, lines_figure
-from lightning_bnn.plots.panels import hexbin_figure, histograms_figure, scatter_figure
-from lightning_bnn.plots.predictions import (
-    matrix_figure,
-    reliability_figure,
-    reliability_figures,
-    sizes_figure,
-)
-from lightning_bnn.plots.weights import (
-    chains_figure,
-    curves_figure,
-    distances_figure,
-    gaussians_figure,
-    trajectories_figure,
-)
+from typing import TYPE_CHECKING
+
+from lightning_bnn._lazy import lazy_package
+
+if TYPE_CHECKING:
+    from lightning_bnn.plots.dots import dots_figure
+    from lightning_bnn.plots.health import health_figure
+    from lightning_bnn.plots.lines import Line, lines_figure
+    from lightning_bnn.plots.panels import hexbin_figure, histograms_figure, scatter_figure
+    from lightning_bnn.plots.predictions import (
+        matrix_figure,
+        reliability_figure,
+        reliability_figures,
+        sizes_figure,
+    )
+    from lightning_bnn.plots.weights import (
+        chains_figure,
+        curves_figure,
+        distances_figure,
+        gaussians_figure,
+        trajectories_figure,
+    )
 
 __all__ = [
     "Line",
@@ -36,3 +41,5 @@ __all__ = [
     "sizes_figure",
     "trajectories_figure",
 ]
+
+lazy_package(__name__)

@@ -1,13 +1,18 @@
 """Distributions over the weights of a network."""
 
-from lightning_bnn.posteriors.base import Posterior, Predictor
-from lightning_bnn.posteriors.dropout import Dropout
-from lightning_bnn.posteriors.empirical import Empirical, Mixture
-from lightning_bnn.posteriors.gaussian import DiagonalGaussian
-from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
-from lightning_bnn.posteriors.low_rank import LowRankGaussian
-from lightning_bnn.posteriors.streaming import StreamedPredictions, stream_predictions
-from lightning_bnn.posteriors.symmetrized import Symmetrized
+from typing import TYPE_CHECKING
+
+from lightning_bnn._lazy import lazy_package
+
+if TYPE_CHECKING:
+    from lightning_bnn.posteriors.base import Posterior, Predictor
+    from lightning_bnn.posteriors.dropout import Dropout
+    from lightning_bnn.posteriors.empirical import Empirical, Mixture
+    from lightning_bnn.posteriors.gaussian import DiagonalGaussian
+    from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
+    from lightning_bnn.posteriors.low_rank import LowRankGaussian
+    from lightning_bnn.posteriors.streaming import StreamedPredictions, stream_predictions
+    from lightning_bnn.posteriors.symmetrized import Symmetrized
 
 __all__ = [
     "CurvatureBlock",
@@ -23,3 +28,5 @@ __all__ = [
     "Symmetrized",
     "stream_predictions",
 ]
+
+lazy_package(__name__)

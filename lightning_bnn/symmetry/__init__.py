@@ -11,82 +11,87 @@
 tensor([1., 1., 1.])
 """
 
-from lightning_bnn.symmetry.actions import flip, permute, rescale, shift_logits
-from lightning_bnn.symmetry.balanced_form import balancing_matrices, mixing_gaps
-from lightning_bnn.symmetry.canonical import (
-    canonical_scales_and_signs,
-    canonicalise,
-    remove_softmax_shift,
-)
-from lightning_bnn.symmetry.composition import compose, invert
-from lightning_bnn.symmetry.counting import (
-    NearestTransposition,
-    kendall_tau,
-    log10_modes,
-    nearest_transposition,
-    ranks,
-    transpositions,
-)
-from lightning_bnn.symmetry.discovery import discover
-from lightning_bnn.symmetry.elements import (
-    identity,
-    random_permutations,
-    random_scales,
-    random_signs,
-)
-from lightning_bnn.symmetry.fingerprint import Fingerprint, fingerprint
-from lightning_bnn.symmetry.folding import fold_norms
-from lightning_bnn.symmetry.forward import UnsupportedModel
-from lightning_bnn.symmetry.groups import (
-    Frozen,
-    LinearGroup,
-    PermutationGroup,
-    ScalingGroup,
-    ShiftGroup,
-    SignGroup,
-    Symmetries,
-)
-from lightning_bnn.symmetry.matching import (
-    Alignment,
-    Barrier,
-    Difference,
-    FullMatch,
-    Learning,
-    MatchResult,
-    Repaired,
-    RunningFrame,
-    Stage,
-    align,
-    average,
-    barrier,
-    cycle_error,
-    difference,
-    interpolate,
-    learn_match,
-    match,
-    match_activations,
-    match_all,
-    match_mixings,
-    repair,
-)
-from lightning_bnn.symmetry.min_mass import MinMass, mass, min_mass
-from lightning_bnn.symmetry.mixing import identity_mixings, mix, random_mixings
-from lightning_bnn.symmetry.optimizer_state import (
-    mix_optimizer_state,
-    scale_optimizer_state,
-    transform_optimizer_state,
-)
-from lightning_bnn.symmetry.orders import (
-    OrderChange,
-    UnitOrders,
-    order_change,
-    transpositions_between,
-)
-from lightning_bnn.symmetry.removal import Removal, plan_removal
-from lightning_bnn.symmetry.shifting import random_shifts, shift
-from lightning_bnn.symmetry.sorting import sort_permutations
-from lightning_bnn.symmetry.turning import Stream, TurnedMass, find_streams, turned_mass
-from lightning_bnn.symmetry.verify import verify
+from typing import TYPE_CHECKING
+
+from lightning_bnn._lazy import lazy_package
+
+if TYPE_CHECKING:
+    from lightning_bnn.symmetry.actions import flip, permute, rescale, shift_logits
+    from lightning_bnn.symmetry.balanced_form import balancing_matrices, mixing_gaps
+    from lightning_bnn.symmetry.canonical import (
+        canonical_scales_and_signs,
+        canonicalise,
+        remove_softmax_shift,
+    )
+    from lightning_bnn.symmetry.composition import compose, invert
+    from lightning_bnn.symmetry.counting import (
+        NearestTransposition,
+        kendall_tau,
+        log10_modes,
+        nearest_transposition,
+        ranks,
+        transpositions,
+    )
+    from lightning_bnn.symmetry.discovery import discover
+    from lightning_bnn.symmetry.elements import (
+        identity,
+        random_permutations,
+        random_scales,
+        random_signs,
+    )
+    from lightning_bnn.symmetry.fingerprint import Fingerprint, fingerprint
+    from lightning_bnn.symmetry.folding import fold_norms
+    from lightning_bnn.symmetry.forward import UnsupportedModel
+    from lightning_bnn.symmetry.groups import (
+        Frozen,
+        LinearGroup,
+        PermutationGroup,
+        ScalingGroup,
+        ShiftGroup,
+        SignGroup,
+        Symmetries,
+    )
+    from lightning_bnn.symmetry.matching import (
+        Alignment,
+        Barrier,
+        Difference,
+        FullMatch,
+        Learning,
+        MatchResult,
+        Repaired,
+        RunningFrame,
+        Stage,
+        align,
+        average,
+        barrier,
+        cycle_error,
+        difference,
+        interpolate,
+        learn_match,
+        match,
+        match_activations,
+        match_all,
+        match_mixings,
+        repair,
+    )
+    from lightning_bnn.symmetry.min_mass import MinMass, mass, min_mass
+    from lightning_bnn.symmetry.mixing import identity_mixings, mix, random_mixings
+    from lightning_bnn.symmetry.optimizer_state import (
+        mix_optimizer_state,
+        scale_optimizer_state,
+        transform_optimizer_state,
+    )
+    from lightning_bnn.symmetry.orders import (
+        OrderChange,
+        UnitOrders,
+        order_change,
+        transpositions_between,
+    )
+    from lightning_bnn.symmetry.removal import Removal, plan_removal
+    from lightning_bnn.symmetry.shifting import random_shifts, shift
+    from lightning_bnn.symmetry.sorting import sort_permutations
+    from lightning_bnn.symmetry.turning import Stream, TurnedMass, find_streams, turned_mass
+    from lightning_bnn.symmetry.verify import verify
 
 __all__ = [
     "Alignment",
@@ -167,3 +172,5 @@ __all__ = [
     "turned_mass",
     "verify",
 ]
+
+lazy_package(__name__)
