@@ -37,8 +37,6 @@ RUNS = {
     "callbacks_bank": "callbacks.py bank",
     "discovery": "discovery.py",
     "transformer_mass": "transformer_mass.py --solve",
-    "before_after": "before_after.py bdabb4e",
-    "before_after_2": "before_after.py bdabb4e --threads 2",
     "apply": "apply.py",
     "norms_in_stacks": "norms_in_stacks.py",
     "population": "population.py",

@@ -290,15 +290,6 @@ def own_batches(rows: list[Row]) -> Table:
     return table + [[r["who"], shown(seconds(r) / r["steps"]), over(r, rows[0])] for r in rows]
 
 
-@layout("before_after", "before_after_2")
-def before_after(rows: list[Row]) -> Table:
-    table = [["", "before", "after", "after / before (quartiles)"]]
-    for case in every(rows, "case"):
-        cells = (time(rows, case=case, who=who) for who in ("before", "after"))
-        table.append([case, *cells, value(rows, "ratio", case=case)])
-    return table
-
-
 # ------------------------------------------------------------ samplers
 @layout("samplers_update", "samplers_steps", "samplers_steps_resnet")
 def samplers(rows: list[Row]) -> Table:
