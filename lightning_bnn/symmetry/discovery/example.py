@@ -16,12 +16,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lightning_bnn.symmetry.comparison import agree, tolerance_of
 from lightning_bnn.symmetry.discovery.export import Graphs, trace_graphs
 from lightning_bnn.symmetry.discovery.graph import Graph
-from lightning_bnn.symmetry.discovery.random_weights import RandomWeights
+from lightning_bnn.symmetry.discovery.random_weights import random_weights
 from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, outputs, structural_copy
 from lightning_bnn.symmetry.fresh_memory import reused_memory
-from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.rules.labels import operation_name
-from lightning_bnn.symmetry.shared_tensors import owners
 
 __all__ = ["forgets", "trace_with_two_tokens", "two_rows"]
 
@@ -69,9 +67,7 @@ def _rows_of(inputs: Inputs) -> int:
 
 
 def _separate_rows(model: nn.Module, inputs: Inputs, rows: int) -> Inputs:
-    aliases = {name: first for name, first in owners(model).items() if name != first}
-    weights = RandomWeights(model, Symmetries((), (), (), (), aliases=aliases))
-    params = weights.all_by(weights.read)
+    params = random_weights(model)
     tolerance = min(1e-4, tolerance_of(params))
     whole = outputs(model, params, inputs)
     for chosen in ([rows - 1, 0], [0, 1]):

@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lightning_bnn.symmetry.discovery.graph import Graph, writes
+from lightning_bnn.symmetry.discovery.memory import check_calls
 from lightning_bnn.symmetry.discovery.modes import ModeReads
 from lightning_bnn.symmetry.forward import (
     Inputs,
@@ -130,6 +131,7 @@ def trace(model: nn.Module, inputs: Inputs, reads: ModeReads | None = None) -> G
         inputs: what it is traced with.
         reads: where to note whether the forward asks for its mode.
     """
+    check_calls(model, inputs)
     failure: Exception | None = None
     reads = reads or ModeReads(model)
     for strict in (False, True):

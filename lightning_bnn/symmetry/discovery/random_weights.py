@@ -14,8 +14,9 @@ from lightning_bnn.symmetry.forward import in_precision
 from lightning_bnn.symmetry.fresh_memory import copied
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.motions import Read
+from lightning_bnn.symmetry.shared_tensors import owners
 
-__all__ = ["RandomWeights", "perturbing"]
+__all__ = ["RandomWeights", "perturbing", "random_weights"]
 
 
 class RandomWeights:
@@ -73,6 +74,13 @@ class RandomWeights:
                 size = float(t.norm()) / math.sqrt(t.numel())
             self._sizes[name] = size
         return self._sizes[name]
+
+
+def random_weights(network: nn.Module) -> Params:
+    """Random weights of a network of which no symmetry is known."""
+    aliases = {name: first for name, first in owners(network).items() if name != first}
+    weights = RandomWeights(network, Symmetries((), (), (), (), aliases=aliases))
+    return weights.all_by(weights.read)
 
 
 def perturbing(
