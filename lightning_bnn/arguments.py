@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["count", "floating_type", "integer", "is_number", "not_negative", "positive", "share"]
+__all__ = [
+    "check_count",
+    "check_floating_type",
+    "check_fraction",
+    "check_integer",
+    "check_not_negative",
+    "check_positive",
+    "is_number",
+]
 
 
 def is_number(value: Any) -> bool:
@@ -27,10 +35,10 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def positive(name: str, value: Any) -> None:
+def check_positive(name: str, value: Any) -> None:
     """Refuse anything but positive numbers.
 
-    >>> positive("temperature", math.nan)
+    >>> check_positive("temperature", math.nan)
     Traceback (most recent call last):
     ValueError: `temperature` must be positive, got nan.
     """
@@ -38,22 +46,22 @@ def positive(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be positive{_finite(value)}, got {value!r}.")
 
 
-def not_negative(name: str, value: Any) -> None:
+def check_not_negative(name: str, value: Any) -> None:
     """Refuse anything but zero and positive numbers."""
     if not (is_number(value) and value >= 0):
         raise ValueError(f"`{name}` must not be negative{_finite(value)}, got {value!r}.")
 
 
-def share(name: str, value: Any) -> None:
+def check_fraction(name: str, value: Any) -> None:
     """Refuse anything but a part of a whole: at least zero and below one."""
     if not (is_number(value) and 0 <= value < 1):
         raise ValueError(f"`{name}` must be at least 0 and below 1, got {value!r}.")
 
 
-def integer(name: str, value: Any) -> None:
+def check_integer(name: str, value: Any) -> None:
     """Refuse anything but whole numbers.
 
-    >>> integer("seed", 1.5)
+    >>> check_integer("seed", 1.5)
     Traceback (most recent call last):
     ValueError: `seed` must be a whole number, got 1.5.
     """
@@ -61,7 +69,7 @@ def integer(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be a whole number, got {value!r}.")
 
 
-def count(name: str, value: Any, least: int = 1) -> None:
+def check_count(name: str, value: Any, least: int = 1) -> None:
     """Refuse anything but whole numbers that are large enough.
 
     Args:
@@ -69,13 +77,13 @@ def count(name: str, value: Any, least: int = 1) -> None:
         value: what was given.
         least: the smallest that is allowed.
     """
-    integer(name, value)
+    check_integer(name, value)
     if value < least:
         allowed = "not be negative" if least == 0 else f"be at least {least}"
         raise ValueError(f"`{name}` must {allowed}, got {value}.")
 
 
-def floating_type(name: str, value: Any) -> None:
+def check_floating_type(name: str, value: Any) -> None:
     """Refuse anything but floating types of torch, in which weights can be stored."""
     if not (isinstance(value, torch.dtype) and value.is_floating_point):
         raise ValueError(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_bnn.arguments import count
+from lightning_bnn.arguments import check_count
 
 __all__ = ["Schedule", "ends", "epochs_of", "expected"]
 
@@ -46,10 +46,10 @@ class Schedule:
             )
         value = getattr(self, given[0])
         for number in (value or (0,)) if given[0] == "at" else (value,):
-            count(given[0], number)
+            check_count(given[0], number)
         if given[0] == "at":
             object.__setattr__(self, "at", tuple(sorted(set(value))))
-        count("start", self.start, 0)
+        check_count("start", self.start, 0)
 
     def after_step(self, before: int, step: int) -> bool:
         """Whether to collect once the count of steps has gone from one number to another."""

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lightning_bnn.arguments import count, positive
+from lightning_bnn.arguments import check_count, check_positive
 from lightning_bnn.params import Params, is_weight
 
 __all__ = [
@@ -164,9 +164,9 @@ class Gaussian(Likelihood):
         super().__init__()
         if noise not in get_args(Noise):
             raise ValueError(f"`noise` must be one of {', '.join(get_args(Noise))}, got {noise!r}.")
-        positive("std", std)
-        positive("least", least)
-        count("targets", targets)
+        check_positive("std", std)
+        check_positive("least", least)
+        check_count("targets", targets)
         self.noise, self.least = noise, least
         log_std = torch.full((targets if noise == "learned" else 1,), math.log(std))
         self.log_std = nn.Parameter(log_std, requires_grad=noise == "learned")
@@ -224,7 +224,7 @@ class IsotropicGaussianPrior(nn.Module):
 
     def __init__(self, std: float = 1.0) -> None:
         super().__init__()
-        positive("std", std)
+        check_positive("std", std)
         self.std = std
 
     def extra_repr(self) -> str:

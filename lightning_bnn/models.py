@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.arguments import count, positive
+from lightning_bnn.arguments import check_count, check_positive
 
 __all__ = ["FilterResponseNorm", "mlp", "optunet", "resnet18", "resnet20_frn", "two_relus"]
 
@@ -35,7 +35,7 @@ def mlp(
         raise ValueError(f"`hidden` must be a list of widths, got {hidden!r}.")
     named = {f"hidden[{k}]": width for k, width in enumerate(hidden)}
     for name, width in {"inputs": inputs, **named, "outputs": outputs}.items():
-        count(name, width)
+        check_count(name, width)
     widths = [inputs, *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in zip(widths, widths[1:], strict=False):
@@ -74,7 +74,7 @@ def optunet(classes: int = 10) -> nn.Sequential:
     >>> sum(p.numel() for p in optunet().parameters())
     392
     """
-    count("classes", classes)
+    check_count("classes", classes)
     return nn.Sequential(
         nn.Conv2d(1, 2, 4, bias=False),
         nn.ReLU(),
@@ -100,8 +100,8 @@ def resnet18(classes: int = 10, image_size: int = 32) -> nn.Module:
     """
     from torchvision.models import resnet
 
-    count("classes", classes)
-    count("image_size", image_size)
+    check_count("classes", classes)
+    check_count("image_size", image_size)
     network = resnet.resnet18(num_classes=classes)
     if image_size <= 64:
         network.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
@@ -132,8 +132,8 @@ class FilterResponseNorm(nn.Module):
 
     def __init__(self, channels: int, eps: float = 1e-6, threshold: bool = True) -> None:
         super().__init__()
-        count("channels", channels)
-        positive("eps", eps)
+        check_count("channels", channels)
+        check_positive("eps", eps)
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(channels))
         self.bias = nn.Parameter(torch.empty(channels))
@@ -165,7 +165,7 @@ def resnet20_frn(classes: int = 10) -> nn.Module:
     """
     from torchvision.models.resnet import BasicBlock
 
-    count("classes", classes)
+    check_count("classes", classes)
 
     def norm(channels: int) -> nn.Module:
         return FilterResponseNorm(channels, threshold=False)

@@ -175,11 +175,11 @@ def test_other_values_that_cannot_be_meant(make, message, tmp_path):
 
 def test_messages_say_what_is_allowed():
     for check, value, text in (
-        (arguments.positive, math.inf, "`x` must be positive and finite, got inf."),
-        (arguments.positive, "3", "`x` must be positive, a number, got '3'."),
-        (arguments.not_negative, -1.0, "`x` must not be negative, got -1.0."),
-        (arguments.share, 1.0, "`x` must be at least 0 and below 1, got 1.0."),
-        (arguments.count, 0, "`x` must be at least 1, got 0."),
+        (arguments.check_positive, math.inf, "`x` must be positive and finite, got inf."),
+        (arguments.check_positive, "3", "`x` must be positive, a number, got '3'."),
+        (arguments.check_not_negative, -1.0, "`x` must not be negative, got -1.0."),
+        (arguments.check_fraction, 1.0, "`x` must be at least 0 and below 1, got 1.0."),
+        (arguments.check_count, 0, "`x` must be at least 1, got 0."),
     ):
         with pytest.raises(ValueError, match=re.escape(text)):
             check("x", value)

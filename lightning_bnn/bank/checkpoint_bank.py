@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import floating_type
+from lightning_bnn.arguments import check_floating_type
 from lightning_bnn.bank.contents import check_records, header
 from lightning_bnn.bank.entries import Added, Entry, Merged, Truncated, line_of
 from lightning_bnn.bank.lock import WriterLock
@@ -65,7 +65,7 @@ class CheckpointBank(StoredNetworks):
         if mode not in ("a", "r"):
             raise ValueError(f"`mode` must be 'a' or 'r', got {mode!r}.")
         if dtype is not None:
-            floating_type("dtype", dtype)
+            check_floating_type("dtype", dtype)
         super().__init__(Path(path), mode)
         if mode == "r" and not self.path.is_dir():
             raise ValueError(f"There is no bank at {self.path}.")

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import count, not_negative
+from lightning_bnn.arguments import check_count, check_not_negative
 from lightning_bnn.calibration.finite_quantile import check_alpha, conformal_quantiles
 from lightning_bnn.metrics.validation import check_labels, check_predictions, option, probabilities
 from lightning_bnn.randomness import keyed_generator
@@ -60,8 +60,8 @@ class SetScore:
 
     def __post_init__(self) -> None:
         option("score", self.score, get_args(Score))
-        not_negative("penalty", self.penalty)
-        count("free", self.free, least=0)
+        check_not_negative("penalty", self.penalty)
+        check_count("free", self.free, least=0)
 
     def __call__(self, probs: Tensor, *key: int | str) -> Tensor:
         """The scores of all classes, ``(batch, classes)``, in float64.

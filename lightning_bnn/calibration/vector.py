@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_bnn.arguments import positive
+from lightning_bnn.arguments import check_positive
 from lightning_bnn.calibration.logits import checked_pair, pooled
 
 __all__ = ["VectorScaling", "fit_vector"]
@@ -66,7 +66,7 @@ def fit_vector(logits: Tensor, labels: Tensor, penalty: float = 1.0) -> VectorSc
     >>> calibrator(logits)[0].round(decimals=2)
     tensor([0.7500, 0.2500], dtype=torch.float64)
     """
-    positive("penalty", penalty)
+    check_positive("penalty", penalty)
     logits, labels = checked_pair(logits, labels)
     (logs,) = pooled(logits)
     classes = logs.shape[-1]

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn._compat import figure_step
-from lightning_bnn.arguments import count
+from lightning_bnn.arguments import check_count
 from lightning_bnn.callbacks.figure_logging import log_folder, log_panels
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.metrics import effective_sample_size, rhat, tail_effective_sample_size
@@ -69,7 +69,7 @@ class ChainDiagnostics(Callback):
     ) -> None:
         settings = {"every_n_epochs": every_n_epochs, "inputs": inputs, "weights": weights}
         for name, value in settings.items():
-            count(name, value)
+            check_count(name, value)
         self.every_n_epochs, self.inputs, self.weights = every_n_epochs, inputs, weights
         self.scaling, self.permutation = scaling, permutation
         self.values: dict[str, Tensor] = {}

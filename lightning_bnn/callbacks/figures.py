@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn._compat import figure_step
-from lightning_bnn.arguments import count
+from lightning_bnn.arguments import check_count
 from lightning_bnn.callbacks.figure_logging import log_folder, log_layout, log_panels
 from lightning_bnn.callbacks.watching import SymmetryCallback
 from lightning_bnn.params import Params
@@ -83,7 +83,7 @@ class PosteriorFigures(SymmetryCallback):
     ) -> None:
         super().__init__(module, every_n_steps)
         for name, value, least in (("draw_every", draw_every, 1), ("weights", weights, 2)):
-            count(name, value, least)
+            check_count(name, value, least)
         self.draw_every, self.weights = draw_every, weights
         self.scaling, self.permutation = scaling, permutation
         self._steps: list[int] = []

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.nn.parameter import is_lazy
 
-from lightning_bnn.arguments import count, floating_type
+from lightning_bnn.arguments import check_count, check_floating_type
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks.figure_logging import log_folder
 from lightning_bnn.callbacks.kept_weights import (
@@ -88,9 +88,9 @@ class CheckpointHarvester(Callback):
             every_n_epochs = 1
         self.schedule = Schedule(every_n_steps, every_n_epochs, at, start)
         if limit is not None:
-            count("limit", limit)
+            check_count("limit", limit)
         if dtype is not None:
-            floating_type("dtype", dtype)
+            check_floating_type("dtype", dtype)
         self.path = None if bank is None else Path(bank)
         self.module, self.limit, self.dtype = module, limit, dtype
         self.members = None if members is None else list(members)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from lightning_bnn._compat import figure_step
-from lightning_bnn.arguments import count
+from lightning_bnn.arguments import check_count
 from lightning_bnn.callbacks.figure_logging import log_folder, log_panels
 from lightning_bnn.callbacks.run_evidence import (
     ExampleStore,
@@ -80,9 +80,9 @@ class PosteriorDoctor(Callback):
         held_out_examples: int = 1024,
     ) -> None:
         if every_n_epochs is not None:
-            count("every_n_epochs", every_n_epochs)
-        count("training_examples", training_examples)
-        count("held_out_examples", held_out_examples)
+            check_count("every_n_epochs", every_n_epochs)
+        check_count("training_examples", training_examples)
+        check_count("held_out_examples", held_out_examples)
         self.every_n_epochs, self.module = every_n_epochs, module
         self.report: Report | None = None
         self.seconds = 0.0

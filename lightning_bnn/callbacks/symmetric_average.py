@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from lightning_bnn.arguments import count, share
+from lightning_bnn.arguments import check_count, check_fraction
 from lightning_bnn.callbacks.average_report import AverageReport
 from lightning_bnn.callbacks.averaged_tensors import all_finite, averaged_tensors, wide
 from lightning_bnn.callbacks.averaging_frame import AveragingFrame, sharing_of
@@ -304,14 +304,14 @@ def _check(
 ) -> None:
     if kind not in ("ema", "swa"):
         raise ValueError(f"`kind` must be 'ema' or 'swa', got {kind!r}.")
-    share("decay", decay)
+    check_fraction("decay", decay)
     if batch_norm not in ("carrier", "eval"):
         raise ValueError(f"`batch_norm` must be 'carrier' or 'eval', got {batch_norm!r}.")
     if scales not in (None, "min-mass"):
         raise ValueError(f"`scales` must be 'min-mass' or None, got {scales!r}.")
     if mixing and scales:
         raise ValueError("`mixing` does not go with `scales`: matrices hold both.")
-    count("examples", examples)
+    check_count("examples", examples)
     if not isinstance(prefix, str) or not prefix:
         raise ValueError(f"`prefix` must be a text that is not empty, got {prefix!r}.")
 

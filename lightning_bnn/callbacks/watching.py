@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from lightning_bnn import params as P
-from lightning_bnn.arguments import count
+from lightning_bnn.arguments import check_count
 from lightning_bnn.callbacks.network import Capture, Network, Stack, candidates, stack_of
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import discover
@@ -37,7 +37,7 @@ class SymmetryCallback(Callback):
         every_n_steps: int,
         batch_norm: Literal["carrier", "eval"] = "carrier",
     ) -> None:
-        count("every_n_steps", every_n_steps)
+        check_count("every_n_steps", every_n_steps)
         if batch_norm not in ("carrier", "eval"):
             raise ValueError(f"`batch_norm` must be 'carrier' or 'eval', got {batch_norm!r}.")
         self.module, self.every_n_steps, self.batch_norm = module, every_n_steps, batch_norm

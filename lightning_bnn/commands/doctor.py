@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn import modules
-from lightning_bnn.arguments import count
+from lightning_bnn.arguments import check_count
 from lightning_bnn.callbacks.posterior_doctor import PAGE_FILE, REPORT_FILE
 from lightning_bnn.comparison.places import Place
 from lightning_bnn.comparison.problem import Problem, StoredBatches, read_problem
@@ -54,7 +54,7 @@ def doctor(
         samples: number of networks drawn from every mode.
         out: folder for doctor.json and doctor.html; by default the text is only printed.
     """
-    count("samples", samples)
+    check_count("samples", samples)
     where = Place.of(place)
     config = Path(settings) if settings is not None else where.config()
     if config is None:

@@ -13,7 +13,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import count
+from lightning_bnn.arguments import check_count
 from lightning_bnn.datamodules.augmentation import CropFlip
 from lightning_bnn.datamodules.loader import RawBatch, TensorLoader
 from lightning_bnn.datamodules.normalisation import normalise
@@ -92,8 +92,8 @@ class DataModule(L.LightningDataModule, ABC):
         orders: int | Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        count("batch_size", batch_size)
-        count("eval_batch_size", eval_batch_size)
+        check_count("batch_size", batch_size)
+        check_count("eval_batch_size", eval_batch_size)
         self.batch_size, self.eval_batch_size, self.seed = batch_size, eval_batch_size, seed
         self.orders = list(range(orders)) if isinstance(orders, int) else orders
         if self.orders is not None and not _are_numbers(self.orders):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import count, not_negative
+from lightning_bnn.arguments import check_count, check_not_negative
 from lightning_bnn.datamodules.base import DataModule, Examples, Splits
 from lightning_bnn.randomness import keyed_generator
 
@@ -170,9 +170,9 @@ class NoisySine(DataModule):
         orders: int | Sequence[int] | None = None,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed, orders)
-        count("size", size)
-        count("test_size", test_size)
-        not_negative("noise", noise)
+        check_count("size", size)
+        check_count("test_size", test_size)
+        check_not_negative("noise", noise)
         self.size, self.test_size, self.noise = size, test_size, noise
 
     def load(self) -> Splits:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from lightning_bnn.arguments import positive
+from lightning_bnn.arguments import check_positive
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.chains import Chains, Keeping
@@ -69,7 +69,7 @@ class AllDataSampling(Method):
     unfitted = "its chains are judged where they start"
 
     def __post_init__(self) -> None:
-        positive("prior_std", self.prior_std)
+        check_positive("prior_std", self.prior_std)
         self.prior = IsotropicGaussianPrior(self.prior_std)
 
     def init(self, network: nn.Module, stack: Params) -> AllDataChains:

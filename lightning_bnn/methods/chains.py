@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_bnn.arguments import count
+from lightning_bnn.arguments import check_count
 from lightning_bnn.harvest import Schedule
 from lightning_bnn.methods.health import finite_members
 from lightning_bnn.methods.kept_networks import InMemory, KeptNetworks
@@ -114,7 +114,7 @@ class Keeping:
         every_n_epochs: int | None = None,
         store: Callable[[int], KeptNetworks] | None = None,
     ) -> None:
-        count("burn_in", burn_in, 0)
+        check_count("burn_in", burn_in, 0)
         if every_n_steps is None and every_n_epochs is None:
             every_n_epochs = 1
         self.schedule = Schedule(every_n_steps, every_n_epochs, start=burn_in + 1)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_bnn.arguments import share
+from lightning_bnn.arguments import check_fraction
 from lightning_bnn.posteriors.dropout import Layers
 
 __all__ = ["LinearAfterDropout", "has_dropout", "with_dropout"]
@@ -49,7 +49,7 @@ def with_dropout(network: nn.Module, p: float, layers: Layers) -> nn.Module:
         p: the rate.
         layers: ``"all"`` but a first layer of the network, or the ``"last"``.
     """
-    share("p", p)
+    check_fraction("p", p)
     result = copy.deepcopy(network)
     if has_dropout(result):
         raise ValueError("`network` has dropout: leave `p` out, or take a network without it.")

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.arguments import count, not_negative
+from lightning_bnn.arguments import check_count, check_not_negative
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.method import Method, State
 from lightning_bnn.methods.run import Run
@@ -82,8 +82,8 @@ class FromCheckpoints(Method):
     def __post_init__(self) -> None:
         option("kind", self.kind, get_args(Kind))
         if self.rank is not None:
-            count("rank", self.rank, 2)
-        not_negative("scale", self.scale)
+            check_count("rank", self.rank, 2)
+        check_not_negative("scale", self.scale)
 
     def init(self, network: nn.Module, stack: Params) -> Collected:
         networks, chains = self.networks, self.chains

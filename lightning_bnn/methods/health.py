@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.arguments import count, positive
+from lightning_bnn.arguments import check_count, check_positive
 
 __all__ = ["Diverged", "Divergence", "finite_members", "healthy"]
 
@@ -56,8 +56,8 @@ class Divergence:
 
     def __init__(self, members: int, max_loss: float | None = None, restarts: int = 0) -> None:
         if max_loss is not None:
-            positive("max_loss", max_loss)
-        count("restarts", restarts, 0)
+            check_positive("max_loss", max_loss)
+        check_count("restarts", restarts, 0)
         self.max_loss, self.restarts = max_loss, restarts
         self.restarted = torch.zeros(members, dtype=torch.long)
         self.left_out = torch.zeros(members, dtype=torch.bool)

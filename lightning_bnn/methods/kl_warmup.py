@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_bnn.arguments import not_negative
+from lightning_bnn.arguments import check_not_negative
 from lightning_bnn.methods.method import Fit, Progress
 
 __all__ = ["KLWarmup"]
@@ -27,7 +27,7 @@ class KLWarmup:
     epochs: int | float = 0
 
     def __post_init__(self) -> None:
-        not_negative("kl_warmup", self.epochs)
+        check_not_negative("kl_warmup", self.epochs)
 
     def share(self, progress: Progress, epoch_steps: int | float) -> float:
         """What the next step is to count.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.arguments import not_negative, positive
+from lightning_bnn.arguments import check_not_negative, check_positive
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.method import Choice, Fit, Method, Progress
@@ -124,8 +124,8 @@ class Laplace(Method):
             option("layers", self.layers, get_args(Layers))
         option("prediction", self.prediction, get_args(Prediction))
         if self.prior_precision is not None:
-            positive("prior_precision", self.prior_precision)
-        not_negative("temperature", self.temperature)
+            check_positive("prior_precision", self.prior_precision)
+        check_not_negative("temperature", self.temperature)
         self.prior = gaussian_prior(self.prior_std)
 
     def init(self, network: nn.Module, stack: Params) -> CurvedNetworks:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.arguments import count, not_negative, positive
+from lightning_bnn.arguments import check_count, check_not_negative, check_positive
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.kl_warmup import KLWarmup
@@ -123,14 +123,14 @@ class MFVI(Method):
     unfitted = "its Gaussians are where they start"
 
     def __post_init__(self) -> None:
-        positive("prior_std", self.prior_std)
+        check_positive("prior_std", self.prior_std)
         if self.init_std != "auto":
-            positive("init_std", self.init_std)
+            check_positive("init_std", self.init_std)
         elif self.initialisation == "blitz":
             raise ValueError("`init_std` must not be 'auto' with the deviations of 'blitz'.")
-        count("elbo_samples", self.elbo_samples)
-        not_negative("temperature", self.temperature)
-        not_negative("kl_weight", self.kl_weight)
+        check_count("elbo_samples", self.elbo_samples)
+        check_not_negative("temperature", self.temperature)
+        check_not_negative("kl_weight", self.kl_weight)
         KLWarmup(self.kl_warmup)
         option("initialisation", self.initialisation, get_args(Initialisation))
         option("kl", self.kl, get_args(KL))

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.arguments import positive
+from lightning_bnn.arguments import check_positive
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.health import Divergence
@@ -48,7 +48,7 @@ def gaussian_prior(std: float | None) -> IsotropicGaussianPrior | None:
     """A prior over all weights; none without a standard deviation."""
     if std is None:
         return None
-    positive("prior_std", std)
+    check_positive("prior_std", std)
     return IsotropicGaussianPrior(std)
 
 

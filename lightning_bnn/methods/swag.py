@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.arguments import count, not_negative, positive
+from lightning_bnn.arguments import check_count, check_not_negative, check_positive
 from lightning_bnn.harvest import Schedule
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.health import Diverged, finite_members
@@ -143,12 +143,12 @@ class SWAG(Method):
 
     def __post_init__(self) -> None:
         if self.start is not None:
-            count("start", self.start, 0)
-        count("ramp", self.ramp, 0)
-        count("rank", self.rank, 2)
-        not_negative("scale", self.scale)
+            check_count("start", self.start, 0)
+        check_count("ramp", self.ramp, 0)
+        check_count("rank", self.rank, 2)
+        check_not_negative("scale", self.scale)
         if self.swa_lr is not None:
-            positive("swa_lr", self.swa_lr)
+            check_positive("swa_lr", self.swa_lr)
         Schedule(every_n_epochs=self.every_n_epochs)
         self.prior = gaussian_prior(self.prior_std)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.arguments import count
+from lightning_bnn.arguments import check_count
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.held_information import HeldInformation
 from lightning_bnn.methods.method import Choice, Fit, Method, Progress
@@ -111,8 +111,8 @@ class SymmetrizedVI(Method):
 
     def __post_init__(self) -> None:
         option("estimator", self.estimator, get_args(Estimator))
-        count("draws", self.draws)
-        count("every", self.every)
+        check_count("draws", self.draws)
+        check_count("every", self.every)
         self.prior = self.gaussian.prior
 
     def with_setting(self, name: str) -> Method | None:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lightning_bnn.arguments import count
+from lightning_bnn.arguments import check_count
 from lightning_bnn.metrics.base import ExampleMean
 from lightning_bnn.metrics.gaussian_mixture import (
     components,
@@ -69,7 +69,7 @@ def crps_of_each(means: Tensor, stds: Tensor, targets: Tensor, samples: int = _S
         targets: ``(batch, targets)``.
         samples: of more networks so many are taken.
     """
-    count("samples", samples)
+    check_count("samples", samples)
     x = thinned(*components(means, stds, least="zero"), samples)
     points = values_for(targets, x[0], "targets")[None]
     distance = mean_distance(*x, points, torch.zeros_like(points))
@@ -143,7 +143,7 @@ def energy_distance_of_each(
         reference_difference: `mean_difference` of the reference (thinned as it is here), if known.
         samples: of more networks on a side so many are taken.
     """
-    count("samples", samples)
+    check_count("samples", samples)
     x = thinned(*components(means, stds, least="zero"), samples)
     y = thinned(*components(reference_means, reference_stds, least="zero"), samples)
     if reference_difference is None:
@@ -168,7 +168,7 @@ class CRPS(ExampleMean):
     plot_lower_bound = 0.0
 
     def __init__(self, samples: int = _SAMPLES, **kwargs: Any) -> None:
-        count("samples", samples)
+        check_count("samples", samples)
         super().__init__(variant=f"_{samples}", **kwargs)
         self.samples = samples
 
@@ -207,7 +207,7 @@ class EnergyDistance(ExampleMean):
     plot_lower_bound = 0.0
 
     def __init__(self, samples: int = _SAMPLES, **kwargs: Any) -> None:
-        count("samples", samples)
+        check_count("samples", samples)
         super().__init__(variant=f"_{samples}", **kwargs)
         self.samples = samples
 

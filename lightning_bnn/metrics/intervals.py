@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import count, is_number
+from lightning_bnn.arguments import check_count, is_number
 from lightning_bnn.metrics.base import ExactMetric, ExampleMean, collected
 from lightning_bnn.metrics.density_scores import Gaussians, Targets, over_targets
 from lightning_bnn.metrics.gaussian_mixture import (
@@ -121,7 +121,7 @@ def quantile_calibration_floor(examples: int) -> float:
     >>> round(quantile_calibration_floor(100), 3), round(quantile_calibration_floor(300), 3)
     (0.032, 0.019)
     """
-    count("examples", examples)
+    check_count("examples", examples)
     n, q = torch.tensor(float(examples), dtype=torch.float64), _LEVELS
     nu = (n * q).floor() + 1
     choose = torch.lgamma(n + 1) - torch.lgamma(nu + 1) - torch.lgamma(n - nu + 1)

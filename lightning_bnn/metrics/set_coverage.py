@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from lightning_bnn.arguments import count as check_count
+from lightning_bnn.arguments import check_count as check_count
 from lightning_bnn.metrics.base import ExactMetric, ExampleMean
 from lightning_bnn.metrics.shapes import Labels, Number
 from lightning_bnn.metrics.validation import check_labels

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn import _compat
-from lightning_bnn.arguments import count, integer
+from lightning_bnn.arguments import check_count, check_integer
 from lightning_bnn.calibration import Calibrated
 from lightning_bnn.harvest import ends
 from lightning_bnn.judging import judge_of, named_sets
@@ -107,11 +107,11 @@ class Bayesian(L.LightningModule):
     ) -> None:
         super().__init__()
         _check(method, likelihood, optimizer, lr_interval)
-        count("eval_samples", eval_samples)
+        check_count("eval_samples", eval_samples)
         for name, value in (("num_data", num_data), ("chunk_size", chunk_size)):
             if value is not None:
-                count(name, value)
-        integer("seed", seed)
+                check_count(name, value)
+        check_integer("seed", seed)
         ignored = () if _compat.made_by_cli() else _NOT_SAVED
         self.save_hyperparameters(ignore=("method", *ignored), frame=inspect.currentframe())
         self.__dict__["template"] = template_of(network)

@@ -6,7 +6,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
 
 from lightning_bnn import methods
-from lightning_bnn.arguments import count
+from lightning_bnn.arguments import check_count
 from lightning_bnn.bank import read_networks
 from lightning_bnn.methods.from_checkpoints import Kind
 from lightning_bnn.modules.bayesian import Bayesian
@@ -61,7 +61,7 @@ class FromCheckpoints(Bayesian):
         seed: int = 0,
     ) -> None:
         if last is not None:
-            count("last", last)
+            check_count("last", last)
         networks, records = read_networks(source, template_of(network), last, prefix)
         chains = [record.get("member", 0) for record in records]
         super().__init__(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.arguments import count, is_number
+from lightning_bnn.arguments import check_count, is_number
 from lightning_bnn.bank import read_networks
 from lightning_bnn.modules.templates import fixed_names
 from lightning_bnn.params import Params
@@ -38,8 +38,8 @@ class Members:
     """
 
     def __init__(self, members: int, first: int, rates: Sequence[float] | None, seed: int) -> None:
-        count("members", members)
-        count("first_member", first, 0)
+        check_count("members", members)
+        check_count("first_member", first, 0)
         self.count, self.first, self.seed = members, first, seed
         self.rates = _checked_rates(rates, members)
         self.share: Share | None = None

@@ -8,7 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lightning_bnn.arguments import count, integer, share
+from lightning_bnn.arguments import check_count, check_fraction, check_integer
 
 __all__ = ["CyclicalSchedule"]
 
@@ -49,9 +49,9 @@ class CyclicalSchedule(LRScheduler):
         exploration: float = 0.8,
         last_epoch: int = -1,
     ) -> None:
-        count("cycle_length", cycle_length)
-        share("exploration", exploration)
-        integer("last_epoch", last_epoch)
+        check_count("cycle_length", cycle_length)
+        check_fraction("exploration", exploration)
+        check_integer("last_epoch", last_epoch)
         if any("temperature" not in group for group in optimizer.param_groups):
             raise ValueError(
                 f"`optimizer` {type(optimizer).__name__} has no temperature: take a sampler."

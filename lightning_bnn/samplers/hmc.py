@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import count, integer, is_number, positive, share
+from lightning_bnn.arguments import (
+    check_count,
+    check_fraction,
+    check_integer,
+    check_positive,
+    is_number,
+)
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.samplers.energy_sampler import EnergySampler
 from lightning_bnn.samplers.langevin import cut
@@ -66,17 +72,17 @@ class HMC(EnergySampler):
         jitter: float = 0.1,
         seed: int | None = None,
     ) -> None:
-        positive("step_size", step_size)
-        positive("temperature", temperature)
-        count("leapfrog_steps", leapfrog_steps)
-        count("adapt_steps", adapt_steps, 0)
+        check_positive("step_size", step_size)
+        check_positive("temperature", temperature)
+        check_count("leapfrog_steps", leapfrog_steps)
+        check_count("adapt_steps", adapt_steps, 0)
         if seed is not None:
-            integer("seed", seed)
+            check_integer("seed", seed)
         if not (is_number(target_acceptance) and 0 < target_acceptance < 1):
             raise ValueError(
                 f"`target_acceptance` must be between 0 and 1, got {target_acceptance}."
             )
-        share("jitter", jitter)
+        check_fraction("jitter", jitter)
         defaults = {
             "lr": step_size,
             "leapfrog_steps": leapfrog_steps,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lightning_bnn.arguments import count, integer, not_negative
+from lightning_bnn.arguments import check_count, check_integer, check_not_negative
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["Langevin"]
@@ -75,15 +75,15 @@ class Langevin(torch.optim.Optimizer):
             "step": 0,
             **more,
         }
-        not_negative("lr", lr)
-        not_negative("temperature", temperature)
+        check_not_negative("lr", lr)
+        check_not_negative("temperature", temperature)
         for name, value in (("prior_precision", prior_precision), ("weight_decay", weight_decay)):
             if value is not None:
-                not_negative(name, value)
+                check_not_negative(name, value)
         if num_data is not None:
-            count("num_data", num_data)
+            check_count("num_data", num_data)
         if seed is not None:
-            integer("seed", seed)
+            check_integer("seed", seed)
         self._scratch: dict[Any, Tensor] = {}
         super().__init__(params, defaults)
 

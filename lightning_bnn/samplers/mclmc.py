@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import count, integer, positive
+from lightning_bnn.arguments import check_count, check_integer, check_positive
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.samplers.energy_sampler import EnergySampler
 from lightning_bnn.samplers.energy_tuning import Tuning, memory_length
@@ -85,14 +85,14 @@ class MCLMC(EnergySampler):
             ("step_size", step_size), ("energy_variance", energy_variance),
             ("descent_lr", descent_lr), ("temperature", temperature),
         ):  # fmt: skip
-            positive(name, value)
+            check_positive(name, value)
         if length is not None:
-            positive("length", length)
-        count("steps", steps)
-        count("descent_steps", descent_steps, 0)
-        count("adapt_steps", adapt_steps, 0)
+            check_positive("length", length)
+        check_count("steps", steps)
+        check_count("descent_steps", descent_steps, 0)
+        check_count("adapt_steps", adapt_steps, 0)
         if seed is not None:
-            integer("seed", seed)
+            check_integer("seed", seed)
         defaults: dict[str, Any] = {
             "lr": step_size,
             "steps": steps,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import count, not_negative, share
+from lightning_bnn.arguments import check_count, check_fraction, check_not_negative
 from lightning_bnn.samplers.langevin import Langevin, decay_of, temperature_of
 
 __all__ = ["SGHMC"]
@@ -72,15 +72,15 @@ class SGHMC(Langevin):
         resample_every: int | None = None,
         seed: int | None = None,
     ) -> None:
-        share("momentum", momentum)
-        not_negative("noise_estimate", noise_estimate)
+        check_fraction("momentum", momentum)
+        check_not_negative("noise_estimate", noise_estimate)
         if noise_estimate + momentum > 1:
             raise ValueError(
                 "`noise_estimate` must be between 0 and the friction, "
                 f"{1 - momentum:.6g}, got {noise_estimate}."
             )
         if resample_every is not None:
-            count("resample_every", resample_every)
+            check_count("resample_every", resample_every)
         super().__init__(
             params, lr, num_data, temperature, prior_precision, weight_decay, seed,
             momentum=momentum, noise_estimate=noise_estimate, resample_every=resample_every,

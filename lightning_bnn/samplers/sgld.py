@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import positive, share
+from lightning_bnn.arguments import check_fraction, check_positive
 from lightning_bnn.samplers.langevin import Langevin, decay_of, temperature_of
 
 __all__ = ["SGLD", "PreconditionedSGLD"]
@@ -118,8 +118,8 @@ class PreconditionedSGLD(Langevin):
         eps: float = 1e-5,
         seed: int | None = None,
     ) -> None:
-        share("alpha", alpha)
-        positive("eps", eps)
+        check_fraction("alpha", alpha)
+        check_positive("eps", eps)
         super().__init__(
             params, lr, num_data, temperature, prior_precision, weight_decay, seed,
             alpha=alpha, eps=eps,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from tqdm.auto import tqdm
 
-from lightning_bnn.arguments import count
+from lightning_bnn.arguments import check_count
 from lightning_bnn.comparison.tables import Cell, Measured, Table, interval, spread
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.studies.alignment_methods import MATRICES
@@ -61,7 +61,7 @@ def alignment(
             intervals over them.
         out: folder for the results; networks that were trained before are taken from there.
     """
-    count("seeds", seeds, least=1)
+    check_count("seeds", seeds, least=1)
     folder = results_folder(out, "alignment")
     settings = settings_of(SCALES, scale)
     names = [n for n in settings.architectures if only is None or only in n]

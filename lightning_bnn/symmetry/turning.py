@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.arguments import count
+from lightning_bnn.arguments import check_count
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.discovery import discover
 from lightning_bnn.symmetry.folding import ReadNorm, folded_with_readers
@@ -128,7 +128,7 @@ def turned_mass(
     >>> round(found.saved.item(), 2)  # 2 (1 + 0.5) - 2 sqrt(1 + 0.25), all on one channel
     0.76
     """
-    count("steps", steps)
+    check_count("steps", steps)
     stacked = check_params(params, sym)
     members = len(next(iter(params.values()))) if stacked else 1
     device = next(iter(params.values())).device

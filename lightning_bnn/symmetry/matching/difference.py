@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import count
+from lightning_bnn.arguments import check_count
 from lightning_bnn.params import Params, is_weight, unstack
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.symmetry.actions import permute_some
@@ -198,7 +198,7 @@ def difference(
     >>> found.rest < 1e-3, found.related
     (True, True)
     """
-    count("nulls", nulls, least=2)
+    check_count("nulls", nulls, least=2)
     for name, params in (("a", a), ("b", b)):
         check_one_network(params, sym, name)
         check_finite(params, sym, name)
