@@ -18,9 +18,8 @@ COMMANDS = {
     "symmetries": "show what can be permuted, rescaled and flipped without changing the function",
     "doctor": "say whether a posterior (run, bank, folder) is any good, and what is wrong with it",
     "match": "bring a network in a file into the frame of another, so that they can be averaged",
-    "merge": "bring networks in files into one frame, and average them",
+    "merge": "bring networks of files, banks and runs into one frame, and average them",
     "diff": "tell whether two networks in files are the same, one trained further, or unrelated",
-    "average": "average all networks of banks, runs and checkpoints, in one frame",
 }
 """What each command does; the function of its name lives in ``commands/<name>.py``."""
 TRAINING = {

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.commands.mistakes import building
 from lightning_bnn.commands.named_networks import example_of, network_of
 from lightning_bnn.commands.transformers_networks import (
@@ -32,7 +31,7 @@ from lightning_bnn.weight_files import (
     fit,
 )
 
-__all__ = ["DiskNetworks", "architecture", "disk_networks", "shown", "target_of"]
+__all__ = ["DiskNetworks", "architecture", "disk_networks", "prefixes", "shown", "target_of"]
 
 T = TypeVar("T")
 
@@ -80,11 +79,6 @@ class DiskNetworks:
         """Free what only computing needs, before files are written."""
         self.network.to("meta")
 
-    @property
-    def has_statistics(self) -> bool:
-        """Whether the network has norms over batches, whose statistics no average keeps right."""
-        return bool(batch_norms(self.network))
-
 
 def disk_networks(
     stored: Sequence[StoredNetwork],
@@ -114,14 +108,19 @@ def disk_networks(
     module, example, names = architecture(network, folder, input, init or {})
     files = tuple(
         fit(one, names, start, others)
-        for one, start in zip(stored, _prefixes(stored, prefix), strict=True)
+        for one, start in zip(stored, prefixes(stored, prefix), strict=True)
     )
     sym = discover(module, *example, batch_norm=batch_norm)
     return DiskNetworks(module.eval(), files, sym, example)
 
 
-def _prefixes(stored: Sequence[StoredNetwork], prefix: str | None) -> list[str | None]:
-    """The prefix for the files that have it; other files may do without, unless none has it."""
+def prefixes(stored: Sequence[StoredNetwork], prefix: str | None) -> list[str | None]:
+    """The prefix for the files that have it; other files may do without, unless none has it.
+
+    Args:
+        stored: files or folders that were opened.
+        prefix: what stands before the names of the network in some of them.
+    """
     having = [prefix and any(n.startswith(prefix) for n in one.tensors) for one in stored]
     return [prefix if there or not any(having) else None for there in having]
 

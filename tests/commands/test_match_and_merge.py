@@ -62,7 +62,8 @@ def distance(a, b):
 
 @pytest.fixture(autouse=True)
 def _read_once(monkeypatch):
-    monkeypatch.setattr("lightning_bnn.commands.disk_networks.discover", known)
+    for file in ("disk_networks", "merge"):
+        monkeypatch.setattr(f"lightning_bnn.commands.{file}.discover", known)
 
 
 @pytest.fixture(scope="module")
@@ -324,14 +325,16 @@ def test_mistakes_are_one_sentence(files, capsys):
     assert "no file or folder" in failure(capsys, "match", files / "no.pt", b, *PLAIN)
     same = [a, b, "--out", b, "--overwrite", "true"]
     assert "is one of the networks that are read" in failure(capsys, "match", *same, *PLAIN)
-    assert "must be at least two, got 1" in failure(capsys, "merge", a, "--out", out, *PLAIN)
+    assert "must hold at least two networks, got 1" in failure(
+        capsys, "merge", a, "--out", out, *PLAIN
+    )
     for weights in (["1"], ["1", "-1"], ["0", "0"], ["nan", "1"], ["inf", "1"]):
         message = failure(capsys, "merge", *two, "--weights", *weights, *PLAIN)
         assert "weights` must be" in message
     write(out, load_file(a))
     assert "`--overwrite true` replaces it" in failure(capsys, "match", *two, *PLAIN)
     assert "did you mean `--restarts`" in failure(capsys, "match", *two, "--restart", "3")
-    assert "`networks`" in failure(capsys, "merge", "--out", out, *PLAIN)
+    assert "`sources`" in failure(capsys, "merge", "--out", out, *PLAIN)
     linear = ["--network", "torch.nn.Linear", "--init", '{"in_features": 4, "out_features": 3}']
     write(a, {"weight": torch.ones(3, 4), "bias": torch.ones(3)})
     again = [a, a, "--out", files / "d.safetensors", *linear, "--input", "2,4"]
@@ -378,7 +381,7 @@ def test_networks_are_merged_by_matrices(tmp_path):
     [
         ("match", ["--signs", "true"], "`--signs` must be false with `--mixing`"),
         ("match", ["--method", "ascent"], "goes with methods best and activations, got 'ascent'"),
-        ("merge", ["--signs", "true"], "`--signs` must be false with `--mixing`"),
+        ("merge", ["--scales", "min-mass"], "`--scales` must not be given with `--mixing`"),
     ],
 )
 def test_what_does_not_go_with_matrices(command, args, message, written, capsys):
@@ -449,7 +452,7 @@ def test_data_that_are_none_are_refused(data, message):
         examples_of(data)
 
 
-COMMANDS = ("match", "merge", "average", "diff")
+COMMANDS = ("match", "merge", "diff")
 UNFIT = {
     "wide": {"inputs": torch.ones(12, 7), "targets": torch.zeros(12, dtype=torch.long)},
     "whole numbers": {"inputs": X.long(), "targets": torch.zeros(12, dtype=torch.long)},
@@ -543,4 +546,4 @@ def test_help(capsys):
         assert stopped.value.code == 0
         text = " ".join(capsys.readouterr().out.split())
         assert f"For example: lightning-bnn {command} a.safetensors" in text
-        assert "a .safetensors file, or a folder" in text
+        assert "a .safetensors" in text

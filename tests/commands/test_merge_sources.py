@@ -1,10 +1,10 @@
-"""`lightning-bnn average` as a user calls it."""
+"""`lightning-bnn merge` with networks from banks, runs and checkpoints."""
 
 import lightning as L
 import pytest
 import torch
-from disk_networks import NORMED, PLAIN, drawn, normed, orders, plain, write
-from safetensors.torch import load_file, save_file
+from disk_networks import PLAIN, drawn, orders, plain, write
+from safetensors.torch import load_file
 
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
@@ -36,11 +36,11 @@ def test_copies_from_everywhere_average_to_one(sources, capsys):
     folder, net = sources
     names = [str(folder / n) for n in ("bank", "runs", "one.safetensors")]
     out = str(folder / "out.safetensors")
-    main(["average", *names, "--out", out, *PLAIN, "--weights", "1", "2", "3"])
+    main(["merge", *names, "--out", out, *PLAIN, "--weights", "1", "2", "3"])
     assert "4 networks of" in capsys.readouterr().out
     expected = outputs(plain, net)
     torch.testing.assert_close(outputs(plain, load_file(out)), expected, atol=1e-6, rtol=0)
-    main(["average", *names, "--out", out, *PLAIN, "--plainly", "true", "--overwrite", "true"])
+    main(["merge", *names, "--out", out, *PLAIN, "--plainly", "true", "--overwrite", "true"])
     assert not torch.allclose(outputs(plain, load_file(out)), expected, atol=1e-2)
 
 
@@ -53,7 +53,7 @@ def test_weights_are_those_of_sources(tmp_path):
     one = write(tmp_path / "one.safetensors", states[2])
     linear = ["--network", "torch.nn.Linear", "--init", '{"in_features": 4, "out_features": 3}']
     out = str(tmp_path / "out.pt")
-    base = ["average", str(tmp_path / "bank"), one, "--out", out, *linear, "--input", "2,4"]
+    base = ["merge", str(tmp_path / "bank"), one, "--out", out, *linear, "--input", "2,4"]
     main([*base, "--weights", "3", "1"])
     assert float(torch.load(out)["weight"].mean()) == pytest.approx(0.75 * 0.5 + 0.25 * 2)
     main([*base, "--last", "1", "--overwrite", "true"])
@@ -68,7 +68,7 @@ def test_a_checkpoint_that_the_module_loads(sources):
 
     folder, net = sources
     run, out = str(folder / "runs" / "a" / "x.ckpt"), str(folder / "out.ckpt")
-    main(["average", run, str(folder / "bank"), "--out", out, *PLAIN])
+    main(["merge", run, str(folder / "bank"), "--out", out, *PLAIN])
     content = torch.load(out)
     assert content["hyper_parameters"] == {"width": 7}
     assert "optimizer_states" not in content
@@ -77,17 +77,24 @@ def test_a_checkpoint_that_the_module_loads(sources):
     torch.testing.assert_close(module.net(X), outputs(plain, net), atol=1e-6, rtol=0)
 
 
-def test_statistics_of_batch_norms(tmp_path, capsys):
-    names = [write(tmp_path / f"{k}.safetensors", P.of(drawn(normed, k))) for k in range(2)]
-    out, data = str(tmp_path / "out.safetensors"), str(tmp_path / "data.safetensors")
-    save_file({"inputs": X, "targets": torch.zeros(12, 3)}, data)
-    main(["average", *names, "--out", out, *NORMED])
-    assert "statistics of batch norms are averaged" in capsys.readouterr().out
-    main(["average", *names, "--out", out, *NORMED, "--data", data, "--overwrite", "true"])
-    assert "barrier" in capsys.readouterr().out
-    new = load_file(out)
-    hidden = X @ new["0.weight"].T + new["0.bias"]
-    torch.testing.assert_close(new["1.running_mean"], hidden.mean(0))
+def test_members_of_a_checkpoint_and_the_form_of_another_file(sources):
+    """All members of a module of this package count; names and types are those of `--like`."""
+    folder, net = sources
+    members = [orders(drawn(plain), seed) for seed in (4, 5, 6)]
+    state = {f"networks.{n}": t for n, t in P.stack(members).items()}
+    torch.save({"state_dict": state, "epoch": 1}, folder / "ours.ckpt")
+    like = write(folder / "like.safetensors", net, torch.bfloat16, "model.")
+    outs = [str(folder / f"out.{end}") for end in ("safetensors", "pt")]
+    names = [str(folder / "ours.ckpt"), str(folder / "bank")]
+    main(["merge", *names, "--out", outs[0], *PLAIN])
+    torch.testing.assert_close(
+        outputs(plain, load_file(outs[0])), outputs(plain, net), atol=1e-6, rtol=0
+    )
+    main(["merge", *names, "--out", outs[1], "--like", like, *PLAIN])
+    found = torch.load(outs[1])
+    assert {t.dtype for t in found.values()} == {torch.bfloat16}
+    plainly = {n.removeprefix("model."): t.float() for n, t in found.items()}
+    torch.testing.assert_close(outputs(plain, plainly), outputs(plain, net), atol=0.05, rtol=0)
 
 
 @pytest.mark.bad_input
@@ -98,7 +105,7 @@ def test_statistics_of_batch_norms(tmp_path, capsys):
         (["--out", "x.pt", "--weights", "1", "2"], "`--weights` must be 1 numbers"),
         (["--out", "x.pt", "--weights", "-1"], "not negative"),
         (["--out", "x.ckpt"], "`--like` is missing"),
-        (["--out", "x.pt", "--like", "y.ckpt"], "`--like` is for an `--out` that ends in .ckpt"),
+        (["--out", "x.pt", "--like", "y.ckpt"], "`--like` must be a file or folder with one"),
         (["--out", "nowhere/x.pt"], "there is no folder nowhere"),
         (["--out", "x.pt", "--last", "0"], "`last` must be at least 1"),
     ],
@@ -107,7 +114,7 @@ def test_errors(sources, args, message, capsys, monkeypatch):
     folder, _ = sources
     monkeypatch.chdir(folder)
     with pytest.raises(SystemExit):
-        main(["average", "bank", *args, *PLAIN])
+        main(["merge", "bank", *args, *PLAIN])
     assert message in capsys.readouterr().err
 
 
@@ -117,5 +124,5 @@ def test_what_is_not_finite_is_named(sources, capsys):
     bad["1.weight"][0, 0] = torch.nan
     name = write(folder / "bad.safetensors", bad)
     with pytest.raises(SystemExit):
-        main(["average", str(folder / "bank"), name, "--out", str(folder / "x.pt"), *PLAIN])
+        main(["merge", str(folder / "bank"), name, "--out", str(folder / "x.pt"), *PLAIN])
     assert "bad.safetensors: '1.weight' holds NaN" in capsys.readouterr().err
