@@ -31,6 +31,7 @@ from lightning_bnn.symmetry.units import (
 from lightning_bnn.symmetry.validation import check_params
 
 __all__ = [
+    "balanced_together",
     "canonical_scales_and_signs",
     "canonicalise",
     "remove_softmax_shift",
@@ -93,7 +94,7 @@ def canonicalise(
         raise ValueError(f"`mixing` must be 'balanced' or None, got {mixing!r}.")
     held: set[int] = set()
     if mixing is not None and sym.linear:
-        params = _balanced(params, sym, scaling, target)
+        (params,) = balanced_together([params], sym, scaling, target)
         inside = covered(sym, sym.permutations, _ORDERED)
         held = {
             k
@@ -113,31 +114,45 @@ _ORDERED = ("general", "orthogonal", "centred")  # their balanced form sorts the
 _TURNED = ("orthogonal", "centred", "complex", "unit complex")
 
 
-def _balanced(params: Params, sym: Symmetries, scaling: Scaling | None, target: float) -> Params:
+def balanced_together(
+    networks: Sequence[Params], sym: Symmetries, scaling: Scaling | None, target: float = 1.0
+) -> list[Params]:
     """Scales, then matrices, then signs and phases until none changes those behind it.
 
     A standard deviation changes with a rotation of what is read: it is set last, from unit norms.
+
+    Args:
+        networks: the first one tells what acts on all.
+        sym: what `discover` returned.
+        scaling: as in `canonicalise`.
+        target: as in `canonicalise`.
     """
+
+    def scaled(scales: Sequence[Tensor]) -> list[Params]:
+        return [multiply(p, sym, {"scalings": scales}) for p in networks]
+
+    def mixed(matrices: Sequence[Tensor]) -> list[Params]:
+        return [mix_some(p, sym, matrices) for p in networks]
+
     held = covered(sym, sym.scalings, ("general", "complex"))
     if scaling == "unit-std" and _reads_mixed_channels(sym, ("general", *_TURNED)):
-        params = _balanced(params, sym, "unit-norm", target)
-        scales, _ = canonical_scales_and_signs(params, sym, scaling, target, held=held)
-        return multiply(params, sym, {"scalings": scales})
+        networks = balanced_together(networks, sym, "unit-norm", target)
+        return scaled(canonical_scales_and_signs(networks[0], sym, scaling, target, held=held)[0])
     if scaling == "min-mass" or (scaling is not None and _reads_mixed_channels(sym, ("general",))):
-        least = min_mass(params, sym, mixing=True, tolerance=1e-13)
-        params = multiply(params, sym, {"scalings": least.scales})
-        params = mix_some(params, sym, least.matrices)
+        least = min_mass(networks[0], sym, mixing=True, tolerance=1e-13)
+        networks = scaled(least.scales)
+        networks = mixed(least.matrices)
     if scaling != "min-mass":
-        scales, _ = canonical_scales_and_signs(params, sym, scaling, target, held=held)
-        params = multiply(params, sym, {"scalings": scales})
-    params = mix_some(params, sym, balancing_matrices(params, sym))
+        scales, _ = canonical_scales_and_signs(networks[0], sym, scaling, target, held=held)
+        networks = scaled(scales)
+    networks = mixed(balancing_matrices(networks[0], sym))
     for _ in range(len(sym.linear) + 1 if sym.signs else 0):
-        signs = _signs_beside_matrices(params, sym)
+        signs = _signs_beside_matrices(networks[0], sym)
         if all(bool((s == 1).all()) for s in signs):
             break
-        params = multiply(params, sym, {"signs": signs})
-        params = mix_some(params, sym, orienting_matrices(params, sym))
-    return params
+        networks = [multiply(p, sym, {"signs": signs}) for p in networks]
+        networks = mixed(orienting_matrices(networks[0], sym))
+    return list(networks)
 
 
 def _signs_beside_matrices(params: Params, sym: Symmetries) -> list[Tensor]:

@@ -14,14 +14,14 @@ from torch import Tensor
 from lightning_bnn.arguments import check_count
 from lightning_bnn.params import Params, is_weight, unstack
 from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.symmetry.actions import permute_some
-from lightning_bnn.symmetry.canonical import canonicalise
+from lightning_bnn.symmetry.actions import multiply, permute_some
+from lightning_bnn.symmetry.canonical import balanced_together
 from lightning_bnn.symmetry.composition import compose
 from lightning_bnn.symmetry.elements import identity, random_permutations
 from lightning_bnn.symmetry.fingerprint import at_least_mass
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.matching.by_weights import ByWeights
-from lightning_bnn.symmetry.matching.fitting_signs import fitted_signs, with_steady_signs
+from lightning_bnn.symmetry.matching.fitting_signs import fitted_signs, gain_signs, steady_signs
 from lightning_bnn.symmetry.matching.match import match
 from lightning_bnn.symmetry.matching.match_all import match_all
 from lightning_bnn.symmetry.matching.unrelated import unrelated
@@ -31,6 +31,8 @@ __all__ = ["Difference", "Stage", "difference"]
 
 _SHARE, _CHANCE = 0.5, 1e-6
 _ORDER, _ROUNDS = "units in order", 3
+_ROUNDING = 1e-9  # of squared distances
+_CLOSE = 0.1  # of squared norms: nobody looks for a better start
 _AT_ONCE = 2**23
 """Numbers of unrelated networks that are matched at once."""
 
@@ -245,62 +247,116 @@ class _Way:
         steps = []
         if self.sym.scalings or self.sym.shifts:
             steps.append(_Step("least mass", own, goal, unmoved))
-        steps.append(self._in_order(own, goal))
+        ends = self._in_order(own, goal)
+        steps.append(_closest(ends))
         if self.sym.linear:
-            steps.append(self._mixed(steps[-1]))
+            steps.append(self._mixed(steps[-1], ends[bool(self.sym.signs) : -1]))
         return steps
 
-    def _in_order(self, own: Params, goal: Params) -> _Step:
+    def _in_order(self, own: Params, goal: Params) -> list[_Step]:
         """Units matched from a random order, so that the labels that they had do not count.
 
-        Both have the signs of a canonical form at first, of which few are others if one of the
-        networks comes from the other; what does not fit is flipped, and matched again.
+        What does not fit is flipped, and matched again. There is one end for every way to choose
+        signs at first, and last the order as it was, which is taken only where it is closest.
         """
         sym = self.sym
-        own, goal = (with_steady_signs(p, sym) for p in (own, goal))
         shuffle = random_permutations(sym, keyed_generator(self.seed, "labels"))
-        best = self._matched(_Step(_ORDER, permute_some(own, sym, shuffle), goal, shuffle))
-        for _ in range(_ROUNDS if sym.signs else 0):
-            flipped = best._replace(a=fitted_signs(best.a, goal, sym))
-            before, best = best, _closer(self._matched(flipped), flipped)
+        start = _Step(_ORDER, permute_some(own, sym, shuffle), goal, shuffle)
+        ends = [self._fitted(self._matched(start, signs=False))]
+        if sym.signs:
+            signs = steady_signs(goal, sym)
+            steady = multiply(goal, sym, {"signs": signs})
+            for other in self._sign_choices(start.a):
+                end = self._fitted(self._matched(start._replace(a=other, b=steady)))
+                ends.append(end._replace(a=multiply(end.a, sym, {"signs": signs}), b=goal))
+        return [*ends, start._replace(a=own, permutations=identity(sym))]
+
+    def _fitted(self, best: _Step) -> _Step:
+        """Flip what does not fit, and match again, until that brings nothing closer."""
+        for _ in range(_ROUNDS if self.sym.signs else 0):
+            flipped = best._replace(a=fitted_signs(best.a, best.b, self.sym))
+            before, best = best, _closest([best, flipped, self._matched(flipped)])
             if not bool((_apart(best) < _apart(before)).any()):
                 break
         return best
 
-    def _matched(self, step: _Step) -> _Step:
+    def _matched(self, step: _Step, signs: bool = True) -> _Step:
         """Units in the order of those of the second network."""
         found = match(
             step.a,
             step.b,
             self.sym,
             method=self.method,
-            signs=bool(self.sym.signs),
+            signs=signs and bool(self.sym.signs),
             seed=self.seed,
         )
         moved = compose(step.permutations, found.permutations, self.sym)
         return step._replace(a=found.apply(step.a, self.sym), permutations=moved)
 
-    def _mixed(self, before: _Step) -> _Step:
-        """Channels matched by matrices, from balanced forms, whose signs fit in most places."""
+    def _mixed(self, before: _Step, ends: Sequence[_Step]) -> _Step:
+        """Channels matched by matrices, where the second network is balanced.
+
+        The first one starts as it stands beside the second one, then as balanced by itself from
+        every end of matching units, of which distances do not tell the best before channels fit.
+        """
+        goal, beside = balanced_together([before.b, before.a], self.sym, "min-mass")
+        best = self._mixed_from(before, beside, goal)
+        for k, end in enumerate(ends):
+            (alone,) = balanced_together([end.a], self.sym, "min-mass")
+            best = _closest([best, self._mixed_from(end, self._sign_choices(alone)[k], goal)])
+            if bool((_apart(best) < _CLOSE * _squares(best)).all()):
+                break
+        return best
+
+    def _sign_choices(self, params: Params) -> list[Params]:
+        """A network with steady signs, and with those of whole streams turned.
+
+        One number among all that are written into a stream tells its sign, often another one after
+        training; with the wrong sign none of its channels finds its place.
+        """
         sym = self.sym
-        own, goal = (
-            canonicalise(p, sym, "min-mass", None, mixing="balanced") for p in (before.a, before.b)
+        if not sym.signs:
+            return [params]
+        steady = multiply(params, sym, {"signs": steady_signs(params, sym)})
+        if all(group.units > 1 for group in sym.signs):
+            return [steady]
+        turned = [torch.full((g.units,), -1.0 if g.units == 1 else 1.0) for g in sym.signs]
+        other = multiply(steady, sym, {"signs": turned})
+        return [steady, multiply(other, sym, {"signs": gain_signs(other, sym)})]
+
+    def _mixed_from(self, before: _Step, own: Params, goal: Params) -> _Step:
+        sym = self.sym
+        end = _mixed(_Step("channels mixed", own, goal, before.permutations), sym)
+        if sym.signs:
+            flipped = end._replace(a=fitted_signs(end.a, goal, sym))
+            end = _closest([end, _mixed(flipped, sym)])
+        return end
+
+
+def _mixed(step: _Step, sym: Symmetries) -> _Step:
+    """Channels and units where matrices and permutations together bring them."""
+    found = match_all(step.a, step.b, sym)
+    moved = compose(step.permutations, found.permutations, sym)
+    return step._replace(a=found.apply(step.a, sym), permutations=moved)
+
+
+def _closest(steps: Sequence[_Step]) -> _Step:
+    """Of every member the first of the closest steps, which share the second network."""
+    best = steps[0]
+    for step in steps[1:]:
+        better = _apart(step) < _apart(best) * (1 - _ROUNDING)
+        best = best._replace(
+            a={n: _pick(better, t, best.a[n]) for n, t in step.a.items()},
+            permutations=[
+                _pick(better, *torch.broadcast_tensors(*pair))
+                for pair in zip(step.permutations, best.permutations, strict=True)
+            ],
         )
-        found = match_all(own, goal, sym)
-        moved = compose(before.permutations, found.permutations, sym)
-        return _Step("channels mixed", found.apply(own, sym), goal, moved)
+    return best
 
 
-def _closer(new: _Step, old: _Step) -> _Step:
-    """Of every member the step after which it is closer."""
-    better = _apart(new) < _apart(old)
-
-    def pick(x: Tensor, y: Tensor) -> Tensor:
-        return torch.where(better.reshape([*better.shape, *[1] * (x.ndim - better.ndim)]), x, y)
-
-    own = {n: pick(t, old.a[n]) for n, t in new.a.items()}
-    pairs = zip(new.permutations, old.permutations, strict=True)
-    return old._replace(a=own, permutations=[pick(*torch.broadcast_tensors(*p)) for p in pairs])
+def _pick(better: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(better.reshape([*better.shape, *[1] * (x.ndim - better.ndim)]), x, y)
 
 
 def _apart(step: _Step) -> Tensor:
@@ -311,6 +367,11 @@ def _apart(step: _Step) -> Tensor:
         lead = own.shape[: own.ndim - goal.ndim]
         total = total + (own - goal).reshape(*lead, -1).square().sum(-1)
     return total
+
+
+def _squares(step: _Step) -> float:
+    """Squared norm of the second network."""
+    return sum(float(t.double().square().sum()) for n, t in step.b.items() if is_weight(n, t))
 
 
 def _nulls(way: _Way, a: Params, b: Params, nulls: int) -> Iterator[Stage]:

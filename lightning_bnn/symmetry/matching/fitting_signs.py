@@ -12,13 +12,13 @@ from lightning_bnn.symmetry.groups import SignGroup, Symmetries
 from lightning_bnn.symmetry.placements import Placement
 from lightning_bnn.symmetry.units import unit_rows
 
-__all__ = ["fitted_signs", "with_steady_signs"]
+__all__ = ["fitted_signs", "gain_signs", "steady_signs"]
 
 _SWEEPS = 5
 
 
-def with_steady_signs(params: Params, sym: Symmetries) -> Params:
-    """The same functions with positive gains, and elsewhere with the signs of canonical forms.
+def steady_signs(params: Params, sym: Symmetries) -> list[Tensor]:
+    """Signs that make gains positive, and elsewhere those of canonical forms.
 
     The largest weight of a unit may be another one after training; gains that begin at one stay
     positive.
@@ -27,19 +27,26 @@ def with_steady_signs(params: Params, sym: Symmetries) -> Params:
         params: one network or a stack.
         sym: what `discover` returned.
     """
+    signs = gain_signs(params, sym)
+    _, others = canonical_scales_and_signs(multiply(params, sym, {"signs": signs}), sym, None)
+    return [
+        sign if _gain(sym, group) is not None else other
+        for group, sign, other in zip(sym.signs, signs, others, strict=True)
+    ]
+
+
+def gain_signs(params: Params, sym: Symmetries) -> list[Tensor]:
+    """Signs that make gains positive; one where no gain tells.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+    """
     places = [_gain(sym, group) for group in sym.signs]
-    like = [torch.ones(group.units) for group in sym.signs]
-    signs = [
-        one if place is None else _sign(unit_rows(params, sym, place)[..., 0])
-        for place, one in zip(places, like, strict=True)
+    return [
+        torch.ones(group.units) if place is None else _sign(unit_rows(params, sym, place)[..., 0])
+        for place, group in zip(places, sym.signs, strict=True)
     ]
-    params = multiply(params, sym, {"signs": signs})
-    _, others = canonical_scales_and_signs(params, sym, None)
-    others = [
-        sign if place is None else torch.ones_like(sign)
-        for place, sign in zip(places, others, strict=True)
-    ]
-    return multiply(params, sym, {"signs": others})
 
 
 def fitted_signs(params: Params, reference: Params, sym: Symmetries) -> Params:
