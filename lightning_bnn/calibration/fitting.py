@@ -19,7 +19,7 @@ from lightning_bnn.calibration.numbers import class_numbers, gaussian_numbers, l
 from lightning_bnn.calibration.prediction_sets import conformal_sets
 from lightning_bnn.calibration.temperature import Temperature
 from lightning_bnn.metrics.reliability import reliability
-from lightning_bnn.metrics.validation import check_finite, option
+from lightning_bnn.metrics.validation import check_choice, check_finite
 
 __all__ = ["calibrated"]
 
@@ -78,7 +78,7 @@ def calibrated(
     common = {"method": method, "alpha": float(alpha), "fitted_to": len(rows),
               "likelihood": likelihood, "module": module}  # fmt: skip
     if method in GAUSSIAN_METHODS:
-        return _gaussian(known, others, common, option("score", score or "split", _INTERVALS))
+        return _gaussian(known, others, common, check_choice("score", score or "split", _INTERVALS))
     rule = {"score": score or "thr", "by_class": by_class, "seed": seed}
     return _classes(known, others, common, rule)
 

@@ -14,7 +14,7 @@ from lightning_bnn.calibration.spread import fit_spread
 from lightning_bnn.calibration.temperature import fit_temperature
 from lightning_bnn.calibration.vector import fit_vector
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
-from lightning_bnn.metrics.validation import option
+from lightning_bnn.metrics.validation import check_choice
 
 __all__ = ["CLASS_METHODS", "GAUSSIAN_METHODS", "Predictions", "method_of", "read"]
 
@@ -53,7 +53,7 @@ def method_of(likelihood: nn.Module, name: str | None = None) -> str:
             "`likelihood` must be Categorical, Bernoulli or Gaussian to be calibrated, got "
             f"{type(likelihood).__name__}."
         )
-    return names[0] if name is None else option("method", name, names)
+    return names[0] if name is None else check_choice("method", name, names)
 
 
 @torch.no_grad()

@@ -10,7 +10,12 @@ from torch import Tensor
 
 from lightning_bnn.arguments import check_count, check_not_negative
 from lightning_bnn.calibration.finite_quantile import check_alpha, conformal_quantiles
-from lightning_bnn.metrics.validation import check_labels, check_predictions, option, probabilities
+from lightning_bnn.metrics.validation import (
+    check_choice,
+    check_labels,
+    check_predictions,
+    probabilities,
+)
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["ConformalSets", "Score", "SetScore", "conformal_sets"]
@@ -59,7 +64,7 @@ class SetScore:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        option("score", self.score, get_args(Score))
+        check_choice("score", self.score, get_args(Score))
         check_not_negative("penalty", self.penalty)
         check_count("free", self.free, least=0)
 

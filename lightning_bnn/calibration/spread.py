@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_bnn.calibration.search import least_positive
 from lightning_bnn.calibration.temperature import warn_of_bound
 from lightning_bnn.metrics.gaussian_mixture import components, mixture_moments
-from lightning_bnn.metrics.validation import check_finite, option
+from lightning_bnn.metrics.validation import check_choice, check_finite
 
 __all__ = ["Spread", "fit_spread", "joint_log_prob"]
 
@@ -66,7 +66,7 @@ def fit_spread(means: Tensor, stds: Tensor, targets: Tensor, fit: SpreadFit = "m
     >>> fit_spread(0 * ones, ones, torch.tensor([2.0, -2.0, 2.0, -2.0]), "moments").value
     2.0
     """
-    option("fit", fit, get_args(SpreadFit))
+    check_choice("fit", fit, get_args(SpreadFit))
     means, stds = components(means, stds)
     targets = targets.double()
     check_finite(targets, "targets")

@@ -13,7 +13,7 @@ from lightning_bnn.arguments import check_count, check_not_negative
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.method import Method, State
 from lightning_bnn.methods.run import Run
-from lightning_bnn.metrics.validation import option
+from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import (
     DiagonalGaussian,
@@ -80,7 +80,7 @@ class FromCheckpoints(Method):
     refreshes_statistics = True
 
     def __post_init__(self) -> None:
-        option("kind", self.kind, get_args(Kind))
+        check_choice("kind", self.kind, get_args(Kind))
         if self.rank is not None:
             check_count("rank", self.rank, 2)
         check_not_negative("scale", self.scale)

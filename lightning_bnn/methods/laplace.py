@@ -22,7 +22,7 @@ from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.method import Choice, Fit, Method, Progress
 from lightning_bnn.methods.networks import Networks, gaussian_prior, penalised_losses
 from lightning_bnn.methods.run import Run
-from lightning_bnn.metrics.validation import option
+from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import CurvatureBlock, LaplaceGaussian, Mixture, Posterior
@@ -119,10 +119,10 @@ class Laplace(Method):
     unfitted = "it is the curvature around the networks as they were given that counts"
 
     def __post_init__(self) -> None:
-        option("structure", self.structure, get_args(Structure))
+        check_choice("structure", self.structure, get_args(Structure))
         if self.layers is not None:
-            option("layers", self.layers, get_args(Layers))
-        option("prediction", self.prediction, get_args(Prediction))
+            check_choice("layers", self.layers, get_args(Layers))
+        check_choice("prediction", self.prediction, get_args(Prediction))
         if self.prior_precision is not None:
             check_positive("prior_precision", self.prior_precision)
         check_not_negative("temperature", self.temperature)

@@ -17,7 +17,7 @@ from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.method import Choice, Method
 from lightning_bnn.methods.networks import Networks, gaussian_prior, penalised_losses
 from lightning_bnn.methods.run import Run
-from lightning_bnn.metrics.validation import option
+from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Dropout
 from lightning_bnn.posteriors.dropout import Layers
@@ -60,7 +60,7 @@ class MCDropout(Method):
     can_be_shared = True
 
     def __post_init__(self) -> None:
-        option("layers", self.layers, get_args(Layers))
+        check_choice("layers", self.layers, get_args(Layers))
         self.prior = gaussian_prior(self.prior_std)
 
     def init(self, network: nn.Module, stack: Params) -> DroppedNetworks:

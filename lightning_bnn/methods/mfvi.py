@@ -23,7 +23,7 @@ from lightning_bnn.methods.kl_warmup import KLWarmup
 from lightning_bnn.methods.method import Fit, Method, Progress, State
 from lightning_bnn.methods.run import Run
 from lightning_bnn.methods.starting_deviations import cost_of_noise, fastest
-from lightning_bnn.metrics.validation import option
+from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import DiagonalGaussian, Mixture, Posterior
@@ -132,9 +132,9 @@ class MFVI(Method):
         check_not_negative("temperature", self.temperature)
         check_not_negative("kl_weight", self.kl_weight)
         KLWarmup(self.kl_warmup)
-        option("initialisation", self.initialisation, get_args(Initialisation))
-        option("kl", self.kl, get_args(KL))
-        option("reparameterisation", self.reparameterisation, get_args(Reparameterisation))
+        check_choice("initialisation", self.initialisation, get_args(Initialisation))
+        check_choice("kl", self.kl, get_args(KL))
+        check_choice("reparameterisation", self.reparameterisation, get_args(Reparameterisation))
         if self.prior is None:
             self.prior = IsotropicGaussianPrior(self.prior_std)
         elif self.kl == "closed":

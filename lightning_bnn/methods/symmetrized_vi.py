@@ -20,7 +20,7 @@ from lightning_bnn.methods.held_information import HeldInformation
 from lightning_bnn.methods.method import Choice, Fit, Method, Progress
 from lightning_bnn.methods.mfvi import MFVI, Gaussians
 from lightning_bnn.methods.run import Run
-from lightning_bnn.metrics.validation import option
+from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Mixture, Posterior, Symmetrized
 from lightning_bnn.posteriors.interpolation import interpolation
@@ -110,7 +110,7 @@ class SymmetrizedVI(Method):
     unfitted = MFVI.unfitted
 
     def __post_init__(self) -> None:
-        option("estimator", self.estimator, get_args(Estimator))
+        check_choice("estimator", self.estimator, get_args(Estimator))
         check_count("draws", self.draws)
         check_count("every", self.every)
         self.prior = self.gaussian.prior

@@ -11,7 +11,7 @@ from lightning_bnn.metrics import ranking
 from lightning_bnn.metrics import scores as score_functions
 from lightning_bnn.metrics.base import ExactMetric, collected, digest
 from lightning_bnn.metrics.ranking import Interpolation, Positive, Rule
-from lightning_bnn.metrics.validation import check_labels, check_scores, option
+from lightning_bnn.metrics.validation import check_choice, check_labels, check_scores
 
 __all__ = ["OODDetection"]
 
@@ -59,13 +59,13 @@ class OODDetection(ExactMetric):
         ranking.check_rate(tpr)
         _check_sets(ood_sets)
         if isinstance(score, str):
-            option("score", score, get_args(ScoreName))
+            check_choice("score", score, get_args(ScoreName))
         self.score, self.ood_sets = score, tuple(ood_sets)
-        self.positive = option("positive", positive, get_args(Positive))
+        self.positive = check_choice("positive", positive, get_args(Positive))
         self.tpr = tpr
-        self.rule = option("rule", rule, get_args(Rule))
-        self.interpolation = option("interpolation", interpolation, get_args(Interpolation))
-        self.id_filter = option("id_filter", id_filter, get_args(IdFilter))
+        self.rule = check_choice("rule", rule, get_args(Rule))
+        self.interpolation = check_choice("interpolation", interpolation, get_args(Interpolation))
+        self.id_filter = check_choice("id_filter", id_filter, get_args(IdFilter))
         self.from_logits = from_logits
         _check_possible(score, id_filter, from_logits)
         self._stem = f"detection_{digest(_described(score), id_filter, from_logits)}"
@@ -95,7 +95,7 @@ class OODDetection(ExactMetric):
     def update_ood(self, outputs: Tensor, ood_set: str | int | None = None) -> None:
         """Add a batch of out-of-distribution examples; of which set, if there are several."""
         if ood_set is None and len(self.ood_sets) > 1:
-            option("ood_set", ood_set, self.ood_sets)
+            check_choice("ood_set", ood_set, self.ood_sets)
         self.update(outputs, 0 if ood_set is None else ood_set)
 
     def compute(self) -> dict[str, Tensor]:
@@ -147,7 +147,7 @@ class OODDetection(ExactMetric):
             return 0
         if isinstance(ood_set, int) and 0 <= ood_set < len(self.ood_sets):
             return 1 + ood_set
-        option("ood_set", ood_set, self.ood_sets)
+        check_choice("ood_set", ood_set, self.ood_sets)
         return 1 + self.ood_sets.index(str(ood_set))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_bnn.metrics.base import PredictionMean
 from lightning_bnn.metrics.shapes import PerExample, SampledProbs
-from lightning_bnn.metrics.validation import check_samples, option, probabilities
+from lightning_bnn.metrics.validation import check_choice, check_samples, probabilities
 from lightning_bnn.plots import matrix_figure
 
 __all__ = [
@@ -180,7 +180,7 @@ class MutualInformation(PredictionMean):
         self, component: Component = "epistemic", from_logits: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(from_logits, shape=(3,), **kwargs)
-        self.component = option("component", component, get_args(Component))
+        self.component = check_choice("component", component, get_args(Component))
 
     def update(self, probs: Tensor) -> None:
         """Add a batch of predictions ``(samples, batch, classes)``."""

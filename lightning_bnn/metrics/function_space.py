@@ -12,7 +12,7 @@ from lightning_bnn.metrics.base import ExactMetric
 from lightning_bnn.metrics.distances import Blocks, Distances, distance_blocks
 from lightning_bnn.metrics.kernels import KernelGrid, mmd2_by_kernel
 from lightning_bnn.metrics.mmd import MMDTable, Reduction
-from lightning_bnn.metrics.validation import check_finite, option
+from lightning_bnn.metrics.validation import check_choice, check_finite
 
 __all__ = ["FunctionSpaceMMD", "function_space_mmd"]
 
@@ -105,7 +105,7 @@ class FunctionSpaceMMD(ExactMetric):
                 f"{reference_samples} and {samples}."
             )
         self.rows = reference_samples, samples
-        self.reduction = option("reduction", reduction, get_args(Reduction))
+        self.reduction = check_choice("reduction", reduction, get_args(Reduction))
         self.grid = grid or KernelGrid()
         m, n = self.rows
         shapes = {"xx": (m * (m - 1) // 2,), "xy": (m, n), "yy": (n * (n - 1) // 2,)}

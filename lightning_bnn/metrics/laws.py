@@ -21,7 +21,7 @@ from lightning_bnn.metrics.mmd import Order, Reduction, reduced
 from lightning_bnn.metrics.modes import Modes, left_out_parts
 from lightning_bnn.metrics.reference import MMDReference, as_reference
 from lightning_bnn.metrics.sources import WeightSource, as_source
-from lightning_bnn.metrics.validation import option
+from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.params import Params
 
 __all__ = [
@@ -95,7 +95,7 @@ class ModesTable:
             reduction: over kernels.
             order: which comes first, kernels or layers.
         """
-        option("which", which, get_args(Which))
+        check_choice("which", which, get_args(Which))
         numbers = reduced(getattr(self, which), self.sizes, reduction, order)
         whole, *left = numbers.split([1, *self.left_out])
         return Estimate(whole[0], jackknife_error(left, self.left_out))

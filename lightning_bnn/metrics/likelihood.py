@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_bnn.metrics.base import PredictionMean
 from lightning_bnn.metrics.shapes import Labels, Number, Probs
-from lightning_bnn.metrics.validation import check_labels, logits_of, option, probabilities
+from lightning_bnn.metrics.validation import check_choice, check_labels, logits_of, probabilities
 
 __all__ = ["NLL", "BrierScore", "brier_score", "nll"]
 
@@ -53,7 +53,7 @@ def brier_score(
     >>> brier_score(torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3]]), torch.tensor([0, 2]))
     tensor(0.5200, dtype=torch.float64)
     """
-    option("class_reduction", class_reduction, get_args(ClassReduction))
+    check_choice("class_reduction", class_reduction, get_args(ClassReduction))
     total = _brier_total(probs, labels, from_logits)
     return total / len(probs) * _weight(class_reduction, probs.shape[-1])
 
@@ -117,7 +117,7 @@ class BrierScore(PredictionMean):
     def __init__(
         self, class_reduction: ClassReduction = "sum", from_logits: bool = False, **kwargs: Any
     ) -> None:
-        option("class_reduction", class_reduction, get_args(ClassReduction))
+        check_choice("class_reduction", class_reduction, get_args(ClassReduction))
         super().__init__(from_logits, variant=f"_{class_reduction}", **kwargs)
         self.class_reduction = class_reduction
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_bnn.metrics.kernels import KernelGrid
 from lightning_bnn.metrics.reference import MMDReference, as_reference
 from lightning_bnn.metrics.sources import WeightSource
-from lightning_bnn.metrics.validation import option
+from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.params import Params
 
 __all__ = [
@@ -166,7 +166,7 @@ def reduced(
         reduction: over kernels.
         order: which comes first.
     """
-    option("order", order, get_args(Order))
+    check_choice("order", order, get_args(Order))
     weights = (sizes.double() / sizes.sum()).to(values.device)
     if order == "kernels-first":
         return (weights * _reduced(values, reduction)).sum(-1)
@@ -174,7 +174,7 @@ def reduced(
 
 
 def _reduced(values: Tensor, reduction: str) -> Tensor:
-    option("reduction", reduction, get_args(Reduction))
+    check_choice("reduction", reduction, get_args(Reduction))
     if reduction == "median":
         return values.quantile(0.5, dim=-1)  # torch.median is the lower of the two in the middle
     return values.mean(-1) if reduction == "mean" else values.amax(-1)

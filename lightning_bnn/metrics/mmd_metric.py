@@ -14,7 +14,7 @@ from lightning_bnn.metrics.laws import Estimate, jackknife_error, modes_table_of
 from lightning_bnn.metrics.mmd import MMDTable, Order, Reduction, reduced, table_of
 from lightning_bnn.metrics.reference import MMDReference, as_reference
 from lightning_bnn.metrics.sources import WeightSource
-from lightning_bnn.metrics.validation import option
+from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.params import Params
 
 __all__ = ["MMD"]
@@ -59,9 +59,9 @@ class MMD(ExactMetric):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.reduction = option("reduction", reduction, get_args(Reduction))
-        self.order = option("order", order, get_args(Order))
-        self.of = option("of", of, get_args(Kind))
+        self.reduction = check_choice("reduction", reduction, get_args(Reduction))
+        self.order = check_choice("order", order, get_args(Order))
+        self.of = check_choice("of", of, get_args(Kind))
         self.grid = grid or KernelGrid()
         self.options: dict[str, Any] = {"device": device, "memory": memory}
         self._stem = f"mmd_{digest(self.grid, self.of)}"

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_bnn.metrics import ranking
 from lightning_bnn.metrics.base import ExactMetric, collected
 from lightning_bnn.metrics.ranking import Interpolation, Positive, Rule
-from lightning_bnn.metrics.validation import option
+from lightning_bnn.metrics.validation import check_choice
 
 __all__ = ["AUPR", "AUROC", "FPR95", "FPRAtTPR"]
 
@@ -91,8 +91,8 @@ class AUPR(_Ranking):
         self, positive: Positive = "ood", interpolation: Interpolation = "step", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.positive = option("positive", positive, get_args(Positive))
-        self.interpolation = option("interpolation", interpolation, get_args(Interpolation))
+        self.positive = check_choice("positive", positive, get_args(Positive))
+        self.interpolation = check_choice("interpolation", interpolation, get_args(Interpolation))
 
     def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
         """The area under the curve of precision against recall."""
@@ -121,8 +121,8 @@ class FPRAtTPR(_Ranking):
         super().__init__(**kwargs)
         ranking.check_rate(tpr)
         self.tpr = tpr
-        self.positive = option("positive", positive, get_args(Positive))
-        self.rule = option("rule", rule, get_args(Rule))
+        self.positive = check_choice("positive", positive, get_args(Positive))
+        self.rule = check_choice("rule", rule, get_args(Rule))
 
     def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
         """The rate of false positives."""

@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.metrics.shapes import IsOOD, Number, Scores
-from lightning_bnn.metrics.validation import check_binary, check_same_shape, check_scores, option
+from lightning_bnn.metrics.validation import (
+    check_binary,
+    check_choice,
+    check_same_shape,
+    check_scores,
+)
 
 __all__ = ["aupr", "auroc", "fpr95", "fpr_at_tpr"]
 
@@ -179,7 +184,7 @@ def auroc_of_counts(counts: Counts) -> Number:
 
 def aupr_of_counts(counts: Counts, interpolation: Interpolation = "step") -> Tensor:
     """Area under the precision-recall curve."""
-    option("interpolation", interpolation, get_args(Interpolation))
+    check_choice("interpolation", interpolation, get_args(Interpolation))
     if not counts.complete:
         return _nan(counts)
     precision = counts.true.double() / (counts.true + counts.false)
@@ -198,7 +203,7 @@ def fpr_of_scores(
     rule: Rule = "first",
 ) -> Tensor:
     """False positive rate at a recall; the first threshold needs no sorting."""
-    option("rule", rule, get_args(Rule))
+    check_choice("rule", rule, get_args(Rule))
     check_rate(tpr)
     positives, negatives = _sought_first(scores_id, scores_ood, positive)
     if min(len(positives), len(negatives)) == 0:
@@ -214,7 +219,7 @@ def _sought_first(
     scores_id: Tensor, scores_ood: Tensor, positive: Positive
 ) -> tuple[Tensor, Tensor]:
     """Scores of positives and of negatives, higher ones more positive."""
-    option("positive", positive, get_args(Positive))
+    check_choice("positive", positive, get_args(Positive))
     return (scores_ood, scores_id) if positive == "ood" else (-scores_id, -scores_ood)
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["are_distributions", "logits_of", "option", "probabilities"]
+__all__ = ["are_distributions", "check_choice", "logits_of", "probabilities"]
 
 Value = TypeVar("Value")
 SUM_TOLERANCE = 1e-2
@@ -136,8 +136,8 @@ def check_scores(scores: Tensor) -> None:
         raise ValueError(f"`scores` must not be NaN, {int(scores.isnan().sum())} of them are.")
 
 
-def option(name: str, value: Value, allowed: tuple[str, ...]) -> Value:
-    """The value of a named option, if it is allowed."""
+def check_choice(name: str, value: Value, allowed: tuple[str, ...]) -> Value:
+    """Return the value of an option; refuse one that is not allowed."""
     if value not in allowed:
         raise ValueError(f"`{name}` must be one of {', '.join(allowed)}, got {value!r}.")
     return value

@@ -24,7 +24,7 @@ from lightning_bnn.judging import judge_of, named_sets
 from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.methods import Batch, Method, Run, State
 from lightning_bnn.methods.health import Diverged, Divergence
-from lightning_bnn.metrics.validation import option
+from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.modules import batches, calibrating, checkpoints, network_inputs
 from lightning_bnn.modules.fitting import Fitting, ReleasesFiles
 from lightning_bnn.modules.judging import Judging, Prediction
@@ -602,7 +602,7 @@ def _check(method: Any, likelihood: Any, optimizer: Any, lr_interval: Any) -> No
             "`likelihood` must be a module such as Categorical() or Gaussian(), got "
             f"{likelihood!r}."
         )
-    option("lr_interval", lr_interval, get_args(Interval))
+    check_choice("lr_interval", lr_interval, get_args(Interval))
     if not callable(optimizer):
         raise ValueError(
             "`optimizer` must make an optimizer from parameters, such as "

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
-from lightning_bnn.metrics.validation import option
+from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry import Symmetries, match, match_activations, permute
 from lightning_bnn.symmetry import align as joint_alignment
@@ -38,7 +38,7 @@ def alignment(
         batches: inputs, for activations.
         **options: of `lightning_bnn.symmetry.align`, for a joint frame.
     """
-    option("align", align, get_args(Align))
+    check_choice("align", align, get_args(Align))
     if symmetries is None:
         raise ValueError("`symmetries` must be what `discover` returned, to match networks.")
     if align == "joint":

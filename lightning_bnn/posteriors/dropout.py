@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
-from lightning_bnn.metrics.validation import option
+from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params, stack_size
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
@@ -57,7 +57,7 @@ class Dropout(Posterior):
         layers: Layers = "all",
     ) -> None:
         super().__init__()
-        option("layers", layers, get_args(Layers))
+        check_choice("layers", layers, get_args(Layers))
         self.size, self.sites, self.layers = stack_size(networks), sites, layers
         self.constants = NamedTensors(networks)
 

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
-from lightning_bnn.metrics.validation import option
+from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count, standard_normal
@@ -107,7 +107,7 @@ class LaplaceGaussian(Posterior):
         last_layer: str | None = None,
     ) -> None:
         super().__init__()
-        option("prediction", prediction, get_args(Prediction))
+        check_choice("prediction", prediction, get_args(Prediction))
         if not prior_precision > 0:
             raise ValueError(f"`prior_precision` must be positive, got {prior_precision}.")
         if not temperature >= 0:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from lightning_bnn import params as P
-from lightning_bnn.metrics.validation import option
+from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors.gauss_newton import Batch, gauss_newton, inputs_of
 from lightning_bnn.posteriors.kronecker import kronecker_factors, without_factors
@@ -65,7 +65,7 @@ def curvature(
         last_layer: only that of this layer, which must be linear and the last.
         progress: show a bar.
     """
-    option("structure", structure, get_args(Structure))
+    check_choice("structure", structure, get_args(Structure))
     curvature_root(likelihood)
     if structure == "kron":
         noise_factor(likelihood)
