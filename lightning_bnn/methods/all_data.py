@@ -98,7 +98,7 @@ class AllDataSampling(Method):
     def check(self, likelihood: Any) -> None:
         self.keeping.check(likelihood)
 
-    def adopt(self, optimizer: Any) -> None:
+    def check_optimizer(self, optimizer: Any) -> None:
         if not isinstance(optimizer, self.sampler):
             raise ValueError(
                 f"`optimizer` {type(optimizer).__name__} is not lightning_bnn.samplers."

@@ -68,8 +68,8 @@ class DeepEnsemble(Method):
     def losses(self, state: Networks, batch: Batch, run: Run) -> dict[str, Tensor]:
         return penalised_losses(state, batch, run, self.prior)
 
-    def adopt(self, optimizer: Any) -> None:
-        super().adopt(optimizer)
+    def check_optimizer(self, optimizer: Any) -> None:
+        super().check_optimizer(optimizer)
         if isinstance(optimizer, Langevin) and self.prior is not None:
             for group in optimizer.param_groups:
                 refuse_second_prior(group)

@@ -105,7 +105,7 @@ class FromCheckpoints(Method):
     def losses(self, state: Collected, batch: Batch, run: Run) -> dict[str, Tensor]:
         raise ValueError(NOTHING_TO_TRAIN)
 
-    def adopt(self, optimizer: Any) -> None:
+    def check_optimizer(self, optimizer: Any) -> None:
         raise ValueError(NOTHING_TO_TRAIN)
 
     def posterior(self, state: Collected) -> Posterior:

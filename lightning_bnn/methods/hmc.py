@@ -71,7 +71,7 @@ class HMC(AllDataSampling):
             for group in fit.optimizer.param_groups:
                 group["leapfrog_steps"] = 1
 
-    def observed(self, optimizer: Any) -> dict[str, Tensor | float]:
+    def optimizer_metrics(self, optimizer: Any) -> dict[str, Tensor | float]:
         return {"acceptance": optimizer.acceptance.mean(), "step_size": optimizer.step_size}
 
     def after_step(self, state: Any, progress: Progress, run: Run) -> bool:

@@ -46,7 +46,7 @@ class MCDropout(Method):
     >>> net, x = torch.nn.Sequential(*layers), torch.randn(5, 2)
     >>> method, run = methods.MCDropout(), methods.Run(net)
     >>> state = method.init(net, params.populate(net, members=2))
-    >>> method.look_at(state, (x,), run)  # finds the weights that read what is dropped
+    >>> method.set_example(state, (x,), run)  # finds the weights that read what is dropped
     >>> columns = method.posterior(state).sample(10)["2.weight"].abs().sum(1)
     >>> columns.shape, bool((columns == 0).any())
     (torch.Size([10, 8]), True)
@@ -69,7 +69,7 @@ class MCDropout(Method):
     def losses(self, state: DroppedNetworks, batch: Batch, run: Run) -> dict[str, Tensor]:
         return penalised_losses(state, batch, run, self.prior)
 
-    def look_at(self, state: DroppedNetworks, example: tuple[Any, ...], run: Run) -> None:
+    def set_example(self, state: DroppedNetworks, example: tuple[Any, ...], run: Run) -> None:
         weight = next(run.network.parameters(), torch.empty(0))
         inputs = [_like(x, weight) if isinstance(x, Tensor) else x for x in example]
         state.sites = dropout_sites(run.network, inputs)

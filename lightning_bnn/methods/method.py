@@ -224,7 +224,7 @@ class Method(ABC):
     def begin(self, state: Any, fit: Fit, run: Run) -> None:
         """A fit begins: forget what is of another run, and look for what cannot go well."""
 
-    def look_at(self, state: Any, example: tuple[Any, ...], run: Run) -> None:
+    def set_example(self, state: Any, example: tuple[Any, ...], run: Run) -> None:
         """See an example of the inputs, before the posterior is made."""
 
     def after_step(self, state: Any, progress: Progress, run: Run) -> bool:
@@ -245,7 +245,7 @@ class Method(ABC):
     def check(self, likelihood: Any) -> None:
         """Refuse a likelihood that does not go with this method."""
 
-    def adopt(self, optimizer: Any) -> None:
+    def check_optimizer(self, optimizer: Any) -> None:
         """Refuse an optimizer that does not go with this method, or tell it of the prior."""
         if isinstance(optimizer, Langevin | EnergySampler) and not self.takes_samplers:
             raise ValueError(
@@ -259,11 +259,13 @@ class Method(ABC):
         """The schedule of the learning rate, given the user's, which may be None."""
         return scheduler
 
-    def observed(self, optimizer: Any) -> dict[str, Tensor | float]:
+    def optimizer_metrics(self, optimizer: Any) -> dict[str, Tensor | float]:
         """What is worth logging of the optimizer."""
         return {}
 
-    def validated(self, state: Any, example: tuple[Any, ...], run: Run) -> dict[str, Tensor]:
+    def validation_metrics(
+        self, state: Any, example: tuple[Any, ...], run: Run
+    ) -> dict[str, Tensor]:
         """Means over members that are worth logging after a validation."""
         return {}
 

@@ -83,7 +83,7 @@ class MILE(AllDataSampling):
         if not fit.trial:
             _explain_early_draws(self.keeping.schedule, fit, state.adapting, run)
 
-    def observed(self, optimizer: Any) -> dict[str, Tensor | float]:
+    def optimizer_metrics(self, optimizer: Any) -> dict[str, Tensor | float]:
         found = {
             "energy_variance": optimizer.energy_variances,
             "step_size": optimizer.step_sizes,

@@ -46,7 +46,7 @@ class SGMCMC(Method):
     >>> method, run, batch = methods.SGMCMC(), methods.Run(net, num_data=50), methods.Batch((x,), y)
     >>> state = method.init(net, params.populate(net, members=2))
     >>> sampler = samplers.SGHMC(state.parameters(), lr=0.01, num_data=50)
-    >>> method.adopt(sampler)  # tells it the prior
+    >>> method.check_optimizer(sampler)  # tells it the prior
     >>> for step in range(3):
     ...     sampler.zero_grad()
     ...     method.losses(state, batch, run)["loss"].sum().backward()
@@ -84,7 +84,7 @@ class SGMCMC(Method):
     def check(self, likelihood: Any) -> None:
         self.keeping.check(likelihood)
 
-    def adopt(self, optimizer: Any) -> None:
+    def check_optimizer(self, optimizer: Any) -> None:
         if not isinstance(optimizer, Langevin):
             raise ValueError(
                 f"`optimizer` {type(optimizer).__name__} is no sampler: take one of "
@@ -118,7 +118,7 @@ class SGMCMC(Method):
                 "`lr_interval='step'`."
             )
 
-    def observed(self, optimizer: Any) -> dict[str, Tensor | float]:
+    def optimizer_metrics(self, optimizer: Any) -> dict[str, Tensor | float]:
         """How hot the momenta are; T if steps are small and gradients exact."""
         if not isinstance(optimizer, samplers.SGHMC) or not optimizer.state:
             return {}

@@ -93,7 +93,7 @@ class SymmetrizedVI(Method):
     >>> net, x, y = mlp(2, [4], 2), torch.randn(50, 2), torch.arange(50) % 2
     >>> method, run = methods.SymmetrizedVI(methods.MFVI()), methods.Run(net, num_data=50)
     >>> state = method.init(net, params.populate(net, members=3))
-    >>> method.look_at(state, (x,), run)  # finds the units
+    >>> method.set_example(state, (x,), run)  # finds the units
     >>> terms = method.losses(state, methods.Batch((x,), y), run)
     >>> terms["permutation_info"].round(decimals=3)  # log 4!, as copies hardly overlap yet
     tensor([3.1780, 3.1780, 3.1780])
@@ -128,9 +128,9 @@ class SymmetrizedVI(Method):
     def begin(self, state: SymmetrizedGaussians, fit: Fit, run: Run) -> None:
         self.gaussian.begin(state, fit, run)
         if fit.example:
-            self.look_at(state, fit.example, run)
+            self.set_example(state, fit.example, run)
 
-    def look_at(self, state: SymmetrizedGaussians, example: tuple[Any, ...], run: Run) -> None:
+    def set_example(self, state: SymmetrizedGaussians, example: tuple[Any, ...], run: Run) -> None:
         if state.units is None:
             state.units = self._units(state, discover(run.network, *example), run)
 
@@ -165,7 +165,7 @@ class SymmetrizedVI(Method):
 
     # ------------------------------------------------------------ objective
     def losses(self, state: SymmetrizedGaussians, batch: Batch, run: Run) -> dict[str, Tensor]:
-        self.look_at(state, batch.example(), run)
+        self.set_example(state, batch.example(), run)
         drawn = self.gaussian.draw(state)
         terms = self.gaussian.terms(state, drawn, batch, run)
         information = self._of_the_step(state, drawn, batch.number).to(terms["nll"])
@@ -202,11 +202,11 @@ class SymmetrizedVI(Method):
             ).sum(0)
         return nats.view(len(drawn.noise), -1).mean(0)
 
-    def validated(
+    def validation_metrics(
         self, state: SymmetrizedGaussians, example: tuple[Any, ...], run: Run
     ) -> dict[str, Tensor]:
         if example:
-            self.look_at(state, example, run)
+            self.set_example(state, example, run)
         return self.bracket(state) if state.units is not None else {}
 
     @torch.no_grad()

@@ -369,7 +369,7 @@ class Bayesian(L.LightningModule):
         before = self.trainer.global_step
         with explaining_misfits(self.template, self.known_example):
             terms = self.method.step(self.state, self.run, sampler.step)
-        for name, value in {**terms, **self.method.observed(sampler.optimizer)}.items():
+        for name, value in {**terms, **self.method.optimizer_metrics(sampler.optimizer)}.items():
             mean = value.mean().float() if isinstance(value, Tensor) else value
             self.log(f"train/{name}", mean, prog_bar=name == "acceptance", batch_size=1)
         self.fitting.after_step(before + 1)
@@ -408,7 +408,7 @@ class Bayesian(L.LightningModule):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         trainer: Any = self.trainer
         if self.automatic_optimization and trainer.global_step % trainer.log_every_n_steps == 0:
-            for name, value in self.method.observed(trainer.optimizers[0]).items():
+            for name, value in self.method.optimizer_metrics(trainer.optimizers[0]).items():
                 self.log(f"train/{name}", value)
 
     def on_train_epoch_end(self) -> None:
@@ -440,9 +440,9 @@ class Bayesian(L.LightningModule):
         return self.method.posterior(self.state)
 
     def _look_at_example(self) -> None:
-        looks = type(self.method).look_at is not Method.look_at
+        looks = type(self.method).set_example is not Method.set_example
         if looks and self.example():
-            self.method.look_at(self.state, self.example(), self.run)
+            self.method.set_example(self.state, self.example(), self.run)
 
     @property
     def judged_samples(self) -> int:
@@ -561,7 +561,7 @@ class Bayesian(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self.judging.log("val", ("acc", "nll", "rmse"))
         with self._randomness("bracket"):
-            terms = self.method.validated(self.state, self.asked_example(), self.run)
+            terms = self.method.validation_metrics(self.state, self.asked_example(), self.run)
         for name, value in terms.items():
             if self.share is not None:  # the mean of all, from the means of processes
                 strategy: Any = self.trainer.strategy

@@ -40,7 +40,7 @@ def nll(probabilities):
 
 
 def prediction(method, state, net, run):
-    method.look_at(state, (X[:2],), run)
+    method.set_example(state, (X[:2],), run)
     posterior = method.posterior(state)
     outputs = posterior.predict(net.eval(), X, method.count(posterior, 30))
     return outputs.softmax(-1).mean(0)
@@ -55,7 +55,7 @@ def trained(name, backward):
     state = method.init(net, params.populate(net, 2, torch.Generator().manual_seed(1)))
     moving = (optimizer or adam)([p for p in state.parameters() if p.requires_grad])
     method.check(run.likelihood)
-    method.adopt(moving)
+    method.check_optimizer(moving)
     method.schedule_rates(state, moving, None, STEPS / PER_EPOCH, False)
     before = prediction(method, state, net, run)
     net.train()
