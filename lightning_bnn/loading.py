@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_whole", "load", "what_it_holds"]
+__all__ = ["is_whole", "load", "describe_content"]
 
 
 def load(path: str | Path, mmap: bool = False) -> Any:
@@ -29,7 +29,7 @@ def load(path: str | Path, mmap: bool = False) -> Any:
     except FileNotFoundError:
         raise
     except Exception as error:
-        raise ValueError(f"{path} {what_it_holds(error)}; save `model.state_dict()`.") from error
+        raise ValueError(f"{path} {describe_content(error)}; save `model.state_dict()`.") from error
 
 
 def is_whole(path: str | Path) -> bool:
@@ -41,7 +41,7 @@ def is_whole(path: str | Path) -> bool:
         return False
 
 
-def what_it_holds(error: Exception) -> str:
+def describe_content(error: Exception) -> str:
     """Why torch has not loaded a file, in half a sentence."""
     foreign = re.search(r"GLOBAL (\S+)", str(error))
     content = f"an object of {foreign[1]}" if foreign else "no plain tensors that torch can read"

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["is_full", "require_room", "told_if_full"]
+__all__ = ["is_full", "require_room", "explain_full_disk"]
 
 _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
@@ -30,7 +30,7 @@ def is_full(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def told_if_full(folder: Path) -> Iterator[None]:
+def explain_full_disk(folder: Path) -> Iterator[None]:
     """Turn a full disk into one sentence for the user of a command that can be given again."""
     try:
         yield

@@ -17,7 +17,7 @@ import yaml
 
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.lock import Locked, WriterLock
-from lightning_bnn.bank.room import told_if_full
+from lightning_bnn.bank.room import explain_full_disk
 from lightning_bnn.commands.part_callbacks import (
     CheckpointsBeforeTheEnd,
     FullHarvester,
@@ -84,7 +84,7 @@ def train_part(part: Part, tick: Callable[[], None]) -> None:
         part: what to train.
         tick: called now and then.
     """
-    with told_if_full(part.folder), _alone_in(part.folder, tick):
+    with explain_full_disk(part.folder), _alone_in(part.folder, tick):
         if part.summary is None:
             _train(part, tick)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tqdm.auto import tqdm
 
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.bank.room import told_if_full
+from lightning_bnn.bank.room import explain_full_disk
 from lightning_bnn.commands.parts import Part, networks_of, train_part
 from lightning_bnn.commands.population_identity import check_identity, identity_of, write_identity
 from lightning_bnn.commands.population_settings import part_settings, population_settings
@@ -69,7 +69,7 @@ def population(
     identity = identity_of(settings, every_n_epochs)
     size = part or min(_PART, -(-members // workers))
     check_identity(folder, identity)  # before anything is written
-    with told_if_full(folder), CheckpointBank(folder) as target:
+    with explain_full_disk(folder), CheckpointBank(folder) as target:
         write_identity(folder, settings, identity)
         parts = [
             Part(

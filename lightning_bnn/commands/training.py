@@ -21,7 +21,7 @@ from lightning_bnn import callbacks, datamodules, modules
 from lightning_bnn.commands.mistakes import building, restoring
 from lightning_bnn.commands.newest_checkpoint import checkpoint_folders, newest_checkpoint
 from lightning_bnn.commands.parsers import StrictParser
-from lightning_bnn.loading import what_it_holds
+from lightning_bnn.loading import describe_content
 from lightning_bnn.modules import Bayesian, Prediction, results_table
 from lightning_bnn.settings_files import config_files, read_settings
 
@@ -135,7 +135,7 @@ def training(args: Sequence[str], callbacks: Sequence[L.Callback] = ()) -> Any:
         return _run(args, callbacks)
     except UnpicklingError as error:
         raise ValueError(
-            f"The checkpoint {what_it_holds(error)}; `--weights_only false` runs what is in it."
+            f"The checkpoint {describe_content(error)}; `--weights_only false` runs what is in it."
         ) from error
 
 

@@ -148,7 +148,7 @@ class MCLMC(EnergySampler):
             Energies of the chains as they are now; before the last step while they descend.
         """
         group = self.param_groups[0]
-        move = self._descend if group["step"] < group["descent_steps"] else self._wander
+        move = self._descend if group["step"] < group["descent_steps"] else self._sample
         energies = move(group, closure)
         group["step"] += 1
         return energies
@@ -177,7 +177,7 @@ class MCLMC(EnergySampler):
     def _memory(self, params: list[Tensor], name: str) -> list[Tensor]:
         return [self.state[p].setdefault(name, torch.zeros_like(p)) for p in params]
 
-    def _wander(self, group: dict[str, Any], closure: Callable[[], Tensor] | None) -> Tensor:
+    def _sample(self, group: dict[str, Any], closure: Callable[[], Tensor] | None) -> Tensor:
         """Some steps of the dynamics; who leaves the finite numbers stays, and turns around."""
         params, temperature = self.moving(), group["temperature"]
 
