@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from lightning_bnn.judging.judges import Score
+from lightning_bnn.judging.evaluators import Score
 
 __all__ = ["Made", "Options"]
 

@@ -15,7 +15,7 @@ from lightning_bnn.comparison.problem import StoredBatches
 from lightning_bnn.comparison.reference import Reference
 from lightning_bnn.comparison.stored_posteriors import StoredPosterior
 from lightning_bnn.judging.averages import averages_of_mode, draw, has_classes
-from lightning_bnn.judging.judges import Score
+from lightning_bnn.judging.evaluators import Score
 from lightning_bnn.judging.numbers import NumbersOf, numbers_of
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.params import Params, is_weight

@@ -2,33 +2,33 @@
 
 from lightning_bnn.judging.averages import Averages, averages_of_mode, averages_of_stack, draw
 from lightning_bnn.judging.densities import LogDensities, Mixtures
-from lightning_bnn.judging.fidelity import reference_of
-from lightning_bnn.judging.judges import (
-    ClassificationJudge,
-    DensityJudge,
-    Judge,
-    RegressionJudge,
+from lightning_bnn.judging.evaluators import (
+    ClassificationEvaluator,
+    DensityEvaluator,
+    Evaluator,
+    RegressionEvaluator,
     class_numbers,
-    judge_of,
+    make_evaluator,
 )
+from lightning_bnn.judging.fidelity import reference_of
 from lightning_bnn.judging.numbers import numbers_of, regression_numbers
 from lightning_bnn.judging.results_table import results_table
 from lightning_bnn.judging.test_sets import TestSet, named_sets
 
 __all__ = [
     "Averages",
-    "ClassificationJudge",
-    "DensityJudge",
-    "Judge",
+    "ClassificationEvaluator",
+    "DensityEvaluator",
+    "Evaluator",
     "LogDensities",
     "Mixtures",
-    "RegressionJudge",
+    "RegressionEvaluator",
     "TestSet",
     "averages_of_mode",
     "averages_of_stack",
     "class_numbers",
     "draw",
-    "judge_of",
+    "make_evaluator",
     "named_sets",
     "numbers_of",
     "reference_of",

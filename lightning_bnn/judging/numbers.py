@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_bnn.judging.densities import LogDensities, Mixtures
 from lightning_bnn.judging.density_scores import DensityScores
-from lightning_bnn.judging.judges import RegressionJudge, Score, class_numbers
+from lightning_bnn.judging.evaluators import RegressionEvaluator, Score, class_numbers
 from lightning_bnn.judging.test_sets import TestSet
 
 __all__ = ["NumbersOf", "numbers_of", "regression_numbers"]
@@ -103,10 +103,10 @@ def _of_scores(
     likelihood: Any, sets: Sequence[DensityScores], std: Tensor | None
 ) -> dict[str, float]:
     kinds: list[TestSet] = [("test", "id"), ("ood", "ood")]
-    judge = RegressionJudge(likelihood, kinds[: len(sets)])
+    evaluator = RegressionEvaluator(likelihood, kinds[: len(sets)])
     for index, scores in enumerate(sets):
-        judge.add(scores, None, index)
-    values = judge.values()
+        evaluator.add(scores, None, index)
+    values = evaluator.values()
     numbers = {name: float(values[key]) for name, key in _IN_TABLES.items() if key in values}
     if std is not None:
         squares = sets[0].of_each["squares"] * torch.as_tensor(std).double().square()

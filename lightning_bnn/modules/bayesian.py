@@ -20,7 +20,7 @@ from lightning_bnn import _compat
 from lightning_bnn.arguments import check_count, check_integer
 from lightning_bnn.calibration import Calibrated
 from lightning_bnn.harvest import ends
-from lightning_bnn.judging import judge_of, named_sets
+from lightning_bnn.judging import make_evaluator, named_sets
 from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.methods import Batch, Method, Run, State
 from lightning_bnn.methods.health import Diverged, Divergence
@@ -531,7 +531,7 @@ class Bayesian(L.LightningModule):
     # ------------------------------------------------------------ validation, test, prediction
     def on_validation_epoch_start(self) -> None:
         try:
-            self.judging.begin(judge_of(self.likelihood))
+            self.judging.begin(make_evaluator(self.likelihood))
         except Diverged as error:
             if not (self.may_recover and self.trainer.state.fn == TrainerFn.FITTING):
                 raise
@@ -540,7 +540,9 @@ class Bayesian(L.LightningModule):
     def on_test_epoch_start(self) -> None:
         trainer: Any = self.trainer
         source = trainer.datamodule if _compat.tests_datamodule(trainer) else None
-        self.judging.begin(judge_of(self.likelihood, named_sets(source, trainer.test_dataloaders)))
+        self.judging.begin(
+            make_evaluator(self.likelihood, named_sets(source, trainer.test_dataloaders))
+        )
 
     def on_predict_epoch_start(self) -> None:
         self.judging.begin(None)

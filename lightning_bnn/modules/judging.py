@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_bnn.judging import Judge
+from lightning_bnn.judging import Evaluator
 from lightning_bnn.methods import Method
 from lightning_bnn.methods.batch_statistics import has_statistics, refreshed
 from lightning_bnn.modules.owner import Bayesian
@@ -49,12 +49,12 @@ class Judging(Part):
 
     def __init__(self, module: Bayesian) -> None:
         super().__init__(module)
-        self.judge: Judge | None = None
+        self.evaluator: Evaluator | None = None
         self._drawn: Predictor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without networks that were drawn."""
-        return {**super().__getstate__(), "judge": None, "_drawn": None}
+        return {**super().__getstate__(), "evaluator": None, "_drawn": None}
 
     # ------------------------------------------------------------ what predicts
     def unrefreshed(self) -> Posterior:
@@ -123,13 +123,13 @@ class Judging(Part):
             return posterior.predictor(count, generator, module.run.chunk_size)
 
     # ------------------------------------------------------------ a stage
-    def begin(self, judge: Judge | None) -> None:
+    def begin(self, evaluator: Evaluator | None) -> None:
         """Draw the networks that predict, once for all batches."""
         self.end()
         if not self.module.fits_now:
             self._prepare()
         self._drawn = self.predictor()
-        self.judge = None if judge is None else judge.to(self.module.device)
+        self.evaluator = None if evaluator is None else evaluator.to(self.module.device)
 
     def _prepare(self) -> None:
         """Complete what can be completed; weights that nobody has trained are mentioned."""
@@ -151,7 +151,7 @@ class Judging(Part):
             )
 
     def add(self, batch: Any, index: int, *which: int) -> None:
-        """Judge one batch of a set; nothing if there was no network to draw.
+        """Evaluate one batch of a set; nothing if there was no network to draw.
 
         Args:
             batch: of the loader.
@@ -159,13 +159,13 @@ class Judging(Part):
             *which: which batch this is.
         """
         module = self.module
-        if self.judge is None:
+        if self.evaluator is None:
             return
-        if self.judge.needs_targets(index):
+        if self.evaluator.needs_targets(index):
             inputs, targets = module.inputs_and_targets(batch)
-            self.judge.add(module.outputs(inputs, *which), targets, index)
+            self.evaluator.add(module.outputs(inputs, *which), targets, index)
         else:
-            self.judge.add(module.outputs(module.inputs_only(batch), *which), None, index)
+            self.evaluator.add(module.outputs(module.inputs_only(batch), *which), None, index)
 
     def log(self, stage: str, shown: Sequence[str] = ()) -> None:
         """Log every number under the name of a stage.
@@ -174,10 +174,10 @@ class Judging(Part):
             stage: ``"val"`` or ``"test"``.
             shown: what the progress bar shows.
         """
-        if self.judge is None:
+        if self.evaluator is None:
             self.module.log(f"{stage}/nll", math.nan, prog_bar="nll" in shown, sync_dist=True)
             return
-        for name, value in self.judge.values().items():
+        for name, value in self.evaluator.values().items():
             # Metrics are the same on all processes already; the sync only keeps Lightning quiet.
             shows = name in shown
             self.module.log(f"{stage}/{name}", value.float(), prog_bar=shows, sync_dist=True)
@@ -185,4 +185,4 @@ class Judging(Part):
 
     def end(self) -> None:
         """Let go of the networks that were drawn."""
-        self.judge, self._drawn = None, None
+        self.evaluator, self._drawn = None, None

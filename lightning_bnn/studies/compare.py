@@ -25,7 +25,7 @@ from lightning_bnn.comparison.distance_tables import (
 from lightning_bnn.comparison.options import Made, Options
 from lightning_bnn.comparison.protocols import PROTOCOLS
 from lightning_bnn.comparison.tables import Cell, Measured, Table
-from lightning_bnn.judging.judges import Score
+from lightning_bnn.judging.evaluators import Score
 from lightning_bnn.plots import dots_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 

@@ -1,4 +1,4 @@
-"""Regression on the path of classification: judge, tables, jackknife and reference agree."""
+"""Regression on the path of classification: evaluator, tables, jackknife and reference agree."""
 
 import math
 
@@ -9,7 +9,13 @@ from torch import nn
 from lightning_bnn import metrics as M
 from lightning_bnn import params as P
 from lightning_bnn.comparison.columns import columns_of, is_regression, note_of
-from lightning_bnn.judging import Mixtures, judge_of, numbers_of, reference_of, regression_numbers
+from lightning_bnn.judging import (
+    Mixtures,
+    make_evaluator,
+    numbers_of,
+    reference_of,
+    regression_numbers,
+)
 from lightning_bnn.judging.averages import averages_of_mode, predictions_of_each
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.models import mlp
@@ -38,11 +44,11 @@ def mixture(likelihood, outputs):
 @CASES
 def test_a_test_and_a_comparison_have_the_same_numbers_and_those_of_the_metrics(name):
     likelihood, outputs, far = case(name)
-    judge = judge_of(likelihood, [("test", "id"), ("ood", "ood")])
+    evaluator = make_evaluator(likelihood, [("test", "id"), ("ood", "ood")])
     for rows in (slice(0, 7), slice(7, 40)):
-        judge.add(outputs[:, rows], Y[rows])
-    judge.add(far, None, 1)
-    tested = {key: float(value) for key, value in judge.values().items()}
+        evaluator.add(outputs[:, rows], Y[rows])
+    evaluator.add(far, None, 1)
+    tested = {key: float(value) for key, value in evaluator.values().items()}
     sets = [mixture(likelihood, o) for o in (outputs, far)]
     scale = torch.tensor([2.0, 3.0])
     found = regression_numbers(likelihood, sets, Y, scale)
@@ -168,9 +174,9 @@ def test_examples_that_cannot_be_judged_are_nan_and_do_not_stop_a_run(broken):
 
 @pytest.mark.bad_input
 def test_targets_of_another_shape_are_refused():
-    judge = judge_of(Gaussian())
+    evaluator = make_evaluator(Gaussian())
     with pytest.raises(ValueError, match=r"`targets` must have shape \(40, 2\).*add a dimension"):
-        judge.add(OUTPUTS[..., :2], Y[:, 0])
+        evaluator.add(OUTPUTS[..., :2], Y[:, 0])
 
 
 def test_columns_are_those_of_the_kind_of_numbers():

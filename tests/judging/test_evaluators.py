@@ -1,4 +1,4 @@
-"""One judge for everything: batches, likelihoods and paths give the same numbers."""
+"""One evaluator for everything: batches, likelihoods and paths give the same numbers."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn.judging import Averages, class_numbers, judge_of
+from lightning_bnn.judging import Averages, class_numbers, make_evaluator
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 
 G = torch.Generator().manual_seed(0)
@@ -15,17 +15,17 @@ FAR = torch.randn(6, 30, 3, generator=G)
 SETS = [("test", "id"), ("far", "ood")]
 
 
-def values(judge):
-    return {name: float(value) for name, value in judge.values().items()}
+def values(evaluator):
+    return {name: float(value) for name, value in evaluator.values().items()}
 
 
 def judged(likelihood, outputs, targets, far=None, sizes=(40,)):
-    judge = judge_of(likelihood, SETS if far is not None else SETS[:1])
+    evaluator = make_evaluator(likelihood, SETS if far is not None else SETS[:1])
     for part, some in zip(outputs.split(sizes, 1), targets.split(sizes), strict=True):
-        judge.add(part, some)
+        evaluator.add(part, some)
     if far is not None:
-        judge.add(far, None, 1)
-    return values(judge)
+        evaluator.add(far, None, 1)
+    return values(evaluator)
 
 
 def test_a_test_and_a_comparison_have_the_same_numbers():
@@ -65,10 +65,10 @@ def test_a_likelihood_of_the_user_s_own_is_judged_by_its_density():
 
     numbers = judged(Own(), torch.zeros(2, 3, 1), torch.ones(3), sizes=(3,))
     assert numbers == {"nll": pytest.approx(1.0)}
-    judge = judge_of(Own(), SETS)
-    judge.add(torch.zeros(2, 3, 1), torch.ones(3))
-    judge.add(torch.zeros(2, 3, 1), None, 1)
-    assert values(judge).keys() == {"nll"}
+    evaluator = make_evaluator(Own(), SETS)
+    evaluator.add(torch.zeros(2, 3, 1), torch.ones(3))
+    evaluator.add(torch.zeros(2, 3, 1), None, 1)
+    assert values(evaluator).keys() == {"nll"}
 
 
 def test_information_is_never_negative():

@@ -20,13 +20,13 @@ from lightning_bnn.metrics.base import ExampleMean
 from lightning_bnn.metrics.intervals import PITCalibration
 
 __all__ = [
-    "ClassificationJudge",
-    "DensityJudge",
-    "Judge",
-    "RegressionJudge",
+    "ClassificationEvaluator",
+    "DensityEvaluator",
+    "Evaluator",
+    "RegressionEvaluator",
     "Score",
     "class_numbers",
-    "judge_of",
+    "make_evaluator",
 ]
 
 Metrics = Mapping[str, Callable[[], Metric]]
@@ -67,7 +67,7 @@ class RootMean(ExampleMean):
         return super().compute().sqrt()
 
 
-class Judge(nn.Module, ABC):
+class Evaluator(nn.Module, ABC):
     """Collects predictions on several sets, and computes every number of each.
 
     Args:
@@ -78,12 +78,13 @@ class Judge(nn.Module, ABC):
         detects: whether there is a score that tells OOD examples from others.
 
     >>> import torch
-    >>> from lightning_bnn.judging import judge_of
+    >>> from lightning_bnn.judging import make_evaluator
     >>> from lightning_bnn.likelihoods import Categorical
-    >>> judge = judge_of(Categorical(), [("test", "id"), ("rotated", "shift"), ("noise", "ood")])
-    >>> isinstance(judge, Judge), [judge.needs_targets(k) for k in range(3)]
+    >>> sets = [("test", "id"), ("rotated", "shift"), ("noise", "ood")]
+    >>> evaluator = make_evaluator(Categorical(), sets)
+    >>> isinstance(evaluator, Evaluator), [evaluator.needs_targets(k) for k in range(3)]
     (True, [True, True, False])
-    >>> [sorted(metrics) for metrics in judge.metrics[1:]]
+    >>> [sorted(metrics) for metrics in evaluator.metrics[1:]]
     [['acc', 'brier', 'ece', 'mi', 'nll'], ['mi']]
     """
 
@@ -147,16 +148,16 @@ class Judge(nn.Module, ABC):
         return values
 
 
-class DensityJudge(Judge):
+class DensityEvaluator(Evaluator):
     r"""The log-density of targets, for likelihoods of which nothing else is known.
 
     .. math:: -\tfrac1n \textstyle\sum_i \log \tfrac1S \sum_s p_s(y_i)
 
     >>> import torch
     >>> from lightning_bnn.likelihoods import Gaussian
-    >>> judge = DensityJudge(Gaussian())
-    >>> judge.add(torch.zeros(3, 5, 1), torch.zeros(5, 1))  # of three networks
-    >>> round(judge.values()["nll"].item(), 4)  # log(2 pi) / 2
+    >>> evaluator = DensityEvaluator(Gaussian())
+    >>> evaluator.add(torch.zeros(3, 5, 1), torch.zeros(5, 1))  # of three networks
+    >>> round(evaluator.values()["nll"].item(), 4)  # log(2 pi) / 2
     0.9189
     """
 
@@ -169,16 +170,16 @@ class DensityJudge(Judge):
             metrics["nll"].update(_negative_log_density(self.likelihood, outputs, targets))
 
 
-class RegressionJudge(Judge):
+class RegressionEvaluator(Evaluator):
     """Scores of the mixture of the networks' Gaussians; variance between networks detects OOD.
 
     Of several targets ``nll`` is that of all together; RMSE is the root of the mean over all, and
     the other numbers are means over them.
 
     >>> import torch
-    >>> judge = RegressionJudge(Gaussian(std=1.0))
-    >>> judge.add(torch.zeros(4, 2, 1), torch.tensor([[1.0], [-1.0]]))  # of four networks
-    >>> values = judge.values()
+    >>> evaluator = RegressionEvaluator(Gaussian(std=1.0))
+    >>> evaluator.add(torch.zeros(4, 2, 1), torch.tensor([[1.0], [-1.0]]))  # of four networks
+    >>> values = evaluator.values()
     >>> values["rmse"].item(), values["cover90"].item(), round(values["width90"].item(), 2)
     (1.0, 1.0, 3.29)
     """
@@ -216,7 +217,7 @@ _SCORED = {"rmse": "squares", "calib": "pit"}
 """What some numbers are computed from."""
 
 
-class ClassificationJudge(Judge):
+class ClassificationEvaluator(Evaluator):
     """Accuracy, NLL, Brier score and ECE of mean probabilities; information; OOD detection.
 
     Args:
@@ -227,10 +228,11 @@ class ClassificationJudge(Judge):
 
     >>> import torch
     >>> from lightning_bnn.likelihoods import Categorical
-    >>> judge = ClassificationJudge(Categorical(), [("test", "id"), ("noise", "ood")])
-    >>> judge.add(torch.tensor([[[4.0, 0.0], [0.0, 4.0]]]), torch.tensor([0, 1]))  # of one network
-    >>> judge.add(torch.zeros(1, 2, 2), None, index=1)
-    >>> values = judge.values()
+    >>> evaluator = ClassificationEvaluator(Categorical(), [("test", "id"), ("noise", "ood")])
+    >>> logits = torch.tensor([[[4.0, 0.0], [0.0, 4.0]]])  # of one network
+    >>> evaluator.add(logits, torch.tensor([0, 1]))
+    >>> evaluator.add(torch.zeros(1, 2, 2), None, index=1)
+    >>> values = evaluator.values()
     >>> values["acc"].item(), values["noise/AUROC"].item()
     (1.0, 1.0)
     """
@@ -264,18 +266,18 @@ class ClassificationJudge(Judge):
         return self.score(outputs)
 
 
-def judge_of(likelihood: nn.Module, sets: Sequence[TestSet] = _JUST_ID) -> Judge:
-    """The judge for a likelihood; one of the user's own is judged by its log-density.
+def make_evaluator(likelihood: nn.Module, sets: Sequence[TestSet] = _JUST_ID) -> Evaluator:
+    """The evaluator for a likelihood; one of the user's own is judged by its log-density.
 
     >>> from lightning_bnn.likelihoods import Categorical
-    >>> [type(judge_of(likelihood)).__name__ for likelihood in (Categorical(), Gaussian())]
-    ['ClassificationJudge', 'RegressionJudge']
+    >>> [type(make_evaluator(likelihood)).__name__ for likelihood in (Categorical(), Gaussian())]
+    ['ClassificationEvaluator', 'RegressionEvaluator']
     """
     if has_classes(likelihood):
-        return ClassificationJudge(likelihood, sets)
+        return ClassificationEvaluator(likelihood, sets)
     if isinstance(likelihood, Gaussian):
-        return RegressionJudge(likelihood, sets)
-    return DensityJudge(likelihood, sets)
+        return RegressionEvaluator(likelihood, sets)
+    return DensityEvaluator(likelihood, sets)
 
 
 _IN_TABLES = {
@@ -307,10 +309,10 @@ def class_numbers(
     (1.0, ['acc', 'ace', 'brier', 'ece', 'idmi', 'nll'])
     """
     kinds: list[TestSet] = [("test", "id"), ("ood", "ood")]
-    judge = ClassificationJudge(likelihood, kinds[: len(sets)], score, ace=M.ACE)
+    evaluator = ClassificationEvaluator(likelihood, kinds[: len(sets)], score, ace=M.ACE)
     for index, averages in enumerate(sets):
-        judge.add(averages, labels if index == 0 else None, index)
-    values = judge.values()
+        evaluator.add(averages, labels if index == 0 else None, index)
+    values = evaluator.values()
     return {name: float(values[key]) for name, key in _IN_TABLES.items() if key in values}
 
 
