@@ -183,6 +183,70 @@ def test_untraceable_model_is_one_clear_error():
         discover(model, torch.ones(1, 5))
 
 
+def by_an_if(self, x):
+    return self.a(x) if x.sum() > 0 else self.a(-x)
+
+
+def by_an_item(self, x):
+    return self.a(x) if x.sum().item() > 0 else self.a(-x)
+
+
+def by_a_size(self, x):
+    return self.a(x)[:, : int((x > 0).sum())]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("forward", [by_an_if, by_an_item, by_a_size])
+def test_what_depends_on_numbers_is_named_in_words(forward):
+    said = r"test_discover.py:\d+ .*: an `if`, a loop or a size depends on numbers .*torch.where"
+    with pytest.raises(UnsupportedModel, match=said) as refused:
+        discover(Forward(forward, a=nn.Linear(5, 3)), torch.ones(2, 5))
+    assert "u0" not in str(refused.value)
+    assert "guard" not in str(refused.value)
+
+
+def by_data(self, x):
+    return self.b(torch.relu(self.a(x)).data * self.gain.weight.data[0].exp())
+
+
+def by_clamped_data(self, x):
+    self.a.weight.data.clamp_(-0.1, 0.1)
+    return self.b(torch.relu(self.a(x)))
+
+
+@pytest.mark.parametrize(("forward", "scales"), [(by_data, 6), (by_clamped_data, 0)])
+def test_data_of_tensors_is_read_as_they_are(forward, scales):
+    layers = {"a": nn.Linear(5, 6), "b": nn.Linear(6, 2), "gain": nn.Linear(6, 1, bias=False)}
+    model = Forward(forward, **layers).double()
+    before, x = copy.deepcopy(model.state_dict()), torch.randn(3, 5).double()
+    sym = discover(model, x)
+    assert ([g.units for g in sym.permutations], sym.scaling_dof) == ([6], scales)
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    assert verify(copy.deepcopy(model), sym, x) < 1e-12
+
+
+@pytest.mark.bad_input
+def test_an_assignment_to_data_is_named():
+    def forward(self, x):
+        self.a.weight.data = self.a.weight.data / 2
+        return self.a(x)
+
+    with pytest.raises(UnsupportedModel, match=r"it assigns to `\.data` inside of its forward"):
+        discover(Forward(forward, a=nn.Linear(5, 3)), torch.ones(2, 5))
+
+
+@pytest.mark.bad_input
+def test_an_exported_program_is_refused():
+    x = torch.ones(2, 5)
+    program = torch.export.export(models.mlp(5, [4], 3), (x,))
+    hint = "pass the module that it was exported from"
+    with pytest.raises(ValueError, match=f"got ExportedProgram: {hint}"):
+        discover(program, x)
+    for model in (program.module(), Forward(lambda s, x: s.net(x), net=program.module())):
+        with pytest.raises(UnsupportedModel, match=f"an exported program, .*{hint}"):
+            discover(model, x)
+
+
 def by_autograd(self, x):
     with torch.enable_grad():
         x = x.detach().requires_grad_()

@@ -108,12 +108,22 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
     """Evaluation mode for a while; afterwards modes and random numbers are as they were."""
     was_training, state = [m for m in model.modules() if m.training], random.getstate()
     try:
-        model.eval()
+        _evaluate(model)
         yield
     finally:
         random.setstate(state)  # a forward may drop layers by it
         for module in was_training:
             module.training = True
+
+
+def _evaluate(model: nn.Module) -> None:
+    try:
+        model.eval()
+    except NotImplementedError as error:  # `ExportedProgram.module()` has one mode only
+        raise UnsupportedModel(
+            f"{type(model).__name__} is, or holds, an exported program, whose mode cannot be "
+            "changed: pass the module that it was exported from."
+        ) from error
 
 
 def _with_what_is_only_written(
@@ -146,7 +156,9 @@ def _with_what_is_not_reached(symmetries: Symmetries, names: Sequence[str]) -> S
 
 def _check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
-        raise ValueError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
+        given = type(model).__name__
+        hint = ": pass the module that it was exported from" if given == "ExportedProgram" else ""
+        raise ValueError(f"`model` must be a torch.nn.Module, got {given}{hint}.")
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise UnsupportedModel(f"{type(model).__name__} only wraps a network: pass `model.module`.")
     complex_ = [n for n, p in model.named_parameters() if p.is_complex()]

@@ -9,7 +9,7 @@ import operator
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.overrides import TorchFunctionMode
 
 from lightning_bnn.symmetry.discovery.graph import Graph, writes
 from lightning_bnn.symmetry.discovery.memory import check_calls
@@ -34,13 +35,20 @@ from lightning_bnn.symmetry.forward import (
 __all__ = ["Graphs", "trace", "trace_graphs"]
 
 _OUTSIDE = ("/torch/", "/lightning/", "/lightning_bnn/", "<frozen", "<string>", "<eval_with_key>")
-_DERIVATIVES = (
-    "We found a fake tensor",
-    "no attribute 'constant'",
-    "functorch tensor",
-    "does not require grad and does not have a grad_fn",  # torch 2.6
-)
-"""What the tracer says of `torch.autograd.grad` and of `torch.func.grad`."""
+_DATA: Any = Tensor.data  # the descriptor
+_DERIVATIVES = "it takes derivatives, or transforms functions, inside of its forward."
+_MEANINGS = {
+    "We found a fake tensor": _DERIVATIVES,
+    "no attribute 'constant'": _DERIVATIVES,
+    "functorch tensor": _DERIVATIVES,
+    "does not require grad and does not have a grad_fn": _DERIVATIVES,  # torch 2.6
+    "data-dependent": (
+        "an `if`, a loop or a size depends on numbers that are known only when it runs (choose "
+        "between results by `torch.where`, which has no branches)."
+    ),
+    ".numpy() is not supported": "it leaves torch for NumPy inside of its forward.",
+}
+"""What the tracer says, and what it means where that names only its own parts."""
 
 
 class Graphs(NamedTuple):
@@ -136,7 +144,7 @@ def trace(model: nn.Module, inputs: Inputs, reads: ModeReads | None = None) -> G
     reads = reads or ModeReads(model)
     for strict in (False, True):
         reads.asked = reads.asked or strict  # that tracer reads in ways of its own
-        network = _returning_tensors(structural_copy(model), reads)
+        network = _returning_tensors(structural_copy(model), reads, strict)
         try:
             with _quiet(), torch.no_grad():
                 program = torch.export.export(network, inputs.args, inputs.named, strict=strict)
@@ -151,17 +159,32 @@ def trace(model: nn.Module, inputs: Inputs, reads: ModeReads | None = None) -> G
     raise UnsupportedModel(_explain(model, failure)) from failure
 
 
-def _returning_tensors(network: nn.Module, reads: ModeReads) -> nn.Module:
+def _returning_tensors(network: nn.Module, reads: ModeReads, strict: bool) -> nn.Module:
     """A network of ours whose outputs `torch.export` knows: the tensors in those of the forward."""
     forward = network.forward
 
     @functools.wraps(forward)
     def tensors(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        with reads.watched():
+        with reads.watched(), nullcontext() if strict else _DetachedData():
             return tuple(tensors_of(forward(*args, **kwargs)))
 
     network.forward = tensors
     return network
+
+
+class _DetachedData(TorchFunctionMode):
+    """Reads `.data` as `detach()`: without gradients they are one, but the tracer loses `.data`."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function == _DATA.__get__:
+            return args[0].detach()
+        if function == _DATA.__set__:
+            raise RuntimeError(
+                "it assigns to `.data` inside of its forward (compute the new tensor, and use it)."
+            )
+        return function(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -217,11 +240,9 @@ def _explain(model: nn.Module, failure: BaseException) -> str:
 
 
 def _reason(failure: BaseException) -> str:
-    """The tracer's first line, or what it means where that names only its own parts."""
+    """The tracer's first line, or its meaning."""
     said = first_line(failure)
-    if any(part in said for part in _DERIVATIVES):
-        return "it takes derivatives, or transforms functions, inside of its forward."
-    return said
+    return next((meaning for part, meaning in _MEANINGS.items() if part in said), said)
 
 
 def _user_line(failure: BaseException) -> str:
