@@ -19,10 +19,10 @@ from lightning_bnn import params as P
 from lightning_bnn.arguments import check_count, check_not_negative, check_positive
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.batch import Batch
+from lightning_bnn.methods.initial_scales import choose_scale, describe_noise_cost
 from lightning_bnn.methods.kl_warmup import KLWarmup
 from lightning_bnn.methods.method import Fit, Method, Progress, State
 from lightning_bnn.methods.run import Run
-from lightning_bnn.methods.starting_deviations import cost_of_noise, fastest
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
@@ -260,7 +260,7 @@ class MFVI(Method):
         return bool((state.log_std == math.log(_UNTIL_CHOSEN)).all())
 
     def _choose_start(self, state: Gaussians, fit: Fit, run: Run) -> None:
-        start = fastest(self, state, fit, run)
+        start = choose_scale(self, state, fit, run)
         state.notes["init_std"] = start
         state.log_std.data.fill_(math.log(start))
         run.inform(f"{type(self).__name__}: standard deviations start at {start:g}.")
@@ -270,7 +270,7 @@ class MFVI(Method):
         if not state.is_new:
             return
         state.is_new = False
-        advice = cost_of_noise(state, nll.detach(), batch, run)
+        advice = describe_noise_cost(state, nll.detach(), batch, run)
         if advice:
             run.warn(advice)
 

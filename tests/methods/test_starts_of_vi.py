@@ -10,7 +10,7 @@ from module_cases import Blobs, adam, made, network, same, state, trainer
 from lightning_bnn import methods, modules, params
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.methods import Batch, Fit, Progress, Run
-from lightning_bnn.methods import starting_deviations as starting
+from lightning_bnn.methods import initial_scales as starting
 from lightning_bnn.methods.kl_warmup import KLWarmup
 
 X, Y = Blobs().load().train
@@ -85,7 +85,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(name, tmp_path, monkeypatch):
     options = {"kl_warmup": 1.7, "init_std": "auto"}
     whole, resumed, other = made(name, **options), made(name, **options), made(name)
     trainer(Saves(tmp_path / "half.ckpt"), max_epochs=3).fit(whole, Blobs())
-    monkeypatch.setattr(methods.mfvi, "fastest", None)  # whoever resumes does not race
+    monkeypatch.setattr(methods.mfvi, "choose_scale", None)  # whoever resumes does not race
     trainer(max_epochs=3).fit(resumed, Blobs(), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
     assert same(state(resumed), state(whole))
     assert resumed.state.notes == whole.state.notes
@@ -151,7 +151,7 @@ def test_the_start_grows_with_the_noise_of_the_data():
 
 def test_one_race_only(monkeypatch):
     races = []
-    monkeypatch.setattr(methods.mfvi, "fastest", lambda *args: races.append(1) or 0.1)
+    monkeypatch.setattr(methods.mfvi, "choose_scale", lambda *args: races.append(1) or 0.1)
     module, run = made("mfvi", init_std="auto"), trainer(max_epochs=1)
     run.fit(module, Blobs())
     trainer(max_epochs=1).fit(module, Blobs())  # another fit goes on with what was trained

@@ -21,7 +21,7 @@ from lightning_bnn.methods.method import Fit
 from lightning_bnn.methods.run import Run
 from lightning_bnn.randomness import keyed_randomness
 
-__all__ = ["CANDIDATES", "cost_of_noise", "fastest"]
+__all__ = ["CANDIDATES", "choose_scale", "describe_noise_cost"]
 
 CANDIDATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 _STEPS, _JUDGED, _RATE = 100, 25, 0.02
@@ -29,7 +29,7 @@ _SHARE_OF_IGNORANCE = 0.5
 
 
 @torch.enable_grad()
-def fastest(method: Any, state: Any, fit: Fit, run: Run) -> float:
+def choose_scale(method: Any, state: Any, fit: Fit, run: Run) -> float:
     """The candidate whose objective is best after a short race.
 
     Copies of the first member, one for each candidate, train side by side for a hundred steps of
@@ -43,15 +43,15 @@ def fastest(method: Any, state: Any, fit: Fit, run: Run) -> float:
         fit: gives the batches.
         run: computes losses.
     """
-    racers = _racers(state)
-    optimizer = torch.optim.Adam([racers.mean, racers.log_std], _RATE)
+    candidates = _candidates(state)
+    optimizer = torch.optim.Adam([candidates.mean, candidates.log_std], _RATE)
     steps = 1 if fit.trial else _STEPS
-    total = torch.zeros(len(CANDIDATES), dtype=torch.float64, device=racers.mean.device)
-    with keyed_randomness("init_std", device=racers.mean.device):
+    total = torch.zeros(len(CANDIDATES), dtype=torch.float64, device=candidates.mean.device)
+    with keyed_randomness("init_std", device=candidates.mean.device):
         for step, batch in enumerate(itertools.islice(_batches(fit), steps)):
-            losses = method.terms(racers, method.draw(racers), batch, run)["loss"]
-            grads = torch.autograd.grad(losses.sum(), [racers.mean, racers.log_std])
-            racers.mean.grad, racers.log_std.grad = grads
+            losses = method.terms(candidates, method.draw(candidates), batch, run)["loss"]
+            grads = torch.autograd.grad(losses.sum(), [candidates.mean, candidates.log_std])
+            candidates.mean.grad, candidates.log_std.grad = grads
             optimizer.step()
             if step >= steps - _JUDGED:
                 total += losses.detach()
@@ -59,15 +59,15 @@ def fastest(method: Any, state: Any, fit: Fit, run: Run) -> float:
     return CANDIDATES[int(found.argmin())]
 
 
-def _racers(state: Any) -> Any:
+def _candidates(state: Any) -> Any:
     """Copies of the first member, each with one of the candidates."""
     first = {name: t[:1] for name, t in state.stack().items()}
     stack = {n: t.repeat(len(CANDIDATES), *(1,) * (t.ndim - 1)) for n, t in first.items()}
-    racers = type(state)(stack, state.spec.names, 1.0)
-    logs = torch.tensor(CANDIDATES).log().to(racers.log_std)
-    racers.log_std.data.copy_(logs[:, None].expand_as(racers.log_std))
-    racers.tied, racers.notes["kl_share"] = state.tied, 1.0
-    return racers
+    candidates = type(state)(stack, state.spec.names, 1.0)
+    logs = torch.tensor(CANDIDATES).log().to(candidates.log_std)
+    candidates.log_std.data.copy_(logs[:, None].expand_as(candidates.log_std))
+    candidates.tied, candidates.notes["kl_share"] = state.tied, 1.0
+    return candidates
 
 
 def _batches(fit: Fit) -> Iterator[Batch]:
@@ -97,7 +97,7 @@ def _evaluation(network: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def cost_of_noise(state: Any, nll: Tensor, batch: Batch, run: Run) -> str:
+def describe_noise_cost(state: Any, nll: Tensor, batch: Batch, run: Run) -> str:
     """What is wrong with deviations that cost more than half of what knowing nothing does.
 
     The loss of outputs that are all zero stands for knowing nothing: equal probabilities, or the
