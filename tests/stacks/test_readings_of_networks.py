@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from lightning_bnn import models
 from lightning_bnn import params as P
 from lightning_bnn.stacks import chain_of
-from lightning_bnn.stacks.fused import machine_code, recognised
+from lightning_bnn.stacks.fused import dispatch, machine_code
 
 TOLERANCE = 1e-14
 
@@ -199,7 +199,7 @@ def test_networks_that_never_stay_the_same_are_given_up(caplog):
 
     model, stack, x = made(Layers(counting, calls=0), shape=(5,))
     with caplog.at_level(logging.INFO, "lightning_bnn.params"):
-        for _ in range(recognised.MOST_SETTINGS):
+        for _ in range(dispatch.MOST_SETTINGS):
             assert chain_of(model, stack, (x,)) is not None
         assert chain_of(model, stack, (x,)) is None
         calls = model.calls

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from lightning_bnn.stacks.fused.spots import (
-    Spot,
+from lightning_bnn.stacks.fused.addresses import (
+    Address,
     block_of,
     cell_of,
     channel_of,
@@ -48,7 +48,7 @@ def forward(code: VectorCode, stage: Stage) -> None:
 
 
 def _window(
-    code: VectorCode, stage: Stage, channels: list[Spot], weight: str, bias: str, valid: str
+    code: VectorCode, stage: Stage, channels: list[Address], weight: str, bias: str, valid: str
 ) -> None:
     """Compute one window of some output channels, or one tile where nothing is pooled."""
     pooled = [_Pooled(code, stage) for _ in channels]
@@ -70,7 +70,7 @@ def _window(
 
 
 def _sums(
-    code: VectorCode, stage: Stage, at: Spot, count: int, weight: str, bias: str
+    code: VectorCode, stage: Stage, at: Address, count: int, weight: str, bias: str
 ) -> list[list[str]]:
     """Weighted sums at the places of a tile, for each of some channels."""
     tile = stage.tile

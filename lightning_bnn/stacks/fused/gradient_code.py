@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from lightning_bnn.stacks.fused.spots import (
-    Spot,
+from lightning_bnn.stacks.fused.addresses import (
+    Address,
     block_of,
     cell_of,
     channel_of,
@@ -54,7 +54,7 @@ def _times(code: VectorCode, g: str, slope: float) -> str:
     return code.number(0) if slope == 0 else code.arithmetic("fmul", g, code.number(slope))
 
 
-def gradients(code: VectorCode, stage: Stage, window: Spot, part: Spot) -> list[str]:
+def gradients(code: VectorCode, stage: Stage, window: Address, part: Address) -> list[str]:
     """Gradients at the places of a tile of one channel, before anything is pooled.
 
     Args:

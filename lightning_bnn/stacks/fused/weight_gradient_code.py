@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lightning_bnn.stacks.fused.gradient_code import gradients
-from lightning_bnn.stacks.fused.spots import (
+from lightning_bnn.stacks.fused.addresses import (
     block_of,
     cell_of,
     channel_of,
@@ -16,6 +15,7 @@ from lightning_bnn.stacks.fused.spots import (
     weights_of,
     windows,
 )
+from lightning_bnn.stacks.fused.gradient_code import gradients
 from lightning_bnn.stacks.fused.stage import LONGEST, Pair, Stage, even
 from lightning_bnn.stacks.fused.vector_code import VectorCode
 

@@ -11,7 +11,7 @@ from lightning_bnn.stacks.fused.stage import Pair, Stage
 from lightning_bnn.stacks.fused.vector_code import VectorCode
 
 __all__ = [
-    "Spot",
+    "Address",
     "block_of",
     "cell_of",
     "channel_of",
@@ -29,7 +29,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Spot:
+class Address:
     """Where a tile is: pointers to its first input, output and note, and the place in a window."""
 
     x: str
@@ -45,17 +45,17 @@ def weights_of(code: VectorCode, stage: Stage, m: str) -> tuple[str, str]:
     return weight, code.at("%bias", code.index((m, stage.outputs)))
 
 
-def block_of(code: VectorCode, stage: Stage, m: str, b: str) -> Spot:
+def block_of(code: VectorCode, stage: Stage, m: str, b: str) -> Address:
     """Pointers to the activations of a block of examples of a member."""
     block = code.index((m, "%blocks"), (b, 1))
     shared = code.index((code.index((m, "%shared")), "%blocks"), (b, 1))
     x = code.index((shared, stage.channels * math.prod(stage.padded) * code.lanes))
     out = code.index((block, stage.outputs * math.prod(stage.out_padded) * code.lanes))
     notes = code.index((block, stage.notes * stage.note_bits * code.lanes // 8))
-    return Spot(code.at("%x", x), code.at("%out", out), code.at("%notes", notes, "i8"), "0")
+    return Address(code.at("%x", x), code.at("%out", out), code.at("%notes", notes, "i8"), "0")
 
 
-def channel_of(code: VectorCode, stage: Stage, at: Spot, group: str, first: str) -> Spot:
+def channel_of(code: VectorCode, stage: Stage, at: Address, group: str, first: str) -> Address:
     """Move to the inputs of a group, and to the outputs of a channel."""
     rows, columns = stage.out_padded
     top, left = stage.out_pads[0], stage.out_pads[2]
@@ -63,7 +63,7 @@ def channel_of(code: VectorCode, stage: Stage, at: Spot, group: str, first: str)
     out = code.index((first, rows * columns * code.lanes))
     inner = (top * columns + left) * code.lanes
     notes = code.index((first, stage.notes // stage.outputs * stage.note_bits * code.lanes // 8))
-    return Spot(
+    return Address(
         code.at(at.x, x),
         code.at(code.at(at.out, out), inner),
         code.at(at.notes, notes, "i8"),
@@ -72,7 +72,7 @@ def channel_of(code: VectorCode, stage: Stage, at: Spot, group: str, first: str)
 
 
 @contextmanager
-def windows(code: VectorCode, stage: Stage, at: Spot) -> Iterator[Spot]:
+def windows(code: VectorCode, stage: Stage, at: Address) -> Iterator[Address]:
     """Loop over windows; where nothing is pooled these are tiles."""
     (rows, columns), step, _, _ = stage.steps_of_tiles
     across, width = stage.padded[1], stage.out_padded[1]
@@ -86,11 +86,11 @@ def windows(code: VectorCode, stage: Stage, at: Spot) -> Iterator[Spot]:
         window = code.index((i, columns), (j, 1))
         size = _notes_of_window(stage) * stage.note_bits * code.lanes // 8
         notes = code.at(at.notes, code.index((window, size)), "i8")
-        yield Spot(code.at(at.x, x), code.at(at.out, out), notes, "0")
+        yield Address(code.at(at.x, x), code.at(at.out, out), notes, "0")
 
 
 @contextmanager
-def tiles(code: VectorCode, stage: Stage, at: Spot) -> Iterator[Spot]:
+def tiles(code: VectorCode, stage: Stage, at: Address) -> Iterator[Address]:
     """Loop over the tiles of a window."""
     _, _, (rows, columns), inner = stage.steps_of_tiles
     across = stage.padded[1]
@@ -103,7 +103,7 @@ def tiles(code: VectorCode, stage: Stage, at: Spot) -> Iterator[Spot]:
         notes = at.notes
         if stage.pooling == "mean" and stage.notes:
             notes = code.at(notes, code.index((place, code.lanes // 8)), "i8")
-        yield Spot(code.at(at.x, x), at.out, notes, place)
+        yield Address(code.at(at.x, x), at.out, notes, place)
 
 
 def _notes_of_window(stage: Stage) -> int:
@@ -112,11 +112,11 @@ def _notes_of_window(stage: Stage) -> int:
     )
 
 
-def later_channel(code: VectorCode, stage: Stage, at: Spot, k: int) -> Spot:
+def later_channel(code: VectorCode, stage: Stage, at: Address, k: int) -> Address:
     """Move to the outputs of a later channel."""
     notes = k * (stage.notes // stage.outputs) * stage.note_bits * code.lanes // 8
     out = k * math.prod(stage.out_padded) * code.lanes
-    return Spot(at.x, code.at(at.out, out), code.at(at.notes, notes, "i8"), at.place)
+    return Address(at.x, code.at(at.out, out), code.at(at.notes, notes, "i8"), at.place)
 
 
 def cell_of(stage: Stage, place: Pair, tap: Pair) -> Pair:
