@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 from lightning_bnn._lazy import lazy_package
 
 if TYPE_CHECKING:
-    from lightning_bnn.callbacks.average_report import AverageReport
     from lightning_bnn.callbacks.chain_diagnostics import ChainDiagnostics
     from lightning_bnn.callbacks.figures import PosteriorFigures
     from lightning_bnn.callbacks.harvester import CheckpointHarvester
     from lightning_bnn.callbacks.mass_gap import MassGap
     from lightning_bnn.callbacks.permutation_tau import PermutationTau
     from lightning_bnn.callbacks.posterior_doctor import PosteriorDoctor
-    from lightning_bnn.callbacks.symmetric_average import SymmetricAverage
+    from lightning_bnn.callbacks.symmetric_average import AverageReport, SymmetricAverage
     from lightning_bnn.callbacks.training_cost import TrainingCost
 
 __all__ = [

@@ -12,18 +12,14 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from lightning_bnn import params as P
 from lightning_bnn.arguments import check_count, check_floating_type
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks.figure_logging import log_folder
-from lightning_bnn.callbacks.kept_weights import (
-    bytes_of,
-    kept_weights,
-    names_of_weights,
-    refuse_parts,
-)
-from lightning_bnn.callbacks.network import stack_of
+from lightning_bnn.callbacks.network import stack_of, whole_network
 from lightning_bnn.callbacks.writer import BankWriter, host_copy
 from lightning_bnn.harvest import Schedule, expected
 from lightning_bnn.params import Params
@@ -132,13 +128,13 @@ class CheckpointHarvester(Callback):
         """Open the bank, as soon as there are weights: lazy modules have none before a batch."""
         self._started = True
         # all processes take part in these two
-        weights = kept_weights(trainer, pl_module, self.module, self.members)
+        weights = _harvested_weights(trainer, pl_module, self.module, self.members)
         folder = log_folder(trainer)
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
-        refuse_parts(weights)
+        _refuse_parts(weights)
         self.path = self.path or folder / (f"bank-{self.module}" if self.module else "bank")
-        names = names_of_weights(pl_module, weights)
+        names = _names_of_weights(pl_module, weights)
         bank = CheckpointBank(self.path, dtype=self.dtype, weights=names)
         self._continue(bank)
         self._check_space(trainer, bank, weights)
@@ -165,7 +161,7 @@ class CheckpointHarvester(Callback):
     # -------------------------------------------------------- harvest
     def _harvest(self, trainer: Any, pl_module: Any) -> None:
         # all processes take part, however full the bank is
-        weights = kept_weights(trainer, pl_module, self.module, self.members)
+        weights = _harvested_weights(trainer, pl_module, self.module, self.members)
         if self._writer is None:
             return
         self._count_lost()
@@ -221,7 +217,7 @@ class CheckpointHarvester(Callback):
         count = expected(self.schedule, trainer)
         if self.limit is not None:
             count = min(count, self.limit - len(bank))
-        size = bytes_of(weights, self.dtype)
+        size = _size_in_bytes(weights, self.dtype)
         free = shutil.disk_usage(bank.path).free
         if size > free or (math.isfinite(count) and count * size > free):
             bank.close()
@@ -269,3 +265,74 @@ class CheckpointHarvester(Callback):
 def _steps_of(bank: CheckpointBank) -> str:
     steps = [r["step"] for r in bank.records if isinstance(r.get("step"), int)]
     return f" (steps {min(steps)} to {max(steps)})" if steps else ""
+
+
+# ------------------------------------------------------------ the weights
+def _harvested_weights(
+    trainer: Any, pl_module: Any, module: str | None, members: Sequence[int] | None
+) -> Params:
+    """The tensors to keep; processes other than the first may get none.
+
+    Args:
+        trainer: all of its processes must take part.
+        pl_module: what is trained.
+        module: name of the network inside.
+        members: which networks of a module that trains several.
+    """
+    stack = stack_of(pl_module)
+    if stack is not None:
+        weights = _of_all(trainer, stack.weights)
+        return weights if members is None else _chosen(weights, list(members))
+    if members is not None:
+        raise ValueError(
+            f"`members` is for modules that train several networks; {type(pl_module).__name__} "
+            "trains one."
+        )
+    name, network = whole_network(pl_module, module)
+    prefix = f"{name}." if name else ""
+    state = trainer.strategy.lightning_module_state_dict()
+    state = {key.replace("_orig_mod.", ""): tensor for key, tensor in state.items()}
+    wanted = (key.replace("_orig_mod.", "") for key in P.of(network))
+    return {key: state[prefix + key] for key in wanted if prefix + key in state}
+
+
+def _refuse_parts(weights: Params) -> None:
+    """Refuse networks without tensors, and tensors of which each process has only a part."""
+    sharded = [n for n, t in weights.items() if type(t) not in (Tensor, torch.nn.Parameter)]
+    if not weights:
+        raise ValueError("CheckpointHarvester: the network has no tensors to keep.")
+    if sharded:
+        raise ValueError(
+            "CheckpointHarvester needs whole tensors, and this strategy keeps shards: choose "
+            "one that saves full state dicts (`save_distributed_checkpoint=False`, "
+            "`state_dict_type='full'`)."
+        )
+
+
+def _names_of_weights(pl_module: Any, weights: Params) -> list[str]:
+    """Names of the weights among the tensors that are kept."""
+    stack = stack_of(pl_module)
+    root = pl_module if stack is None else stack.template
+    known = [name.replace("_orig_mod.", "") for name in P.weight_names(root)]
+    return [n for n in weights if any(k == n or k.endswith(f".{n}") for k in known)]
+
+
+def _size_in_bytes(tensors: Params, dtype: torch.dtype | None) -> int:
+    """The size of tensors if floating ones are stored in some type."""
+    return sum(
+        t.numel() * (dtype if dtype and t.is_floating_point() else t.dtype).itemsize
+        for t in tensors.values()
+    )
+
+
+def _of_all(trainer: Any, weights: Params) -> Params:
+    """Weights of all members, also of those that other processes train."""
+    gather = getattr(trainer.strategy, "gather_members", None)
+    return weights if gather is None else {name: gather(t) for name, t in weights.items()}
+
+
+def _chosen(stack: Params, members: list[int]) -> Params:
+    count = len(next(iter(stack.values())))
+    if not all(0 <= m < count for m in members):
+        raise ValueError(f"`members` must be in 0..{count - 1}, got {members}.")
+    return {name: tensor[members] for name, tensor in stack.items()}

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,15 +18,19 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from lightning_bnn.arguments import check_count, check_fraction
-from lightning_bnn.callbacks.average_report import AverageReport
-from lightning_bnn.callbacks.averaged_tensors import all_finite, averaged_tensors, wide
-from lightning_bnn.callbacks.averaging_frame import AveragingFrame, sharing_of
+from lightning_bnn.callbacks.averaging_frame import (
+    AveragingFrame,
+    all_finite,
+    averaged_tensors,
+    sharing_of,
+    wide,
+)
 from lightning_bnn.callbacks.figure_logging import log_folder
 from lightning_bnn.callbacks.second_validation import SecondValidation
 from lightning_bnn.harvest import Schedule
 from lightning_bnn.params import Params
 
-__all__ = ["SymmetricAverage"]
+__all__ = ["AverageReport", "SymmetricAverage"]
 
 _log = logging.getLogger(__name__)
 
@@ -291,6 +296,37 @@ class SymmetricAverage(Callback):
             moved = float(self.report.moved_units)
             pl_module.log(f"{self.prefix}moved_units", moved, rank_zero_only=True)
             self._second = None
+
+
+@dataclass(frozen=True)
+class AverageReport:
+    """What an average consists of, and what it has cost.
+
+    Attributes:
+        networks: how many were averaged.
+        looks: for how many distances to the mean could not tell that nothing has moved.
+        matches: how many were matched anew.
+        moved_units: units of the last network in other places, or flipped, than in the average.
+        seconds: wall time of all of it, without validation.
+
+    >>> report = AverageReport(networks=20, looks=2, matches=1, moved_units=3, seconds=0.25)
+    >>> str(report).partition(";")[0]
+    '20 networks in 0.25 s'
+    """
+
+    networks: int
+    looks: int
+    matches: int
+    moved_units: int
+    seconds: float
+
+    def __str__(self) -> str:
+        """One line for the log."""
+        return (
+            f"{self.networks} networks in {self.seconds:.3g} s; assignments solved for "
+            f"{self.looks}, matched anew {self.matches}; {self.moved_units} units of the last one "
+            "are elsewhere than in the average"
+        )
 
 
 def _check(
