@@ -12,15 +12,17 @@ from torch import Tensor, nn
 from lightning_bnn.params import Params, stack, unstack
 from lightning_bnn.symmetry.forward import structural_copy
 from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.matching.ascent import Ascent
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.matching.probes import Probes
 from lightning_bnn.symmetry.matching.relaxation import Relaxation
 from lightning_bnn.symmetry.matching.unit_moments import MEASURES, JointMoments, Measure
 from lightning_bnn.symmetry.validation import check_params
 
-__all__ = ["activation_tables", "match_activations", "value_and_bound"]
+__all__ = ["activation_tables", "match_activations", "value_and_bound", "with_shared_heads"]
 
 _log = logging.getLogger(__name__)
+_SWEEPS = 100
 
 
 # ------------------------------------------------------------ activations
@@ -39,7 +41,8 @@ def match_activations(
     .. math:: \max_p \sum_x \sum_k a_{p(k)}(x)\, a^*_k(x)
 
     Inner products of activations are summed over the batches and maximised by one linear assignment
-    per group, as by ``match(..., method="activations")``, which also says what was reached.
+    per group, as by ``match(..., method="activations")``, which also says what was reached. Heads
+    that share keys (grouped queries) are matched by weights, with a warning.
 
     References:
         A Compact Representation for BNNs by Removing Permutation Symmetry (Xiao, Liu, Bamler, 2023)
@@ -72,6 +75,10 @@ def match_activations(
     relaxation = Relaxation(Plan(sym))
     tables = activation_tables(relaxation, model, members, goal, batches, average=average)
     found = relaxation.elements(relaxation.best(tables))
+    if average:
+        members = {n: t.mean(0, keepdim=True) for n, t in _floating(members).items()}
+    mean = {n: t.mean(0) for n, t in _floating(goal).items()}
+    found = with_shared_heads(relaxation, members, mean, found)
     return found if stacked and not average else [p[0] for p in found]
 
 
@@ -121,6 +128,54 @@ def activation_tables(
     for spot, total in zip(probes.spots, sums, strict=False):
         tables[spot.table] = _finite(MEASURES[measure](total).cpu())
     return tables
+
+
+def with_shared_heads(
+    relaxation: Relaxation, params: Params, reference: Params, orders: list[Tensor]
+) -> list[Tensor]:
+    """Orders in which heads that share keys, and all around and inside of them, fit by weights.
+
+    A query head has part of every channel of its keys: neither is assigned before the other, so
+    that no table of activations tells the order of both.
+
+    Args:
+        relaxation: of the symmetries of the network.
+        params: a stack.
+        reference: one network.
+        orders: by activations, of every member.
+    """
+    plan = relaxation.plan
+    chosen = shared_heads(relaxation)
+    if not chosen:
+        return orders
+    moving = {g for k in chosen for g in plan.families[k].members}
+    _log.warning(
+        "match: activations do not tell the order of heads that share keys (grouped queries): "
+        "weights order these heads and what is inside of them."
+    )
+    compared = plan.compared
+    ascent = Ascent(plan, {n: params[n] for n in compared}, {n: reference[n] for n in compared})
+    ascent.at(orders)
+    known = set(range(len(orders))) - moving
+    ascent.climb(chosen, torch.Generator().manual_seed(0), _SWEEPS, known)
+    return list(ascent.now.permutations)
+
+
+def shared_heads(relaxation: Relaxation) -> list[int]:
+    """The families that tables of a relaxation leave out, and those around and inside of them."""
+    plan = relaxation.plan
+    missing = [f.group for f in plan.families if f not in relaxation.families]
+    homes = set[int]()
+    for g in missing:
+        while g in plan.homes:
+            g = plan.homes[g][0]
+        homes.add(g)
+    around = [k for k, f in enumerate(plan.families) if f.group in homes]
+    return sorted({*around, *(k for g in homes for k in plan.families_inside(g))})
+
+
+def _floating(params: Params) -> Params:
+    return {n: t for n, t in params.items() if t.is_floating_point()}
 
 
 def _stacked(probes: Probes, networks: list[Params], x: Any) -> list[Tensor]:

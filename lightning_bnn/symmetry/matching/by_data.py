@@ -10,7 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.params import Params, of, stack
-from lightning_bnn.symmetry.matching.activations import activation_tables, value_and_bound
+from lightning_bnn.symmetry.matching.activations import (
+    activation_tables,
+    value_and_bound,
+    with_shared_heads,
+)
 from lightning_bnn.symmetry.matching.interpolation import Loss
 from lightning_bnn.symmetry.matching.learning import Best, Learning, Lines
 from lightning_bnn.symmetry.matching.plan import Plan
@@ -88,7 +92,7 @@ def by_activations(
     )
     orders = relaxation.best(tables)
     value, bound = value_and_bound(tables, orders, len(next(iter(params.values()))))
-    found = relaxation.elements(orders)
+    found = with_shared_heads(relaxation, params, reference, relaxation.elements(orders))
     methods = (measure,) * len(value)
     return MatchResult(tuple(found), value, bound, methods, tried={measure: value})
 

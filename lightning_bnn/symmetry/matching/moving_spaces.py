@@ -57,13 +57,9 @@ class SpaceMap:
 
     @cached_property
     def others(self) -> list[int]:
-        """The groups that have nothing to do with matrices: hidden units of MLPs."""
-        moving = {b.group for b in self.blocks}
-        homes = {
-            g for b in self.blocks for row in self.sym.permutations[b.group].inner for g in row
-        }
-        taken = self.contained | moving
-        return [k for k in range(len(self.sym.permutations)) if k not in taken and k not in homes]
+        """The groups that matrices do not replace: hidden units, and heads that share keys."""
+        taken = self.contained | {b.group for b in self.blocks}
+        return [k for k in range(len(self.sym.permutations)) if k not in taken]
 
     @cached_property
     def tangled(self) -> bool:
