@@ -3,24 +3,35 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
+DEMO_EXTRAS := data,fast
 
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 HIDDEN := bad_input or frames
 ANNOTATIONS := --jaxtyping-packages=lightning_bnn,beartype.beartype
 
+.NOTPARALLEL:
 .PHONY: help demo docs test test-all check bench oldest loggers peers clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "make %-9s %s\n", $$1, $$2}'
 
-$(STAMP): pyproject.toml
+define install
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	touch $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[$(1)]'
+endef
 
-demo: $(STAMP)  ## install into .venv, compare seven posteriors, write demo/report.html
+$(STAMP): pyproject.toml
+	$(call install,dev)
+	touch $(STAMP) $(DEMO_STAMP)
+
+$(DEMO_STAMP): pyproject.toml
+	$(call install,$(DEMO_EXTRAS))
+	touch $(DEMO_STAMP)
+
+demo: $(DEMO_STAMP)  ## install what it needs into .venv, compare seven posteriors, write demo/report.html
 	$(BIN)/lightning-bnn demo
 
 test: $(STAMP)  ## install into .venv and run the tests, on WORKERS=2 processes

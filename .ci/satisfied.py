@@ -1,8 +1,8 @@
 """Whether all that an installed package requires is installed, too, in a version that it allows.
 
-    python .ci/satisfied.py lightning_bnn
+    python .ci/satisfied.py lightning_bnn data fast
 
-Requirements of extras do not count. Exit code 1, and a line for each requirement that is not met.
+Of extras, those that are named count. Exit code 1, and a line for each requirement that is not met.
 """
 
 import sys
@@ -11,10 +11,11 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from packaging.requirements import Requirement
 
 
-def unmet(requirements):
+def unmet(requirements, extras):
     """What is missing, or there in another version, in words."""
     for requirement in map(Requirement, requirements):
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        marker = requirement.marker
+        if marker is not None and not any(marker.evaluate({"extra": e}) for e in ("", *extras)):
             continue
         try:
             found = version(requirement.name)
@@ -27,6 +28,6 @@ def unmet(requirements):
 
 if __name__ == "__main__":
     stated = requires(sys.argv[1]) or []
-    problems = list(unmet(stated))
+    problems = list(unmet(stated, sys.argv[2:]))
     print(*problems, sep="\n") if problems else print(f"{len(stated)} requirements are met")
     sys.exit(bool(problems) or not stated)

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lightning_bnn.extras import needed
+
 __all__ = ["ENGINES", "Work", "run_here", "run_on_ray", "run_on_slurm"]
 
 Task = Callable[[Any, Callable[[], None]], None]
@@ -77,7 +79,8 @@ def run_on_ray(work: Work) -> None:
     Options are ``address`` of a cluster that is running (``auto`` finds it; without it one is
     started here), and those of a Ray task, such as ``num_cpus`` and ``num_gpus``.
     """
-    ray = _imported("ray", "ray")
+    with needed("`engine='ray'`"):
+        import ray
     options = dict(work.options)
     address = options.pop("address", None)
     is_ours = not ray.is_initialized()
@@ -105,7 +108,8 @@ def run_on_slurm(work: Work) -> None:
     Options are what submitit's executor takes, such as ``timeout_min``, ``gpus_per_node`` and
     ``slurm_partition``; ``cluster: local`` runs processes on this machine.
     """
-    submitit = _imported("submitit", "slurm")
+    with needed("`engine='slurm'`"):
+        import submitit
     options = dict(work.options)
     with _checking_options("submitit", work.options):
         cluster = options.pop("cluster", None)
@@ -167,12 +171,3 @@ def _result(get: Callable[[], Any]) -> None:
     except Exception as error:
         last = [line for line in str(error).splitlines() if line.strip()][-1:]
         raise ValueError(f"A job has failed for good: {''.join(last) or error!r}.") from error
-
-
-def _imported(name: str, extra: str) -> Any:
-    try:
-        return __import__(name)
-    except ImportError as error:
-        raise ValueError(
-            f"`engine` needs {name}: pip install 'lightning_bnn[{extra}]' ({error})."
-        ) from error

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.arguments import check_count, check_positive
+from lightning_bnn.extras import needed
 
 __all__ = ["FilterResponseNorm", "mlp", "optunet", "resnet18", "resnet20_frn", "two_relus"]
 
@@ -98,7 +99,8 @@ def resnet18(classes: int = 10, image_size: int = 32) -> nn.Module:
     >>> tuple(net.conv1.weight.shape), net.fc.out_features, type(net.maxpool).__name__
     ((64, 3, 3, 3), 100, 'Identity')
     """
-    from torchvision.models import resnet
+    with needed("`resnet18`"):
+        from torchvision.models import resnet
 
     check_count("classes", classes)
     check_count("image_size", image_size)
@@ -163,7 +165,8 @@ def resnet20_frn(classes: int = 10) -> nn.Module:
     >>> net(torch.randn(1, 3, 32, 32)).shape, sum(p.numel() for p in net.parameters())
     (torch.Size([1, 10]), 272474)
     """
-    from torchvision.models.resnet import BasicBlock
+    with needed("`resnet20_frn`"):
+        from torchvision.models.resnet import BasicBlock
 
     check_count("classes", classes)
 

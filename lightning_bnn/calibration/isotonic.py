@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from lightning_bnn.calibration.logits import checked_pair, pooled
+from lightning_bnn.extras import needed
 
 __all__ = ["Isotonic", "fit_isotonic"]
 
@@ -100,7 +101,8 @@ def interpolated(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
 
 def _rising(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Knots and values of the isotonic regression of one class."""
-    from sklearn.isotonic import IsotonicRegression
+    with needed("Isotonic regression"):
+        from sklearn.isotonic import IsotonicRegression
 
     fitted = IsotonicRegression(out_of_bounds="clip").fit(x.cpu().numpy(), y.cpu().numpy())
     knots, values = fitted.X_thresholds_, fitted.y_thresholds_

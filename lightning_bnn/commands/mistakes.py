@@ -11,6 +11,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 
 from lightning_bnn.commands.refused_values import Refusal
+from lightning_bnn.extras import MissingPackage
 from lightning_bnn.settings_files import config_files
 
 __all__ = ["building", "mistake", "restoring"]
@@ -20,6 +21,7 @@ _DISK = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryErr
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _OF_VALUES = (ValueError, TypeError, RuntimeError, ImportError, OSError)
 """What libraries raise about arguments; others, such as KeyError, are bugs."""
+_REFUSALS = (ValueError, OSError, MissingPackage)
 _RESTORING = "lightning.pytorch.trainer.connectors.checkpoint_connector"
 _CONFIGURED = ("fit", "validate", "test", "predict")
 
@@ -108,9 +110,9 @@ def _refused_by_us(error: BaseException) -> BaseException | None:
     """What this package, or Lightning on its behalf, said is wrong."""
     if _is_misconfigured(error):
         return error
-    refusals = (e for e in _chain(error) if isinstance(e, (ValueError, OSError)))
+    refusals = (e for e in _chain(error) if isinstance(e, _REFUSALS))
     first = next((e for e in refusals if _raised_in(e, _OURS)), None)
-    return first if isinstance(error, (ValueError, OSError)) else None
+    return first if isinstance(error, _REFUSALS) else None
 
 
 # ------------------------------------------------------------ what is said

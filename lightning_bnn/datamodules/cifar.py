@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torchvision import datasets
 
 from lightning_bnn.datamodules.base import Examples, Splits, hold_out, read_files
-from lightning_bnn.datamodules.images import ImageData
+from lightning_bnn.datamodules.images import ImageData, torchvision_set
 
 __all__ = ["CIFAR10", "CIFAR100"]
 
@@ -27,13 +26,13 @@ class CIFAR10(ImageData):
     """
 
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    source: type[datasets.CIFAR10] = datasets.CIFAR10
+    source = "CIFAR10"
 
     def prepare_data(self) -> None:
         """Download, where that is asked for."""
         if self.download:
-            self.source(str(self.root), download=True)
-            datasets.SVHN(str(self.root), split="test", download=True)
+            torchvision_set(self.source)(str(self.root), download=True)
+            torchvision_set("SVHN")(str(self.root), split="test", download=True)
 
     def load(self) -> Splits:
         """Read the files of both sets."""
@@ -41,18 +40,19 @@ class CIFAR10(ImageData):
         return Splits(train, val, self._read(False), {"svhn": self._svhn()})
 
     def _read(self, train: bool) -> Examples:
-        name, folder = self.source.__name__, self.source.base_folder
+        kind = torchvision_set(self.source)
         data = read_files(
-            lambda: self.source(str(self.root), train=train),
-            name,
+            lambda: kind(str(self.root), train=train),
+            self.source,
             self.root,
-            f"Set `download: true` to fetch it, or unpack its archive for Python there ({folder}).",
+            "Set `download: true` to fetch it, or unpack its archive for Python there "
+            f"({kind.base_folder}).",
         )
         return torch.from_numpy(data.data).movedim(-1, 1).contiguous(), torch.tensor(data.targets)
 
     def _svhn(self) -> Examples:
         data = read_files(
-            lambda: datasets.SVHN(str(self.root), split="test"),
+            lambda: torchvision_set("SVHN")(str(self.root), split="test"),
             "SVHN",
             self.root,
             "Set `download: true` to fetch it, or put test_32x32.mat there.",
@@ -69,4 +69,4 @@ class CIFAR100(CIFAR10):
     """
 
     mean, std = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
-    source = datasets.CIFAR100
+    source = "CIFAR100"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.datamodules.base import DataModule, Examples, Splits
+from lightning_bnn.extras import needed
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["Digits"]
@@ -56,7 +57,8 @@ class Digits(DataModule):
 
     def load(self) -> Splits:
         """Split the data and make the other sets of the test digits."""
-        from sklearn.datasets import load_digits
+        with needed("`Digits`"):
+            from sklearn.datasets import load_digits
 
         data = load_digits()
         images = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16

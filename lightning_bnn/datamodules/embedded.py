@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_bnn.datamodules.base import DataModule, Splits, hold_out
 from lightning_bnn.datamodules.uci import out_of_distribution, standardised
+from lightning_bnn.extras import needed
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["Airfoil", "Concrete", "Diabetes", "EmbeddedTable", "Energy", "Yacht"]
@@ -93,7 +94,8 @@ class Diabetes(EmbeddedTable):
 
     def read(self) -> tuple[Tensor, Tensor]:
         """The table of scikit-learn, as it is."""
-        from sklearn.datasets import load_diabetes
+        with needed("`Diabetes`"):
+            from sklearn.datasets import load_diabetes
 
         data = load_diabetes(scaled=False)
         return torch.tensor(data.data, dtype=torch.float64), torch.tensor(data.target)[:, None]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from lightning_bnn.datamodules.augmentation import CropFlip
 from lightning_bnn.datamodules.base import DataModule, data_root
+from lightning_bnn.extras import needed
 
-__all__ = ["ImageData"]
+__all__ = ["ImageData", "torchvision_set"]
 
 
 class ImageData(DataModule):
@@ -45,3 +47,14 @@ class ImageData(DataModule):
         if not standardise:
             self.mean = self.std = None
         self.augmentation = CropFlip(4, flip=self.mirrored) if augment else None
+
+
+def torchvision_set(name: str) -> Any:
+    """A class of data sets of torchvision, which the extra `data` brings.
+
+    Args:
+        name: of the class.
+    """
+    with needed(f"`{name}`"):
+        from torchvision import datasets
+    return getattr(datasets, name)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from torchvision import datasets
-
 from lightning_bnn.datamodules.base import Examples, Splits, hold_out, read_files
-from lightning_bnn.datamodules.images import ImageData
+from lightning_bnn.datamodules.images import ImageData, torchvision_set
 
 __all__ = ["MNIST"]
 
@@ -28,21 +26,21 @@ class MNIST(ImageData):
     def prepare_data(self) -> None:
         """Download, where that is asked for."""
         if self.download:
-            for kind in (datasets.MNIST, datasets.FashionMNIST):
-                kind(str(self.root), download=True)
+            for name in ("MNIST", "FashionMNIST"):
+                torchvision_set(name)(str(self.root), download=True)
 
     def load(self) -> Splits:
         """Read the files of both sets."""
-        train, val = hold_out(self._read(datasets.MNIST, True), self.val_size, self.seed)
-        ood = {"fashion": self._read(datasets.FashionMNIST, False)}
-        return Splits(train, val, self._read(datasets.MNIST, False), ood)
+        train, val = hold_out(self._read("MNIST", True), self.val_size, self.seed)
+        ood = {"fashion": self._read("FashionMNIST", False)}
+        return Splits(train, val, self._read("MNIST", False), ood)
 
-    def _read(self, kind: type[datasets.MNIST], train: bool) -> Examples:
+    def _read(self, name: str, train: bool) -> Examples:
         data = read_files(
-            lambda: kind(str(self.root), train=train),
-            kind.__name__,
+            lambda: torchvision_set(name)(str(self.root), train=train),
+            name,
             self.root,
             "Set `download: true` to fetch it, or put the four idx files of the set "
-            f"into {kind.__name__}/raw.",
+            f"into {name}/raw.",
         )
         return data.data[:, None], data.targets

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision import datasets
 from tqdm.auto import tqdm
 
 from lightning_bnn.datamodules.base import Examples, Splits, hold_out, missing, read_files
-from lightning_bnn.datamodules.images import ImageData
+from lightning_bnn.datamodules.images import ImageData, torchvision_set
 
 __all__ = ["TinyImageNet"]
 
@@ -43,7 +42,7 @@ class TinyImageNet(ImageData):
     def prepare_data(self) -> None:
         """Download the textures, where that is asked for."""
         if self.download:
-            datasets.DTD(str(self.root), download=True)
+            torchvision_set("DTD")(str(self.root), download=True)
 
     def load(self) -> Splits:
         """Decode the images of both sets."""
@@ -72,7 +71,7 @@ class TinyImageNet(ImageData):
     def _textures(self) -> Examples:
         parts = [
             read_files(
-                functools.partial(datasets.DTD, str(self.root), split=split),
+                functools.partial(torchvision_set("DTD"), str(self.root), split=split),
                 "DTD",
                 self.root,
                 "Set `download: true` to fetch it, or unpack dtd-r1.0.1.tar.gz into dtd.",

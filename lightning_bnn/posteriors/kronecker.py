@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.extras import needed
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.posteriors.gauss_newton import Batch, inputs_of
 from lightning_bnn.posteriors.laplace import CurvatureBlock
@@ -44,7 +45,8 @@ def kronecker_factors(
         likelihood: ``Categorical``, or ``Gaussian`` with one standard deviation.
         progress: show a bar.
     """
-    from curvlinops import FisherType, KFACLinearOperator  # type: ignore[import-untyped]  # it has no types
+    with needed("A Laplace approximation with Kronecker factors"):
+        from curvlinops import FisherType, KFACLinearOperator  # type: ignore[import-untyped]  # it has no types
 
     classes = isinstance(likelihood, Categorical)
     loss = (nn.CrossEntropyLoss if classes else nn.MSELoss)(reduction="sum")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.comparison.tables import Cell, Table
+from lightning_bnn.extras import needed
 from lightning_bnn.params import Params, ravel
 from lightning_bnn.plots import Line, histograms_figure, lines_figure
 from lightning_bnn.studies.findings import Findings, publish
@@ -178,7 +179,8 @@ def explained_variance(stack: Params) -> Tensor:
 
 def clusters(stack: Params) -> tuple[int, float]:
     """Number of clusters that mean shift finds among the networks, and per cent in the largest."""
-    from sklearn.cluster import MeanShift, estimate_bandwidth
+    with needed("Mean shift"):
+        from sklearn.cluster import MeanShift, estimate_bandwidth
 
     rows = ravel(stack, stacked=True)[0].double().numpy()
     width = estimate_bandwidth(rows, quantile=0.3)

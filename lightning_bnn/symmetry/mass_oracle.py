@@ -10,6 +10,7 @@ import torch
 from scipy.sparse import coo_matrix, csr_matrix, vstack
 from torch import Tensor
 
+from lightning_bnn.extras import needed
 from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.groups import Symmetries
 
@@ -22,7 +23,8 @@ def solve_by_cvxpy(params: Params, sym: Symmetries, alive: Tensor) -> Tensor:
     The terms are built from the groups alone, without the aggregation that balancing uses, so that
     the two can be compared.
     """
-    import cvxpy as cp
+    with needed("`solver='cvxpy'`"):
+        import cvxpy as cp
 
     if is_stacked(params, sym.shapes):
         raise ValueError("`solver='cvxpy'` takes one network, not a stack.")

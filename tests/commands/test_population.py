@@ -22,6 +22,7 @@ from lightning_bnn.cli import main
 from lightning_bnn.commands import part_callbacks, parts, population_identity, population_settings
 from lightning_bnn.commands import population as command
 from lightning_bnn.commands.population import population
+from lightning_bnn.extras import MissingPackage
 
 
 @pytest.fixture
@@ -425,7 +426,7 @@ def test_a_preset_by_name(tmp_path, capsys):
 @pytest.mark.bad_input
 def test_a_missing_engine_is_named(config, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"pip install 'lightning_bnn\[ray\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install 'lightning_bnn\[ray\]'"):
         population(config, 2, str(tmp_path / "bank"), engine="ray")
 
 

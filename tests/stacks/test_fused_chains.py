@@ -270,7 +270,7 @@ def test_copies_know_what_is_known(caplog):
     assert chain_of(copy.deepcopy(model), stack, (x,)) == chain_of(model, stack, (x,))
 
 
-def test_without_llvmlite_a_stack_runs_too_and_says_so(monkeypatch, caplog):
+def test_without_llvmlite_a_stack_runs_too(monkeypatch, caplog):
     model, stack, x = made(NETWORKS["words"]())
     with_code = P.apply(model, stack, x)
     monkeypatch.setitem(__import__("sys").modules, "llvmlite.binding", None)
@@ -281,7 +281,7 @@ def test_without_llvmlite_a_stack_runs_too_and_says_so(monkeypatch, caplog):
         P.apply(model, stack, x)
     machine_code.has_compiler.cache_clear()
     torch.testing.assert_close(with_code, without)
-    assert len([r for r in caplog.records if "llvmlite" in r.message]) == 1
+    assert not caplog.records
 
 
 @pytest.mark.bad_input

@@ -21,9 +21,11 @@ _log = logging.getLogger("lightning_bnn.params")
 
 @functools.lru_cache(maxsize=1)
 def has_compiler() -> bool:
-    """Whether llvmlite is installed and works; a warning says once if not."""
+    """Whether llvmlite is installed and works; a warning says once if it is, and does not."""
     try:
         _compiler()
+    except ModuleNotFoundError:
+        return False
     except (ImportError, RuntimeError, OSError, AttributeError) as error:
         _log.warning("Stacks of small networks run slowly, llvmlite does not work (%s).", error)
         return False

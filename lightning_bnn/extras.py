@@ -1,0 +1,46 @@
+"""Packages that only some features need: one sentence says which extra brings what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["MissingPackage", "needed"]
+
+_EXTRAS = {
+    "curvlinops": ("curvlinops", "laplace"),
+    "cvxpy": ("cvxpy", "oracle"),
+    "llvmlite": ("llvmlite", "fast"),
+    "ray": ("ray", "ray"),
+    "sklearn": ("scikit-learn", "data"),
+    "submitit": ("submitit", "slurm"),
+    "torchvision": ("torchvision", "data"),
+}
+"""By module: its package, and the extra of this package that brings it."""
+
+
+class MissingPackage(ModuleNotFoundError):
+    """A package is not installed; the text says how to install it."""
+
+
+@contextmanager
+def needed(what: str) -> Iterator[None]:
+    """While packages are imported that come with extras, say which extra brings a missing one.
+
+    Args:
+        what: needs them.
+
+    >>> with needed("The oracle"):
+    ...     raise ModuleNotFoundError("No module named 'cvxpy'", name="cvxpy")
+    Traceback (most recent call last):
+    lightning_bnn.extras.MissingPackage: The oracle needs cvxpy: pip install 'lightning_bnn[oracle]'
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        known = _EXTRAS.get((error.name or "").partition(".")[0])
+        if known is None:
+            raise
+        package, extra = known
+        message = f"{what} needs {package}: pip install 'lightning_bnn[{extra}]'"
+        raise MissingPackage(message, name=error.name) from error

@@ -1,0 +1,105 @@
+"""Packages of extras: nothing imports them on its own, and one sentence says what is missing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_bnn import models
+from lightning_bnn import params as P
+from lightning_bnn.commands.mistakes import mistake
+from lightning_bnn.datamodules import CIFAR10, MNIST, Diabetes, Digits
+from lightning_bnn.engines import Work, run_on_ray, run_on_slurm
+from lightning_bnn.extras import _EXTRAS, MissingPackage, needed
+from lightning_bnn.posteriors.kronecker import kronecker_factors
+from lightning_bnn.studies.marginals import clusters
+from lightning_bnn.symmetry import discover, min_mass
+
+X = torch.randn(5, 3)
+WORK = Work(print, [], lambda: None, workers=1, folder=Path("runs"), options={})
+
+
+def least_mass():
+    net = models.mlp(3, [4], 1)
+    min_mass(P.of(net), discover(net, X), solver="cvxpy")
+
+
+CALLS = [
+    ("sklearn", lambda: Digits().load()),
+    ("sklearn", lambda: Diabetes().load()),
+    ("sklearn", lambda: clusters({"w": X})),
+    ("torchvision", lambda: MNIST(root="nowhere").load()),
+    ("torchvision", lambda: CIFAR10(root="nowhere").load()),
+    ("torchvision", models.resnet18),
+    ("torchvision", models.resnet20_frn),
+    ("cvxpy", least_mass),
+    ("curvlinops", lambda: kronecker_factors(models.mlp(3, [4], 1), [], [], None)),
+    ("ray", lambda: run_on_ray(WORK)),
+    ("submitit", lambda: run_on_slurm(WORK)),
+]
+
+
+@pytest.fixture
+def missing(monkeypatch):
+    """Makes a package one that is not installed."""
+
+    def remove(name):
+        loaded = [n for n in sys.modules if n.startswith(f"{name}.")]
+        for module in (name, *loaded):
+            monkeypatch.setitem(sys.modules, module, None)
+
+    return remove
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("name", "call"), CALLS)
+def test_a_missing_package_is_told_with_its_extra(name, call, missing):
+    missing(name)
+    package, extra = _EXTRAS[name]
+    with pytest.raises(MissingPackage) as caught:
+        call()
+    sentence = str(caught.value)
+    assert sentence.endswith(f" needs {package}: pip install 'lightning_bnn[{extra}]'")
+    assert mistake(caught.value, ["toy"]) == sentence
+
+
+def test_what_no_extra_brings_stays_what_it_is(missing):
+    missing("nowhere")
+    with pytest.raises(ModuleNotFoundError) as caught, needed("This"):
+        import nowhere  # noqa: F401
+    assert type(caught.value) is ModuleNotFoundError
+    assert mistake(caught.value, ["toy"]) is None
+
+
+def test_extras_are_those_of_the_project():
+    tomllib = pytest.importorskip("tomllib")
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    project = tomllib.loads(text)["project"]
+    extras = project["optional-dependencies"]
+    for package, extra in _EXTRAS.values():
+        assert any(line.startswith(package) for line in extras[extra])
+        assert not any(line.startswith(package) for line in project["dependencies"])
+    everything = ",".join(sorted({extra for _, extra in _EXTRAS.values()}))
+    assert extras["all"] == [f"lightning_bnn[{everything}]"]
+    assert "lightning_bnn[all]" in extras["dev"]
+
+
+EVERY_MODULE = """
+import importlib, pkgutil, sys
+import lightning.pytorch, torchmetrics  # which look whether torchvision is there
+missing = [n for n in sys.modules if n.partition(".")[0] in sys.argv[1:]]
+sys.modules.update(dict.fromkeys([*sys.argv[1:], *missing]))
+import lightning_bnn
+for found in pkgutil.walk_packages(lightning_bnn.__path__, "lightning_bnn."):
+    importlib.import_module(found.name)
+"""
+
+
+@pytest.mark.e2e
+def test_every_file_is_imported_without_extras():
+    done = subprocess.run(
+        [sys.executable, "-c", EVERY_MODULE, *_EXTRAS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
