@@ -31,8 +31,11 @@ class Fingerprint:
 
     Attributes:
         norms: of every tensor at least mass; those of tensors that may change places, together.
-        code: two words, each of which rounds eight sums of the norms, to cells of which those of
-            one word end where those of the other have their middle.
+        spectra: fourth root of the sum of the fourth powers of the singular values of every matrix
+            at least mass; kernels as matrices by output channel. Tensors of which only parts
+            move together (grouped convolutions, packed projections) have none.
+        code: two words, each of which rounds eight sums of norms and spectra, to cells of which
+            those of one word end where those of the other have their middle.
         attained: whether finite scales reach the least mass; if not, the norms depend on where the
             search for it stopped.
 
@@ -50,6 +53,7 @@ class Fingerprint:
     norms: dict[str, float] = field(repr=False)
     code: str
     attained: bool = True
+    spectra: dict[str, float] = field(default_factory=dict, repr=False)
 
     def agrees(self, other: Fingerprint) -> bool:
         """Whether both may be of one orbit: one of the two words is the same."""
@@ -66,8 +70,13 @@ def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
     """The fingerprint of a network: equal for all networks of its orbit, up to rounding.
 
     Rounding of the weights moves a number over the end of its cell now and then, but hardly ever in
-    both words at once, so that two fingerprints are compared by `Fingerprint.agrees`. They differ
-    where networks differ by more than about one in ten thousand; that two agree proves nothing.
+    both words at once, so that two fingerprints are compared by `Fingerprint.agrees`.
+
+    That two differ says that the networks are of different orbits. That two agree proves nothing:
+    fingerprints see the norm of every tensor and the singular values of most matrices, to about one
+    in ten thousand of all together. They do not see what leaves both alone: exchanged or flipped
+    rows of one matrix without what reads them, flipped biases, and small changes that turn weights
+    without changing their sizes.
 
     Args:
         params: one network.
@@ -88,8 +97,10 @@ def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
     check_finite(params, sym)
     least, attained = at_least_mass(params, sym, mixing=True)
     norms = _norms(least, sym)
-    code = _code(torch.tensor(list(norms.values()), dtype=torch.float64))
-    return Fingerprint(norms, code, bool(attained.all()))
+    spectra = _spectra(least, sym)
+    numbers = [*norms.values(), *spectra.values()]
+    code = _code(torch.tensor(numbers, dtype=torch.float64))
+    return Fingerprint(norms, code, bool(attained.all()), spectra)
 
 
 def at_least_mass(params: Params, sym: Symmetries, mixing: bool = False) -> tuple[Params, Tensor]:
@@ -119,16 +130,37 @@ def _norms(params: Params, sym: Symmetries) -> dict[str, float]:
     squares: dict[str, float] = {}
     for name, w in params.items():
         if is_weight(name, w) and name not in sym.aliases:
-            key = min(sym.exchangeable_tensors.get(name, {name}))
-            squares[key] = squares.get(key, 0.0) + float(w.double().square().sum())
+            _add(squares, name, sym, float(w.double().square().sum()))
     return {name: math.sqrt(value) for name, value in squares.items()}
 
 
-def _code(norms: Tensor) -> str:
+def _spectra(params: Params, sym: Symmetries) -> dict[str, float]:
+    r"""Roots :math:`\sqrt[4]{\mathrm{tr}\,(W W^T)^2}`, which no rotation of either side changes.
+
+    At least mass every symmetry acts on both sides of a matrix by permutations, signs and
+    rotations.
+    """
+    parts = {axis.tensor for axis in sym.axes if axis.blocks > 1 or axis.dim is None}
+    powers: dict[str, float] = {}
+    for name, w in params.items():
+        if is_weight(name, w) and w.ndim > 1 and name not in {*sym.aliases, *parts}:
+            rows = w.double().flatten(1)
+            gram = rows @ rows.mT if rows.shape[0] <= rows.shape[1] else rows.mT @ rows
+            _add(powers, name, sym, float(gram.square().sum()))
+    return {name: value**0.25 for name, value in powers.items()}
+
+
+def _add(sums: dict[str, float], name: str, sym: Symmetries, value: float) -> None:
+    """Add to the number of all tensors that may change places with one."""
+    key = min(sym.exchangeable_tensors.get(name, {name}))
+    sums[key] = sums.get(key, 0.0) + value
+
+
+def _code(numbers: Tensor) -> str:
     """Two words of hexadecimal digits; see `Fingerprint`."""
-    generator = keyed_generator("fingerprint", len(norms))
-    shares = torch.rand(_SUMS, len(norms), generator=generator, dtype=torch.float64)
-    sums = (shares @ norms).tolist()
+    generator = keyed_generator("fingerprint", len(numbers))
+    shares = torch.rand(_SUMS, len(numbers), generator=generator, dtype=torch.float64)
+    sums = (shares @ numbers).tolist()
     return "-".join(_word(sums, middle) for middle in (0.0, 0.5))
 
 

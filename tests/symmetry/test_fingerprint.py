@@ -103,3 +103,46 @@ def test_no_fingerprint_of_what_is_no_network():
         fingerprint({**params, "1.weight": params["1.weight"] / 0}, sym)
     with pytest.raises(ValueError, match="must be one network"):
         fingerprint(P.stack([params, params]), sym)
+
+
+# ------------------------------------------------------------ what they see
+SEEN = ["mlp", "tanh mlp", "attention", "recurrent", "resnet", "heads", "rotary", "stream"]
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_other_arrangements_of_the_same_numbers_are_seen(name):
+    """Norms alone, the control, see none of the random signs and flips."""
+    sym, params = network(name)
+    own, generator = fingerprint(params, sym), torch.Generator().manual_seed(0)
+    matrices = [n for n, t in params.items() if P.is_weight(n, t) and t.ndim > 1]
+    largest = max(matrices, key=lambda n: float(params[n].abs().max()))
+    w = params[largest]
+    flipped = w.flatten().scatter(0, w.abs().argmax()[None], -w.flatten()[w.abs().argmax()])
+    shuffled = w.flatten()[torch.randperm(w.numel(), generator=generator)]
+    signs = {
+        n: params[n] * (torch.rand(params[n].shape, generator=generator) - 0.5).sign()
+        for n in matrices
+    }
+    changes = (signs, {largest: flipped.view_as(w)}, {largest: shuffled.view_as(w)})
+    for change in changes:
+        assert not own.agrees(fingerprint({**params, **change}, sym))
+    if not sym.linear and not sym.shifts:
+        found = fingerprint({**params, **changes[1]}, sym)
+        assert found.norms == pytest.approx(own.norms, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", [c.name for c in CASES] + list({**NETWORKS, **WITH_PRODUCTS}))
+def test_spectra_are_those_of_orbits(name):
+    sym, params = network(name)
+    own = fingerprint(params, sym)
+    moved = random_element(params, sym, torch.Generator().manual_seed(5), mixing=True)
+    found = fingerprint(moved, sym)
+    assert found.spectra == pytest.approx(own.spectra, rel=1e-6)
+    assert own.agrees(found)
+
+
+def test_rows_that_flip_alone_are_not_seen():
+    """As the docstring says: only what reads them tells."""
+    sym, params = network("mlp")
+    w = params["1.weight"] * torch.tensor([-1.0] + [1.0] * (len(params["1.weight"]) - 1))[:, None]
+    assert fingerprint(params, sym).agrees(fingerprint({**params, "1.weight": w}, sym))
