@@ -39,7 +39,7 @@ class Break(L.Callback):
 
     @torch.no_grad()
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        own = [m - module.first_member for m in self.broken]
+        own = [m - module.population.first for m in self.broken]
         here = [m for m in own if 0 <= m < module.members]
         next(iter(module.networks.parameters()))[here] = torch.nan
 
@@ -147,7 +147,7 @@ def test_a_share_is_a_part_of_the_whole(name):
     whole, part = made(name, batch_norm=True), made(name, batch_norm=True)
     members = whole.members
     part.take_share(members - 1, members)
-    assert (part.members, part.first_member) == (1, members - 1)
+    assert (part.members, part.population.first) == (1, members - 1)
     names = part.member_names()
     for key, tensor in part.state_dict().items():
         expected = whole.state_dict()[key]
@@ -168,8 +168,8 @@ def test_a_share_and_back():
 
     module.take_whole(gather)
     close(module.state_dict(), whole.state_dict())
-    assert (module.members, module.first_member, module.share) == (4, 0, None)
-    assert module.member_rates.tolist() == whole.member_rates.tolist()
+    assert (module.members, module.population.first, module.share) == (4, 0, None)
+    assert module.population.rates.tolist() == whole.population.rates.tolist()
     assert module.healthy().tolist() == [0, 1, 2, 3]
 
 

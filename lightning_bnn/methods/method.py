@@ -193,10 +193,6 @@ class Method(ABC):
         """Whether the objective weighs the data against a prior."""
         return self.prior is not None
 
-    def with_setting(self, name: str) -> Method | None:
-        """What has a hyper-parameter of that name: this method, or one that it builds on."""
-        return self if name in getattr(self, "__dataclass_fields__", ()) else None
-
     # ------------------------------------------------------------ training
     @abstractmethod
     def init(self, network: nn.Module, stack: Params) -> State:

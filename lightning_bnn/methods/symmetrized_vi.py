@@ -115,9 +115,6 @@ class SymmetrizedVI(Method):
         check_count("every", self.every)
         self.prior = self.gaussian.prior
 
-    def with_setting(self, name: str) -> Method | None:
-        return super().with_setting(name) or self.gaussian.with_setting(name)
-
     def init(self, network: nn.Module, stack: Params) -> SymmetrizedGaussians:
         state = self.gaussian.init(network, stack, SymmetrizedGaussians)
         if self.every > 1:

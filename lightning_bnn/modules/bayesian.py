@@ -25,13 +25,12 @@ from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.methods import Batch, Method, Run, State
 from lightning_bnn.methods.health import Diverged, Divergence
 from lightning_bnn.metrics.validation import check_choice
-from lightning_bnn.modules import batches, calibrating, checkpoints, network_inputs
+from lightning_bnn.modules import batches, calibrating, checkpoints, network_inputs, sharing
 from lightning_bnn.modules.fitting import Fitting, ReleasesFiles
 from lightning_bnn.modules.judging import Judging, Prediction
 from lightning_bnn.modules.members import Members, Share
 from lightning_bnn.modules.optimization import clip_members, configured_optimizers, rescale_steps
 from lightning_bnn.modules.predictive import Predictive
-from lightning_bnn.modules.sharing import take_share, take_whole
 from lightning_bnn.modules.templates import TemplateMode, explaining_misfits, template_of
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Posterior
@@ -87,6 +86,11 @@ class Bayesian(L.LightningModule):
     likelihood: Likelihood
     method: Any
     state: Any
+
+    cast = network_inputs.cast
+    configure_optimizers = configured_optimizers
+    take_share = sharing.take_share
+    take_whole = sharing.take_whole
 
     def __init__(
         self,
@@ -163,28 +167,14 @@ class Bayesian(L.LightningModule):
         return self
 
     def __getattr__(self, name: str) -> Any:
-        """What the state can tell, and settings of the method, as `modes()` and `kl_weight`."""
+        """Find what only the state knows, such as `modes()` or `chains()`."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             state = self.__dict__.get("state")
-            knows = state is not None and not name.startswith("_") and hasattr(state, name)
-            owner = state if knows else self._with_setting(name)
-            if owner is None:
+            if state is None or name.startswith("_") or not hasattr(state, name):
                 raise
-            return getattr(owner, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Settings of the method are changed there, as by a schedule of `kl_weight`."""
-        setting = self._with_setting(name)
-        if setting is not None:
-            setattr(setting, name, value)
-        if setting is None or name in self._modules:
-            super().__setattr__(name, value)
-
-    def _with_setting(self, name: str) -> Any:
-        method = self.__dict__.get("method")
-        return None if method is None else method.with_setting(name)
+            return getattr(state, name)
 
     @property
     def num_data(self) -> int | None:
@@ -194,20 +184,6 @@ class Bayesian(L.LightningModule):
     @num_data.setter
     def num_data(self, value: int | None) -> None:
         self.run.num_data = value
-
-    @property
-    def chunk_size(self) -> int | None:
-        """Networks that run at once; None if that is chosen by their size."""
-        return self.run.chunk_size
-
-    @chunk_size.setter
-    def chunk_size(self, value: int | None) -> None:
-        self.run.chunk_size = value
-
-    @property
-    def may_recover(self) -> bool:
-        """Whether members that have diverged begin anew."""
-        return self.divergence is not None and self.divergence.restarts > 0
 
     # ------------------------------------------------------------ batches
     def inputs_and_targets(self, batch: Any) -> tuple[tuple[Any, ...], Tensor]:
@@ -222,10 +198,6 @@ class Bayesian(L.LightningModule):
             return self.inputs_and_targets(batch)[0]
         network_inputs.warn_of_left_over(self, batch, self._names_left_over)
         return batches.inputs_only(batch, self.template)
-
-    def cast(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Floating inputs in the precision of the weights."""
-        return network_inputs.cast(self, inputs)
 
     def example(self) -> tuple[Any, ...]:
         """Two rows of input: from a batch that was seen, or from the train loader's data set."""
@@ -249,16 +221,6 @@ class Bayesian(L.LightningModule):
     def members(self) -> int:
         """How many members are trained here."""
         return self.population.count
-
-    @property
-    def first_member(self) -> int:
-        """Number of the first of them."""
-        return self.population.first
-
-    @property
-    def member_rates(self) -> Tensor | None:
-        """Their learning rates, as multiples of the optimizer's."""
-        return self.population.rates
 
     @property
     def share(self) -> Share | None:
@@ -294,27 +256,7 @@ class Bayesian(L.LightningModule):
         """Names in the state dict whose tensors have a leading member dimension."""
         return set(self.state.state_dict())
 
-    def take_share(self, first: int, last: int) -> None:
-        """Let go of all members but some, which this process is to train.
-
-        Args:
-            first: the first of them.
-            last: the one after the last.
-        """
-        take_share(self, first, last)
-
-    def take_whole(self, gather: Callable[[Tensor], Tensor]) -> None:
-        """The opposite of `take_share`: have the members of all processes.
-
-        Args:
-            gather: from the members that are here to all.
-        """
-        take_whole(self, gather)
-
     # ------------------------------------------------------------ training
-    def configure_optimizers(self) -> Any:
-        return configured_optimizers(self)
-
     def configure_callbacks(self) -> list[Callback]:
         trainer: Any = self.trainer  # is asked again for every run
         there = any(isinstance(callback, ReleasesFiles) for callback in trainer.callbacks)
@@ -397,7 +339,7 @@ class Bayesian(L.LightningModule):
         nn.utils.clip_grad_norm_(shared, float(gradient_clip_val))
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        step, rates = self.trainer.global_step + 1, self.member_rates
+        step, rates = self.trainer.global_step + 1, self.population.rates
         stacks = [] if rates is None else self.stacked_parameters()
         before = [t.detach().clone() for t in stacks]
         super().optimizer_step(*args, **kwargs)
@@ -443,15 +385,6 @@ class Bayesian(L.LightningModule):
         looks = type(self.method).set_example is not Method.set_example
         if looks and self.example():
             self.method.set_example(self.state, self.example(), self.run)
-
-    @property
-    def judged_samples(self) -> int:
-        """How many networks predict in validation, test and prediction."""
-        return self.method.count(self.judging.unrefreshed(), self.eval_samples)
-
-    def judged_posterior(self) -> Posterior:
-        """One that predicts as the posterior does."""
-        return self.judging.posterior()
 
     def judged_modes(self, samples: int) -> list[Posterior]:
         """For each of ``posterior().modes()``, one that predicts as it does.
@@ -533,7 +466,7 @@ class Bayesian(L.LightningModule):
         try:
             self.judging.begin(make_evaluator(self.likelihood))
         except Diverged as error:
-            if not (self.may_recover and self.trainer.state.fn == TrainerFn.FITTING):
+            if not (self.fitting.may_recover and self.trainer.state.fn == TrainerFn.FITTING):
                 raise
             rank_zero_warn(f"{error} They begin anew, and are not validated.")
 

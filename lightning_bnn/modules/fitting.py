@@ -44,6 +44,12 @@ class Fitting(Part):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "last_source": None}
 
+    @property
+    def may_recover(self) -> bool:
+        """Whether members that have diverged begin anew."""
+        divergence = self.module.divergence
+        return divergence is not None and divergence.restarts > 0
+
     # ------------------------------------------------------------ data
     def training_data(self) -> TrainingData | None:
         """The data of the trainer, else those of the last fit or that were named."""
@@ -168,7 +174,7 @@ class Fitting(Part):
                 f"{trainer.global_step}: the learning rate is too large, or the data are not "
                 "finite or not scaled."
             )
-        if len(bad) == module.members and module.share is None and not module.may_recover:
+        if len(bad) == module.members and module.share is None and not self.may_recover:
             trainer.should_stop = True
 
     # ------------------------------------------------------------ the end

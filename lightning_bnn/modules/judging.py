@@ -70,6 +70,11 @@ class Judging(Part):
         order = torch.randperm(len(numbers), generator=generator)[: self.module.eval_samples]
         return [numbers[k] for k in order.sort().values.tolist()]
 
+    @property
+    def samples(self) -> int:
+        """How many networks predict in validation, test and prediction."""
+        return self.module.method.count(self.unrefreshed(), self.module.eval_samples)
+
     def posterior(self) -> Posterior:
         """What predicts in validation, test and prediction."""
         return self.refreshed(self.unrefreshed(), self.module.eval_samples)
@@ -118,7 +123,7 @@ class Judging(Part):
         with torch.no_grad():
             if module.share is not None:
                 return shared_predictor(module, generator)
-            posterior = module.judged_posterior()
+            posterior = self.posterior()
             count = module.method.count(posterior, module.eval_samples)
             return posterior.predictor(count, generator, module.run.chunk_size)
 

@@ -37,7 +37,7 @@ def configured_optimizers(module: Bayesian) -> Any:
     if module.method.trains:
         optimizer = module.make_optimizer([p for p in module.parameters() if p.requires_grad])
     module.method.check_optimizer(optimizer)
-    if isinstance(optimizer, Langevin | EnergySampler) and module.member_rates is not None:
+    if isinstance(optimizer, Langevin | EnergySampler) and module.population.rates is not None:
         raise ValueError("`member_rates` are for optimizers, not for samplers.")
     scheduler = None if module.make_scheduler is None else module.make_scheduler(optimizer)
     trainer = trainer_of(module)

@@ -96,7 +96,7 @@ def shared_predictor(module: Bayesian, generator: torch.Generator) -> Predictor:
     before, total = int(everyone[: module.share.first].sum()), int(everyone.sum())
     if total == 0:
         module.healthy()  # says why
-    posterior = module.judged_posterior() if int(well.sum()) else None
+    posterior = module.judging.posterior() if int(well.sum()) else None
     part = _part_of(posterior, before, int(well.sum()), total, module, generator)
     here = part.predictor or _nothing_like(module.member_stack(), module.run.chunk_size)
 

@@ -69,7 +69,7 @@ def test_gaussians_of_a_bank(trained):
         (found, *_) = trainer().test(module, Blobs(), verbose=False)
         assert found["test/acc"] > 0.6
         # the networks have statistics of their own: not those that the bank holds
-        judged = module.judged_posterior().networks["1.running_mean"]
+        judged = module.judging.posterior().networks["1.running_mean"]
         assert not torch.allclose(judged[0], judged[1])
 
 

@@ -82,7 +82,7 @@ def test_while_it_trains_the_members_are_judged():
     class Watched(Laplace):
         def on_validation_epoch_start(self):
             super().on_validation_epoch_start()
-            seen.append((self.judged_samples, type(self.judged_posterior()).__name__))
+            seen.append((self.judging.samples, type(self.judging.posterior()).__name__))
 
     module = Watched(network(), members=2, structure="diag", optimizer=adam, eval_samples=7)
     run = trainer(max_epochs=3)

@@ -169,7 +169,7 @@ def test_members_weights_and_posterior(run):
     torch.testing.assert_close(member(x), wanted)
     posterior = module.posterior()
     assert isinstance(posterior, Posterior)
-    count = module.judged_samples
+    count = module.judging.samples
     assert P.stack_size(posterior.sample(count)) == count
     both = Mixture([posterior, module.posterior()])
     assert both.predict(template.eval(), x, 2 * count).shape == (2 * count, 5, 3)
@@ -292,7 +292,7 @@ def test_batches_of_any_layout_from_plain_loaders(name, layout):
     assert found["test/ood/AUROC"] == pytest.approx(0.5, abs=0.02)
     predictions = run.predict(module, loader)
     assert predictions[0].mean.shape == (8, 3)
-    assert predictions[0].samples.shape == (module.judged_samples, 8, 3)
+    assert predictions[0].samples.shape == (module.judging.samples, 8, 3)
 
 
 @pytest.mark.parametrize("name", ["ensemble", "mfvi", "bethe", "multi-mfvi"])

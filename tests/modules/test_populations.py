@@ -122,7 +122,7 @@ def test_rates_are_those_of_separate_runs(make):
 
 def test_rates_are_exact():
     rates = [0.3, 0.7]
-    assert DeepEnsemble(net(), members=2, member_rates=rates).member_rates.tolist() == rates
+    assert DeepEnsemble(net(), members=2, member_rates=rates).population.rates.tolist() == rates
 
 
 @pytest.mark.parametrize("limit", [0, 0.0])

@@ -326,6 +326,6 @@ def test_before_the_first_sample_the_members_predict():
     module = SGHMC(network(), members=3, burn_in=100, optimizer=sampler)
     run = trainer(max_epochs=1)
     run.fit(module, Blobs())
-    assert module.judged_samples == 3
+    assert module.judging.samples == 3
     assert same(module.posterior().networks, module.member_stack())
     assert state(module).keys() == state(SGHMC(network(), members=3)).keys()

@@ -171,7 +171,7 @@ def test_drawn_networks_get_statistics_of_their_own(tmp_path):
     run = trainer(max_epochs=6)
     run.fit(module, data)
     x = data.load().test[0]
-    judged = module.judged_posterior().networks
+    judged = module.judging.posterior().networks
     (one,) = run.test(module, data, verbose=False)[:1]
     run.save_checkpoint(tmp_path / "it.ckpt")
 
@@ -201,7 +201,7 @@ def test_while_it_trains_the_members_are_judged():
     class Watched(SWAG):
         def on_validation_epoch_start(self):
             super().on_validation_epoch_start()
-            seen.append(self.judged_samples)
+            seen.append(self.judging.samples)
 
     module = Watched(network(), members=3, optimizer=sgd, eval_samples=7)
     run = trainer(max_epochs=4)
