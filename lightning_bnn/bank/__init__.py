@@ -1,17 +1,22 @@
 """Thousands of networks on disk: append, read by row or by layer, import, export."""
 
-from lightning_bnn.bank.archives import export_archives, import_archives
-from lightning_bnn.bank.checkpoint_bank import CheckpointBank
-from lightning_bnn.bank.folders import export_files, import_files
-from lightning_bnn.bank.shipped import (
-    bank_card,
-    digest_of_networks,
-    shipped_bank,
-    shipped_banks,
-    shipped_path,
-)
-from lightning_bnn.bank.sources import read_networks
-from lightning_bnn.bank.state_files import find_prefix, read_state, strip_prefix
+from typing import TYPE_CHECKING
+
+from lightning_bnn._lazy import lazy_package
+
+if TYPE_CHECKING:
+    from lightning_bnn.bank.archives import export_archives, import_archives
+    from lightning_bnn.bank.checkpoint_bank import CheckpointBank
+    from lightning_bnn.bank.folders import export_files, import_files
+    from lightning_bnn.bank.shipped import (
+        bank_card,
+        digest_of_networks,
+        shipped_bank,
+        shipped_banks,
+        shipped_path,
+    )
+    from lightning_bnn.bank.sources import read_networks
+    from lightning_bnn.bank.state_files import find_prefix, read_state, strip_prefix
 
 __all__ = [
     "CheckpointBank",
@@ -29,3 +34,5 @@ __all__ = [
     "shipped_path",
     "strip_prefix",
 ]
+
+lazy_package(__name__)
