@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lightning_bnn import metrics as M
+from lightning_bnn.metrics.intervals import PITCalibration
 
 SIZES = (5, 1, 7, 3, 2)  # uneven batches
 
@@ -36,7 +37,6 @@ LABELS = torch.randint(4, (N,), generator=_generator())
 SAMPLES = torch.randn(3, N, 4, generator=_generator()).softmax(-1)
 SCORES = torch.randn(N, generator=_generator())
 IS_OOD = torch.arange(N) % 3 == 0
-DRAWS = torch.randn(N, 9, 2, generator=_generator()).cumsum(1)
 MEANS = torch.randn(3, N, 2, generator=_generator())
 STDS = torch.rand(3, N, 2, generator=_generator()) + 0.2
 TARGETS = torch.randn(N, 2, generator=_generator())
@@ -60,17 +60,6 @@ def _predictive(cls, function, *args):
     return MetricCase(
         name, lambda: cls(*args), batches, lambda: function(PROBS, LABELS, *args), cls is not M.ACE
     )
-
-
-def _selective(cls, function):
-    batches = tuple(zip(_cut(PROBS), _cut(LABELS), strict=True))
-    return MetricCase(cls.__name__, cls, batches, lambda: function(PROBS, LABELS), False)
-
-
-def _of_sets(cls, function, *args):
-    batches = tuple(zip(_cut(PROBS > 0.2), _cut(LABELS), strict=True))
-    name = cls.__name__ + "".join(map(str, args))
-    return MetricCase(name, lambda: cls(*args), batches, lambda: function(PROBS > 0.2))
 
 
 def _compared(cls, function):
@@ -99,17 +88,6 @@ def _detection():
     )
 
 
-def _of_chains(cls, function):
-    batches = tuple((b,) for b in _cut(DRAWS))
-    return MetricCase(cls.__name__, cls, batches, lambda: function(DRAWS), False)
-
-
-def _gaussians(cls, function, *more, constant=True):
-    parts = [_cut(t, t.ndim - 2) for t in (MEANS, STDS, *more)]
-    batches = tuple(zip(*parts, strict=True))
-    return MetricCase(cls.__name__, cls, batches, lambda: function(MEANS, STDS, *more), constant)
-
-
 def _pairs(p):
     return M.pairwise_mutual_information(p)[None]
 
@@ -117,55 +95,35 @@ def _pairs(p):
 METRICS = [
     _predictive(M.ECE, M.ece),
     _predictive(M.ECE, M.ece, 7),
-    _predictive(M.MCE, M.mce),
     _predictive(M.ACE, M.ace),
     _predictive(M.NLL, M.nll),
     _predictive(M.BrierScore, M.brier_score),
     _predictive(M.BrierScore, M.brier_score, "mean"),
-    _selective(M.AURC, M.aurc),
-    _selective(M.EAURC, M.eaurc),
-    _selective(M.SelectiveAccuracy, M.selective_accuracy),
-    _of_sets(M.SetCoverage, lambda sets: M.set_coverage(sets, LABELS)),
-    _of_sets(M.SetSize, M.set_size),
-    _of_sets(M.ClassCoverage, lambda sets: M.class_coverage(sets, LABELS), 4),
-    _of_sets(M.CoverageGap, lambda sets: M.coverage_gap(sets, LABELS), 4),
     _compared(M.Agreement, M.agreement),
     _compared(M.TotalVariation, M.total_variation),
-    _compared(M.PredictiveKL, M.predictive_kl),
     _several(M.MutualInformation, M.mutual_information),
     _several(M.MutualInformation, lambda p: M.decompose_uncertainty(p).total, "total"),
     _several(M.Disagreement, M.disagreement),
     _several(M.PairwiseMutualInformation, _pairs, 3),
-    _gaussians(M.CRPS, M.crps, TARGETS),
-    _gaussians(M.Sharpness, M.sharpness),
-    _gaussians(M.EnergyDistance, M.energy_distance, MEANS[:2].flip(1), STDS[:2]),
     MetricCase(
-        "Wasserstein",
-        M.Wasserstein,
-        tuple(zip(_cut(MEANS, 1), _cut(STDS[:2], 1), strict=True)),
-        lambda: M.wasserstein(MEANS, STDS[:2]),
+        "CRPS",
+        M.CRPS,
+        tuple(zip(_cut(MEANS, 1), _cut(STDS, 1), _cut(TARGETS), strict=True)),
+        lambda: M.crps(MEANS, STDS, TARGETS),
     ),
-    _gaussians(M.IntervalCoverage, M.interval_coverage, TARGETS),
-    _gaussians(M.IntervalWidth, M.interval_width),
-    _gaussians(M.QuantileCalibration, M.quantile_calibration, TARGETS, constant=False),
+    MetricCase(
+        "PITCalibration",
+        PITCalibration,
+        tuple((u,) for u in _cut(M.pit(MEANS, STDS, TARGETS))),
+        lambda: M.quantile_calibration(MEANS, STDS, TARGETS),
+        False,
+    ),
     _ranking(M.AUROC, M.auroc),
     _ranking(M.AUPR, M.aupr),
     _ranking(M.AUPR, M.aupr, positive="id"),
     _ranking(M.FPR95, M.fpr95),
-    _ranking(M.FPRAtTPR, M.fpr_at_tpr, rule="nearest"),
+    _ranking(M.FPR95, M.fpr95, rule="nearest"),
     _detection(),
-    _of_chains(M.RHat, M.rhat),
-    _of_chains(M.EffectiveSampleSize, M.effective_sample_size),
-    _of_chains(M.TailEffectiveSampleSize, M.tail_effective_sample_size),
-    _of_chains(M.MCSEMean, M.mcse_mean),
-    _of_chains(M.MCSESd, M.mcse_sd),
-    _of_chains(M.MCSEQuantile, M.mcse_quantile),
-    MetricCase(
-        "FunctionSpaceMMD",
-        lambda: M.FunctionSpaceMMD(3, 2),
-        tuple((b, b[:2] ** 2) for b in _cut(SAMPLES.double(), 1)),
-        lambda: M.function_space_mmd(SAMPLES.double(), SAMPLES[:2].double() ** 2),
-    ),
     MetricCase(
         "MMD",
         M.MMD,

@@ -1,7 +1,7 @@
 """Metrics of posteriors: MMD, calibration, OOD detection, diversity, scores of predictions.
 
-Every metric is a function and a `torchmetrics.Metric` of the same words. Metrics that torchmetrics
-has right (accuracy, regression errors) are not repeated here.
+Every metric is a function. Those that are accumulated over batches are a `torchmetrics.Metric` of
+the same words, too. What torchmetrics has right (accuracy, regression errors) is not repeated.
 
 >>> import torch
 >>> from lightning_bnn.metrics import ECE, ece
@@ -14,13 +14,12 @@ tensor(True)
 
 from lightning_bnn.metrics.agreement import (
     Agreement,
-    PredictiveKL,
     TotalVariation,
     agreement,
     predictive_kl,
     total_variation,
 )
-from lightning_bnn.metrics.calibration import ACE, ECE, MCE, ace, ece, mce
+from lightning_bnn.metrics.calibration import ACE, ECE, ace, ece
 from lightning_bnn.metrics.chains import (
     effective_sample_size,
     mcse_mean,
@@ -29,18 +28,8 @@ from lightning_bnn.metrics.chains import (
     rhat,
     tail_effective_sample_size,
 )
-from lightning_bnn.metrics.convergence import (
-    EffectiveSampleSize,
-    MCSEMean,
-    MCSEQuantile,
-    MCSESd,
-    RHat,
-    TailEffectiveSampleSize,
-)
 from lightning_bnn.metrics.density_scores import (
     CRPS,
-    EnergyDistance,
-    Sharpness,
     crps,
     energy_distance,
     sharpness,
@@ -56,7 +45,7 @@ from lightning_bnn.metrics.diversity import (
     mutual_information,
     pairwise_mutual_information,
 )
-from lightning_bnn.metrics.function_space import FunctionSpaceMMD, function_space_mmd
+from lightning_bnn.metrics.function_space import function_space_mmd
 from lightning_bnn.metrics.gaussian_mixture import (
     mixture_cdf,
     mixture_moments,
@@ -64,9 +53,6 @@ from lightning_bnn.metrics.gaussian_mixture import (
     mixture_quantiles,
 )
 from lightning_bnn.metrics.intervals import (
-    IntervalCoverage,
-    IntervalWidth,
-    QuantileCalibration,
     interval_coverage,
     interval_width,
     pit,
@@ -78,7 +64,7 @@ from lightning_bnn.metrics.laws import Estimate, ModesTable, law_mmd, mixture_mm
 from lightning_bnn.metrics.likelihood import NLL, BrierScore, brier_score, nll
 from lightning_bnn.metrics.mmd import MMDTable, mmd, mmd_table, share_layers
 from lightning_bnn.metrics.mmd_metric import MMD
-from lightning_bnn.metrics.ood import AUPR, AUROC, FPR95, FPRAtTPR
+from lightning_bnn.metrics.ood import AUPR, AUROC, FPR95
 from lightning_bnn.metrics.ranking import aupr, auroc, fpr95, fpr_at_tpr
 from lightning_bnn.metrics.reference import LayerMMD, MMDReference
 from lightning_bnn.metrics.reliability import Reliability, adaptive_reliability, reliability
@@ -89,19 +75,10 @@ from lightning_bnn.metrics.scores import (
     mutual_information_score,
 )
 from lightning_bnn.metrics.selective import (
-    AURC,
-    EAURC,
-    SelectiveAccuracy,
     aurc,
-    eaurc,
     risk_coverage,
-    selective_accuracy,
 )
 from lightning_bnn.metrics.set_coverage import (
-    ClassCoverage,
-    CoverageGap,
-    SetCoverage,
-    SetSize,
     class_coverage,
     coverage_gap,
     set_coverage,
@@ -109,35 +86,21 @@ from lightning_bnn.metrics.set_coverage import (
 )
 from lightning_bnn.metrics.sources import StackSource, Transformed, WeightSource
 from lightning_bnn.metrics.two_sample import TwoSampleTest, permutation_test
-from lightning_bnn.metrics.wasserstein import Wasserstein, wasserstein
+from lightning_bnn.metrics.wasserstein import wasserstein
 
 __all__ = [
     "ACE",
     "AUPR",
-    "AURC",
     "AUROC",
     "Agreement",
     "BrierScore",
-    "ClassCoverage",
-    "CoverageGap",
     "CRPS",
     "Disagreement",
-    "EAURC",
     "ECE",
-    "EffectiveSampleSize",
-    "EnergyDistance",
     "Estimate",
     "FPR95",
-    "FPRAtTPR",
-    "FunctionSpaceMMD",
-    "IntervalCoverage",
-    "IntervalWidth",
     "KernelGrid",
     "LayerMMD",
-    "MCE",
-    "MCSEMean",
-    "MCSEQuantile",
-    "MCSESd",
     "MMD",
     "MMDReference",
     "MMDTable",
@@ -146,21 +109,12 @@ __all__ = [
     "NLL",
     "OODDetection",
     "PairwiseMutualInformation",
-    "PredictiveKL",
-    "QuantileCalibration",
-    "RHat",
     "Reliability",
-    "SelectiveAccuracy",
-    "SetCoverage",
-    "SetSize",
-    "Sharpness",
     "StackSource",
-    "TailEffectiveSampleSize",
     "TotalVariation",
     "Transformed",
     "TwoSampleTest",
     "Uncertainty",
-    "Wasserstein",
     "WeightSource",
     "ace",
     "adaptive_reliability",
@@ -174,7 +128,6 @@ __all__ = [
     "crps",
     "decompose_uncertainty",
     "disagreement",
-    "eaurc",
     "ece",
     "effective_sample_size",
     "energy_distance",
@@ -187,7 +140,6 @@ __all__ = [
     "interval_width",
     "law_mmd",
     "max_probability_score",
-    "mce",
     "mcse_mean",
     "mcse_quantile",
     "mcse_sd",
@@ -211,7 +163,6 @@ __all__ = [
     "reliability",
     "rhat",
     "risk_coverage",
-    "selective_accuracy",
     "set_coverage",
     "set_size",
     "share_layers",

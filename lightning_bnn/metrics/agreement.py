@@ -15,7 +15,7 @@ from lightning_bnn.metrics.shapes import Number, Probs
 from lightning_bnn.metrics.validation import check_predictions, check_same_shape, probabilities
 
 __all__ = [
-    "Agreement", "PredictiveKL", "TotalVariation", "agreement", "predictive_kl", "total_variation",
+    "Agreement", "TotalVariation", "agreement", "predictive_kl", "total_variation",
 ]  # fmt: skip
 
 
@@ -142,22 +142,3 @@ class TotalVariation(PredictionMean):
     def update(self, probs: Tensor, reference: Tensor) -> None:
         """Add a batch of mean predictions and the reference's for the same examples."""
         self.add(_total_variation(probs, reference, self.from_logits))
-
-
-class PredictiveKL(PredictionMean):
-    """Kullback-Leibler divergence from a reference's predictions, see `predictive_kl`.
-
-    Args:
-        from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> PredictiveKL()(torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.5]]))
-    tensor(0.1438, dtype=torch.float64)
-    """
-
-    higher_is_better = False
-    plot_lower_bound = 0.0
-
-    def update(self, probs: Tensor, reference: Tensor) -> None:
-        """Add a batch of mean predictions and the reference's for the same examples."""
-        self.add(kl_of_each(probs, reference, self.from_logits))

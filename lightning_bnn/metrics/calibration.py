@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from lightning_bnn.metrics.shapes import Labels, Number, Probs
 from lightning_bnn.metrics.validation import check_labels, probabilities
 from lightning_bnn.plots import reliability_figure
 
-__all__ = ["ACE", "ECE", "MCE", "ace", "ece", "mce"]
+__all__ = ["ACE", "ECE", "ace", "ece"]
 
 _WAITING_BATCHES, _WAITING_EXAMPLES = 64, 2**14
 
@@ -43,23 +43,6 @@ def ece(probs: Probs, labels: Labels, n_bins: int = 15, from_logits: bool = Fals
     tensor(0.4750, dtype=torch.float64)
     """
     return reliability(*_top_label(probs, labels, from_logits), n_bins).expected_error
-
-
-def mce(probs: Probs, labels: Labels, n_bins: int = 15, from_logits: bool = False) -> Number:
-    r"""Maximum calibration error: the largest gap of any bin that is not empty.
-
-    .. math:: \max_b \left| acc_b - conf_b \right|
-
-    Args:
-        probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.
-        labels: ``(batch,)`` class indices.
-        n_bins: number of equally wide bins.
-        from_logits: whether ``probs`` are logits; never guessed.
-
-    >>> mce(torch.tensor([[0.25, 0.75], [1.0, 0.0]]), torch.tensor([1, 0]))
-    tensor(0.2500, dtype=torch.float64)
-    """
-    return reliability(*_top_label(probs, labels, from_logits), n_bins).largest_error
 
 
 def ace(probs: Probs, labels: Labels, n_bins: int = 15, from_logits: bool = False) -> Number:
@@ -98,8 +81,6 @@ class _Calibration(ExactMetric):
 
     higher_is_better = False
     plot_lower_bound, plot_upper_bound = 0.0, 1.0
-    error: ClassVar[Literal["expected_error", "largest_error"]] = "expected_error"
-    """The number of the diagram that is the value."""
 
     def __init__(self, n_bins: int = 15, from_logits: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -116,7 +97,7 @@ class _Calibration(ExactMetric):
         self._diagram = self.reliability()
         if not self._diagram.count.any():
             return self._nan("it has seen no example")
-        return getattr(self._diagram, self.error)
+        return self._diagram.expected_error
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
         """The reliability diagram of the data so far, or a curve of given values."""
@@ -126,10 +107,20 @@ class _Calibration(ExactMetric):
         return reliability_figure(*self._diagram, ax=ax)
 
 
-class _FixedBins(_Calibration):
-    """Counts per bin: constant memory, however long the test set.
+class ECE(_Calibration):
+    """Expected calibration error, see `ece`; constant memory, however long the test set.
 
     A few batches wait to be counted together, which is several times faster for small ones.
+
+    Args:
+        n_bins: number of equally wide bins; the last one is closed.
+        from_logits: whether `update` is given logits; never guessed.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> metric = ECE(n_bins=10)
+    >>> metric.update(torch.tensor([[0.05, 0.95], [1.0, 0.0]]), torch.tensor([1, 1]))
+    >>> metric.compute()
+    tensor(0.4750, dtype=torch.float64)
     """
 
     calibration_count: Tensor
@@ -160,36 +151,6 @@ class _FixedBins(_Calibration):
         signed = collected(self.calibration_waiting).to(self.calibration_confidence.device)
         counts, confidence = sums_per_bin(signed.abs(), signed > 0, self.n_bins)
         return self.calibration_count + counts, self.calibration_confidence + confidence
-
-
-class ECE(_FixedBins):
-    """Expected calibration error, see `ece`.
-
-    Args:
-        n_bins: number of equally wide bins; the last one is closed.
-        from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> metric = ECE(n_bins=10)
-    >>> metric.update(torch.tensor([[0.05, 0.95], [1.0, 0.0]]), torch.tensor([1, 1]))
-    >>> metric.compute()
-    tensor(0.4750, dtype=torch.float64)
-    """
-
-
-class MCE(_FixedBins):
-    """Maximum calibration error, see `mce`.
-
-    Args:
-        n_bins: number of equally wide bins; the last one is closed.
-        from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> MCE()(torch.tensor([[0.25, 0.75], [1.0, 0.0]]), torch.tensor([1, 0]))
-    tensor(0.2500, dtype=torch.float64)
-    """
-
-    error = "largest_error"
 
 
 class ACE(_Calibration):

@@ -26,7 +26,7 @@ from lightning_bnn.metrics.gaussian_mixture import (
 from lightning_bnn.metrics.shapes import Number
 
 __all__ = [
-    "CRPS", "EnergyDistance", "Sharpness", "crps", "crps_of_each", "energy_distance",
+    "CRPS", "crps", "crps_of_each", "energy_distance",
     "energy_distance_of_each", "sharpness",
 ]  # fmt: skip
 
@@ -175,50 +175,6 @@ class CRPS(ExampleMean):
     def update(self, means: Tensor, stds: Tensor, targets: Tensor) -> None:
         """Add a batch of what every network predicts, and the targets."""
         self.add(over_targets(crps_of_each(means, stds, targets, self.samples)))
-
-
-class Sharpness(ExampleMean):
-    """Mean standard deviation of predictive distributions, see `sharpness`.
-
-    >>> Sharpness()(torch.tensor([[-1.0], [1.0]]), torch.zeros(2, 1))
-    tensor(1., dtype=torch.float64)
-    """
-
-    plot_lower_bound = 0.0
-
-    def update(self, means: Tensor, stds: Tensor) -> None:
-        """Add a batch of what every network predicts."""
-        self.add(over_targets(mixture_moments(means, stds)[1]))
-
-
-class EnergyDistance(ExampleMean):
-    """Energy distance to a reference's predictions, see `energy_distance`.
-
-    Args:
-        samples: of more networks on a side so many are taken, evenly spaced.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> zeros, ones = torch.zeros(1, 1), torch.ones(1, 1)
-    >>> EnergyDistance()(zeros, zeros, ones, zeros)
-    tensor(2., dtype=torch.float64)
-    """
-
-    higher_is_better = False
-    plot_lower_bound = 0.0
-
-    def __init__(self, samples: int = _SAMPLES, **kwargs: Any) -> None:
-        check_count("samples", samples)
-        super().__init__(variant=f"_{samples}", **kwargs)
-        self.samples = samples
-
-    def update(
-        self, means: Tensor, stds: Tensor, reference_means: Tensor, reference_stds: Tensor
-    ) -> None:
-        """Add a batch of predictions, and the reference's for the same examples."""
-        of_each = energy_distance_of_each(
-            means, stds, reference_means, reference_stds, samples=self.samples
-        )
-        self.add(over_targets(of_each))
 
 
 def over_targets(values: Tensor) -> Tensor:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lightning_bnn.metrics.base import ExactMetric
-from lightning_bnn.metrics.distances import Blocks, Distances, distance_blocks
+from lightning_bnn.metrics.distances import Blocks, distance_blocks
 from lightning_bnn.metrics.kernels import KernelGrid, mmd2_by_kernel
 from lightning_bnn.metrics.mmd import MMDTable, Reduction
-from lightning_bnn.metrics.validation import check_choice, check_finite
+from lightning_bnn.metrics.validation import check_finite
 
-__all__ = ["FunctionSpaceMMD", "function_space_mmd"]
+__all__ = ["function_space_mmd"]
 
 
 # ------------------------------------------------------------ function
@@ -68,69 +65,3 @@ def _check_predictions(x: Tensor, y: Tensor) -> None:
         raise ValueError(f"MMD needs at least 2 networks on each side, got {len(x)} and {len(y)}.")
     check_finite(x, "x")
     check_finite(y, "y")
-
-
-# ------------------------------------------------------------ class
-class FunctionSpaceMMD(ExactMetric):
-    """Unbiased MMD^2 of predictions, see `function_space_mmd`; memory does not grow with the data.
-
-    Args:
-        reference_samples: number of networks of the reference.
-        samples: number of the other networks.
-        reduction: over the twenty kernels.
-        grid: the rule for bandwidths.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> metric = FunctionSpaceMMD(3, 2)
-    >>> metric(torch.eye(3)[:, None], torch.eye(3)[:2, None] / 2)
-    tensor(-0.1430, dtype=torch.float64)
-    """
-
-    higher_is_better = False
-
-    function_examples: Tensor
-
-    def __init__(
-        self,
-        reference_samples: int,
-        samples: int,
-        reduction: Reduction = "median",
-        grid: KernelGrid | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        if min(reference_samples, samples) < 2:
-            raise ValueError(
-                "`reference_samples` and `samples` must be at least 2, got "
-                f"{reference_samples} and {samples}."
-            )
-        self.rows = reference_samples, samples
-        self.reduction = check_choice("reduction", reduction, get_args(Reduction))
-        self.grid = grid or KernelGrid()
-        m, n = self.rows
-        shapes = {"xx": (m * (m - 1) // 2,), "xy": (m, n), "yy": (n * (n - 1) // 2,)}
-        for place, shape in shapes.items():
-            self.add_sum(f"function_{place}", (len(Distances._fields), *shape), torch.float64)
-        self.add_sum("function_examples", (), torch.int64)
-
-    def update(self, x: Tensor, y: Tensor) -> None:
-        """Add the predictions of both sides, ``(samples, batch, ...)``, for the same inputs."""
-        _check_predictions(x, y)
-        if (len(x), len(y)) != self.rows:
-            raise ValueError(
-                f"`x` and `y` must hold {self.rows[0]} and {self.rows[1]} networks, got "
-                f"{len(x)} and {len(y)}."
-            )
-        if x.shape[1] == 0:
-            return
-        for place, block in _blocks(x, y)._asdict().items():
-            name = f"function_{place}"
-            setattr(self, name, getattr(self, name) + torch.stack(block))
-        self.function_examples = self.function_examples + x.shape[1]
-
-    def compute(self) -> Tensor:
-        """The unbiased MMD^2; NaN without examples."""
-        if self.function_examples == 0:
-            return self._nan("it has seen no example")
-        sums = (getattr(self, f"function_{place}") for place in Blocks._fields)
-        return _reduce(Blocks(*(Distances(*pair) for pair in sums)), self.reduction, self.grid)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.arguments import check_count, is_number
-from lightning_bnn.metrics.base import ExactMetric, ExampleMean, collected
-from lightning_bnn.metrics.density_scores import Gaussians, Targets, over_targets
+from lightning_bnn.metrics.base import ExactMetric, collected
+from lightning_bnn.metrics.density_scores import Gaussians, Targets
 from lightning_bnn.metrics.gaussian_mixture import (
     components,
     mixture_cdf,
@@ -24,7 +24,7 @@ from lightning_bnn.metrics.gaussian_mixture import (
 from lightning_bnn.metrics.shapes import Number
 
 __all__ = [
-    "IntervalCoverage", "IntervalWidth", "PITCalibration", "QuantileCalibration",
+    "PITCalibration", 
     "calibration_of_pit", "inside", "interval_coverage", "interval_width", "pit",
     "quantile_calibration", "quantile_calibration_floor", "width_of_each",
 ]  # fmt: skip
@@ -174,53 +174,14 @@ def _checked(level: Any) -> float:
 
 
 # ------------------------------------------------------------ classes
-class IntervalCoverage(ExampleMean):
-    """Share of the targets within central intervals, see `interval_coverage`.
 
-    Args:
-        level: probability of the interval.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
 
-    >>> zeros = torch.zeros(1, 2)
-    >>> IntervalCoverage()(zeros, zeros + 1, torch.tensor([1.6, 1.7]))
-    tensor(0.5000, dtype=torch.float64)
+class PITCalibration(ExactMetric):
+    """Error of the shares of targets below quantiles, of their `pit`; keeps all of them.
+
+    >>> PITCalibration()(torch.tensor([0.3085, 0.6915]))
+    tensor(0.1421, dtype=torch.float64)
     """
-
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
-
-    def __init__(self, level: float = 0.9, **kwargs: Any) -> None:
-        super().__init__(variant=f"_{_checked(level)!r}".replace(".", "_"), **kwargs)
-        self.level = level
-
-    def update(self, means: Tensor, stds: Tensor, targets: Tensor) -> None:
-        """Add a batch of what every network predicts, and the targets."""
-        self.add(over_targets(inside(pit(means, stds, targets), self.level)))
-
-
-class IntervalWidth(ExampleMean):
-    """Mean width of central intervals, see `interval_width`.
-
-    Args:
-        level: probability of the interval.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> IntervalWidth()(torch.zeros(1, 1), torch.ones(1, 1))
-    tensor(3.2897, dtype=torch.float64)
-    """
-
-    plot_lower_bound = 0.0
-
-    def __init__(self, level: float = 0.9, **kwargs: Any) -> None:
-        super().__init__(variant=f"_{_checked(level)!r}".replace(".", "_"), **kwargs)
-        self.level = level
-
-    def update(self, means: Tensor, stds: Tensor) -> None:
-        """Add a batch of what every network predicts."""
-        self.add(over_targets(width_of_each(means, stds, self.level)))
-
-
-class _Calibration(ExactMetric):
-    """Keeps the transform of every target of every example."""
 
     higher_is_better = False
     plot_lower_bound = 0.0
@@ -232,7 +193,7 @@ class _Calibration(ExactMetric):
         self.add_list("pit_values")
         self.add_state("pit_targets", torch.zeros((), dtype=torch.int64), dist_reduce_fx="max")
 
-    def add(self, u: Tensor) -> None:
+    def update(self, u: Tensor) -> None:
         """Add the `pit` of a batch, ``(batch, targets)`` or ``(batch,)``."""
         targets = max(1, u.shape[1:].numel())
         if self.pit_targets > 0 and int(self.pit_targets) != targets:
@@ -248,30 +209,3 @@ class _Calibration(ExactMetric):
         if not len(values):
             return self._nan("it has seen no example")
         return calibration_of_pit(values.reshape(-1, int(self.pit_targets)))
-
-
-class QuantileCalibration(_Calibration):
-    """Error of the shares of targets below quantiles, see `quantile_calibration`.
-
-    It keeps one number per example and target.
-
-    >>> zeros = torch.zeros(1, 2)
-    >>> QuantileCalibration()(zeros, zeros + 1, torch.tensor([-0.5, 0.5]))
-    tensor(0.1421, dtype=torch.float64)
-    """
-
-    def update(self, means: Tensor, stds: Tensor, targets: Tensor) -> None:
-        """Add a batch of what every network predicts, and the targets."""
-        self.add(pit(means, stds, targets))
-
-
-class PITCalibration(_Calibration):
-    """The same of transforms that are computed elsewhere.
-
-    >>> PITCalibration()(torch.tensor([0.3085, 0.6915]))
-    tensor(0.1421, dtype=torch.float64)
-    """
-
-    def update(self, u: Tensor) -> None:
-        """Add the `pit` of a batch, ``(batch, targets)`` or ``(batch,)``."""
-        self.add(u)

@@ -13,7 +13,7 @@ from lightning_bnn.metrics.base import ExactMetric, collected
 from lightning_bnn.metrics.ranking import Interpolation, Positive, Rule
 from lightning_bnn.metrics.validation import check_choice
 
-__all__ = ["AUPR", "AUROC", "FPR95", "FPRAtTPR"]
+__all__ = ["AUPR", "AUROC", "FPR95"]
 
 
 class _Ranking(ExactMetric):
@@ -100,37 +100,8 @@ class AUPR(_Ranking):
         return ranking.aupr_of_counts(counts, self.interpolation)
 
 
-class FPRAtTPR(_Ranking):
-    """False positive rate at the threshold that finds a fraction of the positives.
-
-    Args:
-        tpr: the fraction of positives to find.
-        positive: the class to find, ``"ood"`` or ``"id"``.
-        rule: ``"first"`` threshold that finds that many, or the one of ``"nearest"`` recall.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> FPRAtTPR(0.8)(torch.arange(10.0), torch.arange(10) >= 6)
-    tensor(0., dtype=torch.float64)
-    """
-
-    higher_is_better = False
-
-    def __init__(
-        self, tpr: float = 0.95, positive: Positive = "ood", rule: Rule = "first", **kwargs: Any
-    ) -> None:
-        super().__init__(**kwargs)
-        ranking.check_rate(tpr)
-        self.tpr = tpr
-        self.positive = check_choice("positive", positive, get_args(Positive))
-        self.rule = check_choice("rule", rule, get_args(Rule))
-
-    def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
-        """The rate of false positives."""
-        return ranking.fpr_of_scores(scores_id, scores_ood, self.tpr, self.positive, self.rule)
-
-
-class FPR95(FPRAtTPR):
-    """False positive rate at 95 % true positives.
+class FPR95(_Ranking):
+    """False positive rate at 95 % true positives, see `fpr95`.
 
     Args:
         positive: the class to find, ``"ood"`` or ``"id"``.
@@ -141,5 +112,13 @@ class FPR95(FPRAtTPR):
     tensor(1., dtype=torch.float64)
     """
 
+    higher_is_better = False
+
     def __init__(self, positive: Positive = "ood", rule: Rule = "first", **kwargs: Any) -> None:
-        super().__init__(0.95, positive, rule, **kwargs)
+        super().__init__(**kwargs)
+        self.positive = check_choice("positive", positive, get_args(Positive))
+        self.rule = check_choice("rule", rule, get_args(Rule))
+
+    def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
+        """The rate of false positives."""
+        return ranking.fpr_of_scores(scores_id, scores_ood, 0.95, self.positive, self.rule)

@@ -6,28 +6,20 @@ Examples of equal confidence have no order: every number is the mean over all of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Float64, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from lightning_bnn.arguments import is_number
-from lightning_bnn.metrics.base import ExactMetric, collected
 from lightning_bnn.metrics.calibration import signed_confidences
 from lightning_bnn.metrics.shapes import Labels, Number, Probs
 from lightning_bnn.metrics.validation import check_binary, check_finite
 
 __all__ = [
-    "AURC",
-    "EAURC",
     "RiskCoverage",
-    "SelectiveAccuracy",
     "aurc",
-    "eaurc",
     "risk_coverage",
-    "selective_accuracy",
 ]
 
 COVERAGES = (0.5, 0.8, 0.9, 0.95, 1.0)
@@ -123,148 +115,5 @@ def aurc(probs: Probs, labels: Labels, from_logits: bool = False) -> Number:
     return _curve(signed_confidences(probs, labels, from_logits)).area
 
 
-def eaurc(probs: Probs, labels: Labels, from_logits: bool = False) -> Number:
-    r"""Excess of `aurc` over that of a perfect confidence, which answers all errors last.
-
-    .. math:: aurc - \frac1n \sum_{k = n - e + 1}^n \frac{k - (n - e)}{k}, \quad e \text{ errors}
-
-    Args:
-        probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.
-        labels: ``(batch,)`` class indices.
-        from_logits: whether ``probs`` are logits; never guessed.
-
-    >>> eaurc(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
-    tensor(0., dtype=torch.float64)
-    """
-    return _curve(signed_confidences(probs, labels, from_logits)).excess
-
-
-def selective_accuracy(
-    probs: Probs,
-    labels: Labels,
-    coverages: Sequence[float] = COVERAGES,
-    from_logits: bool = False,
-) -> Float64[Tensor, " coverages"]:
-    r"""Accuracy of the most confident examples, for several shares that are answered.
-
-    .. math:: 1 - r_k, \quad k = \lceil c\, n \rceil
-
-    Args:
-        probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.
-        labels: ``(batch,)`` class indices.
-        coverages: shares of the examples; the number that is answered is rounded up.
-        from_logits: whether ``probs`` are logits; never guessed.
-
-    >>> probs = torch.tensor([[0.9, 0.1], [0.6, 0.4]])
-    >>> selective_accuracy(probs, torch.tensor([0, 1]), [0.5, 1.0])
-    tensor([1.0000, 0.5000], dtype=torch.float64)
-    """
-    check_coverages(coverages)
-    curve = _curve(signed_confidences(probs, labels, from_logits))
-    return torch.stack([curve.accuracy_at(coverage) for coverage in coverages])
-
-
-def check_coverages(coverages: Sequence[float]) -> None:
-    """Refuse shares that are not above zero and at most one."""
-    fit = [is_number(coverage) and 0 < coverage <= 1 for coverage in coverages]
-    if not fit or not all(fit):
-        raise ValueError(f"`coverages` must be numbers in (0, 1], got {coverages}.")
-
-
 def _curve(signed: Tensor) -> RiskCoverage:
     return risk_coverage(signed.abs(), signed > 0)
-
-
-# ------------------------------------------------------------ classes
-class _Selective(ExactMetric):
-    """Keeps the confidence of every example, negative where the prediction is wrong."""
-
-    selective_signed: list[Tensor]
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
-
-    def __init__(self, from_logits: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.from_logits = from_logits
-        self.add_list("selective_signed")
-
-    def update(self, probs: Tensor, labels: Tensor) -> None:
-        """Add a batch: probabilities (or logits) ``(batch, classes)`` and labels ``(batch,)``."""
-        self.selective_signed.append(signed_confidences(probs, labels, self.from_logits))
-
-    def curve(self) -> RiskCoverage:
-        """The risk-coverage curve of this process's data so far."""
-        return _curve(collected(self.selective_signed))
-
-    def compute(self) -> Tensor:
-        """The number; NaN without examples."""
-        curve = self.curve()
-        if not len(curve.risk):
-            return self.value(curve) + self._nan("it has seen no example")
-        return self.value(curve)
-
-    def value(self, curve: RiskCoverage) -> Tensor:
-        """The number that a curve gives."""
-        raise NotImplementedError
-
-
-class AURC(_Selective):
-    """Area under the risk-coverage curve, see `aurc`.
-
-    Args:
-        from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> AURC()(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
-    tensor(0.2500, dtype=torch.float64)
-    """
-
-    higher_is_better = False
-
-    def value(self, curve: RiskCoverage) -> Tensor:
-        """The mean of the risks."""
-        return curve.area
-
-
-class EAURC(_Selective):
-    """Excess area under the risk-coverage curve, see `eaurc`.
-
-    Args:
-        from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> EAURC()(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
-    tensor(0., dtype=torch.float64)
-    """
-
-    higher_is_better = False
-
-    def value(self, curve: RiskCoverage) -> Tensor:
-        """The area without that of a perfect order."""
-        return curve.excess
-
-
-class SelectiveAccuracy(_Selective):
-    """Accuracy of the most confident examples, see `selective_accuracy`.
-
-    Args:
-        coverages: shares of the examples that are answered.
-        from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> metric = SelectiveAccuracy([0.5, 1.0])
-    >>> metric(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
-    tensor([1.0000, 0.5000], dtype=torch.float64)
-    """
-
-    higher_is_better = True
-
-    def __init__(
-        self, coverages: Sequence[float] = COVERAGES, from_logits: bool = False, **kwargs: Any
-    ) -> None:
-        super().__init__(from_logits, **kwargs)
-        check_coverages(coverages)
-        self.coverages = tuple(coverages)
-
-    def value(self, curve: RiskCoverage) -> Tensor:
-        """One accuracy for each coverage."""
-        return torch.stack([curve.accuracy_at(coverage) for coverage in self.coverages])

@@ -8,16 +8,10 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from lightning_bnn.arguments import check_count as check_count
-from lightning_bnn.metrics.base import ExactMetric, ExampleMean
 from lightning_bnn.metrics.shapes import Labels, Number
 from lightning_bnn.metrics.validation import check_labels
 
 __all__ = [
-    "ClassCoverage",
-    "CoverageGap",
-    "SetCoverage",
-    "SetSize",
     "class_coverage",
     "coverage_gap",
     "set_coverage",
@@ -127,109 +121,3 @@ def _by_class(sets: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def _gap(covered: Tensor, total: Tensor, alpha: int | float) -> Tensor:
     occurs = total > 0
     return (covered[occurs].double() / total[occurs] - (1 - alpha)).abs().mean()
-
-
-# ------------------------------------------------------------ classes
-class SetCoverage(ExampleMean):
-    """Share of the examples whose set holds their class, see `set_coverage`.
-
-    Args:
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> SetCoverage()(torch.tensor([[True, True], [True, False]]), torch.tensor([1, 1]))
-    tensor(0.5000, dtype=torch.float64)
-    """
-
-    higher_is_better = True
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-
-    def update(self, sets: Tensor, labels: Tensor) -> None:
-        """Add a batch: boolean sets ``(batch, classes)`` and labels ``(batch,)``."""
-        self.add(_covered(sets, labels))
-
-
-class SetSize(ExampleMean):
-    """Mean number of classes in a set, see `set_size`.
-
-    Args:
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> SetSize()(torch.tensor([[True, True], [True, False]]))
-    tensor(1.5000, dtype=torch.float64)
-    """
-
-    higher_is_better = False
-    plot_lower_bound = 0.0
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-
-    def update(self, sets: Tensor, labels: Tensor | None = None) -> None:
-        """Add a batch of boolean sets ``(batch, classes)``; labels are not looked at."""
-        check_sets(sets)
-        self.add(sets.sum(-1).double())
-
-
-class ClassCoverage(ExactMetric):
-    """Share of covered examples of every class, see `class_coverage`.
-
-    Args:
-        classes: how many there are.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> ClassCoverage(2)(torch.tensor([[True, True], [True, False]]), torch.tensor([0, 1]))
-    tensor([1., 0.], dtype=torch.float64)
-    """
-
-    higher_is_better = True
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
-    class_covered: Tensor
-    class_total: Tensor
-
-    def __init__(self, classes: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        check_count("classes", classes, least=2)
-        self.classes = classes
-        self.add_sum("class_covered", (classes,), torch.int64)
-        self.add_sum("class_total", (classes,), torch.int64)
-
-    def update(self, sets: Tensor, labels: Tensor) -> None:
-        """Add a batch: boolean sets ``(batch, classes)`` and labels ``(batch,)``."""
-        covered, total = _by_class(sets, labels)
-        if len(total) != self.classes:
-            raise ValueError(f"`sets` must be of {self.classes} classes, got {len(total)}.")
-        self.class_covered = self.class_covered + covered
-        self.class_total = self.class_total + total
-
-    def compute(self) -> Tensor:
-        """One share for each class; NaN for those without examples."""
-        return self.class_covered.double() / self.class_total
-
-
-class CoverageGap(ClassCoverage):
-    """Mean distance over classes of their coverage to what was asked for, see `coverage_gap`.
-
-    Args:
-        classes: how many there are.
-        alpha: the share of examples that may be missed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> CoverageGap(2)(torch.tensor([[True, True], [True, False]]), torch.tensor([0, 1]))
-    tensor(0.5000, dtype=torch.float64)
-    """
-
-    higher_is_better = False
-
-    def __init__(self, classes: int, alpha: int | float = 0.1, **kwargs: Any) -> None:
-        super().__init__(classes, **kwargs)
-        check_alpha(alpha)
-        self.alpha = alpha
-
-    def compute(self) -> Tensor:
-        """The mean distance; NaN without examples."""
-        if not bool(self.class_total.any()):
-            return self._nan("it has seen no example")
-        return _gap(self.class_covered, self.class_total, self.alpha)

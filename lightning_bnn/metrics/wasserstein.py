@@ -13,11 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lightning_bnn.metrics.base import ExampleMean
-from lightning_bnn.metrics.density_scores import over_targets
 from lightning_bnn.metrics.shapes import Number
 
-__all__ = ["Wasserstein", "wasserstein", "wasserstein_of_each"]
+__all__ = ["wasserstein", "wasserstein_of_each"]
 
 Values = Float[Tensor, "samples batch *targets"]
 Others = Float[Tensor, "others batch *targets"]
@@ -85,19 +83,3 @@ def _in_order(one: int, other: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     cuts = torch.cat([torch.arange(one + 1) * other, torch.arange(other + 1) * one]).unique()
     return cuts[:-1] // other, cuts[:-1] // one, cuts.diff().double() / (one * other)
-
-
-# ------------------------------------------------------------ classes
-class Wasserstein(ExampleMean):
-    """Wasserstein distance to what a reference's networks compute, see `wasserstein`.
-
-    >>> Wasserstein()(torch.tensor([[0.0], [1.0]]), torch.tensor([[3.0], [2.0]]))
-    tensor(2., dtype=torch.float64)
-    """
-
-    higher_is_better = False
-    plot_lower_bound = 0.0
-
-    def update(self, values: Tensor, reference: Tensor) -> None:
-        """Add a batch of what networks compute, and what the reference's do."""
-        self.add(over_targets(wasserstein_of_each(values, reference)))

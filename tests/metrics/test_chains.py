@@ -8,9 +8,6 @@ import torch
 from arviz_stats.base import array_stats
 
 from lightning_bnn.metrics import (
-    EffectiveSampleSize,
-    MCSEQuantile,
-    TailEffectiveSampleSize,
     effective_sample_size,
     mcse_mean,
     mcse_quantile,
@@ -102,17 +99,6 @@ def test_errors_of_independent_draws_have_closed_forms():
     assert quantile == pytest.approx(math.sqrt(0.09 / n) / density, rel=0.1)
 
 
-def test_options_of_classes_are_those_of_functions():
-    draws = autoregressive(0.5, 3, 60, 2)
-    for metric, wanted in (
-        (TailEffectiveSampleSize(0.2), tail_effective_sample_size(draws, 0.2)),
-        (MCSEQuantile(0.2), mcse_quantile(draws, 0.2)),
-    ):
-        for chain in draws.split(1):
-            metric.update(chain)
-        torch.testing.assert_close(metric.compute(), wanted)
-
-
 @pytest.mark.parametrize("rho", [-0.3, 0.0, 0.5, 0.9])
 def test_the_effective_sample_size_of_autoregressive_chains(rho):
     draws = autoregressive(rho)
@@ -178,7 +164,7 @@ def test_shapes_and_constant_numbers():
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     "measure",
-    [rhat, *(ours for ours, _, _ in MEASURES.values()), EffectiveSampleSize().update],
+    [rhat, *(ours for ours, _, _ in MEASURES.values())],
 )
 def test_bad_draws(measure):
     for shape in ((4, 7), (0, 9), (9,)):
@@ -194,20 +180,9 @@ def test_bad_draws(measure):
     [
         lambda p: tail_effective_sample_size(torch.randn(2, 9), p),
         lambda p: mcse_quantile(torch.randn(2, 9), p),
-        TailEffectiveSampleSize,
-        MCSEQuantile,
     ],
 )
 @pytest.mark.parametrize("probability", [0.0, 1.0, math.nan])
 def test_bad_probabilities(call, probability):
     with pytest.raises(ValueError, match="`probability` must be between 0 and 1, got"):
         call(probability)
-
-
-@pytest.mark.bad_input
-def test_chains_of_other_shapes():
-    metric = EffectiveSampleSize()
-    metric.update(torch.randn(2, 9, 3))
-    for shape in ((2, 10, 3), (2, 9, 4), (2, 9), (1, 9, 3, 1)):
-        with pytest.raises(ValueError, match=r"must have the shape \(chains, 9, 3\), as those"):
-            metric.update(torch.randn(shape))

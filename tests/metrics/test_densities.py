@@ -17,6 +17,7 @@ from lightning_bnn.metrics.gaussian_mixture import (
     mixture_quantiles,
     thinned,
 )
+from lightning_bnn.metrics.intervals import PITCalibration
 
 G = torch.Generator().manual_seed(0)
 MEANS = 2 * torch.randn(4, 3, 2, generator=G, dtype=torch.float64)
@@ -214,8 +215,6 @@ def test_levels_that_are_refused(level):
     ):
         with pytest.raises(ValueError, match="`level` must be between 0 and 1"):
             function(*args, level)
-    with pytest.raises(ValueError, match="`level` must be between 0 and 1"):
-        M.IntervalCoverage(level)
 
 
 @pytest.mark.bad_input
@@ -228,19 +227,20 @@ def test_other_things_that_are_refused():
         M.CRPS(0)
     with pytest.raises(ValueError, match="of the same numbers"):
         M.energy_distance(MEANS, STDS, MEANS[:, :2], STDS[:, :2])
-    metric = M.QuantileCalibration()
-    metric.update(MEANS, STDS, Y)
+    metric = PITCalibration()
+    metric.update(M.pit(MEANS, STDS, Y))
     with pytest.raises(ValueError, match="must have 2 columns as before"):
-        metric.update(MEANS[..., 0], STDS[..., 0], Y[..., 0])
+        metric.update(M.pit(MEANS[..., 0], STDS[..., 0], Y[..., 0]))
 
 
-@pytest.mark.parametrize("cls", [M.CRPS, M.Sharpness, M.IntervalWidth, M.QuantileCalibration])
-def test_an_empty_batch_changes_nothing(cls):
+def test_an_empty_batch_changes_nothing():
     means, targets = torch.randn(3, 4, 2), torch.randn(4, 2)
-    with_targets = (targets,) if cls not in (M.Sharpness, M.IntervalWidth) else ()
-    none = tuple(t[:0] for t in with_targets)
-    metric, other = cls(), cls()
-    for m in (metric, other):
-        m.update(means, means.exp(), *with_targets)
-    other.update(means[:, :0], means[:, :0].exp(), *none)
-    torch.testing.assert_close(other.compute(), metric.compute())
+    for cls, values in (
+        (M.CRPS, lambda n: (means[:, :n], means[:, :n].exp(), targets[:n])),
+        (PITCalibration, lambda n: (M.pit(means[:, :n], means[:, :n].exp(), targets[:n]),)),
+    ):
+        metric, other = cls(), cls()
+        for m in (metric, other):
+            m.update(*values(4))
+        other.update(*values(0))
+        torch.testing.assert_close(other.compute(), metric.compute())

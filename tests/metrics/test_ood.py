@@ -170,7 +170,7 @@ def test_infinite_scores_rank():
     assert M.auroc(scores, torch.tensor([0, 1, 0, 1])) == 0.625
 
 
-CLASSES = [M.AUROC(), M.AUPR(), M.FPR95(), M.FPRAtTPR(0.9)]
+CLASSES = [M.AUROC(), M.AUPR(), M.FPR95(), M.FPR95("id", "nearest")]
 
 
 @pytest.mark.parametrize("metric", CLASSES, ids=lambda m: type(m).__name__)
@@ -309,7 +309,7 @@ def test_scores():
         (lambda s, o: M.aupr(s, o, interpolation="x"), "`interpolation` must be one of step"),
         (lambda s, o: M.fpr_at_tpr(s, o, 1.5), r"`tpr` must be in \(0, 1\], got 1.5"),
         (lambda s, o: M.fpr95(s, o, rule="last"), "`rule` must be one of first, nearest"),
-        (lambda s, o: M.FPRAtTPR(0), r"`tpr` must be in \(0, 1\], got 0"),
+        (lambda s, o: M.FPR95(rule="last"), "`rule` must be one of first, nearest"),
         (lambda s, o: M.AUPR("x"), "`positive` must be one of"),
         (lambda s, o: M.OODDetection("msp"), "`score` must be one of max_probability, entropy"),
         (lambda s, o: M.OODDetection(ood_sets="svhn"), "`ood_sets` must be a list"),

@@ -50,9 +50,8 @@ def test_ties_count_as_the_mean_over_their_orders():
 
 def test_the_excess_is_over_the_best_order():
     best = by_hand(CORRECT.double().tolist(), CORRECT.tolist())
-    assert float(M.eaurc(PROBS, LABELS)) == pytest.approx(
-        float(M.aurc(PROBS, LABELS)) - best, abs=1e-12
-    )
+    curve = M.risk_coverage(PROBS.max(-1).values, CORRECT)
+    assert float(curve.excess) == pytest.approx(float(M.aurc(PROBS, LABELS)) - best, abs=1e-12)
     perfect = M.risk_coverage(CORRECT.double() + torch.rand(60, generator=G) / 2, CORRECT)
     assert float(perfect.excess) == pytest.approx(0, abs=1e-12)
 
@@ -65,11 +64,13 @@ def test_confidence_that_says_nothing_has_the_error_rate():
 def test_selective_accuracy_is_that_of_the_most_confident():
     order = PROBS.max(-1).values.argsort(descending=True)
     coverages = (0.05, 0.1, 0.5, 0.51, 1.0)
-    found = M.selective_accuracy(PROBS, LABELS, coverages)
-    for value, coverage in zip(found, coverages, strict=True):
+    curve = M.risk_coverage(PROBS.max(-1).values, CORRECT)
+    for coverage in coverages:
         kept = order[: math.ceil(round(60 * coverage, 9))]
-        assert float(value) == pytest.approx(float(CORRECT[kept].double().mean()))
-    (rounded,) = M.selective_accuracy(PROBS, LABELS, [0.7 * 0.1 * 10])  # 0.7 and a bit: 42, not 43
+        assert float(curve.accuracy_at(coverage)) == pytest.approx(
+            float(CORRECT[kept].double().mean())
+        )
+    rounded = curve.accuracy_at(0.7 * 0.1 * 10)  # 0.7 and a bit: 42, not 43
     assert float(rounded) == pytest.approx(float(CORRECT[order[:42]].double().mean()))
 
 
@@ -95,13 +96,8 @@ def test_what_they_refuse():
         M.set_coverage(PROBS, LABELS)
     with pytest.raises(ValueError, match="`labels` must be 60 integers"):
         M.set_coverage(PROBS > 0.2, LABELS[:3])
-    with pytest.raises(ValueError, match="`sets` must be of 3 classes"):
-        M.ClassCoverage(3).update(PROBS > 0.2, LABELS)
     with pytest.raises(ValueError, match="`alpha` must be between 0 and 1"):
-        M.CoverageGap(3, alpha=1)
-    for coverages in ([], [0.0], [1.1], [math.nan]):
-        with pytest.raises(ValueError, match="`coverages` must be numbers in"):
-            M.SelectiveAccuracy(coverages)
+        M.coverage_gap(PROBS > 0.2, LABELS, alpha=1)
     with pytest.raises(ValueError, match="`confidence` must be finite"):
         M.risk_coverage(torch.tensor([math.nan]), torch.tensor([True]))
     with pytest.raises(ValueError, match="must have the same shape"):
