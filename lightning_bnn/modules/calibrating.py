@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
 from lightning_bnn.calibration import Calibrated, calibrated, method_of, read, validation_loaders
-from lightning_bnn.modules.owner import Bayesian
+from lightning_bnn.modules.part import Bayesian
 from lightning_bnn.modules.training_data import moved_by
 
 __all__ = ["calibrate"]

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from lightning_bnn.modules.owner import Bayesian
+from lightning_bnn.modules.part import Bayesian
 from lightning_bnn.modules.sharing import divergence_state
 
 __all__ = ["KEY", "notes_of", "recall"]

@@ -16,8 +16,7 @@ from lightning_bnn.methods import Fit, Progress
 from lightning_bnn.methods.health import finite_members
 from lightning_bnn.modules.data_size import data_size
 from lightning_bnn.modules.optimization import restart_members
-from lightning_bnn.modules.owner import Bayesian
-from lightning_bnn.modules.part import Part
+from lightning_bnn.modules.part import Bayesian, Part
 from lightning_bnn.modules.templates import fixed_names
 from lightning_bnn.modules.training_data import TrainingData
 from lightning_bnn.params import Params

@@ -13,8 +13,7 @@ from torch import Tensor
 from lightning_bnn.judging import Evaluator
 from lightning_bnn.methods import Method
 from lightning_bnn.methods.batch_statistics import has_statistics, refreshed
-from lightning_bnn.modules.owner import Bayesian
-from lightning_bnn.modules.part import Part
+from lightning_bnn.modules.part import Bayesian, Part
 from lightning_bnn.modules.sharing import shared_predictor
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor

@@ -14,7 +14,7 @@ from lightning_bnn.methods import Batch
 from lightning_bnn.methods.batch import EXAMPLE_ROWS
 from lightning_bnn.modules.batches import left_over
 from lightning_bnn.modules.data_size import first_rows
-from lightning_bnn.modules.owner import Bayesian
+from lightning_bnn.modules.part import Bayesian
 from lightning_bnn.randomness import keyed_randomness
 
 __all__ = ["batch_for", "cast", "example_of", "warn_of_left_over"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_bnn._compat import trainer_of
 from lightning_bnn.harvest import epochs_of
-from lightning_bnn.modules.owner import Bayesian
+from lightning_bnn.modules.part import Bayesian
 from lightning_bnn.samplers import EnergySampler, Langevin
 
 __all__ = [

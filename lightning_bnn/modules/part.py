@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lightning_bnn.modules.owner import Bayesian
+if TYPE_CHECKING:
+    from lightning_bnn.modules.bayesian import Bayesian
+else:  # parts cannot import the file that imports them
+    from lightning.pytorch import LightningModule as Bayesian
 
-__all__ = ["Part"]
+__all__ = ["Bayesian", "Part"]
 
 
 class Part:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from lightning_bnn._compat import trainer_of
 from lightning_bnn.harvest import ends
 from lightning_bnn.methods.health import Diverged
-from lightning_bnn.modules.owner import Bayesian
+from lightning_bnn.modules.part import Bayesian
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Dropout, Empirical, Posterior, Predictor
 from lightning_bnn.posteriors.empirical import spread

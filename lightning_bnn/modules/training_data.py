@@ -15,7 +15,7 @@ from lightning_bnn._compat import trainer_of
 from lightning_bnn.methods import Batch
 from lightning_bnn.modules.data_size import in_order
 from lightning_bnn.modules.network_inputs import batch_for
-from lightning_bnn.modules.owner import Bayesian
+from lightning_bnn.modules.part import Bayesian
 from lightning_bnn.randomness import keyed_randomness
 
 __all__ = ["TrainingData", "moved_by"]
