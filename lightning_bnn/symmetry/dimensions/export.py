@@ -1,0 +1,110 @@
+"""A network as a graph of about fifty kinds of operations."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._decomp import get_decompositions
+from torch.export import ExportedProgram, default_decompositions, export
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["Program", "operation_of", "trace"]
+
+aten: Any = torch.ops.aten
+_WRITTEN_OUT = [
+    *(aten.native_layer_norm, aten._softmax, aten._log_softmax, aten.addmm, aten.lstm, aten.gru),
+    *(aten.softplus, aten.glu, aten._weight_norm_interface, aten.baddbmm, aten.addcmul),
+    *(aten.linalg_vector_norm, aten.std_mean, aten.lerp, aten.rsub, aten.silu_, aten.repeat),
+]
+_AS_THEY_ARE = [
+    *(aten.gelu.default, aten.silu.default, aten.mish.default, aten.hardswish.default),
+    *(aten.hardsigmoid.default, aten.elu.default, aten.leaky_relu.default, aten.cumsum.default),
+    *(aten.upsample_bilinear2d.vec, aten.upsample_nearest2d.vec),
+]
+
+
+class Program(NamedTuple):
+    """The operations of a network that its results depend on, in order.
+
+    Attributes:
+        exported: the program of `torch.export`, decomposed.
+        nodes: the live nodes.
+        results: the nodes that the network returns.
+        tensors: parameters and buffers by the first of their names.
+        owners: that name by the name of a placeholder.
+    """
+
+    exported: ExportedProgram
+    nodes: list[Node]
+    results: list[Node]
+    tensors: Mapping[str, Tensor]
+    owners: Mapping[str, str]
+
+    def is_parameter(self, node: Node) -> bool:
+        """Whether a placeholder stands for a parameter."""
+        return node.name in self.exported.graph_signature.inputs_to_parameters
+
+    def is_buffer(self, node: Node) -> bool:
+        """Whether a placeholder stands for a buffer."""
+        return node.name in self.exported.graph_signature.inputs_to_buffers
+
+    def constant_of(self, node: Node) -> Tensor | None:
+        """The numbers of a placeholder that stands for a constant of the code."""
+        name = self.exported.graph_signature.inputs_to_lifted_tensor_constants.get(node.name)
+        numbers = self.exported.constants[name] if name is not None else None
+        return numbers if isinstance(numbers, Tensor) else None
+
+
+def trace(model: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> Program:
+    """Export a module, and write compound operations out as sums, products and functions."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        exported = export(model, args, dict(named), strict=False)
+        table = default_decompositions()
+        table.update(get_decompositions(_WRITTEN_OUT))
+        for operation in _AS_THEY_ARE:
+            table.pop(operation, None)
+        exported = exported.run_decompositions(table)
+    output = next(n for n in exported.graph.nodes if n.op == "output")
+    returned = [n for n in tree_leaves(output.args) if isinstance(n, Node)]
+    results = returned[len(exported.graph_signature.buffers_to_mutate) :]
+    live = set(results)
+    for node in reversed(exported.graph.nodes):
+        if node in live:
+            live.update(node.all_input_nodes)
+    nodes = [n for n in exported.graph.nodes if n in live]
+    return Program(exported, nodes, results, *_tensors(model, exported))
+
+
+def _tensors(
+    model: nn.Module, exported: ExportedProgram
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    every: dict[str, Tensor] = {}
+    every |= dict(model.named_parameters(remove_duplicate=False))
+    every |= dict(model.named_buffers(remove_duplicate=False))
+    first: dict[int, str] = {}
+    for name, tensor in every.items():
+        first.setdefault(id(tensor), name)
+    signature = exported.graph_signature
+    states = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    owners = {
+        node: first[id(every[name])] if name in every else name for node, name in states.items()
+    }
+    tensors = {first[id(t)]: t for t in every.values()}
+    for name in owners.values():
+        if name not in tensors:
+            tensors[name] = exported.state_dict.get(name, exported.constants.get(name))
+    return tensors, owners
+
+
+def operation_of(node: Node) -> str:
+    """The bare name of an operation, such as ``add``."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None and schema.name.startswith("aten"):
+        return str(schema.name.split("::")[1])
+    return str(getattr(node.target, "__name__", node.target))

@@ -1,0 +1,132 @@
+"""Parameters that hold one matrix for every head, group or expert: what lies in one moves alone."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from lightning_bnn.symmetry.dimensions.export import Program, operation_of
+from lightning_bnn.symmetry.dimensions.moves import MOVES
+from lightning_bnn.symmetry.dimensions.values import compress
+
+__all__ = ["stack_codes"]
+
+Codes = list[tuple[Tensor, bool]]
+"""For every part of a tensor a number for each place, and whether the part only moves."""
+
+
+class _Use(NamedTuple):
+    """Where the entries of a tensor stand when a product reads it.
+
+    ``lead`` dimensions of ``places`` count matrices.
+    """
+
+    places: Tensor
+    lead: int
+    counts_matrices: bool
+
+
+def stack_codes(program: Program) -> dict[str, Codes]:
+    """The parts of tensors that products read as stacks of matrices."""
+    places: dict[Node, tuple[str, Tensor]] = {}
+    uses: dict[str, list[_Use]] = {}
+    for node in program.nodes:
+        if node.op == "placeholder" and program.is_parameter(node):
+            name = program.owners[node.name]
+            tensor = program.tensors[name]
+            if tensor.ndim:
+                places[node] = name, torch.arange(tensor.numel()).reshape(tensor.shape)
+        elif node.op == "call_function":
+            _follow(node, places, uses)
+    found = {name: _codes(program.tensors[name], own) for name, own in uses.items()}
+    return {name: codes for name, codes in found.items() if codes is not None}
+
+
+def _follow(
+    node: Node, places: dict[Node, tuple[str, Tensor]], uses: dict[str, list[_Use]]
+) -> None:
+    name = operation_of(node)
+    first: Any = node.args[0] if node.args else None
+    if first in places and len(node.all_input_nodes) == 1:
+        own, at = places[first]
+        piece: Any = node.args[1] if len(node.args) > 1 else None
+        moved = at[piece] if node.target is operator.getitem else _moved(node, at)
+        if moved is not None:
+            places[node] = own, moved
+    elif name in ("mm", "bmm"):
+        for operand in node.all_input_nodes:
+            if operand in places:
+                _add(uses, *places[operand], operand.meta["val"].ndim - 2)
+    elif name == "convolution" and node.args[1] in places:
+        _add_groups(uses, *places[node.args[1]], node.args[8])  # type: ignore[index]
+
+
+def _add_groups(uses: dict[str, list[_Use]], name: str, at: Tensor, groups: Any) -> None:
+    if groups > 1 and (at.shape[0] > groups or at.shape[1] > 1):
+        rows = at.reshape(groups, at.shape[0] // groups, *at.shape[1:])
+        _add(uses, name, rows, 1, counts_matrices=False)
+
+
+def _moved(node: Node, at: Tensor) -> Any:
+    target: Any = node.target
+    if operation_of(node) not in MOVES | {"expand"}:
+        return None
+    try:
+        if "view" in operation_of(node):
+            return at.reshape(node.args[1])  # type: ignore[arg-type]
+        return target(at, *node.args[1:], **node.kwargs)
+    except Exception:  # moves of floating point only
+        return None
+
+
+def _add(
+    uses: dict[str, list[_Use]], name: str, at: Tensor, lead: int, counts_matrices: bool = True
+) -> None:
+    if lead and bool((at == at[:1]).all()):
+        at, lead = at[0], 0
+    own = uses.setdefault(name, [])
+    if not any(u.places.shape == at.shape and bool((u.places == at).all()) for u in own):
+        own.append(_Use(at, lead, counts_matrices))
+
+
+def _codes(tensor: Tensor, uses: Sequence[_Use]) -> Codes | None:
+    """None where the tensor is one matrix, or is not read exactly once."""
+    every = torch.cat([u.places.reshape(-1) for u in uses])
+    is_read_once = len(every) == tensor.numel() == len(torch.unique(every))
+    is_plain = len(uses) == 1 and tensor.ndim < 3
+    if not is_read_once or is_plain or len({(u.places.ndim, u.lead) for u in uses}) > 1:
+        return None
+    first = uses[0]
+    ndim, lead = first.places.ndim, list(range(first.lead))
+    codes = [
+        (_code(tensor, uses, [*lead, d]), False)
+        for d in range(first.lead, min(ndim, first.lead + 2))
+        if any(u.places.shape[d] > 1 for u in uses)
+    ]
+    codes += [
+        (_code(tensor, uses, [d]), False)
+        for d in range(first.lead + 2, ndim)
+        if first.places.shape[d] > 1
+    ]
+    if first.counts_matrices and lead and first.places.shape[0] > 1:
+        codes.append((_code(tensor, uses, lead), True))
+    return codes
+
+
+def _code(tensor: Tensor, uses: Sequence[_Use], dims: Sequence[int]) -> Tensor:
+    """A number for every place that says where it stands along some dimensions of its use."""
+    result = torch.full((tensor.numel(),), -1)
+    for k, use in enumerate(uses):
+        code = torch.full((), k)
+        for d in dims:
+            along = [-1 if j == d else 1 for j in range(use.places.ndim)]
+            code = code * use.places.shape[d] + torch.arange(use.places.shape[d]).reshape(along)
+        result[use.places.reshape(-1)] = (
+            (code + k * tensor.numel()).expand(use.places.shape).reshape(-1)
+        )
+    return compress(result.reshape(tensor.shape))

@@ -1,0 +1,288 @@
+"""Operations that only move numbers: executed on labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from lightning_bnn.symmetry.dimensions.arithmetic import unify
+from lightning_bnn.symmetry.dimensions.export import operation_of
+from lightning_bnn.symmetry.dimensions.system import System
+from lightning_bnn.symmetry.dimensions.values import ZERO, Part, Value, compress, with_dims
+
+__all__ = ["MOVES", "UNCHANGED", "Unfollowed", "expand", "join", "move", "reshaped", "squeezed",
+           "unsqueezed"]  # fmt: skip
+
+UNCHANGED = frozenset("_to_copy to clone contiguous lift_fresh_copy alias detach".split())
+_RESHAPES = frozenset("view reshape _unsafe_view view_copy".split())
+MOVES = _RESHAPES | UNCHANGED | frozenset(
+    "permute transpose t squeeze unsqueeze select slice flip roll narrow unbind split "
+    "split_with_sizes diagonal as_strided unfold movedim pixel_shuffle pixel_unshuffle "
+    "channel_shuffle constant_pad_nd slice_scatter index".split()
+)  # fmt: skip
+
+
+class Unfollowed(Exception):
+    """Why labels cannot be followed through an operation; they are held fixed."""
+
+
+def move(system: System, node: Node, args: Sequence[Any], named: dict[str, Any]) -> Any:
+    """Execute a move on the labels of its operand."""
+    name, value, size = operation_of(node), args[0], node.meta["val"]
+    if name in UNCHANGED:
+        return value
+    if name in _RESHAPES:
+        value = _unrolled(system, value, size.shape)
+        return _reshaped(value, size.shape)
+    if name == "slice_scatter":
+        return _written_into(system, node, args, named)
+    function = _function(node, name, value, args, named)
+    if isinstance(size, tuple | list):
+        return _pieces(value, function, size)
+    return value.moved(size.shape, function, _varies(value, function))
+
+
+def _reshaped(value: Value, shape: Sequence[int]) -> Value:
+    def reshape(labels: Tensor) -> Tensor:
+        return labels.expand(value.shape).reshape(tuple(shape))
+
+    return value.moved(shape, reshape, _varies(value, reshape))
+
+
+def _function(
+    node: Node, name: str, value: Value, args: Sequence[Any], named: dict[str, Any]
+) -> Callable[[Tensor], Any]:
+    rest = args[1:]
+    target: Any = node.target
+    if name == "constant_pad_nd":
+        number = args[2] if len(args) > 2 else named.get("value", 0)
+        if value.parts and number != 0:
+            raise Unfollowed("padding by a number that is not zero")
+        return lambda t: torch.nn.functional.pad(t.expand(value.shape), rest[0], value=ZERO)
+    if name == "index":
+        indices = [None if i is None else i.constant for i in args[1]]
+        return lambda t: target(t.expand(value.shape), indices)
+    if name == "as_strided":
+        return lambda t: target(t.expand(value.shape).contiguous(), *rest, **named)
+    return lambda t: target(t.expand(value.shape), *rest, **named)
+
+
+def _pieces(
+    value: Value, function: Callable[[Tensor], Any], sizes: Sequence[Tensor]
+) -> tuple[Value, ...]:
+    parts: list[list[Part]] = [[] for _ in sizes]
+    for part in value.parts:
+        for own, labels in zip(parts, function(part.labels), strict=True):
+            own.append(replace(part, labels=compress(labels)))
+    return tuple(Value.of(s.shape, own) for s, own in zip(sizes, parts, strict=True))
+
+
+def _varies(value: Value, function: Callable[[Tensor], Tensor]) -> list[bool]:
+    """Along which dimensions of the result numbers may differ: executed on one axis at a time."""
+    result = [False] * function(torch.zeros((1,) * len(value.shape), dtype=torch.long)).ndim
+    for d, varies in enumerate(value.varies):
+        if varies:
+            shape = [1] * len(value.shape)
+            shape[d] = -1
+            moved = function(torch.arange(1, value.shape[d] + 1).reshape(shape))
+            result = [
+                seen or (n > 1 and not bool((moved == moved.narrow(k, 0, 1)).all()))
+                for k, (seen, n) in enumerate(zip(result, moved.shape, strict=True))
+            ]
+    return result
+
+
+def _unrolled(system: System, value: Value, shape: Sequence[int]) -> Value:
+    """What is broadcast and then flattened into channels becomes channels of its own."""
+    for d, n in enumerate(value.shape):
+        if n > 1 and not value.varies[d] and not _stays(value, d, shape):
+            parts = tuple(_copied(system, value, part, d, n, shape) for part in value.parts)
+            varies = tuple(k == d or seen for k, seen in enumerate(value.varies))
+            value = Value(value.shape, parts, value.constant, varies)
+    return value
+
+
+def _copied(system: System, value: Value, part: Part, d: int, n: int, shape: Sequence[int]) -> Part:
+    is_flattened = any(not _stays(value, k, shape) for k in part.dims)
+    if part.labels.shape[d] > 1 or not is_flattened:
+        return part
+    copies = system.new(*(n if k == d else a for k, a in enumerate(part.labels.shape)))
+    system.tie(copies, part.labels, "copy")
+    copy = replace(part, labels=copies, is_free=False)
+    system.balance([(copy, 1), (part, -1)])
+    return copy
+
+
+def _stays(value: Value, d: int, shape: Sequence[int]) -> bool:
+    """Whether a dimension is one dimension of the new shape, too."""
+    n = value.shape[d]
+    along = torch.arange(n).reshape([-1 if k == d else 1 for k in range(len(value.shape))])
+    moved = compress(along.expand(value.shape).reshape(tuple(shape)))
+    return [k for k in moved.shape if k > 1] == [n]
+
+
+def _written_into(system: System, node: Node, args: Sequence[Any], named: dict[str, Any]) -> Value:
+    target: Any = node.target
+    whole, part = (system.as_one_part(v) for v in args[:2])
+    labels = target(_labels_of(whole), _labels_of(part), *args[2:], **named)
+    return Value.of(whole.shape, [Part(compress(labels))])
+
+
+def _labels_of(value: Value) -> Tensor:
+    if value.parts:
+        return value.parts[0].labels.expand(value.shape)
+    return torch.full(value.shape, ZERO if value.is_zero else 0)
+
+
+# ------------------------------------------------------------ dimensions
+def unsqueezed(value: Value, d: int) -> Value:
+    """A new dimension of size 1."""
+    shape, varies = list(value.shape), list(value.varies)
+    shape.insert(d, 1)
+    varies.insert(d, False)
+    constant = None if value.constant is None else value.constant.unsqueeze(d)
+    parts = tuple(p.on(lambda t: t.unsqueeze(d)) for p in value.parts)
+    return Value(tuple(shape), parts, constant, tuple(varies))
+
+
+def squeezed(value: Value, d: int) -> Value:
+    """The value without a dimension of size 1."""
+    shape, varies = list(value.shape), list(value.varies)
+    del shape[d], varies[d]
+    return Value(tuple(shape), tuple(p.on(lambda t: t.squeeze(d)) for p in value.parts), None,
+                 tuple(varies))  # fmt: skip
+
+
+def reshaped(value: Value, *shape: int) -> Value:
+    """The value in another shape, all of whose dimensions vary."""
+    return value.moved(
+        shape, lambda t: t.expand(value.shape).reshape(shape), [n > 1 for n in shape]
+    )
+
+
+def expand(value: Value, shape: Sequence[int]) -> Value:
+    """The value broadcast to a shape; it does not vary along what is new."""
+    value = with_dims(value, len(shape))
+    constant = None if value.constant is None else value.constant.expand(tuple(shape))
+    varies = tuple(v and value.shape[d] > 1 for d, v in enumerate(value.varies))
+    return Value(tuple(shape), value.parts, constant, varies)
+
+
+# ------------------------------------------------------------ concatenation
+def join(system: System, values: Sequence[Value], d: int, shape: Sequence[int]) -> Value:
+    """Values one behind the other: their labels, too."""
+    ndim = len(shape)
+    values = [v for v in values if len(v.shape) == ndim]
+    varies = [any(v.varies[k] for v in values) or k == d for k in range(ndim)]
+    full = [v for v in values if not v.is_zero]
+    if len(full) == len(values):
+        joined = _joined_part_by_part(system, values, d, shape)
+        if joined is not None:
+            return joined
+    values = [system.as_one_part(v) for v in values]
+    powers = {(p.power, p.parity) for v in values for p in v.parts}
+    if not powers:
+        return Value(tuple(shape), (), None, tuple(varies))
+    if len(powers) > 1:
+        values = [_to_first_power(system, v) for v in values]
+        powers = {(Fraction(1), 1)}
+    ((power, parity),) = powers
+    table = [_labels_of(Value(v.shape, v.parts, v.constant, v.varies)) for v in values]
+    own = {k for v in values for p in v.parts for k in p.dims} | {d}
+    narrow = [t if k else t for k, t in enumerate(table)]
+    for k in range(ndim):
+        if k not in own:
+            narrow = [t.narrow(k, 0, 1) for t in narrow]
+    part = Part(compress(torch.cat(narrow, d)), power, parity)
+    return Value(tuple(shape), (part,), None, tuple(varies))
+
+
+def _joined_part_by_part(
+    system: System, values: Sequence[Value], d: int, shape: Sequence[int]
+) -> Value | None:
+    """Several parts each, over the same dimensions: each is joined, or is the same for all."""
+    if len({len(v.parts) for v in values}) > 1 or len(values[0].parts) < 2:
+        return None
+    if any(v.shape[d] < 2 for v in values):
+        return None
+    parts = []
+    for x in values[0].parts:
+        mates = [_partner(x, v, d) for v in values]
+        if any(m is None for m in mates):
+            return None
+        found = [m for m in mates if m is not None]
+        if d in x.dims:
+            rest = [m.labels.shape[:d] + (1,) + m.labels.shape[d + 1 :] for m in found]
+            wide = torch.broadcast_shapes(*rest)
+            labels = [
+                m.labels.expand([v.shape[k] if k == d else n for k, n in enumerate(wide)])
+                for m, v in zip(found, values, strict=True)
+            ]
+            parts.append(replace(x, labels=torch.cat(labels, d), is_free=False))
+        else:
+            for m in found[1:]:
+                system.tie(x.labels, m.labels)
+                system.balance([(x, 1), (m, -1)])
+            parts.append(replace(x, is_free=False))
+    return Value.of(shape, parts)
+
+
+def _partner(x: Part, value: Value, d: int) -> Part | None:
+    alike = (
+        y for y in value.parts if y.dims - {d} == x.dims - {d} and (d in y.dims) == (d in x.dims)
+    )
+    return next(alike, None)
+
+
+def _to_first_power(system: System, value: Value) -> Value:
+    if not value.parts:
+        return value
+    (part,) = value.parts
+    if (part.power, part.parity) == (1, 1):
+        return value
+    plain = Part(system.new(*part.labels.shape))
+    system.tie(plain.labels, part.labels, "cat")
+    system.balance([(plain, 1), (part, -1)])
+    system.mark("apart", part)
+    return replace(value, parts=(plain,))
+
+
+def stacked(system: System, values: Sequence[Value], d: int, shape: Sequence[int]) -> Value | None:
+    """Single rows one behind the other: a new dimension of places, which may change places."""
+    dims = {frozenset(p.dims for p in v.parts) for v in values}
+    alike = len(dims) == 1 and all(v.parts for v in values) and len(values) > 1
+    if not alike or any(v.shape[d] != 1 or d in p.dims for v in values for p in v.parts):
+        return None
+    row = Part(
+        system.new(len(values)).reshape([-1 if k == d else 1 for k in range(len(shape))]),
+        Fraction(0), 0,
+    )  # fmt: skip
+    first = values[0]
+    if all(_has_same_labels(first, v) for v in values[1:]):
+        same = unify(system, values)
+        varies = tuple(v or k == d for k, v in enumerate(same.varies))
+        return Value(tuple(shape), (*same.parts, row), None, varies)
+    values = [system.as_one_part(v) for v in values]
+    if len({(v.parts[0].power, v.parts[0].parity) for v in values}) > 1:
+        return None
+    wide = torch.broadcast_shapes(*(v.parts[0].labels.shape for v in values))
+    labels = torch.cat([v.parts[0].labels.expand(wide) for v in values], d)
+    system.tie(labels, row.labels, "stack")
+    part = replace(values[0].parts[0], labels=compress(labels), is_free=False)
+    varies = tuple(any(v.varies[k] for v in values) or k == d for k in range(len(shape)))
+    return Value(tuple(shape), (part,), None, varies)
+
+
+def _has_same_labels(a: Value, b: Value) -> bool:
+    if len(a.parts) != len(b.parts):
+        return False
+    return all(
+        x.labels.shape == y.labels.shape and bool((x.labels == y.labels).all())
+        for x, y in zip(a.parts, b.parts, strict=True)
+    )

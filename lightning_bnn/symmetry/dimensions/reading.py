@@ -1,0 +1,465 @@
+"""From a graph to a system of statements: every operation by a rule, a move or a measurement."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lightning_bnn.symmetry.dimensions import layers
+from lightning_bnn.symmetry.dimensions.arithmetic import multiply, sum_over, unify
+from lightning_bnn.symmetry.dimensions.export import Program, operation_of
+from lightning_bnn.symmetry.dimensions.matrix_stacks import stack_codes
+from lightning_bnn.symmetry.dimensions.moves import (
+    MOVES,
+    UNCHANGED,
+    Unfollowed,
+    expand,
+    join,
+    move,
+    stacked,
+)
+from lightning_bnn.symmetry.dimensions.probe import (
+    Along,
+    Pointwise,
+    probe_along,
+    probe_pointwise,
+)
+from lightning_bnn.symmetry.dimensions.system import System
+from lightning_bnn.symmetry.dimensions.values import Ints, Part, Value, with_dims
+
+__all__ = ["Parameter", "Reading", "Touch"]
+
+_FILLED = frozenset(
+    "full_like zeros_like ones_like empty_like new_zeros new_ones full zeros ones empty arange "
+    "scalar_tensor".split()
+)
+_ALIASES = {
+    "_native_batch_norm_legit_no_training": "native_batch_norm",
+    "_native_batch_norm_legit": "legit_batch_norm",
+    "_native_batch_norm_legit_functional": "legit_batch_norm",
+}
+
+
+class Parameter(NamedTuple):
+    """A tensor of the network: its shape, its axes, and whether it is a buffer."""
+
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+    is_buffer: bool
+
+
+class Touch(NamedTuple):
+    """An operation that labels pass: ``place`` is the operand, -1 the result."""
+
+    operation: int
+    place: int
+    labels: Ints
+
+
+class Reading:
+    """What a network says about its labels.
+
+    Attributes:
+        system: ties and equations.
+        parameters: the tensors of the network by name.
+        operations: the nodes that were called, in order; origins are their indices.
+        touched: which labels pass which operation.
+        stacks: nodes that put single rows one behind the other, with the labels of their places.
+        unfollowed: by operation, why labels were held fixed.
+    """
+
+    def __init__(self, program: Program, batch_norm: str = "carrier") -> None:
+        self.program, self.system = program, System()
+        self.parameters: dict[str, Parameter] = {}
+        self.operations: list[Node] = []
+        self.touched: list[Touch] = []
+        self.stacks: list[tuple[Tensor, Node]] = []
+        self.unfollowed: dict[int, str] = {}
+        self._is_carrier = batch_norm == "carrier"
+        self._values: dict[Node, Any] = {}
+        self._measured: dict[object, Any] = {}
+        self._codes = stack_codes(program)
+        for node in program.nodes:
+            if node.op == "placeholder":
+                self._values[node] = self._placeholder(node)
+            elif node.op == "get_attr":
+                numbers = getattr(program.exported.graph_module, str(node.target))
+                self._values[node] = Value.constant_of(numbers)
+            elif node.op == "call_function":
+                self._call(node)
+        self.system.origin = len(self.operations)
+        for k, node in enumerate(program.results):
+            value = self._values[node]
+            if isinstance(value, Value):
+                for part in self.system.as_one_part(value).parts:
+                    self.system.fix(part, k + 1)
+
+    def value_of(self, node: Any) -> Value:
+        """What stands for the result of a node."""
+        return self._values[node]
+
+    # -------------------------------------------------------------- sources
+    def _placeholder(self, node: Node) -> Any:
+        program, size = self.program, node.meta.get("val")
+        if program.is_parameter(node) or program.is_buffer(node):
+            return self._state(program.owners[node.name], program.is_buffer(node))
+        constant = program.constant_of(node)
+        if constant is not None:
+            return Value.constant_of(constant)
+        return Value.of(size.shape) if isinstance(size, Tensor) else size
+
+    def _state(self, name: str, is_buffer: bool) -> Value:
+        tensor = self.program.tensors[name]
+        is_statistic = tensor.is_floating_point() and tensor.ndim == 1 and tensor.numel() > 1
+        unsaved = name in self.program.exported.graph_signature.non_persistent_buffers
+        if is_buffer and (not is_statistic or unsaved):
+            return Value.constant_of(tensor.detach())
+        if name not in self.parameters:
+            parts = self._axes(name, tensor)
+            self.parameters[name] = Parameter(tuple(tensor.shape), parts, is_buffer)
+            if is_buffer:
+                for part in parts:
+                    self.system.stop(part, sign=False)
+        own = self.parameters[name]
+        return Value.of(own.shape, own.parts)
+
+    def _axes(self, name: str, tensor: Tensor) -> tuple[Part, ...]:
+        """One part for each dimension, or those of the matrices that the tensor holds."""
+        if name in self._codes:
+            parts = []
+            for codes, only_moves in self._codes[name]:
+                distinct, index = torch.unique(codes, return_inverse=True)
+                labels = self.system.new(len(distinct))[index]
+                power = Fraction(0 if only_moves else 1)
+                parts.append(Part(labels, power, int(not only_moves), not only_moves))
+            return tuple(parts)
+        shape = tuple(tensor.shape)
+        dims = [d for d, n in enumerate(shape) if n > 1] or ([0] if shape else [])
+        if not dims:
+            return (Part(self.system.new(), is_free=True),)
+        return tuple(
+            Part(
+                self.system.new(shape[d]).reshape([-1 if k == d else 1 for k in range(len(shape))]),
+                is_free=True,
+            )
+            for d in dims
+        )
+
+    # -------------------------------------------------------------- one operation
+    def _call(self, node: Node) -> None:
+        args, named = torch.fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
+        leaves = tree_leaves((args, named), is_leaf=lambda x: isinstance(x, Value))
+        values = [x for x in leaves if isinstance(x, Value)]
+        index = self.system.origin = len(self.operations)
+        self.operations.append(node)
+        try:
+            result = self._result(node, args, named, values)
+        except Exception as error:
+            self.unfollowed[index] = str(error) or type(error).__name__
+            for value in values:
+                for part in value.parts:
+                    self.system.fix(part)
+            result = _without_labels(node.meta.get("val"))
+        self._values[node] = result
+        if node.target is operator.getitem:
+            return
+        outputs = result if isinstance(result, tuple | list) else [result]
+        for place, value in [*enumerate(values), *((-1, v) for v in outputs)]:
+            for part in value.parts if isinstance(value, Value) else ():
+                self.touched.append(Touch(index, place, np.unique(part.labels.numpy())))
+
+    def _result(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
+        name, size = operation_of(node), node.meta.get("val")
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        is_tensor = isinstance(size, Tensor)
+        is_constant = all(v.constant is not None for v in values) and (values or is_tensor)
+        if is_constant or (name in _FILLED and is_tensor):
+            return _folded(node, args, named)
+        if not any(v.parts for v in values) and name != "expand":
+            return _without_labels(size)
+        rule = getattr(self, f"_{_ALIASES.get(name, name)}", None)
+        return rule(node, args, named) if rule else self._by_nature(node, args, named, values)
+
+    def _by_nature(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
+        """A move, a product of matrices, a function of single numbers, or something to try."""
+        name = operation_of(node)
+        if name in MOVES and (name != "index" or _is_constant_index(args[1])):
+            if name in UNCHANGED and not node.meta["val"].is_floating_point():
+                return self._measure(node, args, named, values)
+            return move(self.system, node, args, named)
+        if name in ("mm", "bmm", "mv", "dot"):
+            return layers.contract(self.system, name, *args)
+        if torch.Tag.pointwise in getattr(node.target, "tags", ()):
+            return self._measure(node, args, named, values)
+        return self._measure_along(node, args, named, values)
+
+    # -------------------------------------------------------------- rules, by name of the operation
+    def _add(self, node: Node, args: Any, named: Any) -> Value:
+        if not all(isinstance(a, Value) for a in args[:2]):
+            return self._measure(node, args, named, [a for a in args if isinstance(a, Value)])
+        return unify(self.system, args[:2])
+
+    _sub = _add
+
+    def _mul(self, node: Node, args: Any, named: Any) -> Value:
+        if named.get("rounding_mode") or not all(isinstance(a, Value) for a in args[:2]):
+            return self._measure(node, args, named, [a for a in args if isinstance(a, Value)])
+        return multiply(self.system, args[0], args[1], -1 if operation_of(node) == "div" else 1)
+
+    _div = _mul
+
+    def _expand(self, node: Node, args: Any, named: Any) -> Value:
+        return expand(args[0], node.meta["val"].shape)
+
+    def _cat(self, node: Node, args: Any, named: Any) -> Value:
+        shape = node.meta["val"].shape
+        d = (args[1] if len(args) > 1 else 0) % len(shape)
+        values = [v for v in args[0] if len(v.shape) == len(shape)]
+        if not any(v.is_zero for v in values):
+            before = self.system.count
+            result = stacked(self.system, values, d, shape)
+            if result is not None:
+                places = torch.arange(before, before + len(values))
+                self.stacks.append((places, node))
+                return result
+        return join(self.system, values, d, shape)
+
+    def _sum(self, node: Node, args: Any, named: Any) -> Value:
+        dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple | int) else None
+        dims = [dims] if isinstance(dims, int) else dims
+        return sum_over(self.system, args[0], dims, bool(args[2]) if len(args) > 2 else False)
+
+    _mean = _sum
+
+    def _var(self, node: Node, args: Any, named: Any) -> Any:
+        dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else None
+        keepdim, name = bool(named.get("keepdim", False)), operation_of(node)
+        total = layers.variance(self.system, args[0], dims, keepdim, name == "std")
+        if name != "var_mean":
+            return total
+        return total, sum_over(self.system, args[0], dims, keepdim)
+
+    _std = _var_mean = _var
+
+    def _amax(self, node: Node, args: Any, named: Any) -> Any:
+        size = node.meta["val"]
+        if not isinstance(size, Tensor) or (len(args) > 1 and isinstance(args[1], Value)):
+            raise Unfollowed("the largest numbers with their places")
+        keepdim = bool(args[2]) if len(args) > 2 else False
+        return layers.extreme(self.system, args[0], args[1] if len(args) > 1 else [], keepdim)
+
+    _amin = _amax
+
+    def _any(self, node: Node, args: Any, named: Any) -> Value:
+        """Questions about rows: no unit passes, the rows still move."""
+        value = self.system.as_one_part(args[0])
+        for part in value.parts:
+            self.system.stop(part)
+            self.system.mark("apart", part)
+        dims = args[1] if len(args) > 1 else None
+        keepdim = bool(args[2]) if len(args) > 2 else False
+        dims = [dims] if isinstance(dims, int) else dims
+        return sum_over(self.system, layers.only_moving(value), dims, keepdim)
+
+    _all = _prod = _any
+
+    def _convolution(self, node: Node, args: Any, named: Any) -> Value:
+        return layers.convolution(self.system, node.meta["val"], args)
+
+    def _native_batch_norm(self, node: Node, args: Any, named: Any) -> Any:
+        x, gain, bias, mean, var = args[:5]
+        y = layers.batch_norm(self.system, x, gain, bias, mean, var, self._is_carrier)
+        return y, Value.of((0,)), Value.of((0,))
+
+    def _native_group_norm(self, node: Node, args: Any, named: Any) -> Any:
+        y = layers.group_norm(self.system, args)
+        return (y, *(Value.of(s.shape) for s in node.meta["val"][1:]))
+
+    def _legit_batch_norm(self, node: Node, args: Any, named: Any) -> Any:
+        if any(isinstance(a, Value) for a in args[3:]):
+            raise Unfollowed("statistics of the batch")
+        y = layers.instance_norm(self.system, *args[:3])
+        return y, Value.of((0,)), Value.of((0,))
+
+    def _embedding(self, node: Node, args: Any, named: Any) -> Value:
+        return layers.embedding(self.system, args[0], args[1], node.meta["val"])
+
+    # -------------------------------------------------------------- measured
+    def _measure(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Value:
+        size = node.meta["val"]
+        moving = [k for k, v in enumerate(values) if v.parts]
+        key = (node.target, tuple(moving), _literals(args, named, values))
+        if key not in self._measured:
+            self._measured[key] = probe_pointwise(node, args, named, values, moving)
+        kind: Pointwise = self._measured[key]
+        if kind.kind == "zero":
+            return Value.constant_of(torch.zeros(()).expand(size.shape))
+        if kind.kind == "each":
+            result = self._each(kind, values)
+        else:
+            values = [self.system.as_one_part(v) for v in values]
+            result = self._together(kind, values)
+        return replace(result, constant=None, shape=tuple(size.shape))
+
+    def _each(self, kind: Pointwise, values: Sequence[Value]) -> Value:
+        """Every operand has its own power; where it has none, units stop."""
+        system = self.system
+        is_square = len(values) == 1 and kind.powers[0] == (2, 0)
+        result: Value | None = None
+        for k, (power, parity) in zip(kind.operands, kind.powers, strict=True):
+            passes = power is not None and parity is not None and len(values) == 1
+            absorbed = replace(values[k], parts=system.absorb(values[k].parts))
+            value = absorbed if passes else system.as_one_part(values[k])
+            for part in value.parts:
+                if parity is None:
+                    system.stop(part, scale=False)
+                if power is None:
+                    system.stop(part, sign=False)
+                if not (kind.is_linear or is_square):
+                    system.mark("apart", part)
+            own = tuple(p.to_power(power or Fraction(0), parity or 0) for p in value.parts)
+            value = Value(value.shape, own, None, value.varies)
+            result = value if result is None else multiply(system, result, value)
+        assert result is not None
+        for k, value in enumerate(values):
+            if k not in kind.operands:
+                result = _beside_numbers(system, result, value)
+        return result
+
+    def _together(self, kind: Pointwise, values: Sequence[Value]) -> Value:
+        """Some operands have one unit, of which a power passes; others decide where."""
+        system = self.system
+        power, parity = kind.powers[0] if kind.powers else (None, None)
+        if power is None:
+            for part in (p for v in values for p in v.parts):
+                system.stop(part, sign=parity is None)
+                system.mark("apart", part)
+            values = [
+                replace(
+                    v,
+                    parts=tuple(p.to_power(Fraction(0), int(parity is not None)) for p in v.parts),
+                )  # noqa: E501
+                for v in values
+            ]
+        inside = [v for k, v in enumerate(values) if k in kind.operands]
+        if not inside:
+            return self._side_by_side(values)
+        result = unify(system, inside, kind.is_linear)
+        if parity is None:
+            for part in result.parts:
+                system.stop(part, scale=False)
+        factor = Fraction(1) if power is None else power
+        parts = tuple(p.to_power(factor, parity or 0) for p in result.parts)
+        result = replace(result, parts=parts)
+        for value in (v for k, v in enumerate(values) if k not in kind.operands):
+            result = self._beside(result, value)
+        return result
+
+    def _beside(self, result: Value, value: Value) -> Value:
+        """A condition whose labels, or whose constants, tell entries apart."""
+        if value.parts:
+            for part in value.parts:
+                self.system.stop(part)
+            result = multiply(self.system, result, layers.only_moving(value))
+            return replace(result, parts=self.system.absorb(result.parts))
+        for part in result.parts:
+            self.system.stand_beside(part, with_dims(value, len(result.shape)))
+        return result
+
+    def _side_by_side(self, values: Sequence[Value]) -> Value:
+        """A function of which nothing is known but that it acts on single numbers."""
+        result: Value | None = None
+        for value in values:
+            for part in value.parts:
+                self.system.stop(part)
+                self.system.mark("apart", part)
+            own = replace(value, parts=layers.only_moving(value).parts)
+            result = own if result is None else multiply(self.system, result, own)
+        assert result is not None
+        parts = self.system.absorb(result.parts)
+        result = replace(result, constant=None, parts=parts)
+        return layers.only_moving(self.system.as_one_part(result))
+
+    def _measure_along(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
+        """An operation that no rule knows: tried along the dimensions of its one operand."""
+        moving = [k for k, v in enumerate(values) if v.parts]
+        if len(moving) != 1:
+            raise Unfollowed("several operands with weights behind them")
+        value = self.system.settled(values[moving[0]])
+        dims = sorted(frozenset[int]().union(*(p.dims for p in value.parts)))
+        key = (node.target, value.shape, tuple(dims), repr(node.args[1:]), repr(node.kwargs))
+        if key not in self._measured:
+            found = probe_along(node, args, named, values, moving[0], dims)
+            self._measured[key] = found
+        along: Along = self._measured[key]
+        for part in value.parts:
+            if not along.has_scales:
+                self.system.stop(part, sign=False)
+            if not along.has_signs:
+                self.system.stop(part, scale=False)
+            if not along.is_linear:
+                self.system.mark("apart", part)
+        size = node.meta["val"]
+        sizes = size if isinstance(size, tuple | list) else [size]
+        results = tuple(
+            layers.moved_along(value, along.dims, s, along.has_scales, along.has_signs)
+            for s in sizes
+        )
+        return results if isinstance(size, tuple | list) else results[0]
+
+
+def _beside_numbers(system: System, result: Value, value: Value) -> Value:
+    """The result of a function that also takes numbers, which may tell entries apart."""
+    ndim = max(len(result.shape), len(value.shape))
+    result, value = with_dims(result, ndim), with_dims(value, ndim)
+    for part in result.parts:
+        system.stand_beside(part, value, "numbers")
+    varies = tuple(p or q for p, q in zip(result.varies, value.varies, strict=True))
+    return replace(result, varies=varies)
+
+
+def _folded(node: Node, args: Any, named: Any) -> Any:
+    numbers, keywords = tree_map(
+        lambda x: _numbers_of(x) if isinstance(x, Value) else x,
+        (args, named), is_leaf=lambda x: isinstance(x, Value),
+    )  # fmt: skip
+    result = node.target(*numbers, **keywords)  # type: ignore[operator]
+    return tree_map(lambda t: Value.constant_of(t) if isinstance(t, Tensor) else t, result)
+
+
+def _numbers_of(value: Value) -> Tensor:
+    return value.constant if value.constant is not None else torch.zeros(value.shape)
+
+
+def _without_labels(size: Any) -> Any:
+    return tree_map(lambda t: Value.of(t.shape) if isinstance(t, Tensor) else t, size)
+
+
+def _is_constant_index(indices: Sequence[Any]) -> bool:
+    return all(i is None or i.constant is not None for i in indices)
+
+
+def _literals(args: Any, named: Any, values: Sequence[Value]) -> tuple[object, ...]:
+    """What a measurement depends on beside the operation."""
+    plain = tree_map(
+        lambda x: None if isinstance(x, Value) else x,
+        (args, named), is_leaf=lambda x: isinstance(x, Value),
+    )  # fmt: skip
+    numbers = tuple(
+        float(v.constant.reshape(-1)[0])
+        if v.constant is not None and v.constant.numel() and not any(v.varies)
+        else None
+        for v in values
+    )
+    even = tuple(not any(p.parity for p in v.parts) for v in values)
+    return repr(plain), numbers, even

@@ -1,0 +1,219 @@
+"""What a network says about labels: ties, equations of units, colours; and where each was said."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_bnn.symmetry.dimensions.values import (
+    ZERO,
+    Ints,
+    Part,
+    Value,
+    label_rows,
+    occurrence,
+)
+
+__all__ = ["Equation", "Mark", "System", "Tie"]
+
+Mark = Literal["apart", "ones", "numbers"]
+"""What keeps matrices from acting: units told apart, added up, or beside numbers that differ."""
+
+_IN_PLACE_ORDER = frozenset({"tie", "dot", "sum", "cat"})
+
+
+class Tie(NamedTuple):
+    """Pairs of labels of which one moves as the other; ``origin`` is the operation that says so."""
+
+    pairs: Ints
+    origin: int
+
+
+class Equation(NamedTuple):
+    """Rows of labels whose log scales (or signs), times the coefficients, add up to zero."""
+
+    labels: Ints
+    coefficients: tuple[Fraction, ...]
+    origin: int
+
+
+@dataclass
+class System:
+    """Statements about labels. Label 0 is a unit that is fixed."""
+
+    count: int = 1
+    origin: int = -1
+    ties: list[Tie] = field(default_factory=list)
+    relations: list[tuple[object, Ints]] = field(default_factory=list)
+    scales: list[Equation] = field(default_factory=list)
+    signs: list[Equation] = field(default_factory=list)
+    colours: list[tuple[Ints, Ints, int]] = field(default_factory=list)
+    marks: dict[str, list[Ints]] = field(default_factory=dict)
+    planes: list[Ints] = field(default_factory=list)
+
+    def new(self, *shape: int) -> Tensor:
+        """Labels that no statement has named so far, in a shape."""
+        size = int(np.prod(shape, dtype=np.int64))
+        self.count += size
+        return torch.arange(self.count - size, self.count).reshape(shape)
+
+    # -------------------------------------------------------------- permutations
+    def tie(self, a: Tensor, b: Tensor, name: str = "tie") -> bool:
+        """Labels at one place move together: as one if each belongs to one of the others."""
+        rows = label_rows(a, b)
+        rows = rows[rows[:, 0] != rows[:, 1]]
+        if not len(rows):
+            return True
+        if len(np.unique(rows[:, 0])) == len(rows) == len(np.unique(rows[:, 1])):
+            self.ties.append(Tie(rows, self.origin))
+            return True
+        if name not in _IN_PLACE_ORDER:
+            self.relations.append((name, rows))
+            return False
+        rows = label_rows(a, b, occurrence(a), occurrence(b))
+        rows = rows[rows[:, 0] != rows[:, 1]]
+        for i, j in np.unique(rows[:, 2:], axis=0).tolist():
+            here = (rows[:, 2] == i) & (rows[:, 3] == j)
+            self.relations.append(((name, i, j), rows[here, :2]))
+        return False
+
+    def tell_apart(self, part: Part, key: int = 0) -> None:
+        """Every place has a colour of its own: nothing moves along it."""
+        flat = np.ascontiguousarray(part.labels.numpy()).ravel()
+        self.colour(flat, np.arange(flat.size) + 1_000_003 * key)
+
+    def colour(self, labels: Ints, keys: Ints) -> None:
+        """Labels of different keys do not change places."""
+        self.colours.append((labels, keys, self.origin))
+
+    def mark(self, mark: Mark, part: Part) -> None:
+        """Note what keeps the matrices of a part from acting."""
+        labels = np.unique(part.labels.numpy())
+        self.marks.setdefault(mark, []).append(labels[labels >= 0])
+
+    # -------------------------------------------------------------- scales and signs
+    def balance(
+        self, terms: Sequence[tuple[Part, int]], scale: bool = True, sign: bool = True
+    ) -> None:
+        """The units of some parts, with coefficients 1 or -1, cancel at every place."""
+        live = [(p.labels, p.power * k) for p, k in terms if p.power != 0]
+        if scale and live:
+            rows = label_rows(*(labels for labels, _ in live))
+            self.scales.append(Equation(rows, tuple(c for _, c in live), self.origin))
+        odd = [p.labels for p, _ in terms if p.parity]
+        if sign and odd:
+            ones = (Fraction(1),) * len(odd)
+            self.signs.append(Equation(label_rows(*odd), ones, self.origin))
+
+    def stop(self, part: Part, scale: bool = True, sign: bool = True) -> None:
+        """The unit of a part is one: no scale, or no sign, passes here."""
+        self.balance([(part, 1)], scale, sign)
+
+    def fix(self, part: Part, key: int = 0) -> None:
+        """Nothing moves, scales or flips along a part."""
+        self.tell_apart(part, key)
+        self.stop(replace(part, power=Fraction(1), parity=1))
+        self.mark("apart", part)
+
+    # -------------------------------------------------------------- beside numbers
+    def stand_beside(self, part: Part, value: Value, mark: Mark = "apart") -> None:
+        """A part meets a tensor without labels over its dimensions, whose numbers may differ."""
+        dims = sorted(d for d in part.dims if value.varies[d] and value.shape[d] > 1)
+        if not dims:
+            return
+        if value.constant is None:
+            self.tell_apart(part)
+            self.mark("apart", part)
+            return
+        keys = _keys(value, part)
+        labels, keys = torch.broadcast_tensors(part.labels, keys)
+        if keys.unique().numel() > 1:
+            self.colour(labels.numpy().ravel(), keys.numpy().ravel())
+            self.mark(mark, part)
+
+    # -------------------------------------------------------------- values
+    def as_one_part(self, value: Value) -> Value:
+        """The product of the parts as one part, with new labels."""
+        parts = self.absorb(value.parts)
+        if len(parts) <= 1:
+            return replace(value, parts=parts)
+        full = torch.broadcast_tensors(*(part.labels for part in parts))
+        places = torch.stack([t.reshape(-1) for t in full], 1)
+        padding = (places < 0).any(1)
+        distinct, index = torch.unique(places, dim=0, return_inverse=True)
+        labels = self.new(len(distinct))[index]
+        labels = torch.where(padding, torch.full_like(labels, ZERO), labels).reshape(full[0].shape)
+        joined = Part(labels)
+        is_mixed = sum(bool(part.dims) for part in parts) > 1  # a factor of all leaves matrices
+        for part in parts:
+            self.tie(labels, part.labels, f"merge{len(part.dims)}")
+            if is_mixed:
+                self.mark("apart", part)
+        self.balance([(joined, -1), *((part, 1) for part in parts)])
+        if is_mixed:
+            self.mark("apart", joined)
+        return replace(value, parts=(joined,))
+
+    def absorb(self, parts: Sequence[Part]) -> tuple[Part, ...]:
+        """Parts that only move are dropped beside others that reach as far."""
+        left = list(parts)
+        for part in [p for p in left if p.only_moves]:
+            others = [y for y in left if y is not part and (part.dims & y.dims or not part.dims)]
+            wide = [y for y in others if part.dims <= y.dims and _determines(y.labels, part.labels)]
+            if not wide and any(part.dims <= y.dims for y in others):
+                continue
+            reach = frozenset[int]().union(*(y.dims for y in others))
+            if not wide and not (others and part.dims <= reach):
+                continue
+            nearest = max(wide, key=lambda y: (y.power != 0, -len(y.dims)), default=None)
+            for other in others if nearest is None else [nearest]:
+                is_one = self.tie(other.labels, part.labels, "beside")
+                if part.dims and (is_one or not wide):
+                    self.mark("apart", part)
+                    self.mark("apart", other)
+            left = [y for y in left if y is not part]
+        return tuple(left)
+
+    def settled(self, value: Value) -> Value:
+        """The value for an operation that sees one label for every entry."""
+        parts = self.absorb(value.parts)
+        repeated = len(parts) > 1 and len({p.dims for p in parts}) < len(parts)
+        if repeated or any(p.power not in (0, 1) for p in parts):
+            for part in parts:
+                self.mark("apart", part)
+        return self.as_one_part(replace(value, parts=parts))
+
+
+def _determines(wide: Tensor, narrow: Tensor) -> bool:
+    """Whether the first label of a place says what the second is."""
+    rows = label_rows(wide, narrow)
+    return len(np.unique(rows[:, 0])) == len(rows)
+
+
+def _keys(value: Value, part: Part) -> Tensor:
+    """A number for every place of a part that says which constants stand there."""
+    numbers = value.constant
+    assert numbers is not None
+    for d in range(numbers.ndim):
+        if d not in part.dims and numbers.shape[d] > 1 and not value.varies[d]:
+            numbers = numbers.narrow(d, 0, 1)
+    own = sorted(part.dims)
+    table = numbers.permute(*own, *(d for d in range(numbers.ndim) if d not in own))
+    table = table.reshape(*table.shape[: len(own)], -1)
+    if table.is_complex():
+        table = torch.view_as_real(table).flatten(-2)
+    flat = table.reshape(-1, table.shape[-1]).to(torch.float64)
+    rows, index = torch.unique(flat, dim=0, return_inverse=True)
+    digests = [hashlib.blake2b(r.numpy().tobytes(), digest_size=7).digest() for r in rows]
+    keys = torch.tensor([int.from_bytes(d, "little") for d in digests])[index]
+    shape = [1] * value.constant.ndim  # type: ignore[union-attr]
+    for size, d in zip(table.shape[: len(own)], own, strict=True):
+        shape[d] = size
+    return keys.reshape(shape)

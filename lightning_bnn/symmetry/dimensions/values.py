@@ -1,0 +1,148 @@
+"""The one value of the engine: a tensor whose entries are products of parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["ZERO", "Ints", "Part", "Value", "compress", "label_rows", "occurrence", "with_dims"]
+
+Ints = NDArray[np.int64]
+ZERO = -1
+"""The label of padding: zero has any unit, and moves with anything."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Labels that broadcast to a shape, and the powers with which their units act.
+
+    Under an element of the group an entry is multiplied by ``scale[label] ** power * sign[label] **
+    parity`` for every part, and moves to where all its labels move.
+
+    Attributes:
+        labels: integers of as many dimensions as the value, of size 1 where they do not change.
+        power: of scales; 0 if the part only says how entries move.
+        parity: of signs; 0 or 1.
+        is_free: whether it is an axis of a parameter that nothing has used yet.
+    """
+
+    labels: Tensor
+    power: Fraction = Fraction(1)
+    parity: int = 1
+    is_free: bool = False
+
+    @property
+    def dims(self) -> frozenset[int]:
+        """The dimensions along which the labels change."""
+        return frozenset(d for d, n in enumerate(self.labels.shape) if n > 1)
+
+    @property
+    def only_moves(self) -> bool:
+        """Whether it says how entries move, and nothing about their units."""
+        return self.power == 0 and self.parity == 0
+
+    def without_units(self) -> Part:
+        """The part that only says how entries move."""
+        return replace(self, power=Fraction(0), parity=0)
+
+    def on(self, move: Callable[[Tensor], Tensor]) -> Part:
+        """The part whose labels an operation has moved."""
+        return replace(self, labels=move(self.labels))
+
+    def to_power(self, power: Fraction, parity: int) -> Part:
+        """The part of a function of the given power and parity."""
+        return replace(self, power=self.power * power, parity=self.parity * parity)
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor: its shape, its parts, and its numbers where these are constant.
+
+    ``varies`` says for every dimension whether numbers may differ along it: what was broadcast
+    is the same everywhere, although its dimension is long.
+    """
+
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...] = ()
+    constant: Tensor | None = None
+    varies: tuple[bool, ...] = ()
+
+    @staticmethod
+    def of(
+        shape: Sequence[int],
+        parts: Sequence[Part] = (),
+        constant: Tensor | None = None,
+        varies: Sequence[bool] | None = None,
+    ) -> Value:
+        """A value whose numbers differ along every dimension, unless it is said or seen."""
+        shape = tuple(shape)
+        if varies is None and constant is not None and constant.numel():
+            varies = [
+                n > 1 and not bool((constant == constant.narrow(d, 0, 1)).all())
+                for d, n in enumerate(shape)
+            ]
+        elif varies is None:
+            varies = [n > 1 for n in shape]
+        return Value(shape, tuple(parts), constant, tuple(varies))
+
+    @staticmethod
+    def constant_of(numbers: Tensor) -> Value:
+        """Numbers that are the same in every network."""
+        return Value.of(numbers.shape, constant=numbers)
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether it is known to vanish."""
+        return self.constant is not None and self.constant.numel() > 0 and not self.constant.any()
+
+    def moved(
+        self, shape: Sequence[int], move: Callable[[Tensor], Tensor], varies: Sequence[bool]
+    ) -> Value:
+        """The value whose labels an operation has moved; numbers are dropped."""
+        parts = tuple(part.on(lambda labels: compress(move(labels))) for part in self.parts)
+        return Value(tuple(shape), parts, None, tuple(varies))
+
+
+def with_dims(value: Value, ndim: int) -> Value:
+    """The value with leading dimensions of size 1, as broadcasting adds them."""
+    k = ndim - len(value.shape)
+    if k <= 0:
+        return value
+    constant = None if value.constant is None else value.constant[(None,) * k]
+    parts = tuple(part.on(lambda labels: labels[(None,) * k]) for part in value.parts)
+    return Value((1,) * k + value.shape, parts, constant, (False,) * k + value.varies)
+
+
+def compress(labels: Tensor) -> Tensor:
+    """Labels with size 1 along every dimension along which they do not change."""
+    for d in range(labels.ndim):
+        if labels.shape[d] > 1:
+            first = labels.narrow(d, 0, 1)
+            if labels.stride(d) == 0 or bool((labels == first).all()):
+                labels = first
+    return labels
+
+
+def label_rows(*labels: Tensor) -> Ints:
+    """Rows of labels that stand at one place, each once; places of padding are left out."""
+    flat = [np.ascontiguousarray(t.numpy()).ravel() for t in torch.broadcast_tensors(*labels)]
+    rows = np.stack(flat, 1)
+    return np.unique(rows[(rows >= 0).all(1)], axis=0)
+
+
+def occurrence(labels: Tensor) -> Tensor:
+    """How often the label of each place has stood at earlier places."""
+    flat = np.ascontiguousarray(labels.numpy()).ravel()
+    order = np.argsort(flat, kind="stable")
+    ordered = flat[order]
+    start = np.r_[True, ordered[1:] != ordered[:-1]]
+    first = np.maximum.accumulate(np.where(start, np.arange(flat.size), 0))
+    count = np.empty(flat.size, np.int64)
+    count[order] = np.arange(flat.size) - first
+    return torch.from_numpy(count.reshape(tuple(labels.shape)))
