@@ -229,3 +229,34 @@ def test_modules_that_are_never_called_are_left_out(caplog):
         found = match_activations(model, params, params, sym, [x])
     assert "no layer shows the units of 1.self_attn.in_proj_weight; they stay" in caplog.text
     assert all(torch.equal(p, torch.arange(len(p))) for p in found)
+
+
+# ------------------------------------------------------------ nearly equal units
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("apart", [1e-2, 1e-4, 1e-5])
+@pytest.mark.parametrize("method", ["ascent", "best"])
+def test_nearly_equal_units_come_back_to_their_places(dtype, apart, method):
+    """As after widening; what an exchange gains is quadratic in how far units are apart."""
+    torch.manual_seed(0)
+    net = models.mlp(8, [32, 32], 4).to(dtype)
+    sym, params = discover(net, torch.randn(2, 8, dtype=dtype)), P.of(net)
+    twice = [n for n in params if n[0] in "13"]
+    wide = {n: torch.cat([t[:16], t[:16]]) if n in twice else t for n, t in params.items()}
+    wide = {n: t + apart * t.abs().mean() * torch.randn_like(t) for n, t in wide.items()}
+    moved = permute(wide, sym, random_permutations(sym, torch.Generator().manual_seed(1)))
+    back = permute(moved, sym, match(moved, wide, sym, method=method))
+    assert all(torch.equal(back[n], wide[n]) for n in wide)
+    swapped = permute(back, sym, [torch.arange(32).roll(16), torch.arange(32)])
+    assert any(not torch.equal(swapped[n], wide[n]) for n in wide)
+
+
+def test_huge_weights_are_matched_in_double_precision():
+    torch.manual_seed(0)
+    net = models.mlp(8, [16, 16], 4).double()
+    sym, params = discover(net, torch.randn(2, 8).double()), P.of(net)
+    huge = {n: 1e100 * t for n, t in params.items()}
+    moved = permute(huge, sym, random_permutations(sym, torch.Generator().manual_seed(1)))
+    back = permute(moved, sym, match(moved, huge, sym))
+    assert all(torch.equal(back[n], huge[n]) for n in huge)
+    with pytest.raises(ValueError, match="overflow"):
+        match({n: 1e60 * t for n, t in moved.items()}, huge, sym)

@@ -14,6 +14,7 @@ from torch import nn
 from lightning_bnn import params as P
 from lightning_bnn.symmetry import align, cycle_error, discover, match, match_all, permute
 from lightning_bnn.symmetry.elements import random_permutations
+from lightning_bnn.symmetry.matching.plan import Plan
 
 D, COUNT, HIDDEN = 4, 4, 5
 X = torch.randn(7, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -175,3 +176,16 @@ def test_data_leaves_experts_where_they_are_and_says_so(caplog):
     caplog.clear()
     match(moved, params, sym)
     assert not caplog.text
+
+
+def test_the_bound_counts_experts_that_change_places():
+    """One expert ten times as large as the others is similar to itself wherever it stands."""
+    model, sym = case(routed)
+    params = {n: 10 * t if n.startswith("e.0") else t for n, t in P.of(model).items()}
+    for seed in range(3):
+        order = random_permutations(sym, torch.Generator().manual_seed(seed))
+        moved = permute(params, sym, order)
+        found = match(moved, params, sym)
+        assert float(found.objective) <= float(found.bound) * (1 + 1e-12)
+        itself = sum(float(params[n].square().sum()) for n in Plan(sym).compared)
+        assert float(found.bound) == pytest.approx(itself)

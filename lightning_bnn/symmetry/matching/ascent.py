@@ -17,6 +17,8 @@ from lightning_bnn.symmetry.matching.standing import Standing
 
 __all__ = ["Ascent"]
 
+_ROUNDING = 1e-13  # of the similarity, in double precision
+
 
 class Ascent:
     """Coordinate ascent of all members of a stack at once.
@@ -83,6 +85,16 @@ class Ascent:
             self._improve(k, self.now.everyone, known)
         self._sweep(chosen, generator, max_sweeps)
 
+    def finish(self, generator: torch.Generator, max_sweeps: int) -> None:
+        """Ascend in double precision: what exchanging units gains is quadratic in their difference.
+
+        Args:
+            generator: of the order of the families.
+            max_sweeps: sweeps at most.
+        """
+        self.now.look_closely()
+        self.climb(range(len(self.plan.families)), generator, max_sweeps)
+
     def at(self, permutations: Sequence[Tensor]) -> Params:
         """The tensors that count, for some permutations."""
         self.now.begin(permutations)
@@ -143,7 +155,7 @@ class Ascent:
         chosen = similarity.gather(2, order[:, :, None])[:, :, 0]
         reached = (chosen if mirror is None else chosen.abs()).sum(1)
         gain = reached - similarity.diagonal(dim1=1, dim2=2).sum(1)
-        better = (gain > 1e-6 * values.amax(2).abs().sum(1)).numpy()
+        better = (gain > self._least(1e-6) * values.amax(2).abs().sum(1)).numpy()
         if not better.any():
             return rows[:0]
         moving, order = rows[better], some(order, np.flatnonzero(better))
@@ -156,6 +168,10 @@ class Ascent:
             self.now.flip(family.group, mirror, factors, moving)
         return moving if before is None else self._kept(names, moving, *before)
 
+    def _least(self, coarse: float) -> float:
+        """The share of the similarity that is a gain and no rounding."""
+        return _ROUNDING if self.now.precise else coarse
+
     def _kept(
         self,
         names: Sequence[str],
@@ -164,7 +180,7 @@ class Ascent:
         score: Tensor,
     ) -> Rows:
         """The members for which a family that sees itself is better now; the others go back."""
-        better = (self.now.score(names, rows) > score + 1e-7 * score.abs()).numpy()
+        better = (self.now.score(names, rows) > score + self._least(1e-7) * score.abs()).numpy()
         if not better.all():
             self.now.go_back(saved, rows[~better])
             self.now.regather(names, rows[~better])

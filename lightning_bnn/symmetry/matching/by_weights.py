@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -57,6 +57,7 @@ class Search:
         """The best of what the method tries, for every member of a stack."""
         tries = self.run(networks, method, data)
         best, methods = _best(tries)
+        best = self._finished(networks, best)
         sym, signs = self.plan.sym, best.signs
         moved = permute(flip(networks, sym, signs) if signs else networks, sym, best.permutations)
         objective = self.plan.similarity(moved, self.reference)
@@ -69,6 +70,23 @@ class Search:
             None if signs is None else tuple(signs),
             _objectives(tries),
         )
+
+    def _finished(self, networks: Params, best: _Try) -> _Try:
+        """Every member where nothing is left to gain but by rounding."""
+        at_once = max(1, _AT_ONCE // 2 // max(1, self.plan.pairs))
+        orders = [p.clone() for p in best.permutations]
+        flips = None if best.signs is None else [s.clone() for s in best.signs]
+        for k in range(0, stack_size(networks), at_once):
+            some = slice(k, k + at_once)
+            signs = None if flips is None else [s[some] for s in flips]
+            members = {n: t[some] for n, t in networks.items()}
+            ascent = Ascent(self.plan, members, self.reference, signs)
+            ascent.at([p[some] for p in orders])
+            ascent.finish(torch.Generator().manual_seed(self.seed), self.max_sweeps)
+            ends = [*ascent.now.permutations, *(ascent.signs or ())]
+            for whole, part in zip([*orders, *(flips or ())], ends, strict=True):
+                whole[some] = part
+        return replace(best, permutations=orders, signs=flips)
 
     def run(self, networks: Params, method: ByWeights, data: Data | None) -> list[_Try]:
         """All that the method tries."""

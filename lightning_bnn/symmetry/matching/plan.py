@@ -233,12 +233,16 @@ class Plan:
         return total
 
     def bound(self, params: Params, reference: Params) -> Tensor:
-        """What no rearrangement can exceed: every tensor with its entries sorted."""
-        total = torch.zeros((), dtype=torch.float64)
+        """What no rearrangement exceeds: entries sorted, of tensors that change places together."""
+        together: dict[str, list[str]] = {}
         for name in self.compared:
-            goal = _sorted(reference[name].flatten())
-            own = _sorted(params[name].reshape(*_lead(params, reference, name), -1))
-            total = total + (own.double() * goal.double()).sum(-1).cpu()
+            key = min(self.sym.exchangeable_tensors.get(name, {name}))
+            together.setdefault(key, []).append(name)
+        total = torch.zeros((), dtype=torch.float64)
+        for names in together.values():
+            own = [params[n].reshape(*_lead(params, reference, n), -1) for n in names]
+            goal = _sorted(torch.cat([reference[n].flatten() for n in names]))
+            total = total + (_sorted(torch.cat(own, -1)).double() * goal.double()).sum(-1).cpu()
         return total
 
 

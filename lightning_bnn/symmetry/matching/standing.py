@@ -32,6 +32,7 @@ class Standing:
         self.members = stack_size(params)
         self.everyone: Rows = np.arange(self.members)
         self.signs = None if signs is None else [s.clone() for s in signs]
+        self.precise = False
         self.look_at(reference)
 
     def look_at(self, reference: Params) -> None:
@@ -40,6 +41,14 @@ class Standing:
         self.several = is_stacked({n: reference[n] for n in self.plan.compared}, self.sym.shapes)
         self.tables: dict[int, Tensor] = {}
         self.fresh: dict[int, np.ndarray] = {}
+
+    def look_closely(self) -> None:
+        """Compare in double precision from now on."""
+        self.precise = True
+        self.look_at(self.reference)
+
+    def _real(self, w: Tensor) -> Tensor:
+        return w.double() if self.precise or w.dtype == torch.float64 else w.float()
 
     def begin(self, permutations: Sequence[Tensor]) -> None:
         """Stand in some order: one permutation per group and member."""
@@ -54,7 +63,7 @@ class Standing:
         total = torch.zeros(len(rows), dtype=torch.float64)
         for n in sorted(chosen):
             goal = some(self.reference[n], rows) if self.several else self.reference[n]
-            product = some(self.current[n], rows) * goal
+            product = self._real(some(self.current[n], rows)) * self._real(goal)
             total += product.reshape(len(rows), -1).sum(1, dtype=torch.float64).cpu()
         return total
 
@@ -71,8 +80,9 @@ class Standing:
         fresh = self.fresh.setdefault(view.key, np.zeros(self.members, bool))
         stale = rows[~fresh[rows]]
         if len(stale):
-            own = view.rows(some(self.current[view.tensor], stale)).float()
-            new = (self._goal(view, stale) @ own.mT).cpu()
+            own = self._real(view.rows(some(self.current[view.tensor], stale)))
+            goal = self._goal(view, stale).to(own)
+            new = (goal @ own.mT).cpu()
             self.tables[view.key] = put(self.tables.get(view.key), stale, new, self.members)
             fresh[stale] = True
         return some(self.tables[view.key], rows)
@@ -81,7 +91,7 @@ class Standing:
         if view.key not in self.goals:
             goal = self.reference[view.tensor]
             goal = view.rows(goal) if self.several else view.rows(goal[None])[0]
-            self.goals[view.key] = goal.float()
+            self.goals[view.key] = self._real(goal)
         return some(self.goals[view.key], rows) if self.several else self.goals[view.key]
 
     # -------------------------------------------------------- changes
