@@ -140,7 +140,9 @@ def _lines(report: Report) -> Iterator[str]:
         before, after = report.barriers
         yield f"barrier on {report.examples}: {before:.6g} -> {after:.6g}"
     a, b = report.fingerprints
-    same = "one orbit is possible" if a.agrees(b) else "different orbits"
+    rough = report.difference.rest <= report.rounding
+    apart = "other words, which rounding of the files explains" if rough else "different orbits"
+    same = "one orbit is possible" if a.agrees(b) else apart
     yield f"fingerprints: {a} and {b}: {same}"
     if not (a.attained and b.attained):
         yield "(no finite scales reach the least mass: the fingerprints depend on the scales)"

@@ -97,9 +97,14 @@ def test_half_precision_explains_more(files, tmp_path, capsys):
     b = str(files / "b.safetensors")
     rough = write(tmp_path / "rough.safetensors", state, torch.bfloat16)
     assert code_of("diff", rough, b, *PLAIN, *FEW) == SAME
+    out = capsys.readouterr().out
+    assert "other words, which rounding of the files explains" in out
+    assert "different orbits" not in out
     wide = {n: t.bfloat16().float() for n, t in state.items()}
     assert code_of("diff", write(tmp_path / "w.safetensors", wide), b, *PLAIN, *FEW) == COPY
-    assert "outputs do not" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "outputs do not" not in out
+    assert "different orbits" in out
     assert rounding_of([torch.float32, torch.bfloat16, torch.int64]) == 2**-7
     assert rounding_of([torch.float32]) == rounding_of([torch.float64]) == 2e-6
 
