@@ -12,81 +12,86 @@ the same words, too. What torchmetrics has right (accuracy, regression errors) i
 tensor(True)
 """
 
-from lightning_bnn.metrics.agreement import (
-    Agreement,
-    TotalVariation,
-    agreement,
-    predictive_kl,
-    total_variation,
-)
-from lightning_bnn.metrics.calibration import ACE, ECE, ace, ece
-from lightning_bnn.metrics.chains import (
-    effective_sample_size,
-    mcse_mean,
-    mcse_quantile,
-    mcse_sd,
-    rhat,
-    tail_effective_sample_size,
-)
-from lightning_bnn.metrics.density_scores import (
-    CRPS,
-    crps,
-    energy_distance,
-    sharpness,
-)
-from lightning_bnn.metrics.detection import OODDetection
-from lightning_bnn.metrics.diversity import (
-    Disagreement,
-    MutualInformation,
-    PairwiseMutualInformation,
-    Uncertainty,
-    decompose_uncertainty,
-    disagreement,
-    mutual_information,
-    pairwise_mutual_information,
-)
-from lightning_bnn.metrics.function_space import function_space_mmd
-from lightning_bnn.metrics.gaussian_mixture import (
-    mixture_cdf,
-    mixture_moments,
-    mixture_nll,
-    mixture_quantiles,
-)
-from lightning_bnn.metrics.intervals import (
-    interval_coverage,
-    interval_width,
-    pit,
-    quantile_calibration,
-    quantile_calibration_floor,
-)
-from lightning_bnn.metrics.kernels import KernelGrid
-from lightning_bnn.metrics.laws import Estimate, ModesTable, law_mmd, mixture_mmd, modes_table
-from lightning_bnn.metrics.likelihood import NLL, BrierScore, brier_score, nll
-from lightning_bnn.metrics.mmd import MMDTable, mmd, mmd_table, share_layers
-from lightning_bnn.metrics.mmd_metric import MMD
-from lightning_bnn.metrics.ood import AUPR, AUROC, FPR95
-from lightning_bnn.metrics.ranking import aupr, auroc, fpr95, fpr_at_tpr
-from lightning_bnn.metrics.reference import LayerMMD, MMDReference
-from lightning_bnn.metrics.reliability import Reliability, adaptive_reliability, reliability
-from lightning_bnn.metrics.scores import (
-    energy_score,
-    entropy_score,
-    max_probability_score,
-    mutual_information_score,
-)
-from lightning_bnn.metrics.selective import (
-    aurc,
-    risk_coverage,
-)
-from lightning_bnn.metrics.set_coverage import (
-    class_coverage,
-    coverage_gap,
-    set_coverage,
-    set_size,
-)
-from lightning_bnn.metrics.sources import StackSource, Transformed, WeightSource
-from lightning_bnn.metrics.two_sample import TwoSampleTest, permutation_test
-from lightning_bnn.metrics.wasserstein import wasserstein
+from typing import TYPE_CHECKING
+
+from lightning_bnn._lazy import lazy_package
+
+if TYPE_CHECKING:
+    from lightning_bnn.metrics.agreement import (
+        Agreement,
+        TotalVariation,
+        agreement,
+        predictive_kl,
+        total_variation,
+    )
+    from lightning_bnn.metrics.calibration import ACE, ECE, ace, ece
+    from lightning_bnn.metrics.chains import (
+        effective_sample_size,
+        mcse_mean,
+        mcse_quantile,
+        mcse_sd,
+        rhat,
+        tail_effective_sample_size,
+    )
+    from lightning_bnn.metrics.density_scores import (
+        CRPS,
+        crps,
+        energy_distance,
+        sharpness,
+    )
+    from lightning_bnn.metrics.detection import OODDetection
+    from lightning_bnn.metrics.diversity import (
+        Disagreement,
+        MutualInformation,
+        PairwiseMutualInformation,
+        Uncertainty,
+        decompose_uncertainty,
+        disagreement,
+        mutual_information,
+        pairwise_mutual_information,
+    )
+    from lightning_bnn.metrics.function_space import function_space_mmd
+    from lightning_bnn.metrics.gaussian_mixture import (
+        mixture_cdf,
+        mixture_moments,
+        mixture_nll,
+        mixture_quantiles,
+    )
+    from lightning_bnn.metrics.intervals import (
+        interval_coverage,
+        interval_width,
+        pit,
+        quantile_calibration,
+        quantile_calibration_floor,
+    )
+    from lightning_bnn.metrics.kernels import KernelGrid
+    from lightning_bnn.metrics.laws import Estimate, ModesTable, law_mmd, mixture_mmd, modes_table
+    from lightning_bnn.metrics.likelihood import NLL, BrierScore, brier_score, nll
+    from lightning_bnn.metrics.mmd import MMDTable, mmd, mmd_table, share_layers
+    from lightning_bnn.metrics.mmd_metric import MMD
+    from lightning_bnn.metrics.ood import AUPR, AUROC, FPR95
+    from lightning_bnn.metrics.ranking import aupr, auroc, fpr95, fpr_at_tpr
+    from lightning_bnn.metrics.reference import LayerMMD, MMDReference
+    from lightning_bnn.metrics.reliability import Reliability, adaptive_reliability, reliability
+    from lightning_bnn.metrics.scores import (
+        energy_score,
+        entropy_score,
+        max_probability_score,
+        mutual_information_score,
+    )
+    from lightning_bnn.metrics.selective import (
+        aurc,
+        risk_coverage,
+    )
+    from lightning_bnn.metrics.set_coverage import (
+        class_coverage,
+        coverage_gap,
+        set_coverage,
+        set_size,
+    )
+    from lightning_bnn.metrics.sources import StackSource, Transformed, WeightSource
+    from lightning_bnn.metrics.two_sample import TwoSampleTest, permutation_test
+    from lightning_bnn.metrics.wasserstein import wasserstein
 
 __all__ = [
     "ACE",
@@ -171,3 +176,5 @@ __all__ = [
     "total_variation",
     "wasserstein",
 ]
+
+lazy_package(__name__)
