@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.metrics.sources import RowTransform
+from lightning_bnn.metrics.reference import RowTransform
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import Removal, Symmetries, discover, plan_removal
 from lightning_bnn.symmetry.groups import Group

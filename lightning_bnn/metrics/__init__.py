@@ -50,7 +50,6 @@ if TYPE_CHECKING:
         mutual_information,
         pairwise_mutual_information,
     )
-    from lightning_bnn.metrics.function_space import function_space_mmd
     from lightning_bnn.metrics.gaussian_mixture import (
         mixture_cdf,
         mixture_moments,
@@ -65,13 +64,33 @@ if TYPE_CHECKING:
         quantile_calibration_floor,
     )
     from lightning_bnn.metrics.kernels import KernelGrid
-    from lightning_bnn.metrics.laws import Estimate, ModesTable, law_mmd, mixture_mmd, modes_table
+    from lightning_bnn.metrics.laws import (
+        MMD,
+        Estimate,
+        ModesTable,
+        law_mmd,
+        mixture_mmd,
+        modes_table,
+    )
     from lightning_bnn.metrics.likelihood import NLL, BrierScore, brier_score, nll
-    from lightning_bnn.metrics.mmd import MMDTable, mmd, mmd_table, share_layers
-    from lightning_bnn.metrics.mmd_metric import MMD
+    from lightning_bnn.metrics.mmd import (
+        MMDTable,
+        TwoSampleTest,
+        function_space_mmd,
+        mmd,
+        mmd_table,
+        permutation_test,
+        share_layers,
+    )
     from lightning_bnn.metrics.ood import AUPR, AUROC, FPR95
     from lightning_bnn.metrics.ranking import aupr, auroc, fpr95, fpr_at_tpr
-    from lightning_bnn.metrics.reference import LayerMMD, MMDReference
+    from lightning_bnn.metrics.reference import (
+        LayerMMD,
+        MMDReference,
+        StackSource,
+        Transformed,
+        WeightSource,
+    )
     from lightning_bnn.metrics.reliability import Reliability, adaptive_reliability, reliability
     from lightning_bnn.metrics.scores import (
         energy_score,
@@ -89,8 +108,6 @@ if TYPE_CHECKING:
         set_coverage,
         set_size,
     )
-    from lightning_bnn.metrics.sources import StackSource, Transformed, WeightSource
-    from lightning_bnn.metrics.two_sample import TwoSampleTest, permutation_test
     from lightning_bnn.metrics.wasserstein import wasserstein
 
 __all__ = [

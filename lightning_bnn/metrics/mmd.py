@@ -1,7 +1,9 @@
-"""MMD between two posteriors over weights: layer by layer, twenty kernels, symmetries or not.
+"""MMD between two posteriors, over weights and over functions, and a test whether they are one.
 
 What is computed is the unbiased estimate of MMD^2. A layer is one tensor of weights; the table of
 all layers and kernels is reduced over kernels and averaged over layers, weighted by their sizes.
+The permutation test aggregates over layers and kernels as MMDAgg does: every one has its own
+p-value, and the smallest of them, weighted, is compared with what it is when networks are shuffled.
 """
 
 from __future__ import annotations
@@ -11,20 +13,29 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from lightning_bnn.metrics.kernels import KernelGrid
-from lightning_bnn.metrics.reference import MMDReference, as_reference
-from lightning_bnn.metrics.sources import WeightSource
-from lightning_bnn.metrics.validation import check_choice
+from lightning_bnn.metrics.distances import distance_blocks, join
+from lightning_bnn.metrics.kernels import (
+    KernelGrid,
+    kernel_bandwidths,
+    kernel_values,
+    mmd2_by_kernel,
+)
+from lightning_bnn.metrics.reference import MMDReference, WeightSource, as_reference
+from lightning_bnn.metrics.validation import check_choice, check_finite
 from lightning_bnn.params import Params
 
 __all__ = [
     "MMDTable",
     "Order",
     "Reduction",
+    "TwoSampleTest",
+    "function_space_mmd",
     "mmd",
     "mmd_table",
+    "permutation_test",
     "reduced",
     "share_layers",
     "table_of",
@@ -32,6 +43,8 @@ __all__ = [
 
 Reduction = Literal["median", "mean", "max"]
 Order = Literal["kernels-first", "layers-first"]
+_CHUNK = 2**25
+"""Kernel values at once in a permutation test."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ class MMDTable:
         return "\n".join([head, *rows])
 
 
-# ------------------------------------------------------------ functions
+# ------------------------------------------------------------ over weights
 def mmd(
     x: Params | WeightSource | MMDReference,
     y: Params | WeightSource,
@@ -178,3 +191,169 @@ def _reduced(values: Tensor, reduction: str) -> Tensor:
     if reduction == "median":
         return values.quantile(0.5, dim=-1)  # torch.median is the lower of the two in the middle
     return values.mean(-1) if reduction == "mean" else values.amax(-1)
+
+
+# ------------------------------------------------------------ over functions
+def function_space_mmd(
+    x: Float[Tensor, " samples *shape"],
+    y: Float[Tensor, " others *shape"],
+    reduction: Reduction = "median",
+    grid: KernelGrid | None = None,
+) -> Float[Tensor, ""]:
+    r"""Unbiased MMD^2 between two sets of networks, each network being its predictions.
+
+    .. math:: \mathbb{E}\, k(x, x') + \mathbb{E}\, k(y, y') - 2\, \mathbb{E}\, k(x, y)
+
+    Two posteriors that differ only by symmetries of the networks are equal here.
+
+    Args:
+        x: predictions of the reference's networks, ``(samples, batch, ...)``.
+        y: those of the other networks for the same inputs; the number of networks may differ.
+        reduction: over the twenty kernels.
+        grid: the rule for bandwidths.
+
+    >>> x, y = torch.eye(3)[:, None], torch.eye(3)[:2, None] / 2
+    >>> function_space_mmd(x, y)
+    tensor(-0.1430, dtype=torch.float64)
+    """
+    _check_predictions(x, y)
+    if not x[0].numel():
+        return torch.full((), torch.nan, dtype=torch.float64)
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    x, y = (t.detach().to(x.device, dtype).flatten(1) for t in (x, y))
+    blocks = distance_blocks([(x, y)], (len(x), len(y)), x.shape[1])
+    return _reduced(mmd2_by_kernel(blocks, grid or KernelGrid()).cpu(), reduction)
+
+
+def _check_predictions(x: Tensor, y: Tensor) -> None:
+    floating = x.is_floating_point() and y.is_floating_point()
+    if not floating or x.ndim < 2 or y.ndim < 2 or x.shape[1:] != y.shape[1:]:
+        raise ValueError(
+            "`x` and `y` must be float predictions (samples, batch, ...) for the same inputs, got "
+            f"{tuple(x.shape)} and {tuple(y.shape)}."
+        )
+    if min(len(x), len(y)) < 2:
+        raise ValueError(f"MMD needs at least 2 networks on each side, got {len(x)} and {len(y)}.")
+    check_finite(x, "x")
+    check_finite(y, "y")
+
+
+# ------------------------------------------------------------ the test of permutations
+
+
+@dataclass(frozen=True)
+class TwoSampleTest:
+    """Result of a permutation test.
+
+    Attributes:
+        p_value: of all layers and kernels together.
+        layer_p_values: of all kernels of a layer together.
+        layers: their names.
+        mmd2: the statistics, ``(layers, kernels)``.
+
+    >>> from lightning_bnn.metrics import permutation_test
+    >>> x = {"w": torch.randn(20, 3, generator=torch.Generator().manual_seed(0))}
+    >>> test = permutation_test(x, {"w": x["w"][:10] + 3}, permutations=200)
+    >>> test.layers, test.mmd2.shape, test.reject(0.05)
+    (('w',), torch.Size([1, 20]), True)
+    """
+
+    p_value: float
+    layer_p_values: Tensor
+    layers: tuple[str, ...]
+    mmd2: Tensor
+
+    def reject(self, level: float = 0.05) -> bool:
+        """Whether the two sets differ at a level."""
+        return self.p_value <= level
+
+
+def permutation_test(
+    x: Params | WeightSource | MMDReference,
+    y: Params | WeightSource,
+    permutations: int = 2000,
+    grid: KernelGrid | None = None,
+    generator: torch.Generator | None = None,
+) -> TwoSampleTest:
+    r"""Test whether two stacks of networks come from one distribution.
+
+    .. math:: p = \frac{1}{B + 1} \sum_{b = 0}^B \Big[\min_k \frac{p_k^b}{w_k}
+        \leq \min_k \frac{p_k^0}{w_k}\Big], \quad k \text{ layers and kernels}
+
+    Bandwidths are those of the given split, as in MMDAgg.
+
+    Args:
+        x: the reference: a stack, a `WeightSource` or an `MMDReference`.
+        y: the other stack.
+        permutations: random shuffles of the networks; p-values are multiples of 1 / (this + 1).
+        grid: the rule for bandwidths.
+        generator: draws the shuffles; by default seeded with 0.
+
+    References:
+        | MMD Aggregated Two-Sample Test (Schrab et al., 2023)
+        | https://www.jmlr.org/papers/v24/21-1289.html
+
+    >>> x = {"w": torch.randn(20, 3, generator=torch.Generator().manual_seed(0))}
+    >>> permutation_test(x, {"w": x["w"][:10] + 3}).p_value < 0.01
+    True
+    """
+    if permutations < 1:
+        raise ValueError(f"`permutations` must be at least 1, got {permutations}.")
+    reference = as_reference(x, grid)
+    other = reference.other(y)
+    m, n = reference.source.rows, other.rows
+    generator = generator or torch.Generator().manual_seed(0)
+    shuffles = [torch.arange(m + n)]
+    shuffles += [torch.randperm(m + n, generator=generator) for _ in range(permutations)]
+    in_first = torch.stack([(order.argsort() < m).double() for order in shuffles])
+    statistics = torch.stack(
+        [_statistics(reference, name, other, in_first) for name in reference.layers]
+    )
+    sizes = torch.tensor([reference.source.shapes[k].numel() for k in reference.layers])
+    p_values = _ranks(statistics)
+    weights = (sizes.double() / sizes.sum())[:, None, None] / statistics.shape[1]
+    return TwoSampleTest(
+        _aggregated((p_values / weights).flatten(0, 1)).item(),
+        torch.stack([_aggregated(layer) for layer in p_values]),
+        reference.layers,
+        statistics[..., 0],
+    )
+
+
+def _statistics(
+    reference: MMDReference, name: str, other: WeightSource, in_first: Tensor
+) -> Tensor:
+    """MMD^2 of one layer for every kernel and shuffle, the given split first."""
+    m, n = reference.source.rows, other.rows
+    blocks = reference.blocks(name, other)
+    bandwidths = kernel_bandwidths(blocks.xy, reference.grid)
+    pooled = join(blocks, (m, n))
+    first = in_first.to(bandwidths.device)
+    size = max(1, _CHUNK // (m + n) ** 2)
+    grids = zip(*(b.split(size) for b in bandwidths.chunk(2)), strict=True)
+    halves = [_shuffled(kernel_values(pooled, torch.cat(g)), first, m, n).chunk(2) for g in grids]
+    return torch.cat([torch.cat(parts) for parts in zip(*halves, strict=True)]).cpu()
+
+
+def _shuffled(kernels: Tensor, first: Tensor, m: int, n: int) -> Tensor:
+    """Unbiased MMD^2 for kernels ``(kernels, N, N)`` and memberships ``(shuffles, N)``."""
+    within = torch.einsum("sj,ksj->ks", first, first @ kernels) - m
+    row = kernels.sum(-1) @ first.T  # pairs with at least one in the first set, by row
+    across = row - within - m
+    outside = kernels.sum((-1, -2))[:, None] - within - m - 2 * across - n
+    return within / (m * (m - 1)) + outside / (n * (n - 1)) - 2 * across / (m * n)
+
+
+def _ranks(statistics: Tensor) -> Tensor:
+    """The p-value that every shuffle would have had, from its rank among all of them."""
+    count = statistics.shape[-1]
+    ordered = statistics.sort(-1).values
+    tolerance = 1e-12 * statistics.abs().amax(-1, keepdim=True)
+    below = torch.searchsorted(ordered, (statistics - tolerance).contiguous())
+    return (count - below) / count
+
+
+def _aggregated(p_values: Tensor) -> Tensor:
+    """P-value of the smallest of several p-values, ``(several, shuffles)``, the real one first."""
+    smallest = p_values.amin(0)
+    return (smallest <= smallest[0] * (1 + 1e-12)).double().mean()

@@ -394,7 +394,7 @@ def test_the_maximum_over_kernels_has_its_zero_at_the_noise_floor():
 def test_permutation_test_brute_force():
     """Statistics of every shuffle by pooling and splitting the networks themselves."""
     x, y = stacks(m=8, n=5)
-    from lightning_bnn.metrics.two_sample import _statistics
+    from lightning_bnn.metrics.mmd import _statistics
 
     reference, other = M.MMDReference(x), M.StackSource(y)
     orders = [torch.arange(13), *(torch.randperm(13) for _ in range(3))]

@@ -8,9 +8,8 @@ import torch
 
 from lightning_bnn import metrics as M
 from lightning_bnn.metrics.base import collected
-from lightning_bnn.metrics.kernels import kernel_bandwidths, kernel_values
+from lightning_bnn.metrics.kernels import Modes, kernel_bandwidths, kernel_values
 from lightning_bnn.metrics.laws import modes_table_of
-from lightning_bnn.metrics.modes import Modes
 
 CHAINS = [0, 0, 1, 1, 1, 2, 2, 3]
 MODES = [5, 5, 5, 2, 9, 9, 7]
@@ -160,7 +159,7 @@ def test_bandwidths_see_every_mode():
 def test_chunks_change_nothing(monkeypatch, chunk, dtype):
     x, y = ({"w": s["w"].to(dtype)} for s in (draws(9), draws(7, seed=1)))
     expected = M.law_mmd(x, y, MODES)
-    monkeypatch.setattr("lightning_bnn.metrics.modes._CHUNK", chunk)
+    monkeypatch.setattr("lightning_bnn.metrics.kernels._CHUNK", chunk)
     torch.testing.assert_close(M.law_mmd(x, y, MODES), expected)
 
 
