@@ -62,3 +62,24 @@ def test_submodules_are_reachable_by_attribute():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert out.startswith("discover True 0.")
+
+
+CORE = "lightning_bnn.symmetry", "lightning_bnn.params", "lightning_bnn.stacks"
+
+
+def test_one_callback_imports_the_symmetries_and_few_other_files():
+    code = "from lightning_bnn.callbacks import PermutationTau; import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    files = [name for name in done.stdout.split() if name.startswith("lightning_bnn")]
+    assert "lightning_bnn.callbacks.permutation_tau" in files
+    assert len([name for name in files if not name.startswith(CORE)]) <= 25
+
+
+def test_no_submodule_hides_a_function_of_its_name():
+    code = """
+import lightning_bnn.symmetry.verify, lightning_bnn.symmetry as S
+from lightning_bnn.symmetry import fingerprint
+print(S.verify.__name__, S.verify.__module__, callable(fingerprint), hasattr(S, "verified"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["verify", "lightning_bnn.symmetry.verify", "True", "False"]
