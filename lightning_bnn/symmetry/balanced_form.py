@@ -29,6 +29,7 @@ __all__ = [
     "Balance",
     "balance_spaces",
     "balancing_matrices",
+    "check_full_rank",
     "mixing_gaps",
     "orienting_matrices",
     "weights_of_spaces",
@@ -76,6 +77,22 @@ def balancing_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
     signs = _orientations(stack, sym)
     matrices = [s @ m for s, m in zip(signs, matrices, strict=True)]
     return [m if stacked else m[0] for m in matrices]
+
+
+def check_full_rank(params: Params, sym: Symmetries) -> None:
+    """Refuse networks with spaces that no matrix balances: they have no balanced form.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+    """
+    stack, _ = weights_of_spaces(params, sym)
+    for group, lost in zip(sym.linear, _balanced(stack, sym)[1], strict=True):
+        if bool(lost.any()):
+            raise ValueError(
+                f"`mixing`: {int(lost.sum())} spaces at {group.name!r} have no full rank on both "
+                "sides, so that no matrix balances them."
+            )
 
 
 def orienting_matrices(params: Params, sym: Symmetries) -> list[Tensor]:

@@ -16,7 +16,11 @@ from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.actions import multiply, permute, shift_logits
-from lightning_bnn.symmetry.balanced_form import balancing_matrices, orienting_matrices
+from lightning_bnn.symmetry.balanced_form import (
+    balancing_matrices,
+    check_full_rank,
+    orienting_matrices,
+)
 from lightning_bnn.symmetry.groups import Group, Symmetries
 from lightning_bnn.symmetry.min_mass import min_mass
 from lightning_bnn.symmetry.mixing import mix_some
@@ -65,6 +69,7 @@ def canonicalise(
             zero. This changes logits, not probabilities.
         mixing: ``"balanced"`` also brings the channels that matrices may mix (``sym.linear``) to
             their balanced form, see `balancing_matrices`; they keep the order that it gives them.
+            Spaces without full rank have none, and are refused.
         shifts: also set biases that other biases can take up, and those that nothing sees, to zero.
         target: the norm or standard deviation that every unit gets.
         descending: largest first.
@@ -94,6 +99,7 @@ def canonicalise(
         raise ValueError(f"`mixing` must be 'balanced' or None, got {mixing!r}.")
     held: set[int] = set()
     if mixing is not None and sym.linear:
+        check_full_rank(params, sym)
         (params,) = balanced_together([params], sym, scaling, target)
         inside = covered(sym, sym.permutations, _ORDERED)
         held = {

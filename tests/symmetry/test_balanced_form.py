@@ -135,8 +135,9 @@ def test_rank_deficient_spaces_stay_and_say_so(caplog):
     assert "1 spaces have no full rank" in caplog.text
     assert torch.equal(matrices[1][0].abs(), torch.eye(4).double())
     assert mixing_gaps(params, sym)[1][0] == 0
-    form = canonicalise(params, sym, mixing="balanced")
-    torch.testing.assert_close(P.apply(model, form, x), P.apply(model, params, x))
+    for shifts in (False, True):  # what stays where it is differs along orbits
+        with pytest.raises(ValueError, match="1 spaces at 'layers.0.v.weight' have no full rank"):
+            canonicalise(params, sym, mixing="balanced", shifts=shifts)
 
 
 def test_equal_singular_values_are_reported(caplog):
