@@ -11,9 +11,8 @@ from torch import Tensor
 from lightning_bnn.judging.averages import Averages
 from lightning_bnn.judging.densities import Mixtures
 from lightning_bnn.metrics.agreement import kl_of_each
-from lightning_bnn.metrics.density_scores import energy_distance_of_each
+from lightning_bnn.metrics.density_scores import energy_distance_of_each, wasserstein_of_each
 from lightning_bnn.metrics.gaussian_mixture import mean_difference, thinned
-from lightning_bnn.metrics.wasserstein import wasserstein_of_each
 
 __all__ = ["ClassReference", "GaussianReference", "reference_of"]
 

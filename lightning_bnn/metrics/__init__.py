@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         crps,
         energy_distance,
         sharpness,
+        wasserstein,
     )
     from lightning_bnn.metrics.detection import OODDetection
     from lightning_bnn.metrics.diversity import (
@@ -82,8 +83,7 @@ if TYPE_CHECKING:
         permutation_test,
         share_layers,
     )
-    from lightning_bnn.metrics.ood import AUPR, AUROC, FPR95
-    from lightning_bnn.metrics.ranking import aupr, auroc, fpr95, fpr_at_tpr
+    from lightning_bnn.metrics.ranking import AUPR, AUROC, FPR95, aupr, auroc, fpr95, fpr_at_tpr
     from lightning_bnn.metrics.reference import (
         LayerMMD,
         MMDReference,
@@ -108,7 +108,6 @@ if TYPE_CHECKING:
         set_coverage,
         set_size,
     )
-    from lightning_bnn.metrics.wasserstein import wasserstein
 
 __all__ = [
     "ACE",
