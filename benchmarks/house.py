@@ -2,215 +2,126 @@
 
 python benchmarks/house.py                      the working tree
 python benchmarks/house.py --before REVISION    beside it that revision of git
-python benchmarks/house.py --list short         where docstrings of four words or fewer are
+python benchmarks/house.py --list long          where functions of more than 30 lines are
 python benchmarks/house.py --picture FILE       the layers, and which package imports which
 
 Nothing is imported or run. Code lines are those without blank lines, comments and docstrings; a
-function is as long as its body without the docstring; a chain is a class with all its bases that
-belong to the package.
+function is as long as its body without the docstring.
 """
 
 import argparse
-import contextlib
+import ast
 import io
 import statistics
 import subprocess
-import sys
 import tarfile
-import tempfile
+import tokenize
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "tests"))
-
-from source_code import Definition, body_lines, identifiers  # noqa: E402
-from source_package import Class, Package  # noqa: E402
-
 NAME = "lightning_bnn"
-VAGUE = ("found", "own", "held", "told")
-"""Names that say nothing of what they hold."""
-FEW_WORDS = 4
-LONG_FILE, LONG_FUNCTION = 300, 30
-Table = dict[str, str]
+LONG = {"files": 300, "functions": 30}
+DULL = (
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENDMARKER,
+)  # fmt: skip
 
 
-@contextlib.contextmanager
-def package_of(revision: str | None) -> Iterator[Package]:
+class File:
+    """One file of the package, as a syntax tree.
+
+    Args:
+        name: its path, from the root of the repository.
+        text: what it holds.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name, self.text, self.tree = name, text, ast.parse(text)
+        parts = name.removesuffix(".py").split("/")
+        self.module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        self.room = [*self.module.split("."), ""][1]
+        self.functions = [n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)]
+        texts = [body(node)[0] for node in ast.walk(self.tree)]
+        strings = {k for t in texts if t for k in range(t.lineno, t.end_lineno + 1)}
+        code: set[int] = set()
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type not in DULL:
+                code.update(range(token.start[0], token.end[0] + 1))
+        self.code_lines = len(code - strings)
+
+    def imported(self) -> set[str]:
+        """Full names of what is imported, at the top or inside functions."""
+        found = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ImportFrom):
+                found |= {node.module or "", *(f"{node.module}.{a.name}" for a in node.names)}
+            elif isinstance(node, ast.Import):
+                found |= {a.name for a in node.names}
+        return found
+
+
+def body(node: ast.AST) -> tuple[ast.Expr | None, list[ast.stmt]]:
+    """The docstring of a definition if there is one, and the statements after it."""
+    statements = getattr(node, "body", None)
+    if not isinstance(statements, list) or not statements:
+        return None, []
+    first = statements[0]
+    is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    return (first, statements[1:]) if is_text else (None, statements)
+
+
+def length(function: ast.FunctionDef) -> int:
+    _, statements = body(function)
+    return statements[-1].end_lineno - statements[0].lineno + 1 if statements else 0
+
+
+def files_of(revision: str | None) -> list[File]:
     """The package as it is here, or as it was at a revision."""
     if revision is None:
-        yield Package(ROOT / NAME)
-        return
-    archive = subprocess.run(
-        ["git", "archive", revision, NAME], cwd=ROOT, check=True, stdout=subprocess.PIPE
-    ).stdout
-    with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            files.extractall(folder, filter="data")
-        yield Package(Path(folder) / NAME)
+        paths = sorted((ROOT / NAME).rglob("*.py"))
+        return [File(p.relative_to(ROOT).as_posix(), p.read_text("utf-8")) for p in paths]
+    command = ["git", "archive", revision, NAME]
+    archive = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        members = [m for m in tar if m.name.endswith(".py")]
+        return [File(m.name, tar.extractfile(m).read().decode()) for m in members]
 
 
-def table_of(package: Package) -> Table:
+def importers(files: list[File]) -> Counter[str]:
+    """How many files import each file, or something of it."""
+    return Counter(name for file in files for name in file.imported())
+
+
+def table_of(files: list[File]) -> dict[str, str]:
     """All rows, in the order in which they are printed."""
-    return {
-        **sizes(package),
-        **functions(package),
-        **docstrings(package),
-        **public_names(package),
-        **vague_names(package),
-        **chains(package),
-    }
-
-
-# ------------------------------------------------------------ rows
-def sizes(package: Package) -> Table:
-    sources = list(package.sources.values())
-    machinery = package.in_rooms("modules", "methods")
-    rows = {
-        "files": str(len(sources)),
-        f"files of more than {LONG_FILE} lines": str(sum(s.lines > LONG_FILE for s in sources)),
-        "lines of modules + methods": str(sum(s.lines for s in machinery)),
-        "code lines": str(sum(s.code_lines for s in sources)),
-    }
+    lengths = sorted(n for f in files for n in map(length, f.functions) if n)
+    sizes = sorted(f.text.count("\n") for f in files)
+    counts = importers(files)
+    own = [f for f in files if not f.name.endswith("__init__.py")]
     rooms: Counter[str] = Counter()
-    for source in sources:
-        in_folder = source.module.count(".") > 1 or source.path.stem == "__init__"
-        room = package.room(source.module) if in_folder else ""
-        rooms[f"{room}/" if room else "files beside the folders"] += source.code_lines
-    return rows | {f"  {room}": str(count) for room, count in sorted(rooms.items())}
-
-
-def functions(package: Package) -> Table:
-    lengths = {
-        (source.module, node.name, node.lineno): body_lines(node)
-        for source in package.sources.values()
-        for node in source.functions()
-    }
-    counted = sorted(length for length in lengths.values() if length)
-    longest = max(lengths, key=lambda key: lengths[key])
-    name = f"{longest[0].rpartition('.')[2]}.{longest[1]}"
+    for f in files:
+        rooms[f.room] += f.code_lines
     return {
+        "files": str(len(files)),
+        f"  of more than {LONG['files']} lines": str(sum(n > LONG["files"] for n in sizes)),
+        "  median, longest": f"{statistics.median(sizes):g}, {sizes[-1]}",
+        "  imported by one other at most": str(sum(counts[f.module] <= 1 for f in own)),
         "functions": str(len(lengths)),
-        "  median lines": f"{statistics.median(counted):g}",
-        "  90th percentile": f"{statistics.quantiles(counted, n=10)[-1]:.0f}",
-        f"  longer than {LONG_FUNCTION} lines": str(sum(n > LONG_FUNCTION for n in counted)),
-        "  longest": f"{lengths[longest]} {name}",
+        "  median, 90th percentile": f"{statistics.median(lengths):g}, "
+        f"{statistics.quantiles(lengths, n=10)[-1]:.0f}",
+        f"  longer than {LONG['functions']}": str(sum(n > LONG["functions"] for n in lengths)),
+        "code lines": str(sum(rooms.values())),
+        **{f"  {room or NAME}": str(count) for room, count in sorted(rooms.items())},
     }
 
 
-def docstrings(package: Package) -> Table:
-    documented = [d for d in package.definitions() if d.docstring]
-    return {
-        "docstrings": str(len(documented)),
-        f"  of {FEW_WORDS} words or fewer": str(sum(map(is_short, documented))),
-    }
-
-
-def is_short(definition: Definition) -> bool:
-    return 0 < len((definition.docstring or "").split()) <= FEW_WORDS
-
-
-def public_names(package: Package) -> Table:
-    sources = package.sources.values()
-    packages = [s for s in sources if s.path.stem == "__init__"]
-    files = [s for s in sources if s.path.stem != "__init__"]
-    public = [d for d in package.definitions() if d.name and d.is_public]
-    return {
-        "names that packages export": str(sum(len(s.exported) for s in packages)),
-        "names in __all__ of files": str(sum(len(s.exported) for s in files)),
-        "public classes, functions, methods": str(len(public)),
-    }
-
-
-def vague_names(package: Package) -> Table:
-    counts = Counter(n for s in package.sources.values() for n in identifiers(s.tree))
-    rows = {"uses of vague names": str(sum(counts[name] for name in VAGUE))}
-    return rows | {f"  {name}": str(counts[name]) for name in VAGUE}
-
-
-def chains(package: Package) -> Table:
-    """Depth of the class chains, and what a reader of one module or one method has to read."""
-    deepest = max(package.classes, key=package.depth)
-    rows = {
-        "deepest chain of classes": f"{package.depth(deepest)} {deepest.rpartition('.')[2]}",
-        "along a chain: classes, methods, overridden, attributes, lines": "",
-    }
-    for name in [*module_classes(package), *method_classes(package)]:
-        ancestry = package.ancestry(name)
-        numbers = (
-            package.depth(name),
-            len(set().union(*(one.methods for one in ancestry))),
-            len(defined_twice(ancestry)),
-            len(set().union(*(one.attributes for one in ancestry))),
-            sum(one.lines for one in ancestry),
-        )
-        room, short_name = package.room(name), name.rpartition(".")[2]
-        rows[f"  {room}: {short_name}"] = " ".join(f"{number:>4}" for number in numbers)
-    return rows
-
-
-def module_classes(package: Package) -> list[str]:
-    """The LightningModules that ``modules`` exports."""
-    exports = package.sources[f"{NAME}.modules"]
-    names = [package.defined(f"{exports.module}.{name}") for name in exports.exported]
-    return [
-        name
-        for name in names
-        if name in package.classes
-        and any("LightningModule" in base for base in package.foreign_bases(name))
-    ]
-
-
-def method_classes(package: Package) -> list[str]:
-    """The algorithms below `Method`, where there are any."""
-    root = f"{NAME}.methods.method.Method"
-    return [
-        name
-        for name in sorted(package.classes)
-        if name != root and any(one.name == root for one in package.ancestry(name))
-    ]
-
-
-def defined_twice(ancestry: list[Class]) -> set[str]:
-    counts = Counter(method for one in ancestry for method in one.methods)
-    return {method for method, count in counts.items() if count > 1}
-
-
-# ------------------------------------------------------------ output
-def show(columns: dict[str, Table]) -> None:
-    rows = merged([list(table) for table in columns.values()])
-    width = max(map(len, rows))
-    widths = [max(len(t), *map(len, table.values())) for t, table in columns.items()]
-    cells = zip(columns, widths, strict=True)
-    print(f"{'':{width}}", *(f"{title:>{w}}" for title, w in cells), sep="  ")
-    for row in rows:
-        cells = zip((table.get(row, "-") for table in columns.values()), widths, strict=True)
-        print(f"{row:{width}}", *(f"{cell:>{w}}" for cell, w in cells), sep="  ")
-
-
-def merged(orders: list[list[str]]) -> list[str]:
-    """All rows once; one that is new follows the row that it follows in its own table."""
-    rows = orders[0][:]
-    for order in orders[1:]:
-        for before, row in zip(["", *order], order, strict=False):
-            if row not in rows:
-                rows.insert(rows.index(before) + 1 if before else 0, row)
-    return rows
-
-
-def listed(package: Package, what: str) -> Iterator[str]:
-    """Where to look: places in the source."""
-    if what == "short":
-        for definition in filter(is_short, package.definitions()):
-            yield f"{definition.place}: {definition.docstring}"
-        return
-    for source in package.sources.values():
-        if what == "files" and source.lines > LONG_FILE:
-            yield f"{source.path}: {source.lines} lines"
-        for node in source.functions() if what == "long" else ():
-            if body_lines(node) > LONG_FUNCTION:
-                yield f"{source.path}:{node.lineno}: {node.name}: {body_lines(node)} lines"
+def show(columns: dict[str, dict[str, str]]) -> None:
+    rows = list(dict.fromkeys(row for table in columns.values() for row in table))
+    width, columns = max(map(len, rows)), {"": dict.fromkeys(rows, ""), **columns}
+    for row in ["", *rows]:
+        cells = [table.get(row, "-") if row else title for title, table in columns.items()]
+        print(f"{row:{width}}", *(f"{cell:>24}" for cell in cells[1:]))
 
 
 def main() -> None:
@@ -218,23 +129,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--before", metavar="REVISION", help="a revision of git to compare with")
-    parser.add_argument("--list", choices=["short", "long", "files"], help="places, no table")
+    parser.add_argument("--list", choices=["long"], help="places, no table")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the packages, no table")
     options = parser.parse_args()
-    with package_of(None) as package:
-        if options.list:
-            print(*listed(package, options.list), sep="\n")
-            return
-        if options.picture:
-            from imports_picture import draw, layers
+    files = files_of(None)
+    if options.list:
+        for f in files:
+            long = [n for n in f.functions if length(n) > LONG["functions"]]
+            print(*(f"{f.name}:{n.lineno}: {n.name}: {length(n)} lines\n" for n in long), end="")
+    elif options.picture:
+        from imports_picture import draw
 
-            draw(package, layers(), options.picture)
-            return
-        columns = {"now": table_of(package)}
-    if options.before:
-        with package_of(options.before) as package:
-            columns = {options.before: table_of(package), **columns}
-    show(columns)
+        draw(files, options.picture)
+    else:
+        before = {options.before: table_of(files_of(options.before))} if options.before else {}
+        show({**before, "now": table_of(files)})
 
 
 if __name__ == "__main__":

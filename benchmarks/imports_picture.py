@@ -1,16 +1,16 @@
 """The layers of the package as stairs: squares are packages, dots are what they import."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from house import NAME, ROOT, File
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from source_package import Package
 
-ROOT = Path(__file__).parents[1]
 INK, DOT, LINE, BAND = "#1d3557", "#c1440e", "#c9ced6", "#eef1f5"
 CELL = 0.25
 """Inches."""
@@ -28,27 +28,29 @@ def layers() -> list[list[str]]:
     return [layer.split(" | ") for layer in contract["layers"]]
 
 
-def imports(package: Package) -> Counter[tuple[str, str]]:
+def imports(files: Sequence[File], rooms: Sequence[str]) -> Counter[tuple[str, str]]:
     """How many files of one package import something of another."""
     pairs: Counter[tuple[str, str]] = Counter()
-    for source in package.sources.values():
-        here = package.room(source.module)
-        others = {package.room(module) for module in package.imported_modules(source)}
-        pairs.update((here, other) for other in others - {here, ""} if here)
+    for file in files:
+        places = [name.split(".") for name in file.imported() if name.startswith(f"{NAME}.")]
+        others = {place[1] for place in places} & {*rooms} - {file.room}
+        pairs.update((file.room, other) for other in others if file.room)
     return pairs
 
 
-def draw(package: Package, order: list[list[str]], path: Path) -> None:
+def draw(files: Sequence[File], path: Path) -> None:
     """Write the picture.
 
     Args:
-        package: whose imports are counted.
-        order: the layers, the highest first.
+        files: whose imports are counted.
         path: of the picture; its suffix says which kind.
     """
-    present = [[name for name in layer if package.in_rooms(name)] for layer in order]
-    rooms = [name for layer in present for name in layer]
-    sizes = {name: sum(s.code_lines for s in package.in_rooms(name)) for name in rooms}
+    sizes = {
+        name: sum(f.code_lines for f in files if f.room == name)
+        for layer in layers()
+        for name in layer
+    }
+    present, rooms = layers(), list(sizes)
     count = len(rooms)
     figure = Figure(figsize=(MARGIN + CELL * count, CELL * (count + 1)), dpi=160)
     axes = figure.add_axes((0, 0, 1, 1))
@@ -56,8 +58,8 @@ def draw(package: Package, order: list[list[str]], path: Path) -> None:
     axes.axis("off")
     _bands(axes, present)
     _stairs(axes, sizes)
-    _names(axes, package, rooms)
-    _dots(axes, rooms, imports(package))
+    _names(axes, rooms)
+    _dots(axes, rooms, imports(files, rooms))
     _legend(axes, count)
     figure.savefig(path)
 
@@ -80,11 +82,11 @@ def _stairs(axes: Axes, sizes: dict[str, int]) -> None:
         axes.add_patch(Rectangle(corner, side, side, color=INK, lw=0, zorder=3))
 
 
-def _names(axes: Axes, package: Package, rooms: list[str]) -> None:
+def _names(axes: Axes, rooms: list[str]) -> None:
     """Before the squares; those of folders end with a slash."""
     style: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 9, "color": INK}
     for k, name in enumerate(rooms):
-        slash = "/" if (package.folder / name).is_dir() else ""
+        slash = "/" if (ROOT / NAME / name).is_dir() else ""
         axes.text(k - 0.1, k + 0.52, f"{name}{slash}", **style)
 
 
