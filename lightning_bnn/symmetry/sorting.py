@@ -104,7 +104,10 @@ def _order(sym: Symmetries, backwards: bool) -> list[int]:
 
     def depth(g: int) -> int:
         read = reader(sym, sym.permutations[g]) if backwards else None
-        return -sym.axes[read.axis].last_read if read else first_axis(sym, sym.permutations[g])
+        first = first_axis(sym, sym.permutations[g])
+        if read is None:  # from the last layer: what no layer reads is behind all others
+            return first - backwards * 2 * max(len(sym.axes), *(a.last_read for a in sym.axes))
+        return -sym.axes[read.axis].last_read
 
     def compared(g: int, member: int) -> bool:
         at = place(g)

@@ -239,3 +239,25 @@ def test_errors():
         canonicalise(params, sym, "norm")
     with pytest.raises(ValueError, match=r"`target` must be positive and finite, got 0"):
         canonicalise(params, sym, "unit-norm", target=0)
+
+
+class Pooled(nn.Module):
+    """Its last units are summed up: no weight leaves them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 5), nn.Linear(5, 6)
+
+    def forward(self, x):
+        return torch.relu(self.last(torch.relu(self.first(x)))).sum(-1)
+
+
+@pytest.mark.parametrize("by", ["outgoing", "first", "max"])
+def test_units_that_nothing_reads_are_sorted_before_what_they_read(by):
+    torch.manual_seed(0)
+    model = Pooled().double()
+    sym, params = discover(model, torch.randn(4, 3).double()), P.of(model)
+    moved = permute(params, sym, random_permutations(sym, torch.Generator().manual_seed(1)))
+    one, other = (canonicalise(p, sym, None, by) for p in (params, moved))
+    assert all(torch.equal(one[n], other[n]) for n in one)
+    assert any(not torch.equal(one[n], params[n]) for n in one)
