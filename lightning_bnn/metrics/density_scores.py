@@ -1,4 +1,4 @@
-r"""Scores of predicted densities of numbers: CRPS, sharpness, energy distance to a reference.
+r"""Scores of predicted densities of numbers, and distances of predictions to a reference.
 
 What S networks predict of a number is a mixture of S Gaussians: means and standard deviations
 ``(samples, batch, targets)``, or ``(samples, batch)``. Targets are ``(batch, targets)`` or
@@ -39,7 +39,7 @@ __all__ = [
     "wasserstein_of_each",
 ]
 
-Gaussians = Float[Tensor, "samples batch *targets"]
+Networks = Float[Tensor, "samples batch *targets"]
 References = Float[Tensor, "others batch *targets"]
 Targets = Float[Tensor, "batch *targets"]
 _SAMPLES = 200
@@ -47,7 +47,7 @@ _SAMPLES = 200
 
 
 # ------------------------------------------------------------ functions
-def crps(means: Gaussians, stds: Gaussians, targets: Targets, samples: int = _SAMPLES) -> Number:
+def crps(means: Networks, stds: Networks, targets: Targets, samples: int = _SAMPLES) -> Number:
     r"""Continuous ranked probability score of the mixture, in the unit of the target.
 
     .. math::
@@ -85,7 +85,7 @@ def crps_of_each(means: Tensor, stds: Tensor, targets: Tensor, samples: int = _S
     return (distance - mean_difference(*x) / 2).clamp_min(0)
 
 
-def sharpness(means: Gaussians, stds: Gaussians) -> Number:
+def sharpness(means: Networks, stds: Networks) -> Number:
     r"""Mean standard deviation of the predictive distributions, in the unit of the target.
 
     It is that of the mixture, :math:`\sqrt{E\sigma^2 + Var\,\mu}`: of noise and of the networks'
@@ -102,8 +102,8 @@ def sharpness(means: Gaussians, stds: Gaussians) -> Number:
 
 
 def energy_distance(
-    means: Gaussians,
-    stds: Gaussians,
+    means: Networks,
+    stds: Networks,
     reference_means: References,
     reference_stds: References,
     samples: int = _SAMPLES,
@@ -193,12 +193,8 @@ def over_targets(values: Tensor) -> Tensor:
     return values.flatten(1).mean(1) if values.ndim > 1 else values
 
 
-Draws = Float[Tensor, "samples batch *targets"]
-OtherDraws = Float[Tensor, "others batch *targets"]
-
-
 # ------------------------------------------------------------ draws
-def wasserstein(values: Draws, reference: OtherDraws) -> Number:
+def wasserstein(values: Networks, reference: References) -> Number:
     r"""Wasserstein distance of order two, a mean over examples and targets, in the target's unit.
 
     .. math:: W_2 = \left(\int_0^1 (F^{-1}(u) - G^{-1}(u))^2 du\right)^{1/2}

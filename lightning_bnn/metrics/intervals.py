@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_bnn.arguments import check_count, is_number
 from lightning_bnn.metrics.base import ExactMetric, collected
-from lightning_bnn.metrics.density_scores import Gaussians, Targets
+from lightning_bnn.metrics.density_scores import Networks, Targets
 from lightning_bnn.metrics.gaussian_mixture import (
     components,
     mixture_cdf,
@@ -33,7 +33,7 @@ _LEVELS = torch.arange(1, 20, dtype=torch.float64) / 20
 
 
 # ------------------------------------------------------------ functions
-def pit(means: Gaussians, stds: Gaussians, targets: Targets) -> Tensor:
+def pit(means: Networks, stds: Networks, targets: Targets) -> Tensor:
     r"""Probability integral transform :math:`\frac1S \sum_s \Phi((y - \mu_s) / \sigma_s)`.
 
     It is uniform between 0 and 1 if the predictive distributions are the true ones.
@@ -54,7 +54,7 @@ def pit(means: Gaussians, stds: Gaussians, targets: Targets) -> Tensor:
 
 
 def interval_coverage(
-    means: Gaussians, stds: Gaussians, targets: Targets, level: float = 0.9
+    means: Networks, stds: Networks, targets: Targets, level: float = 0.9
 ) -> Number:
     r"""Share of the targets within the central interval; the level, if predictions are calibrated.
 
@@ -73,7 +73,7 @@ def interval_coverage(
     return inside(pit(means, stds, targets), _checked(level)).mean()
 
 
-def interval_width(means: Gaussians, stds: Gaussians, level: float = 0.9) -> Number:
+def interval_width(means: Networks, stds: Networks, level: float = 0.9) -> Number:
     r"""Mean width of the central intervals, in the unit of the target.
 
     .. math:: \frac1n \sum_i q_{(1 + l) / 2}(x_i) - q_{(1 - l) / 2}(x_i)
@@ -89,7 +89,7 @@ def interval_width(means: Gaussians, stds: Gaussians, level: float = 0.9) -> Num
     return width_of_each(means, stds, level).mean()
 
 
-def quantile_calibration(means: Gaussians, stds: Gaussians, targets: Targets) -> Number:
+def quantile_calibration(means: Networks, stds: Networks, targets: Targets) -> Number:
     r"""Mean over :math:`q = 0.05, ..., 0.95` of the error of the share of targets below a quantile.
 
     .. math:: \frac1{19} \sum_q \left| \frac1n \#\{i: u_i \le q\} - q \right|, \quad u = pit
