@@ -1,4 +1,5 @@
 import logging
+import sys
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ def _reproducible():
     level = logger.level
     yield
     logger.setLevel(level)  # scripts make it quiet
+    cache = sys.modules.get("lightning_bnn.symmetry.discovery.cache")
+    if cache is not None:  # every test reads its networks itself
+        cache.forget()
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 from torch import nn
 
+from lightning_bnn.symmetry.discovery.cache import key_of, recall, remember
 from lightning_bnn.symmetry.discovery.channels import follow_channels
 from lightning_bnn.symmetry.discovery.example import trace_with_two_tokens, two_rows
 from lightning_bnn.symmetry.discovery.export import Graphs
-from lightning_bnn.symmetry.discovery.refutation import refute
+from lightning_bnn.symmetry.discovery.refutation import computes_its_graphs, refute
 from lightning_bnn.symmetry.discovery.result import symmetries_of
 from lightning_bnn.symmetry.discovery.written_out import write_out
 from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, check_filled, on_network
@@ -46,7 +47,8 @@ def discover(
     others tie them, and connected channels form the groups. What is not understood is held fixed
     and listed in ``.frozen``. The result is checked numerically, at random weights, before it is
     returned; ``.unchecked`` says where that was not possible, ``.evaluation_only`` where the
-    network could not be read in training.
+    network could not be read in training. If an earlier call has read the same graphs, only the
+    graphs are made anew.
 
     Args:
         model: any module; it is left untouched.
@@ -81,26 +83,38 @@ def discover(
     with in_evaluation(model):
         inputs = two_rows(model, inputs)
         graphs, inputs = trace_with_two_tokens(model, inputs, batch_norm)
-        write_out([graphs.evaluation, graphs.training], custom.keys())
-        every = {**rules_of(batch_norm), **custom}
-        channels = follow_channels(model, graphs, every)
-        for name in custom.keys() - channels.interpreter.operations:
-            _log.warning("discover: the network has no operation %r; its rule is not used.", name)
-        try:
-            symmetries = symmetries_of(channels)
-        except Unsupported:  # parts of stacks that cannot be put back
-            symmetries = symmetries_of(follow_channels(model, graphs, every, by_parts=False))
-        symmetries = replace(
-            _with_what_is_only_written(symmetries, model, graphs, every),
-            batch_norm=batch_norm,
-            evaluation_only=graphs.evaluation_only,
-        )
-        symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
-        symmetries = _with_what_is_not_reached(symmetries, channels.unreached())
+        key = "" if custom else key_of(model, graphs, batch_norm)
+        known = recall(key)
+        if known is not None and computes_its_graphs(model, known, graphs, inputs):
+            return known
+        symmetries = _solved(model, graphs, inputs, batch_norm, custom)
+        remember(key, symmetries)
     if symmetries.unchecked:
         what = "nothing" if math.isnan(symmetries.error) else "not everything"
         _log.warning("discover: %s was checked: %s.", what, symmetries.unchecked)
     return symmetries
+
+
+def _solved(
+    model: nn.Module, graphs: Graphs, inputs: Inputs, batch_norm: str, custom: Mapping[str, Rule]
+) -> Symmetries:
+    """Follow the channels of the graphs, solve for the groups, and check them."""
+    write_out([graphs.evaluation, graphs.training], custom.keys())
+    every = {**rules_of(batch_norm), **custom}
+    channels = follow_channels(model, graphs, every)
+    for name in custom.keys() - channels.interpreter.operations:
+        _log.warning("discover: the network has no operation %r; its rule is not used.", name)
+    try:
+        symmetries = symmetries_of(channels)
+    except Unsupported:  # parts of stacks that cannot be put back
+        symmetries = symmetries_of(follow_channels(model, graphs, every, by_parts=False))
+    symmetries = replace(
+        _with_what_is_only_written(symmetries, model, graphs, every),
+        batch_norm=batch_norm,
+        evaluation_only=graphs.evaluation_only,
+    )
+    symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
+    return _with_what_is_not_reached(symmetries, channels.unreached())
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from lightning_bnn.symmetry.forward import (
 from lightning_bnn.symmetry.fresh_memory import reused_memory
 from lightning_bnn.symmetry.groups import Frozen, PermutationGroup, Symmetries
 
-__all__ = ["refute"]
+__all__ = ["computes_its_graphs", "refute"]
 
 _NOTHING_MOVES = "the outputs do not depend on the weights at this example (is it zero?)"
 _ONE_KEY = (
@@ -74,6 +74,28 @@ def refute(
         return _without_wrong_factors(case, sym, custom_rules)
     except _Unrepeatable:  # noise of a source of its own: there is nothing to compare
         return sym
+    finally:
+        model.eval()
+
+
+@torch.no_grad()
+def computes_its_graphs(model: nn.Module, sym: Symmetries, graphs: Graphs, inputs: Inputs) -> bool:
+    """Whether a network gives what its graphs give, so that what holds for them holds for it."""
+
+    def agreed(graph: Graph | None, inputs: Inputs) -> bool:
+        case = _Case(model, graph, inputs)
+        try:
+            return graph is not None and _agreed(case, graph, RandomWeights(model, sym)) is not None
+        except Exception:  # an operation that only runs inside its module
+            return False
+
+    if not agreed(graphs.evaluation, inputs):
+        return False
+    if graphs.evaluation_only or _trains_as_it_evaluates(graphs, inputs):
+        return True
+    try:
+        model.train()
+        return agreed(graphs.training, graphs.training_inputs)
     finally:
         model.eval()
 

@@ -1,0 +1,192 @@
+"""A network that is read again is traced again, and solved only if anything has changed."""
+
+import copy
+import importlib
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn.symmetry import discover, verify
+from lightning_bnn.symmetry.discovery.cache import forget
+from tests.cases import CASES, Forward
+from tests.symmetry.test_two_rows import described
+
+front = importlib.import_module("lightning_bnn.symmetry.discovery.discover")
+
+
+@pytest.fixture
+def solved(monkeypatch):
+    """How often groups were solved for."""
+    calls, solve = [], front._solved
+
+    def counted(*args):
+        calls.append(0)
+        return solve(*args)
+
+    monkeypatch.setattr(front, "_solved", counted)
+    return calls
+
+
+class Net(nn.Module):
+    """A network with all that a result may depend on."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.activation, self.dropout, self.factor = nn.ReLU(), nn.Dropout(0.5), 2.0
+        self.register_buffer("mask", torch.ones(6, 6))
+        self.register_buffer("scale", torch.ones(6))
+        self.table = torch.ones(6)
+
+    def forward(self, x):
+        x = self.activation(self.first(x)) * self.scale * self.factor * self.table
+        x = nn.functional.linear(x, self.middle.weight * self.mask, self.middle.bias)
+        return self.last(self.dropout(self.activation(x)))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_what_was_solved_is_not_solved_again(case, solved):
+    model, x = case.make()
+    sym = discover(model, x)
+    other = copy.deepcopy(model).train()
+    for p in other.parameters():
+        p.data.add_(0.1 * torch.randn_like(p))
+    y = x + torch.rand_like(x) if x.is_floating_point() else x.flip(0)
+    assert discover(other, y) is sym
+    assert other.training
+    assert len(solved) == 1
+    forget()
+    assert described(discover(other, y)) == described(sym)
+    assert len(solved) == 2
+
+
+def first_row_of_mask(net):
+    net.mask[0, 1:] = 0
+
+
+def one_of_table(net):
+    net.table[2] = 3
+
+
+class OtherForward(Net):
+    def forward(self, x):
+        return self.last(torch.sigmoid(self.first(x)))
+
+
+def other_forward(net):
+    net.__class__ = OtherForward
+
+
+def tied(net):
+    net.middle.weight = net.first.weight = nn.Parameter(torch.randn(6, 6))
+    net.first = nn.Sequential(nn.Linear(5, 6), net.first)
+
+
+def doubled_output(net):
+    net.first.register_forward_hook(lambda module, args, out: out + 1)
+
+
+def no_training_of_dropout(net):
+    net.dropout.p = 0.0
+
+
+def sorted_activations(net):
+    net.activation = Forward(lambda self, x: x.sort(-1).values)
+
+
+def wide(net):
+    net.last = nn.Linear(6, 4)
+
+
+def another_parameter(net):
+    net.unread = nn.Linear(3, 3)
+
+
+def constant_scale(net):
+    """A buffer that leaves the state is a constant by its values."""
+    scale = torch.arange(6.0) + 1
+    del net.scale
+    net.register_buffer("scale", scale, persistent=False)
+
+
+CHANGES = {
+    "values of a buffer": first_row_of_mask,
+    "values of an attribute": one_of_table,
+    "a number": lambda net: setattr(net, "factor", -2.0),
+    "an activation": lambda net: setattr(net, "activation", nn.Tanh()),
+    "an activation that sorts": sorted_activations,
+    "the forward": other_forward,
+    "a tie": tied,
+    "a hook": doubled_output,
+    "training": no_training_of_dropout,
+    "a width": wide,
+    "precision": lambda net: net.double(),
+    "a parameter that nothing reads": another_parameter,
+    "a constant": constant_scale,
+    "what is trained": lambda net: net.first.requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_whatever_changes_is_read_anew(change, solved):
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(2, 5)
+    old = discover(net, x)
+    with torch.no_grad():
+        change(net)
+    new = discover(net, x)
+    assert new is not old
+    assert len(solved) == 2
+    forget()
+    assert described(new) == described(discover(net, x))
+    assert verify(net.eval(), new, x) < 1e-6
+
+
+def test_values_change_what_is_found():
+    """Negative control: what was found before is wrong for another mask."""
+    torch.manual_seed(0)
+    net, x = Net().eval(), torch.randn(2, 5)
+    old = discover(net, x)
+    first_row_of_mask(net)
+    assert [g.units for g in old.permutations] == [6, 6]
+    assert [g.units for g in discover(net, x).permutations] != [6, 6]
+
+
+def test_settings_and_rules_are_read_anew(solved):
+    from lightning_bnn.symmetry.rules import homogeneous
+
+    net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    x = torch.randn(4, 5)
+    carrier, fixed = discover(net, x), discover(net, x, batch_norm="eval")
+    assert (carrier.scaling_dof, fixed.scaling_dof) == (6, 12)
+    discover(net, x, rules={"relu": homogeneous})
+    discover(net, x, rules={"relu": homogeneous})
+    assert len(solved) == 4
+
+
+def test_what_was_not_checked_is_not_kept():
+    net = nn.Sequential(nn.Linear(5, 6, bias=False), nn.ReLU(), nn.Linear(6, 2, bias=False))
+    assert discover(net, torch.zeros(2, 5)).unchecked
+    assert not discover(net, torch.randn(2, 5)).unchecked
+
+
+def test_a_network_that_does_not_do_what_its_graph_says_is_checked_itself(solved, monkeypatch):
+    refutation = importlib.import_module("lightning_bnn.symmetry.discovery.refutation")
+    net, x = Net(), torch.randn(2, 5)
+    old = discover(net, x)
+    monkeypatch.setattr(refutation, "_agreed", lambda *_: None)
+    assert discover(net, x) is not old
+    assert len(solved) == 2
+
+
+def test_operations_of_others_may_be_defined_anew(solved):
+    @torch.library.custom_op("lightning_bnn_test::of_cache", mutates_args=())
+    def of_cache(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    of_cache.register_fake(torch.empty_like)
+    net = Forward(lambda s, x: s.b(of_cache(s.a(x))), a=nn.Linear(4, 5), b=nn.Linear(5, 2))
+    for _ in range(2):
+        discover(net, torch.randn(2, 4))
+    assert len(solved) == 2
