@@ -45,7 +45,7 @@ def remember(key: str, symmetries: Symmetries) -> None:
 
 
 def forget() -> None:
-    """Forget all results."""
+    """Forget all results, so that every network is solved anew."""
     _results.clear()
 
 
