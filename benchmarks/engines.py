@@ -7,6 +7,7 @@ A row says `same`, or names what the engine of dimensional analysis finds otherw
 is the relative error of the outputs under a random element of the group that it finds.
 """
 
+import argparse
 import sys
 import time
 import warnings
@@ -65,9 +66,12 @@ def timed(function, *args):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--large", action="store_true", help="networks of torchvision, too")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    large = cases.LARGE_CASES if "--large" in sys.argv else []
+    large = cases.LARGE_CASES if options.large else []
     print(f"{'network':18} {'rules, s':>9} {'dimensions, s':>14} {'error':>8}  difference")
     for case in [*cases.CASES, *large]:
         model, x = case.make()

@@ -105,8 +105,9 @@ def _order(sym: Symmetries, backwards: bool) -> list[int]:
     def depth(g: int) -> int:
         read = reader(sym, sym.permutations[g]) if backwards else None
         first = first_axis(sym, sym.permutations[g])
-        if read is None:  # from the last layer: what no layer reads is behind all others
-            return first - backwards * 2 * max(len(sym.axes), *(a.last_read for a in sym.axes))
+        if read is None:  # from the last layer: channels that no layer reads are behind all others
+            is_last = backwards and sym.permutations[g].kind == "channel"
+            return first - is_last * 2 * max(len(sym.axes), *(a.last_read for a in sym.axes))
         return -sym.axes[read.axis].last_read
 
     def compared(g: int, member: int) -> bool:
