@@ -75,7 +75,14 @@ def mass_findings(population: Population) -> Findings:
         [name, spread(values), *_quantiles(values)] for name, values in totals.items()
     ]
     header = ["", "mean ± sd", "5 %", "median", "95 %"]
-    per_layer = ["layer", "weights", "mass", "at the minimum", "largest weight", "at the minimum "]
+    per_layer = [
+        "layer",
+        "weights",
+        "mass",
+        "at the minimum",
+        "largest weight",
+        "largest at the minimum",
+    ]
     worst = max(float(optimum.gap.max()), torch.finfo(torch.float64).eps)
     certified = f"Certified to {worst:.0e} (relative duality gap of the worst network)."
     return Findings(

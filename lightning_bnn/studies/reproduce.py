@@ -18,9 +18,9 @@ from lightning_bnn.plots.page import Section, html_report
 from lightning_bnn.studies.claims.claim import Judged, judged
 from lightning_bnn.studies.claims.evidence import Evidence
 from lightning_bnn.studies.claims.over_seeds import over_all_seeds
-from lightning_bnn.studies.claims.papers import CLAIMS
 from lightning_bnn.studies.claims.records import evidence_in, key_of_step, read_record, timed
 from lightning_bnn.studies.claims.steps import PAPERS, STEPS, Size, Step, chosen_steps
+from lightning_bnn.studies.claims.table import CLAIMS
 from lightning_bnn.studies.findings import Findings, results_folder, write_findings
 
 __all__ = ["reproduce"]

@@ -65,7 +65,8 @@ def toy(
         for name, stack in forms_of(posterior.networks, problem.symmetries()).items()
     }
     points, labels = next(iter(problem.training_set(1)))
-    table = Table("Both weights of the last layer", ["", "", " "], _rows(forms, recipe.members), 3)
+    header = ["", "here", "note"]
+    table = Table("Both weights of the last layer", header, _rows(forms, recipe.members), 3)
     settings = {"command": job.command, "norm": _NORM, "largest loss": _MOST_LOSS}
     title = "Two hidden units (P1, figure 1)"
     figures = _figures(forms, points, labels)

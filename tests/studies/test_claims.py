@@ -4,8 +4,11 @@ import copy
 import inspect
 import math
 import re
+from importlib import resources
+from pathlib import Path
 
 import pytest
+import yaml
 from pages import page
 from scipy.stats import ttest_1samp
 
@@ -26,10 +29,12 @@ from lightning_bnn.studies.claims.numbers import (
     within,
 )
 from lightning_bnn.studies.claims.over_seeds import over_all_seeds
-from lightning_bnn.studies.claims.papers import CLAIMS
 from lightning_bnn.studies.claims.steps import PAPERS, STEPS, chosen_steps
+from lightning_bnn.studies.claims.table import CLAIMS, claims_in, filled
 
 EVERY = {claim.text: claim for claims in CLAIMS.values() for claim in claims}
+NAMED = {claim.name: claim for claim in EVERY.values()}
+TABLE = resources.files("lightning_bnn.studies.claims").joinpath("claims.yaml").read_text("utf-8")
 
 
 # ------------------------------------------------------------ numbers
@@ -97,20 +102,36 @@ def test_numbers_are_found_by_name_over_seeds():
         stored(t=table(["", "x", "y"], ["a", {"value": v, "error": 0.5}, None])) for v in (1, 3)
     ]
     found = Evidence({"s": seeds}, {"other": "`other` failed: reason"})
-    assert found.values("s", "t", "a", "x") == [1, 3]
-    assert found.number("s", "t", "a", "x").value == 2
-    assert math.isnan(found.values("s", "t", "a", "y")[0])
-    assert Evidence({"s": seeds[:1]}).number("s", "t", "a", "x").sd == 0.5
+    (x,) = found.read("s", "t", "a", "x").values()
+    assert x.values == [1, 3]
+    assert x.number.value == 2
+    assert math.isnan(found.read("s", "t", "a", "y")[""].values[0])
+    assert Evidence({"s": seeds[:1]}).read("s", "t", "a", "x")[""].number.sd == 0.5
     for wrong, text in (
         (("s", "u", "a", "x"), "no table 'u'"),
         (("s", "t", "b", "x"), "no row 'b'"),
         (("s", "t", "a", "z"), "no column 'z'"),
-        (("s", "t", "a", 0), "no number, but 'a'"),
+        (("s", "t", "a", ""), "no number, but 'a'"),
         (("other", "t", "a", "x"), "`other` failed: reason"),
         (("never", "t", "a", "x"), "has not been run"),
     ):
         with pytest.raises(Missing, match=text):
-            found.values(*wrong)
+            found.read(*wrong)
+
+
+def test_wildcards_stand_for_rows_and_columns():
+    rows = (["a", "u", 1, 2], ["a", "v", 3, 4], ["b", "u", 5, "text"])
+    found = Evidence({"s": [stored(t=table(["", "", "x 1 ", "x 2"], *rows))]})
+
+    def read(row, column):
+        return {key: q.number.value for key, q in found.read("s", "t", row, column).items()}
+
+    assert read(["a", "*"], "x 1") == {"u": 1, "v": 3}
+    assert read(["*", "u"], "x 2") == {"a": 2}
+    assert read(["* but a", "u"], "x 1") == {"b": 5}
+    assert read(["a", "u"], "x *") == {"x 1": 1, "x 2": 2}
+    assert read(["a", "*"], "last x *") == {"u": 2, "v": 4}
+    assert read(["*", "*"], "first x *") == {"a, u": 1, "a, v": 3, "b, u": 5}
 
 
 def test_tables_of_several_seeds_become_one():
@@ -126,121 +147,218 @@ def test_tables_of_several_seeds_become_one():
 
 
 # ------------------------------------------------------------ claims, with numbers made up
-def posterior(method, mode, seeds=5, **numbers):
-    pairs = {name: [value, 0.01 * abs(value)] for name, value in numbers.items()}
-    return {"method": method, "mode": mode, "seeds": seeds, "pooled": 10, "numbers": pairs}
+CASES = yaml.safe_load((Path(__file__).parent / "claims_cases.yaml").read_text(encoding="utf-8"))
+ROWS = {
+    f"{paper}.{name}": row
+    for paper, sections in yaml.safe_load(TABLE).items()
+    for rows in sections.values()
+    for name, row in rows.items()
+}
 
 
-def comparison(ensemble=0.004, several=0.13, law=0.5):
-    rows = [posterior("Ensemble", "multi", 10, mmd=ensemble, law=0.0)]
-    for method, one in (("SWAG", 0.6), ("Laplace", 0.45)):
-        rows += [
-            posterior(method, "one", mmd=one, mixture=one, ns=one),
-            posterior(method, "multi", mmd=several, law=law, ns=several),
-        ]
-    floor = table(["mode", "method", "MMD²"], ["Noise floor", "10 networks", floor_cell()])
-    return {"mnist/compare": [stored(rows=rows, table1=floor)]}
+class Made:
+    """Results that have the numbers that a claim reads, where it reads them."""
+
+    def __init__(self):
+        self.settings, self.tables, self.rows = {}, {}, {}
+
+    def put(self, source, value):
+        """A number, or several for a wildcard."""
+        if isinstance(source, dict):
+            part = self.settings
+            *path, last = source["setting"].split(".")
+            for name in path:
+                part = part.setdefault(name, {})
+            part[last] = value
+            return
+        table_name, row, column = source
+        names = [row] if isinstance(row, str) else row
+        wild = [k for k, name in enumerate(names) if name.startswith("*")]
+        for k, one in enumerate(value if isinstance(value, list) else [value], start=1):
+            n = 1 if column == "*" else k
+            cells = [str(n) if j in wild else name for j, name in enumerate(names)]
+            self.cell(table_name, cells, self.heading(column, k), one)
+
+    @staticmethod
+    def heading(column, k):
+        """A heading that a pattern matches."""
+        return {"*": str(k), "first *": "1", "last *": "2"}.get(column, column).replace(
+            "last near *", "near 2"
+        )
+
+    def cell(self, name, cells, column, value):
+        """One cell, whose row begins with others."""
+        if name == "floor":
+            return self.cell("table1", ["Noise floor", "10 networks"], "MMD²", 100 * value)
+        if name in ("one", "multi"):
+            row = {"method": cells[0], "mode": name, "seeds": 5, "pooled": 10, "numbers": {}}
+            row = self.rows.setdefault((name, cells[0]), row)
+            row["numbers"][column] = [value, None]
+            return None
+        columns, rows = self.tables.setdefault(name, ({}, {}))
+        columns[column] = None
+        rows.setdefault(tuple(cells), {})[column] = value
+        return None
+
+    def results(self):
+        """As a study writes them."""
+        tables = {
+            name: table(
+                [*([""] * len(next(iter(rows)))), *columns],
+                *([*cells, *(row.get(c) for c in columns)] for cells, row in rows.items()),
+            )
+            for name, (columns, rows) in self.tables.items()
+        }
+        return stored(self.settings, [*self.rows.values()], **tables)
 
 
-def floor_cell():
-    return {"value": 0.1, "error": 0.3}
+def made_up(row, values):
+    """Results for all studies of a claim, with the same numbers in each."""
+    made = {}
+    for names in row.get("each", [{}]):
+        part = filled(row, names)
+        results = made.setdefault(part["study"], Made())
+        numbers = part["numbers"].values()
+        sources = [s for s in numbers if isinstance(s, list) or "setting" in (s or ())]
+        for source, value in zip(sources, values, strict=False):
+            results.put(source, value)
+    return {study: [one.results()] for study, one in made.items()}
 
 
-def mass(low, high):
-    header = ["", "mean ± sd", "5 %", "median", "95 %"]
-    cells = ["excess %", {"value": 25.0, "error": 8.0}, low, 25.0, high]
-    return {"mass": [stored(mass=table(header, cells))]}
+@pytest.mark.parametrize(
+    ("name", "answers"), [(name, answers) for name, cases in CASES.items() for answers in cases]
+)
+def test_verdicts_follow_from_the_numbers(name, answers):
+    row = ROWS[name]
+    results = made_up(row, CASES[name][answers])
+    kept = copy.deepcopy(results)
+    found = judged(NAMED[name], Evidence(results))
+    wanted = [letter == "y" for letter in answers] * len(row.get("each", [0]))
+    assert [*found.checks.values()] == wanted, found
+    assert found.here
+    assert results == kept
 
 
-def toy(*shares):
-    rows = (table(["", "", " "], ["not converged, %", share, ""]) for share in shares)
-    return {"toy": [stored(weights=one) for one in rows]}
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "function" not in row])
+def test_every_criterion_has_both_answers(name):
+    for answers in zip(*CASES[name], strict=True):
+        assert {*answers} == {"y", "n"}
 
 
-def marginals(raw, removed):
-    header = ["", "layer", "units", "largest weight: chi-square p"]
-    rows = [["as trained", "w", 4, raw], ["symmetries removed", "w", 4, removed]]
-    return {"marginals": [stored(equal=table(header, *rows))]}
+def layers(few, many, masses):
+    header = ["layer", "weights", "largest weight", "largest at the minimum", "at the minimum"]
+    rows = (["few", 10, *few, masses[0]], ["many", 99, *many, masses[1]])
+    return {"layers": table(header, *rows)}
 
 
-def interpolation(*pairs):
+def thresholds(*rows):
     header = ["dimension", "sigma", "last alpha between", "first alpha on a mode"]
-    rows = [[str(dim), 1.0, *pair] for dim, pair in zip((5, 30), pairs, strict=True)]
-    return {"interpolation": [stored(thresholds=table(header, *rows))]}
+    return {"thresholds": table(header, *rows)}
 
 
-def tractable(plain, drawn):
-    cells = [[name, {"value": value, "error": 0.001}] for name, value in (
-        ("MFVI", plain), ("symmetrized, K=2", drawn), ("symmetrized, exact", drawn),
-    )]  # fmt: skip
-    return {"tractable": [stored({"seeds": 10}, table2=table(["", "alpha=0.1"], *cells))]}
+def estimates(*values):
+    header = ["units", "uniform 2", "uniform 20"]
+    return {"information": table(header, ["3", 9.0, 9.0], ["12", *values])}
 
 
-def compact(hmc_plain, hmc_matched):
-    rows = [["HMC q_d", hmc_plain], ["HMC q_r", hmc_matched]]
-    rows += [["Ensemble q_d", 40.0], ["Ensemble q_r", 96.0]]
-    return {"compact": [stored(table1=table(["", "accuracy %"], *rows))]}
+def order(column, **changed):
+    rows = {**ROWS[f"p3.order_of_{column}"]["with"]["paper"], **changed}
+    heading = ROWS[f"p3.order_of_{column}"]["with"]["column"]
+    return {"table1": table(["", heading], *([name, value] for name, value in rows.items()))}
 
 
-def sweep(*after):
-    rows = [[str(k + 1), swaps] for k, swaps in enumerate(after)]
-    return {"transpositions": [stored(sweep=table(["", "swaps after"], *rows))]}
+_LAYERS = [
+    (layers((1, 3), (2, 2), (5, 5)), "holds"),
+    (layers((3, 2), (2, 2.5), (5, 6)), "does not hold"),
+]
+FUNCTIONS = [
+    *(("p1.layers", *case) for case in _LAYERS),
+    *(("p1.layers_digits", *case) for case in _LAYERS),
+    ("p2.proportional", thresholds(["5", 1.0, 4.5, 5.0], ["30", 2.0, 9.5, 10.0]), "holds"),
+    ("p2.proportional", thresholds(["5", 1.0, 4.5, 5.0], ["30", 2.0, 5, 5.5]), "does not hold"),
+    ("p2.no_dimension", thresholds(["5", 1.0, 4.5, 5.0], ["30", 1.0, 4.5, 5.0]), "holds"),
+    ("p2.no_dimension", thresholds(["5", 1.0, 4.5, 5.0], ["30", 1.0, 4, 4.5]), "does not hold"),
+    ("p2.saturates", estimates(math.log(2), math.log(20)), "holds"),
+    ("p2.saturates", estimates(0.5, math.log(21)), "does not hold"),
+    *(
+        (f"p3.order_of_{column}", order(column, **changed), verdict)
+        for column in ("accuracy", "of_the_mean", "agreement", "total_variation")
+        for changed, verdict in (({}, "holds"), ({"VI": 0.5}, "does not hold"))
+    ),
+]
 
 
-_CLOSER = "several modes are closer to the posterior than one, for every method"
-_CLOSEST = "deep ensembles are closest, at the noise"
-VERDICTS = [
-    (_CLOSER, comparison(law=0.1), "holds"),
-    (_CLOSER, comparison(law=0.7), "partly (not: closer for every method, by the law MMD²)"),
-    (_CLOSER, comparison(several=0.7, law=0.7), "does not hold"),
-    (_CLOSEST, comparison(), "holds"),
-    (_CLOSEST, comparison(ensemble=0.2),
-     "partly (not: closest by the pooled MMD², as P1 measures it; not: at the noise by the pooled "
-     "MMD², as P1 measures it)"),
-    ("Laplace is closer than SWAG", comparison(), "partly (within the errors: several modes)"),
-    ("trained networks are far above their minimum mass (digits)", mass(9.0, 40.0), "holds"),
-    ("trained networks are far above their minimum mass (digits)", mass(0.1, 90.0),
-     "does not hold"),
-    ("less than 1 % of the runs have not converged (loss of the last epoch above 0.01)",
-     toy(0.7, 0.8, 0.75), "holds"),
-    ("less than 1 % of the runs have not converged (loss of the last epoch above 0.01)",
-     toy(1.7, 1.8, 1.75), "does not hold"),
-    ("less than 1 % of the runs have not converged (loss of the last epoch above 0.01)",
-     toy(0.2, 1.5, 0.7), "undecided: within the errors"),
-    ("each unit is equally likely to hold the largest weight (chi-square)", marginals(0.5, 1e-9),
-     "holds"),
-    ("each unit is equally likely to hold the largest weight (chi-square)", marginals(1e-9, 1e-9),
-     "partly (not: digits: no layer is refused at 1 %)"),
-    ("each unit is equally likely to hold the largest weight (chi-square)", marginals(1e-9, 0.5),
-     "does not hold"),
-    ("it does not depend on the dimension (5, 30, 100)", interpolation((4.5, 5), (4.5, 5)),
-     "holds"),
-    ("it does not depend on the dimension (5, 30, 100)", interpolation((4.5, 5), (4, 4.5)),
-     "does not hold"),
-    ("test MSE is smaller (α = 0.05 ... 0.2)", tractable(0.11, 0.09), "holds"),
-    ("test MSE is smaller (α = 0.05 ... 0.2)", tractable(0.0911, 0.0909),
-     "partly (within the errors: beyond the deviation over seeds)"),
-    ("test MSE is smaller (α = 0.05 ... 0.2)", tractable(0.09, 0.11), "does not hold"),
-    ("with permutations removed (q_r) it predicts", compact(4.0, 70.0), "holds"),
-    ("with permutations removed (q_r) it predicts", compact(70.0, 4.0),
-     "partly (not: HMC: matched, draws are more accurate)"),
-    ("a start and its copy permuted by k swaps end k swaps apart, for every k", sweep(1, 2, 3),
-     "holds"),
-    ("a start and its copy permuted by k swaps end k swaps apart, for every k", sweep(1, 2, 4),
-     "does not hold"),
-]  # fmt: skip
+@pytest.mark.parametrize(("name", "tables", "verdict"), FUNCTIONS)
+def test_verdicts_of_claims_that_have_a_function(name, tables, verdict):
+    results = {ROWS[name]["study"]: [stored(**tables)]}
+    assert judged(NAMED[name], Evidence(results)).verdict == verdict
 
 
-@pytest.mark.parametrize(("text", "results", "verdict"), VERDICTS)
-def test_verdicts_follow_from_the_numbers(text, results, verdict):
-    assert judged(EVERY[text], Evidence(results)).verdict == verdict
+def test_every_function_is_tested():
+    assert {name for name, row in ROWS.items() if "function" in row} == {n for n, *_ in FUNCTIONS}
+
+
+def test_errors_of_the_numbers_leave_a_claim_undecided():
+    name, cases = "p1.dropout", CASES["p1.dropout"]
+    results = made_up(ROWS[name], cases["y"])
+    assert judged(NAMED[name], Evidence(results)).verdict == "holds"
+    for row in results["mnist/compare"][0]["rows"]:
+        row["numbers"]["acc"][1] = 0.2
+    assert judged(NAMED[name], Evidence(results)).verdict == "undecided: within the errors"
+
+
+def test_runs_that_differ_leave_a_claim_undecided():
+    runs = [made_up(ROWS["p1.converged"], [share])["toy"][0] for share in (0.2, 1.5, 0.7)]
+    found = judged(NAMED["p1.converged"], Evidence({"toy": runs}))
+    assert found.verdict == "undecided: within the errors"
+
+
+def test_a_study_that_has_not_been_run_leaves_the_judgement_to_the_other():
+    results = made_up(ROWS["p1.symmetric"], CASES["p1.symmetric"]["y"])
+    del results["mnist/collapse"]
+    found = judged(NAMED["p1.symmetric"], Evidence(results))
+    assert list(found.checks) == ["digits: the skewness is below 0.5 in every run"]
+
+
+_ROW = "p9: {Section: {name: {claim: c, paper: p, study: s, %s}}}"
+_NUMBERS = "numbers: {x: [t, r, c]}"
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            "checkz: 1",
+            "`p9.name` must have claim and paper, .*, got claim, paper, study, checkz",
+        ),
+        ("numbers: {x: [t, r, c]}", "`p9.name` must have checks, got none"),
+        ("numbers: {x: [t, r]}, checks: {a: {above: [x, 1]}}", "x must have table, row and column"),
+        (
+            f"{_NUMBERS}, checks: {{a: {{over: [x, 1]}}}}",
+            "a relation must be one of .*'over'",
+        ),
+        (f"{_NUMBERS}, checks: {{a: {{above: [y, 1]}}}}", "a must be one of x, got 'y'"),
+        (f"{_NUMBERS}, checks: {{a: {{above: [x]}}}}", "a must have 2 operands, got 1"),
+        (f"{_NUMBERS}, checks: {{a: {{above: [x, 1], by: z}}}}", "`by` must be one of .*, got 'z'"),
+        (
+            "numbers: {x: {root: 2}}, checks: {a: {above: [x, 1]}}",
+            "a derived number must be",
+        ),
+        ("function: f", "function must be one of layers, .*, got 'f'"),
+    ],
+)
+def test_a_row_that_cannot_be_judged_is_refused(row, message):
+    with pytest.raises(ValueError, match=message):
+        claims_in(_ROW % row)
 
 
 def test_a_law_that_is_not_there_leaves_the_judgement_to_what_is():
-    results = comparison()
+    name = "p1.several_are_closer"
+    results = made_up(ROWS[name], CASES[name]["y"])
     for row in results["mnist/compare"][0]["rows"]:
         row["numbers"].pop("law", None)
-    found = judged(EVERY[_CLOSER], Evidence(results))
+    found = judged(NAMED[name], Evidence(results))
     assert list(found.checks) == ["closer for every method, by the pooled MMD², as P1 measures it"]
 
 
@@ -250,14 +368,6 @@ def test_without_results_nothing_is_tested_and_the_reason_is_said(text):
     found = judged(EVERY[text], Evidence({}, absent))
     assert re.fullmatch(r"not tested: `[\w/]+` failed: a reason", found.verdict)
     assert not found.checks
-
-
-def test_results_are_not_changed_by_judging():
-    results = comparison()
-    kept = copy.deepcopy(results)
-    for claim in EVERY.values():
-        judged(claim, Evidence(results))
-    assert results == kept
 
 
 # ------------------------------------------------------------ what there is

@@ -33,12 +33,14 @@ class Claim:
         text: the claim.
         paper: the paper's own number or word.
         judge: what the results of studies say about it; a pure function.
+        name: of its row in the table, after that of the paper.
     """
 
     section: str
     text: str
     paper: str
     judge: Callable[[Evidence], Judgement]
+    name: str
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,34 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from lightning_bnn.studies.claims.numbers import Number, measured, over_seeds
 from lightning_bnn.studies.compare import COLUMNS
 
-__all__ = ["Evidence", "Missing"]
-
-Name = str | tuple[str, ...]
-"""The text that a row begins with, in one cell or in several."""
+__all__ = ["Evidence", "Missing", "Quantities", "Quantity"]
 
 
 class Missing(Exception):
     """Numbers that a claim needs are not there, and why."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of a study.
+
+    Attributes:
+        values: one for each seed, without errors.
+        number: over seeds; that of a single seed has the error that its table states.
+    """
+
+    values: Sequence[float]
+    number: Number
+
+
+Quantities = Mapping[str, Quantity]
+"""Numbers by what the wildcards of their row and column stand for; "" without wildcards."""
 
 
 @dataclass(frozen=True)
@@ -39,124 +54,124 @@ class Evidence:
             raise Missing(self.absent.get(step, f"`{step}` has not been run"))
         return self.results[step]
 
-    def tables(self, step: str, table: str) -> list[Mapping[str, Any]]:
-        """A table of every seed."""
+    def setting(self, step: str, path: str) -> Any:
+        """A setting of a step by its dotted name, None if there is none."""
+        found: Any = self.of(step)[0]["settings"]
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found
+
+    def read(
+        self, step: str, table: str, row: str | Sequence[str], column: str, count: int | None = None
+    ) -> Quantities:
+        """Numbers of a table.
+
+        Args:
+            step: whose results.
+            table: its name; ``one`` and ``multi`` are the posteriors of a comparison by method
+                and number, and ``floor`` is the noise of as many networks as they pool.
+            row: what its first cells are, with ``*``, or ``* but X``, for several rows.
+            column: its heading, or a pattern with ``*``; ``first`` or ``last`` before it takes one.
+            count: how many were averaged for the error of the table, if it is their deviation.
+        """
+        if table in ("one", "multi", "floor"):
+            return self._posteriors(step, table, str(row), column)
+        where, tables = f"{table!r} of `{step}`", self._tables(step, table)
+        patterns = [row] if isinstance(row, str) else list(row)
+        columns = _columns([str(name).strip() for name in tables[0]["header"]], column, where)
+        several = "*" in column and column.split()[0] not in ("first", "last")
+        names = dict.fromkeys(_row_name(cells, len(patterns)) for cells in tables[0]["rows"])
+        found: dict[str, Quantity | str] = {}
+        for name in names:
+            if all(map(_matches, name, patterns)):
+                rows = [_row(one, name, where) for one in tables]
+                free = [n for n, p in zip(name, patterns, strict=True) if n != p]
+                for title, index in columns.items():
+                    key = ", ".join([*free, title] if several else free)
+                    found[key] = _quantity([cells[index] for cells in rows], count)
+        if not found:
+            raise Missing(f"{where} has no row {', '.join(patterns)!r}")
+        return _numeric(found)
+
+    def _tables(self, step: str, table: str) -> list[Mapping[str, Any]]:
         found = [result["tables"].get(table) for result in self.of(step)]
         if any(one is None for one in found):
             raise Missing(f"the results of `{step}` have no table {table!r}")
         return [one for one in found if one is not None]
 
-    def rows(self, step: str, table: str) -> list[list[Any]]:
-        """The rows of a table, of the first seed."""
-        return [list(row) for row in self.tables(step, table)[0]["rows"]]
-
-    def cells(self, step: str, table: str, row: Name, column: str | int) -> list[Any]:
-        """A cell of every seed.
-
-        Args:
-            step: whose results.
-            table: name of the table.
-            row: text that it begins with.
-            column: name in the header, or number.
-        """
-        return [
-            _cell(one, row, column, f"{table!r} of `{step}`") for one in self.tables(step, table)
-        ]
-
-    def values(self, step: str, table: str, row: Name, column: str | int) -> list[float]:
-        """The numbers of a cell, one for each seed, without errors."""
-        return [_value(cell) for cell in self.cells(step, table, row, column)]
-
-    def number(
-        self, step: str, table: str, row: Name, column: str | int, count: int | None = None
-    ) -> Number:
-        """A number over seeds; that of a single seed has the error that its table states.
-
-        Args:
-            step: whose results.
-            table: name of the table.
-            row: text that it begins with.
-            column: name in the header, or number.
-            count: how many were averaged for the error of the table, if it is their deviation.
-        """
-        cells = self.cells(step, table, row, column)
-        if len(cells) == 1 and isinstance(cells[0], Mapping):
-            return measured(_value(cells[0]), _error(cells[0]), count)
-        return over_seeds([_value(cell) for cell in cells])
-
-    # ------------------------------------------------------------ comparisons
-    def methods(self, step: str, mode: str, name: str) -> list[str]:
-        """The posteriors of a comparison that have a number.
-
-        Args:
-            step: a comparison.
-            mode: one or multi.
-            name: of the number.
-        """
-        rows = self._compared(step)
-        found = [r["method"] for r in rows if r["mode"] == mode and name in r["numbers"]]
+    def _posteriors(self, step: str, mode: str, method: str, name: str) -> Quantities:
+        found: dict[str, Quantity] = {}
+        for row in self.of(step)[0].get("rows", ()):
+            same = row["mode"] == ("multi" if mode == "floor" else mode) and name in row["numbers"]
+            if same and _matches(row["method"], method):
+                key = row["method"] if "*" in method else ""
+                if mode == "floor":
+                    found[key] = self._floor(step, row["pooled"], COLUMNS[name])
+                    continue
+                value, error = row["numbers"][name]
+                error, count = _finite(error), row["seeds"] if mode == "one" else None
+                found[key] = Quantity([value], measured(value, error, count))
         if not found:
-            raise Missing(f"the rows of `{step}` have no number {name!r}")
+            raise Missing(f"the rows of `{step}` have no number {name!r} of {method}, {mode} mode")
         return found
 
-    def posterior(self, step: str, method: str, mode: str, name: str) -> Number:
-        """A number of a comparison, with its error.
-
-        Args:
-            step: a comparison.
-            method: name of the posterior.
-            mode: one (deviation over modes) or multi (standard error by the jackknife).
-            name: of the number.
-        """
-        for row in self._compared(step):
-            if (row["method"], row["mode"]) == (method, mode) and name in row["numbers"]:
-                value, error = row["numbers"][name]
-                error = math.nan if error is None else error
-                return measured(value, error, row["seeds"] if mode == "one" else None)
-        raise Missing(f"the rows of `{step}` have no number {name!r} of {method}, {mode} mode")
-
-    def pooled_floor(self, step: str, method: str, mode: str, name: str) -> Number:
-        """The noise of as many pooled networks as a posterior has: P1's noise floor.
-
-        Args:
-            step: a comparison under P1's protocol.
-            method: name of the posterior.
-            mode: one or multi.
-            name: of the distance, ``mmd`` or ``ns``.
-        """
-        rows = [r for r in self._compared(step) if (r["method"], r["mode"]) == (method, mode)]
-        networks = rows[0].get("pooled", 0) if rows else 0
-        row = ("Noise floor", f"{networks} networks")
-        cell = self.cells(step, "table1", row, COLUMNS[name])[0]
-        return measured(_value(cell) / 100, _error(cell) / 100)
-
-    def _compared(self, step: str) -> Sequence[Mapping[str, Any]]:
-        rows: Sequence[Mapping[str, Any]] = self.of(step)[0].get("rows", ())
-        if not rows:
-            raise Missing(f"`{step}` has no rows of posteriors")
-        return rows
+    def _floor(self, step: str, pooled: int, column: str) -> Quantity:
+        """The noise of as many pooled networks as a posterior has: P1's noise floor."""
+        (cell,) = self.read(step, "table1", ("Noise floor", f"{pooled} networks"), column).values()
+        n = cell.number
+        return Quantity([n.value / 100], Number(n.value / 100, n.sd / 100, n.doubt / 100))
 
 
-def _cell(table: Mapping[str, Any], row: Name, column: str | int, where: str) -> Any:
-    """A cell by the text that its row begins with and the name of its column."""
-    names = (row,) if isinstance(row, str) else row
-    header = list(table["header"])
-    if isinstance(column, str) and column not in header:
+def _columns(header: Sequence[str], column: str, where: str) -> dict[str, int]:
+    """Columns by heading; an exact heading goes before a pattern."""
+    one, _, pattern = column.partition(" ")
+    if column in header:
+        return {column: header.index(column)}
+    if "*" not in column:
         raise Missing(f"{where} has no column {column!r}")
-    index = header.index(column) if isinstance(column, str) else column
+    pattern = pattern if one in ("first", "last") else column
+    found = {n: k for k, n in enumerate(header) if k and fnmatchcase(n, pattern)}
+    if not found:
+        raise Missing(f"{where} has no column {column!r}")
+    chosen = {"first": [*found][:1], "last": [*found][-1:]}.get(one, [*found])
+    return {name: found[name] for name in chosen}
+
+
+def _matches(text: str, pattern: str) -> bool:
+    pattern, _, excluded = pattern.partition(" but ")
+    return text != excluded and (text == pattern or (pattern == "*"))
+
+
+def _row_name(cells: Sequence[Any], length: int) -> tuple[str, ...]:
+    return tuple(str(cell).strip() for cell in cells[:length])
+
+
+def _row(table: Mapping[str, Any], name: tuple[str, ...], where: str) -> Sequence[Any]:
     for cells in table["rows"]:
-        if tuple(cells[: len(names)]) == names:
-            return cells[index]
-    raise Missing(f"{where} has no row {', '.join(names)!r}")
+        if _row_name(cells, len(name)) == name:
+            return list(cells)
+    raise Missing(f"{where} has no row {', '.join(name)!r}")
 
 
-def _value(cell: Any) -> float:
-    number = cell["value"] if isinstance(cell, Mapping) else cell
-    if isinstance(number, str):
-        raise Missing(f"there is no number, but {number!r}")
-    return math.nan if number is None else float(number)
+def _quantity(cells: Sequence[Any], count: int | None) -> Quantity | str:
+    """A cell of every seed, or the text in its place."""
+    plain = [cell["value"] if isinstance(cell, Mapping) else cell for cell in cells]
+    for cell in plain:
+        if isinstance(cell, str):
+            return cell
+    values = [_finite(value) for value in plain]
+    if len(cells) == 1 and isinstance(cells[0], Mapping):
+        return Quantity(values, measured(values[0], _finite(cells[0]["error"]), count))
+    return Quantity(values, over_seeds(values))
 
 
-def _error(cell: Any) -> float:
-    error = cell["error"] if isinstance(cell, Mapping) else None
-    return math.nan if error is None else float(error)
+def _numeric(found: Mapping[str, Quantity | str]) -> Quantities:
+    """Those cells that are numbers."""
+    numbers = {key: one for key, one in found.items() if not isinstance(one, str)}
+    if not numbers:
+        raise Missing(f"there is no number, but {next(iter(found.values()))!r}")
+    return numbers
+
+
+def _finite(value: float | None) -> float:
+    return math.nan if value is None else float(value)
