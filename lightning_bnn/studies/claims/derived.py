@@ -108,7 +108,7 @@ def _without(x: Quantities, other: Quantities) -> Quantities:
 
 
 def _value(x: Quantities) -> Quantities:
-    """Without its error."""
+    """The same numbers without their errors."""
     return {key: Quantity(q.values, Number(q.number.value)) for key, q in x.items()}
 
 

@@ -142,7 +142,8 @@ def _numbers(e: Evidence, part: Mapping[str, Any]) -> dict[str, Quantities]:
     count = e.setting(study, part["count"]) if "count" in part else None
     for name, source in part["numbers"].items():
         if isinstance(source, list):
-            found[name] = e.read(study, *source, count)
+            table, row, column = source
+            found[name] = e.read(study, table, row, column, count)
             continue
         if not isinstance(source, Mapping):
             found[name] = _constant(float(source))
