@@ -27,7 +27,7 @@ class Quantity:
         number: over seeds; that of a single seed has the error that its table states.
     """
 
-    values: Sequence[float]
+    values: Sequence[float | int]
     number: Number
 
 
@@ -173,5 +173,5 @@ def _numeric(found: Mapping[str, Quantity | str]) -> Quantities:
     return numbers
 
 
-def _finite(value: float | None) -> float:
+def _finite(value: float | int | None) -> float:
     return math.nan if value is None else float(value)
