@@ -83,3 +83,19 @@ print(S.verify.__name__, S.verify.__module__, callable(fingerprint), hasattr(S, 
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["verify", "lightning_bnn.symmetry.verify", "True", "False"]
+
+
+def test_saved_symmetries_can_be_read_by_torch_once_the_package_is_imported(tmp_path):
+    """Classes must be known to be safe, although the package imports what it exports later."""
+    file = str(tmp_path / "sym.pt")
+    save = (
+        "import torch; from lightning_bnn.symmetry import discover; "
+        f"torch.save(discover(torch.nn.Linear(2, 3), torch.randn(4, 2)), {file!r})"
+    )
+    subprocess.run([sys.executable, "-c", save], check=True)
+    read = f"import torch; {{}}print(type(torch.load({file!r}, weights_only=True)).__name__)"
+    with_package = read.format("import lightning_bnn.symmetry; ")
+    done = subprocess.run([sys.executable, "-c", with_package], capture_output=True, text=True)
+    assert done.stdout.split() == ["Symmetries"], done.stderr
+    without = subprocess.run([sys.executable, "-c", read.format("")], capture_output=True)
+    assert without.returncode

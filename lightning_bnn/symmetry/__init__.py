@@ -13,6 +13,7 @@ tensor([1., 1., 1.])
 
 from typing import TYPE_CHECKING
 
+import lightning_bnn.symmetry.groups  # noqa: F401  # so that `torch.load` knows its classes
 from lightning_bnn._lazy import lazy_package
 
 if TYPE_CHECKING:
