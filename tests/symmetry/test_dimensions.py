@@ -1,11 +1,14 @@
 """The engine of dimensional analysis: as many groups as `discover`, and all of them right."""
 
 import cases
+import modern_networks
 import pytest
 import torch
+from mixing_networks import Decoder as GroupedQueries
 from torch import nn
 
 from lightning_bnn import params
+from lightning_bnn.symmetry import discover
 from lightning_bnn.symmetry.dimensions.elements import exchanged, flipped, rescaled
 from lightning_bnn.symmetry.dimensions.engine import read
 
@@ -93,6 +96,75 @@ def test_a_wrong_element_changes_the_function(reading):
     moved = rescaled(weights, found, scaling(found.reading.system.count))
     moved["1.weight"] = weights["1.weight"]
     assert not torch.allclose(outputs(model, moved, x), outputs(model, weights, x))
+
+
+class Sets(nn.Module):
+    """The largest of every channel over the elements of a set, then gains that differ."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 6), nn.Linear(6, 2)
+        self.register_buffer("gains", torch.tensor([1.0, 1, 2, 2, 2, 3]))
+
+    def forward(self, x):
+        return self.last(self.first(x).amax(1) * self.gains)
+
+
+def sets():
+    return Sets(), (torch.randn(4, 5, 3),)
+
+
+def grouped_queries():
+    model = GroupedQueries(d=16, heads=4, groups=2, rotary=0, vocab=20)
+    return model, (torch.randint(0, 20, (2, 6)),)
+
+
+def graph_attention():
+    return modern_networks.GAT(), (torch.randn(2, 7, 5), modern_networks.path(7))
+
+
+def adapter():
+    return modern_networks.MergedLoRA(), (torch.randn(4, 6),)
+
+
+def rows_divided_by_norms():
+    return modern_networks.WeightNorm(torch.tanh), (torch.randn(4, 5),)
+
+
+OTHERS = [sets, grouped_queries, graph_attention, adapter, rows_divided_by_norms]
+
+
+@pytest.mark.parametrize("build", OTHERS)
+def test_what_it_finds_in_other_networks_keeps_the_function(build):
+    torch.manual_seed(0)
+    model, x = build()
+    model = model.double().eval()
+    x = tuple(t.double() if t.is_floating_point() else t for t in x)
+    found = read(model, *x)
+    count = found.reading.system.count
+    weights = params.of(model)
+    moved = flipped(rescaled(weights, found, scaling(count)), found, signs(count))
+    for group in found.exchanges.groups:
+        moved = exchanged(moved, found, group, 0, len(group.units) - 1)
+    before, after = (params.apply(model, w, *x) for w in (weights, moved))
+    torch.testing.assert_close(after, before, rtol=1e-8, atol=1e-8)
+
+
+def test_the_largest_has_scales_and_no_signs_and_gains_tell_channels_apart():
+    model, x = sets()
+    found = read(model.eval(), *x)
+    assert sorted(len(g.units) for g in found.exchanges.groups) == [2, 3]
+    assert (found.scaling_dof, found.sign_dof) == (6, 0)
+
+
+def test_keys_that_heads_share_are_copied_to_every_head():
+    """As `discover` finds them: two keys, and two heads behind each."""
+    model, x = grouped_queries()
+    found, symmetries = read(model.eval(), *x), discover(model, *x)
+    sizes = sorted(len(g.units) for g in found.exchanges.groups)
+    assert sizes == sorted(g.units for g in symmetries.permutations)
+    assert found.scaling_dof == symmetries.scaling_dof
+    assert found.sign_dof == symmetries.sign_dof
 
 
 class Unknown(nn.Module):

@@ -122,13 +122,12 @@ def _line(node: Node) -> str:
     return f" ({path.split('/')[-1].strip(chr(34))}, {number})"
 
 
-def read(model: nn.Module, *example: Any, batch_norm: str = "carrier", **named: Any) -> Dimensions:
+def read(model: nn.Module, *example: Any, **named: Any) -> Dimensions:
     """Read a network in evaluation mode by dimensional analysis.
 
     Args:
         model: the network; it must be in evaluation mode.
         *example: inputs, as the module takes them.
-        batch_norm: as in `discover`.
         **named: inputs by name.
     """
-    return Dimensions(Reading(trace(model, example, named), batch_norm))
+    return Dimensions(Reading(trace(model, example, named)))

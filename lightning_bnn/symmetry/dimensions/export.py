@@ -37,6 +37,7 @@ class Program(NamedTuple):
         results: the nodes that the network returns.
         tensors: parameters and buffers by the first of their names.
         owners: that name by the name of a placeholder.
+    statistics: buffers that batch norms read or a forward writes; others are constants.
     """
 
     exported: ExportedProgram
@@ -44,6 +45,7 @@ class Program(NamedTuple):
     results: list[Node]
     tensors: Mapping[str, Tensor]
     owners: Mapping[str, str]
+    statistics: frozenset[str]
 
     def is_parameter(self, node: Node) -> bool:
         """Whether a placeholder stands for a parameter."""
@@ -78,7 +80,16 @@ def trace(model: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> 
         if node in live:
             live.update(node.all_input_nodes)
     nodes = [n for n in exported.graph.nodes if n in live]
-    return Program(exported, nodes, results, *_tensors(model, exported))
+    tensors, owners = _tensors(model, exported)
+    written = exported.graph_signature.buffers_to_mutate.values()
+    read = {
+        owners[x.name]
+        for n in nodes
+        if "batch_norm" in operation_of(n)
+        for x in n.args[3:5]
+        if isinstance(x, Node) and x.name in owners
+    }
+    return Program(exported, nodes, results, tensors, owners, frozenset(read.union(written)))
 
 
 def _tensors(

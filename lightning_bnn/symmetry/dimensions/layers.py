@@ -85,18 +85,17 @@ def _per_channel(value: Value, ndim: int) -> Value:
 
 
 def batch_norm(
-    system: System, x: Value, gain: Value | None, bias: Value | None, mean: Value, var: Value,
-    is_carrier: bool,
-) -> Value:  # fmt: skip
-    """Statistics move with their channels, signs pass, scales do where no gain carries them."""
+    system: System, x: Value, gain: Value | None, bias: Value | None, mean: Value, var: Value
+) -> Value:
+    """Statistics move with their channels and keep their units, so that no scale comes in.
+
+    Signs pass; the gain carries the scale of what follows.
+    """
     ndim = len(x.shape)
     y = unify(system, [x, _per_channel(mean, ndim)])
     deviation = _per_channel(var, ndim)
     for part in deviation.parts:
         system.stop(part)
-    if is_carrier:
-        for part in y.parts:
-            system.stop(part, sign=False)
     y = multiply(system, y, only_moving(deviation))
     y = replace(y, parts=system.absorb(y.parts))
     return _affine(system, y, gain, bias)

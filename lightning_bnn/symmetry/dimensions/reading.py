@@ -77,14 +77,13 @@ class Reading:
         unfollowed: by operation, why labels were held fixed.
     """
 
-    def __init__(self, program: Program, batch_norm: str = "carrier") -> None:
+    def __init__(self, program: Program) -> None:
         self.program, self.system = program, System()
         self.parameters: dict[str, Parameter] = {}
         self.operations: list[Node] = []
         self.touched: list[Touch] = []
         self.stacks: list[tuple[Tensor, Node]] = []
         self.unfollowed: dict[int, str] = {}
-        self._is_carrier = batch_norm == "carrier"
         self._values: dict[Node, Any] = {}
         self._measured: dict[object, Any] = {}
         self._codes = stack_codes(program)
@@ -119,9 +118,7 @@ class Reading:
 
     def _state(self, name: str, is_buffer: bool) -> Value:
         tensor = self.program.tensors[name]
-        is_statistic = tensor.is_floating_point() and tensor.ndim == 1 and tensor.numel() > 1
-        unsaved = name in self.program.exported.graph_signature.non_persistent_buffers
-        if is_buffer and (not is_statistic or unsaved):
+        if is_buffer and (name not in self.program.statistics or not tensor.is_floating_point()):
             return Value.constant_of(tensor.detach())
         if name not in self.parameters:
             parts = self._axes(name, tensor)
@@ -278,7 +275,7 @@ class Reading:
 
     def _native_batch_norm(self, node: Node, args: Any, named: Any) -> Any:
         x, gain, bias, mean, var = args[:5]
-        y = layers.batch_norm(self.system, x, gain, bias, mean, var, self._is_carrier)
+        y = layers.batch_norm(self.system, x, gain, bias, mean, var)
         return y, Value.of((0,)), Value.of((0,))
 
     def _native_group_norm(self, node: Node, args: Any, named: Any) -> Any:
