@@ -13,7 +13,8 @@ from pages import page
 from scipy.stats import ttest_1samp
 
 from lightning_bnn.studies.claims.claim import judged, verdict_of
-from lightning_bnn.studies.claims.evidence import Evidence, Missing
+from lightning_bnn.studies.claims.derived import DERIVED
+from lightning_bnn.studies.claims.evidence import Evidence, Missing, Quantity
 from lightning_bnn.studies.claims.numbers import (
     Number,
     above,
@@ -413,3 +414,12 @@ def test_steps_are_chosen_by_paper_and_name():
     assert [s.name for s in chosen_steps(["width", "toy"])] == ["toy", "width"]
     with pytest.raises(ValueError, match=r"`only` must be of p1, .*, got 'p4'"):
         chosen_steps(["p4"])
+
+
+@pytest.mark.parametrize("values", [[math.nan, 0.5], [0.5, math.nan], [0.5, 0.5, math.nan]])
+def test_a_missing_p_decides_nothing_wherever_it_stands(values):
+    x = {"p": Quantity(values, over_seeds(values))}
+    (least,) = DERIVED["bonferroni"][0](x).values()
+    assert math.isnan(least.number.value)
+    (whole,) = DERIVED["bonferroni"][0]({"p": Quantity([0.5, 0.2], Number(0.35))}).values()
+    assert whole.number.value == 0.4

@@ -85,9 +85,9 @@ def _rank_correlation(x: Quantities) -> Quantities:
 
 
 def _bonferroni(x: Quantities) -> Quantities:
-    """The least p of all rows and seeds, times their number."""
+    """The least p of all rows and seeds, times their number; NaN where a test has none."""
     values = [v for q in x.values() for v in q.values]
-    least = min(values) * len(values)
+    least = math.nan if any(map(math.isnan, values)) else min(values) * len(values)
     return {"": Quantity([least], Number(least))}
 
 
