@@ -338,3 +338,15 @@ def test_no_step_ends_farther_than_a_simpler_one(turned, acted):
         least = difference(a, b, sym, nulls=2).stages[1].relative
         assert steps["units in order"] <= least * (1 + 1e-9)
         assert steps["channels mixed"] <= 1.1 * steps["units in order"]
+
+
+def test_unrelated_networks_do_not_depend_on_the_signs_in_which_networks_are_stored():
+    """Gains that a flip makes negative would lose the mean that unrelated networks share."""
+    model, sym, _ = network("resnet")
+    torch.manual_seed(1)
+    b = {n: t + 1 if n.endswith("weight") and t.ndim == 1 else t for n, t in P.of(model).items()}
+    a = noisy(b, 0.1)
+    moved = flip(b, sym, random_signs(sym, torch.Generator().manual_seed(2)))
+    steady, flipped = (difference(a, goal, sym) for goal in (b, moved))
+    assert float(flipped.null.mean()) == pytest.approx(float(steady.null.mean()), rel=0.03)
+    assert flipped.rest == pytest.approx(steady.rest, rel=1e-3)

@@ -215,7 +215,7 @@ def difference(
         tuple(_stage(step) for step in steps),
         last.a,
         last.b,
-        tuple(_nulls(way, last.a, b, nulls)),
+        tuple(_nulls(way, _with_signs_of(last, sym), b, nulls)),
         sum(int((p == torch.arange(len(p))).sum()) for p in places),
         len(groups),
         sum(map(len, places)),
@@ -372,6 +372,14 @@ def _apart(step: _Step) -> Tensor:
 def _squares(step: _Step) -> float:
     """Squared norm of the second network."""
     return sum(float(t.double().square().sum()) for n, t in step.b.items() if is_weight(n, t))
+
+
+def _with_signs_of(step: _Step, sym: Symmetries) -> Params:
+    """The first network with the signs that make the second one steady.
+
+    Gains of one sign have a mean that unrelated networks share, and keep.
+    """
+    return multiply(step.a, sym, {"signs": steady_signs(step.b, sym)}) if sym.signs else step.a
 
 
 def _nulls(way: _Way, a: Params, b: Params, nulls: int) -> Iterator[Stage]:
