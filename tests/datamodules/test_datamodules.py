@@ -290,6 +290,10 @@ def test_the_root_comes_from_the_environment(root, monkeypatch):
         (lambda root: Digits(test_share=0.0), "`val_share` and `test_share`"),
         (lambda root: TwoGaussians(gap=4), "`gap` must be"),
         (lambda root: Diabetes(test_share=1.0), "`test_share` must be between 0 and 1"),
+        (lambda root: UCI(3, root), "`table` must be the name of a table"),
+        (lambda root: UCI("", root), "`table` must be the name of a table"),
+        (lambda root: UCI("..", root), "`table` must be the name of a table"),
+        (lambda root: UCI("/etc/passwd", root), "`table` must be the name of a table"),
         (lambda root: UCI("energy", root, split=9).setup(), "`split` must be between 0 and 1"),
     ],
 )
