@@ -104,7 +104,7 @@ class Sets(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.last = nn.Linear(3, 6), nn.Linear(6, 2)
-        self.register_buffer("gains", torch.tensor([1.0, 1, 2, 2, 2, 3]))
+        self.register_buffer("gains", torch.tensor([[1.0, 1, 2, 2, 2, 3]]))
 
     def forward(self, x):
         return self.last(self.first(x).amax(1) * self.gains)
@@ -155,6 +155,15 @@ def test_the_largest_has_scales_and_no_signs_and_gains_tell_channels_apart():
     found = read(model.eval(), *x)
     assert sorted(len(g.units) for g in found.exchanges.groups) == [2, 3]
     assert (found.scaling_dof, found.sign_dof) == (6, 0)
+
+
+def test_a_buffer_of_one_dimension_follows_its_channels():
+    """As statistics do; `discover` says so, too."""
+    model, x = sets()
+    model.gains = model.gains[0]
+    found = read(model.eval(), *x)
+    assert [len(g.units) for g in found.exchanges.groups] == [6]
+    assert [g.units for g in discover(model, *x).permutations] == [6]
 
 
 def test_keys_that_heads_share_are_copied_to_every_head():

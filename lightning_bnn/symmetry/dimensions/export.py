@@ -37,7 +37,7 @@ class Program(NamedTuple):
         results: the nodes that the network returns.
         tensors: parameters and buffers by the first of their names.
         owners: that name by the name of a placeholder.
-    statistics: buffers that batch norms read or a forward writes; others are constants.
+    state: float buffers of one dimension, or that a forward writes; others are constants.
     """
 
     exported: ExportedProgram
@@ -45,7 +45,7 @@ class Program(NamedTuple):
     results: list[Node]
     tensors: Mapping[str, Tensor]
     owners: Mapping[str, str]
-    statistics: frozenset[str]
+    state: frozenset[str]
 
     def is_parameter(self, node: Node) -> bool:
         """Whether a placeholder stands for a parameter."""
@@ -81,15 +81,15 @@ def trace(model: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> 
             live.update(node.all_input_nodes)
     nodes = [n for n in exported.graph.nodes if n in live]
     tensors, owners = _tensors(model, exported)
-    written = exported.graph_signature.buffers_to_mutate.values()
-    read = {
-        owners[x.name]
-        for n in nodes
-        if "batch_norm" in operation_of(n)
-        for x in n.args[3:5]
-        if isinstance(x, Node) and x.name in owners
+    signature = exported.graph_signature
+    written, unsaved = set(signature.buffers_to_mutate.values()), signature.non_persistent_buffers
+    state = {
+        name
+        for name in map(owners.__getitem__, signature.inputs_to_buffers)
+        if tensors[name].is_floating_point()
+        and (name in written or (tensors[name].ndim == 1 and name not in unsaved))
     }
-    return Program(exported, nodes, results, tensors, owners, frozenset(read.union(written)))
+    return Program(exported, nodes, results, tensors, owners, frozenset(state))
 
 
 def _tensors(

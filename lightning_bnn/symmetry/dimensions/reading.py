@@ -118,7 +118,7 @@ class Reading:
 
     def _state(self, name: str, is_buffer: bool) -> Value:
         tensor = self.program.tensors[name]
-        if is_buffer and (name not in self.program.statistics or not tensor.is_floating_point()):
+        if is_buffer and name not in self.program.state:
             return Value.constant_of(tensor.detach())
         if name not in self.parameters:
             parts = self._axes(name, tensor)
