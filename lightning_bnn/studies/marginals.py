@@ -197,7 +197,7 @@ def units_figure(forms: Mapping[str, Params], sym: Symmetries) -> Any:
         sym: their symmetries.
     """
     return histograms_figure(
-        {f"largest weight, {form}": _of_units(stack, sym) for form, stack in forms.items()}
+        {f"largest weight,\n{form}": _of_units(stack, sym) for form, stack in forms.items()}
     )
 
 
