@@ -37,11 +37,10 @@ demo: $(DEMO_STAMP)  ## install what it needs into .venv, compare seven posterio
 test: $(STAMP)  ## install into .venv and run the tests, on WORKERS=2 processes
 	$(PYTEST)
 
-test-all: $(STAMP)  ## the tests with annotations and shapes checked, those that start processes, too; last the ratios of CPU times
-	$(PYTEST) -m 'not ($(HIDDEN) or e2e or slow or ratios)' $(ANNOTATIONS)
+test-all: $(STAMP)  ## the tests with annotations and shapes checked, those that start processes, too
+	$(PYTEST) -m 'not ($(HIDDEN) or e2e or slow)' $(ANNOTATIONS)
 	$(PYTEST) -m '($(HIDDEN)) and not (e2e or slow)' tests
 	$(PYTEST) -m 'e2e and not slow' tests
-	$(BIN)/python -m pytest -m ratios tests/test_ratios.py
 
 check: $(STAMP)  ## style, layers and static types
 	$(BIN)/ruff check .
