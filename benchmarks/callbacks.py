@@ -1,7 +1,6 @@
-"""What callbacks cost a step, Kendall's tau against scipy, the bank against torch.save.
+"""The cost of callbacks in a step, and the bank beside torch.save.
 
 python benchmarks/callbacks.py steps      ResNet-18, batch 128 of 32 x 32, bare and watched
-python benchmarks/callbacks.py tau        all groups of ResNet-18
 python benchmarks/callbacks.py bank       11 million weights: write, read, one layer of all
 """
 
@@ -13,15 +12,13 @@ from pathlib import Path
 import lightning as L
 import torch
 from record import Record, parsed, parser
-from scipy.stats import kendalltau
 from torch.nn.functional import cross_entropy
-from turns import Times, taking_turns
+from turns import Times
 
 from lightning_bnn import models
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau
-from lightning_bnn.symmetry import UnitOrders, discover, order_change, ranks
 
 warnings.filterwarnings("ignore")
 
@@ -86,33 +83,6 @@ def steps(options, record):
         record.times(
             {name: found[name].after(2).longest(options.repeats // worked - 1)}, every=every
         )
-
-
-# ------------------------------------------------------------ tau
-def tau(options, record):
-    network = models.resnet18(10)
-    sym = discover(network.eval(), torch.randn(2, 3, 32, 32))
-    orders = UnitOrders(sym).to(options.device)
-    params = {k: v.to(options.device) for k, v in P.of(network).items()}
-    moved = {
-        k: v + 0.01 * torch.randn_like(v) if P.is_weight(k, v) else v for k, v in params.items()
-    }
-    before, after, sizes = orders(params), orders(moved), orders.sizes.tolist()
-    pairs = [
-        (ranks(before[g, :n]).cpu().numpy(), ranks(after[g, :n]).cpu().numpy())
-        for g, n in enumerate(sizes)
-    ]
-
-    def scipy_loop():
-        return [kendalltau(a, b).statistic for a, b in pairs]
-
-    def ours():
-        return order_change(before, after, orders.sizes).tau
-
-    calls = {"ours": ours, "scipy": scipy_loop, "sorting all units before": lambda: orders(params)}
-    record.times(taking_turns(calls, options.repeats, options.device), groups=len(sizes))
-    error = max(abs(a - b) for a, b in zip(ours().tolist(), scipy_loop(), strict=True))
-    record.value("error", error)
 
 
 # ------------------------------------------------------------ bank
@@ -190,12 +160,12 @@ def on_the_wall(call):
 
 
 def main():
-    made = parser(__doc__, ("steps", "tau", "bank"), repeats=21)
+    made = parser(__doc__, ("steps", "bank"), repeats=21)
     made.add_argument("--rows", type=int, default=50, help="networks in the bank")
     made.add_argument("--folder", default=None, help="where the bank is written")
     options = parsed(made)
     record = Record(options)
-    {"steps": steps, "tau": tau, "bank": bank}[options.part](options, record)
+    {"steps": steps, "bank": bank}[options.part](options, record)
     record.write()
 
 

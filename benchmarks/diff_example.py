@@ -4,14 +4,31 @@ python benchmarks/diff_example.py FOLDER
 """
 
 import argparse
+import copy
 from pathlib import Path
 
 import torch
-from diffs import Population
 from safetensors.torch import save_file
+from torch.nn.functional import cross_entropy
 
+from lightning_bnn import params as P
 from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.studies.alignment_networks import ConvNet, digits
+from lightning_bnn.symmetry import discover
 from lightning_bnn.symmetry.verify import random_element
+
+
+def trained(network: ConvNet, seed: int, epochs: int) -> ConvNet:
+    """Train a copy in an order of examples that the seed decides."""
+    network, (inputs, labels) = copy.deepcopy(network).train(), digits().train
+    optimizer = torch.optim.Adam(network.parameters(), 0.005)
+    generator = keyed_generator(seed, "order")
+    for _ in range(epochs):
+        for k in torch.randperm(len(inputs), generator=generator).split(64):
+            optimizer.zero_grad()
+            cross_entropy(network(inputs[k]), labels[k]).backward()
+            optimizer.step()
+    return network.eval()
 
 
 def main() -> None:
@@ -20,12 +37,13 @@ def main() -> None:
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    population = Population("residual CNN")
-    original = population.new([0], [0])
-    [tuned] = population.tuned(original, [1], 5)
-    moved = random_element(tuned, population.sym, keyed_generator(0, "element"), mixing=True)
-    for name, network in (("a", original[0]), ("b", moved)):
-        tensors = {n: t.contiguous() for n, t in network.items()}
+    torch.manual_seed(0)
+    original = trained(ConvNet(12, 2), 0, 10)
+    symmetries, tuned = discover(original, digits().train[0][:2]), trained(original, 1, 5)
+    generator = keyed_generator(0, "element")
+    moved = random_element(P.of(tuned), symmetries, generator, mixing=True)
+    for name, network in (("a", P.of(original)), ("b", moved)):
+        tensors = {n: t.detach().contiguous() for n, t in network.items()}
         save_file(tensors, folder / f"{name}.safetensors")
 
 

@@ -3,7 +3,6 @@
 python benchmarks/house.py                      the working tree
 python benchmarks/house.py --before REVISION    beside it that revision of git
 python benchmarks/house.py --list long          where functions of more than 30 lines are
-python benchmarks/house.py --picture FILE       the layers, and which package imports which
 
 Nothing is imported or run. Code lines are those without blank lines, comments and docstrings; a
 function is as long as its body without the docstring.
@@ -130,17 +129,12 @@ def main() -> None:
     )
     parser.add_argument("--before", metavar="REVISION", help="a revision of git to compare with")
     parser.add_argument("--list", choices=["long"], help="places, no table")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the packages, no table")
     options = parser.parse_args()
     files = files_of(None)
     if options.list:
         for f in files:
             long = [n for n in f.functions if length(n) > LONG["functions"]]
             print(*(f"{f.name}:{n.lineno}: {n.name}: {length(n)} lines\n" for n in long), end="")
-    elif options.picture:
-        from imports_picture import draw
-
-        draw(files, options.picture)
     else:
         before = {options.before: table_of(files_of(options.before))} if options.before else {}
         show({**before, "now": table_of(files)})

@@ -124,24 +124,6 @@ def discovery(rows: list[Row]) -> Table:
 
 
 @layout()
-def transformer_mass(rows: list[Row]) -> Table:
-    table = [["width, heads", "joint least mass", "certified gap", "excess"]]
-    for row in [row for row in rows if row["who"] == "joint"]:
-        gap, excess = (value(rows, who, width=row["width"]) for who in ("gap", "excess"))
-        cells = [shown(seconds(row)), f"{gap:.0e}", f"{excess:.1f} %"]
-        table.append([f"{row['width']}, {row['heads']}", *cells])
-    last = pick(rows, who="balanced")
-    name = f"{last['width']}, {last['heads']}: balanced form of a head"
-    return [*table, [name, shown(seconds(last) / last["heads"]), "", ""]]
-
-
-@layout()
-def symmetry_canonical(rows: list[Row]) -> Table:
-    name = "`canonicalise` 10 000 two-neuron perceptrons"
-    return [["", "time", "goal"], [name, time(rows, who="canonicalise"), "5 ms"]]
-
-
-@layout()
 def symmetry_removal(rows: list[Row]) -> Table:
     ways = ("sorting", "normalising", "balancing", "cvxpy")
     table = [["weights", *ways, "cvxpy / balancing"]]
@@ -184,16 +166,6 @@ def metrics_mmd(rows: list[Row]) -> Table:
 
 
 @layout()
-def metrics_layout(rows: list[Row]) -> Table:
-    table = [["the layers of 1000 against 100 ResNet-18", "measured"]]
-    for row in rows:
-        number = f"{100 * row['value']:.0f} %" if row["who"] == "share" else digits(row["value"])
-        name = "weights in the layers that were measured" if row["who"] == "share" else row["who"]
-        table.append([name, number])
-    return table
-
-
-@layout()
 def metrics_batches(rows: list[Row]) -> Table:
     sizes = every(rows, "batch")
     table = [["metric", "peer", *sizes]]
@@ -216,15 +188,6 @@ def callbacks_steps(rows: list[Row]) -> Table:
             share = f"{100 * seconds(row) / row['every'] / step:.2f} %"
             table.append([f"`{row['who']}`, {when}", shown(seconds(row)), share])
     return [*table, ["(the step itself)", shown(step), ""]]
-
-
-@layout()
-def callbacks_tau(rows: list[Row]) -> Table:
-    ours, theirs = (pick(rows, who=who) for who in ("ours", "scipy"))
-    groups, error = ours["groups"], value(rows, "error")
-    head = [f"Kendall's tau of {groups} groups", "loop over scipy", "ratio", "difference"]
-    cells = [shown(seconds(ours)), shown(seconds(theirs)), over(theirs, ours), f"{error:.0e}"]
-    return [head, cells]
 
 
 @layout()
@@ -263,16 +226,6 @@ def apply(rows: list[Row]) -> Table:
 
 
 @layout()
-def norms_in_stacks(rows: list[Row]) -> Table:
-    table = [["", "at once", "loop", "chosen", "chosen / loop"]]
-    for network in every(rows, "network"):
-        found = [pick(rows, network=network, who=who) for who in ("at once", "loop", "chosen")]
-        cells = [shown(seconds(row)) for row in found]
-        table.append([network, *cells, over(found[2], found[1])])
-    return table
-
-
-@layout("population", "population_2")
 def population(rows: list[Row]) -> Table:
     """Of one step of one member."""
     names = every(rows, "who")
@@ -291,7 +244,7 @@ def own_batches(rows: list[Row]) -> Table:
 
 
 # ------------------------------------------------------------ samplers
-@layout("samplers_update", "samplers_steps", "samplers_steps_resnet")
+@layout("samplers_steps", "samplers_steps_resnet")
 def samplers(rows: list[Row]) -> Table:
     networks = {"mlp": "784-512-512-10", "resnet": "ResNet-18"}
     table = [[networks[rows[0]["network"]], "time", "ratio"]]
@@ -314,18 +267,8 @@ def samplers_chains(rows: list[Row]) -> Table:
     return table
 
 
-@layout()
-def samplers_swag(rows: list[Row]) -> Table:
-    table = [["", "a collection", "391 steps", "share"]]
-    for network in every(rows, "network"):
-        step, swag = (seconds(pick(rows, network=network, who=who)) for who in ("step", "SWAG"))
-        name = {"mlp": "784-512-512-10", "resnet": "ResNet-18"}[network]
-        table.append([name, shown(swag), shown(391 * step), f"{100 * swag / (391 * step):.3f} %"])
-    return table
-
-
 # ------------------------------------------------------------ variational inference
-@layout("vi_steps", "vi_steps_2", "vi_steps_resnet", "vi_steps_resnet_fused")
+@layout("vi_steps", "vi_steps_resnet_fused")
 def vi_steps(rows: list[Row]) -> Table:
     plain, ours = (pick(rows, who=who) for who in ("deterministic", "MFVI"))
     table = [["", "time", "/ deterministic", "/ `MFVI`"]]
@@ -340,19 +283,6 @@ def vi_predict(rows: list[Row]) -> Table:
         scale, weights = 1000 / ours["samples"], thousands(ours["weights"])
         times = (shown(scale * seconds(row)) for row in (loop, ours))
         table.append([network, weights, *times, over(loop, ours)])
-    return table
-
-
-@layout()
-def vi_every(rows: list[Row]) -> Table:
-    table = [["`every`", "L^G", "difference", "interpolation", "a step"]]
-    for k in every(rows, "every"):
-        names = ("objective", "difference", "error", "interpolation")
-        objective, gain, error, meeting = (value(rows, who, every=k) for who in names)
-        row = pick(rows, every=k, who="training")
-        difference = f"{gain:.1f} ± {error:.1f}" if gain or error else ""
-        cells = [f"{objective:.1f}", difference, f"{meeting:.3f}"]
-        table.append([str(k), *cells, shown(seconds(row) / row["steps"])])
     return table
 
 

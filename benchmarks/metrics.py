@@ -1,8 +1,6 @@
 """Metrics side by side with peers, interleaved in one run; prints ratios.
 
     python benchmarks/metrics.py mmd        1000 against 100 networks, 20 000 weights
-    python benchmarks/metrics.py layout     the three largest layers of 1100 ResNet-18
-    python benchmarks/metrics.py layout --device cuda --whole
     python benchmarks/metrics.py batches    cost per test batch
 
 Peers that are not installed are left out: torchdrift, torch-uncertainty.
@@ -11,7 +9,6 @@ Peers that are not installed are left out: torchdrift, torch-uncertainty.
 import functools
 import importlib.util
 import math
-import resource
 import warnings
 
 import numpy as np
@@ -23,10 +20,9 @@ from torchmetrics.classification import (
     BinaryAveragePrecision,
     MulticlassCalibrationError,
 )
-from turns import Times, taking_turns, timed
+from turns import taking_turns, timed
 
 from lightning_bnn import metrics as M
-from lightning_bnn import models
 
 warnings.filterwarnings("ignore")
 
@@ -78,50 +74,6 @@ def mmd(options, record):
 
 def stacks_of(stacks):
     return [next(iter(s.values())) for s in stacks]
-
-
-# ------------------------------------------------------------ a layout of millions
-class Generated:
-    """Networks that are drawn when they are read; what that takes is measured apart."""
-
-    def __init__(self, rows, shapes, device, seed):
-        self.rows, self.shapes, self.device, self.seed = rows, shapes, device, seed
-        self.drawing = Times(device=device)
-
-    def read(self, name, rows, columns):
-        """The same columns are always the same numbers."""
-        g = torch.Generator(self.device).manual_seed(self.seed + columns.start)
-        shape = self.rows, columns.stop - columns.start
-        return self.drawing.add(lambda: torch.randn(shape, generator=g, device=self.device))[rows]
-
-    @property
-    def seconds(self):
-        """What drawing has taken since this was asked for last."""
-        total = sum(self.drawing.rounds)
-        self.drawing = Times(self.drawing.threads, self.device)
-        return total
-
-
-def layout(options, record):
-    shapes = {k: p.shape for k, p in models.resnet18(100).named_parameters()}
-    total = sum(s.numel() for s in shapes.values())
-    chosen = sorted(shapes, key=lambda k: -shapes[k].numel())
-    shapes = {k: shapes[k] for k in (chosen if options.whole else chosen[:3])}
-    weights = sum(s.numel() for s in shapes.values())
-    x = Generated(options.rows, shapes, options.device, 0)
-    y = Generated(options.others, shapes, options.device, 10**9)
-    warm = {"w": torch.randn(200, 2**20 if options.device == "cuda" else 2**18).to(options.device)}
-    M.mmd_table(warm, warm)  # compiles
-    reference = M.MMDReference(x, progress=False)
-    record.value("share", weights / total)
-    for name in ("first method", "one more method"):
-        times, _ = timed(lambda: list(reference.compare(y)), options.device)
-        compute = times.seconds - x.seconds - y.seconds
-        record.value(f"{name}, {times.clock} seconds of all layers", compute * total / weights)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    record.value("peak of the process, GiB", peak)
-    if options.device == "cuda":
-        record.value("peak of the GPU, GiB", torch.cuda.max_memory_allocated() / 2**30)
 
 
 # ------------------------------------------------------------ per batch
@@ -192,14 +144,13 @@ def rivals(data, scores, classes, theirs):
 
 
 def main():
-    made = parser(__doc__, ("mmd", "layout", "batches"))
+    made = parser(__doc__, ("mmd", "batches"))
     made.add_argument("--rows", type=int, default=1000)
     made.add_argument("--others", type=int, default=100)
     made.add_argument("--features", type=int, default=20_000)
-    made.add_argument("--whole", action="store_true", help="all layers, not the three largest")
     options = parsed(made)
     record = Record(options)
-    {"mmd": mmd, "layout": layout, "batches": batches}[options.part](options, record)
+    {"mmd": mmd, "batches": batches}[options.part](options, record)
     record.write()
 
 

@@ -1,9 +1,7 @@
-"""Steps of samplers next to SGD and to peers; chains side by side; what SWAG's collection costs.
+"""Steps of samplers next to SGD and to peers, and chains side by side.
 
-python benchmarks/samplers.py update [--threads 1]
 python benchmarks/samplers.py steps [--network mlp|resnet] [--batch 128] [--threads 1]
 python benchmarks/samplers.py chains [--threads 1]
-python benchmarks/samplers.py swag [--threads 1]
 
 All contestants take the same batches, in turns. The peers are installed by `make bench`; those that
 are not there are left out.
@@ -22,7 +20,7 @@ from turns import taking_turns
 from lightning_bnn import models, samplers
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.member_losses import member_losses
-from lightning_bnn.modules import SGHMC, SWAG
+from lightning_bnn.modules import SGHMC
 
 warnings.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -111,30 +109,6 @@ def available(table):
 
 
 # ------------------------------------------------------------ runs
-def update(options, record):
-    """The update alone, with gradients that are there."""
-    functions = {}
-    for name, make in available(OPTIMIZERS).items():
-        net = network(options.network).to(options.device)
-        for p in net.parameters():
-            p.grad = torch.randn_like(p)
-        functions[name] = make(net.parameters()).step
-    size = sum(p.numel() for p in network(options.network).parameters())
-    noise, plain = torch.empty(size, device=options.device), functions["SGD with momentum"]
-
-    def with_noise():
-        plain()
-        noise.normal_()
-
-    functions = {
-        "SGD with momentum + one normal_": with_noise,
-        **functions,
-        "one normal_": noise.normal_,
-    }
-    found = taking_turns(functions, options.repeats, options.device)
-    record.times(found, network=options.network)
-
-
 def steps(options, record):
     """Forward pass, backward pass and update."""
     x, y = batch(options.network, options.batch, options.device)
@@ -219,20 +193,7 @@ def side_by_side(net, x, y, device):
     return step
 
 
-def swag(options, record):
-    """One collection beside one step."""
-    for kind in ("mlp", "resnet"):
-        x, y = batch(kind, options.batch, options.device)
-        net = network(kind).to(options.device)
-        module = SWAG(network(kind)).to(options.device)
-        for _ in range(20):
-            module.collect()
-        functions = {"step": plain_step(net, sgd(net.parameters()), x, y), "SWAG": module.collect}
-        found = taking_turns(functions, max(3, options.repeats // 5), options.device, warm=1)
-        record.times(found, network=kind)
-
-
-PARTS = {"update": update, "steps": steps, "chains": chains, "swag": swag}
+PARTS = {"steps": steps, "chains": chains}
 
 
 def main():

@@ -1,6 +1,6 @@
 """Speed of the symmetry core, and of cvxpy and the `rebasin` package.
 
-python benchmarks/symmetry.py discovery|masses|canonical|removal|matching
+python benchmarks/symmetry.py discovery|masses|removal|matching
 """
 
 import copy
@@ -64,13 +64,6 @@ def by_cvxpy(params, sym, rounds=3):
     return taking_turns({"cvxpy": lambda: min_mass(params, sym, "cvxpy")}, rounds, warm=0)
 
 
-def canonical_forms(options, record):
-    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
-    sym, stack = discover(net, torch.randn(8, 2)), P.populate(net, 10_000)
-    calls = {"canonicalise": lambda: canonicalise(stack, sym, "unit-norm", "max")}
-    record.times(taking_turns(calls, 21))
-
-
 def removal(options, record):
     """Three ways to remove symmetries of MLPs of three layers, and cvxpy."""
     for power in range(3, options.largest + 1):
@@ -127,7 +120,6 @@ def by_rebasin(net, planted, x):
 PARTS = {
     "discovery": discovery,
     "masses": masses,
-    "canonical": canonical_forms,
     "removal": removal,
     "matching": matching,
 }

@@ -70,7 +70,7 @@ def _run_all(options: Any, results: dict[str, Any]) -> None:
         options.results.write_text(json.dumps(results, indent=1))
         print(
             f"[{'#' * (30 * number // len(todo)):<30}] {number}/{len(todo)} "
-            f"{network.name}: {_verdict(results[network.name])}",
+            f"{network.name}: {verdict(results[network.name])}",
             flush=True,
         )
 
@@ -170,64 +170,44 @@ def _words(error: BaseException) -> str:
 
 
 # ------------------------------------------------------------ table
-def _verdict(report: dict[str, Any]) -> str:
+def verdict(report: dict[str, Any]) -> str:
+    """One line on what was found, or why there is no result."""
     for key in ("not built", "failed", "crash", "check failed"):
         if key in report:
             return f"{key}: {report[key].strip().splitlines()[-1][:110]}"
     if report["wrong"]:
         return f"WRONG: {len(report['wrong'])} groups, {report['wrong'][0]['name']}"
-    if report["errors"] and max(report["errors"].values()) > WRONG:
-        return f"WRONG together: {max(report['errors'].values()):.0e}"
-    if not report["groups"] and not report["scales"] and not report["signs"]:
-        return f"nothing found ({len(report['frozen'])} frozen)"
-    return (
-        f"{report['groups']} groups, {report['scales']} scales, {report['signs']} signs, "
-        f"{len(report['frozen'])} frozen, {report['seconds']:.1f} s"
-        + ("" if report["errors"] else ", not checked")
-    )
+    if largest_error(report) > WRONG:
+        return f"WRONG together: {largest_error(report):.0e}"
+    counts = ", ".join(f"{report[kind]} {kind}" for kind in ("groups", "scales", "signs"))
+    checked = f"error {largest_error(report):.0e}" if report["errors"] else "not checked"
+    return f"{counts}, {len(report['frozen'])} frozen, {checked}, {report['seconds']:.1f} s"
+
+
+def largest_error(report: dict[str, Any]) -> float:
+    return max(report.get("errors", {}).values(), default=-1.0)
 
 
 def table(results: dict[str, Any]) -> str:
     """One line per network, then counts, and the reasons for what is frozen by frequency."""
-    lines = [
-        f"{'network':<36}{'model':<34}{'groups':>7}{'log10':>8}{'scales':>8}{'signs':>7}{'matr.':>6}"
-        f"{'frozen':>7}{'error':>9}{'s':>7}{'MB':>7}"
-    ]
-    outcomes: collections.Counter[str] = collections.Counter()
-    reasons: collections.Counter[str] = collections.Counter()
-    for name, report in results.items():
-        if "groups" not in report:
-            outcomes[next(k for k in ("not built", "failed", "crash") if k in report)] += 1
-            lines.append(f"{name:<36}{_verdict(report)}")
-            continue
-        errors = report.get("errors", {})
-        worst = max(errors.values(), default=math.nan)
-        lines.append(
-            f"{name:<36}{report['model'][:33]:<34}{report['groups']:>7}{report['log10']:>8}"
-            f"{report['scales']:>8}{report['signs']:>7}{report.get('matrices', 0):>6}"
-            f"{len(report['frozen']):>7}{worst:>9.0e}"
-            f"{report['seconds']:>7.1f}{report['peak MB']:>7.0f}"
-            + (f"  {_verdict(report)}" if worst > WRONG or not report["groups"] else "")
-        )
-        empty = not report["groups"] and not report["scales"] and not report["signs"]
-        outcomes["examined"] += 1
-        outcomes["wrong"] += worst > WRONG
-        outcomes["checked"] += bool(errors)
-        outcomes["controls"] += "control" in report
-        outcomes["controls not seen"] += report.get("control", math.inf) < WRONG
-        outcomes["empty"] += empty
-        outcomes["empty without a word"] += empty and not report["frozen"]
-        outcomes["refuted inside"] += any("refuted" in f for f in report["frozen"])
-        reasons.update({_reason(f) for f in report["frozen"]})
+    lines = [f"{name:<36}{verdict(report)}" for name, report in results.items()]
+    examined = [report for report in results.values() if "groups" in report]
+    failures = [k for r in results.values() for k in ("not built", "failed", "crash") if k in r]
+    outcomes = {
+        **collections.Counter(failures),
+        "examined": len(examined),
+        "checked": sum(bool(r.get("errors")) for r in examined),
+        "wrong": sum(largest_error(r) > WRONG for r in examined),
+        "controls": sum("control" in r for r in examined),
+        "controls not seen": sum(r.get("control", math.inf) < WRONG for r in examined),
+        "empty": sum(not (r["groups"] or r["scales"] or r["signs"]) for r in examined),
+    }
+    reasons = collections.Counter(
+        reason for r in examined for reason in {frozen.partition(": ")[2] for frozen in r["frozen"]}
+    )
     lines += ["", ", ".join(f"{k}: {v}" for k, v in outcomes.items()), "", "networks with frozen:"]
     lines += [f"{count:>5}  {reason}" for reason, count in reasons.most_common(40)]
     return "\n".join(lines)
-
-
-def _reason(frozen: str) -> str:
-    """The operation and the reason, without the place."""
-    head, _, reason = frozen.partition(": ")
-    return f"{head.split(' ')[0]}: {reason}"[:140]
 
 
 if __name__ == "__main__":

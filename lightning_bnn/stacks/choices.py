@@ -24,8 +24,7 @@ TRAINING_BUDGET = {"cpu": 64 * 2**20, "cuda": 2**33}
 """The same with gradients, where every chunk has a graph of its own to be made."""
 NORMED_LIMIT = {"cpu": 2**20}
 """Bytes that batch norms of one network may give out in training: beyond them the copies that
-``vmap`` makes for their statistics cost more than it spares, see
-``benchmarks/norms_in_stacks.py``."""
+``vmap`` makes for their statistics cost more than it spares."""
 _SIZES: weakref.WeakKeyDictionary[nn.Module, dict[Any, tuple[int, int]]] = (
     weakref.WeakKeyDictionary()
 )
