@@ -165,7 +165,10 @@ def read_problem(config: Path) -> Problem:
     """
     from jsonargparse import ArgumentParser
 
-    import lightning_bnn.datamodules  # noqa: F401  so that YAML can name its classes
+    from lightning_bnn import datamodules
+
+    for name in datamodules.__all__:  # so that YAML can name its classes
+        getattr(datamodules, name)
 
     try:
         settings = read_settings(config)
