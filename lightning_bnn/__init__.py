@@ -12,10 +12,9 @@ from typing import Any
 __all__ = [
     "bank",
     "callbacks",
-    "comparison",
     "datamodules",
     "engines",
-    "judging",
+    "evaluation",
     "likelihoods",
     "methods",
     "metrics",

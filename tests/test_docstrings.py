@@ -77,7 +77,7 @@ WITHOUT_EXAMPLE = {
     "engines.ENGINES": "a table",
     "engines.run_on_ray": "starts a cluster",
     "engines.run_on_slurm": "starts a cluster",
-    "judging.TestSet": "an alias of a type",
+    "evaluation.TestSet": "an alias of a type",
     "params.Params": "an alias of a type",
     "posteriors.Predictor": "an alias of a type",
 }

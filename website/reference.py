@@ -28,7 +28,7 @@ REFERENCE = {
     "models": "The papers' networks",
     "references": "Sampled posteriors",
     "strategies": "Strategies",
-    "judging": "Judging predictions",
+    "evaluation": "Evaluation of predictions",
     "engines": "Engines",
     "plots": "Figures",
     "randomness": "Keyed random numbers",

@@ -20,7 +20,7 @@ from lightning_bnn.commands.transformers_networks import (
     transformers_example,
     transformers_network,
 )
-from lightning_bnn.comparison.problem import read_problem
+from lightning_bnn.evaluation.problem import read_problem
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import Symmetries, discover
 from lightning_bnn.weight_files import (

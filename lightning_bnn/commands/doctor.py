@@ -14,12 +14,11 @@ from torch import Tensor
 from lightning_bnn import modules
 from lightning_bnn.arguments import check_count
 from lightning_bnn.callbacks.posterior_doctor import PAGE_FILE, REPORT_FILE
-from lightning_bnn.comparison.places import Place
-from lightning_bnn.comparison.problem import Problem, StoredBatches, read_problem
-from lightning_bnn.comparison.stored_posteriors import StoredPosterior, read_posterior
 from lightning_bnn.doctor import Evidence, Examples, NotPossible, Report, Settings, examine
 from lightning_bnn.doctor.chain_values import LEAST
 from lightning_bnn.doctor.page import drawn, html_of, looks_of
+from lightning_bnn.evaluation.problem import Problem, StoredBatches, read_problem
+from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import one_thread
@@ -55,7 +54,7 @@ def doctor(
         out: folder for doctor.json and doctor.html; by default the text is only printed.
     """
     check_count("samples", samples)
-    where = Place.of(place)
+    where = Location.of(place)
     config = Path(settings) if settings is not None else where.config()
     if config is None:
         raise ValueError(
@@ -82,7 +81,7 @@ def _check(evidence: Evidence, config: Path) -> None:
         raise ValueError(f"Data and network of {config} do not fit: {reason}.") from None
 
 
-def _evidence(place: Place, config: Path, samples: int) -> Evidence:
+def _evidence(place: Location, config: Path, samples: int) -> Evidence:
     problem = read_problem(config)
     posterior = read_posterior("posterior", place, problem, samples)
     asked = _settings(read_settings(config), problem)
@@ -178,7 +177,7 @@ def _size(problem: Problem) -> int | None:
     return len(dataset) if dataset is not None and hasattr(dataset, "__len__") else None
 
 
-def _curves(place: Place) -> Mapping[str, Sequence[float]]:
+def _curves(place: Location) -> Mapping[str, Sequence[float]]:
     """What the callback has seen, if it has watched the run."""
     file = place.file()
     folders: Iterable[Path] = (file, *list(file.parents)[:3])

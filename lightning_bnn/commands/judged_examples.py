@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from lightning_bnn.bank import read_state
 from lightning_bnn.commands.mistakes import building
 from lightning_bnn.commands.named_networks import code_of_the_user, imported
-from lightning_bnn.comparison.problem import StoredBatches, read_problem
+from lightning_bnn.evaluation.problem import StoredBatches, read_problem
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.forward import in_precision_of
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lightning_bnn import params as P
 from lightning_bnn.doctor.evidence import Evidence, NotPossible
-from lightning_bnn.judging.averages import Averages
+from lightning_bnn.evaluation.predictions import ClassPredictions
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import UnsupportedModel, canonicalise, discover
 
@@ -68,7 +68,7 @@ def _predictions(e: Evidence) -> Tensor:
     outputs, _ = e.once(_outputs)
     if not e.classes:
         return outputs
-    flat = Averages.of_each(e.likelihood, outputs.flatten(0, 1)).probs
+    flat = ClassPredictions.of_each(e.likelihood, outputs.flatten(0, 1)).probs
     return flat.unflatten(0, outputs.shape[:2])
 
 

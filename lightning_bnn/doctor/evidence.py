@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.judging.averages import has_classes, predictor_of
+from lightning_bnn.evaluation.predictions import has_classes, predictor_of
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Posterior

@@ -11,7 +11,7 @@ import torch
 from lightning_bnn.doctor.chain_values import log_densities
 from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import Report, shown, words
-from lightning_bnn.judging.averages import Averages
+from lightning_bnn.evaluation.predictions import ClassPredictions
 from lightning_bnn.plots import health_figure
 from lightning_bnn.plots.page import Section, html_report
 
@@ -58,7 +58,7 @@ def _on_held_out(evidence: Evidence) -> dict[str, Any]:
     try:
         outputs, targets = evidence.on_held_out, evidence.held_out.targets
         if evidence.classes:
-            rows = [Averages.of(evidence.likelihood, o).probs for o in outputs]
+            rows = [ClassPredictions.of(evidence.likelihood, o).probs for o in outputs]
             most = torch.stack(rows).mean(0).max(-1)
             return {"confidence": (most.values, most.indices == targets)}
         if evidence.numbers and not evidence.alone:

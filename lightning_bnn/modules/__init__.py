@@ -6,7 +6,6 @@ import lightning_bnn.strategies  # noqa: F401  # so that `Trainer(strategy="memb
 from lightning_bnn._lazy import lazy_package
 
 if TYPE_CHECKING:
-    from lightning_bnn.judging import results_table
     from lightning_bnn.modules.bayesian import Bayesian
     from lightning_bnn.modules.deep_ensemble import DeepEnsemble
     from lightning_bnn.modules.from_checkpoints import FromCheckpoints
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from lightning_bnn.modules.sghmc import SGHMC
     from lightning_bnn.modules.swag import SWAG
     from lightning_bnn.modules.symmetrized_vi import SymmetrizedVI
+    from lightning_bnn.tables import results_table
 
 __all__ = [
     "Bayesian",

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from lightning_bnn import _compat
 from lightning_bnn.arguments import check_count, check_integer
 from lightning_bnn.calibration import Calibrated
+from lightning_bnn.evaluation import make_evaluator, named_sets
 from lightning_bnn.harvest import ends
-from lightning_bnn.judging import make_evaluator, named_sets
 from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.methods import Batch, Method, Run, State
 from lightning_bnn.methods.health import Diverged, Divergence

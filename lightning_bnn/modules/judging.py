@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_bnn.judging import Evaluator
+from lightning_bnn.evaluation import Evaluator
 from lightning_bnn.methods import Method
 from lightning_bnn.methods.batch_statistics import has_statistics, refreshed
 from lightning_bnn.modules.part import Bayesian, Part

@@ -7,8 +7,8 @@ from lightning_bnn.references.shipped import (
     is_gold,
     read_reference,
     reference_folder,
+    reference_location,
     reference_names,
-    reference_place,
 )
 
 __all__ = [
@@ -20,5 +20,5 @@ __all__ = [
     "readable_card",
     "reference_folder",
     "reference_names",
-    "reference_place",
+    "reference_location",
 ]

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_bnn.comparison.tables import Measured
 from lightning_bnn.references.card_files import read_card_file, write_card_file
 from lightning_bnn.references.diagnosis import Diagnosis
+from lightning_bnn.tables import Measured
 
 __all__ = ["Card"]
 

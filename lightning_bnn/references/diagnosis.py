@@ -11,17 +11,16 @@ from torch import Tensor
 
 from lightning_bnn import params as P
 from lightning_bnn.callbacks.chain_diagnostics import diagnoses
-from lightning_bnn.comparison.convergence import LARGEST, MEDIAN
-from lightning_bnn.comparison.problem import Problem
-from lightning_bnn.comparison.protocols import PROTOCOLS
-from lightning_bnn.comparison.reference import Reference
-from lightning_bnn.comparison.stored_posteriors import StoredPosterior
-from lightning_bnn.comparison.tables import Measured
-from lightning_bnn.judging import averages_of_mode, reference_of
+from lightning_bnn.evaluation import predictions_of_mode, reference_predictions
+from lightning_bnn.evaluation.problem import Problem
+from lightning_bnn.evaluation.protocols import PROTOCOLS
+from lightning_bnn.evaluation.reference import LARGEST, MEDIAN, Reference
+from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.symmetry import canonicalise
+from lightning_bnn.tables import Measured
 
 __all__ = ["LEAST", "SPACES", "Diagnosis", "between", "diagnose", "followed"]
 
@@ -194,12 +193,12 @@ def _predictions(
     """Mean distances between what two stacks predict."""
     test, averaged = [problem.test_set()], []
     for networks in (first, second):
-        ((predictions,),) = averages_of_mode(
+        ((predictions,),) = predictions_of_mode(
             Empirical(networks), posterior.network, posterior.likelihood, test,
             (P.stack_size(networks),), 0, "halves",
         )  # fmt: skip
         averaged.append(predictions)
-    reference = reference_of(averaged[0])
+    reference = reference_predictions(averaged[0])
     if reference is None:
         return {}
     found = reference.distances(averaged[1])

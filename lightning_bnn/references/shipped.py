@@ -5,12 +5,11 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from lightning_bnn.comparison.places import Place
-from lightning_bnn.comparison.problem import Problem, read_problem
-from lightning_bnn.comparison.stored_posteriors import StoredPosterior, read_posterior
+from lightning_bnn.evaluation.problem import Problem, read_problem
+from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior
 from lightning_bnn.references.cards import Card
 
-__all__ = ["is_gold", "read_reference", "reference_folder", "reference_names", "reference_place"]
+__all__ = ["is_gold", "read_reference", "reference_folder", "reference_names", "reference_location"]
 
 
 def reference_names() -> list[str]:
@@ -44,22 +43,22 @@ def is_gold(name: str) -> bool:
     return Card.read(reference_folder(name) / "card.json").verdict == "gold"
 
 
-def reference_place(text: str) -> Place:
+def reference_location(text: str) -> Location:
     """A reference by its name, or networks on disk that stand for one.
 
-    >>> reference_place("sine").path.name
+    >>> reference_location("sine").path.name
     'bank'
     """
     if text in reference_names():
-        return Place(reference_folder(text) / "bank")
-    place = Place.of(text)
-    if not place.path.exists():
+        return Location(reference_folder(text) / "bank")
+    location = Location.of(text)
+    if not location.path.exists():
         known = ", ".join(reference_names())
         raise ValueError(
-            f"There is no reference {text!r}, and nothing at {place.path}; choose a bank, or from: "
-            f"{known}."
+            f"There is no reference {text!r}, and nothing at {location.path}; choose a bank, or "
+            f"from: {known}."
         )
-    return place
+    return location
 
 
 def read_reference(name: str) -> tuple[StoredPosterior, Problem, Card]:
@@ -71,7 +70,7 @@ def read_reference(name: str) -> tuple[StoredPosterior, Problem, Card]:
     """
     folder = reference_folder(name)
     problem = read_problem(folder / "config.yaml")
-    stored = read_posterior(name, Place(folder / "bank"), problem)
+    stored = read_posterior(name, Location(folder / "bank"), problem)
     return stored, problem, Card.read(folder / "card.json")
 
 

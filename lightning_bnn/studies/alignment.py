@@ -10,7 +10,6 @@ import torch
 from tqdm.auto import tqdm
 
 from lightning_bnn.arguments import check_count
-from lightning_bnn.comparison.tables import Cell, Measured, Table, interval, spread
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.studies.alignment_methods import MATRICES
 from lightning_bnn.studies.alignment_networks import ARCHITECTURES
@@ -22,6 +21,7 @@ from lightning_bnn.studies.findings import (
     results_folder,
     settings_of,
 )
+from lightning_bnn.tables import Cell, Measured, Table, interval, spread
 
 __all__ = ["alignment"]
 

@@ -10,7 +10,7 @@ import torch
 from lightning_bnn import metrics as M
 from lightning_bnn.calibration import CalibratedClasses
 from lightning_bnn.calibration.numbers import LEVELS, levels_reached
-from lightning_bnn.comparison.calibration import (
+from lightning_bnn.evaluation.calibration import (
     CalibratedTest,
     calibrate_posterior,
     intervals_of,
@@ -19,11 +19,9 @@ from lightning_bnn.comparison.calibration import (
     probs_of,
     sets_of,
 )
-from lightning_bnn.comparison.places import Place
-from lightning_bnn.comparison.problem import read_problem
-from lightning_bnn.comparison.run_settings import has_other_data
-from lightning_bnn.comparison.stored_posteriors import read_posterior
-from lightning_bnn.comparison.tables import Cell, Table
+from lightning_bnn.evaluation.problem import read_problem
+from lightning_bnn.evaluation.run_settings import has_other_data
+from lightning_bnn.evaluation.stored_posteriors import Location, read_posterior
 from lightning_bnn.plots import (
     Line,
     histograms_figure,
@@ -33,6 +31,7 @@ from lightning_bnn.plots import (
 )
 from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.studies.findings import Findings, publish, results_folder
+from lightning_bnn.tables import Cell, Table
 
 __all__ = ["calibrate", "findings_of"]
 
@@ -85,7 +84,7 @@ def calibrate(
     """
     if samples < 1:
         raise ValueError(f"`samples` must be at least 1, got {samples}.")
-    place = Place.of(posterior)
+    place = Location.of(posterior)
     config = place.config() if data is None else Path(data)
     if config is None:
         raise ValueError(

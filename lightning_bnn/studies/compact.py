@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 import torch
 
-from lightning_bnn.comparison.problem import Problem
-from lightning_bnn.comparison.stored_posteriors import posterior_of
-from lightning_bnn.comparison.tables import Cell, Table
-from lightning_bnn.judging import Averages, averages_of_stack, class_numbers
+from lightning_bnn.evaluation import ClassPredictions, class_numbers, predictions_of_stack
+from lightning_bnn.evaluation.problem import Problem
+from lightning_bnn.evaluation.stored_posteriors import posterior_of
 from lightning_bnn.metrics import agreement, total_variation
 from lightning_bnn.params import Params
 from lightning_bnn.plots import Line, histograms_figure, lines_figure
@@ -19,6 +18,7 @@ from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
+from lightning_bnn.tables import Cell, Table
 
 __all__ = ["CompactStudy", "compact"]
 
@@ -183,7 +183,7 @@ class CompactStudy:
             generator = keyed_generator(self.seed, "compact", title, k)
             yield gaussian.sample(self.draws, generator)
 
-    def row(self, sets: Iterable[Params], of_mean: Cell, hmc: Averages) -> list[Cell]:
+    def row(self, sets: Iterable[Params], of_mean: Cell, hmc: ClassPredictions) -> list[Cell]:
         """One line of table 1, without its title: the mean over sets of networks."""
         numbers = []
         for networks in sets:
@@ -194,16 +194,16 @@ class CompactStudy:
         accuracy, *rest = torch.tensor(numbers, dtype=torch.float64).mean(0).tolist()
         return [accuracy, of_mean, *rest]
 
-    def averages(self, networks: Params) -> Averages:
+    def averages(self, networks: Params) -> ClassPredictions:
         """Predictions of a stack, or of one network."""
         likelihood = self.problem.likelihood
-        return averages_of_stack(self.problem.network, networks, likelihood, self.test)
+        return predictions_of_stack(self.problem.network, networks, likelihood, self.test)
 
     def accuracy(self, networks: Params) -> float:
         """Per cent of the test examples that the mean prediction gets right."""
         return self._accuracy(self.averages(networks))
 
-    def _accuracy(self, averages: Averages) -> float:
+    def _accuracy(self, averages: ClassPredictions) -> float:
         return 100 * class_numbers(self.problem.likelihood, [averages], self.labels)["acc"]
 
     # -------------------------------------------------------- pruning

@@ -6,28 +6,26 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
-from lightning_bnn.comparison.collect import FAILED, Comparison, collect
-from lightning_bnn.comparison.columns import (
+from lightning_bnn.evaluation.comparison import FAILED, Comparison, collect
+from lightning_bnn.evaluation.evaluators import Score
+from lightning_bnn.evaluation.protocols import PROTOCOLS
+from lightning_bnn.evaluation.reference import Made, Options
+from lightning_bnn.evaluation.report import (
     CLASSES,
     PREDICTIONS,
     Column,
     columns_of,
-    is_regression,
-    note_of,
-    predicted_and_calibrated,
-)
-from lightning_bnn.comparison.distance_tables import (
     distances_by_kernel,
     distances_table,
+    is_regression,
+    note_of,
     percent,
+    predicted_and_calibrated,
     reference_text,
 )
-from lightning_bnn.comparison.options import Made, Options
-from lightning_bnn.comparison.protocols import PROTOCOLS
-from lightning_bnn.comparison.tables import Cell, Measured, Table
-from lightning_bnn.judging.evaluators import Score
 from lightning_bnn.plots import dots_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder
+from lightning_bnn.tables import Cell, Measured, Table
 
 __all__ = ["COLUMNS", "DISTANCE_TITLES", "compare", "findings_of"]
 

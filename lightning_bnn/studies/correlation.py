@@ -10,9 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.comparison.collect import collect
-from lightning_bnn.comparison.options import Options
-from lightning_bnn.comparison.tables import Cell, Measured, Table
+from lightning_bnn.evaluation.comparison import collect
+from lightning_bnn.evaluation.reference import Options
 from lightning_bnn.plots import dots_figure, scatter_figure
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.randomness import keyed_generator
@@ -20,6 +19,7 @@ from lightning_bnn.studies.compare import COLUMNS, DISTANCE_TITLES
 from lightning_bnn.studies.demo import METHODS, REFERENCE, demo_jobs
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
+from lightning_bnn.tables import Cell, Measured, Table
 
 __all__ = ["correlation", "rank_correlations"]
 

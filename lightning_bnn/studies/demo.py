@@ -16,9 +16,8 @@ from torch import Tensor
 
 import lightning_bnn
 from lightning_bnn import params as P
-from lightning_bnn.comparison.collect import collect
-from lightning_bnn.comparison.distance_tables import distances_table
-from lightning_bnn.comparison.tables import Table
+from lightning_bnn.evaluation.comparison import collect
+from lightning_bnn.evaluation.report import distances_table
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.plots.page import Section, html_report
 from lightning_bnn.posteriors import Empirical
@@ -40,6 +39,7 @@ from lightning_bnn.studies.marginals import forms_of, units_figure
 from lightning_bnn.studies.mass import mass_findings
 from lightning_bnn.studies.populations import Population
 from lightning_bnn.studies.runs import Job, Run, run_jobs
+from lightning_bnn.tables import Table
 
 __all__ = ["METHODS", "REFERENCE", "demo", "demo_jobs"]
 

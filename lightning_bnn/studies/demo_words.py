@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.comparison.convergence import LARGEST, MEDIAN
-from lightning_bnn.comparison.tables import Measured, Table
+from lightning_bnn.evaluation.reference import LARGEST, MEDIAN
+from lightning_bnn.tables import Measured, Table
 
 __all__ = [
     "GLOSSARY",

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from lightning_bnn.callbacks.training_cost import COST_FILE
-from lightning_bnn.comparison.collect import FAILED, Comparison, attempt, one_succeeded
-from lightning_bnn.comparison.convergence import have_converged
-from lightning_bnn.comparison.halves import numbers_of_halves
-from lightning_bnn.comparison.options import Options
-from lightning_bnn.comparison.places import Place
-from lightning_bnn.comparison.run_settings import other_posterior
-from lightning_bnn.comparison.tables import Measured
+from lightning_bnn.evaluation.comparison import (
+    FAILED,
+    Comparison,
+    attempt,
+    one_succeeded,
+    scores_of_halves,
+)
+from lightning_bnn.evaluation.reference import Options, have_converged
+from lightning_bnn.evaluation.run_settings import other_posterior
+from lightning_bnn.evaluation.stored_posteriors import Location
 from lightning_bnn.quiet_runs import one_thread
-from lightning_bnn.references import is_gold, reference_names, reference_place
+from lightning_bnn.references import is_gold, reference_location, reference_names
 from lightning_bnn.studies.fidelity_tables import (
     Numbers,
     by_function_law,
@@ -25,6 +28,7 @@ from lightning_bnn.studies.fidelity_tables import (
     scores_table,
 )
 from lightning_bnn.studies.findings import Findings, publish, results_folder
+from lightning_bnn.tables import Measured
 
 __all__ = ["cost_of", "fidelity", "numbers_by_method", "options_for", "scored"]
 
@@ -61,10 +65,10 @@ def fidelity(
         raise ValueError("`--posteriors` is missing: for example --posteriors.SWAG runs/swag")
     gold = is_gold(reference) if reference in reference_names() else None
     options = options_for(samples, seed, device)
-    place, folder = reference_place(reference), results_folder(out, "fidelity")
+    place, folder = reference_location(reference), results_folder(out, "fidelity")
     with one_thread():
         comparison = one_succeeded(scored(reference, posteriors, folder, options))
-        halves = numbers_of_halves(place, Path(comparison.settings["config"]), options)
+        halves = scores_of_halves(place, Path(comparison.settings["config"]), options)
     publish(_findings(reference, gold, comparison, halves, posteriors), folder)
 
 
@@ -93,7 +97,7 @@ def scored(
         folder: for rows that need not be computed again.
         options: how they are compared.
     """
-    place = reference_place(reference)
+    place = reference_location(reference)
     like = place.config()
     config = None if like is None else str(like)
     return attempt(str(place.path), posteriors, folder, config, options)
@@ -108,7 +112,7 @@ def numbers_by_method(comparison: Comparison) -> dict[str, Numbers]:
     return dict(found)
 
 
-def cost_of(place: Place) -> dict[str, float]:
+def cost_of(place: Location) -> dict[str, float]:
     """What a run has cost, if the callback `TrainingCost` has watched it."""
     file = place.file()
     for folder in (file, *list(file.parents)[:3]):
@@ -129,7 +133,7 @@ def _findings(
     unranked = _why_unranked(reference, gold, settings)
     order = list(numbers) if unranked else by_function_law(numbers)
     ordered = {name: numbers[name] for name in order}
-    costs = {name: cost_of(Place.of(posteriors[name])) for name in order}
+    costs = {name: cost_of(Location.of(posteriors[name])) for name in order}
     title = f"Fidelity to the posterior {reference}"
     tables = {
         "fidelity": scores_table(title, ordered, costs, halves, settings),
@@ -164,5 +168,5 @@ def _other_posteriors(config: Path, posteriors: Mapping[str, str]) -> list[str]:
         f"{name} has `{what}` {own}, the reference {wanted}: it is of another posterior."
         + (_MAY_HAVE_SEEN if what == "data" else "")
         for name, text in posteriors.items()
-        for what, own, wanted in other_posterior(Place.of(text), config)
+        for what, own, wanted in other_posterior(Location.of(text), config)
     ]

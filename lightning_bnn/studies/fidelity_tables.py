@@ -6,12 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lightning_bnn.comparison.columns import Column, columns_of, is_regression, note_of
-from lightning_bnn.comparison.columns import to_reference as beside_reference
-from lightning_bnn.comparison.distance_tables import percent, reference_text
-from lightning_bnn.comparison.rows import Row
-from lightning_bnn.comparison.tables import Cell, Measured, Table
+from lightning_bnn.evaluation.comparison import Row
+from lightning_bnn.evaluation.report import (
+    Column,
+    columns_of,
+    is_regression,
+    note_of,
+    percent,
+    reference_text,
+)
+from lightning_bnn.evaluation.report import to_reference as beside_reference
 from lightning_bnn.plots import dots_figure
+from lightning_bnn.tables import Cell, Measured, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

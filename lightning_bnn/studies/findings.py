@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 import lightning_bnn
-from lightning_bnn.comparison.tables import Measured, Table
 from lightning_bnn.plots import Line
+from lightning_bnn.tables import Measured, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from lightning_bnn.comparison.tables import Cell, Measured, Table
-from lightning_bnn.comparison.tables import spread as table_spread
 from lightning_bnn.plots import lines_figure
 from lightning_bnn.posteriors.mutual_information import Sampled, log_ratios
 from lightning_bnn.posteriors.permanents import (
@@ -23,6 +21,8 @@ from lightning_bnn.posteriors.permanents import (
 from lightning_bnn.posteriors.unit_layers import UnitLayer
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, measured_line, publish, results_folder
+from lightning_bnn.tables import Cell, Measured, Table
+from lightning_bnn.tables import spread as table_spread
 
 __all__ = ["information", "near_draws", "uniform_draws"]
 

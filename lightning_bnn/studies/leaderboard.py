@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_bnn.callbacks import TrainingCost
-from lightning_bnn.comparison.collect import Comparison
+from lightning_bnn.evaluation.comparison import Comparison
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import is_gold, read_reference, reference_folder, reference_names
 from lightning_bnn.references.entries import Entry, read_entries

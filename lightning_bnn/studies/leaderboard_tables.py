@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lightning_bnn.comparison.columns import columns_of, to_reference
-from lightning_bnn.comparison.distance_tables import percent
-from lightning_bnn.comparison.tables import Cell, Measured, Table, spread
+from lightning_bnn.evaluation.report import columns_of, percent, to_reference
 from lightning_bnn.plots import Line, dots_figure, lines_figure, scatter_figure
 from lightning_bnn.studies.fidelity_tables import LAWS
+from lightning_bnn.tables import Cell, Measured, Table, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightning_bnn.comparison.places import Place
-from lightning_bnn.comparison.problem import Problem, read_problem
-from lightning_bnn.comparison.stored_posteriors import read_posterior
+from lightning_bnn.evaluation.problem import Problem, read_problem
+from lightning_bnn.evaluation.stored_posteriors import Location, read_posterior
 from lightning_bnn.params import Params
 from lightning_bnn.studies.findings import results_folder, settings_of
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
@@ -99,7 +98,7 @@ def population(
         settings = {"command": job.command}
         note = f"{recipe.members} networks on {recipe.data}: {job.command}"
     else:
-        place = Place.of(networks)
+        place = Location.of(networks)
         settings, note = {"networks": networks}, f"Networks: {networks}"
     config = place.config() if like is None else Path(like)
     if config is None:

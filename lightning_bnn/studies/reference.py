@@ -18,9 +18,8 @@ from lightning_bnn.bank import CheckpointBank, digest_of_networks
 from lightning_bnn.callbacks.training_cost import COST_FILE, TrainingCost
 from lightning_bnn.commands.presets import preset_names, preset_text
 from lightning_bnn.commands.spelling import did_you_mean
-from lightning_bnn.comparison.places import Place
-from lightning_bnn.comparison.problem import Problem, read_problem
-from lightning_bnn.comparison.stored_posteriors import StoredPosterior, read_posterior
+from lightning_bnn.evaluation.problem import Problem, read_problem
+from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import Card, diagnose
 from lightning_bnn.references.diagnosis import LEAST, between
@@ -118,7 +117,7 @@ def _job(name: str, folder: Path, seed: int, transitions: int | None) -> Job:
 
 
 def _read(folder: Path, job: Job, problem: Problem) -> StoredPosterior:
-    return read_posterior(job.name, Place(folder / "runs" / job.name / "bank"), problem)
+    return read_posterior(job.name, Location(folder / "runs" / job.name / "bank"), problem)
 
 
 # ------------------------------------------------------------ what is written
@@ -137,7 +136,7 @@ def _write(
         about=preset_text(job.preset).splitlines()[0].removeprefix("# Reference: "),
         made={**_settings_of(settings, job), **_cost(run)},
         sha256=digest_of_networks(target / "bank"),
-        diagnosis=diagnose(read_posterior(name, Place(target / "bank"), problem), problem),
+        diagnosis=diagnose(read_posterior(name, Location(target / "bank"), problem), problem),
         again=again,
         licence=_licence(**settings["data"]),
     )

@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_bnn.comparison.columns import PREDICTIONS
-from lightning_bnn.comparison.distance_tables import percent
-from lightning_bnn.comparison.tables import Cell, Measured, Table
+from lightning_bnn.evaluation.report import PREDICTIONS, percent
 from lightning_bnn.references.diagnosis import SPACES, Diagnosis
+from lightning_bnn.tables import Cell, Measured, Table
 
 __all__ = ["agreement_table", "distances_table"]
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from tqdm.auto import tqdm
 
 from lightning_bnn.bank import digest_of_networks
-from lightning_bnn.comparison.tables import Cell, Table
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import (
     Card,
@@ -20,6 +19,7 @@ from lightning_bnn.references import (
 )
 from lightning_bnn.references.differences import differences
 from lightning_bnn.studies.reference_tables import agreement_table, distances_table
+from lightning_bnn.tables import Cell, Table
 
 __all__ = ["references"]
 

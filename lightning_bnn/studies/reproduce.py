@@ -12,7 +12,6 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from lightning_bnn.comparison.tables import Cell, Table, text_table
 from lightning_bnn.datamodules import MissingData
 from lightning_bnn.plots.page import Section, html_report
 from lightning_bnn.studies.claims.claim import Judged, judged
@@ -22,6 +21,7 @@ from lightning_bnn.studies.claims.records import evidence_in, key_of_step, read_
 from lightning_bnn.studies.claims.steps import PAPERS, STEPS, Size, Step, chosen_steps
 from lightning_bnn.studies.claims.table import CLAIMS
 from lightning_bnn.studies.findings import Findings, results_folder, write_findings
+from lightning_bnn.tables import Cell, Table, text_table
 
 __all__ = ["reproduce"]
 

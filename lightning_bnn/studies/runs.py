@@ -20,9 +20,8 @@ from tqdm.auto import tqdm
 import lightning_bnn
 from lightning_bnn.commands.presets import preset_text
 from lightning_bnn.commands.training import training
-from lightning_bnn.comparison.places import Place
-from lightning_bnn.comparison.problem import Problem, read_problem
-from lightning_bnn.comparison.stored_posteriors import read_module
+from lightning_bnn.evaluation.problem import Problem, read_problem
+from lightning_bnn.evaluation.stored_posteriors import Location, read_module
 from lightning_bnn.harvest import ends
 from lightning_bnn.quiet_runs import quiet
 
@@ -105,9 +104,9 @@ class Run:
     folder: Path
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Location:
         """Where its posterior can be read from."""
-        return Place(self.folder)
+        return Location(self.folder)
 
     def problem(self) -> Problem:
         """The network and the data of its configuration."""

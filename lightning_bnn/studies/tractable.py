@@ -12,7 +12,6 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from lightning_bnn import plots
-from lightning_bnn.comparison.tables import Cell, Table, spread
 from lightning_bnn.datamodules import TractableReLU
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.models import two_relus
@@ -28,6 +27,7 @@ from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.runs import fit_quietly
 from lightning_bnn.symmetry import discover
+from lightning_bnn.tables import Cell, Table, spread
 
 __all__ = ["Result", "findings_of", "posterior_density", "study", "tractable"]
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.comparison.tables import Table
 from lightning_bnn.datamodules import MNIST, Digits
 from lightning_bnn.datamodules.base import DataModule, Splits
 from lightning_bnn.models import mlp
@@ -33,6 +32,7 @@ from lightning_bnn.symmetry import (
 from lightning_bnn.symmetry import (
     transpositions as count_swaps,
 )
+from lightning_bnn.tables import Table
 
 __all__ = ["permutation_with", "transpositions"]
 

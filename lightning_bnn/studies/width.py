@@ -10,9 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.comparison.problem import Problem
-from lightning_bnn.comparison.tables import Measured, Table, spread
-from lightning_bnn.judging import averages_of_stack, class_numbers
+from lightning_bnn.evaluation import class_numbers, predictions_of_stack
+from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.modules import SymmetrizedVI
 from lightning_bnn.plots import lines_figure
 from lightning_bnn.quiet_runs import quiet
@@ -25,6 +24,7 @@ from lightning_bnn.studies.findings import (
     settings_of,
 )
 from lightning_bnn.studies.runs import Job, Run, run_jobs
+from lightning_bnn.tables import Measured, Table, spread
 
 __all__ = ["width"]
 
@@ -179,7 +179,7 @@ def _judged(module: Any, problem: Problem, data: Any, networks: int) -> dict[str
     numbers = []
     for k, mode in enumerate(module.posterior().modes()):
         stack = mode.sample(networks, keyed_generator("width", k))
-        averages = averages_of_stack(problem.network, stack, likelihood, data)
+        averages = predictions_of_stack(problem.network, stack, likelihood, data)
         numbers.append(class_numbers(likelihood, [averages], labels))
     accuracies, losses = (torch.tensor([of[name] for of in numbers]) for name in ("acc", "nll"))
     return {"acc": 100 * accuracies, "nll": losses}

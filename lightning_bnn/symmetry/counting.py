@@ -28,7 +28,7 @@ __all__ = [
 
 
 def ranks(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*batch units"]:
-    r"""Place of every unit in a sorting permutation: its inverse.
+    r"""Location of every unit in a sorting permutation: its inverse.
 
     .. math:: r_{p(k)} = k
 

@@ -125,7 +125,7 @@ def _beside(
 
 
 def _places_of_rows(rows: Tensor, within: Tensor | None = None) -> Tensor:
-    """Place of every row in lexicographic order, for all members of a stack at once.
+    """Location of every row in lexicographic order, for all members of a stack at once.
 
     Numbers are compared with those of their column: a million of a whole tensor lie closer together
     than rounding separates any two.

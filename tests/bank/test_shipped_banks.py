@@ -13,7 +13,7 @@ from lightning_bnn.bank import (
     shipped_path,
 )
 from lightning_bnn.cli import main
-from lightning_bnn.comparison.places import Place
+from lightning_bnn.evaluation.stored_posteriors import Location
 from lightning_bnn.models import optunet
 from lightning_bnn.settings_files import read_settings
 
@@ -47,11 +47,11 @@ def test_the_networks_are_those_of_the_configuration():
 def test_a_name_is_a_place_unless_something_else_is_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     inside = shipped_path("mnist_optunets")
-    assert Place.of("mnist_optunets[10:]") == Place(inside, slice(10, None))
-    assert Place.of("mnist_optunets").config() == inside / "config.yaml"
+    assert Location.of("mnist_optunets[10:]") == Location(inside, slice(10, None))
+    assert Location.of("mnist_optunets").config() == inside / "config.yaml"
     (tmp_path / "mnist_optunets").mkdir()
-    assert Place.of("mnist_optunets").path.resolve() == tmp_path / "mnist_optunets"
-    assert not Place.of("mnist_optunet").path.exists()
+    assert Location.of("mnist_optunets").path.resolve() == tmp_path / "mnist_optunets"
+    assert not Location.of("mnist_optunet").path.exists()
 
 
 def test_a_wrong_name_is_refused():

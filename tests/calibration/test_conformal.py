@@ -16,7 +16,7 @@ from lightning_bnn.calibration import (
     mean_band,
     quantile_band,
 )
-from lightning_bnn.comparison.calibration import credible_sets
+from lightning_bnn.evaluation.calibration import credible_sets
 
 
 def predictions(n, classes=5, seed=0, sharp=1.6):

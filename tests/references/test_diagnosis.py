@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from lightning_bnn import params as P
-from lightning_bnn.comparison.problem import Problem
-from lightning_bnn.comparison.stored_posteriors import StoredPosterior
 from lightning_bnn.datamodules import NoisySine
+from lightning_bnn.evaluation.problem import Problem
+from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import Empirical

@@ -6,9 +6,9 @@ import pytest
 import torch
 from scipy.stats import ttest_1samp
 
-from lightning_bnn.comparison.tables import interval
 from lightning_bnn.studies import alignment
 from lightning_bnn.studies.alignment import _summary
+from lightning_bnn.tables import interval
 
 
 def of_seed(*sets):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from lightning_bnn.comparison.tables import Measured, Table
 from lightning_bnn.studies.demo_words import (
     GLOSSARY,
     on_chains,
@@ -14,6 +13,7 @@ from lightning_bnn.studies.demo_words import (
     on_taus,
     percent_of_run,
 )
+from lightning_bnn.tables import Measured, Table
 
 NAN = float("nan")
 

@@ -14,9 +14,8 @@ from small_runs import numbers, results
 from lightning_bnn.bank import CheckpointBank, digest_of_networks
 from lightning_bnn.cli import main
 from lightning_bnn.commands.presets import preset_text
-from lightning_bnn.comparison.places import Place
-from lightning_bnn.comparison.problem import read_problem
-from lightning_bnn.comparison.stored_posteriors import read_posterior
+from lightning_bnn.evaluation.problem import read_problem
+from lightning_bnn.evaluation.stored_posteriors import Location, read_posterior
 from lightning_bnn.references import (
     Card,
     diagnose,
@@ -212,7 +211,7 @@ def test_a_card_is_about_the_draws_that_are_stored(sampled):
     problem = read_problem(folder / "two_gaussians" / "config.yaml")
     card = Card.read(folder / "two_gaussians" / "card.json")
     found = {
-        where: diagnose(read_posterior("x", Place(folder / where / "bank"), problem), problem)
+        where: diagnose(read_posterior("x", Location(folder / where / "bank"), problem), problem)
         for where in ("two_gaussians", "runs/seed_0")
     }
     assert card.diagnosis.spaces == found["two_gaussians"].spaces

@@ -14,8 +14,8 @@ from small_runs import NET, bank, config, numbers, results
 from lightning_bnn import metrics as M
 from lightning_bnn import params as P
 from lightning_bnn.cli import STUDIES, main
-from lightning_bnn.comparison.problem import read_problem
 from lightning_bnn.datamodules import Digits
+from lightning_bnn.evaluation.problem import read_problem
 from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.studies.collapse import pearson
 from lightning_bnn.studies.compact import CompactStudy

@@ -8,11 +8,11 @@ import math
 import pytest
 import torch
 
-from lightning_bnn.comparison.tables import Measured, Table, spread
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.plots.page import Section, html_report
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.width import SCALES
+from lightning_bnn.tables import Measured, Table, spread
 
 TABLE = Table(
     "A table",

@@ -11,7 +11,7 @@ from lightning_bnn import params as P
 from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import Finding
-from lightning_bnn.judging.averages import draw
+from lightning_bnn.evaluation.predictions import draw
 from lightning_bnn.posteriors import Empirical
 
 __all__ = ["statistics_of_other_networks"]

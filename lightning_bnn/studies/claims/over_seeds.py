@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_bnn.comparison.tables import Cell, Measured, Table
 from lightning_bnn.studies.claims.numbers import over_seeds
+from lightning_bnn.tables import Cell, Measured, Table
 
 __all__ = ["over_all_seeds"]
 

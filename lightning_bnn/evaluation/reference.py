@@ -1,29 +1,112 @@
-"""A reference, with and without symmetries, and the distances of other networks to it."""
+"""Networks that stand for the posterior, and the distances of other networks to them."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.comparison.errors import Numbers
-from lightning_bnn.comparison.options import Options
-from lightning_bnn.comparison.problem import Problem
-from lightning_bnn.comparison.protocols import PROTOCOLS, Protocol
-from lightning_bnn.comparison.stored_posteriors import StoredPosterior
-from lightning_bnn.comparison.tables import Measured, spread
-from lightning_bnn.metrics import MMDReference, Transformed
+from lightning_bnn.evaluation.errors import Numbers
+from lightning_bnn.evaluation.evaluators import Score
+from lightning_bnn.evaluation.predictions import predictions_of_mode
+from lightning_bnn.evaluation.problem import Problem, StoredBatches
+from lightning_bnn.evaluation.protocols import PROTOCOLS, Protocol
+from lightning_bnn.evaluation.scores import reference_predictions
+from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
+from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.metrics import MMDReference, Transformed, rhat
 from lightning_bnn.metrics.laws import ModesTable, Which, modes_table_of
 from lightning_bnn.metrics.mmd import MMDTable, Reduction
 from lightning_bnn.params import Params
+from lightning_bnn.posteriors import Empirical
 from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.tables import Measured, spread
 
-__all__ = ["Reference"]
+__all__ = [
+    "LARGEST",
+    "MEDIAN",
+    "Made",
+    "Options",
+    "Reference",
+    "have_converged",
+    "predictions_of_reference",
+    "rhat_of_predictions",
+]
+
+
+Made = Literal["trained", "sampled"]
+"""How networks came about: by training runs, or as draws of the posterior."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How posteriors are compared, see `lightning_bnn.studies.compare.compare`.
+
+    Attributes:
+        reference_samples: networks of every chain of the reference at most.
+        functions: whether laws are compared as functions, too.
+    """
+
+    protocol: str = "full"
+    samples: int = 100
+    ood: str | None = None
+    score: Score = "max_probability"
+    seed: int = 0
+    device: str | None = None
+    reference_is: Made | None = None
+    reference_samples: int | None = None
+    functions: bool = False
+
+    def usable_device(self) -> str:
+        """The device that was asked for, or the best one; refused if there is none of its name."""
+        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"`device` {device!r} cannot be used here: {error}") from None
+        return device
+
+
+MEDIAN, LARGEST = 1.01, 1.05
+"""Chains whose R-hat is above these, over examples, count as not converged."""
+_EXAMPLES = 100
+_LEAST = 8
+"""Draws of a chain below which there is no R-hat."""
+
+
+def have_converged(reductions: Sequence[float]) -> bool:
+    """Whether chains with such a median and largest R-hat count as converged."""
+    median, largest = reductions
+    return median <= MEDIAN and largest <= LARGEST
+
+
+@torch.no_grad()
+def rhat_of_predictions(reference: StoredPosterior, problem: Problem) -> tuple[float, float] | None:
+    """Median and largest R-hat of the log-density of up to a hundred targets of the first batch.
+
+    Args:
+        reference: a posterior of several chains; another has no R-hat.
+        problem: its network and data.
+    """
+    chains = [mode.networks for mode in reference.modes if isinstance(mode, Empirical)]
+    draws = min((P.stack_size(chain) for chain in chains), default=0)
+    if len(chains) < 2 or draws < _LEAST:
+        return None
+    last = [{name: t[-draws:] for name, t in chain.items()} for chain in chains]
+    networks = {name: torch.cat([chain[name] for chain in last]) for name in last[0]}
+    inputs, targets = next(iter(problem.test_set()))
+    outputs = P.apply(problem.network, networks, inputs[:_EXAMPLES])
+    likelihood = cast(Likelihood, reference.likelihood)
+    values = likelihood.log_prob(outputs, targets[:_EXAMPLES]).double()
+    reductions = rhat(values.view(len(chains), draws, -1))
+    return float(reductions.median()), float(reductions.max())
+
 
 _SUFFIXES: dict[Reduction, str] = {"median": "", "mean": "_mean", "max": "_max"}
 """Of the names of numbers, by their reduction over kernels."""
@@ -206,3 +289,24 @@ def _digests(networks: Params, layers: Iterable[str]) -> list[bytes]:
         for digest, row in zip(hashes, networks[layer], strict=True):
             digest.update(row.contiguous().cpu().view(torch.uint8).numpy().tobytes())
     return [digest.digest() for digest in hashes]
+
+
+def predictions_of_reference(
+    stored: StoredPosterior, batches: StoredBatches, reference: Reference, likelihood: nn.Module
+) -> Any:
+    """What compares with as many networks of the reference as are drawn from a posterior.
+
+    Args:
+        stored: the reference.
+        batches: data in distribution.
+        reference: says how many networks are drawn, by which seed, and where it is computed.
+        likelihood: says what outputs mean.
+    """
+    if not stored.knows_its_noise():
+        return None
+    networks = Empirical(replace(stored, modes=stored.judged).networks())
+    ((predictions,),) = predictions_of_mode(
+        networks, stored.network, likelihood, [batches], (reference.samples,),
+        reference.seed, "reference predictions", device=reference.device,
+    )  # fmt: skip
+    return reference_predictions(predictions)

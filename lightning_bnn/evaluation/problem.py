@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_bnn import params as P
 from lightning_bnn.calibration import validation_loaders
-from lightning_bnn.judging import named_sets
-from lightning_bnn.judging.averages import Averages, has_classes
+from lightning_bnn.evaluation import named_sets
+from lightning_bnn.evaluation.predictions import ClassPredictions, has_classes
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.params import Params
 from lightning_bnn.settings_files import read_settings
@@ -136,7 +136,7 @@ class Problem:
 
         def predict(networks: Params) -> Tensor:
             outputs = P.apply(self.network, networks, inputs[:_PROBED])
-            return Averages.of_each(likelihood, outputs).probs if classes else outputs
+            return ClassPredictions.of_each(likelihood, outputs).probs if classes else outputs
 
         return predict
 

@@ -23,9 +23,9 @@ from lightning_bnn.calibration import (
 from lightning_bnn.calibration.methods import Predictions
 from lightning_bnn.calibration.numbers import class_numbers, gaussian_numbers
 from lightning_bnn.calibration.prediction_intervals import quantile_band
-from lightning_bnn.comparison.problem import Problem, StoredBatches
-from lightning_bnn.comparison.stored_posteriors import StoredPosterior
-from lightning_bnn.judging.averages import predictor_of
+from lightning_bnn.evaluation.predictions import predictor_of
+from lightning_bnn.evaluation.problem import Problem, StoredBatches
+from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
 from lightning_bnn.randomness import keyed_randomness
 
 __all__ = [

@@ -12,21 +12,20 @@ from torch import nn
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
-from lightning_bnn.comparison import collect as comparison
-from lightning_bnn.comparison.columns import predicted_and_calibrated
-from lightning_bnn.comparison.places import Place
-from lightning_bnn.comparison.problem import Problem, read_problem
-from lightning_bnn.comparison.protocols import PROTOCOLS
-from lightning_bnn.comparison.reference import Reference
-from lightning_bnn.comparison.rows import rows_of
-from lightning_bnn.comparison.stored_posteriors import (
+from lightning_bnn.datamodules import Digits
+from lightning_bnn.evaluation import comparison, draw
+from lightning_bnn.evaluation.comparison import rows_of
+from lightning_bnn.evaluation.problem import Problem, read_problem
+from lightning_bnn.evaluation.protocols import PROTOCOLS
+from lightning_bnn.evaluation.reference import Reference
+from lightning_bnn.evaluation.report import predicted_and_calibrated
+from lightning_bnn.evaluation.stored_posteriors import (
+    Location,
     StoredPosterior,
     chains_of,
     posterior_of,
     read_posterior,
 )
-from lightning_bnn.datamodules import Digits
-from lightning_bnn.judging import draw
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics import law_mmd, mixture_mmd, mmd, mmd_table
 from lightning_bnn.models import mlp
@@ -93,7 +92,7 @@ def test_chains_of_members_are_modes(here):
     distances, _ = compare(reference="ref", posteriors__C="chains")
     assert row(distances, "", "C")["networks"] == 12
     problem = read_problem(here / "like.yaml")
-    found = read_posterior("C", Place.of("chains"), problem)
+    found = read_posterior("C", Location.of("chains"), problem)
     assert [mode.size for mode in found.modes] == [4, 4, 4]
     compare(reference="ref", posteriors__C="chains", samples=6, protocol="p1")
     held = json.loads((here / "out" / "rows" / "C.json").read_text())
@@ -250,7 +249,7 @@ def test_a_fresh_run_is_read_with_its_own_configuration(here):
 def test_rows_of_a_bank_are_networks_and_of_a_run_members(here):
     problem = read_problem(here / "like.yaml")
     bank("run", 20, seed=2, step=list(range(20)))
-    (mode,) = read_posterior("R", Place.of("run[5:12]"), problem).modes
+    (mode,) = read_posterior("R", Location.of("run[5:12]"), problem).modes
     assert mode.size == 7
     assert torch.equal(mode.networks["1.weight"][0], CheckpointBank("run", "r")[5]["1.weight"])
 
@@ -288,7 +287,7 @@ def test_checkpoints_of_modules_that_python_made_are_what_they_are(here, kind):
     run.fit(module, data)
     (path,) = here.rglob("*.ckpt")
     problem = read_problem(here / "like.yaml")
-    found = read_posterior("M", Place.of(str(path)), problem)
+    found = read_posterior("M", Location.of(str(path)), problem)
     assert found.origin["kind"] == kind.__name__
     assert [type(m) for m in found.modes] == [type(m) for m in module.posterior().modes()]
     one, two = (
@@ -409,10 +408,10 @@ def test_what_was_compared_is_said(here, capsys):
 
 def test_a_bank_below_a_folder_is_found(here):
     bank("logs/version_0/bank", 4, seed=2)
-    assert Place.of("logs").file() == Place.of("logs/version_0/bank").path
+    assert Location.of("logs").file() == Location.of("logs/version_0/bank").path
     bank("logs/version_1/bank", 4, seed=2)
     with pytest.raises(ValueError, match="holds several things"):
-        Place.of("logs").file()
+        Location.of("logs").file()
 
 
 def test_a_place_must_be_one_thing(here):
@@ -421,18 +420,18 @@ def test_a_place_must_be_one_thing(here):
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "config.yaml").write_text("")
         (folder / "checkpoints" / "last.ckpt").write_text("")
-    assert Place.of("runs/one").file().name == "last.ckpt"
+    assert Location.of("runs/one").file().name == "last.ckpt"
     with pytest.raises(ValueError, match="holds several things, name one of them"):
-        Place.of("runs").file()
+        Location.of("runs").file()
     (here / "runs" / "two" / "other.ckpt").write_text("")
     with pytest.raises(ValueError, match="holds several things"):
-        Place.of("runs/two").file()
+        Location.of("runs/two").file()
 
 
 def test_rows_in_brackets():
-    assert Place.of("a/b[:3]").rows == slice(None, 3)
-    assert Place.of("a/b[-3:]").rows == slice(-3, None)
-    assert Place.of("a/b").rows is None
+    assert Location.of("a/b[:3]").rows == slice(None, 3)
+    assert Location.of("a/b[-3:]").rows == slice(-3, None)
+    assert Location.of("a/b").rows is None
 
 
 def test_which_networks_belong_together():

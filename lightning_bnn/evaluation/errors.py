@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lightning_bnn.comparison.tables import Measured, spread
 from lightning_bnn.metrics.laws import jackknife_variance
 from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.tables import Measured, spread
 
 __all__ = ["Numbers", "bootstrap", "jackknife", "left_out", "over_modes"]
 

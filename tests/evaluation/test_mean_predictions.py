@@ -7,9 +7,9 @@ import torch
 
 from lightning_bnn import metrics as M
 from lightning_bnn import params as P
-from lightning_bnn.comparison.errors import bootstrap, jackknife
-from lightning_bnn.judging import Averages, averages_of_mode, class_numbers, draw
-from lightning_bnn.judging.averages import has_classes
+from lightning_bnn.evaluation import ClassPredictions, class_numbers, draw, predictions_of_mode
+from lightning_bnn.evaluation.errors import bootstrap, jackknife
+from lightning_bnn.evaluation.predictions import has_classes
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import DiagonalGaussian, Dropout, Empirical, Mixture
@@ -28,7 +28,7 @@ def probs(networks, x):
 
 def averages(networks, x):
     p = probs(networks, x)
-    return Averages(p, torch.special.entr(p).sum(-1)).mean()
+    return ClassPredictions(p, torch.special.entr(p).sum(-1)).mean()
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_information_can_detect_too_and_gives_other_numbers(networks):
 
 def test_averages_of_modes_are_those_of_all_networks(networks):
     halves = [{n: t[:6] for n, t in networks.items()}, {n: t[6:] for n, t in networks.items()}]
-    joined = Averages.stacked([averages(half, X) for half in halves]).mean()
+    joined = ClassPredictions.stacked([averages(half, X) for half in halves]).mean()
     torch.testing.assert_close(joined.probs, averages(networks, X).probs)
     torch.testing.assert_close(joined.information(), averages(networks, X).information())
 
@@ -88,17 +88,17 @@ POSTERIORS = {
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_fewer_networks_are_the_first_of_more(name):
     posterior = POSTERIORS[name]()
-    ((many, few),) = averages_of_mode(posterior, NET, Categorical(), [BATCHES], (8, 3), 4)
-    ((alone,),) = averages_of_mode(posterior, NET, Categorical(), [BATCHES], (8,), 4)
+    ((many, few),) = predictions_of_mode(posterior, NET, Categorical(), [BATCHES], (8, 3), 4)
+    ((alone,),) = predictions_of_mode(posterior, NET, Categorical(), [BATCHES], (8,), 4)
     torch.testing.assert_close(many.probs, alone.probs)
     assert many.probs.shape == (40, 3)
     assert not torch.allclose(many.probs, few.probs)
-    ((other,),) = averages_of_mode(posterior, NET, Categorical(), [BATCHES], (8,), 5)
+    ((other,),) = predictions_of_mode(posterior, NET, Categorical(), [BATCHES], (8,), 5)
     assert not torch.allclose(many.probs, other.probs)
 
 
 def test_networks_that_are_fewer_than_asked_for_all_predict(networks):
-    ((found,),) = averages_of_mode(Empirical(networks), NET, Categorical(), [BATCHES], (100,), 0)
+    ((found,),) = predictions_of_mode(Empirical(networks), NET, Categorical(), [BATCHES], (100,), 0)
     torch.testing.assert_close(found.probs, averages(networks, X).probs)
 
 
@@ -106,7 +106,8 @@ def test_dropout_is_repeatable():
     net = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Dropout(0.5), torch.nn.Linear(6, 3))
     mode = Dropout(P.stack([P.of(net)]))
     runs = [
-        averages_of_mode(mode, net, Categorical(), [BATCHES], (4,), 1)[0][0].probs for _ in range(2)
+        predictions_of_mode(mode, net, Categorical(), [BATCHES], (4,), 1)[0][0].probs
+        for _ in range(2)
     ]
     assert torch.equal(*runs)
 
@@ -124,7 +125,7 @@ def test_jackknife_of_a_mean_is_its_standard_error():
 def test_predictions_are_of_the_networks_whose_weights_are_compared():
     networks = P.populate(NET, 30, torch.Generator().manual_seed(2))
     for mode in (Empirical(networks), DiagonalGaussian(P.of(NET), 0.3)):
-        ((many, few),) = averages_of_mode(mode, NET, Categorical(), [BATCHES], (20, 5), 7, 1)
+        ((many, few),) = predictions_of_mode(mode, NET, Categorical(), [BATCHES], (20, 5), 7, 1)
         own = draw(mode, 20, 7, 1)
         torch.testing.assert_close(many.probs, averages(own, X).probs)
         torch.testing.assert_close(few.probs, averages({n: t[:5] for n, t in own.items()}, X).probs)
@@ -134,7 +135,7 @@ def test_predictions_are_of_the_networks_whose_weights_are_compared():
 
 def test_one_logit_gives_two_classes_and_a_regression_none():
     z = torch.randn(4, 5, 1)
-    probs = Averages.of_each(Bernoulli(), z).probs
+    probs = ClassPredictions.of_each(Bernoulli(), z).probs
     torch.testing.assert_close(probs[..., 1], z[..., 0].double().sigmoid())
     assert has_classes(Bernoulli())
     assert not has_classes(Gaussian())

@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from lightning_bnn.commands.presets import preset_text
-from lightning_bnn.comparison.places import Place
-from lightning_bnn.comparison.run_settings import other_posterior
+from lightning_bnn.evaluation.run_settings import other_posterior
+from lightning_bnn.evaluation.stored_posteriors import Location
 from lightning_bnn.references import reference_folder
 
 REFERENCES = ("digits", "sine")
@@ -18,7 +18,7 @@ def run(folder, name, change):
     (folder / "bank").mkdir(parents=True)
     (folder / "bank" / "manifest.jsonl").touch()
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-    return Place(folder / "bank")
+    return Location(folder / "bank")
 
 
 def found(place, name):
@@ -83,7 +83,7 @@ def test_what_makes_it_another_posterior_is_named(tmp_path, name, change, words)
 
 def test_a_place_without_a_configuration_says_nothing(tmp_path):
     (tmp_path / "loose").mkdir()
-    assert found(Place(tmp_path / "loose"), "digits") == []
+    assert found(Location(tmp_path / "loose"), "digits") == []
     (tmp_path / "loose" / "manifest.jsonl").touch()
     (tmp_path / "loose" / "config.yaml").write_text("colour: 1\n")
-    assert found(Place(tmp_path / "loose"), "digits") == []
+    assert found(Location(tmp_path / "loose"), "digits") == []

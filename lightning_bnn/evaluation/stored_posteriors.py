@@ -1,8 +1,10 @@
-"""Posteriors from wherever they are: checkpoints of modules, runs, banks, folders of networks."""
+"""Posteriors on disk: checkpoints of modules, runs, banks, folders of networks."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,14 +15,97 @@ import torch
 from torch import nn
 
 from lightning_bnn import modules
-from lightning_bnn.bank import read_networks
-from lightning_bnn.comparison.places import Place
-from lightning_bnn.comparison.problem import Problem
+from lightning_bnn.bank import read_networks, shipped_path
+from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.loading import load
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior
 
-__all__ = ["StoredPosterior", "chains_of", "posterior_of", "read_module", "read_posterior"]
+__all__ = [
+    "Location",
+    "StoredPosterior",
+    "chains_of",
+    "digest_of_file",
+    "posterior_of",
+    "read_module",
+    "read_posterior",
+]
+
+
+@dataclass(frozen=True)
+class Location:
+    """A path, and which of its networks are meant.
+
+    >>> Location.of("runs/bank[10:40]")
+    Location(path=PosixPath('runs/bank'), rows=slice(10, 40, None))
+    """
+
+    path: Path
+    rows: slice | None = None
+
+    @classmethod
+    def of(cls, text: str) -> Location:
+        """From what a user writes: a path or the name of a bank of the package, maybe with rows."""
+        match = re.fullmatch(r"(.+)\[(-?\d*):(-?\d*)\]", text)
+        if match is None:
+            return cls(shipped_path(text))
+        first, last = (int(part) if part else None for part in match.groups()[1:])
+        return cls(shipped_path(match[1]), slice(first, last))
+
+    def file(self) -> Path:
+        """The checkpoint, bank or folder of networks itself; of a run, its newest checkpoint."""
+        if not self.path.exists():
+            raise ValueError(f"There is nothing at {self.path}.")
+        if self.path.is_file() or (self.path / "manifest.jsonl").is_file():
+            return self.path
+        versions = [config.parent for config in self.path.rglob("config.yaml")]
+        banks = [manifest.parent for manifest in self.path.rglob("manifest.jsonl")]
+        if not versions:
+            return self._only(banks) if banks else self.path
+        runs = sorted({v.parent if v != self.path else v for v in versions})
+        files = sorted(self.path.rglob("*.ckpt"), key=lambda p: p.stat().st_mtime)
+        outside = [f for f in files if not any(run in f.parents for run in runs)]
+        self._only([*runs, *outside])
+        if not files:
+            raise ValueError(f"The run {self.path} has no checkpoint yet.")
+        return files[-1]
+
+    def _only(self, candidates: Sequence[Path]) -> Path:
+        if len(candidates) > 1:
+            names = ", ".join(str(path) for path in sorted(candidates)[:4])
+            raise ValueError(f"{self.path} holds several things, name one of them: {names}.")
+        return candidates[0]
+
+    def config(self) -> Path | None:
+        """The configuration of the run that a checkpoint or a bank belongs to, if there is one."""
+        file = self.file()
+        folders = (file, *list(file.parents)[:3])
+        configs = (folder / "config.yaml" for folder in folders)
+        return next((config for config in configs if config.is_file()), None)
+
+    def digest(self) -> str:
+        """A digest of the file, to tell whether it has changed."""
+        return digest_of_file(self.file())
+
+
+def digest_of_file(file: Path) -> str:
+    """The start of the SHA-256 of a file; of a bank of its manifest, of a folder of all its files.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as empty:
+    ...     digest_of_file(Path(empty.name))
+    'e3b0c44298fc'
+    """
+    digest = hashlib.sha256()
+    if (file / "manifest.jsonl").is_file():
+        files = [file / "manifest.jsonl"]
+    else:
+        files = [file] if file.is_file() else sorted(p for p in file.rglob("*") if p.is_file())
+    for path in files:
+        with path.open("rb") as stream:
+            while block := stream.read(2**24):
+                digest.update(block)
+    return digest.hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -114,38 +199,38 @@ def posterior_of(name: str, module: Any, samples: int = 100, **origin: Any) -> S
 
 
 def read_posterior(
-    name: str, place: Place, problem: Problem, samples: int = 100
+    name: str, location: Location, problem: Problem, samples: int = 100
 ) -> StoredPosterior:
     """A posterior from disk.
 
     Args:
         name: in tables.
-        place: where it is.
+        location: where it is.
         problem: a network of its kind, and data for what needs them to predict.
         samples: networks of each mode that will predict.
     """
-    file, rows = place.file(), place.rows or slice(None)
-    origin: dict[str, Any] = {"path": str(file), "sha256": place.digest()}
-    if place.rows is not None:
+    file, rows = location.file(), location.rows or slice(None)
+    origin: dict[str, Any] = {"path": str(file), "sha256": location.digest()}
+    if location.rows is not None:
         origin["rows"] = f"{rows.start or 0}:{rows.stop or ''}"
     module = read_module(file, problem) if file.is_file() else None
     if module is not None:
         posterior = posterior_of(name, module, samples, **origin, kind=type(module).__name__)
         kept = posterior.only(rows)
         if not kept.modes:
-            raise _no_rows(place, f"{len(posterior.modes)} members")
+            raise _no_rows(location, f"{len(posterior.modes)} members")
         return kept
     stack, records = read_networks(file, problem.network)
     stack, records = {n: t[rows] for n, t in stack.items()}, records[rows]
     if not records:
-        raise _no_rows(place, "networks")
+        raise _no_rows(location, "networks")
     modes = Empirical(stack, chains_of(records)).modes()
     origin["kind"] = "networks"
     return StoredPosterior(name, modes, modes, problem.network, problem.likelihood, origin)
 
 
-def _no_rows(place: Place, content: str) -> ValueError:
-    return ValueError(f"{place.path} has {content}, none of them in the rows that are asked for.")
+def _no_rows(location: Location, content: str) -> ValueError:
+    return ValueError(f"{location.path} has {content}, none of them in the rows asked for.")
 
 
 def chains_of(records: Sequence[Mapping[str, Any]]) -> list[int] | None:

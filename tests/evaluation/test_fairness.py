@@ -13,13 +13,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
-from lightning_bnn.comparison.places import Place
-from lightning_bnn.comparison.problem import Problem, StoredBatches
-from lightning_bnn.comparison.protocols import PROTOCOLS
-from lightning_bnn.comparison.reference import Reference
-from lightning_bnn.comparison.rows import rows_of
-from lightning_bnn.comparison.stored_posteriors import read_posterior
 from lightning_bnn.datamodules import Diabetes
+from lightning_bnn.evaluation.comparison import rows_of
+from lightning_bnn.evaluation.problem import Problem, StoredBatches
+from lightning_bnn.evaluation.protocols import PROTOCOLS
+from lightning_bnn.evaluation.reference import Reference
+from lightning_bnn.evaluation.stored_posteriors import Location, read_posterior
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import MFVI
@@ -35,7 +34,7 @@ def test_learned_noise_is_that_of_each_posterior(tmp_path):
         trainer = L.Trainer(max_epochs=0, logger=False, enable_checkpointing=False)
         trainer.strategy.connect(module)
         trainer.save_checkpoint(tmp_path / f"{name}.ckpt")
-    read = {n: read_posterior(n, Place(tmp_path / f"{n}.ckpt"), problem) for n in ("a", "b")}
+    read = {n: read_posterior(n, Location(tmp_path / f"{n}.ckpt"), problem) for n in ("a", "b")}
     stds = {name: float(p.likelihood.log_std.exp()) for name, p in read.items()}
     assert stds == pytest.approx({"a": 0.2, "b": 0.9})
     assert float(problem.likelihood.log_std.exp()) == 1.0
@@ -45,7 +44,7 @@ def test_files_of_networks_hold_no_learned_noise(tmp_path):
     problem = Problem(mlp(10, [3], 1), Diabetes(), Gaussian("learned"))
     with CheckpointBank(tmp_path / "bank") as held:
         held.extend(P.populate(problem.network, 3))
-    stored = read_posterior("B", Place(tmp_path / "bank"), problem)
+    stored = read_posterior("B", Location(tmp_path / "bank"), problem)
     beside = Reference(
         P.populate(problem.network, 5), problem.network, [torch.randn(2, 10)], PROTOCOLS["full"]
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn.judging import Averages, class_numbers, make_evaluator
+from lightning_bnn.evaluation import ClassPredictions, class_numbers, make_evaluator
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 
 G = torch.Generator().manual_seed(0)
@@ -30,7 +30,7 @@ def judged(likelihood, outputs, targets, far=None, sizes=(40,)):
 
 def test_a_test_and_a_comparison_have_the_same_numbers():
     tested = judged(Categorical(), LOGITS, LABELS, FAR)
-    averages = [Averages.of(Categorical(), outputs) for outputs in (LOGITS, FAR)]
+    averages = [ClassPredictions.of(Categorical(), outputs) for outputs in (LOGITS, FAR)]
     compared = class_numbers(Categorical(), averages, LABELS)
     pairs = {"acc": "acc", "nll": "nll", "brier": "brier", "ece": "ece", "idmi": "mi",
              "oodmi": "far/mi", "aupr": "far/AUPR_out", "fpr95": "far/FPR95"}  # fmt: skip
@@ -73,5 +73,5 @@ def test_a_likelihood_of_the_user_s_own_is_judged_by_its_density():
 
 def test_information_is_never_negative():
     same = LOGITS[:1].expand(3, -1, -1)
-    assert 0 <= float(Averages.of(Categorical(), same).information().min()) < 1e-12
+    assert 0 <= float(ClassPredictions.of(Categorical(), same).information().min()) < 1e-12
     assert math.isclose(judged(Categorical(), same, LABELS)["mi"], 0, abs_tol=1e-12)

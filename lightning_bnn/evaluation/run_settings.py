@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from lightning_bnn import datamodules, likelihoods
-from lightning_bnn.comparison.places import Place
+from lightning_bnn.evaluation.stored_posteriors import Location
 from lightning_bnn.settings_files import read_settings
 
 __all__ = ["has_other_data", "other_posterior"]
@@ -22,31 +22,31 @@ Part = tuple[str, dict[str, Any]]
 """A class by its name, and its arguments."""
 
 
-def has_other_data(place: Place, config: Path) -> bool:
+def has_other_data(location: Location, config: Path) -> bool:
     """Whether the run of a posterior names other data, or another split, than a configuration.
 
     Its training examples may then be among those that are judged. Places without a configuration
     of their own say nothing.
 
     Args:
-        place: where the posterior is.
+        location: where the posterior is.
         config: with the data that it is judged by.
     """
-    own, other = _settings(place.config()), _settings(config)
+    own, other = _settings(location.config()), _settings(config)
     return bool(own and other) and _difference(_data(own), _data(other)) is not None
 
 
-def other_posterior(place: Place, config: Path) -> list[tuple[str, str, str]]:
+def other_posterior(location: Location, config: Path) -> list[tuple[str, str, str]]:
     """Why a run approximates another posterior than a configuration states, if it does.
 
     Args:
-        place: where it is; places without a configuration of their own say nothing.
+        location: where it is; locations without a configuration of their own say nothing.
         config: of the posterior that it is taken for.
 
     Returns:
         What differs (``data``, ``prior_std``, ``likelihood``), what it is, and what it should be.
     """
-    own, other = _settings(place.config()), _settings(config)
+    own, other = _settings(location.config()), _settings(config)
     return [*_differences(own, other)] if own and other else []
 
 

@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
-from lightning_bnn.comparison.places import Place
-from lightning_bnn.comparison.run_settings import has_other_data
+from lightning_bnn.evaluation.run_settings import has_other_data
+from lightning_bnn.evaluation.stored_posteriors import Location
 
 SAME = [
     "Digits",
@@ -26,10 +26,10 @@ def test_settings_that_decide_the_examples(tmp_path, data, other):
     (tmp_path / "run" / "x.pt").write_bytes(b"")
     like = tmp_path / "like.yaml"
     like.write_text(yaml.safe_dump({"data": {"class_path": "Digits"}}))
-    assert has_other_data(Place(tmp_path / "run" / "x.pt"), like) is other
+    assert has_other_data(Location(tmp_path / "run" / "x.pt"), like) is other
 
 
 def test_a_place_without_a_configuration_says_nothing(tmp_path):
     (tmp_path / "like.yaml").write_text("data: Digits")
     (tmp_path / "x.pt").write_bytes(b"")
-    assert not has_other_data(Place(tmp_path / "x.pt"), tmp_path / "like.yaml")
+    assert not has_other_data(Location(tmp_path / "x.pt"), tmp_path / "like.yaml")

@@ -1,12 +1,13 @@
-"""Predictions of classes, averaged over networks: all that the numbers of a posterior need.
+"""Predictions of networks on examples, averaged over networks: classes, Gaussians, or densities.
 
-Mean probabilities and the mean entropy of the networks can be averaged again, over modes or over
-all modes but one; so every number of one mode, of all, and of the jackknife comes from one pass.
+Mean predictions can be averaged again, over modes or over all modes but one, so that every number
+of one mode, of all, and of the jackknife comes from one pass.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,23 +16,127 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.judging.densities import LogDensities, Mixtures
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
 from lightning_bnn.randomness import keyed_generator, keyed_randomness
 
 __all__ = [
-    "Averages", "Batches", "averages_of_mode", "averages_of_stack", "draw", "has_classes",
-    "predictions_of_each", "predictor_of",
-]  # fmt: skip
+    "ClassPredictions",
+    "Batches",
+    "LogDensities",
+    "GaussianPredictions",
+    "predictions_of_mode",
+    "predictions_of_stack",
+    "draw",
+    "has_classes",
+    "predictions_of_each",
+    "predictor_of",
+]
+
+
+@dataclass(frozen=True)
+class GaussianPredictions:
+    r"""Equally weighted mixtures of the Gaussians that networks predict.
+
+    .. math:: p(y) = \tfrac1S \textstyle\sum_s N(y;\; \mu_s, \sigma_s^2)
+
+    Attributes:
+        means: ``(..., examples, targets, networks)``, in float64.
+        stds: standard deviations of the same shape.
+
+    >>> from lightning_bnn.likelihoods import Gaussian
+    >>> outputs = torch.zeros(4, 10, 1)  # of four networks
+    >>> mixture = GaussianPredictions.of_each(Gaussian(), outputs).mean()
+    >>> mixture.examples, mixture.means.shape, mixture.components()[0].shape
+    (10, torch.Size([10, 1, 4]), torch.Size([4, 10, 1]))
+    """
+
+    means: Tensor
+    stds: Tensor
+
+    @classmethod
+    def of_each(cls, likelihood: Any, outputs: Tensor) -> GaussianPredictions:
+        """The prediction of every single network, ``(networks, examples, targets, 1)``."""
+        means, stds = likelihood.moments(outputs.detach().double())
+        return cls(means[..., None], stds.detach().double()[..., None])
+
+    @property
+    def examples(self) -> int:
+        """How many examples there are."""
+        return self.means.shape[-3]
+
+    def components(self) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations as metrics take them, ``(networks, examples, targets)``."""
+        return self.means.movedim(-1, 0), self.stds.movedim(-1, 0)
+
+    def __getitem__(self, which: Any) -> GaussianPredictions:
+        return GaussianPredictions(self.means[which], self.stds[which])
+
+    def mean(self) -> GaussianPredictions:
+        """The mixture over the first dimension: all of its networks with equal weights."""
+        return GaussianPredictions(*(t.movedim(0, -2).flatten(-2) for t in (self.means, self.stds)))
+
+    @classmethod
+    def stacked(cls, parts: Sequence[GaussianPredictions]) -> GaussianPredictions:
+        """Several modes along a new first dimension, with equally many networks: the first ones."""
+        count = min(part.means.shape[-1] for part in parts)
+        return cls(
+            torch.stack([part.means[..., :count] for part in parts]),
+            torch.stack([part.stds[..., :count] for part in parts]),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[GaussianPredictions]) -> GaussianPredictions:
+        """Several batches as one set of examples."""
+        return cls(torch.cat([p.means for p in parts]), torch.cat([p.stds for p in parts]))
+
+
+@dataclass(frozen=True)
+class LogDensities:
+    r"""Log-densities of targets, for likelihoods of which nothing else is known.
+
+    .. math:: \log \tfrac1S \textstyle\sum_s p_s(y)
+
+    Attributes:
+        values: ``(..., examples)``, in float64.
+
+    >>> networks = LogDensities(torch.tensor([[0.2], [0.4]]).log())  # of two networks
+    >>> networks.mean().values.exp()  # the density of their mixture
+    tensor([0.3000])
+    """
+
+    values: Tensor
+
+    @property
+    def examples(self) -> int:
+        """How many examples there are."""
+        return self.values.shape[-1]
+
+    def __getitem__(self, which: Any) -> LogDensities:
+        return LogDensities(self.values[which])
+
+    def mean(self) -> LogDensities:
+        """The density of the mixture over the first dimension."""
+        return LogDensities(self.values.logsumexp(0) - math.log(len(self.values)))
+
+    @classmethod
+    def stacked(cls, parts: Sequence[LogDensities]) -> LogDensities:
+        """Several modes along a new first dimension."""
+        return cls(torch.stack([part.values for part in parts]))
+
+    @classmethod
+    def joined(cls, parts: Sequence[LogDensities]) -> LogDensities:
+        """Several batches as one set of examples."""
+        return cls(torch.cat([part.values for part in parts]))
+
 
 Batches = Iterable[tuple[Any, Tensor]]
 """Inputs, as networks take them, and targets."""
 
 
 @dataclass(frozen=True)
-class Averages:
+class ClassPredictions:
     r"""Predictions of classes on some examples, averaged over networks.
 
     .. math:: \bar p = \tfrac1S \textstyle\sum_s p_s, \quad
@@ -42,7 +147,7 @@ class Averages:
         entropy: mean entropy of the networks' predictions, ``(..., examples)``, in nats.
 
     >>> outputs = torch.tensor([[[50.0, 0.0]], [[0.0, 50.0]]])  # two networks that disagree
-    >>> averages = Averages.of(Categorical(), outputs)
+    >>> averages = ClassPredictions.of(Categorical(), outputs)
     >>> averages.probs, averages.information().round(decimals=4)
     (tensor([[0.5000, 0.5000]], dtype=torch.float64), tensor([0.6931], dtype=torch.float64))
     """
@@ -51,12 +156,12 @@ class Averages:
     entropy: Tensor
 
     @classmethod
-    def of(cls, likelihood: nn.Module, outputs: Tensor) -> Averages:
+    def of(cls, likelihood: nn.Module, outputs: Tensor) -> ClassPredictions:
         """The mean over networks, whose outputs are ``(networks, examples, ...)``."""
         return cls.of_each(likelihood, outputs).mean()
 
     @classmethod
-    def of_each(cls, likelihood: nn.Module, outputs: Tensor) -> Averages:
+    def of_each(cls, likelihood: nn.Module, outputs: Tensor) -> ClassPredictions:
         """The prediction of every single network, not averaged yet."""
         logits = outputs.double()
         if isinstance(likelihood, Bernoulli):
@@ -69,24 +174,24 @@ class Averages:
         """How many examples there are."""
         return self.entropy.shape[-1]
 
-    def __getitem__(self, which: Any) -> Averages:
-        return Averages(self.probs[which], self.entropy[which])
+    def __getitem__(self, which: Any) -> ClassPredictions:
+        return ClassPredictions(self.probs[which], self.entropy[which])
 
-    def mean(self) -> Averages:
+    def mean(self) -> ClassPredictions:
         """The mean over the first dimension."""
-        return Averages(self.probs.mean(0), self.entropy.mean(0))
+        return ClassPredictions(self.probs.mean(0), self.entropy.mean(0))
 
     def information(self) -> Tensor:
         """Mutual information of prediction and network: what the networks disagree about."""
         return (torch.special.entr(self.probs).sum(-1) - self.entropy).clamp_min(0)
 
     @classmethod
-    def stacked(cls, parts: Sequence[Averages]) -> Averages:
+    def stacked(cls, parts: Sequence[ClassPredictions]) -> ClassPredictions:
         """Several modes along a new first dimension."""
         return cls(torch.stack([p.probs for p in parts]), torch.stack([p.entropy for p in parts]))
 
     @classmethod
-    def joined(cls, parts: Sequence[Averages]) -> Averages:
+    def joined(cls, parts: Sequence[ClassPredictions]) -> ClassPredictions:
         """Several batches as one set of examples."""
         return cls(torch.cat([p.probs for p in parts]), torch.cat([p.entropy for p in parts]))
 
@@ -107,9 +212,9 @@ def predictions_of_each(likelihood: Any, outputs: Tensor, targets: Tensor) -> An
         targets: of the examples; only needed where the likelihood is unknown.
     """
     if has_classes(likelihood):
-        return Averages.of_each(likelihood, outputs)
+        return ClassPredictions.of_each(likelihood, outputs)
     if isinstance(likelihood, Gaussian):
-        return Mixtures.of_each(likelihood, outputs)
+        return GaussianPredictions.of_each(likelihood, outputs)
     return LogDensities(likelihood.log_prob(outputs, targets).detach().double())
 
 
@@ -132,10 +237,10 @@ def draw(mode: Posterior, count: int, *key: int | str) -> Params:
 
 
 @torch.no_grad()
-def averages_of_stack(
+def predictions_of_stack(
     model: nn.Module, networks: Params, likelihood: nn.Module, batches: Batches
-) -> Averages:
-    """Averages over all networks of a stack; a single network counts as a stack of one.
+) -> ClassPredictions:
+    """ClassPredictions over all networks of a stack; a single network counts as a stack of one.
 
     Args:
         model: gives the computation.
@@ -146,18 +251,21 @@ def averages_of_stack(
     >>> from lightning_bnn.models import mlp
     >>> net, x, y = mlp(2, [8], 3), torch.randn(10, 2), torch.randint(3, (10,))
     >>> networks = P.populate(net, 20)
-    >>> averages = averages_of_stack(net, networks, Categorical(), [(x[:5], y[:5]), (x[5:], y[5:])])
+    >>> batches = [(x[:5], y[:5]), (x[5:], y[5:])]
+    >>> averages = predictions_of_stack(net, networks, Categorical(), batches)
     >>> mean = P.apply(net, networks, x).softmax(-1).mean(0)
     >>> torch.allclose(averages.probs.float(), mean, atol=1e-5)
     True
     """
     stacked = P.is_stacked(networks, P.of(model))
     outputs = (P.apply(model.eval(), networks, inputs) for inputs, _ in batches)
-    return Averages.joined([Averages.of(likelihood, o if stacked else o[None]) for o in outputs])
+    return ClassPredictions.joined(
+        [ClassPredictions.of(likelihood, o if stacked else o[None]) for o in outputs]
+    )
 
 
 @torch.no_grad()
-def averages_of_mode(
+def predictions_of_mode(
     mode: Posterior,
     model: nn.Module,
     likelihood: nn.Module,
@@ -168,7 +276,7 @@ def averages_of_mode(
 ) -> list[list[Any]]:
     """For every data set and every count, predictions of the first so many networks of a mode.
 
-    They are `Averages` of classes, `Mixtures` of Gaussians, else `LogDensities`.
+    They are `ClassPredictions` of classes, `GaussianPredictions` of Gaussians, else `LogDensities`.
 
     Args:
         mode: draws networks, or predicts in a way of its own.
@@ -182,10 +290,10 @@ def averages_of_mode(
     >>> from lightning_bnn.models import mlp
     >>> net, x, y = mlp(2, [8], 3), torch.randn(10, 2), torch.randint(3, (10,))
     >>> mode = Empirical(P.populate(net, 20))
-    >>> ((few, many),) = averages_of_mode(mode, net, Categorical(), [[(x, y)]], (5, 20), 0)
+    >>> ((few, many),) = predictions_of_mode(mode, net, Categorical(), [[(x, y)]], (5, 20), 0)
     >>> few.probs.shape, many.probs.shape
     (torch.Size([10, 3]), torch.Size([10, 3]))
-    >>> every = averages_of_stack(net, mode.networks, Categorical(), [(x, y)])
+    >>> every = predictions_of_stack(net, mode.networks, Categorical(), [(x, y)])
     >>> torch.allclose(many.probs, every.probs)
     True
     """

@@ -8,15 +8,15 @@ from torch import nn
 
 from lightning_bnn import metrics as M
 from lightning_bnn import params as P
-from lightning_bnn.comparison.columns import columns_of, is_regression, note_of
-from lightning_bnn.judging import (
-    Mixtures,
+from lightning_bnn.evaluation import (
+    GaussianPredictions,
     make_evaluator,
     numbers_of,
-    reference_of,
+    reference_predictions,
     regression_numbers,
 )
-from lightning_bnn.judging.averages import averages_of_mode, predictions_of_each
+from lightning_bnn.evaluation.predictions import predictions_of_each, predictions_of_mode
+from lightning_bnn.evaluation.report import columns_of, is_regression, note_of
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import DiagonalGaussian
@@ -38,7 +38,7 @@ def case(name):
 
 
 def mixture(likelihood, outputs):
-    return Mixtures.of_each(likelihood, outputs).mean()
+    return GaussianPredictions.of_each(likelihood, outputs).mean()
 
 
 @CASES
@@ -88,7 +88,7 @@ def test_one_gaussian_of_the_moments_is_the_mixture_of_one_network(name):
 @CASES
 def test_mixtures_of_modes_are_those_of_all_networks(name):
     likelihood, outputs, _ = case(name)
-    modes = Mixtures.stacked([mixture(likelihood, half) for half in outputs.split(3)])
+    modes = GaussianPredictions.stacked([mixture(likelihood, half) for half in outputs.split(3)])
     whole = regression_numbers(likelihood, [mixture(likelihood, outputs)], Y)
     assert regression_numbers(likelihood, [modes.mean()], Y) == pytest.approx(whole)
     without = regression_numbers(likelihood, [modes[torch.tensor([1])].mean()], Y)
@@ -100,16 +100,16 @@ def test_mixtures_of_modes_are_those_of_all_networks(name):
 def test_modes_of_several_sizes_have_equal_weights():
     likelihood, outputs, _ = case("fixed")
     parts = [mixture(likelihood, o) for o in (outputs[:1], outputs[1:])]
-    assert Mixtures.stacked(parts).mean().means.shape == (40, 2, 2)
+    assert GaussianPredictions.stacked(parts).mean().means.shape == (40, 2, 2)
 
 
 def test_examples_drawn_again_need_no_new_scores():
     likelihood, outputs, far = case("heteroscedastic")
     sets = [mixture(likelihood, o) for o in (outputs, far)]
     rows, others = torch.tensor([3, 3, 9, 20]), torch.tensor([1, 1, 2])
-    reference = reference_of(mixture(likelihood, outputs.flip(0)[:4]))
+    reference = reference_predictions(mixture(likelihood, outputs.flip(0)[:4]))
     drawn = numbers_of(likelihood, sets, Y, reference=reference)(rows, others)
-    part = reference_of(mixture(likelihood, outputs.flip(0)[:4, rows]))
+    part = reference_predictions(mixture(likelihood, outputs.flip(0)[:4, rows]))
     chosen = [sets[0][rows], sets[1][others]]
     assert drawn == pytest.approx(numbers_of(likelihood, chosen, Y[rows], reference=part)())
 
@@ -118,7 +118,7 @@ def test_distances_to_a_reference_are_those_of_the_metrics():
     likelihood, outputs, _ = case("heteroscedastic")
     mine, other = outputs[:2], outputs[2:]
     found = numbers_of(likelihood, [mixture(likelihood, mine)], Y,
-                       reference=reference_of(mixture(likelihood, other)))()  # fmt: skip
+                       reference=reference_predictions(mixture(likelihood, other)))()  # fmt: skip
     (m, s), (n, t) = (likelihood.moments(o.double()) for o in (mine, other))
     assert found["energy"] == pytest.approx(float(M.energy_distance(m, s, n, t)))
     assert found["energy_f"] == pytest.approx(float(M.energy_distance(m, 0 * s, n, 0 * t)))
@@ -126,7 +126,7 @@ def test_distances_to_a_reference_are_those_of_the_metrics():
     assert found["energy"] < found["energy_f"]
     logits, labels = OUTPUTS, torch.arange(40) % 4
     of = [predictions_of_each(Categorical(), o, labels).mean() for o in (logits[:2], logits[2:])]
-    classes = numbers_of(Categorical(), of[:1], labels, reference=reference_of(of[1]))()
+    classes = numbers_of(Categorical(), of[:1], labels, reference=reference_predictions(of[1]))()
     assert classes["agree"] == pytest.approx(float(M.agreement(of[0].probs, of[1].probs)))
     assert classes["tv"] == pytest.approx(float(M.total_variation(of[0].probs, of[1].probs)))
     assert classes["kl"] == pytest.approx(float(M.predictive_kl(of[0].probs, of[1].probs)))
@@ -136,7 +136,7 @@ def test_predictions_of_a_mode_are_mixtures():
     net, x = mlp(3, [4], 1).eval(), torch.randn(10, 3, generator=G)
     mode = DiagonalGaussian(P.of(net), 0.3)
     batches = [(x[:4], x[:4, :1]), (x[4:], x[4:, :1])]
-    ((many, few),) = averages_of_mode(mode, net, Gaussian(), [batches], (8, 3), 4)
+    ((many, few),) = predictions_of_mode(mode, net, Gaussian(), [batches], (8, 3), 4)
     assert many.means.shape == (10, 1, 8)
     torch.testing.assert_close(few.means, many.means[..., :3])
 
@@ -155,7 +155,7 @@ def test_a_likelihood_of_the_user_s_own_has_its_density():
     assert found() == {"nll": pytest.approx(float(wanted.mean()))}
     rows = torch.tensor([2, 2, 5])
     assert found(rows) == {"nll": pytest.approx(float(wanted[rows].mean()))}
-    assert reference_of(own.mean()) is None
+    assert reference_predictions(own.mean()) is None
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])

@@ -1,40 +1,172 @@
-"""From predictions to numbers with names: the one path for validation, test and comparisons."""
+"""Scores of predictions by name: the one path for validation, test and comparisons."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_bnn import metrics as M
-from lightning_bnn.judging.averages import Averages, has_classes
-from lightning_bnn.judging.densities import Mixtures
-from lightning_bnn.judging.density_scores import DensityScores
-from lightning_bnn.judging.test_sets import TestSet
+from lightning_bnn.evaluation.predictions import ClassPredictions, GaussianPredictions, has_classes
 from lightning_bnn.likelihoods import Bernoulli, Gaussian, Likelihood
 from lightning_bnn.metrics.base import ExampleMean
-from lightning_bnn.metrics.intervals import PITCalibration
+from lightning_bnn.metrics.density_scores import crps_of_each
+from lightning_bnn.metrics.gaussian_mixture import mixture_moments, mixture_nll
+from lightning_bnn.metrics.intervals import PITCalibration, inside, width_of_each
 
 __all__ = [
     "ClassificationEvaluator",
     "DensityEvaluator",
+    "DensityScores",
     "Evaluator",
+    "INTERVAL",
     "RegressionEvaluator",
     "Score",
+    "TestSet",
     "class_numbers",
     "make_evaluator",
+    "named_sets",
 ]
+
+
+TestSet = tuple[str, str]
+"""Name of a set and its kind: ``id``, ``ood`` (no targets that mean anything) or ``shift``."""
+
+
+def named_sets(datamodule: Any, loaders: Any) -> list[TestSet]:
+    """What the test loaders are: what the datamodule's ``test_sets`` says, else ID and OOD sets.
+
+    Args:
+        datamodule: where the loaders are from, if it is known.
+        loaders: one, a list of them, or a dict with their names.
+
+    >>> from lightning_bnn.datamodules import TwoGaussians
+    >>> data = TwoGaussians()
+    >>> named_sets(data, data.test_dataloader())
+    [('test', 'id'), ('ring', 'ood')]
+    >>> named_sets(None, {"mnist": None, "fashion": None})
+    [('test', 'id'), ('fashion', 'ood')]
+    """
+    count = len(loaders) if isinstance(loaders, (list, tuple, dict)) else 1
+    stated = getattr(datamodule, "test_sets", None)
+    if stated is not None:
+        if len(stated) != count or stated[0][1] != "id":
+            raise ValueError(
+                f"`test_sets` of {type(datamodule).__name__} must name each of its {count} test "
+                f"loaders, the first of kind 'id'; it is {stated}."
+            )
+        return list(stated)
+    if isinstance(loaders, dict):
+        names = list(loaders)[1:]
+    else:
+        names = [f"ood_{k}" for k in range(1, count)] if count > 2 else ["ood"] * (count - 1)
+    return [("test", "id"), *((name, "ood") for name in names)]
+
+
+INTERVAL = 0.9
+"""Probability of the central intervals that are judged."""
+
+
+@dataclass(frozen=True)
+class DensityScores:
+    """Scores of every example, by name; those of examples that cannot be judged are NaN.
+
+    Attributes:
+        of_each: ``(examples,)``, or ``(examples, targets)``.
+    """
+
+    of_each: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, mixtures: GaussianPredictions, targets: Tensor | None) -> DensityScores:
+        """Of predictions, compared with targets if there are any.
+
+        Args:
+            mixtures: predictions.
+            targets: ``(examples, targets)``; None of what is out of distribution.
+        """
+        means, stds = mixtures.components()
+        judged = (means.isfinite() & stds.isfinite() & (stds > 0)).all(0).all(-1)
+        if targets is not None:
+            _check_targets(targets, means)
+            targets = targets.detach().double()
+            judged = judged & targets.isfinite().all(-1)
+            targets = torch.where(judged[:, None], targets, 0.0)
+        means = torch.where(judged[:, None], means, 0.0)
+        stds = torch.where(judged[:, None], stds, 1.0)
+        scores = _spread(means, stds)
+        if targets is not None:
+            scores |= _quality(means, stds, targets)
+        unknown = ~judged
+        return cls(
+            {
+                name: values.masked_fill(unknown.reshape(-1, *(1,) * (values.ndim - 1)), math.nan)
+                for name, values in scores.items()
+            }
+        )
+
+    def __getitem__(self, which: Any) -> DensityScores:
+        return DensityScores({name: values[which] for name, values in self.of_each.items()})
+
+
+def _spread(means: Tensor, stds: Tensor) -> dict[str, Tensor]:
+    """What the predictions alone say, without targets."""
+    return {
+        "epistemic_var": (means - means.mean(0)).square().mean(0).sum(-1),
+        "sharpness": mixture_moments(means, stds)[1].mean(-1),
+    }
+
+
+def _quality(means: Tensor, stds: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """Of predictions and targets; log-densities are of all targets of an example together."""
+    of_networks = mixture_nll_of_each(means, stds, targets).sum(-1)
+    mean, std = mixture_moments(means, stds)
+    error = mean - targets
+    u = M.pit(means, stds, targets)
+    return {
+        "nll": math.log(len(means)) - (-of_networks).logsumexp(0),
+        "nll_moments": mixture_nll(mean[None], std[None], targets).sum(-1),
+        "squares": error.square(),
+        "mae": error.abs().mean(-1),
+        "crps": crps_of_each(means, stds, targets).mean(-1),
+        "pit": u,
+        "cover90": inside(u, INTERVAL).mean(-1),
+        "width90": width_of_each(means, stds, INTERVAL).mean(-1),
+    }
+
+
+def mixture_nll_of_each(means: Tensor, stds: Tensor, targets: Tensor) -> Tensor:
+    """Negative log-density of every target under every network, ``(networks, examples, targets)``.
+
+    Args:
+        means: of every network.
+        stds: standard deviations.
+        targets: ``(examples, targets)``.
+    """
+    z = (targets - means) / stds
+    return z.square() / 2 + stds.log() + math.log(2 * math.pi) / 2
+
+
+def _check_targets(targets: Tensor, means: Tensor) -> None:
+    if targets.shape != means.shape[1:]:
+        raise ValueError(
+            f"`targets` must have shape {tuple(means.shape[1:])}, got {tuple(targets.shape)}"
+            + (": add a dimension, `targets[:, None]`." if targets.ndim == 1 else ".")
+        )
+
 
 Metrics = Mapping[str, Callable[[], Metric]]
 Score = Literal["max_probability", "entropy", "mutual_information"]
-_SCORES: dict[str, Callable[[Averages], Tensor]] = {
+_SCORES: dict[str, Callable[[ClassPredictions], Tensor]] = {
     "max_probability": lambda averages: M.max_probability_score(averages.probs),
     "entropy": lambda averages: M.entropy_score(averages.probs),
-    "mutual_information": Averages.information,
+    "mutual_information": ClassPredictions.information,
 }
 _JUST_ID: Sequence[TestSet] = (("", "id"),)
 
@@ -78,7 +210,7 @@ class Evaluator(nn.Module, ABC):
         detects: whether there is a score that tells OOD examples from others.
 
     >>> import torch
-    >>> from lightning_bnn.judging import make_evaluator
+    >>> from lightning_bnn.evaluation import make_evaluator
     >>> from lightning_bnn.likelihoods import Categorical
     >>> sets = [("test", "id"), ("rotated", "shift"), ("noise", "ood")]
     >>> evaluator = make_evaluator(Categorical(), sets)
@@ -121,7 +253,8 @@ class Evaluator(nn.Module, ABC):
         """Add one batch of predictions.
 
         Args:
-            outputs: of all networks, ``(samples, batch, ...)``; also `Averages` or `Mixtures`.
+            outputs: of all networks, ``(samples, batch, ...)``; also
+                `ClassPredictions` or `GaussianPredictions`.
             targets: what is compared with them; OOD examples need none.
             index: number of the set.
         """
@@ -200,12 +333,15 @@ class RegressionEvaluator(Evaluator):
         super().__init__(likelihood, sets, quality, {"epistemic_var": Mean, "sharpness": Mean})
 
     def record(
-        self, metrics: Any, outputs: Tensor | Mixtures | DensityScores, targets: Tensor | None
+        self,
+        metrics: Any,
+        outputs: Tensor | GaussianPredictions | DensityScores,
+        targets: Tensor | None,
     ) -> Tensor:
         """Compare with targets; the variance between networks detects OOD examples."""
         if isinstance(outputs, Tensor):
-            outputs = Mixtures.of_each(self.likelihood, outputs).mean()
-        if isinstance(outputs, Mixtures):
+            outputs = GaussianPredictions.of_each(self.likelihood, outputs).mean()
+        if isinstance(outputs, GaussianPredictions):
             outputs = DensityScores.of(outputs, targets)
         scores = outputs.of_each
         for name, metric in metrics.items():
@@ -254,10 +390,12 @@ class ClassificationEvaluator(Evaluator):
         super().__init__(likelihood, sets, quality, {"mi": Mean})
         self.score = _SCORES[score]
 
-    def record(self, metrics: Any, outputs: Tensor | Averages, targets: Tensor | None) -> Tensor:
+    def record(
+        self, metrics: Any, outputs: Tensor | ClassPredictions, targets: Tensor | None
+    ) -> Tensor:
         """Compare mean probabilities with labels; the chosen score detects OOD examples."""
         if isinstance(outputs, Tensor):
-            outputs = Averages.of(self.likelihood, outputs)
+            outputs = ClassPredictions.of(self.likelihood, outputs)
         if targets is not None:
             labels = targets.long() if isinstance(self.likelihood, Bernoulli) else targets
             for name in self.quality:
@@ -288,7 +426,7 @@ _IN_TABLES = {
 
 def class_numbers(
     likelihood: nn.Module,
-    sets: Sequence[Averages],
+    sets: Sequence[ClassPredictions],
     labels: Tensor,
     score: Score = "max_probability",
 ) -> dict[str, float]:
@@ -303,7 +441,7 @@ def class_numbers(
     >>> import torch
     >>> from lightning_bnn.likelihoods import Categorical
     >>> one, other = [[2.0, 0.0], [2.0, 0.0]], [[2.0, 0.0], [0.0, 4.0]]
-    >>> averages = Averages.of(Categorical(), torch.tensor([one, other]))  # of two networks
+    >>> averages = ClassPredictions.of(Categorical(), torch.tensor([one, other]))  # of two networks
     >>> numbers = class_numbers(Categorical(), [averages], torch.tensor([0, 1]))
     >>> numbers["acc"], sorted(numbers)
     (1.0, ['acc', 'ace', 'brier', 'ece', 'idmi', 'nll'])

@@ -5,9 +5,8 @@ import torch
 
 from lightning_bnn import metrics as M
 from lightning_bnn.calibration import calibrated
-from lightning_bnn.comparison.calibrated_numbers import calibrated_numbers
-from lightning_bnn.judging.averages import Averages
-from lightning_bnn.judging.densities import Mixtures
+from lightning_bnn.evaluation.predictions import ClassPredictions, GaussianPredictions
+from lightning_bnn.evaluation.scores import calibrated_numbers
 from lightning_bnn.likelihoods import Categorical, Gaussian
 
 
@@ -15,7 +14,9 @@ def test_of_classes():
     g = torch.Generator().manual_seed(0)
     outputs = 4 * torch.randn(3, 300, 4, generator=g)
     labels = outputs[0].div(4).softmax(-1).multinomial(1, generator=g)[:, 0]
-    known, test = (Averages.of(Categorical(), outputs[:, r]) for r in (slice(100), slice(100, 300)))
+    known, test = (
+        ClassPredictions.of(Categorical(), outputs[:, r]) for r in (slice(100), slice(100, 300))
+    )
     numbers = calibrated_numbers(Categorical(), known, test, labels[:100], labels[100:])
     logits = outputs.double().softmax(-1).mean(0).log()[None]
     fitted = calibrated(Categorical(), (logits[:, :100],), labels[:100])
@@ -35,7 +36,8 @@ def test_of_numbers():
     targets = outputs[0] + 2 * torch.randn(400, 1, generator=g)
     likelihood = Gaussian("fixed", 0.5)
     known, test = (
-        Mixtures.of_each(likelihood, outputs[:, r]).mean() for r in (slice(200), slice(200, 400))
+        GaussianPredictions.of_each(likelihood, outputs[:, r]).mean()
+        for r in (slice(200), slice(200, 400))
     )
     numbers = calibrated_numbers(likelihood, known, test, targets[:200], targets[200:])()
     assert numbers["held90"] == pytest.approx(0.9, abs=0.07)

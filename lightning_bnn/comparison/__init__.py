@@ -1,1 +1,0 @@
-"""Posteriors on disk against a reference: reading them, their distances, rows and tables."""

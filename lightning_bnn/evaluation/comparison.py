@@ -1,0 +1,453 @@
+"""Scores of any posteriors on disk beside a reference; what was computed before is read."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+import lightning_bnn
+from lightning_bnn import params as P
+from lightning_bnn.evaluation.errors import Numbers, bootstrap, jackknife, left_out, over_modes
+from lightning_bnn.evaluation.evaluators import Score
+from lightning_bnn.evaluation.predictions import draw, has_classes, predictions_of_mode
+from lightning_bnn.evaluation.problem import StoredBatches, read_problem
+from lightning_bnn.evaluation.reference import (
+    Options,
+    Reference,
+    predictions_of_reference,
+    rhat_of_predictions,
+)
+from lightning_bnn.evaluation.run_settings import has_other_data
+from lightning_bnn.evaluation.scores import NumbersOf, calibrated_numbers, numbers_of
+from lightning_bnn.evaluation.stored_posteriors import (
+    Location,
+    StoredPosterior,
+    digest_of_file,
+    read_posterior,
+)
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.params import Params, is_weight
+from lightning_bnn.posteriors import Empirical
+from lightning_bnn.quiet_runs import quiet
+from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.tables import Measured
+
+__all__ = [
+    "Comparison",
+    "FAILED",
+    "Row",
+    "attempt",
+    "collect",
+    "scores_of_halves",
+    "one_succeeded",
+    "rows_of",
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The numbers of one posterior, of one of its modes or of all.
+
+    Attributes:
+        method: name of the posterior.
+        mode: "one" or "multi".
+        numbers: by name, as fractions and nats.
+        seeds: how many modes stand behind the errors.
+        networks: how many were compared with the reference.
+        pooled: how many of them count where all networks are alike, as P1 measures it.
+    """
+
+    method: str
+    mode: str
+    numbers: Numbers
+    seeds: int
+    networks: int = 0
+    pooled: int = 0
+
+
+def rows_of(
+    posterior: StoredPosterior,
+    reference: Reference,
+    sets: Sequence[StoredBatches],
+    score: Score,
+    predicted: Any = None,
+    validation: StoredBatches | None = None,
+) -> list[Row]:
+    """One row for a mode (mean and deviation over modes), one for all together (jackknife).
+
+    Args:
+        posterior: what is compared.
+        reference: what it is compared with.
+        sets: data, the first in distribution.
+        score: that detects out-of-distribution examples.
+        predicted: of `reference_predictions`: what the reference predicts in distribution.
+        validation: data that predictions are calibrated on, if there are any.
+    """
+    posterior = _at_most(posterior, reference)
+    count = len(posterior.modes)
+    share = max(1, reference.samples // count)
+    every, sizes = _drawn(posterior, reference)
+    distances = _distances(every, sizes, reference)
+    pooled = _pooled(every, sizes, reference, share) if reference.pools else {}
+    quality = _quality(posterior, reference, sets, score, share, predicted, validation)
+    all_modes = sum(sizes), _sum_of_shares(sizes, share)
+    compared = {"one": (min(sizes), min(sizes)), "multi": all_modes}
+    return [
+        Row(
+            posterior.name,
+            mode,
+            {**pooled.get(mode, {}), **numbers, **quality.get(mode, {})},
+            count,
+            *compared[mode],
+        )
+        for mode, numbers in distances.items()
+    ]
+
+
+def _at_most(posterior: StoredPosterior, reference: Reference) -> StoredPosterior:
+    """Not more modes than networks are asked for."""
+    count = len(posterior.modes)
+    if count <= reference.samples:
+        return posterior
+    order = torch.randperm(count, generator=keyed_generator(reference.seed, "modes"))
+    return posterior.only(order[: reference.samples].sort().values.tolist())
+
+
+@torch.no_grad()
+def _drawn(posterior: StoredPosterior, reference: Reference) -> tuple[Params, list[int]]:
+    """Networks of all modes as one stack, and how many each mode has."""
+    draws = (draw(m, reference.samples, reference.seed, k) for k, m in enumerate(posterior.modes))
+    stacks = [{name: t for name, t in stack.items() if is_weight(name, t)} for stack in draws]
+    every = {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
+    reference.check(every, posterior.name)
+    return every, [P.stack_size(stack) for stack in stacks]
+
+
+@torch.no_grad()
+def _distances(every: Params, sizes: Sequence[int], reference: Reference) -> dict[str, Numbers]:
+    """Distances of one mode, and of all modes as a law and as a mixture."""
+    return reference.of_modes(every, [k for k, size in enumerate(sizes) for _ in range(size)])
+
+
+@torch.no_grad()
+def _pooled(
+    every: Params, sizes: Sequence[int], reference: Reference, share: int
+) -> dict[str, Numbers]:
+    """As P1 measures it: all networks alike, of all modes as many as of one."""
+    alone = torch.arange(sum(sizes)).split(list(sizes))
+    shared = [rows[:share] for rows in alone]
+    single = alone if min(sizes) >= 2 else ()
+    together = [torch.cat(shared), *left_out(shared)] if len(alone) > 1 else []
+    distances = reference.pooled(every, [*single, *together])
+    numbers: dict[str, Numbers] = {}
+    if single:
+        numbers["one"] = over_modes(distances[: len(single)])
+    if together:
+        whole, *left = distances[len(single) :]
+        numbers["multi"] = jackknife(whole, left)
+    return numbers
+
+
+def _sum_of_shares(sizes: Sequence[int], share: int) -> int:
+    return sum(min(size, share) for size in sizes)
+
+
+def _quality(
+    posterior: StoredPosterior,
+    reference: Reference,
+    sets: Sequence[StoredBatches],
+    score: Score,
+    share: int,
+    predicted: Any,
+    validation: StoredBatches | None,
+) -> dict[str, Numbers]:
+    """Every metric of the predictions of one mode and of all modes; none without data."""
+    if not sets:
+        return {}
+    if not posterior.knows_its_noise():
+        raise ValueError(
+            f"{posterior.name} are networks without the noise that their likelihood has learned: "
+            "name the checkpoint of the run in place of a bank or a folder."
+        )
+    likelihood = posterior.likelihood
+    sets = sets if _predicts(likelihood) else sets[:1]
+    held_out = [] if validation is None or not _predicts(likelihood) else [validation]
+    of_modes = [
+        predictions_of_mode(
+            mode, posterior.network, likelihood, [*sets, *held_out], (reference.samples, share),
+            reference.seed, k, device=reference.device,
+        )
+        for k, mode in enumerate(posterior.judged)
+    ]  # fmt: skip
+    targets, unit = sets[0].targets(), sets[0].target_std()
+
+    def numbers(of_sets: Sequence[Any]) -> NumbersOf:
+        tested, known = of_sets[: len(sets)], of_sets[len(sets) :]
+        plain = numbers_of(likelihood, tested, targets, score, predicted, unit)
+        if not held_out:
+            return plain
+        known_targets = held_out[0].targets()
+        more = calibrated_numbers(
+            likelihood, known[0], tested[0], known_targets, targets, reference.seed
+        )
+        return lambda *rows: {**plain(*rows), **more(*rows[:1])}
+
+    alone = [numbers([counts[0] for counts in mode]) for mode in of_modes]
+    if len(alone) == 1:
+        sizes = [counts[0].examples for counts in of_modes[0][: len(sets)]]
+        return {"one": bootstrap(sizes, alone[0], seed=reference.seed)}
+    shared = [
+        type(parts[0]).stacked(parts)
+        for parts in ([mode[s][1] for mode in of_modes] for s in range(len(of_modes[0])))
+    ]
+    modes = torch.arange(len(alone))
+    subsets = [modes, *left_out(modes.split(1))]
+    whole, *left = (numbers([part[kept].mean() for part in shared])() for kept in subsets)
+    return {"one": over_modes([of_mode() for of_mode in alone]), "multi": jackknife(whole, left)}
+
+
+def _predicts(likelihood: Any) -> bool:
+    """Whether outputs say something without targets, so that OOD sets can be looked at."""
+    return has_classes(likelihood) or isinstance(likelihood, Gaussian)
+
+
+FAILED = "failed"
+"""The mode of a row of a posterior that could not be judged."""
+_FORMAT = 3
+"""Of stored rows: what other versions have computed is not read."""
+RowsAndOrigin = tuple[list[Row], Mapping[str, Any]]
+"""Rows of a posterior, and where it is from."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows.
+
+    Attributes:
+        rows: of all posteriors.
+        floors: MMD^2 between parts of a reference of single networks, by those of the smaller one.
+        settings: everything that decides the numbers.
+    """
+
+    rows: Sequence[Row]
+    floors: Mapping[int, Numbers]
+    settings: Mapping[str, Any]
+
+    def failures(self) -> dict[str, str]:
+        """Why posteriors could not be judged, by name."""
+        origins = self.settings["posteriors"].items()
+        return {name: origin["failed"] for name, origin in origins if "failed" in origin}
+
+
+def collect(
+    reference: str,
+    posteriors: Mapping[str, str],
+    folder: Path,
+    like: str | None = None,
+    options: Options | None = None,
+) -> Comparison:
+    """Compare posteriors with a reference; refused if all of them fail.
+
+    The arguments are those of `attempt`.
+    """
+    return one_succeeded(attempt(reference, posteriors, folder, like, options))
+
+
+def one_succeeded(comparison: Comparison) -> Comparison:
+    """A comparison, refused if there is nothing in it but failures."""
+    failures = comparison.failures()
+    if len(failures) == len(comparison.settings["posteriors"]):
+        raise ValueError(f"Every posterior failed: {next(iter(failures.values()))}")
+    return comparison
+
+
+def attempt(
+    reference: str,
+    posteriors: Mapping[str, str],
+    folder: Path,
+    like: str | None = None,
+    options: Options | None = None,
+) -> Comparison:
+    """Compare posteriors with a reference; those that fail have a row that says so.
+
+    Args:
+        reference: networks that stand for the posterior.
+        posteriors: locations by name.
+        folder: rows are kept in ``folder/rows``.
+        like: a configuration with network and data, by default that of the first run.
+        options: how they are compared.
+    """
+    options = options or Options()
+    first, locations = Location.of(reference), _locations(posteriors, options)
+    config = _config([first, *locations.values()]) if like is None else Path(like)
+    problem = read_problem(config)
+    settings = {
+        "reference": reference,
+        "reference_sha256": first.digest(),
+        "config": str(config),
+        "config_sha256": digest_of_file(config),
+        "version": lightning_bnn.__version__,
+        "format": _FORMAT,
+        **{k: v for k, v in asdict(options).items() if k not in ("device", "reference_is")},
+    }
+    _check_disjoint(first, locations)
+    whole = read_posterior("reference", first, problem)
+    stored = whole.thinned(options.reference_samples)
+    networks = Reference.of(stored, problem, options)
+    ood = problem.ood_set(options.ood)
+    settings |= {
+        "reference_networks": networks.size,
+        "reference_chains": len(stored.modes) if networks.has_chains else None,
+        "reference_rhat": rhat_of_predictions(whole, problem),
+        "reference_made": options.reference_is or stored.origin.get("made"),
+        "ood_set": "none" if ood is None else ood[0],
+    }
+    sets = [problem.test_set(), *([] if ood is None else [ood[1]])]
+    settings["test_examples"] = len(sets[0].targets())
+    validation = problem.validation_set()
+    every = [*sets, *([] if validation is None else [validation])]
+    settings["data_sha256"] = [batches.digest() for batches in every]
+
+    @functools.cache
+    def predicted() -> Any:
+        return predictions_of_reference(stored, sets[0], networks, stored.likelihood)
+
+    def compute(name: str, location: Location) -> RowsAndOrigin:
+        posterior = read_posterior(name, location, problem, samples=options.samples)
+        other = has_other_data(location, config)
+        known = None if other else validation
+        rows = rows_of(posterior, networks, sets, options.score, predicted(), known)
+        return rows, {**posterior.origin, "modes": len(posterior.modes), "other_data": other}
+
+    rows, origins = _all_rows(locations, settings, folder / "rows", compute)
+    counts = {row.seeds for row in rows if "law" in row.numbers}
+    counts |= {row.pooled for row in rows if "mmd" in row.numbers}
+    if networks.size < 4 or networks.has_chains:  # cannot be split into parts of one law
+        counts = set()
+    floors = {count: networks.noise_floor(count) for count in sorted(counts)}
+    return Comparison(rows, floors, {**settings, "posteriors": origins})
+
+
+def _all_rows(
+    locations: Mapping[str, Location],
+    settings: Mapping[str, Any],
+    folder: Path,
+    compute: Callable[[str, Location], RowsAndOrigin],
+) -> tuple[list[Row], dict[str, Mapping[str, Any]]]:
+    """The rows of all posteriors, one after the other, and where each is from."""
+    rows: list[Row] = []
+    origins: dict[str, Mapping[str, Any]] = {}
+    for name, location in (bar := tqdm(list(locations.items()), desc="posteriors")):
+        bar.set_postfix_str(name)
+        identity = {"name": name, "sha256": location.digest(), "rows": str(location.rows)}
+        key = {**settings, "posterior": identity}
+        new, origins[name] = _stored_or_computed(
+            folder / f"{name}.json", key, functools.partial(compute, name, location)
+        )
+        rows += new
+    return rows, origins
+
+
+def _locations(posteriors: Mapping[str, str], options: Options) -> dict[str, Location]:
+    if options.samples < 2:
+        raise ValueError(f"`samples` must be at least 2, got {options.samples}.")
+    for name in posteriors:
+        if not re.fullmatch(r"[^/\\\x00]+", name):
+            raise ValueError(f"`posteriors`: names go into file names, {name!r} cannot.")
+    return {name: Location.of(text) for name, text in posteriors.items()}
+
+
+def _config(locations: Sequence[Location]) -> Path:
+    for location in locations:
+        config = location.config()
+        if config is not None:
+            return config
+    raise ValueError(
+        "None of the posteriors has a `config.yaml`: pass a configuration with network and data as "
+        "`--like`."
+    )
+
+
+def _check_disjoint(reference: Location, locations: Mapping[str, Location]) -> None:
+    """Refuse networks that are in both sets: they bias the MMD."""
+    for name, location in locations.items():
+        if location.file().resolve() != reference.file().resolve():
+            continue
+        one, other = (set(range(10**6)[p.rows or slice(None)]) for p in (location, reference))
+        if one & other:
+            raise ValueError(
+                f"{name} shares networks with the reference: choose rows that are disjoint, such "
+                f"as {location.path}[0:10] and {location.path}[10:]."
+            )
+
+
+# ------------------------------------------------------------ rows that are there already
+def _stored_or_computed(
+    path: Path, key: Mapping[str, Any], compute: Callable[[], RowsAndOrigin]
+) -> RowsAndOrigin:
+    """Rows of an earlier call with the same key; a posterior that fails has a row that says so."""
+    stored = _stored(path)
+    if stored.get("key") == json.loads(json.dumps(key)):
+        return [_row(**row) for row in stored["rows"]], stored["origin"]
+    name = key["posterior"]["name"]
+    try:
+        with quiet():
+            rows, origin = compute()
+    except (ValueError, RuntimeError, OSError) as error:
+        message = " ".join(str(error).split())
+        tqdm.write(f"{name} failed: {message}")
+        return [Row(name, FAILED, {}, 0)], {"failed": message}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"key": key, "origin": origin, "rows": [asdict(row) for row in rows]}
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
+    return rows, origin
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    """What an earlier call has written; nothing if it was interrupted."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def _row(numbers: Mapping[str, Sequence[float]], **fields: Any) -> Row:
+    return Row(numbers={name: Measured(*pair) for name, pair in numbers.items()}, **fields)
+
+
+def scores_of_halves(location: Location, config: Path, options: Options) -> Numbers:
+    """All numbers of the second half of a reference's chains, as of any posterior beside the first.
+
+    Both halves are draws of one law, so that these distances are what noise alone makes: what is
+    not farther from the reference cannot be told from it. There are none of fewer than four chains,
+    since a law takes two on each side.
+
+    Args:
+        location: where the chains are.
+        config: with their network and data.
+        options: how posteriors are compared with the reference.
+    """
+    problem = read_problem(config)
+    stored = read_posterior("reference", location, problem).thinned(options.reference_samples)
+    half = sum(isinstance(mode, Empirical) and mode.size > 1 for mode in stored.modes) // 2
+    if half < 2:
+        return {}
+    first, second = stored.only(range(half)), stored.only(range(half, 2 * half))
+    reference = Reference.of(first, problem, options)
+    sets = [problem.test_set()] if stored.knows_its_noise() else []
+    predicted = (
+        predictions_of_reference(first, sets[0], reference, stored.likelihood) if sets else None
+    )
+    rows = rows_of(second, reference, sets, options.score, predicted)
+    return {name: number for row in rows for name, number in row.numbers.items()}

@@ -1,0 +1,312 @@
+"""Tables of a comparison: distances to a reference, scores of predictions, notes for readers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_bnn.evaluation.comparison import FAILED, Comparison, Row
+from lightning_bnn.evaluation.protocols import PROTOCOLS
+from lightning_bnn.evaluation.reference import have_converged
+from lightning_bnn.metrics import quantile_calibration_floor
+from lightning_bnn.tables import Cell, Measured, Table
+
+__all__ = [
+    "CLASSES",
+    "Column",
+    "DISTANCES",
+    "PREDICTIONS",
+    "columns_of",
+    "distances_by_kernel",
+    "distances_table",
+    "is_regression",
+    "note_of",
+    "percent",
+    "predicted_and_calibrated",
+    "reference_text",
+    "to_reference",
+]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of predictions.
+
+    Attributes:
+        title: in tables.
+        unit: on axes of figures, with an arrow to where it is better.
+        factor: what it is multiplied by to be shown.
+        digits: behind the point.
+    """
+
+    title: str
+    unit: str
+    factor: int = 1
+    digits: int = 3
+
+    def shown(self, number: Measured) -> Measured:
+        """A number in the unit of the column."""
+        return Measured(number.value * self.factor, number.error * self.factor)
+
+
+def _percent(title: str, unit: str) -> Column:
+    return Column(title, unit, 100, 1)
+
+
+CLASSES = {
+    "acc": _percent("Acc", "% ↑"),
+    "ece": _percent("ECE", "% ↓"),
+    "ace": _percent("ACE", "% ↓"),
+    "brier": _percent("Brier", "% ↓"),
+    "nll": Column("NLL", "nats ↓"),
+    "nll_t": Column("NLL (T)", "nats ↓"),
+    "ece_t": _percent("ECE (T)", "% ↓"),
+    "aurc": Column("AURC", "% ↓", 100, 2),
+    "set90": Column("Set90", "classes ↓", digits=2),
+    "held90": _percent("Held90", "%, 90 is right"),
+    "agree": _percent("Agree", "% ↑"),
+    "tv": _percent("TV", "% ↓"),
+    "kl": Column("KL", "nats ↓", digits=4),
+    "aupr": _percent("AUPR", "% ↑"),
+    "fpr95": _percent("FPR95", "% ↓"),
+    "idmi": _percent("IDMI", "nats x 100"),
+    "oodmi": _percent("OODMI", "nats x 100"),
+}
+_GAUSSIANS = {
+    "rmse": Column("RMSE", "↓"),
+    "rmse_unit": Column("RMSE (unit)", "unit of the target ↓"),
+    "nll": CLASSES["nll"],
+    "nll_moments": Column("NLL (moments)", "nats ↓"),
+    "crps": Column("CRPS", "↓"),
+    "cover90": _percent("Cover90", "%, 90 is right"),
+    "width90": Column("Width90", "at equal coverage ↓"),
+    "interval90": Column("Conf90", "at equal coverage ↓"),
+    "held90": CLASSES["held90"],
+    "calib": _percent("Calib", "% ↓"),
+    "sharpness": Column("Sharpness", "mean sd"),
+    "energy_f": Column("Energy (f)", "↓", digits=4),
+    "energy": Column("Energy", "↓", digits=4),
+    "w2_f": Column("W2 (f)", "↓"),
+    "aupr": CLASSES["aupr"],
+    "fpr95": CLASSES["fpr95"],
+    "idvar": Column("IDVar", "variance", digits=4),
+    "oodvar": Column("OODVar", "variance", digits=4),
+}
+PREDICTIONS = {**CLASSES, **_GAUSSIANS}
+"""All columns, by the name of the number."""
+_CALIBRATED = ("nll_t", "ece_t", "aurc", "set90", "interval90", "held90")
+_TO_REFERENCE = ("agree", "tv", "kl", "energy_f", "energy", "w2_f")
+_ON_TOP = (
+    "NLL (T), ECE (T): after temperature scaling; Set90, Held90: size and coverage of conformal "
+    "sets of 90 %; both calibrated on the validation data. AURC: error of the most confident "
+    "predictions, averaged over all shares of them, x 100."
+)
+
+
+def is_regression(names: Iterable[str]) -> bool:
+    """Whether numbers are those of predicted densities."""
+    return "crps" in set(names)
+
+
+def columns_of(names: Iterable[str]) -> dict[str, Column]:
+    """The columns for the kind of numbers that there are; those of no number are left out.
+
+    Args:
+        names: of the numbers of all rows.
+    """
+    names = set(names)
+    kind = _GAUSSIANS if is_regression(names) else CLASSES
+    return {name: column for name, column in kind.items() if name in names}
+
+
+def predicted_and_calibrated(names: Iterable[str]) -> tuple[dict[str, Column], dict[str, Column]]:
+    """The columns of predictions as they are, and of what validation data add to them.
+
+    Args:
+        names: of the numbers of all rows.
+    """
+    columns = columns_of(names)
+    on_top = {name: column for name, column in columns.items() if name in _CALIBRATED}
+    others = {*on_top, *_TO_REFERENCE}
+    return {name: column for name, column in columns.items() if name not in others}, on_top
+
+
+def to_reference(names: Iterable[str]) -> dict[str, Column]:
+    """The columns of what compares predictions with those of a reference.
+
+    Args:
+        names: of the numbers of all rows.
+    """
+    columns = columns_of(names)
+    return {name: column for name, column in columns.items() if name in _TO_REFERENCE}
+
+
+def note_of(names: Iterable[str], settings: Mapping[str, Any]) -> str:
+    """What a reader must know about the columns of predictions.
+
+    Args:
+        names: of the columns.
+        settings: of the comparison.
+    """
+    names = set(names)
+    if "nll_t" in names:
+        return _ON_TOP
+    if "acc" in names:
+        return (
+            "All columns in per cent, except NLL (nats) and mutual information (nats x 100). OOD "
+            f"examples are the positive class, found by {settings['score']}."
+        )
+    return " ".join(text for name, text in _about(settings) if name in names)
+
+
+def _about(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Sentences on numbers of regression, each with the number that asks for it."""
+    count = settings.get("test_examples")
+    floor = "" if not count else (
+        f"; a perfect forecaster has {100 * quantile_calibration_floor(int(count)):.1f} with "
+        f"{count} test points"
+    )  # fmt: skip
+    return [
+        ("rmse", "RMSE, CRPS, Width90, Sharpness in the unit of the targets as networks see them."),
+        ("rmse_unit", "RMSE (unit): in the target's own unit."),
+        ("nll", "NLL: of the mixture of the networks' Gaussians;"),
+        ("nll_moments", "(moments): of the one Gaussian with its mean and variance."),
+        ("cover90", "Cover90, Width90: of central intervals of 90 %."),
+        ("interval90", "Conf90, Held90: width and coverage of conformal intervals of 90 %, "
+                       "calibrated on the validation data."),
+        ("calib", f"Calib: mean error of the share of targets below quantiles, %{floor}."),
+        ("sharpness", "Sharpness: mean standard deviation of predictions, noise included."),
+        ("aupr", "OOD examples are the positive class, found by the variance between networks."),
+        ("idvar", "IDVar, OODVar: that variance."),
+    ]  # fmt: skip
+
+
+DISTANCES = {
+    ("multi", "law"): "law", ("multi", "ns_law"): "NS law",
+    ("one", "mixture"): "one mode", ("one", "ns_mixture"): "NS one mode",
+    ("multi", "mixture"): "mixture", ("multi", "ns_mixture"): "NS mixture",
+    ("multi", "floor"): "floor", ("multi", "ns_floor"): "NS floor",
+}  # fmt: skip
+"""Columns: of the row of one mode or of all modes, by name of the number."""
+_BY_KERNEL = {
+    f"{prefix}law{suffix}": f"{title} {reduction}"
+    for prefix, title in (("", "law"), ("ns_", "NS law"))
+    for suffix, reduction in (("", "median"), ("_mean", "mean"), ("_max", "max"))
+}
+_OF_NOISE = {"law": "mmd", "ns_law": "ns"}
+"""The law of single networks is what the noise floor measures."""
+_EXPLAINED = (
+    "MMD² x 100. Law: a method's networks over runs and draws, from pairs of different modes only "
+    "(unbiased, so about zero if the reference has the same law). One mode, mixture: the modes as "
+    "they are, where a single network is a point. Floor: the mixture of as many single networks "
+    "from the reference's own law. ±: deviation over modes (one mode), jackknife over modes and "
+    "chains of the reference (two modes, or two chains, have no error), deviation over splits of "
+    "the reference (noise). /: not defined."
+)
+_OF_PREDICTIONS = {
+    "agree": "Agree, TV, KL: of the mean prediction of all modes with that of the reference, per "
+    "cent, and nats from the reference's.",
+    "energy": "Energy, W2: energy and Wasserstein distance of all modes to predictions of the "
+    "reference, of what networks compute (f) and of the densities that they predict.",
+}
+_OF_MAXIMA = (
+    "MMD² x 100 between laws, with the median, the mean and the maximum over twenty kernels. "
+    "Medians and means are around zero for networks from the reference's own law. A maximum is "
+    "not, since it is the largest of twenty noisy numbers: compare it with the row of the noise."
+)
+
+
+def distances_table(comparison: Comparison) -> Table:
+    """One row for every posterior: its law, its single modes, and the mixture of all modes."""
+    names = {name for row in comparison.rows for name in row.numbers}
+    beside = to_reference(names)
+    rows: list[list[Cell]] = [
+        [name, max(row.seeds for row in of.values()), max(row.networks for row in of.values()),
+         *(percent(of[mode].numbers if mode in of else {}, key) for mode, key in DISTANCES),
+         *(c.shown(_of_all(of).get(key, Measured(math.nan))) for key, c in beside.items())]
+        for name, of in _by_method(comparison.rows).items()
+    ]  # fmt: skip
+    for count, floor in _floors(comparison):
+        noise = (percent(floor, _OF_NOISE.get(key, "")) for _, key in DISTANCES)
+        rows.append(["Noise of the reference", count, count, *_blank(noise), *[""] * len(beside)])
+    parts = [reference_text(comparison.settings), _EXPLAINED, _symmetries(comparison.settings)]
+    note = " ".join([*parts, *(text for name, text in _OF_PREDICTIONS.items() if name in names)])
+    titles = [column.title for column in beside.values()]
+    digits = dict.fromkeys(DISTANCES.values(), 2) | {c.title: c.digits for c in beside.values()}
+    header = ["method", "modes", "networks", *DISTANCES.values(), *titles]
+    made = comparison.settings["reference_made"]
+    title = f"Distance to the {made} reference" if made else "Distance to the reference"
+    return Table(title, header, rows, digits, note)
+
+
+def distances_by_kernel(comparison: Comparison) -> Table:
+    """Distances of the laws by the reduction over kernels."""
+    rows: list[list[Cell]] = [
+        [name, *(percent(of["multi"].numbers, key) for key in _BY_KERNEL)]
+        for name, of in _by_method(comparison.rows).items()
+        if "multi" in of
+    ]
+    for count, floor in _floors(comparison):
+        names = (key.replace("ns_law", "ns").replace("law", "mmd") for key in _BY_KERNEL)
+        rows.append([f"Noise, {count} networks", *(percent(floor, name) for name in names)])
+    header = ["method", *_BY_KERNEL.values()]
+    return Table("Distance of the law over kernels", header, rows, 2, _OF_MAXIMA)
+
+
+def reference_text(settings: Mapping[str, Any]) -> str:
+    """What the reference is: how many networks, and whether they were trained or sampled."""
+    chains, made = settings["reference_chains"], settings["reference_made"]
+    count = f"{settings['reference_networks']} networks"
+    count += f" of {chains} chains" if chains else ""
+    about = {
+        "trained": "trained: the law of training runs, close to whatever is trained likewise",
+        "sampled": "sampled: draws of the posterior itself",
+    }
+    made_how = about.get(made, "trained or sampled, which was not said")
+    agreement = _agreement(settings["reference_rhat"]) if chains else ""
+    return f"Reference: {count}, {made_how}.{agreement}"
+
+
+def _agreement(rhat: Sequence[float] | None) -> str:
+    """Whether the chains of the reference agree."""
+    if rhat is None:
+        return " R-hat of its predictions: too few draws, it is NOT KNOWN whether chains agree."
+    median, largest = rhat
+    verdict = "" if have_converged(rhat) else ": NOT CONVERGED"
+    return f" R-hat of its predictions: median {median:.3f}, largest {largest:.3f}{verdict}."
+
+
+def percent(numbers: Mapping[str, Measured], name: str) -> Measured:
+    """A number times a hundred; NaN where there is none."""
+    value, error = numbers.get(name, Measured(math.nan))
+    return Measured(value * 100, error * 100)
+
+
+def _of_all(of: Mapping[str, Row]) -> Mapping[str, Measured]:
+    """Numbers of all modes together, or of the only one."""
+    return list(of.values())[-1].numbers
+
+
+def _by_method(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
+    """Rows that have distances, or have failed, by posterior and by mode."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if "mixture" in row.numbers or row.mode == FAILED:
+            found.setdefault(row.method, {})[row.mode] = row
+    return found
+
+
+def _floors(comparison: Comparison) -> list[tuple[int, Mapping[str, Measured]]]:
+    """Noise of as many single networks as some posterior has modes."""
+    modes = {row.seeds for row in comparison.rows}
+    return [(count, floor) for count, floor in comparison.floors.items() if count in modes]
+
+
+def _blank(cells: Any) -> list[Cell]:
+    return [cell if math.isfinite(cell.value) else "" for cell in cells]
+
+
+def _symmetries(settings: Mapping[str, Any]) -> str:
+    return f"NS: {PROTOCOLS[settings['protocol']].about}."
