@@ -46,7 +46,6 @@ STUDIES = {
     "alignment": "networks of seven kinds averaged in one frame, by method and number",
     "compact": "P3, table 1 and figure 3: posteriors as one Gaussian, matched or not; pruning",
     "tractable": "P2, tables 2 and 3: two ReLU units, with and without symmetrization",
-    "information": "P2: mean and variance of estimates of the information, by width and draws",
     "reproduce": "run all of these, and judge every claim of the papers by the numbers",
 }
 """Tables and figures of the papers; the functions live in ``studies/<name>.py``."""

@@ -257,11 +257,6 @@ def thresholds(*rows):
     return {"thresholds": table(header, *rows)}
 
 
-def estimates(*values):
-    header = ["units", "uniform 2", "uniform 20"]
-    return {"information": table(header, ["3", 9.0, 9.0], ["12", *values])}
-
-
 def order(column, **changed):
     rows = {**ROWS[f"p3.order_of_{column}"]["with"]["paper"], **changed}
     heading = ROWS[f"p3.order_of_{column}"]["with"]["column"]
@@ -279,8 +274,6 @@ FUNCTIONS = [
     ("p2.proportional", thresholds(["5", 1.0, 4.5, 5.0], ["30", 2.0, 5, 5.5]), "does not hold"),
     ("p2.no_dimension", thresholds(["5", 1.0, 4.5, 5.0], ["30", 1.0, 4.5, 5.0]), "holds"),
     ("p2.no_dimension", thresholds(["5", 1.0, 4.5, 5.0], ["30", 1.0, 4, 4.5]), "does not hold"),
-    ("p2.saturates", estimates(math.log(2), math.log(20)), "holds"),
-    ("p2.saturates", estimates(0.5, math.log(21)), "does not hold"),
     *(
         (f"p3.order_of_{column}", order(column, **changed), verdict)
         for column in ("accuracy", "of_the_mean", "agreement", "total_variation")

@@ -55,7 +55,6 @@ SMALLEST = {
     "transpositions": ["--hidden", "4", "--points", "2", *EPOCHS],
     "compact": None,
     "tractable": ["--alphas", "[0.1]", "--seeds", "2", *EPOCHS],
-    "information": ["--widths", "[3]", "--draws", "[2]", "--samples", "3"],
     "reproduce": None,
 }
 """Arguments with which a study ends in seconds; None where it trains presets of their own length,

@@ -1,4 +1,4 @@
-"""The studies of P2: orderings of its tables, and estimates against exact values."""
+"""The study of two ReLU units: the order of the numbers in its tables."""
 
 import math
 
@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from lightning_bnn.cli import main
-from lightning_bnn.posteriors.permanents import log_permanent
-from lightning_bnn.studies.information import near_draws, uniform_draws
 from lightning_bnn.studies.tractable import posterior_density, study
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -57,18 +55,6 @@ def test_the_modes_of_the_posterior_are_where_they_should_be():
     torch.testing.assert_close(density, density.T)
 
 
-@pytest.mark.parametrize("estimate", [uniform_draws, near_draws])
-def test_estimates_come_to_the_exact_value(estimate):
-    generator = torch.Generator().manual_seed(0)
-    mean = torch.randn(4, 2, generator=generator, dtype=torch.float64)
-    w = mean + 0.8 * torch.randn(4, 2, generator=generator, dtype=torch.float64)
-    logs = -(w[:, None] - mean).square().sum(-1) / (2 * 0.64)
-    ratios = logs - logs.diagonal()[:, None]
-    exact = math.lgamma(5) - log_permanent(ratios)
-    found = estimate(ratios, torch.cdist(mean, mean), 100_000, generator)
-    assert float(found) == pytest.approx(float(exact), abs=0.1)
-
-
 @pytest.mark.e2e
 def test_the_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -77,8 +63,6 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     assert "Table 2" in text
     assert "symmetrized, K=2: L^G, exact" in text
     assert (tmp_path / "studies" / "tractable" / "modes.png").stat().st_size > 10_000
-    main(["information", "--widths", "[3, 6]", "--draws", "[4]", "--samples", "5", "--out", "i"])
-    assert (tmp_path / "i" / "information.csv").read_text().splitlines()[2].startswith("6,")
 
 
 @pytest.mark.bad_input
@@ -88,8 +72,6 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
         (["tractable", "--out", "/proc/nothing"], "`out` must be a folder"),
         (["tractable", "--noise", "0"], "`noise` must be above 0"),
         (["tractable", "--alphas", "[-0.1]"], "`alphas` must be above 0"),
-        (["information", "--widths", "[0]"], "`widths` must be at least 2"),
-        (["information", "--samples", "1"], "`samples` must be at least 2"),
     ],
 )
 def test_bad_arguments(args, sentence, capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from lightning_bnn.studies.claims.claim import Judgement
@@ -85,24 +84,6 @@ def _jumps(e: Evidence, study: str) -> dict[float, list[tuple[float, float]]]:
     return found
 
 
-def _saturates(e: Evidence, study: str) -> Judgement:
-    """The estimate by K uniform draws is log K from ten units on."""
-    shares: list[float] = []
-    for key, q in e.read(study, "information", "*", "uniform *").items():
-        units, column = key.split(", ")
-        if int(units) >= 10:
-            shares.append(q.number.value / math.log(int(column.split()[1])))
-    if not shares:
-        raise Missing("no layer has ten units or more")
-    return Judgement(
-        f"from ten units on {min(shares):.3f} to {max(shares):.3f} of log K",
-        {
-            "it is at most log K": max(shares) <= 1 + 1e-9,
-            "from ten units on it is log K, up to 1 %": min(shares) > 0.99,
-        },
-    )
-
-
 def _order(e: Evidence, study: str, column: str, paper: Mapping[str, float]) -> Judgement:
     """Every two rows are in the paper's order."""
     here = {name: e.read(study, "table1", name, column)[""].number for name in paper}
@@ -131,7 +112,6 @@ FUNCTIONS: Mapping[str, Callable[..., Judgement]] = {
     "layers": _layers,
     "proportional": _proportional,
     "no_dimension": _no_dimension,
-    "saturates": _saturates,
     "order": _order,
 }
 """By the name that the table of claims uses."""

@@ -152,14 +152,6 @@ STEPS = (
         seeded=False,
     ),
     Step(
-        "information",
-        "p2",
-        "information",
-        1,
-        smallest={"widths": [3, 4], "draws": [2], "samples": 3},
-        seeded=False,
-    ),
-    Step(
         "transpositions",
         "p3",
         "transpositions",
