@@ -1,19 +1,27 @@
-"""Many networks in one frame: loss and accuracy of their mean, by architecture and method."""
+"""Averages of networks that are brought into one frame, by architecture, method and number."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from lightning_bnn import params as P
 from lightning_bnn.arguments import check_count
-from lightning_bnn.plots import Line, lines_figure
-from lightning_bnn.studies.alignment_methods import MATRICES
+from lightning_bnn.modules import DeepEnsemble
+from lightning_bnn.params import Params
+from lightning_bnn.plots import lines_figure
+from lightning_bnn.posteriors import DiagonalGaussian
+from lightning_bnn.randomness import keyed_generator, keyed_randomness
 from lightning_bnn.studies.alignment_networks import ARCHITECTURES
-from lightning_bnn.studies.alignment_populations import DRAWS, OfSets, Population, Scale
 from lightning_bnn.studies.findings import (
     Findings,
     measured_line,
@@ -21,12 +29,39 @@ from lightning_bnn.studies.findings import (
     results_folder,
     settings_of,
 )
+from lightning_bnn.studies.runs import GivenExamples, fit_quietly
+from lightning_bnn.symmetry import Symmetries, align, discover, fold_norms, match, match_all
+from lightning_bnn.symmetry.matching.repair import reestimated
 from lightning_bnn.tables import Cell, Measured, Table, interval, spread
 
-__all__ = ["alignment"]
+__all__ = ["MATRICES", "PERMUTATIONS", "aligned", "alignment", "without_gains"]
 
-CURVES = ("as they are", "first, ascent", "first, best", "first, activations", "joint", *MATRICES)
-"""Methods with a curve; the tables have all of them."""
+PERMUTATIONS = ("as they are", "first, best", "first, activations", "first, learned", "joint")
+LEARNED = "first, learned"
+"""The method that takes hundreds of gradients of the loss half way: for pairs."""
+MATRICES = ("first, matrices", "first, matrices by activations", "joint, matrices")
+DRAWS = 100
+TITLES = {
+    "excess": "Loss of the mean above the mean loss of the networks (nats)",
+    "accuracy": "Accuracy of the mean network (%)",
+    "draws": f"Mean accuracy of {DRAWS} single draws of one Gaussian for all networks (%)",
+    "distance": "Squared distance to the mean, per network",
+}
+Numbers = dict[str, dict[int, dict[str, Measured]]]
+"""Measurements by method and number of networks."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Architectures, sizes of the sets that are averaged, and how many sets of each size."""
+
+    architectures: tuple[str, ...]
+    sizes: tuple[int, ...]
+    sets: int
+    share: float = 1.0
+    """Of the epochs of training."""
+
+
 SCALES = {
     "smallest": Scale(("MLP, 2 x 16",), (2,), 2, 0.05),
     "small": Scale(tuple(ARCHITECTURES), (2, 5, 10), 5),
@@ -44,14 +79,12 @@ def alignment(
     """Average N networks after bringing them into one frame, by method, architecture and N.
 
     Networks of seven kinds are trained from different starts. Disjoint sets of N are averaged as
-    they are, matched to the first (by coordinate ascent, by the better of ascent and Frank-Wolfe,
-    by activations, correlations and regressions; pairs also by gradients of the loss half way), and
-    aligned jointly. The norms of transformers are folded, and transformers are
-    also matched by permutations and matrices together. The tables show the loss of the mean network
-    above that of the networks (for two of them the barrier at the midpoint), its accuracy, and the
-    squared distance to the mean, also as a share of that without alignment. BatchNorm statistics
-    are estimated anew. If networks were trained with a prior, single draws of the Gaussian that has
-    the means and deviations of the weights are judged as well.
+    they are, matched to the first (by weights or activations; pairs also by gradients of the loss
+    half way), and aligned jointly. Transformers, with their norms folded, are also matched by
+    permutations and matrices together. The tables show the loss of the mean network above that of
+    the networks, its accuracy, and the squared distance to the mean. BatchNorm statistics are
+    estimated anew. If networks were trained with a prior, single draws of the Gaussian that has the
+    means and deviations of the weights are evaluated as well.
 
     Args:
         scale: smallest (a trial), small (up to 10 networks) or paper (up to 50).
@@ -69,112 +102,194 @@ def alignment(
         raise ValueError(
             f"`only` must be part of one of {', '.join(settings.architectures)}, got {only!r}."
         )
-    with tqdm(total=len(names), desc="alignment", unit="kind") as bar:
-        found = {}
-        for name in names:
-            bar.set_postfix_str(name)
-            populations = (
-                Population(ARCHITECTURES[name], name, settings, s, folder)
-                for s in range(seed, seed + seeds)
-            )
-            found[name] = _summary([population.measured() for population in populations])
-            bar.update()
-    publish(_findings(found, settings, seed, seeds), folder)
+    numbers = {
+        name: _summary(
+            [_Population(name, settings, s, folder).measure() for s in range(seed, seed + seeds)]
+        )
+        for name in tqdm(names, desc="alignment", unit="kind")
+    }
+    publish(_findings(numbers, settings, seed, seeds), folder)
 
 
-Numbers = dict[str, dict[int, dict[str, Measured]]]
-"""By method and by the number of networks: what was measured."""
+# ------------------------------------------------------------ frames
+def aligned(
+    model: nn.Module,
+    sym: Symmetries,
+    networks: Params,
+    method: str,
+    batches: Sequence[tuple[Tensor, Tensor]],
+    seed: int,
+) -> Params:
+    """Bring a stack into one frame.
+
+    Args:
+        model: computes the networks.
+        sym: its symmetries.
+        networks: a stack.
+        method: one of `PERMUTATIONS` or `MATRICES`.
+        batches: pairs of inputs and labels, for methods that look at data.
+        seed: of the search.
+    """
+    first = {n: t[0] for n, t in networks.items()}
+    frame, _, way = method.partition(", ")
+    if frame == "as they are":
+        return networks
+    if frame == "joint":
+        return align(networks, sym, mixing=way == "matrices", seed=seed).apply(networks, sym)
+    by_data: dict[str, Any] = {"model": model, "batches": batches}
+    if way.startswith("matrices"):
+        options = {"by": "activations", **by_data} if way.endswith("activations") else {}
+        return match_all(networks, first, sym, **options).apply(networks, sym)
+    options = {"method": way, "seed": seed}
+    if way != "best":
+        options |= by_data | {"loss": nn.functional.cross_entropy}
+    return match(networks, first, sym, **options).apply(networks, sym)
 
 
-def _summary(of_seeds: Sequence[OfSets]) -> Numbers:
+def without_gains(model: nn.Module, networks: Params, inputs: Tensor) -> Params:
+    """Fold the gains of norms of every network of a stack."""
+    model, folded = copy.deepcopy(model), []
+    for network in P.unstack(networks):
+        model.load_state_dict(network)
+        folded.append(P.of(fold_norms(model, inputs[:2])))
+    return P.stack(folded)
+
+
+class _Population:
+    """Trained networks of one architecture, and measurements of their means."""
+
+    def __init__(self, name: str, settings: Scale, seed: int, folder: Path) -> None:
+        self.kind, self.name, self.settings, self.seed = ARCHITECTURES[name], name, settings, seed
+        self.examples = self.kind.examples()
+        with keyed_randomness(seed, name):
+            self.model = self.kind.build(self.examples.classes).eval()
+        self.example = self.examples.train[0][:2]
+        self.symmetries = discover(self.model, self.example)
+        self.batches = list(zip(*(t.split(64) for t in self.examples.train), strict=True))[:20]
+        self.members = max(max(settings.sizes), 2 * min(settings.sizes))
+        epochs = max(1, round(settings.share * self.kind.epochs))
+        file = folder / "networks" / f"{name} {seed} {self.members} {epochs}.safetensors"
+        self.stack = load_file(file) if file.exists() else self._train(epochs, file)
+
+    def _train(self, epochs: int, file: Path) -> Params:
+        generator = keyed_generator(self.seed, "starts", self.name)
+        module = DeepEnsemble(
+            self.model,
+            members=self.members,
+            prior_std=self.kind.prior_std,
+            optimizer=lambda p: torch.optim.Adam(p, self.kind.lr),
+        )
+        module.networks.load_state_dict(P.populate(self.model, self.members, generator))
+        fit_quietly(module, GivenExamples(*self.examples.train, self.seed), epochs)
+        stack = {n: t.detach().contiguous().clone() for n, t in module.member_stack().items()}
+        file.parent.mkdir(exist_ok=True)
+        save_file(stack, file.with_suffix(".part"))
+        file.with_suffix(".part").rename(file)
+        return stack
+
+    def measure(self) -> dict[str, dict[int, list[dict[str, float]]]]:
+        """Measure all methods on all sets, by method and size."""
+        numbers: dict[str, dict[int, list[dict[str, float]]]] = {}
+        for size in self.settings.sizes:
+            for k in range(min(self.settings.sets, self.members // size)):
+                networks = {n: t[k * size : (k + 1) * size] for n, t in self.stack.items()}
+                for method, measured in self._measure_set(networks, size).items():
+                    numbers.setdefault(method, {}).setdefault(size, []).append(measured)
+        return numbers
+
+    @torch.no_grad()
+    def _measure_set(self, networks: Params, size: int) -> dict[str, dict[str, float]]:
+        losses = [self._evaluate(self.model, network)[0] for network in P.unstack(networks)]
+        ends = sum(losses) / size
+        cases: list[tuple[nn.Module, Symmetries, Params, Sequence[str]]]
+        cases = [(self.model, self.symmetries, networks, PERMUTATIONS)]
+        if self.symmetries.linear:
+            folded = fold_norms(self.model, self.example)
+            stack = without_gains(self.model, networks, self.example)
+            cases.append((folded, discover(folded, self.example), stack, MATRICES))
+        return {
+            method: self._measure(model, sym, aligned(model, sym, stack, method, self.batches,
+                                                      self.seed), ends)
+            for model, sym, stack, methods in cases
+            for method in methods
+            if method != LEARNED or size == 2
+        }  # fmt: skip
+
+    def _measure(
+        self, model: nn.Module, sym: Symmetries, networks: Params, ends: float
+    ) -> dict[str, float]:
+        """Evaluate the mean of a stack that is in one frame."""
+        floating = {n: t for n, t in networks.items() if t.is_floating_point()}
+        mean = {n: floating[n].mean(0) if n in floating else t[0] for n, t in networks.items()}
+        loss, accuracy = self._evaluate(
+            model, reestimated(model, mean, [x for x, _ in self.batches])
+        )
+        moved = [t - mean[n] for n, t in floating.items() if n in sym.touched]
+        distances = [float(t.double().square().sum()) / len(t) for t in moved]
+        numbers = {"excess": loss - ends, "accuracy": accuracy, "distance": math.fsum(distances)}
+        if self.kind.prior_std is not None:
+            generator = keyed_generator(self.seed, "draws", self.name)
+            drawn = P.unstack(DiagonalGaussian.fit(networks).sample(DRAWS, generator))
+            numbers["draws"] = sum(self._evaluate(model, network)[1] for network in drawn) / DRAWS
+        return numbers
+
+    def _evaluate(self, model: nn.Module, network: Params) -> tuple[float, float]:
+        """Loss and accuracy on the test set."""
+        inputs, labels = self.examples.test
+        logits = torch.cat([P.apply(model, network, x) for x in inputs.split(500)])
+        loss = float(nn.functional.cross_entropy(logits, labels))
+        return loss, 100 * float((logits.argmax(-1) == labels).double().mean())
+
+
+# ------------------------------------------------------------ tables and figures
+def _summary(of_seeds: Sequence[dict[str, dict[int, list[dict[str, float]]]]]) -> Numbers:
     """Mean and interval over seeds; of one seed, mean and standard deviation over its sets."""
 
-    def summed(rows: Sequence[Sequence[dict[str, float]]], key: str) -> Measured:
+    def summed(rows: Iterable[Sequence[dict[str, float]]], key: str) -> Measured:
         sets = [torch.tensor([numbers[key] for numbers in row]).double() for row in rows]
-        return (
-            spread(sets[0]) if len(sets) == 1 else interval(torch.stack([s.mean() for s in sets]))
-        )
+        means = torch.stack([s.mean() for s in sets])
+        return spread(sets[0]) if len(sets) == 1 else interval(means)
 
     return {
         method: {
-            size: {key: summed([of[method][size] for of in of_seeds], key) for key in rows[0]}
+            size: {key: summed((of[method][size] for of in of_seeds), key) for key in rows[0]}
             for size, rows in sizes.items()
         }
         for method, sizes in of_seeds[0].items()
     }
 
 
-# ------------------------------------------------------------ tables and figures
-def _findings(found: Mapping[str, Numbers], settings: Scale, seed: int, seeds: int) -> Findings:
-    titles = {
-        "excess": "Loss of the mean above the mean loss of the networks (nats)",
-        "accuracy": "Accuracy of the mean network (%)",
-        "draws": f"Mean accuracy of {DRAWS} single draws of one Gaussian for all networks (%)",
-        "distance": "Squared distance to the mean, as a share of that without alignment",
-        "per_network": "Squared distance to the mean, per network",
-        "seconds": "CPU seconds per set",
-    }
+def _findings(every: Mapping[str, Numbers], settings: Scale, seed: int, seeds: int) -> Findings:
     note = (
         f"Mean and half of the 95 % interval (Student's t) over {seeds} seeds, each the mean over "
         "disjoint sets of its networks"
         if seeds > 1
         else "Mean and standard deviation over disjoint sets of networks"
     )
-    tables = {
-        key: _table(title, key, found, settings, note)
-        for key, title in titles.items()
-        if _having(key, found)
+    curves = {
+        name: {
+            method: measured_line(list(numbers), [n["excess"] for n in numbers.values()])
+            for method, numbers in methods.items()
+            if method != LEARNED
+        }
+        for name, methods in every.items()
     }
     return Findings(
         "alignment",
         "Averages of networks that are brought into one frame",
-        tables,
-        _figures(found),
+        {key: table for key in TITLES if (table := _table(key, every, settings, note)).rows},
+        {"excess": lines_figure(curves, ("networks", "excess loss (nats)"), log="xy")},
         ["Data: scikit-learn's digits; GPT: characters of a module of Python's standard library."],
         {"scale": settings.__dict__, "seed": seed, "seeds": seeds},
     )
 
 
-def _figures(found: Mapping[str, Numbers]) -> dict[str, Any]:
-    """One panel for each architecture, one curve for each method."""
-    excess, distance = ("networks", "excess loss (nats)"), ("networks", "share of the distance")
-    return {
-        "excess": lines_figure(_curves("excess", found), excess, log="xy"),
-        "distance": lines_figure(_curves("distance", found), distance, log="x"),
-    }
-
-
-def _curves(key: str, found: Mapping[str, Numbers]) -> dict[str, dict[str, Line]]:
-    """By architecture and method, over the number of networks."""
-    return {
-        name: {
-            method: measured_line(list(numbers), [n[key] for n in numbers.values()])
-            for method, numbers in methods.items()
-            if method in CURVES
-        }
-        for name, methods in found.items()
-    }
-
-
-def _table(title: str, key: str, found: Mapping[str, Numbers], settings: Scale, note: str) -> Table:
+def _table(key: str, every: Mapping[str, Numbers], settings: Scale, note: str) -> Table:
     header = ["", "method", *(f"N = {size}" for size in settings.sizes)]
     rows: list[list[Cell]] = [
-        [name, method, *(_cell(numbers.get(size), key) for size in settings.sizes)]
-        for name, methods in _having(key, found).items()
+        [name, method, *(numbers[s][key] if s in numbers else math.nan for s in settings.sizes)]
+        for name, methods in every.items()
         for method, numbers in methods.items()
+        if all(key in number for number in numbers.values())
     ]
-    return Table(title, header, rows, 1 if key in ("accuracy", "draws", "per_network") else 3, note)
-
-
-def _cell(number: Mapping[str, Measured] | None, key: str) -> Cell:
-    """What was measured, if it was."""
-    return math.nan if number is None else number[key]
-
-
-def _having(key: str, found: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    """The architectures of which something was measured."""
-    return {
-        name: methods
-        for name, methods in found.items()
-        if all(key in number for numbers in methods.values() for number in numbers.values())
-    }
+    return Table(TITLES[key], header, rows, 3 if key == "excess" else 1, note)

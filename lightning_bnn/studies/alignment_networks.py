@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,8 +36,9 @@ class ConvNet(nn.Module):
             )
             for _ in range(blocks)
         )
-        plain = nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU()
-        self.last = nn.Sequential(*plain)
+        self.last = nn.Sequential(
+            nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU()
+        )
         self.head = nn.Linear(2 * width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,9 +127,10 @@ def characters() -> Examples:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A kind of network, what it learns, and for how long.
+    """A kind of network, its data, and its training.
 
-    With ``prior_std`` its networks are maxima of a posterior, and one Gaussian for them is judged.
+    With ``prior_std`` its networks are maxima of a posterior, and one Gaussian for them is
+    evaluated.
     """
 
     build: Callable[[int], nn.Module]
@@ -142,17 +144,13 @@ class Architecture:
         return digits() if self.data == "digits" else characters()
 
 
-def _mlp(hidden: Sequence[int]) -> Callable[[int], nn.Module]:
-    return lambda classes: mlp(64, hidden, classes)
-
-
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "MLP, 32": Architecture(_mlp([32]), "digits", 100, 0.005, prior_std=0.5),
-    "MLP, 2 x 16": Architecture(_mlp([16, 16]), "digits", 40, 0.005),
-    "MLP, 2 x 128": Architecture(_mlp([128, 128]), "digits", 40, 0.002),
-    "CNN": Architecture(lambda classes: ConvNet(12), "digits", 20, 0.005),
-    "residual CNN": Architecture(lambda classes: ConvNet(12, 2), "digits", 20, 0.005),
-    "ViT": Architecture(lambda classes: Transformer(32), "digits", 40, 0.002),
-    "GPT": Architecture(lambda classes: Transformer(32, classes), "characters", 15, 0.002),
+    "MLP, 32": Architecture(lambda n: mlp(64, [32], n), "digits", 100, 0.005, prior_std=0.5),
+    "MLP, 2 x 16": Architecture(lambda n: mlp(64, [16, 16], n), "digits", 40, 0.005),
+    "MLP, 2 x 128": Architecture(lambda n: mlp(64, [128, 128], n), "digits", 40, 0.002),
+    "CNN": Architecture(lambda n: ConvNet(12), "digits", 20, 0.005),
+    "residual CNN": Architecture(lambda n: ConvNet(12, 2), "digits", 20, 0.005),
+    "ViT": Architecture(lambda n: Transformer(32), "digits", 40, 0.002),
+    "GPT": Architecture(lambda n: Transformer(32, n), "characters", 15, 0.002),
 }
-"""What the study aligns, by the names in its tables."""
+"""By the names in the tables."""

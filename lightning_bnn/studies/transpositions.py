@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from lightning_bnn import params as P
 from lightning_bnn.datamodules import MNIST, Digits
-from lightning_bnn.datamodules.base import DataModule, Splits
+from lightning_bnn.datamodules.base import DataModule
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.params import Params
 from lightning_bnn.plots import Line, lines_figure, scatter_figure
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.runs import fit_quietly
+from lightning_bnn.studies.runs import GivenExamples, fit_quietly
 from lightning_bnn.symmetry import (
     Symmetries,
     barrier,
@@ -138,7 +138,7 @@ class _Study:
         module.networks.load_state_dict(starts)
         history = _Weights()
         key = int(torch.randint(2**31, (), generator=keyed_generator(self.seed, order)))
-        source = _Ordered(self.inputs, self.labels, key)
+        source = GivenExamples(self.inputs, self.labels, key)
         fit_quietly(module, source, self.settings.epochs, [history])
         return [{n: t.clone() for n, t in starts.items()}, *history.stacks]
 
@@ -226,17 +226,6 @@ class _Study:
         trained = _member(self.train(start, "first order")[-1], 0)
         others = self.train(permuted, "other order")[-1]
         return {k: self.pair(_member(others, m), trained) for m, k in enumerate(counts)}
-
-
-class _Ordered(DataModule):
-    """Examples in an order that the seed alone decides."""
-
-    def __init__(self, inputs: Tensor, labels: Tensor, seed: int) -> None:
-        super().__init__(batch_size=64, seed=seed)
-        self.examples = (inputs, labels)
-
-    def load(self) -> Splits:
-        return Splits(self.examples, None, self.examples)
 
 
 class _Weights(L.Callback):

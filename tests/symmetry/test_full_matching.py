@@ -8,7 +8,7 @@ from scipy.linalg import orthogonal_procrustes
 from torch import nn
 
 from lightning_bnn import params as P
-from lightning_bnn.studies.alignment_methods import Kind, without_gains
+from lightning_bnn.studies.alignment import without_gains
 from lightning_bnn.studies.alignment_networks import Transformer
 from lightning_bnn.symmetry import (
     align,
@@ -131,7 +131,7 @@ def decoders(members=3):
     """Untrained decoders with tables of words and places, whose offset they share."""
     model, tokens = Transformer(16, 27), torch.randint(27, (2, 16), generator=seeded())
     stack = without_gains(model, P.populate(model, members, seeded()), tokens)
-    return Kind.folded(model, tokens).symmetries, stack
+    return discover(fold_norms(model, tokens), tokens), stack
 
 
 def pairs_of(name):
