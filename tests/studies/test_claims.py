@@ -15,23 +15,11 @@ from scipy.stats import ttest_1samp
 from lightning_bnn.studies.claims.claim import judged, verdict_of
 from lightning_bnn.studies.claims.derived import DERIVED
 from lightning_bnn.studies.claims.evidence import Evidence, Missing, Quantity
-from lightning_bnn.studies.claims.numbers import (
-    Number,
-    above,
-    all_of,
-    below,
-    compared,
-    in_every_run,
-    measured,
-    meets,
-    minus,
-    near,
-    over_seeds,
-    within,
-)
-from lightning_bnn.studies.claims.over_seeds import over_all_seeds
+from lightning_bnn.studies.claims.numbers import Number, above, measured, minus, over_seeds
+from lightning_bnn.studies.claims.relations import RELATIONS, answer
 from lightning_bnn.studies.claims.steps import PAPERS, STEPS, chosen_steps
 from lightning_bnn.studies.claims.table import CLAIMS, claims_in, filled
+from lightning_bnn.studies.reproduce import over_all_seeds
 
 EVERY = {claim.text: claim for claims in CLAIMS.values() for claim in claims}
 NAMED = {claim.name: claim for claim in EVERY.values()}
@@ -45,37 +33,80 @@ def test_the_doubt_about_a_mean_is_that_of_the_t_test(values):
     low, high = map(float, ttest_1samp(values, 0.0).confidence_interval(0.95))
     assert (number.value - number.doubt, number.value + number.doubt) == pytest.approx((low, high))
     for bound in (low - 1e-6, low + 1e-6, high + 1e-6):
-        wanted = None if low < bound < high else bound < low
-        assert above(number, bound) is wanted
-        assert below(Number(-number.value, 0, number.doubt), -bound) is wanted
+        assert above(number, Number(bound)) is (None if low < bound < high else bound < low)
+        wanted = None if low < bound < high else bound > high
+        assert above(Number(bound), number) is wanted
 
 
-def test_what_is_within_the_errors_is_neither_yes_nor_no():
+def related(relation, *values):
+    """The answer about a number with an error of 0.1 and others without errors."""
+    return RELATIONS[relation][0](measured(1.0, 0.1), *map(Number, values))
+
+
+@pytest.mark.parametrize(
+    ("relation", "yes", "open_", "no"),
+    [
+        ("above", (0.8,), (1.1,), (1.3,)),
+        ("below", (1.3,), (1.1,), (0.8,)),
+        ("at_least", (0.8,), (1.1,), (1.3,)),
+        ("at_most", (1.3,), (1.1,), (0.8,)),
+        ("within", (0.8, 2), (1.1, 2), (1.3, 2)),
+        ("near", (0.9, 0.3), (0.7, 0.2), (0.5, 0.2)),
+        ("agrees", (1.1, 2), None, (1.3, 2)),
+    ],
+)
+def test_what_is_within_the_errors_is_neither_yes_nor_no(relation, yes, open_, no):
+    assert related(relation, *yes) is True
+    assert open_ is None or related(relation, *open_) is None
+    assert related(relation, *no) is False
+    nan = over_seeds([math.nan, 1.0])
+    assert RELATIONS[relation][0](nan, *map(Number, yes)) is None
+    assert nan.shown() == "/"
+
+
+def test_relations_know_all_of_their_operands():
+    assert {name: count for name, (_, count) in RELATIONS.items()} == {
+        **dict.fromkeys(("above", "below", "at_least", "at_most"), 2),
+        **dict.fromkeys(("within", "near", "agrees"), 3),
+    }
+
+
+def test_errors_of_differences_are_independent():
     one = measured(1.0, 0.1)
-    assert compared(one, measured(0.9, 0.1)) is None
-    assert compared(one, measured(0.5, 0.1)) is True
-    assert compared(measured(0.5, 0.1), one) is False
-    assert within(one, 0.8, 2) is near(one, 0.9, 0.3) is True
-    assert within(one, 1.1, 2) is near(one, 0.7, 0.2) is None
-    assert within(one, 1.3, 2) is near(one, 0.5, 0.2) is False
-    assert meets(one, 1.1, 2) is True
-    assert meets(one, 1.3, 2) is False
-    assert in_every_run([1.0, 2.0], lambda v: v > 0) is True
-    assert in_every_run([1.0, 2.0], lambda v: v > 1) is None
-    assert in_every_run([1.0, math.nan], lambda v: v > 1) is False
     assert minus(one, one).doubt == pytest.approx(math.sqrt(2) * 1.96 * 0.1)
     assert measured(1.0, 0.1, 4).doubt == pytest.approx(3.1824 * 0.05, rel=1e-4)
+    assert above(over_seeds([1.0]), Number(0.99)) is True
+    assert above(over_seeds([1.0]), Number(1.0)) is False
+    with pytest.raises(ValueError, match="got none"):
+        over_seeds([])
 
 
-def test_a_single_number_decides_and_nan_decides_nothing():
-    assert above(over_seeds([1.0]), 0.99) is True
-    assert above(over_seeds([1.0]), 1.0) is False
-    nan = over_seeds([math.nan, 1.0])
-    assert above(nan, 0) is below(nan, 0) is within(nan, 0, 1) is meets(nan, 0, 1) is None
-    assert nan.shown() == "/"
-    for empty in (over_seeds, all_of):
-        with pytest.raises(ValueError, match="got none"):
-            empty([])
+@pytest.mark.parametrize(
+    ("values", "run", "all_", "mean"),
+    [
+        ([2.0, 3.0], True, True, True),
+        ([0.0, 3.0], None, False, True),
+        ([0.0, -3.0], False, False, False),
+        ([math.nan, 3.0], True, False, False),
+        ([math.nan], None, False, False),
+    ],
+)
+def test_runs_and_means_are_compared_one_by_one(values, run, all_, mean):
+    rows = [[{"": Quantity(values, over_seeds(values))}, {"": Quantity([1.0], Number(1.0))}]]
+    assert answer("above", rows, "run") is run
+    assert answer("above", rows, "all") is all_
+    assert answer("above", rows, "mean") is mean
+
+
+@pytest.mark.parametrize(
+    ("values", "every", "some"),
+    [((2, 3), True, True), ((0, 3), False, True), ((1, 3), None, True), ((0, 1), False, None)],
+)
+def test_all_rows_must_meet_a_relation_or_some(values, every, some):
+    rows = [[{"": Quantity([v], Number(v, 0.1, 0.2))}, {"": Quantity([1], Number(1))}]
+            for v in values]  # fmt: skip
+    assert answer("above", rows) is every
+    assert answer("above", rows, some=True) is some
 
 
 def test_verdicts():

@@ -100,18 +100,6 @@ def _finite(x: Quantities) -> Quantities:
     return found
 
 
-def _without(x: Quantities, other: Quantities) -> Quantities:
-    left = {key: q for key, q in x.items() if key not in other}
-    if not left:
-        raise Missing("no row is beyond those that are known")
-    return left
-
-
-def _value(x: Quantities) -> Quantities:
-    """The same numbers without their errors."""
-    return {key: Quantity(q.values, Number(q.number.value)) for key, q in x.items()}
-
-
 def _linear(x: Quantities, factor: Quantities, shift: Quantities) -> Quantities:
     by, plus = factor[""].number.value, shift[""].number.value
     return {
@@ -126,7 +114,6 @@ def _linear(x: Quantities, factor: Quantities, shift: Quantities) -> Quantities:
 DERIVED: Mapping[str, tuple[Callable[..., Quantities], int]] = {
     "minus": (_minus, 2),
     "ratio": (_ratio, 2),
-    "without": (_without, 2),
     "linear": (_linear, 3),
     "rises": (_rises, 1),
     "least": (_extreme(min), 1),
@@ -141,6 +128,5 @@ DERIVED: Mapping[str, tuple[Callable[..., Quantities], int]] = {
     "rank correlation": (_rank_correlation, 1),
     "finite": (_finite, 1),
     "bonferroni": (_bonferroni, 1),
-    "value": (_value, 1),
 }
 """By the name that the table of claims uses, and of how many operands."""

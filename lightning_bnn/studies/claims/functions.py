@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lightning_bnn.studies.claims.claim import Judgement
 from lightning_bnn.studies.claims.evidence import Evidence, Missing
-from lightning_bnn.studies.claims.numbers import Answer, compared
+from lightning_bnn.studies.claims.numbers import Answer, above
 
 __all__ = ["FUNCTIONS"]
 
@@ -93,7 +93,7 @@ def _order(e: Evidence, study: str, column: str, paper: Mapping[str, float]) -> 
     unclear: list[str] = []
     for a, b in itertools.combinations(paper, 2):
         low, high = (a, b) if paper[a] < paper[b] else (b, a)
-        answer = compared(here[high], here[low])
+        answer = above(here[high], here[low])
         if answer is not True:
             (turned if answer is False else unclear).append(f"{low} below {high}")
     checks: dict[str, Answer] = {f"every two rows are in its order{_named(turned)}": not turned}

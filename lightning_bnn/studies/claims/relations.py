@@ -6,10 +6,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from lightning_bnn.studies.claims import numbers
 from lightning_bnn.studies.claims.derived import paired
 from lightning_bnn.studies.claims.evidence import Quantities, Quantity
-from lightning_bnn.studies.claims.numbers import Answer, Number, all_of, in_every_run, over_seeds
+from lightning_bnn.studies.claims.numbers import (
+    Answer,
+    Number,
+    above,
+    agrees,
+    over_seeds,
+    within,
+)
 
 __all__ = ["BY", "RELATIONS", "By", "answer"]
 
@@ -23,68 +29,49 @@ BY: Mapping[By, str] = {
 }
 
 
-def _above(x: Number, y: Number) -> Answer:
-    return numbers.compared(x, y)
-
-
-def _below(x: Number, y: Number) -> Answer:
-    return numbers.compared(y, x)
-
-
 def _at_least(x: Number, y: Number) -> Answer:
-    below = _below(x, y)
-    return None if below is None or math.isnan(x.value) else not below
-
-
-def _at_most(x: Number, y: Number) -> Answer:
-    return _at_least(y, x)
-
-
-def _within(x: Number, low: Number, high: Number) -> Answer:
-    return numbers.within(x, low.value, high.value)
+    smaller = above(y, x)
+    return None if smaller is None else not smaller
 
 
 def _near(x: Number, wanted: Number, tolerance: Number) -> Answer:
-    return numbers.near(x, wanted.value, tolerance.value)
-
-
-def _agrees(x: Number, low: Number, high: Number) -> Answer:
-    """Whether it may lie between two numbers, for claims that nothing is to be seen."""
-    return numbers.meets(x, low.value - low.doubt, high.value + high.doubt)
+    low, high = wanted.value - tolerance.value, wanted.value + tolerance.value
+    return within(x, Number(low), Number(high))
 
 
 Relation = Callable[..., Answer]
 RELATIONS: Mapping[str, tuple[Relation, int]] = {
-    "above": (_above, 2),
-    "below": (_below, 2),
+    "above": (above, 2),
+    "below": (lambda x, y: above(y, x), 2),
     "at_least": (_at_least, 2),
-    "at_most": (_at_most, 2),
-    "within": (_within, 3),
+    "at_most": (lambda x, y: _at_least(y, x), 2),
+    "within": (within, 3),
     "near": (_near, 3),
-    "agrees": (_agrees, 3),
+    "agrees": (agrees, 3),
 }
-"""By the name that the table of claims uses, and of how many operands."""
+"""Relations by their names in the table of claims, and their numbers of operands."""
 
 
 def answer(
     relation: str, rows: Sequence[Sequence[Quantities]], by: By = "number", some: bool = False
 ) -> Answer:
-    """Whether a relation holds between numbers, for all rows and columns or for some.
+    """Tell whether a relation holds between numbers, for all rows and columns or for some.
 
     Args:
         relation: its name.
         rows: operands; each row of them must meet the relation.
-        by: what of the numbers is compared.
+        by: the numbers that are compared, see `BY`.
         some: one row or column is enough.
     """
-    found = [
+    answers = [
         _one(RELATIONS[relation][0], of_key, by)
         for operands in rows
         for of_key in paired(*operands).values()
     ]
-    if some:
-        return True if True in found else None if None in found else False
-    return all_of(found)
+    decisive = some  # one yes is enough for some, one no for all
+    if decisive in answers:
+        return decisive
+    return None if None in answers else not decisive
 
 
 def _one(relation: Relation, operands: Sequence[Quantity], by: By) -> Answer:
@@ -94,9 +81,11 @@ def _one(relation: Relation, operands: Sequence[Quantity], by: By) -> Answer:
         return relation(*(Number(q.number.value) for q in operands)) is True
     if by == "seeds":
         return relation(*(over_seeds(q.values) for q in operands))
-    runs = [(v, k) for k, v in enumerate(operands[0].values) if by == "all" or math.isfinite(v)]
-    met = [relation(*(Number(_of_run(q, run)) for q in operands)) is True for _, run in runs]
-    return all(met) if by == "all" else in_every_run(map(float, met), bool)
+    runs = [k for k, v in enumerate(operands[0].values) if by == "all" or math.isfinite(v)]
+    met = {relation(*(Number(_of_run(q, run)) for q in operands)) is True for run in runs}
+    if by == "all":
+        return False not in met
+    return met.pop() if len(met) == 1 else None
 
 
 def _of_run(q: Quantity, run: int) -> float:
