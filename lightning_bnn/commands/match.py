@@ -28,7 +28,7 @@ __all__ = ["match"]
 
 Move = Callable[[Callable[[str], Tensor], str], Tensor]
 """A tensor of the network in its new place, given what reads tensors, and its name."""
-_BY_DATA = ("activations", "correlation", "regression", "learned", "sinkhorn")
+_BY_DATA = ("activations", "correlation", "learned")
 
 
 def match(
@@ -46,9 +46,7 @@ def match(
         "frank-wolfe",
         "activations",
         "correlation",
-        "regression",
         "learned",
-        "sinkhorn",
     ] = "best",
     steps: int = 200,
     restarts: int = 0,
@@ -82,10 +80,10 @@ def match(
         batch_norm: carrier leaves the weights before a batch norm alone; eval treats the norm as a
             fixed affine map.
         method: by weights: ascent goes from group to group, frank-wolfe moves all at once, best
-            takes the better result of the two. By examples, with --data: activations, correlation
-            and regression compare what hidden units do; learned and sinkhorn lower the loss half
-            way between the networks by gradients.
-        steps: gradient steps of learned and sinkhorn, with one batch of 64 examples each.
+            takes the better result of the two. By examples, with --data: activations and
+            correlation compare what hidden units do; learned lowers the loss half way between the
+            networks by gradients.
+        steps: gradient steps of learned, with one batch of 64 examples each.
         restarts: number of further attempts from random permutations.
         signs: also flip the signs of units, where the network allows it (true or false).
         mixing: also mix the channels of heads, streams and adapters by matrices, with the methods
@@ -102,7 +100,7 @@ def match(
     stored = [open_network(Path(path)) for path in (a, b)]
     target = target_of(out, stored, overwrite, dry_run)
     examples = examples_of(data) if data is not None else None
-    if method in ("learned", "sinkhorn") and examples is not None and len(examples.batches) < 2:
+    if method == "learned" and examples is not None and len(examples.batches) < 2:
         raise ValueError(
             f"`--data` must hold at least two batches for method {method!r}: one of them judges; "
             f"got {examples}."

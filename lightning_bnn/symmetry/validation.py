@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -120,7 +121,7 @@ def check_finite(params: Params, sym: Symmetries, name: str = "params") -> None:
         if w is None or not w.is_floating_point():
             continue
         total = w.detach().sum(dtype=torch.promote_types(w.dtype, torch.float32))
-        if bool(total.isfinite()):  # the fastest way to see that all of them are
+        if math.isfinite(total):  # the fastest way to see that all of them are
             continue
         bad = ~torch.isfinite(w)
         if bool(bad.any()):
@@ -151,9 +152,9 @@ def check_squares(
     largest, kept = 0.0, False
     for tensor in params if tensors is None else tensors:
         w = params[tensor] if params[tensor].dtype == torch.float64 else params[tensor].float()
-        if not bool(w.square().sum().isfinite()):
+        if not math.isfinite(w.square().sum()):
             raise ValueError(f"`{name}`: the squares of {tensor!r} overflow in {w.dtype}.")
-        size = float(w.abs().max()) if w.numel() else 0.0
+        size = float(torch.linalg.vector_norm(w, torch.inf)) if w.numel() else 0.0
         largest, kept = max(largest, size), kept or size**2 >= torch.finfo(w.dtype).tiny
     if largest and not kept:
         raise ValueError(f"`{name}`: all squares vanish, the largest weight is {largest:.3g}.")

@@ -28,11 +28,9 @@ from lightning_bnn.symmetry import (
     random_shifts,
     shift,
 )
-from lightning_bnn.symmetry.matching import channel_moments
-from lightning_bnn.symmetry.matching.moving_spaces import SpaceMap
-from lightning_bnn.symmetry.matching.nearest import least_squares, nearest, procrustes
-from lightning_bnn.symmetry.matching.watching import watch
-from lightning_bnn.symmetry.matching.whole_pair import WholePair
+from lightning_bnn.symmetry.matching import channels
+from lightning_bnn.symmetry.matching.activations import watch
+from lightning_bnn.symmetry.matching.matrices import SpaceMap, least_squares, nearest, procrustes
 
 # units of the chain's ReLUs that are never active cannot be told apart by activations
 CASES = [(n, by) for n in NETWORKS for by in ("weights", "activations")]
@@ -171,64 +169,16 @@ def test_tables_count_but_for_the_offset_that_they_share():
         assert torch.allclose(mine, other, atol=1e-3)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_swaps_of_heads_never_part_the_network_half_way_from_both(seed):
-    """Judged by outputs, with labels for nothing; the function stays."""
-    model, x, sym, params = problem("fused")
-    other = {n: t + torch.randn(t.shape, generator=seeded(seed)).to(t) for n, t in params.items()}
-    goal = sum(torch.func.functional_call(model, p, (x,)) for p in (params, other)) / 2
-    misfits = []
-    for swaps in (0, 2):
-        found = match_all(
-            other, params, sym, model=model, batches=[x], by="activations", swaps=swaps
-        )
-        moved = found.apply(other, sym)
-        middle = {n: (moved[n] + params[n]) / 2 for n in params}
-        y = torch.func.functional_call(model, middle, (x,))
-        misfits.append(float((y - goal).square().sum()))
-        same = torch.func.functional_call(model, moved, (x,))
-        assert torch.allclose((same + torch.func.functional_call(model, params, (x,))) / 2, goal)
-    assert misfits[1] <= misfits[0] * (1 + 1e-9)
-
-
-def test_swaps_mend_heads_in_wrong_places(monkeypatch):
-    model, x, sym, params = problem("fused")
-    order = identity(sym)
-    for blocks in SpaceMap(sym).blocks:
-        order[blocks.group] = order[blocks.group].flip(0)
-    moved = mix(permute(params, sym, order), sym, random_mixings(sym, seeded(1)))
-    whole = WholePair
-    monkeypatch.setattr(whole, "_exchange", _nothing)
-    how = {"model": model, "batches": [x], "by": "activations"}
-    wrong = match_all(moved, params, sym, **how).apply(moved, sym)
-    assert largest_difference(wrong, params) > 0.1  # a negative control
-    right = match_all(moved, params, sym, swaps=1, **how).apply(moved, sym)
-    assert largest_difference(right, params) < 1e-6
-
-
-def _nothing(_):
-    """Heads stay where they are."""
-
-
-@pytest.mark.bad_input
-def test_swaps_need_data():
-    model, x, sym, params = problem("fused")
-    with pytest.raises(ValueError, match="`swaps` must be at least 0, and need `model`"):
-        match_all(params, params, sym, swaps=1)
-    with pytest.raises(ValueError, match="`swaps` must be at least 0"):
-        match_all(params, params, sym, model=model, batches=[x], swaps=-1)
-
-
 def test_streams_are_compared_where_they_are_read_and_heads_where_they_are_written():
     model, x, sym, params = problem("stream")
     keys = [(k, n) for k, g in enumerate(sym.linear) for n in range(len(g.placements))]
     roles = {key: sym.axes[sym.linear[key[0]].placements[key[1]].axis].dim for key in keys}
-    chosen = channel_moments._telling(sym, dict.fromkeys(keys, 0))
+    chosen = channels._telling(sym, dict.fromkeys(keys, 0))
     for k, group in enumerate(sym.linear):
         dims = {roles[key] for key in chosen if key[0] == k}
         assert dims == ({0} if group.rescales else {1})
     written = [key for key in keys if roles[key] == 0]
-    assert channel_moments._telling(sym, dict.fromkeys(written, 0)) == written
+    assert channels._telling(sym, dict.fromkeys(written, 0)) == written
 
 
 def test_without_matrices_it_is_matching_by_permutations():
@@ -337,9 +287,9 @@ def test_products_inside_of_fused_attention_are_seen():
     model, x, _, params = problem("fused")
     name = "1.self_attn.in_proj_weight"
     seen = watch(model, params, x, [name, "3.weight"])
-    assert seen[name][0].inputs.shape == (200, 8)
+    assert seen[name][0].columns.shape == (200, 8)
     assert seen[name][0].outputs.shape == (200, 24)
-    assert torch.allclose(seen[name][0].outputs, seen[name][0].inputs @ params[name].T)
+    assert torch.allclose(seen[name][0].outputs, seen[name][0].columns @ params[name].T)
     head = seen["3.weight"][0].outputs.reshape(40, 5, 2) + params["3.bias"]
     assert torch.allclose(head, model(x))
 
@@ -535,6 +485,6 @@ def test_what_two_tables_share_moves_no_activation():
 def test_only_channels_of_free_biases_float():
     """Values and keys, whose biases are free; in a stream one takes back what another gives."""
     _, _, sym, _ = fused()
-    floats = [channel_moments._floats(sym, group) for group in sym.linear]
+    floats = [channels._floats(sym, group) for group in sym.linear]
     assert floats == [group.rescales for group in sym.linear]
     assert {True, False} == set(floats)

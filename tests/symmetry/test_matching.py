@@ -134,15 +134,25 @@ def test_samples_of_one_posterior_are_matched_as_a_whole():
     assert single[0].shape == (10, 12)
 
 
+class Multiplied(nn.Module):
+    """Weights that no matrix product multiplies."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = (nn.Parameter(torch.randn(n, m)) for n, m in ((5, 4), (3, 5)))
+
+    def forward(self, x):
+        hidden = (x[:, None] * self.first).sum(-1).relu()
+        return (hidden[:, None] * self.last).sum(-1)
+
+
 def test_units_that_no_layer_shows_are_named(caplog):
-    model = nn.Sequential(nn.LSTM(3, 4, batch_first=True))
-    model.forward = lambda x: model[0](x)[0].sum(-1)
-    case = next(c for c in CASES if c.name == "recurrent")
-    model, x, sym = case.known()
-    params = P.of(model)
+    model, x = Multiplied(), torch.randn(6, 4)
+    sym, params = discover(model, x), P.of(model)
     with caplog.at_level(logging.WARNING, logger="lightning_bnn"):
-        match_activations(model, params, params, sym, [x])
-    assert "no layer shows the units of lstm.weight_ih_l0" in caplog.text
+        (found,) = match_activations(model, params, params, sym, [x])
+    assert "no layer shows the units of first; they stay" in caplog.text
+    assert torch.equal(found, torch.arange(5))
 
 
 # ------------------------------------------------------------ interpolation
@@ -219,16 +229,19 @@ def test_errors():
         barrier(model, params, params, [], batch_norm="fold")
 
 
-def test_modules_that_are_never_called_are_left_out(caplog):
-    """The projections inside a fused attention have no hook that fires."""
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    model = nn.Sequential(nn.Linear(5, 8), layer, nn.Linear(8, 3)).double().eval()
-    x = torch.randn(4, 3, 5).double()
-    sym, params = discover(model, x), P.of(model)
-    with caplog.at_level(logging.WARNING, logger="lightning_bnn"):
-        found = match_activations(model, params, params, sym, [x])
-    assert "no layer shows the units of 1.self_attn.in_proj_weight; they stay" in caplog.text
-    assert all(torch.equal(p, torch.arange(len(p))) for p in found)
+def test_products_inside_of_fused_layers_are_seen(caplog):
+    """No hook fires for the projections of attention and the gates of recurrent layers."""
+    attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    case = next(c for c in CASES if c.name == "recurrent")
+    fused = nn.Sequential(nn.Linear(5, 8), attention, nn.Linear(8, 3)).double().eval()
+    tokens = torch.randn(4, 3, 5).double()
+    for model, x, sym in ((fused, tokens, discover(fused, tokens)), case.known()):
+        params = P.of(model)
+        planted, before = plant(params, sym, 0.0)
+        with caplog.at_level(logging.WARNING, logger="lightning_bnn"):
+            found = match_activations(model, planted, params, sym, [x, torch.randn_like(x)])
+        assert recovered(permute(planted, sym, found), before)
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
 # ------------------------------------------------------------ nearly equal units

@@ -6,18 +6,15 @@ from lightning_bnn._lazy import lazy_package
 
 if TYPE_CHECKING:
     from lightning_bnn.symmetry.matching.activations import match_activations
-    from lightning_bnn.symmetry.matching.align import align
-    from lightning_bnn.symmetry.matching.alignment import Alignment, cycle_error
+    from lightning_bnn.symmetry.matching.align import Alignment, align, cycle_error
     from lightning_bnn.symmetry.matching.averaging import average
     from lightning_bnn.symmetry.matching.difference import Difference, Stage, difference
     from lightning_bnn.symmetry.matching.interpolation import Barrier, barrier, interpolate
-    from lightning_bnn.symmetry.matching.learned_elements import learn_match
-    from lightning_bnn.symmetry.matching.learning import Learning
-    from lightning_bnn.symmetry.matching.match import match
-    from lightning_bnn.symmetry.matching.match_all import FullMatch, match_all
-    from lightning_bnn.symmetry.matching.mixings import match_mixings
+    from lightning_bnn.symmetry.matching.learned import Learning, learn_match
+    from lightning_bnn.symmetry.matching.match import MatchResult, match
+    from lightning_bnn.symmetry.matching.match_all import match_all, match_mixings
+    from lightning_bnn.symmetry.matching.matrices import FullMatch
     from lightning_bnn.symmetry.matching.repair import Repaired, repair
-    from lightning_bnn.symmetry.matching.result import MatchResult
     from lightning_bnn.symmetry.matching.running_frame import RunningFrame
 
 __all__ = [

@@ -1,31 +1,46 @@
-"""Rebasin by data: match the units of two networks by their hidden activations."""
+"""Matching by data: what goes through linear maps, and how alike units are by it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_bnn.params import Params, stack, unstack
-from lightning_bnn.symmetry.forward import structural_copy
-from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.forward import in_precision_of, structural_copy
+from lightning_bnn.symmetry.groups import Placement, Symmetries
 from lightning_bnn.symmetry.matching.ascent import Ascent
-from lightning_bnn.symmetry.matching.plan import Plan
-from lightning_bnn.symmetry.matching.probes import Probes
-from lightning_bnn.symmetry.matching.relaxation import Relaxation
-from lightning_bnn.symmetry.matching.unit_moments import MEASURES, JointMoments, Measure
+from lightning_bnn.symmetry.matching.plan import Plan, plan_of
 from lightning_bnn.symmetry.validation import check_params
 
-__all__ = ["activation_tables", "match_activations", "value_and_bound", "with_shared_heads"]
+__all__ = [
+    "Measure",
+    "Moments",
+    "Product",
+    "by_activations",
+    "call_modules",
+    "inputs_of",
+    "match_activations",
+    "values_at",
+    "watch",
+]
+
+Measure = Literal["activations", "correlation"]
 
 _log = logging.getLogger(__name__)
+_ATEN = torch.ops.aten
+_WRITES = ("out", "gain", "raw", "slope")
 _SWEEPS = 100
 
 
-# ------------------------------------------------------------ activations
+# ------------------------------------------------------------ units
 @torch.no_grad()
 def match_activations(
     model: nn.Module,
@@ -72,18 +87,46 @@ def match_activations(
     stacked = check_params(params, sym)
     members = params if stacked else stack([params])
     goal = reference if check_params(reference, sym, "reference") else stack([reference])
-    relaxation = Relaxation(Plan(sym))
-    tables = activation_tables(relaxation, model, members, goal, batches, average=average)
-    found = relaxation.elements(relaxation.best(tables))
-    if average:
-        members = {n: t.mean(0, keepdim=True) for n, t in _floating(members).items()}
-    mean = {n: t.mean(0) for n, t in _floating(goal).items()}
-    found = with_shared_heads(relaxation, members, mean, found)
+    found, *_ = by_activations(plan_of(sym), model, members, goal, batches, average=average)
     return found if stacked and not average else [p[0] for p in found]
 
 
+def by_activations(
+    plan: Plan,
+    model: nn.Module,
+    params: Params,
+    reference: Params,
+    batches: Iterable[Any],
+    measure: Measure = "activations",
+    average: bool = False,
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Assign the units of every group by their activations.
+
+    Args:
+        plan: of the groups.
+        model: gives the computation; it runs in evaluation mode.
+        params: a stack.
+        reference: a stack, whose activations are averaged.
+        batches: inputs, or tuples whose first element is the input.
+        measure: inner products or correlations.
+        average: take the activations of ``params`` in the mean over its members, too.
+
+    Returns:
+        The permutations of every member, what they reach, and what no permutations exceed.
+    """
+    tables = activation_tables(plan, model, params, reference, batches, measure, average)
+    orders, count = plan.best(tables), 1 if average else len(unstack(params))
+    value, bound = torch.zeros(2, count, dtype=torch.float64)
+    for table, order in zip(tables, orders, strict=True):
+        value = value + table.gather(2, order[:, :, None]).sum((1, 2))
+        bound = bound + table.amax(2).sum(1)
+    own = {n: params[n].mean(0, keepdim=True) if average else params[n] for n in plan.compared}
+    goal = {n: reference[n].mean(0) for n in plan.compared}
+    return _with_shared_heads(plan, own, goal, plan.elements(orders)), value, bound
+
+
 def activation_tables(
-    relaxation: Relaxation,
+    plan: Plan,
     model: nn.Module,
     params: Params,
     reference: Params,
@@ -93,45 +136,71 @@ def activation_tables(
 ) -> list[Tensor]:
     """How alike units are, ``(members, units, units)`` for every table; zeros where none is seen.
 
-    Args:
-        relaxation: of the symmetries of the network.
-        model: gives the computation; it runs in evaluation mode.
-        params: a stack.
-        reference: a stack, whose activations are averaged.
-        batches: inputs, or tuples whose first element is the input.
-        measure: what is compared.
-        average: take the activations of ``params`` in the mean over its members, too.
+    The arguments are those of `by_activations`.
     """
-    if isinstance(batches, Tensor):
-        raise ValueError("`batches` must be an iterable of inputs; put one tensor into a list.")
-    probes = Probes(structural_copy(model).eval(), relaxation)
-    for k in relaxation.plan.branches:
+    network = structural_copy(model).eval()
+    for k in plan.branches:
         _log.warning(
             "match: the order of the experts that hold %s is not seen in activations; they stay in "
             "their places, and weights alone exchange them.",
-            relaxation.plan.sym.permutations[k].tensors[0][0],
+            plan.groups[k].tensors[0][0],
         )
-    members, goals = unstack(params), unstack(reference)
-    sums: list[JointMoments] = []
-    for batch in batches:
-        x = batch[0] if isinstance(batch, tuple | list) else batch
-        if not sums:
-            probes.drop_blind_ones(goals[0], x)
-            sums = [JointMoments() for _ in probes.spots]
-        goal, own = _stacked(probes, goals, x), _stacked(probes, members, x)
-        for total, a, b in zip(sums, goal, own, strict=True):
-            total.add(a.mean(0), b.mean(0, keepdim=True) if average else b)
-    if not sums and probes.spots:
-        raise ValueError("`batches` is empty.")
+    members, goals, spots = unstack(params), unstack(reference), dict[int, Placement]()
+    sums: dict[int, JointMoments] = {}
+    for number, x in enumerate(inputs_of(batches)):
+        if not number:
+            spots = _spots(plan, network, goals[0], x)
+            sums = {k: JointMoments() for k in spots}
+        goal, own = (_units(plan, network, every, spots, x) for every in (goals, members))
+        for k, total in sums.items():
+            total.add(goal[k].mean(0), own[k].mean(0, keepdim=True) if average else own[k])
     like = torch.zeros(1 if average else len(members), 1, 1, dtype=torch.float64)
-    tables = [like.expand(-1, t.units, t.units) for t in relaxation.tables]
-    for spot, total in zip(probes.spots, sums, strict=False):
-        tables[spot.table] = _finite(MEASURES[measure](total).cpu())
+    tables = [like.expand(-1, t.units, t.units) for t in plan.tables]
+    for k, total in sums.items():
+        tables[k] = total.table(measure).cpu()
+        if not bool(tables[k].isfinite().all()):
+            raise ValueError("`batches` lead to activations that are NaN or infinite.")
     return tables
 
 
-def with_shared_heads(
-    relaxation: Relaxation, params: Params, reference: Params, orders: list[Tensor]
+def _spots(plan: Plan, network: nn.Module, params: Params, x: Any) -> dict[int, Placement]:
+    """By table, where its units are seen: at what reads them, or at the first that writes them."""
+    places: dict[int, list[Placement]] = {}
+    for k, table in enumerate(plan.tables):
+        writers = [p for p in table.places if plan.axes[p.axis].role in _WRITES][:1]
+        places[k] = [p for p in table.places if plan.axes[p.axis].role == "in"] + writers
+    names = {plan.axes[p.axis].tensor for every in places.values() for p in every}
+    seen, spots = watch(network, params, x, names), dict[int, Placement]()
+    for k, every in places.items():
+        shown = (p for p in every if values_at(plan.sym, p, seen) is not None)
+        spot = next(shown, None)
+        if spot is not None:
+            spots[k] = spot
+        elif plan.tables[k].places:
+            _log.warning(
+                "match: no layer shows the units of %s; they stay as they are.",
+                plan.axes[plan.tables[k].places[0].axis].tensor,
+            )
+    return spots
+
+
+def _units(
+    plan: Plan, network: nn.Module, networks: Sequence[Params], spots: dict[int, Placement], x: Any
+) -> dict[int, Tensor]:
+    """By table, the activations of its units ``(networks, units, samples)``."""
+    names = {plan.axes[p.axis].tensor for p in spots.values()}
+    rows: dict[int, list[Tensor]] = {k: [] for k in spots}
+    for params in networks:
+        seen = watch(network, params, x, names)
+        for k, place in spots.items():
+            values = values_at(plan.sym, place, seen)
+            assert values is not None
+            rows[k].append(values.flatten(1))
+    return {k: torch.stack(every) for k, every in rows.items()}
+
+
+def _with_shared_heads(
+    plan: Plan, params: Params, reference: Params, orders: list[Tensor]
 ) -> list[Tensor]:
     """Orders in which heads that share keys, and all around and inside of them, fit by weights.
 
@@ -139,13 +208,19 @@ def with_shared_heads(
     that no table of activations tells the order of both.
 
     Args:
-        relaxation: of the symmetries of the network.
+        plan: of the groups.
         params: a stack.
         reference: one network.
         orders: by activations, of every member.
     """
-    plan = relaxation.plan
-    chosen = shared_heads(relaxation)
+    homes = set[int]()
+    covered = {g for family in plan.outer for g in family.members}
+    for g in (f.group for f in plan.families if f.group not in covered):
+        while g in plan.homes:
+            g = plan.homes[g][0]
+        homes.add(g)
+    around = [k for k, f in enumerate(plan.families) if f.group in homes]
+    chosen = sorted({*around, *(k for g in homes for k in plan.inside(g))})
     if not chosen:
         return orders
     moving = {g for k in chosen for g in plan.families[k].members}
@@ -153,48 +228,196 @@ def with_shared_heads(
         "match: activations do not tell the order of heads that share keys (grouped queries): "
         "weights order these heads and what is inside of them."
     )
-    compared = plan.compared
-    ascent = Ascent(plan, {n: params[n] for n in compared}, {n: reference[n] for n in compared})
-    ascent.at(orders)
+    ascent = Ascent(plan, params, reference)
+    ascent.stand(orders)
     known = set(range(len(orders))) - moving
-    ascent.climb(chosen, torch.Generator().manual_seed(0), _SWEEPS, known)
-    return list(ascent.now.permutations)
+    ascent.climb(torch.Generator().manual_seed(0), _SWEEPS, chosen, known)
+    return list(ascent.permutations)
 
 
-def shared_heads(relaxation: Relaxation) -> list[int]:
-    """The families that tables of a relaxation leave out, and those around and inside of them."""
-    plan = relaxation.plan
-    missing = [f.group for f in plan.families if f not in relaxation.families]
-    homes = set[int]()
-    for g in missing:
-        while g in plan.homes:
-            g = plan.homes[g][0]
-        homes.add(g)
-    around = [k for k, f in enumerate(plan.families) if f.group in homes]
-    return sorted({*around, *(k for g in homes for k in plan.families_inside(g))})
+# ------------------------------------------------------------ moments
+@dataclass
+class Moments:
+    """Count, means and sums of squared deviations of units, summed up batch by batch."""
+
+    count: int = 0
+    mean: Tensor | float = 0.0
+    squares: Tensor | float = 0.0
+
+    def add(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Take in ``(..., units, samples)``; return them centred, and how far the mean was off."""
+        rows = rows.double()
+        mean, new = rows.mean(-1), rows.shape[-1]
+        centred, off = rows - mean[..., None], mean - self.mean
+        self.squares = self.squares + centred.square().sum(-1) + self.share(new) * off.square()
+        self.mean = self.mean + off * new / (self.count + new)
+        self.count += new
+        return centred, off
+
+    def share(self, new: int) -> float:
+        """How much a difference of means counts when more samples come."""
+        return self.count * new / (self.count + new)
+
+    @property
+    def deviation(self) -> Tensor:
+        """Standard deviations over all samples; zero where only rounding varies."""
+        deviation = (torch.as_tensor(self.squares) / self.count).sqrt()
+        return deviation.where(deviation > 1e-7 * torch.as_tensor(self.mean).abs(), 0.0)
 
 
-def _floating(params: Params) -> Params:
-    return {n: t for n, t in params.items() if t.is_floating_point()}
+class JointMoments:
+    """Inner products and correlations of the units of a reference with those of a stack."""
+
+    def __init__(self) -> None:
+        self.goal, self.own = Moments(), Moments()
+        self.products: Tensor | float = 0.0
+
+    def add(self, goal: Tensor, own: Tensor) -> None:
+        """Take in activations ``(units, samples)`` and ``(members, units, samples)``."""
+        share = self.goal.share(goal.shape[-1])
+        (a, off_a), (b, off_b) = self.goal.add(goal), self.own.add(own)
+        self.products = self.products + a @ b.mT + share * off_a[:, None] * off_b[:, None]
+
+    def table(self, measure: Measure) -> Tensor:
+        """Sums of products over samples, or correlations: zero for units that never vary."""
+        goal, own = self.goal, self.own
+        if measure == "correlation":
+            deviations = goal.deviation[:, None] * own.deviation[:, None]
+            return self.products / goal.count / deviations.where(deviations > 0, torch.inf)
+        means = torch.as_tensor(goal.mean)[:, None] * torch.as_tensor(own.mean)[:, None]
+        return self.products + goal.count * means
 
 
-def _stacked(probes: Probes, networks: list[Params], x: Any) -> list[Tensor]:
-    runs = [probes.run(network, x) for network in networks]
-    return [torch.stack(rows) for rows in zip(*runs, strict=True)]
+# ------------------------------------------------------------ what goes through linear maps
+class Product(NamedTuple):
+    """What one linear map or convolution multiplies a weight with, and what comes out.
+
+    Attributes:
+        rows: of the weight that were used.
+        columns: vectors whose numbers lie along dimension 1 of the weight, one per row.
+        outputs: those along dimension 0, without the bias.
+        source: address of what was multiplied.
+    """
+
+    rows: slice
+    columns: Tensor
+    outputs: Tensor
+    source: int
 
 
-def _finite(table: Tensor) -> Tensor:
-    if not bool(table.isfinite().all()):
-        raise ValueError("`batches` lead to activations that are NaN or infinite.")
-    return table
+def inputs_of(batches: Iterable[Any]) -> Iterator[Any]:
+    """The inputs of batches, which may be tuples that begin with them; refuses no batches."""
+    if isinstance(batches, Tensor):
+        raise ValueError("`batches` must be an iterable of inputs; put one tensor into a list.")
+    empty = True
+    for batch in batches:
+        empty = False
+        yield batch[0] if isinstance(batch, tuple | list) else batch
+    if empty:
+        raise ValueError("`batches` is empty.")
 
 
-def value_and_bound(
-    tables: Sequence[Tensor], orders: Sequence[Tensor], members: int
-) -> tuple[Tensor, Tensor]:
-    """What orders reach in tables, and what no order can exceed, of every member."""
-    value, bound = torch.zeros(2, members, dtype=torch.float64)
-    for table, order in zip(tables, orders, strict=True):
-        value = value + table.gather(2, order[:, :, None]).sum((1, 2))
-        bound = bound + table.amax(2).sum(1)
-    return value, bound
+def values_at(
+    sym: Symmetries, place: Placement, seen: Mapping[str, Sequence[Product]]
+) -> Tensor | None:
+    """What is seen at the positions of a place, ``(*positions, samples)``; None if nothing is."""
+    axis = sym.axes[place.axis]
+    every = (_values(sym, place, product) for product in seen.get(axis.tensor, ()))
+    parts = [part for part in every if part is not None]
+    return torch.cat(parts, -1) if parts else None
+
+
+def _values(sym: Symmetries, place: Placement, product: Product) -> Tensor | None:
+    axis, positions = sym.axes[place.axis], place.positions.to(product.columns.device)
+    if axis.dim != 1:
+        values, at = product.outputs, positions - product.rows.start
+        if axis.dim != 0 or bool((at < 0).any()) or int(at.max()) >= values.shape[1]:
+            return None
+        return values.T[at]
+    if product.columns.shape[1] == axis.blocks * axis.size:
+        return product.columns.T[positions]
+    height = sym.shapes[axis.tensor][0] // axis.blocks
+    starts = (positions // axis.size).unique() * height
+    inside = (product.rows.start <= starts) & (starts < product.rows.stop)
+    return product.columns.T[positions % axis.size] if bool(inside.any()) else None
+
+
+@contextmanager
+def _every_module_called() -> Iterator[None]:
+    """Fused layers call no module, and make no products of their own."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def call_modules(network: nn.Module, params: Params, x: Any) -> Any:
+    """Run a network so that the hooks of its layers fire."""
+    if isinstance(x, Tensor) and not x.numel():
+        raise ValueError(f"`batches` holds an empty batch, of shape {tuple(x.shape)}.")
+    with _every_module_called():
+        return functional_call(network, params, (in_precision_of(params, x),))
+
+
+def watch(
+    network: nn.Module, params: Params, x: Any, names: Iterable[str]
+) -> dict[str, list[Product]]:
+    """All products with the weights of some names during one evaluation.
+
+    Hooks see modules that are called; products are seen wherever they are computed, also inside of
+    attention that takes its weights as arguments.
+
+    Args:
+        network: gives the computation, in evaluation mode.
+        params: one network.
+        x: the input.
+        names: of weights; those of fewer than two dimensions are left out.
+    """
+    watched = {n: params[n].detach().clone() for n in names if params[n].ndim > 1}
+    with torch.no_grad(), _Watch(watched) as seen:
+        call_modules(network, {**params, **watched}, x)
+    return seen.products
+
+
+class _Watch(TorchDispatchMode):
+    """Keeps the factors of products whose second one is a watched weight."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.names = {w.untyped_storage().data_ptr(): n for n, w in weights.items()}
+        self.weights = weights
+        self.products: dict[str, list[Product]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is _ATEN.mm.default:
+            self._see(args[0], args[1].mT, result, None)
+        elif func is _ATEN.linear.default:
+            self._see(args[0], args[1], result, args[2] if len(args) > 2 else None)
+        elif func is _ATEN.addmm.default:
+            self._see(args[1], args[2].mT, result, args[0])
+        elif func is _ATEN.bmm.default and args[1].stride(0) == 0:
+            self._see(args[0], args[1][0].mT, result, None)
+        elif func is _ATEN.convolution.default:
+            inputs, outputs = args[0].movedim(1, -1), result.movedim(1, -1)
+            if args[6]:  # transposed: the other way round
+                inputs, outputs = outputs, inputs
+            self._see(inputs, args[1], outputs, None if args[6] else args[2])
+        return result
+
+    def _see(self, columns: Tensor, weight: Tensor, outputs: Tensor, bias: Tensor | None) -> None:
+        name = self.names.get(weight.untyped_storage().data_ptr())
+        if name is None:
+            return
+        whole = self.weights[name]
+        if weight.stride() != whole.stride() or weight.shape[1] != whole.shape[1]:
+            return
+        start = weight.storage_offset() // whole.stride(0)
+        rows = slice(start, start + weight.shape[0])
+        outputs = outputs.clone() if bias is None else outputs - bias
+        both = columns.flatten(0, -2).clone(), outputs.flatten(0, -2)
+        self.products.setdefault(name, []).append(Product(rows, *both, columns.data_ptr()))

@@ -2,26 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import logging
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params, shares, stack_size
-from lightning_bnn.symmetry.actions import rescale
+from lightning_bnn.params import Params, shares, stack_size, unstack
+from lightning_bnn.symmetry.actions import flip, permute, rescale
 from lightning_bnn.symmetry.composition import compose, invert
+from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.matching.alignment import Alignment, AlignMethod, distance_to_mean
-from lightning_bnn.symmetry.matching.leave_one_out import LeaveOneOut
-from lightning_bnn.symmetry.matching.matrix_frames import align_with_matrices
-from lightning_bnn.symmetry.matching.plan import Plan
+from lightning_bnn.symmetry.matching.ascent import Ascent
+from lightning_bnn.symmetry.matching.channels import View, distance
+from lightning_bnn.symmetry.matching.match import match
+from lightning_bnn.symmetry.matching.match_all import Pair, match_all
+from lightning_bnn.symmetry.matching.matrices import (
+    Element,
+    SpaceMap,
+    isometric,
+    moved,
+    together,
+)
+from lightning_bnn.symmetry.matching.plan import plan_of
 from lightning_bnn.symmetry.min_mass import min_mass
+from lightning_bnn.symmetry.mixing import identity_mixings, mix
 from lightning_bnn.symmetry.validation import check_finite, check_params, check_squares
 
-__all__ = ["align"]
+__all__ = ["Alignment", "Scales", "align", "cycle_error", "distance_to_mean"]
 
+AlignMethod = Literal["joint", "reference"]
 Scales = Literal["min-mass"]
+_log = logging.getLogger(__name__)
+
+_STILL, _ROUNDING = 1e-4, 1e-12
+"""A sweep with matrices that takes less than these shares of it and of all squares off the spread
+is the last."""
+_SWEEPS = 100  # of one ascent
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment(Sequence[Tensor]):
+    """What brings every network of a stack into a common frame; a sequence of its permutations.
+
+    Attributes:
+        permutations: one per group, ``(members, units)``.
+        spread: after every sweep, the sum of squared distances of the networks to their mean, over
+            the tensors that permutations (with matrices: any symmetries) reach; first as they were
+            given.
+        method: ``"joint"`` or ``"reference"``.
+        signs: flips that come before the permutations, where they were asked for.
+        scales: positive factors that come before the flips, where they were asked for.
+        matrices: for `mix`, after the permutations, where they were asked for.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import align, compose, discover
+    >>> net = mlp(2, [5], 1)
+    >>> sym, stack = discover(net, torch.randn(8, 2)), P.populate(net, 3)
+    >>> found = align(stack, sym)
+    >>> found.spread[-1] < found.spread[0], found[0].shape
+    (True, torch.Size([3, 5]))
+    >>> compose(found.between(1, 2, sym), found.between(2, 1, sym), sym)
+    [tensor([0, 1, 2, 3, 4])]
+    """
+
+    permutations: tuple[Tensor, ...]
+    spread: tuple[float, ...]
+    method: AlignMethod
+    signs: tuple[Tensor, ...] | None = None
+    scales: tuple[Tensor, ...] | None = None
+    matrices: tuple[Tensor, ...] | None = None
+
+    def apply(self, stack: Params, sym: Symmetries) -> Params:
+        """The stack in the common frame."""
+        stack = stack if self.scales is None else rescale(stack, sym, self.scales)
+        stack = stack if self.signs is None else flip(stack, sym, self.signs)
+        moved = permute(stack, sym, self)
+        return moved if self.matrices is None else mix(moved, sym, self.matrices)
+
+    def between(self, a: int, b: int, sym: Symmetries) -> list[Tensor]:
+        """Permutations that bring network ``a`` into the frame of network ``b``.
+
+        Flips, scales and matrices are left out.
+        """
+        to_common = [p[a] for p in self.permutations]
+        return compose(to_common, invert([p[b] for p in self.permutations], sym), sym)
+
+    def __getitem__(self, index: int) -> Tensor:  # type: ignore[override]
+        """The permutations of one group, one row per network."""
+        return self.permutations[index]
+
+    def __len__(self) -> int:
+        """The number of groups that are permuted."""
+        return len(self.permutations)
+
+    def __str__(self) -> str:
+        """The method and what it does to the spread."""
+        return (
+            f"{self.method}: squared distance to the mean {self.spread[0]:.4g} -> "
+            f"{self.spread[-1]:.4g} in {len(self.spread) - 1} sweeps"
+        )
 
 
 @torch.no_grad()
@@ -78,17 +163,29 @@ def align(
         counts *= torch.tensor(shares(weights, len(counts))).double() * len(counts)
     factors = min_mass(stack, sym).scales if scales and sym.scalings else None
     scaled = stack if factors is None else rescale(stack, sym, factors)
-    plan = Plan(sym)
-    check_squares(scaled, "stack", plan.compared)
-    if plan.compared:
-        joint = LeaveOneOut(plan, scaled, signs, seed, counts)
-        alone = _by_permutations(joint, stack, factors, method, sweeps)
-    else:
-        every = (torch.arange(g.units).expand(len(counts), -1) for g in sym.permutations)
-        alone = Alignment(tuple(every), (0.0, 0.0), method, None, factors)
-    if mixing and sym.linear:
-        return align_with_matrices(stack, sym, alone, sweeps, seed, counts)
-    return alone
+    check_squares(scaled, "stack", plan_of(sym).compared)
+    first = {n: t[0] for n, t in scaled.items()}
+    to_first = match(scaled, first, sym, signs=signs, seed=seed)
+    starts = [to_first.element]
+    if method == "joint":
+        flips = [torch.ones(len(counts), g.units) for g in sym.signs] if signs else []
+        starts.append([p.repeat(len(counts), 1) for p in identity(sym)] + flips)
+    rounds = sweeps if method == "joint" else 0
+    frames = [_ByPermutations(scaled, sym, start, counts) for start in starts]
+    for frame in frames:
+        frame.run(rounds, seed)
+    best = min(frames, key=lambda frame: frame.spread[-1])
+    element, groups = best.element(), len(sym.permutations)
+    permutations, flips = element[:groups], element[groups:]
+    permutations = compose(permutations, invert([p[0] for p in permutations], sym), sym)
+    flips = _as_the_first(permutations, flips, sym) if signs else flips
+    if not (mixing and sym.linear):
+        given = distance_to_mean(stack, plan_of(sym).compared, counts)
+        spread = (given, *best.spread)
+        return Alignment(
+            tuple(permutations), spread, method, tuple(flips) if signs else None, factors
+        )
+    return _with_matrices(stack, sym, permutations, method, rounds, seed, counts)
 
 
 def _check(
@@ -113,42 +210,244 @@ def _check(
         raise ValueError("`mixing` goes with neither `signs` nor `scales`: matrices hold both.")
 
 
-def _by_permutations(
-    joint: LeaveOneOut,
+# ------------------------------------------------------------ sweeps
+class _Frame:
+    """Networks on their way to each other: each in turn goes to the sum of the others.
+
+    Attributes:
+        standing: the tensors that count, of every network where it stands.
+        counts: how often each network counts in the sum.
+        spread: sums of squared distances to the mean, at first and after every sweep.
+    """
+
+    still = 0.0  # share of the spread: a sweep that gains no more is the last
+
+    def __init__(self, standing: list[Params], counts: Tensor) -> None:
+        self.standing, self.counts = standing, counts.tolist()
+        self.spread = [self._spread(self._sum())]
+
+    @abstractmethod
+    def visit(self, m: int, others: Params) -> Params | None:
+        """Bring one network closer to the sum of the others; nothing if it stays."""
+
+    def run(self, sweeps: int, seed: int) -> None:
+        """Sweep until no network moves, or hardly anything is gained."""
+        self.generator, still = torch.Generator().manual_seed(seed), True
+        for _ in range(sweeps):
+            total, still = self._sum(), True
+            for m in torch.randperm(len(self.standing), generator=self.generator).tolist():
+                others = {n: t - self.counts[m] * self.standing[m][n] for n, t in total.items()}
+                new = self.visit(m, others)
+                if new is not None:
+                    self.standing[m], still = new, False
+                    total = {n: t + self.counts[m] * new[n] for n, t in others.items()}
+            before, after = self.spread[-1], self._spread(self._sum())
+            self.spread.append(after)
+            still = still or bool(self.still) and before - after <= self._least(before)
+            if still:
+                break
+        if not still:
+            _log.warning("align: networks still move after %d sweeps.", sweeps)
+
+    def _sum(self) -> Params:
+        """Without the rounding of many differences."""
+
+        def total(name: str) -> Tensor:
+            rows = torch.stack([w[name] for w in self.standing]).double()
+            return torch.tensordot(torch.tensor(self.counts).to(rows), rows, 1)
+
+        return {name: total(name) for name in self.standing[0]}
+
+    def _spread(self, total: Params) -> float:
+        return self._squares() - _square(total) / sum(self.counts)
+
+    def _squares(self) -> float:
+        return sum((c * _square(w) for c, w in zip(self.counts, self.standing, strict=True)), 0.0)
+
+    def _least(self, spread: float) -> float:
+        return max(self.still * spread, _ROUNDING * self._squares())
+
+
+def _square(network: Params) -> float:
+    return sum((float(t.double().square().sum()) for t in network.values()), 0.0)
+
+
+class _ByPermutations(_Frame):
+    """Networks that move by permutations and flips."""
+
+    def __init__(
+        self, stack: Params, sym: Symmetries, start: Sequence[Tensor], counts: Tensor
+    ) -> None:
+        plan, groups = plan_of(sym), len(sym.permutations)
+        nothing = {n: torch.zeros_like(stack[n][0]) for n in plan.compared}
+        self.ascents = []
+        for m in range(stack_size(stack)):
+            one, own = {n: t[m : m + 1] for n, t in stack.items()}, [e[m : m + 1] for e in start]
+            self.ascents.append(Ascent(plan, one, nothing, own[groups:] or None))
+            self.ascents[-1].stand(own[:groups])
+        super().__init__([self._current(m) for m in range(len(self.ascents))], counts)
+
+    def _current(self, m: int) -> Params:
+        return {n: t[0] for n, t in self.ascents[m].current.items()}
+
+    def visit(self, m: int, others: Params) -> Params | None:
+        """Ascend from where the network stands."""
+        ascent, before = self.ascents[m], self.ascents[m].element
+        ascent.look_at(others)
+        ascent.climb(self.generator, _SWEEPS)
+        ascent.exchange(self.generator, _SWEEPS)
+        same = all(a is b or torch.equal(a, b) for a, b in zip(before, ascent.element, strict=True))
+        return None if same else self._current(m)
+
+    def element(self) -> list[Tensor]:
+        """Permutations and signs of all networks."""
+        return [torch.cat(rows) for rows in zip(*(a.element for a in self.ascents), strict=True)]
+
+
+class _ByMatrices(_Frame):
+    """Networks that move by permutations and matrices.
+
+    The first one moves by what keeps distances only: sizes that all networks share change the
+    distance to their mean without making them more alike, and those of the first one stay.
+    """
+
+    still = _STILL
+
+    def __init__(self, stack: Params, sym: Symmetries, start: Element, counts: Tensor) -> None:
+        self.sym, rows = sym, range(len(counts))
+        self.members = [
+            {n: t.double() if n in sym.touched else t for n, t in member.items()}
+            for member in unstack(stack)
+        ]
+        self.elements = [([p[m] for p in start[0]], [g[m] for g in start[1]]) for m in rows]
+        every, rigid = ((View(s), SpaceMap(s)) for s in (sym, isometric(sym)))
+        self.maps = [rigid if m == 0 else every for m in rows]
+        super().__init__([self._moved(m) for m in rows], counts)
+
+    def _moved(self, m: int) -> Params:
+        whole = moved(self.members[m], self.sym, self.elements[m])
+        return {n: whole[n] for n in sorted(self.sym.touched)}
+
+    def visit(self, m: int, others: Params) -> Params | None:
+        """Bring one network closer to the mean of the others, from where it stands."""
+        left = sum(self.counts) - self.counts[m]
+        if left <= 0:
+            return None
+        mean = {**self.members[m], **{n: t / left for n, t in others.items()}}
+        old = self.elements[m]
+        pair = Pair(*self.maps[m], self.members[m], mean, old)
+        pair.run(1, anchored=False)
+        self.elements[m] = pair.element
+        new = self._moved(m)
+        before, after = (float(distance(w, mean, self.sym)) for w in (self.standing[m], new))
+        if after < before * (1 - 1e-9):
+            return new
+        self.elements[m] = old
+        return None
+
+
+def _with_matrices(
     stack: Params,
-    factors: tuple[Tensor, ...] | None,
+    sym: Symmetries,
+    permutations: Sequence[Tensor],
     method: AlignMethod,
     sweeps: int,
+    seed: int,
+    counts: Tensor,
 ) -> Alignment:
-    """From both starts, in the frame of the first network."""
-    plan, sym = joint.plan, joint.sym
-    best = joint.run(*joint.at_the_first(), sweeps if method == "joint" else 0)
+    """All to the first; then each to the mean of the others, where that brings all closer.
+
+    A joint frame also starts from the frame of permutations alone.
+    """
+    first = match_all(stack, {n: t[0] for n, t in stack.items()}, sym)
+    starts: list[Element] = [(list(first.permutations), list(first.matrices))]
     if method == "joint":
-        other = joint.run(*joint.as_given(), sweeps)
-        best = other if other[2][-1] < best[2][-1] else best
-    permutations, flips, spread = best
-    counts = torch.tensor(joint.counts).double()
-    spread = [distance_to_mean(stack, plan.compared, counts), *spread]
-    permutations = _as_the_first(permutations, sym)
-    flips = None if flips is None else _flipped_as_the_first(permutations, flips, plan)
-    signs_found = None if flips is None else tuple(flips)
-    return Alignment(tuple(permutations), tuple(spread), method, signs_found, factors)
+        still = [m.repeat(len(counts), 1, 1, 1) for m in identity_mixings(sym)]
+        starts.append((list(permutations), still))
+    frames = list[_ByMatrices]()
+    for start in starts:
+        if not any(f.spread[-1] <= f._least(0.0) for f in frames):
+            frames.append(_ByMatrices(stack, sym, start, counts))
+            frames[-1].run(sweeps, seed)
+    best = min(frames, key=lambda frame: frame.spread[-1])
+    orders, matrices = together(best.elements)
+    back = invert([p[0] for p in orders], sym)  # g_1^-1 g_k = P_1^-1 M_1^-1 M_k P_k
+    steps = [torch.linalg.inv(m[0]) @ m for m in matrices]
+    spread = (distance_to_mean(stack, sorted(sym.touched), counts), *best.spread)
+    return Alignment(
+        tuple(compose(orders, back, sym)),
+        spread,
+        method,
+        matrices=tuple(SpaceMap(sym).carried(steps, back)),
+    )
 
 
-def _as_the_first(permutations: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
-    """The same alignment in the frame of the first network."""
-    return compose(permutations, invert([p[0] for p in permutations], sym), sym)
-
-
-def _flipped_as_the_first(
-    permutations: Sequence[Tensor], flips: Sequence[Tensor], plan: Plan
+def _as_the_first(
+    permutations: Sequence[Tensor], flips: Sequence[Tensor], sym: Symmetries
 ) -> list[Tensor]:
     """Common flips after which those of the first network are none."""
     result = [f.clone() for f in flips]
-    for g, mirror in enumerate(plan.mirrors):
+    for g, mirror in enumerate(plan_of(sym).mirrors):
         if mirror is not None:
             common = flips[mirror][:1].expand_as(permutations[g])
-            result[mirror].scatter_(
-                1, permutations[g], flips[mirror].gather(1, permutations[g]) * common
-            )
+            fitting = flips[mirror].gather(1, permutations[g]) * common
+            result[mirror].scatter_(1, permutations[g], fitting)
     return result
+
+
+# ------------------------------------------------------------ distances and cycles
+def distance_to_mean(stack: Params, names: Iterable[str], counts: Tensor | None = None) -> float:
+    """Sum of squared distances of the networks of a stack to their mean, over some tensors.
+
+    Args:
+        stack: networks of one kind.
+        names: of the tensors.
+        counts: how often each network counts; by default once.
+    """
+    total = 0.0
+    for rows in (stack[name].double().reshape(stack_size(stack), -1) for name in names):
+        weights = torch.ones(len(rows)) if counts is None else counts
+        weights = weights.to(rows)
+        mean = weights @ rows / weights.sum()
+        total += float(weights @ (rows - mean).square().sum(1))
+    return total
+
+
+def cycle_error(between: Mapping[tuple[int, int], Sequence[Tensor]], sym: Symmetries) -> float:
+    r"""Share of units that do not come back to their place on the way round three networks.
+
+    .. math:: \frac{1}{|U|} \sum_{a, b, c} |\{u : (\pi_{c a} \pi_{b c} \pi_{a b})(u) \neq u\}|
+
+    Args:
+        between: for every ordered pair ``(a, b)``, permutations that bring ``a`` to ``b``, from
+            `match` or from `Alignment.between`.
+        sym: what `discover` returned.
+
+    >>> import itertools
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import align, cycle_error, discover, match
+    >>> net = mlp(2, [20], 1)
+    >>> stack = P.populate(net, 3, torch.Generator().manual_seed(0))
+    >>> sym = discover(net, torch.randn(8, 2))
+    >>> pairs, found = list(itertools.permutations(range(3), 2)), align(stack, sym)
+    >>> cycle_error({(a, b): found.between(a, b, sym) for a, b in pairs}, sym)
+    0.0
+    >>> w = P.unstack(stack)
+    >>> cycle_error({(a, b): match(w[a], w[b], sym) for a, b in pairs}, sym) > 0
+    True
+    """
+    networks = sorted({k for pair in between for k in pair})
+    missing = [p for p in itertools.permutations(networks, 2) if p not in between]
+    if len(networks) < 3 or missing:
+        raise ValueError(
+            "`between` must hold every ordered pair of at least three networks"
+            + (f", {missing[0]} is missing." if missing else ".")
+        )
+    astray = units = 0
+    for a, b, c in itertools.permutations(networks, 3):
+        there = compose(between[a, b], between[b, c], sym)
+        for order in compose(there, between[c, a], sym):
+            astray += int((order != torch.arange(len(order))).sum())
+            units += len(order)
+    return astray / max(units, 1)

@@ -20,9 +20,8 @@ from lightning_bnn.symmetry.composition import compose
 from lightning_bnn.symmetry.elements import identity, random_permutations
 from lightning_bnn.symmetry.fingerprint import at_least_mass
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.matching.by_weights import ByWeights
 from lightning_bnn.symmetry.matching.fitting_signs import fitted_signs, gain_signs, steady_signs
-from lightning_bnn.symmetry.matching.match import match
+from lightning_bnn.symmetry.matching.match import ByWeights, match
 from lightning_bnn.symmetry.matching.match_all import match_all
 from lightning_bnn.symmetry.matching.unrelated import unrelated
 from lightning_bnn.symmetry.validation import check_finite, check_one_network

@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from lightning_bnn.params import Params
-from lightning_bnn.symmetry.matching.relaxation import Relaxation
-from lightning_bnn.symmetry.matching.tangent import Similarity, Tangent, inner
+from lightning_bnn.params import Params, stack_size
+from lightning_bnn.symmetry.axis_actions import permute_axis
+from lightning_bnn.symmetry.groups import Placement
+from lightning_bnn.symmetry.matching.plan import Plan
+from lightning_bnn.symmetry.mixing import along_axis, from_axis
+from lightning_bnn.symmetry.units import unit_rows
 
-__all__ = ["Walk", "frank_wolfe"]
+__all__ = ["Objective", "Walk", "frank_wolfe", "start_from_signatures"]
 
-Known = Sequence[tuple[Sequence[Tensor], Tensor]]
+Point = Sequence[Tensor] | None
+"""One matrix or one order for every table, or nothing for the mean of all permutations."""
 
 _ROUNDING = 1e-7  # of the largest inner product that norms allow
 _CLOSE = 3e-3  # of what has been gained; ascent goes on from there
 _FIRST = 3  # steps before a member may be given up
 _REACH = 3  # slopes that a member may still gain: behind the first steps 1.5 to 3
 _BLIND = 0.01  # of what is missing: slopes that tell nothing at the start
+_TEMPERATURE = 0.1  # in units of the mean distance; 0.1 did better than 0.03 and than 0
 
 
 class Walk(NamedTuple):
@@ -30,182 +34,222 @@ class Walk(NamedTuple):
 
     Attributes:
         orders: of every table.
+        matrices: that were rounded to them.
+        value: of the similarity there.
         lost: given up, out of reach of what was known first.
         blind: where it began, nothing told permutations apart.
     """
 
     orders: list[Tensor]
+    matrices: list[Tensor]
+    value: Tensor
     lost: Tensor
     blind: Tensor
 
 
 @torch.no_grad()
 def frank_wolfe(
-    relaxation: Relaxation,
+    plan: Plan,
     params: Params,
     reference: Params,
-    start: Sequence[Tensor] | None = None,
-    known: Known = (),
+    start: Point = None,
+    floor: Tensor | None = None,
     max_steps: int = 60,
 ) -> Walk:
-    r"""Permutations of every table for every member of a stack, rounded at the end.
+    r"""Orders of every table for every member of a stack, rounded at the end.
 
     .. math:: P \leftarrow P + \gamma (S - P), \quad S = \arg\max_S \langle \nabla f(P), S \rangle
 
-    where one :math:`\gamma` for all groups maximises the polynomial :math:`f` on the segment. The
-    slope :math:`g = \langle \nabla f(P), S - P \rangle` says what can be had nearby: steps end
-    where it is small. After three steps a member is given up if :math:`f(P) + 3 g` is below what
-    is known first, as between large networks that have nothing in common.
+    where one :math:`\gamma` for all groups maximises the quadratic :math:`f` on the segment, whose
+    slopes at P come from those at permutations alone. The slope :math:`g = \langle \nabla f(P), S -
+    P \rangle` says what can be had nearby: steps end where it is small. After three steps a member
+    is given up if :math:`f(P) + 3 g` is below what is known, as between large networks that have
+    nothing in common.
 
     References:
         Fast Approximate Quadratic Programming for Graph Matching (Vogelstein et al., 2015)
         C2M3: Cycle-Consistent Multi-Model Merging (Crisostomi et al., 2024)
 
     Args:
-        relaxation: of the symmetries of the network.
-        params: a stack, in single or double precision.
+        plan: of the groups.
+        params: a stack.
         reference: one network.
         start: doubly stochastic matrices, by default those that prefer nothing.
-        known: orders of all tables, and for which members no table alone has anything to gain
-            there, so that no step leads on; all are measured by the first of them.
+        floor: what is known to be reached otherwise.
         max_steps: steps at most.
     """
-    names = list(relaxation.pieces)
-    goal, stack = ({n: w[n] for n in names} for w in (reference, params))
-    members = len(stack[names[0]])
-    matrices = list(start or relaxation.barycentre(members, stack[names[0]]))
-    similarity = Similarity(relaxation, stack, goal)
-    here, active = similarity.tangent(matrices), torch.arange(members)
-    judge = _Judge(here.value, _floor(similarity, known), _most(stack, goal))
+    objective, members = Objective(plan, params, reference), stack_size(params)
+    value, slopes = objective.value(start), objective.slopes(start)
+    matrices = [
+        s.new_full((members, t.units, t.units), 1 / t.units) if start is None else start[k].to(s)
+        for k, (s, t) in enumerate(zip(slopes, plan.tables, strict=True))
+    ]
+    first, floor = value.clone(), torch.full_like(value, -torch.inf) if floor is None else floor
+    rounding, active = _ROUNDING * objective.most(), torch.arange(members)
+    lost, blind = torch.zeros(2, members, dtype=torch.bool)
     for number in range(max_steps):
-        way = _way(similarity, here, [m[active] for m in matrices])
-        going = judge.going(active, number, here.value, way.slope)
-        active = active[going]
-        if not len(active):
+        here, at = [s[active] for s in slopes], [m[active] for m in matrices]
+        orders = plan.best(here)
+        slope, missing = inner(orders, here) - inner(at, here), floor[active] - value[active]
+        if number == 0:
+            blind = slope <= torch.maximum(_BLIND * missing, rounding)
+        if number >= _FIRST:
+            lost[active] = missing > _REACH * slope
+        enough = torch.maximum(_CLOSE * (value - first)[active], rounding[active])
+        going = (slope > enough) & ~lost[active]
+        if not bool(going.any()):
             break
-        similarity, here = similarity.of(going), here.of(going)
-        step = _step(similarity, here, way.of(going))
-        for m, new in zip(matrices, step.matrices, strict=True):
-            m[active] = new
-        moving = (step.share > 0) & ~_arrived(step, known, active)
-        if not moving.any():
-            break
-        active, similarity, here = active[moving], similarity.of(moving), step.tangent.of(moving)
-    return Walk(relaxation.best(matrices), judge.lost, judge.blind)
+        active, slope = active[going], slope[going]
+        here, at, orders = ([t[going] for t in part] for part in (here, at, orders))
+        there = objective.of(active).slopes(orders)
+        last = inner(orders, there) - inner(at, there)  # slope at the end
+        share = torch.where(last < 0, slope / (slope - last), 1.0)
+        value[active] += share * slope + share**2 * (last - slope) / 2
+        for k, order in enumerate(orders):
+            step = share.to(at[k])[:, None, None]
+            corner = one_hot(order, order.shape[1]).to(at[k])
+            matrices[k][active] = at[k].lerp(corner, step)
+            slopes[k][active] = here[k].lerp(there[k], step)
+    return Walk(plan.best(matrices), matrices, value, lost, blind)
 
 
-class _Judge:
-    """Says which members go on, by their values and slopes.
+def inner(at: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
+    """Inner product of slopes with matrices, or with those of orders, of every member."""
+    total = torch.zeros((), dtype=torch.float64)
+    for point, slope in zip(at, slopes, strict=True):
+        chosen = point * slope if point.is_floating_point() else slope.gather(2, point[:, :, None])
+        total = total + chosen.sum((1, 2), dtype=torch.float64)
+    return total
+
+
+class Objective:
+    """The similarity of a stack with a reference, at one matrix or one order for every table.
+
+    Kernels of grouped convolutions do not count: their rows and columns move together only as long
+    as blocks are whole.
 
     Args:
-        first: values at the start.
-        floor: values that are known already.
-        most: what no value exceeds.
+        plan: of the groups.
+        params: a stack.
+        reference: one network.
     """
 
-    def __init__(self, first: Tensor, floor: Tensor, most: Tensor) -> None:
-        self.first, self.floor, self.rounding = first, floor, _ROUNDING * most
-        self.lost, self.blind = torch.zeros(2, len(first), dtype=torch.bool)
+    def __init__(self, plan: Plan, params: Params, reference: Params) -> None:
+        self.plan, self.sym = plan, plan.sym
+        self.places = self._places()
+        self.params = {n: _real(params[n]) for n in self.places}
+        self.goal = {n: _real(reference[n]) for n in self.places}
 
-    def going(self, active: Tensor, number: int, value: Tensor, slope: Tensor) -> Tensor:
-        """Which of the active members have something to gain after so many steps."""
-        missing, rounding = self.floor[active] - value, self.rounding[active]
-        if number == 0:
-            self.blind = slope <= torch.maximum(_BLIND * missing, rounding)
-        if number >= _FIRST:
-            self.lost[active] = missing > _REACH * slope
-        enough = torch.maximum(_CLOSE * (value - self.first[active]), rounding)
-        return (slope > enough) & ~self.lost[active]
+    def of(self, members: Tensor) -> Objective:
+        """The same for some members."""
+        if len(members) == stack_size(self.params):
+            return self
+        return Objective(self.plan, {n: w[members] for n, w in self.params.items()}, self.goal)
 
+    def _places(self) -> dict[str, dict[int, list[tuple[int, Placement]]]]:
+        """By tensor and axis, the tables that act there, and where."""
+        grouped = {a.tensor for a in self.sym.axes if a.blocks > 1}
+        result: dict[str, dict[int, list[tuple[int, Placement]]]] = {}
+        for k, table in enumerate(self.plan.tables):
+            for place in table.places:
+                name = self.sym.axes[place.axis].tensor
+                if name in self.plan.compared and name not in grouped:
+                    result.setdefault(name, {}).setdefault(place.axis, []).append((k, place))
+        return result
 
-def _floor(similarity: Similarity, known: Known) -> Tensor:
-    """The similarity at what is known first: to try more ways before must never lower the best."""
-    for orders, _ in known:
-        return similarity.value(orders)
-    members = len(next(iter(similarity.params.values())))
-    return torch.full((members,), -torch.inf, dtype=torch.float64)
+    def value(self, at: Point) -> Tensor:
+        """The similarity of every member with the reference."""
+        total = torch.zeros((), dtype=torch.float64)
+        for name, axes in self.places.items():
+            w = self.params[name]
+            for axis in axes:
+                w = self._moved(w, axis, axes[axis], at)
+            total = total + (w * self.goal[name].to(w)).flatten(1).sum(1, dtype=torch.float64).cpu()
+        return total
 
+    def slopes(self, at: Point) -> list[Tensor]:
+        """By the entries of the matrices of all tables, of every member."""
+        members, like = stack_size(self.params), next(iter(self.params.values()))
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        result = [torch.zeros(members, t.units, t.units, dtype=dtype) for t in self.plan.tables]
+        for name, axes in self.places.items():
+            for axis, pieces in axes.items():
+                w = self.params[name]
+                for other in axes:
+                    w = w if other == axis else self._moved(w, other, axes[other], at)
+                for k, place in pieces:
+                    own = unit_rows({}, self.sym, place, w)
+                    goal = unit_rows({}, self.sym, place, self.goal[name]).to(own)
+                    result[k] += (goal @ own.mT).to(result[k])
+        return result
 
-def _most(params: Params, reference: Params) -> Tensor:
-    """What norms allow two networks to agree in."""
-    norms = [
-        w.flatten(1).norm(dim=1).double() * reference[n].double().norm() for n, w in params.items()
-    ]
-    return torch.stack(norms).sum(0).cpu()
+    def most(self) -> Tensor:
+        """What norms allow two networks to agree in."""
+        pairs = ((w.flatten(1).norm(dim=1), self.goal[n].norm()) for n, w in self.params.items())
+        norms = (own.double() * goal.double() for own, goal in pairs)
+        return torch.stack([n.cpu() for n in norms]).sum(0)
 
-
-# ------------------------------------------------------------ steps
-class _Way(NamedTuple):
-    """From where to which corner, and how steep it is at first."""
-
-    matrices: list[Tensor]
-    orders: list[Tensor]
-    slope: Tensor
-
-    def of(self, rows: Tensor) -> _Way:
-        """The same for some of the members."""
-        matrices, orders = ([t[rows] for t in part] for part in (self.matrices, self.orders))
-        return _Way(matrices, orders, self.slope[rows])
-
-
-class _Step(NamedTuple):
-    """Where a step has led, how far along its way, and to which corner that goes."""
-
-    matrices: list[Tensor]
-    tangent: Tangent
-    share: Tensor
-    orders: list[Tensor]
-
-
-def _way(similarity: Similarity, here: Tangent, matrices: list[Tensor]) -> _Way:
-    """To the corner that the slopes like best."""
-    orders = similarity.relaxation.best(here.gradients)
-    slope = torch.zeros_like(here.value)
-    for gradient, order, matrix in zip(here.gradients, orders, matrices, strict=True):
-        slope += inner(order, gradient) - inner(matrix, gradient)
-    return _Way(matrices, orders, slope)
-
-
-def _step(similarity: Similarity, here: Tangent, way: _Way) -> _Step:
-    """As far along a way as the similarity likes best."""
-    degree, matrices = similarity.relaxation.degree, way.matrices
-    corners = [one_hot(o, o.shape[1]).to(m) for o, m in zip(way.orders, matrices, strict=True)]
-    end = similarity.tangent(way.orders)
-    points = [(1.0, end.value)]
-    for k in range(1, degree - 1):
-        at = k / (degree - 1)
-        points.append((at, similarity.value(_between(matrices, corners, at))))
-    share = _line_search(here.value, way.slope, points)
-    moved = _between(matrices, corners, share)
-    return _Step(moved, similarity.between(here, end, share, moved), share, way.orders)
-
-
-def _between(start: Sequence[Tensor], end: Sequence[Tensor], share: Tensor | float) -> list[Tensor]:
-    pairs = zip(start, end, strict=True)
-    if isinstance(share, float):
-        return [a.lerp(b, share) for a, b in pairs]
-    return [a.lerp(b, share.to(a)[:, None, None]) for a, b in pairs]
+    def _moved(
+        self, w: Tensor, axis: int, pieces: list[tuple[int, Placement]], at: Point
+    ) -> Tensor:
+        """A tensor of all members whose units along one axis are mixed or reordered."""
+        there = self.sym.axes[axis]
+        if at is not None and not at[0].is_floating_point():
+            index = torch.arange(there.blocks * there.size).repeat(len(w), 1)
+            for k, place in pieces:
+                index[:, place.positions.reshape(-1)] = place.positions[at[k]].flatten(1)
+            return permute_axis(w, there, (index if len(w) > 1 else index[0]).to(w.device), 1)
+        rows = along_axis(w, there, 1)
+        changed = rows.clone()
+        for k, place in pieces:
+            positions = place.positions.to(w.device)
+            old = rows[..., positions].movedim(-2, 1)  # (members, units, ..., repeats)
+            if at is None:
+                new = old.mean(1, keepdim=True).expand_as(old)
+            else:
+                new = (at[k].to(old) @ old.flatten(2)).reshape(old.shape)
+            changed[..., positions.reshape(-1)] = new.movedim(1, -2).flatten(-2)
+        return from_axis(changed, w, there, 1)
 
 
-def _arrived(step: _Step, known: Known, active: Tensor) -> Tensor:
-    """Whether members stand at a corner from which no step leads on."""
-    arrived = torch.zeros(len(active), dtype=torch.bool)
-    for corner, holds in known:
-        same = [(o == c[active]).all(1) for o, c in zip(step.orders, corner, strict=True)]
-        arrived |= (step.share == 1) & torch.stack(same).all(0) & holds[active]
-    return arrived
+def _real(w: Tensor) -> Tensor:
+    return w if w.dtype == torch.float64 else w.float()
 
 
-def _line_search(value: Tensor, slope: Tensor, points: Sequence[tuple[float, Tensor]]) -> Tensor:
-    """Where on the unit interval the polynomials with these values and slopes are largest."""
-    at = np.array([t for t, _ in points])
-    powers = at[:, None] ** np.arange(2, len(points) + 2)
-    left = np.stack([v.numpy() for _, v in points]) - value.numpy() - at[:, None] * slope.numpy()
-    higher = np.linalg.solve(powers, left)
-    best = []
-    for start, linear, rest in zip(value.numpy(), slope.numpy(), higher.T, strict=True):
-        line = np.polynomial.Polynomial([start, linear, *rest])
-        turns = [r.real for r in np.atleast_1d(line.deriv().roots()) if abs(r.imag) < 1e-9]
-        candidates = np.array([0.0, 1.0, *[t for t in turns if 0 < t < 1]])
-        best.append(candidates[line(candidates).argmax()])
-    return torch.tensor(best, dtype=torch.float64)
+def start_from_signatures(plan: Plan, params: Params, reference: Params) -> list[Tensor]:
+    """Doubly stochastic matrices that prefer units with the same weights in any order.
+
+    Whatever stands on the other side of a tensor may be permuted: that only changes the order of
+    the weights of a unit. Where rows and columns sum to zero, the mean of all permutations tells
+    nothing, but sorted weights still do.
+
+    Args:
+        plan: of the groups.
+        params: a stack.
+        reference: one network.
+    """
+    objective, counts = Objective(plan, params, reference), [0] * len(plan.tables)
+    result = [torch.zeros(stack_size(params), t.units, t.units) for t in plan.tables]
+    for name, axes in objective.places.items():
+        for k, place in (piece for pieces in axes.values() for piece in pieces):
+            if reference[name].ndim > 1:
+                both = (w[name] for w in (objective.params, objective.goal))
+                own, goal = (unit_rows({}, plan.sym, place, w).sort(-1).values for w in both)
+                apart = torch.cdist(goal.to(own).expand_as(own), own).square().cpu()
+                mean = apart.mean((1, 2), keepdim=True)
+                result[k] = result[k] + torch.where(mean > 0, apart / mean, 0)
+                counts[k] += 1
+    pairs = zip(result, counts, strict=True)
+    return [doubly_stochastic(-apart / max(n, 1) / _TEMPERATURE) for apart, n in pairs]
+
+
+def doubly_stochastic(logits: Tensor, iterations: int = 50) -> Tensor:
+    """Normalise rows and columns of ``exp(logits)`` in turns (Sinkhorn), by their logarithms.
+
+    >>> doubly_stochastic(torch.tensor([[3.0, 0.0], [0.0, 3.0]])).sum(0)
+    tensor([1., 1.])
+    """
+    for _ in range(iterations):
+        logits = logits - logits.logsumexp(-1, keepdim=True)
+        logits = logits - logits.logsumexp(-2, keepdim=True)
+    return logits.exp()

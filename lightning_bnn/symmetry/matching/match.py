@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal, get_args
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, get_args, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lightning_bnn.params import Params, stack
+from lightning_bnn.params import Params, of, stack, stack_size
+from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.symmetry.actions import flip, permute
+from lightning_bnn.symmetry.elements import identity, random_permutations
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.matching.by_data import (
-    Data,
-    Learner,
-    by_activations,
-    by_learning,
-    data_for,
-)
-from lightning_bnn.symmetry.matching.by_weights import ByWeights, Search
+from lightning_bnn.symmetry.matching.activations import Measure, by_activations
+from lightning_bnn.symmetry.matching.ascent import SMALL, Ascent
+from lightning_bnn.symmetry.matching.frank_wolfe import frank_wolfe, start_from_signatures
 from lightning_bnn.symmetry.matching.interpolation import Loss
-from lightning_bnn.symmetry.matching.learning import Learning
-from lightning_bnn.symmetry.matching.plan import Plan
-from lightning_bnn.symmetry.matching.result import MatchResult
-from lightning_bnn.symmetry.matching.unit_moments import Measure
+from lightning_bnn.symmetry.matching.learned import HalfWay, Learning, learn, parted
+from lightning_bnn.symmetry.matching.plan import Plan, plan_of
 from lightning_bnn.symmetry.validation import (
     check_finite,
     check_one_network,
@@ -30,9 +30,102 @@ from lightning_bnn.symmetry.validation import (
     check_squares,
 )
 
-__all__ = ["Method", "match"]
+__all__ = ["ByWeights", "MatchResult", "match"]
 
-Method = Literal[ByWeights, Measure, Learner]
+ByWeights = Literal["best", "ascent", "frank-wolfe"]
+Method = Literal[ByWeights, Measure, "learned"]
+Data = tuple[nn.Module, Iterable[Any]]
+
+_log = logging.getLogger(__name__)
+_TIE = 1e-7
+_AT_ONCE = 2**26
+"""Similarities of units that are held at once; networks beyond that wait for their turn."""
+
+
+@dataclass(frozen=True, eq=False)
+class MatchResult(Sequence[Tensor]):
+    """Permutations that bring a network, or every member of a stack, close to a reference.
+
+    It is itself the sequence of its permutations: ``permute(params, sym, match(...))``.
+
+    Attributes:
+        permutations: one per group, with a leading dimension for a stack.
+        objective: what the method maximises: the inner product of weights; of activations, the sum
+            of inner products, correlations or explained sums of squares; of what is learnt, minus
+            the loss at the midpoint on batches held back. One number, or one per member.
+        bound_of: gives what no permutation can exceed, see `bound`.
+        method: how it was found; per member for a stack.
+        signs: flips that come before the permutations, where they were asked for.
+        tried: the best objective of every way that was tried, by its name; not a number for members
+            for which a way was not worth its time.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.symmetry import discover, match
+    >>> net = mlp(2, [8], 1)
+    >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
+    >>> found = match(w, w, sym)
+    >>> found[0], found.method, round(found.share.item(), 4)
+    (tensor([0, 1, 2, 3, 4, 5, 6, 7]), 'ascent', 1.0)
+    """
+
+    permutations: tuple[Tensor, ...]
+    objective: Tensor
+    bound_of: Callable[[], Tensor] = field(repr=False)
+    method: str | tuple[str, ...]
+    signs: tuple[Tensor, ...] | None = None
+    tried: dict[str, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def bound(self) -> Tensor:
+        """An upper limit for permutations: entries of tensors, or partners of units, go anywhere.
+
+        Not a number where none is known (losses).
+        """
+        return self.bound_of()
+
+    @property
+    def share(self) -> Tensor:
+        """Share of the bound that is reached; not a number where the bound is not positive."""
+        return torch.where(self.bound > 0, self.objective / self.bound, torch.nan)
+
+    @property
+    def element(self) -> list[Tensor]:
+        """Permutations of all groups, then signs."""
+        return [*self.permutations, *(self.signs or ())]
+
+    def apply(self, params: Params, sym: Symmetries) -> Params:
+        """The matched network or stack."""
+        return permute(flip(params, sym, self.signs) if self.signs else params, sym, self)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Tensor, ...]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | tuple[Tensor, ...]:
+        """The permutation of one group, or of several."""
+        return self.permutations[index]
+
+    def __len__(self) -> int:
+        """The number of groups that are permuted."""
+        return len(self.permutations)
+
+    def single(self) -> MatchResult:
+        """The result of the only member of a stack."""
+        signs = None if self.signs is None else tuple(s[0] for s in self.signs)
+        one = tuple(p[0] for p in self.permutations)
+        tried = {name: value[0] for name, value in self.tried.items()}
+        bound = lambda: self.bound[0]  # noqa: E731
+        return MatchResult(one, self.objective[0], bound, self.method[0], signs, tried)
+
+    def __str__(self) -> str:
+        """Method, objective and the share of the bound that is reached, where there is one."""
+        share, objective = (float(x.mean()) for x in (self.share, self.objective))
+        methods = {self.method} if isinstance(self.method, str) else set(self.method)
+        many = "" if self.objective.ndim == 0 else f" in the mean of {len(self.objective)} networks"
+        found = " and ".join(sorted(methods))
+        of_bound = f", {share:.1%} of the bound" if math.isfinite(share) else ""
+        return f"{found}: objective {objective:.4g}{of_bound}{many}"
 
 
 @torch.no_grad()
@@ -67,18 +160,15 @@ def match(
 
     - ``"activations"``: inner products,
     - ``"correlation"``: correlations, to which scales of units mean nothing,
-    - ``"regression"``: what the best line from a unit (its activation times a number plus another)
-      explains of the sum of squares of the reference's unit, whatever the sign,
 
-    summed over units, and maximised by one assignment per group. ``"learned"`` and ``"sinkhorn"``
-    make the loss at the midpoint small by gradients, and keep the permutations with the smallest on
-    batches that were held back; both begin with the better of ``"best"`` and ``"activations"``.
+    summed over units, and maximised by one assignment per group. ``"learned"`` makes the loss at
+    the midpoint small by gradients, and keeps the permutations with the smallest on batches that
+    were held back; it begins with the better of ``"best"`` and ``"activations"``.
 
     References:
         Git Re-Basin: Merging Models modulo Permutation Symmetries (Ainsworth, Hayase, Srinivasa,
         2023)
         C2M3: Cycle-Consistent Multi-Model Merging (Crisostomi et al., 2024)
-        Re-basin via implicit Sinkhorn differentiation (Guerrero Pena et al., 2023)
 
     Args:
         params: one network, or a stack whose members are matched one by one.
@@ -128,24 +218,246 @@ def match(
     check_finite(reference, sym, "reference")
     stacked = check_params(params, sym)
     check_finite(params, sym)
-    plan = Plan(sym)
+    plan = plan_of(sym)
     for name, networks in (("reference", reference), ("params", params)):
         check_squares(networks, name, plan.compared)
-    data = data_for(method, params, reference, model, batches, loss, learning)
-    search = Search(plan, reference, restarts, signs, seed, max_sweeps)
     networks = params if stacked else stack([params])
-    found = _found(search, networks, method, data)
+    data, how = None, (restarts, signs, seed, max_sweeps)
+    if method not in get_args(ByWeights) or not (model is None and batches is None):
+        data = _data(method, params, reference, model, batches)
+    if method in get_args(ByWeights) or data is None:
+        found = _by_weights(plan, networks, reference, method, *how, data)
+    elif method == "learned":
+        start = _by_weights(plan, networks, reference, "best", *how, data)
+        found = _learned(plan, networks, reference, data, start, loss, learning, seed)
+    else:
+        found = _by_data(
+            plan,
+            networks,
+            reference,
+            data,
+            "correlation" if method == "correlation" else "activations",
+        )
     return found if stacked else found.single()
 
 
-def _found(search: Search, networks: Params, method: Method, data: Data | None) -> MatchResult:
-    plan, reference = search.plan, search.reference
-    if method in ("best", "ascent", "frank-wolfe"):
-        return search.result(networks, method, data)
-    assert data is not None
-    if method in ("learned", "sinkhorn"):
-        start = search.result(networks, "best", data)
-        sweeps = search.max_sweeps
-        return by_learning(plan, networks, reference, data, method, start, search.seed, sweeps)
-    assert method in ("activations", "correlation", "regression")
-    return by_activations(plan, networks, reference, data, method)
+def _data(
+    method: str,
+    params: Params,
+    reference: Params,
+    model: nn.Module | None,
+    batches: Iterable[Any] | None,
+) -> tuple[nn.Module, Iterable[Any]]:
+    """A network that runs, and batches."""
+    if model is None or batches is None:
+        raise ValueError(f"`model` and `batches` must both be given for method {method!r}.")
+    for name, network in (("params", params), ("reference", reference)):
+        missing = of(model).keys() - network.keys()
+        if missing:
+            raise ValueError(
+                f"`{name}` must hold all tensors of the network {type(model).__name__}: it lacks "
+                f"{sorted(missing)[0]!r}."
+            )
+    return model, batches
+
+
+# ------------------------------------------------------------ by data
+def _by_data(
+    plan: Plan, networks: Params, reference: Params, data: Data, measure: Measure
+) -> MatchResult:
+    """One assignment per group, by activations."""
+    model, batches = data
+    goal = stack([reference])
+    found, value, bound = by_activations(plan, model, networks, goal, batches, measure)
+    methods = (measure,) * len(value)
+    return MatchResult(tuple(found), value, lambda: bound, methods, tried={measure: value})
+
+
+def _learned(
+    plan: Plan,
+    networks: Params,
+    reference: Params,
+    data: Data,
+    start: MatchResult,
+    loss: Loss | None,
+    learning: Learning | None,
+    seed: int,
+) -> MatchResult:
+    """The best midpoint to which gradients lead, from weights or activations."""
+    if loss is None:
+        raise ValueError("`loss` must be given for method 'learned': the mean loss of a batch.")
+    learning, (model, batches) = learning or Learning(), data
+    teaching, judging = parted(batches, learning.held_back, seed)
+    half_way = HalfWay(model, reference, loss, judging)
+    seen = _by_data(plan, networks, reference, data, "activations")
+    starts = [start.permutations, seen.permutations]
+    found, least, losses = learn(plan, networks, half_way, teaching, starts, learning, seed)
+    ways = ("best", "activations", "learned")
+    tried = {name: -x for name, x in zip(ways, (*losses, least), strict=True)}
+    unknown = torch.full_like(least, torch.nan)
+    methods = ("learned",) * len(least)
+    return MatchResult(tuple(found), -least, lambda: unknown, methods, tried=tried)
+
+
+# ------------------------------------------------------------ by weights
+def _by_weights(
+    plan: Plan,
+    networks: Params,
+    reference: Params,
+    method: Method,
+    restarts: int,
+    signs: bool,
+    seed: int,
+    sweeps: int,
+    data: Data | None,
+) -> MatchResult:
+    """The best of what a method tries, for every member of a stack, some members at a time."""
+    at_once = 1 if plan.branches else max(1, _AT_ONCE // max(1, plan.pairs))
+    results = []
+    for k in range(0, stack_size(networks), at_once):
+        some = {n: t[k : k + at_once] for n, t in networks.items()}
+        search = _Search(plan, some, reference, signs, seed, sweeps)
+        joint = method == "frank-wolfe" or (method == "best" and plan.couples)
+        joint = joint and bool(plan.tables)
+        if not joint or method != "frank-wolfe":
+            search.ascend("ascent")
+            for number in range(restarts):
+                search.restart(number)
+        if method == "best" and data is not None and plan.couples:
+            seen = _by_data(plan, some, reference, data, "activations").permutations
+            search.ascend("ascent from activations", seen)
+        if joint:
+            search.jointly()
+        results.append(search.result())
+    return results[0] if len(results) == 1 else _joined(results)
+
+
+class _Try(NamedTuple):
+    """What one way has found for every member, with a score of minus infinity where it was not."""
+
+    name: str
+    score: Tensor
+    element: list[Tensor]
+
+
+class _Search:
+    """All that is tried for some networks and one reference."""
+
+    def __init__(
+        self, plan: Plan, networks: Params, reference: Params, signs: bool, seed: int, sweeps: int
+    ) -> None:
+        self.plan, self.networks, self.reference = plan, networks, reference
+        self.members, self.seed, self.sweeps = stack_size(networks), seed, sweeps
+        ones = [torch.ones(self.members, g.units) for g in plan.sym.signs] if signs else None
+        self.signs, self.tries = ones, list[_Try]()
+
+    def ascend(
+        self, name: str, start: Sequence[Tensor] | None = None, rows: Tensor | None = None
+    ) -> None:
+        """Try coordinate ascent, from some permutations, for all members or some."""
+        everyone = torch.arange(self.members) if rows is None else rows
+        ascent = self._ascent(everyone, self.signs)
+        ascent.run(start, torch.Generator().manual_seed(self.seed), self.sweeps)
+        if not ascent.settled:
+            text = "match: coordinate ascent is still improving after %d sweeps."
+            _log.warning(text, self.sweeps)
+        self._add(name, ascent.score(), ascent.element, everyone)
+
+    def _ascent(self, rows: Tensor, signs: Sequence[Tensor] | None, exact: bool = False) -> Ascent:
+        every = {n: self.networks[n] for n in self.plan.compared or self.networks}
+        some = every if len(rows) == self.members else {n: t[rows] for n, t in every.items()}
+        flips = None if signs is None else [s[rows] for s in signs]
+        return Ascent(self.plan, some, self.reference, flips, exact)
+
+    def _add(self, name: str, score: Tensor, element: Sequence[Tensor], rows: Tensor) -> None:
+        if len(rows) == self.members:
+            self.tries.append(_Try(name, score, list(element)))
+            return
+        unmoved = [p.repeat(self.members, 1) for p in identity(self.plan.sym)] + (self.signs or [])
+        pairs = zip(unmoved, element, strict=True)
+        every = [u.to(e.dtype).index_copy(0, rows, e) for u, e in pairs]
+        scores = torch.full((self.members,), -torch.inf, dtype=torch.float64)
+        self.tries.append(_Try(name, scores.index_copy(0, rows, score), every))
+
+    def restart(self, number: int) -> None:
+        """Ascend from random permutations; branches stay in their places."""
+        orders = random_permutations(self.plan.sym, keyed_generator(self.seed, "restart", number))
+        pairs = zip(self.plan.groups, orders, strict=True)
+        start = [torch.arange(g.units) if g.tensors else order for g, order in pairs]
+        self.ascend("ascent", [p.repeat(self.members, 1) for p in start])
+
+    def jointly(self) -> None:
+        """Frank-Wolfe, finished by ascent: from where nothing is preferred, then from signatures.
+
+        The second start is left out where the first agrees with ascent, or was given up although
+        its slopes told something.
+        """
+        chosen = torch.arange(self.members)
+        for by_signatures in (False, True):
+            some = {n: self.networks[n][chosen] for n in self.plan.compared}
+            start = None
+            if by_signatures:
+                start = start_from_signatures(self.plan, some, self.reference)
+            floor = self.tries[0].score[chosen] if self.tries else None
+            walk = frank_wolfe(self.plan, some, self.reference, start, floor)
+            going = chosen[~walk.lost]
+            if len(going):
+                orders = self.plan.elements([o[~walk.lost] for o in walk.orders])
+                self.ascend("frank-wolfe", orders, going)
+            done = torch.zeros(self.members, dtype=torch.bool)
+            done[chosen[walk.lost & ~walk.blind]] = True
+            if len(self.tries) > 1:
+                first, last = self.tries[0].score, self.tries[-1].score
+                done |= last.isfinite() & ((first - last).abs() <= _TIE * last.abs())
+            chosen = (~done).nonzero()[:, 0]
+            if not len(chosen):
+                return
+
+    def result(self) -> MatchResult:
+        """The first try that nothing exceeds, for every member, where nothing is left to gain."""
+        scores, every = torch.stack([t.score for t in self.tries]), torch.arange(self.members)
+        top = scores.amax(0)
+        pick = (scores >= top - _TIE * top.abs()).int().argmax(0)
+        tries = zip(*(t.element for t in self.tries), strict=True)
+        element, count = [torch.stack(e)[pick, every] for e in tries], len(self.plan.groups)
+        objective = scores[pick, every]
+        if self.plan.size > SMALL:
+            ascent = self._ascent(
+                every, None if self.signs is None else element[count:], exact=True
+            )
+            ascent.stand(element[:count])
+            ascent.climb(torch.Generator().manual_seed(self.seed), self.sweeps)
+            element, objective = ascent.element, ascent.score()
+        names = [t.name for t in self.tries]
+        best = {
+            name: torch.stack([t.score for t in self.tries if t.name == name]).amax(0)
+            for name in dict.fromkeys(names)
+        }
+        plan, networks, reference = self.plan, self.networks, self.reference
+        return MatchResult(
+            tuple(element[:count]),
+            objective,
+            lambda: plan.bound(networks, reference),
+            tuple(names[k] for k in pick.tolist()),
+            None if self.signs is None else tuple(element[count:]),
+            {name: score.where(score.isfinite(), torch.nan) for name, score in best.items()},
+        )
+
+
+def _joined(results: Sequence[MatchResult]) -> MatchResult:
+    """The results of several stacks as one."""
+
+    def cat(parts: Sequence[Sequence[Tensor] | None]) -> tuple[Tensor, ...]:
+        return tuple(torch.cat(rows) for rows in zip(*(p or () for p in parts), strict=True))
+
+    names = dict.fromkeys(name for r in results for name in r.tried)
+    unknown = [torch.full_like(r.objective, torch.nan) for r in results]
+    tried = [[r.tried.get(n, u) for n in names] for r, u in zip(results, unknown, strict=True)]
+    return MatchResult(
+        cat([r.permutations for r in results]),
+        torch.cat([r.objective for r in results]),
+        lambda: torch.cat([r.bound for r in results]),
+        tuple(name for r in results for name in r.method),
+        None if results[0].signs is None else cat([r.signs for r in results]),
+        dict(zip(names, cat(tried), strict=True)),
+    )

@@ -2,63 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.actions import permute
+from lightning_bnn.symmetry.actions import permute_some, tied
+from lightning_bnn.symmetry.composition import compose
+from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.matching.channel_views import By, distance, view_of
-from lightning_bnn.symmetry.matching.full_elements import closest, moved, nothing, together
-from lightning_bnn.symmetry.matching.half_way import HalfWay
+from lightning_bnn.symmetry.matching.activations import match_activations
+from lightning_bnn.symmetry.matching.channels import By, Moments, View, distance, view_of
 from lightning_bnn.symmetry.matching.match import match
-from lightning_bnn.symmetry.matching.moving_spaces import SpaceMap
-from lightning_bnn.symmetry.matching.watching import first_inputs
-from lightning_bnn.symmetry.matching.whole_pair import WholePair
-from lightning_bnn.symmetry.mixing import identity_mixings, mix
+from lightning_bnn.symmetry.matching.matrices import (
+    Element,
+    FullMatch,
+    SpaceMap,
+    all_pairs,
+    least_squares,
+    moved,
+    nearest,
+    together,
+)
+from lightning_bnn.symmetry.matching.plan import assign
+from lightning_bnn.symmetry.mixing import identity_mixings
+from lightning_bnn.symmetry.spaces import multiplied
 
-__all__ = ["FullMatch", "match_all"]
+__all__ = ["Pair", "match_all", "match_mixings"]
 
-_JUDGES = 1  # batches
-
-
-@dataclass(frozen=True, eq=False)
-class FullMatch:
-    """Permutations and matrices that bring a network, or every member of a stack, to a reference.
-
-    Attributes:
-        permutations: one per group of ``sym.permutations``, for `permute`; they act first.
-        matrices: one tensor per group of ``sym.linear``, for `mix`.
-        before: distance of the weights to those of the reference, before.
-        after: the same afterwards.
-
-    >>> from lightning_bnn import params as P
-    >>> from lightning_bnn.symmetry import discover, match_all
-    >>> adapter = torch.nn.Sequential(torch.nn.Linear(8, 3), torch.nn.Linear(3, 8))
-    >>> sym, stack = discover(adapter, torch.randn(8, 8)), P.populate(adapter, 2)
-    >>> found = match_all(*P.unstack(stack), sym)
-    >>> bool(found.after < found.before), found.matrices[0].shape
-    (True, torch.Size([1, 3, 3]))
-    """
-
-    permutations: tuple[Tensor, ...]
-    matrices: tuple[Tensor, ...]
-    before: Tensor
-    after: Tensor
-
-    def apply(self, params: Params, sym: Symmetries) -> Params:
-        """The network or stack in the frame of the reference; its function stays."""
-        return mix(permute(params, sym, self.permutations), sym, self.matrices)
-
-    def __str__(self) -> str:
-        """What has moved, and how much closer the weights are."""
-        before, after = float(self.before.mean()), float(self.after.mean())
-        groups = f"{len(self.permutations)} permutations, {len(self.matrices)} groups of matrices"
-        return f"{groups}: distance of weights {before:.4g} before, {after:.4g} after"
+_PATIENCE = 8  # rounds without a smaller distance: heads are exchanged to and fro
+_ROUNDS = 20
 
 
 @torch.no_grad()
@@ -71,7 +46,6 @@ def match_all(
     batches: Iterable[Any] | None = None,
     by: By = "weights",
     sweeps: int = 50,
-    swaps: int = 0,
 ) -> FullMatch:
     r"""Bring a network to another by permutations and matrices together: for transformers.
 
@@ -94,9 +68,6 @@ def match_all(
         batches: inputs, or tuples whose first element is the input.
         by: compare ``"weights"`` or ``"activations"``, see `match_mixings`.
         sweeps: at most so many rounds; of weights, the closest is kept.
-        swaps: at most so many rounds in which any two heads of a layer are exchanged, and stay so
-            if the outputs of the network half way then come closer to the mean of those of both;
-            with a model and batches. A try costs a run of the first batch.
 
     >>> from lightning_bnn import params as P
     >>> from lightning_bnn.symmetry import discover, match_all, mix, random_mixings
@@ -109,33 +80,252 @@ def match_all(
     >>> all(torch.allclose(back[name], w[name], atol=1e-5) for name in w)
     True
     """
-    if swaps and batches is not None and not isinstance(batches, Tensor):
-        batches = list(batches)  # they are looked at twice
-    halfway = _halfway(model, reference, batches, swaps)
     view, members, stacked = view_of(params, reference, sym, model, batches, by, sweeps)
-    space_map, found = SpaceMap(sym), []
+    spaces, elements = SpaceMap(sym), list[Element]()
     for member in members:
-        whole = WholePair(view, member, reference, space_map)
-        whole.run(sweeps)
+        pair = Pair(view, spaces, member, reference)
+        pair.run(sweeps)
+        elements.append(pair.element)
         if by == "weights":
             alone = list(match(member, reference, sym)), identity_mixings(sym)
-            whole.stand(closest([nothing(sym), alone, whole.element], member, reference, sym))
-        if halfway is not None:
-            whole.swap(halfway.to(member), swaps)
-        found.append(whole.element)
-    element = together(found) if stacked else found[0]
+            elements[-1] = _closest([_nothing(sym), alone, pair.element], member, reference, sym)
+    element = together(elements) if stacked else elements[0]
     before, after = (distance(p, reference, sym) for p in (params, moved(params, sym, element)))
     return FullMatch(tuple(element[0]), tuple(element[1]), before, after)
 
 
-def _halfway(
-    model: nn.Module | None, reference: Params, batches: Iterable[Any] | None, swaps: int
-) -> HalfWay | None:
-    """What judges exchanges of heads, if there are to be any."""
-    if not swaps:
-        return None
-    if swaps < 0 or model is None or batches is None:
-        raise ValueError(
-            f"`swaps` must be at least 0, and need `model` and `batches`, got {swaps}."
+@torch.no_grad()
+def match_mixings(
+    params: Params,
+    reference: Params,
+    sym: Symmetries,
+    *,
+    model: nn.Module | None = None,
+    batches: Iterable[Any] | None = None,
+    by: By = "weights",
+    sweeps: int = 50,
+) -> list[Tensor]:
+    r"""Matrices for `mix` after which the channels of a network are closest to a reference.
+
+    For rotations that is Procrustes, over all places of a group at once:
+
+    .. math:: \max_R \; \mathrm{tr}\, R^T \sum_l B_l A_l^T
+
+    with the channels :math:`A_l` of the network and :math:`B_l` of the reference. Where matrices
+    are free, both networks are balanced first, see `canonicalise`, and a rotation leads from one
+    balanced form to the other. Heads stay in their places; `match_all` also exchanges those.
+
+    Args:
+        params: one network, or a stack whose members are matched one by one.
+        reference: the network to come close to.
+        sym: what `discover` returned.
+        model: gives the computation where activations are compared.
+        batches: inputs, or tuples whose first element is the input.
+        by: compare ``"weights"``, group after group until nothing moves, or ``"activations"``,
+            which for networks that were trained apart lowers barriers far more. Where no linear map
+            shows the channels, weights are compared, with a warning.
+        sweeps: at most so many rounds over the groups.
+
+    Returns:
+        One tensor ``(spaces, size, size)`` per group of ``sym.linear``, in double precision; with a
+        leading dimension for a stack.
+
+    >>> from lightning_bnn import params as P
+    >>> from lightning_bnn.symmetry import discover, match_mixings, mix, random_mixings
+    >>> norm = torch.nn.RMSNorm(4, elementwise_affine=False)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 4), norm, torch.nn.Linear(4, 8))
+    >>> sym, w = discover(net, torch.randn(8, 8)), P.of(net)
+    >>> (turn,) = random_mixings(sym)
+    >>> (back,) = match_mixings(mix(w, sym, [turn]), w, sym)
+    >>> torch.allclose(back @ turn, torch.eye(4, dtype=torch.float64), atol=1e-4)
+    True
+    """
+    view, members, stacked = view_of(params, reference, sym, model, batches, by, sweeps)
+    found = []
+    for member in members:
+        pair = Pair(view, SpaceMap(sym), member, reference)
+        pair.run(sweeps, permuting=False)
+        ends = [_nothing(sym), pair.element] if by == "weights" else [pair.element]
+        found.append(_closest(ends, member, reference, sym))
+    return (together(found) if stacked else found[0])[1]
+
+
+def _nothing(sym: Symmetries) -> Element:
+    return identity(sym), identity_mixings(sym)
+
+
+def _closest(
+    elements: Iterable[Element], params: Params, reference: Params, sym: Symmetries
+) -> Element:
+    """The element that brings a network closest to a reference; the first of equal ones."""
+    return min(elements, key=lambda e: float(distance(moved(params, sym, e), reference, sym)))
+
+
+# ------------------------------------------------------------ rounds
+class Pair:
+    """A network on its way to a reference, by permutations and matrices, round by round.
+
+    Both stand where shifts leave nothing free (`View.standing`): no element of the group changes
+    that.
+
+    Args:
+        view: how channels are compared.
+        spaces: how permutations and matrices go together.
+        params: the network as it is given.
+        reference: the other one.
+        start: an element to begin with.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        spaces: SpaceMap,
+        params: Params,
+        reference: Params,
+        start: Element | None = None,
+    ) -> None:
+        self.view, self.spaces, self.sym = view, spaces, view.sym
+        self.given, self.reference, self.goal = params, reference, view.standing(reference)
+        self.seen, self.everywhere = view.activations(params, reference)
+        device = next(iter(params.values())).device
+        self.permutations, matrices = _nothing(self.sym) if start is None else start
+        self.matrices = [m.to(device) for m in matrices]
+        self.params = view.standing(params)
+        if start is not None:
+            self.params = moved(self.params, self.sym, self.element)
+        rounding = [torch.finfo(params[n].dtype).eps for n in self.sym.touched]
+        self.still = max(rounding, default=1e-16) ** 0.6
+
+    @property
+    def element(self) -> Element:
+        """The permutations and matrices that have brought the network where it stands."""
+        return self.permutations, self.matrices
+
+    def run(self, sweeps: int, anchored: bool = True, permuting: bool = True) -> None:
+        """Rounds until nothing moves; by weights from the closest, by activations from the last.
+
+        Args:
+            sweeps: at most so many.
+            anchored: begin with what anchors streams, wherever the network stands.
+            permuting: reorder units and heads as well.
+        """
+        best, least, since = self._state(), self._apart(), 0
+        for number in range(sweeps):
+            still = self._round(anchored and number == 0, permuting) < self.still
+            apart = self._apart()
+            since = 0 if apart < least * (1 - 1e-4) else since + 1
+            if self.seen is not None or apart < least:
+                best, least = self._state(), apart
+            if still or since == _PATIENCE:
+                break
+        self.permutations, self.matrices, self.params = best
+        self._refine()
+
+    def _state(self) -> tuple[list[Tensor], list[Tensor], Params]:
+        return list(self.permutations), list(self.matrices), self.params
+
+    def _apart(self) -> float:
+        return float(distance(self.params, self.goal, self.sym))
+
+    def _round(self, first: bool, permuting: bool) -> float:
+        """Turn streams, permute, and mix all else; how far that is from nothing."""
+        before = self.permutations
+        turned = self._turn(self.view.streams, first)
+        if permuting:
+            if first or self.seen is None or self.spaces.tangled:
+                self._permute(self._hidden_units())
+            if self.seen is not None and self.spaces.tangled:
+                self.seen, self.everywhere = self.view.activations(self._as_given(), self.reference)
+            self._exchange()
+        same = all(map(torch.equal, before, self.permutations))
+        return max(turned, self._turn(self.view.rest), 0.0 if same else 1.0)
+
+    # -------------------------------------------------------- matrices
+    def _turn(self, groups: Sequence[int], first: bool = False) -> float:
+        """Mix the channels of some groups; returns how far the matrices are from one."""
+        change = 0.0
+        for k in groups:
+            found = self._moments(k, first)
+            step = nearest(self.sym.linear[k], found.own, found.goal, found.paired).matrices
+            change = max(change, self._mix(k, step))
+        return change
+
+    def _moments(self, k: int, first: bool = False) -> Moments:
+        return self.view.moments(k, self.params, self.goal, self.seen, first)
+
+    def _refine(self) -> None:
+        """Replace balanced forms by least squares, where matrices are free, from what was found.
+
+        Weights alternate with rotations of streams as long as that lowers the distance.
+        """
+        by_weights = self.seen is None
+        for _ in range(_ROUNDS if by_weights else 1):
+            before, apart = (list(self.matrices), self.params), self._apart()
+            for k, group in enumerate(self.sym.linear):
+                if group.kind == "general":
+                    found = self._moments(k) if by_weights else self._moments(k).shares
+                    eye = torch.eye(group.size).to(found.own).expand(group.spaces, -1, -1)
+                    self._mix(k, least_squares(eye, found.own, found.paired))
+                elif by_weights:
+                    self._turn([k])
+            if by_weights and self._apart() > apart:  # numbers of planes are balanced
+                self.matrices, self.params = before
+            if self._apart() > apart * (1 - 1e-4):
+                break
+
+    def _mix(self, k: int, step: Tensor) -> float:
+        """Mix the channels of one group; returns how far the matrices are from one."""
+        group, inverse = self.sym.linear[k], torch.linalg.inv(step).mT
+        self.params = tied(multiplied(self.params, self.sym, group, step, inverse), self.sym)
+        self.matrices[k] = step @ self.matrices[k]
+        for seen in (self.seen, self.everywhere):
+            if seen is not None:
+                seen[k] = seen[k].mixed(step)
+        return float((step - torch.eye(group.size).to(step)).abs().max())
+
+    # -------------------------------------------------------- permutations
+    def _permute(self, step: Sequence[Tensor]) -> None:
+        """Permute what stands now; spaces take their matrices and moments along."""
+        self.params = permute_some(self.params, self.sym, step)
+        self.permutations = compose(self.permutations, step, self.sym)
+        self.matrices = self.spaces.carried(self.matrices, step)
+        orders = [spaces for spaces, _ in self.spaces.orders(step)]
+        self.seen, self.everywhere = (
+            None if seen is None else [m.reordered(o) for m, o in zip(seen, orders, strict=True)]
+            for seen in (self.seen, self.everywhere)
         )
-    return HalfWay(model, reference, first_inputs(batches)[:_JUDGES])
+
+    def _hidden_units(self) -> list[Tensor]:
+        """The best permutations of what lies outside of spaces."""
+        result, groups = identity(self.sym), self.spaces.others
+        if not groups:
+            return result
+        reduced, view = self.spaces.reduced, self.view
+        if view.network is None:
+            found = list(match(self.params, self.goal, reduced, method="ascent"))
+        else:
+            own = self._as_given()
+            found = match_activations(view.network, own, self.reference, reduced, view.inputs)
+        for k, order in zip(groups, found, strict=True):
+            result[k] = order
+        return result
+
+    def _as_given(self) -> Params:
+        """The network as it stands, with its own shifts, in the precision of the reference."""
+        here, like = moved(self.given, self.sym, self.element), self.reference
+        return {n: t.to(like[n].dtype) if n in like else t for n, t in here.items()}
+
+    def _exchange(self) -> None:
+        """Exchange heads by the best that can be had inside each pair of them."""
+        for group, spaces in self.spaces.blocks.items():
+            similarity = torch.stack([self._similarity(k, at) for k, at in spaces.items()]).sum(0)
+            step = identity(self.sym)
+            step[group] = assign(similarity)
+            self._permute(step)
+
+    def _similarity(self, k: int, spaces: Tensor) -> Tensor:
+        """Of every pair of heads, as a share of what the reference has with itself."""
+        moments = self.view.moments(k, self.params, self.goal, self.everywhere)
+        values, spaces = all_pairs(self.sym.linear[k], moments), spaces.to(moments.own.device)
+        own = nearest(self.sym.linear[k], moments.goal, moments.goal, moments.goal).similarity
+        return values[spaces[:, None], spaces[None]].sum(-1) / own.sum().clamp_min(1e-300)

@@ -1,33 +1,50 @@
-"""What every way of matching asks about the groups of a network: who sees whom, and where."""
+"""The groups of a network as matching needs them: families, what they see, tables of all units."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from lightning_bnn.params import Params
+from lightning_bnn.params import Params, stack_size
 from lightning_bnn.symmetry.actions import reached_axes
 from lightning_bnn.symmetry.axis_actions import Kind, axes_by_tensor
 from lightning_bnn.symmetry.composition import homes
+from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.groups import Placement, Symmetries
-from lightning_bnn.symmetry.matching.assignment import Family, families
 from lightning_bnn.symmetry.units import other_axis, unit_rows
 
-__all__ = ["FamilyViews", "Plan", "View"]
+__all__ = ["Family", "Plan", "Table", "View", "assign", "assign_blocks", "plan_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """A group that is matched at once: channels, or blocks together with the channels inside them.
+
+    ``inner`` are those of the inner groups that have no place in common; ``rest`` are the places of
+    a block that none of them moves.
+    """
+
+    group: int
+    inner: tuple[tuple[int, ...], ...]
+    rest: tuple[Placement, ...]
+
+    @property
+    def members(self) -> set[int]:
+        """All groups that the family changes."""
+        return {self.group, *(g for row in self.inner for g in row)}
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Where units of a group are seen: their weights at one place of one tensor.
+    """The weights of the units of a group at one place of one tensor.
 
     Attributes:
-        key: its number among all views of a plan.
         place: of the units.
         tensor: that has them.
         dim: of the tensor, if its units are all that lies along it, in their order.
@@ -35,40 +52,39 @@ class View:
         sym: of the network.
     """
 
-    key: int
     place: Placement
     tensor: str
     dim: int | None
-    across: frozenset[int]
+    across: set[int]
     sym: Symmetries
 
     def rows(self, w: Tensor) -> Tensor:
         """The weights of every unit in the tensor of a stack: ``(members, units, features)``."""
         if self.dim is None:
             return unit_rows({}, self.sym, self.place, w)
-        w = w.movedim(self.dim + 1, 1)
-        return w.reshape(*w.shape[:2], -1)
+        w = w.movedim(self.dim + 1, 1) if self.dim else w
+        return w if w.ndim == 3 else w.reshape(*w.shape[:2], -1)
 
 
 @dataclass(frozen=True, eq=False)
-class FamilyViews:
-    """What a family is assigned by: its own places, and those of every class inside blocks."""
+class Table:
+    """One order of units, and the places where it acts.
 
-    own: list[View]
-    inside: list[list[View]]
+    Blocks have one for their order and one, over all their channels, for every class inside.
+    """
+
+    units: int
+    places: tuple[Placement, ...]
 
 
-@dataclass(frozen=True, eq=False)
 class Plan:
-    """The groups of a network as matching needs them; made once, used for every pair."""
+    """The groups of a network, and what their units see of each other."""
 
-    sym: Symmetries
+    def __init__(self, sym: Symmetries) -> None:
+        self.axes, self.groups = sym.axes, sym.permutations
+        self.sym = sym
 
-    @cached_property
-    def families(self) -> list[Family]:
-        """Groups that are reassigned at once."""
-        return families(self.sym)
-
+    # -------------------------------------------------------- tensors
     @cached_property
     def tensors(self) -> dict[str, list[int]]:
         """The axes of every tensor that a permutation reaches."""
@@ -77,20 +93,60 @@ class Plan:
     @cached_property
     def compared(self) -> list[str]:
         """The tensors that count: all that permutations reach but running statistics."""
-        statistics = {a.tensor for a in self.sym.axes if a.role in ("mean", "variance")}
-        return [n for n in dict.fromkeys([*self.tensors, *self.exchanged]) if n not in statistics]
+        statistics = {a.tensor for a in self.axes if a.role in ("mean", "variance")}
+        exchanged = (n for g in self.groups for row in g.tensors for n in row)
+        return [n for n in dict.fromkeys([*self.tensors, *exchanged]) if n not in statistics]
 
     @cached_property
-    def exchanged(self) -> dict[str, None]:
-        """The tensors that belong to units of a group, and may change places."""
-        return dict.fromkeys(n for g in self.sym.permutations for row in g.tensors for n in row)
+    def size(self) -> int:
+        """The number of weights that count."""
+        return sum(self.sym.shapes[n].numel() for n in self.compared)
+
+    @cached_property
+    def flipped(self) -> dict[str, dict[int, list[Kind]]]:
+        """The axes of every tensor that flips of units reach."""
+        return reached_axes(self.sym, ("signs",))
+
+    # -------------------------------------------------------- families
+    @cached_property
+    def families(self) -> list[Family]:
+        """All groups in graph order, the inner ones also with their blocks.
+
+        Blocks that have tensors of their own are left out: `Ascent.exchange` moves those.
+        """
+        every = [self._family(k) for k, group in enumerate(self.groups) if not group.tensors]
+        return sorted(every, key=lambda f: self.groups[f.group].placements[0].axis)
+
+    def _family(self, group: int) -> Family:
+        inner, taken = [], dict[int, list[Tensor]]()
+        for row in self.groups[group].inner:
+            places = [p for g in row for p in self.groups[g].placements]
+            if not any(_meet(p, taken) for p in places):
+                inner.append(row)
+                for p in places:
+                    taken.setdefault(p.axis, []).append(p.positions.reshape(-1))
+        rest = []
+        for p in self.groups[group].placements:
+            columns = torch.ones(p.positions.shape[1], dtype=torch.bool)
+            if p.axis in taken:
+                columns = ~torch.isin(p.positions[0], torch.cat(taken[p.axis]))
+            if bool(columns.all()):
+                rest.append(p)
+            elif bool(columns.any()):
+                rest.append(Placement(p.axis, p.positions[:, columns]))
+        return Family(group, tuple(inner), tuple(rest))
 
     @cached_property
     def branches(self) -> list[int]:
         """The groups whose units have tensors of their own, such as experts that are modules."""
-        return [k for k, group in enumerate(self.sym.permutations) if group.tensors]
+        return [k for k, group in enumerate(self.groups) if group.tensors]
 
-    def families_inside(self, group: int) -> list[int]:
+    @cached_property
+    def homes(self) -> dict[int, tuple[int, int, int]]:
+        """Of every group inside a block: the group of blocks, its row there, the block."""
+        return homes(self.sym)
+
+    def inside(self, group: int) -> list[int]:
         """The families that lie inside the units of a group, however deep."""
 
         def lies_inside(g: int) -> bool:
@@ -99,163 +155,218 @@ class Plan:
         return [k for k, family in enumerate(self.families) if lies_inside(family.group)]
 
     @cached_property
-    def across(self) -> dict[int, set[int]]:
-        """By axis, the groups on the other side of its tensor."""
-        places_by_axis = self.sym.placements_by_axis("permutations")
-        groups_on: dict[int | None, set[int]] = {
-            axis: {g for g, _ in places} for axis, places in places_by_axis.items()
-        }
-        return {a: groups_on.get(other_axis(self.sym, a), set()) for a in places_by_axis}
-
-    @cached_property
-    def homes(self) -> dict[int, tuple[int, int, int]]:
-        """Of every group inside a block: the group of blocks, its row there, the block."""
-        return homes(self.sym)
-
-    @cached_property
-    def neighbours(self) -> list[set[int]]:
-        """Of every family, those that see it on the other side of a tensor."""
-        family_of: dict[int, set[int]] = {}
-        for k, family in enumerate(self.families):
-            for g in family.members:
-                family_of.setdefault(g, set()).add(k)
-        result: list[set[int]] = [set() for _ in self.families]
-        for k, family in enumerate(self.families):
-            for axis in self.axes_of(family):
-                for g in self.across[axis]:
-                    for other in family_of.get(g, set()) - {k}:
-                        result[other].add(k)
-        return result
-
-    @cached_property
     def mirrors(self) -> list[int | None]:
         """Of every group of channels, the sign group that flips the same units everywhere."""
         flips = {_everywhere(group.placements): k for k, group in enumerate(self.sym.signs)}
         return [
             None if group.inner or g in self.homes else flips.get(_everywhere(group.placements))
-            for g, group in enumerate(self.sym.permutations)
+            for g, group in enumerate(self.groups)
         ]
 
+    # -------------------------------------------------------- what units see
     @cached_property
-    def flipped(self) -> dict[str, dict[int, list[Kind]]]:
-        """The axes of every tensor that flips of units reach."""
-        return reached_axes(self.sym, ("signs",))
+    def across(self) -> dict[int, set[int]]:
+        """By axis, the groups on the other side of its tensor."""
+        by_axis = self.sym.placements_by_axis("permutations")
+        groups = {axis: {g for g, _ in places} for axis, places in by_axis.items()}
+        others = {axis: other_axis(self.sym, axis) for axis in by_axis}
+        return {a: set() if o is None else groups.get(o, set()) for a, o in others.items()}
 
-    def sees_itself(self, family: Family) -> bool:
-        """Whether a family acts on both sides of some tensor."""
-        inside = set(family.members)
-        return any(self.across[axis] & inside for axis in self.axes_of(family))
+    def _axes_of(self, family: Family) -> set[int]:
+        return {p.axis for g in family.members for p in self.groups[g].placements}
+
+    @cached_property
+    def _seen(self) -> list[set[int]]:
+        """Of every family, the groups on the other side of its tensors."""
+        return [{g for a in self._axes_of(f) for g in self.across[a]} for f in self.families]
+
+    @cached_property
+    def sees_itself(self) -> list[bool]:
+        """Of every family, whether it acts on both sides of some tensor."""
+        return [bool(s & f.members) for s, f in zip(self._seen, self.families, strict=True)]
+
+    @cached_property
+    def neighbours(self) -> list[list[int]]:
+        """Of every family, those that see it on the other side of a tensor."""
+        return [
+            [j for j, seen in enumerate(self._seen) if j != k and seen & family.members]
+            for k, family in enumerate(self.families)
+        ]
 
     @cached_property
     def couples(self) -> bool:
         """Whether one assignment per family is not the whole answer."""
-        return any(self.neighbours) or any(map(self.sees_itself, self.families))
+        return any(self.neighbours) or any(self.sees_itself)
 
-    def axes_of(self, family: Family) -> set[int]:
-        """All axes on which some group of a family acts."""
-        return {p.axis for g in family.members for p in self.sym.permutations[g].placements}
-
-    # -------------------------------------------------------- views
     @cached_property
-    def views(self) -> list[FamilyViews]:
-        """Of every family, the places of tensors that count; inside blocks, seen from outside."""
+    def names(self) -> list[list[str]]:
+        """The tensors that count on which every family acts."""
+        return [
+            [n for n in self.compared if n in {self.axes[a].tensor for a in self._axes_of(f)}]
+            for f in self.families
+        ]
+
+    @cached_property
+    def views(self) -> list[list[list[View]]]:
+        """Of every family, the views by which it is assigned, then those of classes in blocks.
+
+        Only tensors that count are seen, and not where what lies across moves as well.
+        """
         return [self._views_of(family) for family in self.families]
+
+    def _views_of(self, family: Family) -> list[list[View]]:
+        if not family.inner:
+            return [[self.view(p) for p in family.rest if self._counts(p)]]
+        every = [family.rest, *(self.joined(row) for row in family.inner)]
+        views = [[self.view(p) for p in places if self._counts(p)] for places in every]
+        return [[v for v in part if not v.across & family.members] for part in views]
+
+    def _counts(self, place: Placement) -> bool:
+        return self.axes[place.axis].tensor in self.compared
+
+    def view(self, place: Placement) -> View:
+        """One place of units as a view."""
+        axis, positions = self.axes[place.axis], place.positions
+        plain = axis.dim is not None and axis.blocks == 1 and positions.shape == (axis.size, 1)
+        plain = plain and bool((positions[:, 0] == torch.arange(axis.size)).all())
+        dim = axis.dim if plain else None
+        return View(place, axis.tensor, dim, self.across[place.axis], self.sym)
 
     @cached_property
     def pairs(self) -> int:
-        """How many pairs of units all views of all families have."""
-        every = [v for f in self.views for v in chain(f.own, *f.inside)]
+        """The number of pairs of units in all views."""
+        every = [v for views in self.views for part in views for v in part]
         return sum(len(v.place.positions) ** 2 for v in every)
 
-    @cached_property
-    def names_of(self) -> list[list[str]]:
-        """The tensors on which every family acts."""
-        axes = self.sym.axes
-        return [sorted({axes[a].tensor for a in self.axes_of(f)}) for f in self.families]
-
-    @cached_property
-    def _keys(self) -> dict[tuple[int, bytes], View]:
-        return {}
-
-    @cached_property
-    def _keys_of(self) -> dict[str, set[int]]:
-        return {}
-
-    def keys_of(self, tensor: str) -> set[int]:
-        """The keys of all views of one tensor."""
-        return self._keys_of.get(tensor, set())
-
-    def view(self, place: Placement) -> View:
-        """One place as a view, the same one whenever it is asked for."""
-        name = (place.axis, place.positions.numpy().tobytes())
-        if name not in self._keys:
-            axis, positions = self.sym.axes[place.axis], place.positions
-            plain = axis.dim is not None and axis.blocks == 1 and positions.shape == (axis.size, 1)
-            plain = plain and bool((positions[:, 0] == torch.arange(axis.size)).all())
-            across, key = frozenset(self.across[place.axis]), len(self._keys)
-            dim = axis.dim if plain else None
-            self._keys[name] = View(key, place, axis.tensor, dim, across, self.sym)
-            self._keys_of.setdefault(axis.tensor, set()).add(key)
-        return self._keys[name]
-
-    def _views_of(self, family: Family) -> FamilyViews:
-        group = self.sym.permutations[family.group]
-        if not family.inner:
-            return FamilyViews(self._seen(group.placements, set()), [])
-        inside = set(family.members)
-        rows = [self._seen(self.joined(row), inside) for row in family.inner]
-        return FamilyViews(self._seen(family.rest, inside), rows)
-
-    def _seen(self, places: Sequence[Placement], inside: set[int]) -> list[View]:
-        """Places in tensors that count, but those whose other side moves as well."""
-        return [
-            self.view(p)
-            for p in places
-            if self.sym.axes[p.axis].tensor in self.compared and not self.across[p.axis] & inside
-        ]
-
-    def joined(self, row: Sequence[int]) -> list[Placement]:
+    def joined(self, row: Sequence[int]) -> tuple[Placement, ...]:
         """The places of one class of channels in all blocks, one after the other."""
-        first = self.sym.permutations[row[0]].placements
-        every = [
-            [self.sym.permutations[g].placements[k].positions for g in row]
-            for k in range(len(first))
-        ]
-        return [Placement(p.axis, torch.cat(e)) for p, e in zip(first, every, strict=True)]
+        every = zip(*(self.groups[g].placements for g in row), strict=True)
+        return tuple(Placement(p[0].axis, torch.cat([q.positions for q in p])) for p in every)
 
+    # -------------------------------------------------------- tables of all units
+    @cached_property
+    def outer(self) -> list[Family]:
+        """Families that are inside no other which moves."""
+        within = self.homes
+        return [
+            f
+            for f in self.families
+            if f.group not in within or self.groups[within[f.group][0]].tensors
+        ]
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """Of all outer families, one after the other."""
+        result = []
+        for family in self.outer:
+            result.append(Table(self.groups[family.group].units, family.rest))
+            for places in map(self.joined, family.inner):
+                result.append(Table(len(places[0].positions), places))
+        return result
+
+    def best(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Of every member, the order of every table with the largest sum of ``values[i, p[i]]``."""
+        left, result = iter([v.detach().cpu() for v in values]), list[Tensor]()
+        for family in self.outer:
+            own = next(left)
+            tables = own, *(next(left) for _ in family.inner)
+            every = [assign_blocks(*rows) for rows in zip(*tables, strict=True)]
+            result += [torch.stack(orders) for orders in zip(*every, strict=True)]
+        return result
+
+    def elements(self, orders: Sequence[Tensor]) -> list[Tensor]:
+        """The permutations of all groups, for the orders of all tables of every member."""
+        members, left = len(orders[0]) if orders else 1, iter(orders)
+        result = [p.repeat(members, 1) for p in identity(self.sym)]
+        for family in self.outer:
+            for g, order in split(family, [next(left) for _ in (0, *family.inner)]).items():
+                result[g] = order
+        return result
+
+    # -------------------------------------------------------- values
     def similarity(self, moved: Params, reference: Params) -> Tensor:
         """Inner product with the reference, of one network or of every member of a stack."""
         total = torch.zeros((), dtype=torch.float64)
         for name in self.compared:
-            dims = list(range(-reference[name].ndim, 0))
-            product = moved[name].double() * reference[name].double()
-            total = total + (product.sum(dims) if dims else product).cpu()
+            goal, own = reference[name].double(), moved[name].double()
+            own = own.reshape(*own.shape[: own.ndim - goal.ndim], -1)
+            total = total + (own @ goal.flatten()).cpu()
         return total
 
-    def bound(self, params: Params, reference: Params) -> Tensor:
+    def bound(self, stack: Params, reference: Params) -> Tensor:
         """What no rearrangement exceeds: entries sorted, of tensors that change places together."""
         together: dict[str, list[str]] = {}
         for name in self.compared:
             key = min(self.sym.exchangeable_tensors.get(name, {name}))
             together.setdefault(key, []).append(name)
-        total = torch.zeros((), dtype=torch.float64)
+        total = np.zeros(stack_size(stack))
         for names in together.values():
-            own = [params[n].reshape(*_lead(params, reference, n), -1) for n in names]
+            own = _sorted(torch.cat([stack[n].flatten(1) for n in names], -1))
             goal = _sorted(torch.cat([reference[n].flatten() for n in names]))
-            total = total + (_sorted(torch.cat(own, -1)).double() * goal.double()).sum(-1).cpu()
-        return total
+            total = total + np.matmul(own.astype(np.float64), goal.astype(np.float64))
+        return torch.from_numpy(total)
 
 
-def _sorted(w: Tensor) -> Tensor:
-    """Sorted along the last dimension; on the CPU numpy takes a third of the time."""
-    w = w if w.dtype == torch.float64 else w.float()
-    if w.device.type != "cpu":
-        return w.sort(-1).values
-    return torch.from_numpy(np.sort(w.detach().numpy(), -1))
+@lru_cache(maxsize=8)
+def plan_of(sym: Symmetries) -> Plan:
+    """The plan of a network, made once for all pairs."""
+    return Plan(sym)
 
 
-def _lead(params: Params, reference: Params, name: str) -> tuple[int, ...]:
-    return tuple(params[name].shape[: params[name].ndim - reference[name].ndim])
+def split(family: Family, orders: Sequence[Tensor]) -> dict[int, Tensor]:
+    """The permutations of the groups of a family, for its orders ``(members, units)``."""
+    order, *inside = orders
+    result = {family.group: order}
+    for row, joined in zip(family.inner, inside, strict=True):
+        units = joined.shape[1] // order.shape[1]
+        place = (joined % units).reshape(*order.shape, units)
+        index = order[:, :, None].expand_as(place)
+        every = torch.empty_like(place).scatter_(1, index, place).unbind(1)
+        result |= dict(zip(row, every, strict=True))
+    return result
+
+
+def assign(similarity: Tensor) -> Tensor:
+    """The permutation p with the largest sum of ``similarity[i, p[i]]``."""
+    return torch.from_numpy(linear_sum_assignment(similarity.cpu().numpy(), maximize=True)[1])
+
+
+def assign_blocks(rest: Tensor, *inside: Tensor) -> list[Tensor]:
+    """Assign blocks by the best that can be had inside each pair of them.
+
+    Args:
+        rest: similarity ``(blocks, blocks)`` of what is fixed inside a block.
+        *inside: for every class of channels, their similarities over all blocks.
+
+    Returns:
+        The order of blocks, then that of all channels of every class.
+    """
+    if not inside:
+        return [assign(rest)]
+    blocks = len(rest)
+    total, every = rest.double().numpy().copy(), []
+    for similarity in inside:
+        units = len(similarity) // blocks
+        table = similarity.double().numpy().reshape(blocks, units, blocks, units)
+        order = np.empty((blocks, blocks, units), np.int64)
+        for a, b in np.ndindex(blocks, blocks):
+            _, order[a, b] = linear_sum_assignment(table[a, :, b], maximize=True)
+            total[a, b] += table[a, np.arange(units), b, order[a, b]].sum()
+        every.append(order + units * np.arange(blocks)[None, :, None])
+    _, chosen = linear_sum_assignment(total, maximize=True)
+    rows = np.arange(blocks)
+    return [torch.from_numpy(x) for x in (chosen, *(o[rows, chosen].reshape(-1) for o in every))]
+
+
+def _meet(place: Placement, taken: dict[int, list[Tensor]]) -> bool:
+    others = taken.get(place.axis)
+    return others is not None and bool(torch.isin(place.positions, torch.cat(others)).any())
+
+
+def _sorted(w: Tensor) -> np.ndarray:
+    """Sorted along the last dimension, by numpy in a third of the time of torch."""
+    w = w.detach().cpu()
+    return np.sort((w if w.dtype == torch.float64 else w.float()).numpy(), -1)
 
 
 def _everywhere(placements: Sequence[Placement]) -> tuple[tuple[int, int, bytes], ...]:

@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_leaves
 from lightning_bnn.batch_norms import batch_norms, estimating
 from lightning_bnn.params import Params, of
 from lightning_bnn.symmetry.forward import in_precision_of, structural_copy
-from lightning_bnn.symmetry.matching.probes import call_modules
-from lightning_bnn.symmetry.matching.unit_moments import Moments
+from lightning_bnn.symmetry.matching.activations import Moments, call_modules
 
 __all__ = ["Repaired", "Repairs", "reestimated", "reestimated_on_calls", "repair"]
 

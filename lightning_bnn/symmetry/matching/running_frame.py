@@ -9,17 +9,14 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked, stack_size
-from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.symmetry.actions import flip, permute, rescale
 from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.matching.align import Scales
 from lightning_bnn.symmetry.matching.ascent import Ascent
-from lightning_bnn.symmetry.matching.branches import exchange_branches
 from lightning_bnn.symmetry.matching.match import match
 from lightning_bnn.symmetry.matching.match_all import match_all
-from lightning_bnn.symmetry.matching.plan import Plan
-from lightning_bnn.symmetry.matching.unmoved import Apart, Nearness
+from lightning_bnn.symmetry.matching.plan import plan_of
 from lightning_bnn.symmetry.min_mass import min_mass
 
 __all__ = ["RunningFrame"]
@@ -32,15 +29,15 @@ _SWEEPS = 100
 class RunningFrame:
     """Brings networks of one run to the frame of their running mean, one after the other.
 
-    Where the last element of the group still fits, nothing is searched: first by distances alone
-    (`Nearness`), then, if these do not tell, by one assignment per group. Only a network that one
-    of these assignments moves is matched anew; the new element is taken if its inner product with
-    the mean is larger. As long as a run stays where it is, that element is the identity, and the
-    network is returned untouched.
+    Where every unit is nearer to its own place than half of what separates that from the average of
+    all units, nothing is searched: the last element of the group still fits. Otherwise one
+    assignment per group is solved; only a network that one of them moves is matched anew, and the
+    new element is taken if its inner product with the mean is larger. As long as a run stays where
+    it is, that element is the identity, and the network is returned untouched.
 
-    Where distances never tell, as with units that are nearly alike, assignments are solved for some
-    networks only: as soon as those since the last one make up a twentieth of the mean, or when a
-    unit is half as far again from it as then. So all are looked at while weights are large.
+    Where units always are that far away, assignments are solved for some networks only: as soon as
+    those since the last one make up a twentieth of the mean, or when such a unit is half as far
+    again from it as then. So all are looked at while weights are large.
 
     Args:
         sym: what `discover` returned.
@@ -76,23 +73,19 @@ class RunningFrame:
         self.sym, self.scales, self.seed = sym, scales, seed
         self.mixing = mixing and bool(sym.linear)
         self.signs = signs and bool(sym.signs) and not self.mixing
-        self.plan = Plan(sym)
-        self.nearness = Nearness(self.plan, self.signs)
+        self.plan = plan_of(sym)
         self.calls, self.looks, self.matches = 0, 0, 0
-        """How many networks came, how many the distances could not clear, how many were matched."""
-        self._orders: list[Tensor] | None = None
-        self._flips: list[Tensor] | None = None
-        self._apart: Apart | None = None
+        """Networks that came, that distances could not clear, and that were matched."""
+        self._element: list[Tensor] | None = None
         self._looked_at: list[Tensor] | None = None
         self._unseen = 0.0
 
     @property
     def moved_units(self) -> int:
         """How many units the last network had in other places, or flipped, than the mean has."""
-        if self._orders is None:
-            return 0
-        places = sum(int((p != torch.arange(p.shape[-1])).sum()) for p in self._orders)
-        return places + sum(int((s < 0).sum()) for s in self._flips or ())
+        orders, flips = self._parts()
+        places = sum(int((p != torch.arange(p.shape[-1])).sum()) for p in orders)
+        return places + sum(int((s < 0).sum()) for s in flips)
 
     @torch.no_grad()
     def begin(self, params: Params) -> Params:
@@ -134,110 +127,101 @@ class RunningFrame:
         return {n: torch.stack([w[n] for w in moved]).to(t.dtype) for n, t in params.items()}
 
     # -------------------------------------------------------- permutations
+    def _parts(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Permutations and flips of all members, as they were found last."""
+        element, groups = self._element or [], len(self.sym.permutations)
+        return element[:groups], element[groups:]
+
     def _moved(self, params: Params, means: Params, weight: int | float) -> Params:
         if not self.plan.families:
             return params
         moved = self._placed(params)
-        distances = self.nearness.distances(moved, means)
-        if not self._cleared(distances, means, weight) and self._look(params, means, distances):
+        far, self._unseen = self._far(moved, means), self._unseen + weight
+        if not any(bool(units.any()) for units in far):
+            self._looked_at, self._unseen = far, 0.0
+        elif self._looked_at is None or self._unseen >= _UNSEEN or self._further(far):
+            self._search(params, means)
             moved = self._placed(params)
-            distances = self.nearness.distances(moved, means)
-            self._looked_at = distances
-        assert self._apart is not None
-        for drift, distance in zip(self._apart.drift, distances, strict=True):
-            drift += weight * distance
+            self._looked_at, self._unseen = self._far(moved, means), 0.0
         return moved
 
     def _placed(self, params: Params) -> Params:
         """The networks in the places that were found last."""
-        if self._orders is None:
-            return params
-        flipped = params if self._flips is None else flip(params, self.sym, self._flips)
-        return permute(flipped, self.sym, self._orders)
+        orders, flips = self._parts()
+        flipped = flip(params, self.sym, flips) if flips else params
+        return permute(flipped, self.sym, orders) if orders else flipped
 
-    def _cleared(self, distances: list[Tensor], means: Params, weight: int | float) -> bool:
-        """Whether distances say that nothing has moved, or what was seen last is good enough."""
-        if self._apart is not None:
-            unclear = self._unclear(distances, self._apart)
-            if not any(bool(units.any()) for units in unclear):
-                return True
-            self._unseen += weight
-            if self._unseen < _UNSEEN and not self._further(distances, unclear):
-                return True
-        self._apart = self.nearness.apart(means)
-        unclear = self._unclear(distances, self._apart)
-        if any(bool(units.any()) for units in unclear):
-            return False
-        self._looked_at, self._unseen = distances, 0.0
-        return True
+    def _far(self, networks: Params, means: Params) -> list[Tensor]:
+        """Distances of units to the mean's, zero where they are near: ``(members, units)``.
 
-    def _unclear(self, distances: list[Tensor], apart: Apart) -> list[Tensor]:
-        """Which units may be nearer to another place; branches move as wholes, unseen."""
-        if self.plan.branches:
-            return [torch.ones_like(d, dtype=torch.bool) for d in distances]
-        return self.nearness.unclear(distances, apart)
+        Units are vectors of all weights that enter and leave them.
+        """
+        places = [part for views in self.plan.views for part in views if part]
+        names = {view.tensor for part in places for view in part}
+        apart = {n: (networks[n] - means[n]).square() for n in names}
+        result = []
+        for part in places:
+            distance = _sum([v.rows(apart[v.tensor]).sum(-1) for v in part])
+            rows = [v.rows(means[v.tensor]) for v in part]
+            around = _sum([(r - r.mean(1, keepdim=True)).square().sum(-1) for r in rows])
+            result.append(torch.where(4 * distance > around, distance, 0).sqrt())
+        return result
 
-    def _further(self, distances: list[Tensor], unclear: list[Tensor]) -> bool:
-        """Whether such a unit is much further from the mean than when it was looked at."""
-        if self._looked_at is None:
-            return True
-        every = zip(distances, self._looked_at, unclear, strict=True)
-        return any(bool(((now > _FURTHER * then) & units).any()) for now, then, units in every)
+    def _further(self, far: list[Tensor]) -> bool:
+        """Whether a unit is much further from the mean than when it was looked at."""
+        assert self._looked_at is not None
+        pairs = zip(far, self._looked_at, strict=True)
+        return any(bool((now > _FURTHER * then).any()) for now, then in pairs)
 
-    def _look(self, params: Params, means: Params, distances: list[Tensor]) -> bool:
-        """Solve the assignments; whether any network has found a better place."""
-        self.looks, self._looked_at, self._unseen = self.looks + 1, distances, 0.0
-        members = stack_size(params)
-        orders = self._orders or [p.repeat(members, 1) for p in identity(self.sym)]
-        flips = self._flips
-        if self.signs and flips is None:
-            flips = [torch.ones(members, g.units) for g in self.sym.signs]
-        compared = self.plan.compared
-        goal = {n: means[n] for n in compared}
-        ascent = Ascent(self.plan, {n: params[n] for n in compared}, goal, flips)
-        ascent.at(orders)
-        generator = keyed_generator(self.seed, "running frame", self.calls)
-        ascent.climb(range(len(self.plan.families)), generator, _SWEEPS)
-        exchange_branches(ascent, generator, _SWEEPS)
-        pairs = [*zip(orders, ascent.now.permutations, strict=True)]
-        pairs += [*zip(flips or (), ascent.signs or (), strict=True)]
-        restless = torch.stack([(old != new).any(1) for old, new in pairs]).any(0)
-        for member in restless.nonzero().flatten().tolist():
-            self._match(ascent, params, means, member)
-        if bool(restless.any()):
-            self._orders, self._flips = list(ascent.now.permutations), ascent.signs
-        return bool(restless.any())
+    def _search(self, params: Params, means: Params) -> None:
+        """Solve the assignments, and match anew where one of them moves a unit."""
+        self.looks += 1
+        members, found = stack_size(params), []
+        element = self._element
+        if element is None:
+            element = [p.repeat(members, 1) for p in identity(self.sym)]
+            element += [torch.ones(members, g.units) for g in self.sym.signs if self.signs]
+        for m in range(members):
+            own, mean = ({n: t[m] for n, t in w.items()} for w in (params, means))
+            found.append(self._best(own, mean, [e[m] for e in element]))
+        after = [torch.stack(rows) for rows in zip(*found, strict=True)]
+        if not all(map(torch.equal, element, after)):
+            self._element = after
 
-    def _match(self, ascent: Ascent, params: Params, means: Params, member: int) -> None:
-        """Let a member stand where a search from scratch ends, if that is closer to its mean."""
+    def _best(self, own: Params, mean: Params, element: list[Tensor]) -> list[Tensor]:
+        """The element of one network where an ascent, or a search from scratch, ends."""
+        groups, generator = len(self.sym.permutations), torch.Generator().manual_seed(self.seed)
+        start = [e[None] for e in element]
+        one = {n: t[None] for n, t in own.items()}
+        ascent = Ascent(self.plan, one, mean, start[groups:] or None)
+        ascent.stand(start[:groups])
+        ascent.climb(generator, _SWEEPS)
+        ascent.exchange(generator, _SWEEPS)
+        if all(map(torch.equal, start, ascent.element)):
+            return element
         self.matches += 1
-        own, mean = ({n: t[member] for n, t in w.items()} for w in (params, means))
         found = match(own, mean, self.sym, signs=self.signs, seed=self.seed)
-        if float(found.objective) > float(ascent.score()[member]) * (1 + 1e-7):
-            for old, new in zip(ascent.now.permutations, found.permutations, strict=True):
-                old[member] = new
-            for old, new in zip(ascent.signs or (), found.signs or (), strict=True):
-                old[member] = new
+        if float(found.objective) > float(ascent.score()) * (1 + 1e-7):
+            return found.element
+        return [e[0] for e in ascent.element]
 
     # -------------------------------------------------------- state
     def state_dict(self) -> dict[str, Any]:
         """All that later networks depend on, and the counts."""
-        apart = self._apart
         return {
             "calls": self.calls, "looks": self.looks, "matches": self.matches,
-            "orders": self._orders, "flips": self._flips, "looked_at": self._looked_at,
-            "unseen": self._unseen,
-            "nearest": apart and apart.nearest, "drift": apart and apart.drift,
+            "element": self._element, "looked_at": self._looked_at, "unseen": self._unseen,
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another frame of the same symmetries was."""
         self.calls, self.looks, self.matches = (state[n] for n in ("calls", "looks", "matches"))
-        self._orders, self._flips = _copied(state["orders"]), _copied(state["flips"])
-        self._looked_at, self._unseen = _copied(state["looked_at"]), state["unseen"]
-        nearest, drift = _copied(state["nearest"]), _copied(state["drift"])
-        self._apart = None if nearest is None or drift is None else Apart(nearest, drift)
+        self._element, self._looked_at = (
+            None if tensors is None else [t.clone() for t in tensors]
+            for tensors in (state["element"], state["looked_at"])
+        )
+        self._unseen = state["unseen"]
 
 
-def _copied(tensors: list[Tensor] | None) -> list[Tensor] | None:
-    return None if tensors is None else [t.clone() for t in tensors]
+def _sum(parts: list[Tensor]) -> Tensor:
+    return torch.stack(parts).sum(0)
