@@ -296,13 +296,13 @@ class Product(NamedTuple):
         rows: of the weight that were used.
         columns: vectors whose numbers lie along dimension 1 of the weight, one per row.
         outputs: those along dimension 0, without the bias.
-        source: address of what was multiplied.
+        source: what was multiplied, which later operations may have changed in place.
     """
 
     rows: slice
     columns: Tensor
     outputs: Tensor
-    source: int
+    source: Tensor
 
 
 def inputs_of(batches: Iterable[Any]) -> Iterator[Any]:
@@ -420,4 +420,4 @@ class _Watch(TorchDispatchMode):
         rows = slice(start, start + weight.shape[0])
         outputs = outputs.clone() if bias is None else outputs - bias
         both = columns.flatten(0, -2).clone(), outputs.flatten(0, -2)
-        self.products.setdefault(name, []).append(Product(rows, *both, columns.data_ptr()))
+        self.products.setdefault(name, []).append(Product(rows, *both, columns))
