@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from record import Record, parsed, parser
+from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -227,14 +228,43 @@ def canonical():
     }
 
 
-@compared("`min_mass` of an MLP of 972 weights; cvxpy")
-def mass():
-    net = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(18, 18), nn.ReLU())))[:5].double()
-    sym, params = discover(net, torch.randn(4, 18)), P.of(net)
-    yield {
-        "ours": lambda: min_mass(params, sym).minimum,
-        "theirs": lambda: min_mass(params, sym, "cvxpy").minimum,
-    }
+def _least_mass(*hidden):
+    """Enter a network with its hidden layers."""
+
+    def ways():
+        net = models.mlp(10, hidden, 3)
+        sym, params = discover(net, torch.randn(4, 10)), P.of(net)
+        yield {
+            "ours": lambda: min_mass(params, sym).minimum,
+            "theirs": lambda: _mass_by_hand(params),
+        }
+
+    ways.__name__ = "mass_" + "_".join(map(str, hidden))
+    shape = "-".join(map(str, (10, *hidden, 3)))
+    compared(f"`min_mass` of an MLP {shape}; scipy's L-BFGS-B in log scales")(ways)
+
+
+for _hidden in ((8,), (16, 16), (50, 50), (8, 8, 8, 8), (64, 64, 64), (128, 128)):
+    _least_mass(*_hidden)
+
+
+def _mass_by_hand(params):
+    squares = [w.double().numpy() ** 2 for w in params.values() if w.ndim == 2]
+    squares[0], squares[-1] = squares[0].sum(1, keepdims=True), squares[-1].sum(0, keepdims=True)
+    ends = np.cumsum([0, *(m.shape[1] for m in squares[1:])])
+
+    def mass(u):
+        factors = [np.ones(1), *np.split(np.exp(2 * u), ends[1:-1]), np.ones(1)]
+        terms = [
+            m * (rows[:, None] / columns)
+            for m, rows, columns in zip(squares, factors[1:], factors, strict=False)
+        ]
+        enters = np.concatenate([m.sum(1) for m in terms[:-1]])
+        leaves = np.concatenate([m.sum(0) for m in terms[1:]])
+        return sum(m.sum() for m in terms), 2 * (enters - leaves)
+
+    options = {"ftol": 1e-11, "gtol": 1e-7}
+    return minimize(mass, np.zeros(ends[-1]), jac=True, method="L-BFGS-B", options=options).fun
 
 
 @compared("`match` of MLPs 784-256-256-10; numpy, layer by layer")

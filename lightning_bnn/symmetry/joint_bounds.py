@@ -23,186 +23,145 @@ sum of log scales that is bounded bounds each of them where the others cannot fa
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.axis_actions import broadcastable
-from lightning_bnn.symmetry.composites import factor_index, factor_tables
 from lightning_bnn.symmetry.groups import LinearGroup, Symmetries
-from lightning_bnn.symmetry.mass_problem import MassProblem
-from lightning_bnn.symmetry.spaces import rows_at, weight_places
+from lightning_bnn.symmetry.mass_problem import Posynomial, plan
+from lightning_bnn.symmetry.spaces import covered, rows_at, weight_places
 
-__all__ = ["JointPoint", "certified_gap"]
+__all__ = ["certified_gap"]
 
 _PASSES = 50
 
 
-class JointPoint(NamedTuple):
-    """A point of the joint problem.
+def certified_gap(problem: Posynomial, weights: Params, sym: Symmetries) -> Tensor:
+    """Bound on how far the mass lies above its least value, for every member.
 
-    Attributes:
-        problem: the mass as a function of log scales.
-        u: the log scales.
-        alive: those that count; the others are held.
-        scaled: the tensors that matrices act on, with the scales applied.
-        groups: the groups of ``kind="general"``.
-        owners: for each group the variables that its channels own, ``(spaces, size)``.
+    Args:
+        problem: the mass as a function of the log scales that are free, at zero.
+        weights: the tensors that matrices act on, as a stack.
+        sym: what `discover` returned.
     """
-
-    problem: MassProblem
-    u: Tensor
-    alive: Tensor
-    scaled: Params
-    sym: Symmetries
-    groups: tuple[LinearGroup, ...]
-    owners: tuple[Tensor, ...]
-
-
-def certified_gap(point: JointPoint) -> Tensor:
-    """Bound on how far the mass lies above its least value, for every member."""
-    flow = point.problem.flow(point.u)
-    moments = ((flow.inflow - flow.outflow) * point.alive).abs()
-    radii = _Radii(point)
-    gap = _product(torch.maximum(radii.up, radii.down), moments).sum(-1)
-    for k in range(len(point.groups)):
-        difference = radii.grams[k][0] - radii.grams[k][1]
-        nuclear = torch.linalg.eigvalsh(difference).abs().sum(-1)
-        gap = gap + _product(torch.maximum(*radii.spaces[k]), nuclear).sum(-1)
+    radii = _Radii(problem, weights, sym)
+    widest = torch.maximum(radii.up, radii.down)
+    gap = _product(widest, (problem.inflow - problem.outflow).abs())
+    for group, owner in radii.spaces:
+        a, b = radii.grams(group, owner, torch.zeros_like(widest), torch.zeros_like(widest))
+        nuclear = torch.linalg.eigvalsh(a - b).abs().sum(-1)
+        gap = gap + _product(widest[:, owner[:, 0]], nuclear)
     return 2 * gap
 
 
 def _product(bound: Tensor, moment: Tensor) -> Tensor:
-    return torch.where(moment == 0, 0, bound * moment)
+    return torch.where(moment == 0, 0, bound * moment).sum(-1)
 
 
 class _Radii:
-    """Upper bounds of the logs of all factors and of their inverses, passed on until they rest."""
+    """Bounds of how far the log scales of units, and of the channels of spaces, grow and fall."""
 
-    def __init__(self, point: JointPoint) -> None:
-        self.point, problem = point, point.problem
-        self.composites, self.tables = problem.composites, factor_tables(point.sym)[1]
-        self.mass = problem.value(point.u)
-        self.factors = problem.factors(point.u)
-        self.up, self.down = (torch.full_like(point.u, torch.inf) for _ in range(2))
-        ones = torch.ones_like(self.factors)
-        self.grams = [self._grams(k, ones) for k in range(len(point.groups))]
-        self.spaces = [
-            (torch.full_like(a[..., 0, 0], torch.inf), torch.full_like(a[..., 0, 0], torch.inf))
-            for a, _ in self.grams
-        ]
+    def __init__(self, problem: Posynomial, weights: Params, sym: Symmetries) -> None:
+        self.problem, self.weights, self.sym = problem, weights, sym
+        general = [g for g in sym.linear if g.kind == "general"]
+        self.spaces = [(g, _owners(sym, g).to(problem.single.device)) for g in general]
+        assert problem.free is not None
+        self.free = problem.free
+        moving = torch.cat(
+            [self.free.nonzero()[:, 0], *(owner.reshape(-1) for _, owner in self.spaces)]
+        )
+        self.up = torch.zeros_like(problem.inflow)
+        self.up[:, moving] = torch.inf
+        self.down = self.up.clone()
         for _ in range(_PASSES):
-            before = self._total()
+            before = torch.cat([self.up, self.down], -1)
             self._tighten()
-            after = self._total()
-            same_infinite = bool((before.isinf() == after.isinf()).all())
-            if same_infinite and not bool((after < 0.95 * before)[before.isfinite()].any()):
+            after = torch.cat([self.up, self.down], -1)
+            if not bool((after < 0.95 * before).any()):
                 break
-
-    def _total(self) -> Tensor:
-        sides = [t for pair in self.spaces for t in pair]
-        return torch.cat([t.flatten(1) for t in (self.up, self.down, *sides)], -1)
 
     def _tighten(self) -> None:
         """One pass over all units, then one over all spaces."""
-        n = self.point.problem.variables
-        lowest = self._lowest()
-        mass = _partner_mass(self.point.problem, self.factors * lowest) * self.factors
-        bound = _half_log(self.mass[:, None], mass)
-        self.up = torch.minimum(self.up, bound[:, :n])
-        self.down = torch.minimum(self.down, bound[:, n + 1 : 2 * n + 1])
-        if self.composites.count:
-            self._tighten_composites(bound[:, 2 * n + 1 :])
-        lowest = self._lowest()
-        for k in range(len(self.point.groups)):
-            mass = self.mass[:, None]
-            least = (_least_eigenvalue(g, mass) for g in self._grams(k, lowest))
-            self.spaces[k] = tuple(  # type: ignore[assignment]
-                torch.minimum(old, _half_log(mass, new))
-                for old, new in zip(self.spaces[k], least, strict=True)
-            )
+        n, mass, free = self.problem.variables, self.problem.value[:, None], self.free
+        lowest = self._falls(self.up, self.down)
+        bound = _half_log(mass, self.problem.beside((-2 * lowest).exp()))
+        self.up = torch.where(free, self.up.minimum(bound[:, :n]), self.up)
+        self.down = torch.where(free, self.down.minimum(bound[:, n + 1 : 2 * n + 1]), self.down)
+        if len(self.problem.powers):
+            self._tighten_products(bound[:, 2 * n + 1 :])
+        for group, owner in self.spaces:
+            for side, gram in zip(
+                (self.up, self.down), self.grams(group, owner, self.up, self.down), strict=True
+            ):
+                larger = _half_log(mass, _least_eigenvalue(gram, mass))[..., None]
+                side[:, owner] = side[:, owner].minimum(larger)
 
-    def _tighten_composites(self, bound: Tensor) -> None:
+    def _against(self, up: Tensor, down: Tensor) -> Tensor:
+        """For every power in a product, how far at most it can lower it."""
+        _, variable = self.problem.powers.indices()
+        power = self.problem.powers.values()
+        return torch.where(power > 0, down[:, variable], up[:, variable]) * power.abs()
+
+    def _falls(self, up: Tensor, down: Tensor) -> Tensor:
+        """How far every log factor can fall."""
+        products = self._by_product(self._against(up, down))
+        return torch.cat([down, up.new_zeros(len(up), 1), up, products], -1)
+
+    def _by_product(self, values: Tensor) -> Tensor:
+        zero = values.new_zeros(len(values), len(self.problem.powers))
+        return zero.index_add(1, self.problem.powers.indices()[0], values)
+
+    def _tighten_products(self, bound: Tensor) -> None:
         """What bounds a sum of log scales bounds each of them, if the others are bounded below."""
-        factor, variable, power = self.composites.entries
-        against = self._against(*self._reach())
+        factor, variable = self.problem.powers.indices()
+        power, against = self.problem.powers.values(), self._against(self.up, self.down)
         unknown = against.isinf()
         known = torch.where(unknown, 0, against)
-        sums, missing = (_by_factor(t, factor, bound) for t in (known, unknown.to(bound)))
-        rest = sums[:, factor] - known + bound[:, factor]
-        rest = torch.where(missing[:, factor] - unknown.to(bound) > 0, torch.inf, rest)
-        rest = (rest / power.abs()).clamp_min(0)
+        missing = self._by_product(unknown.to(bound))[:, factor] - unknown.to(bound)
+        rest = (bound + self._by_product(known))[:, factor] - known
+        rest = torch.where(missing > 0, torch.inf, rest / power.abs()).clamp_min(0)
         for side, here in ((self.up, power > 0), (self.down, power < 0)):
+            here = here & self.free[variable]
             at = variable[here].expand(len(side), -1)
             side.scatter_reduce_(-1, at, rest[:, here], "amin")
 
-    def _against(self, up: Tensor, down: Tensor) -> Tensor:
-        """For every power of a composite, how far at most it can lower the sum."""
-        _, variable, power = self.composites.entries
-        return torch.where(power > 0, down[:, variable], up[:, variable]) * power.abs()
-
-    def _reach(self) -> tuple[Tensor, Tensor]:
-        """How far every log scale can grow and fall; those of spaces as far as their matrices."""
-        up, down = self.up.clone(), self.down.clone()
-        for (larger, smaller), owner in zip(self.spaces, self.point.owners, strict=True):
-            flat = owner.reshape(-1).to(up.device)
-            up[:, flat] = larger.repeat_interleave(owner.shape[1], -1)
-            down[:, flat] = smaller.repeat_interleave(owner.shape[1], -1)
-        return up, down
-
-    def _lowest(self) -> Tensor:
-        """The table of the least factors relative to the point, as matrices index it."""
-        up, down = self._reach()
-        parts = [down, up.new_zeros(len(up), 1), up]
-        if self.composites.count:
-            parts.append(
-                _by_factor(
-                    self._against(up, down), self.composites.factor, self.point.problem.others
-                )
-            )
-        return torch.exp(-2 * torch.cat(parts, -1))
-
-    def _beside(self, axis: int, owner: Tensor, lowest: Tensor) -> Tensor:
-        """The least factors along an axis of a space without those of its own channels."""
-        factor, variable, power = self.composites.entries
-        n = self.point.problem.variables
-        up, down = (-lowest[:, at].log() / 2 for at in (slice(n + 1, 2 * n + 1), slice(n)))
-        against = self._against(up, down)
-        own = torch.isin(variable, owner.to(variable.device))
-        sums = _by_factor(torch.where(own, 0, against), factor, self.point.problem.others)
-        index = self.tables[axis].to(lowest.device) - (2 * n + 1)
-        return torch.where(index < 0, 1, torch.exp(-2 * sums[:, index.clamp_min(0)]))
-
-    def _grams(self, k: int, lowest: Tensor) -> tuple[Tensor, Tensor]:
-        """W diag(l) W^T of both sides of every space of a group."""
-        sym, members, group = self.point.sym, len(lowest), self.point.groups[k]
-        found = {
-            e: lowest.new_zeros(members, group.spaces, group.size, group.size) for e in (1, -1)
-        }
-        for place in weight_places(sym, group):
-            name = sym.axes[place.axis].tensor
-            w = self.point.scaled[name]
-            for axis in sym.placements_by_axis("scalings"):
-                if sym.axes[axis].tensor != name or (axis == place.axis) > (axis in self.tables):
-                    continue
-                if axis == place.axis:
-                    factor = self._beside(axis, self.point.owners[k], lowest)
-                else:
-                    factor = lowest[:, self._index(axis).to(w.device)]
-                w = w * broadcastable(factor.sqrt(), sym.axes[axis], w, 1)
-            rows = rows_at(w, sym, place)
-            found[place.exponent] = found[place.exponent] + rows @ rows.mT
-        return found[1], found[-1]
-
-    def _index(self, axis: int) -> Tensor:
-        return self.tables[axis] if axis in self.tables else factor_index(self.point.sym, axis)
+    def grams(
+        self, group: LinearGroup, owner: Tensor, up: Tensor, down: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """W diag(l) W^T of both sides of every space of a group, for the least factors l."""
+        least = (-self._falls(up, down)).exp()
+        others = torch.ones(self.problem.variables, dtype=torch.bool, device=up.device)
+        others[owner.reshape(-1)] = False
+        beside = (-self._falls(*(torch.where(others, side, 0) for side in (up, down)))).exp()
+        size = len(least), group.spaces, group.size, group.size
+        result = {1: least.new_zeros(size), -1: least.new_zeros(size)}
+        for place in weight_places(self.sym, group):
+            axis = self.sym.axes[place.axis]
+            w, recipe = self.weights[axis.tensor], plan(self.sym)[0][axis.tensor]
+            if recipe.whole:
+                w = w * least[:, recipe.factors[0].to(w.device)].reshape(w.shape)
+            for side, index in zip(recipe.axes, recipe.factors, strict=False):
+                table = beside if side.dim == axis.dim else least
+                factors = table[:, index.reshape(-1).to(w.device)]
+                w = w * broadcastable(factors, side, w, 1)
+            rows = rows_at(w, self.sym, place)
+            result[place.exponent] = result[place.exponent] + rows @ rows.mT
+        return result[1], result[-1]
 
 
-def _by_factor(values: Tensor, factor: Tensor, like: Tensor) -> Tensor:
-    """Values of all powers summed by the composite that they belong to."""
-    return torch.zeros_like(like).index_add(-1, factor, values)
+def _owners(sym: Symmetries, group: LinearGroup) -> Tensor:
+    """The variables of the scales that the channels of every space have, ``(spaces, size)``."""
+    place, start = group.placements[0], 0
+    axis = sym.axes[place.axis]
+    variable = torch.full((axis.blocks * axis.size,), -1)
+    for scaling, own in zip(sym.scalings, covered(sym, sym.scalings, ("general",)), strict=True):
+        for p in scaling.placements:
+            if p.axis == place.axis:
+                units = start + torch.arange(scaling.units)[own]
+                variable[p.positions[own]] = units[:, None].expand_as(p.positions[own])
+        start += scaling.units
+    return variable[place.positions[..., 0]]
 
 
 def _least_eigenvalue(gram: Tensor, mass: Tensor) -> Tensor:
@@ -215,18 +174,4 @@ def _least_eigenvalue(gram: Tensor, mass: Tensor) -> Tensor:
 
 def _half_log(mass: Tensor, part: Tensor) -> Tensor:
     """Largest log of a factor whose square times a part of the mass is at most the mass."""
-    bound = torch.where(part > 0, (mass / part).log() / 2, torch.inf)
-    return bound.clamp_min(0)
-
-
-def _partner_mass(problem: MassProblem, f: Tensor) -> Tensor:
-    """For every factor the sum of what it multiplies, other factors included."""
-    n = problem.variables
-    total = torch.cat([problem.plus, f.new_zeros(len(f), 1), problem.minus, problem.others], -1)
-    for m in problem.matrices:
-        rows = torch.matmul(m.squares, f[:, m.columns][..., None])[..., 0]
-        columns = torch.matmul(m.squares.mT, f[:, m.rows][..., None])[..., 0]
-        total = total.index_add(-1, m.rows.reshape(-1), rows.flatten(-2))
-        total = total.index_add(-1, m.columns.reshape(-1), columns.flatten(-2))
-    total[:, n] = 0
-    return total
+    return torch.where(part > 0, (mass / part).log() / 2, torch.inf).clamp_min(0)

@@ -1,160 +1,195 @@
-r"""The mass of a network as a convex function of its log scales.
+r"""The mass of a network as a convex function of its log scales, and its terms at any point of it.
 
-Aggregated over kernel positions, the squared weights form one matrix per tensor, and
+Squared weights, summed over whatever no scale tells apart, are single terms and matrices of terms:
 
-.. math:: c + \sum_v (P_v e^{2 u_v} + Q_v e^{-2 u_v}) + \sum_e M_e e^{2 (a_e u_{r_e} + b_e u_{c_e})}
+.. math:: \sum_f S_f e^{2 l_f} + \sum_{e, r, c} M_{erc} e^{2 (l_{e_r} + l_{e_c})}, \quad
+    l = (u, 0, -u, Cu)
 
-with exponents +1, 0, -1. What only one scale reaches is summed into P and Q; the rest stays as
-small dense matrices, so that values, gradients and products with the Hessian are matrix-vector
-products, batched over members. Where products of channels have further scales, a factor may be one
-of several scales at once: a row of `Composites`.
+for log scales u and a table l of log factors: each scale and its inverse, one, and products of
+several scales, whose integer powers are the rows of C.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from jaxtyping import Float64
+from scipy.sparse import coo_matrix, csr_matrix
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.axis_actions import axes_by_tensor, broadcastable
-from lightning_bnn.symmetry.composites import (
-    Composites,
-    factor_index,
-    factor_tables,
-    tables_that_meet,
-)
 from lightning_bnn.symmetry.groups import Axis, Symmetries
-from lightning_bnn.symmetry.square_sums import matrix_squares, square_sums
 from lightning_bnn.symmetry.validation import check_finite, check_params
 
-__all__ = ["Flow", "MassProblem", "Matrix", "mass", "mass_problem"]
+__all__ = ["Matrix", "Posynomial", "Recipe", "axis_powers", "mass", "mass_problem", "plan"]
+
+_FEW = 64
+_FLUSHED = 1e-30  # smaller squares than this may be zero in float32
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """Squared weights ``(members, blocks, rows, columns)`` and where their two factors come from.
+class Matrix(NamedTuple):
+    """Terms ``(members, blocks, rows, columns)``, and the factors of their rows and columns."""
 
-    An index ``v`` takes the factor :math:`e^{2 u_v}`, ``n`` the factor one, ``n + 1 + v`` the
-    factor :math:`e^{-2 u_v}`, and ``2 n + 1 + k`` the k-th composite.
-    """
-
-    squares: Tensor
+    terms: Tensor
     rows: Tensor
     columns: Tensor
 
 
-@dataclass(frozen=True)
-class MassProblem:
-    """The function, for all members of a stack at once, and the groups its variables belong to."""
+@dataclass(frozen=True, eq=False)
+class Posynomial:
+    """Terms at one point, for all members of a stack at once.
 
-    constant: Tensor
-    plus: Tensor
-    minus: Tensor
+    Attributes:
+        single: terms of one factor, ``(members, factors)``.
+        matrices: terms of two factors.
+        powers: of the log scales in the factors of several scales, a sparse ``(factors, scales)``.
+        free: which scales may change, ``(scales,)``; all by default.
+    """
+
+    single: Tensor
     matrices: tuple[Matrix, ...]
-    sizes: tuple[int, ...]
-    composites: Composites
-    others: Tensor
+    powers: Tensor
+    free: Tensor | None = None
 
     @property
     def variables(self) -> int:
-        """The number of scales that the mass depends on."""
-        return self.plus.shape[-1]
+        """How many scales there are."""
+        return self.powers.shape[1]
 
-    def factors(
-        self, u: Float64[Tensor, "members variables"]
-    ) -> Float64[Tensor, "members factors"]:
-        """The table that matrices index: :math:`e^{2u}`, one, :math:`e^{-2u}`, composites."""
-        e = torch.exp(2 * u)
-        parts = [e, e.new_ones(*e.shape[:-1], 1), 1 / e]
-        if self.composites.count:
-            parts.append(torch.exp(2 * self.composites.logs(u)))
+    def logs(self, t: Tensor) -> Tensor:
+        """The table of log factors ``(members, factors)`` at log scales t."""
+        parts = [t, t.new_zeros(len(t), 1), -t]
+        if len(self.powers):
+            parts.append((self.powers @ t.T).T)
         return torch.cat(parts, -1)
 
-    def logs(self, factors: Tensor) -> Tensor:
-        """Log scales of a table of factors."""
-        return factors[..., : self.variables].log() / 2
-
-    def value(self, u: Float64[Tensor, "members variables"]) -> Float64[Tensor, " members"]:
-        """Mass at log scales ``u`` of shape ``(members, variables)``."""
-        f = self.factors(u)
+    def gathered(self, mass: Tensor, sign: int = 0) -> Tensor:
+        """The transpose of `logs`; with a sign only of the powers that have it, made positive."""
         n = self.variables
-        e, inverse, others = f[..., :n], f[..., n + 1 : 2 * n + 1], f[..., 2 * n + 1 :]
-        total = self.constant + (self.plus * e + self.minus * inverse).sum(-1)
-        total = total + (self.others * others).sum(-1)
+        up, down = mass[:, :n], mass[:, n + 1 : 2 * n + 1]
+        total = up - down if sign == 0 else up if sign > 0 else down
+        if len(self.powers):
+            powers = (sign * self.powers).relu() if sign else self.powers
+            total = total + (powers.T @ mass[:, 2 * n + 1 :].T).T
+        return total if self.free is None else total * self.free
+
+    def moved(self, u: Tensor) -> Posynomial:
+        """The terms as they are where factors of log scales u multiply these."""
+        factors = (2 * self.logs(u)).exp()
+        return self._times(factors, lambda rows, columns: rows * columns)
+
+    def without(self, direction: Tensor) -> Posynomial:
+        """The terms that do not fall along a direction, in which terms fall by one at least."""
+        logs = self.logs(direction)
+        return replace(
+            self._times(logs, lambda rows, columns: rows + columns > -0.5),
+            single=self.single * (logs > -0.5),
+        )
+
+    def _times(self, table: Tensor, both: Callable[[Tensor, Tensor], Tensor]) -> Posynomial:
+        matrices = tuple(
+            m._replace(terms=m.terms * both(rows[..., None], columns[..., None, :]))
+            for m, rows, columns in self._at_ends(table)
+        )
+        return replace(self, single=self.single * table, matrices=matrices)
+
+    def members(self, chosen: Tensor) -> Posynomial:
+        """The terms of some members of a stack."""
+        matrices = tuple(m._replace(terms=m.terms[chosen]) for m in self.matrices)
+        return replace(self, single=self.single[chosen], matrices=matrices)
+
+    @cached_property
+    def degree(self) -> float:
+        """The largest sum of the sizes of the powers in one term."""
+        powers = self.powers.values().abs()
+        sizes = powers.new_zeros(len(self.powers)).index_add(0, self.powers.indices()[0], powers)
+        return max([1.0, *sizes.tolist()]) * (2 if self.matrices else 1)
+
+    @cached_property
+    def total(self) -> Tensor:
+        """For every factor the sum of the terms that it is in."""
+        sums = [(m.terms.sum(-1), m.terms.sum(-2)) for m in self.matrices]
+        return self._scattered(self.single, sums)
+
+    @cached_property
+    def value(self) -> Tensor:
+        """The sum of all terms, for every member."""
+        return torch.stack(
+            [self.single.sum(-1), *(m.terms.sum((1, 2, 3)) for m in self.matrices)]
+        ).sum(0)
+
+    @cached_property
+    def inflow(self) -> Tensor:
+        """For every scale the mass that grows with it, times the powers."""
+        return self.gathered(self.total, 1)
+
+    @cached_property
+    def outflow(self) -> Tensor:
+        """For every scale the mass that falls with it, times the powers."""
+        return self.gathered(self.total, -1)
+
+    def laplacian(self, t: Tensor) -> Tensor:
+        """A quarter of the Hessian times one vector for every member."""
+        if "slopes" in vars(self):
+            entering, leaving = self.slopes
+            return ((entering - leaving) @ t[..., None])[..., 0]
+        logs = self.logs(t)
+        return self.gathered(self._scattered(self.total * logs, self._partners(logs)))
+
+    def beside(self, table: Tensor) -> Tensor:
+        """For every factor the sum of all that it multiplies, with the other factors of a table."""
+        return self._scattered(self.single, self._partners(table))
+
+    def _partners(self, table: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """What arrives at the rows and columns of every matrix from its other side."""
+        return [
+            ((m.terms @ columns[..., None])[..., 0], (rows[..., None, :] @ m.terms)[..., 0, :])
+            for m, rows, columns in self._at_ends(table)
+        ]
+
+    def _at_ends(self, table: Tensor) -> Iterator[tuple[Matrix, Tensor, Tensor]]:
+        """Every matrix with what a table has for its rows and its columns."""
+        if not self.matrices:
+            return
+        sizes = [end.numel() for m in self.matrices for end in (m.rows, m.columns)]
+        parts = iter(table.index_select(1, self._ends).split(sizes, 1))
+        for m, rows, columns in zip(self.matrices, parts, parts, strict=True):
+            shape = len(table), *m.rows.shape
+            yield m, rows.view(*shape), columns.view(*shape[:2], -1)
+
+    def _scattered(self, start: Tensor, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        if not pairs:
+            return start
+        values = torch.cat([t.flatten(1) for pair in pairs for t in pair], 1)
+        return start.scatter_add(1, self._ends.expand_as(values), values)
+
+    @cached_property
+    def _ends(self) -> Tensor:
+        return torch.cat([e.reshape(-1) for m in self.matrices for e in (m.rows, m.columns)])
+
+    @cached_property
+    def slopes(self) -> tuple[Tensor, Tensor]:
+        """Half the derivatives of inflow and outflow by the log scales, dense."""
+        members, size = self.single.shape
+        half = self.single.new_zeros(members, size**2)
         for m in self.matrices:
-            total = total + (_times(m, f) * f[..., m.rows]).sum((-1, -2))
-        return total
-
-    def flow(self, u: Tensor) -> Flow:
-        """Mass that enters and leaves every unit, and what products with the Hessian need."""
-        f = self.factors(u)
-        ends = []
-        single = [self.plus, torch.zeros_like(f[..., :1]), self.minus, self.others]
-        total = torch.cat(single, -1) * f
-        for m in self.matrices:
-            r, c = f[..., m.rows], f[..., m.columns]
-            row_mass, column_mass = r * _times(m, f), c * _times_transposed(m, f)
-            total = total.index_add(-1, m.rows.reshape(-1), row_mass.flatten(-2))
-            total = total.index_add(-1, m.columns.reshape(-1), column_mass.flatten(-2))
-            ends.append((r, c, row_mass, column_mass))
-        return Flow(self, self.entering(total, 1), self.entering(total, -1), ends, total)
-
-    def entering(self, mass: Tensor, sign: Literal[1, -1]) -> Tensor:
-        """For every unit, the mass of the factors that grow with its scale, or fall with sign -1.
-
-        Args:
-            mass: that of every factor of the table.
-            sign: 1 for what enters the units, -1 for what leaves them.
-        """
-        n = self.variables
-        own = mass[..., :n] if sign == 1 else mass[..., n + 1 : 2 * n + 1]
-        if not self.composites.count:
-            return own
-        return own + self.composites.sums(mass[..., 2 * n + 1 :], sign)
-
-    def log_factors(self, t: Tensor) -> Tensor:
-        """Half the logs of the table of factors at log scales t."""
-        parts = [t, torch.zeros_like(t[..., :1]), -t]
-        if self.composites.count:
-            parts.append(self.composites.logs(t))
-        return torch.cat(parts, -1)
-
-    def gathered(self, mass: Tensor) -> Tensor:
-        """The transpose of `log_factors`: the derivative by every log scale."""
-        n = self.variables
-        own = mass[..., :n] - mass[..., n + 1 : 2 * n + 1]
-        if not self.composites.count:
-            return own
-        return own + self.composites.sums(mass[..., 2 * n + 1 :])
-
-    @property
-    def degree(self) -> int:
-        """How many log scales, counted with their powers, one term has at most."""
-        return 2 * self.composites.degree
-
-
-@dataclass(frozen=True)
-class Flow:
-    """Mass flowing through the units at one point."""
-
-    problem: MassProblem
-    inflow: Tensor
-    outflow: Tensor
-    ends: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]
-    mass: Tensor
-
-
-def _times(m: Matrix, factors: Tensor) -> Tensor:
-    return torch.matmul(m.squares, factors[..., m.columns][..., None])[..., 0]
-
-
-def _times_transposed(m: Matrix, factors: Tensor) -> Tensor:
-    return torch.matmul(m.squares.mT, factors[..., m.rows][..., None])[..., 0]
+            pairs = (m.rows[:, :, None] * size + m.columns[:, None]).reshape(1, -1)
+            half.scatter_add_(1, pairs.expand(members, -1), m.terms.flatten(1))
+        half = half.unflatten(1, (size, size))
+        both = (half + half.mT + torch.diag_embed(self.total)).flatten(0, 1)
+        by_scales = self.gathered(both).unflatten(0, (members, size)).mT.flatten(0, 1)
+        entering, leaving = (
+            self.gathered(by_scales, sign).unflatten(0, (members, -1)).mT for sign in (1, -1)
+        )
+        return entering, leaving
 
 
 # ------------------------------------------------------------ from a network
@@ -181,20 +216,41 @@ def mass(params: Params, sym: Symmetries) -> Float64[Tensor, "*members"]:
     return total if offset else total[0]
 
 
-def mass_problem(params: Params, sym: Symmetries) -> MassProblem:
-    """Aggregate the squared weights of a network or a stack, which must be finite."""
-    builder = _Builder(params, sym)
+class Recipe(NamedTuple):
+    """How the squares of a tensor become terms: over which axes they are not summed."""
+
+    axes: tuple[Axis, ...]
+    whole: bool
+    factors: tuple[Tensor, ...]
+
+
+def mass_problem(params: Params, sym: Symmetries) -> Posynomial:
+    """Sum up the squared weights of a network or a stack, those of its tensors that are there.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+    """
+    recipes, powers = plan(sym)
+    offset = is_stacked(params, sym.shapes)
+    first = next(iter(params.values()))
+    members, device = len(first) if offset else 1, first.device
+    size = 2 * sym.scaling_dof + 1 + len(powers)
+    single = torch.zeros(members, size, dtype=torch.float64, device=device)
+    matrices = []
     for name in sym.weights:
         if name in params:
-            builder.add(name)
-    parts = (builder.constant, builder.plus, builder.minus)
-    others = builder.others
-    sums = torch.stack([t.sum() for t in (*parts, others, *(m.squares for m in builder.matrices))])
-    if not bool(sums.isfinite().all()):
+            w, recipe = params[name] if offset else params[name][None], recipes[name]
+            squares, ends = _squares(w, recipe), [f.to(device) for f in recipe.factors]
+            if len(ends) == 2:
+                matrices.append(Matrix(squares, *ends))
+            else:
+                single.scatter_add_(1, ends[0].expand_as(squares), squares)
+    problem = Posynomial(single, tuple(matrices), powers.to(device))
+    if not bool(problem.value.isfinite().all()):
         check_finite(params, sym)
         _refuse_overflow(params, sym)
-    sizes = tuple(g.units for g in sym.scalings)
-    return MassProblem(*parts, tuple(builder.matrices), sizes, builder.composites, others)
+    return problem
 
 
 def _refuse_overflow(params: Params, sym: Symmetries) -> None:
@@ -207,111 +263,144 @@ def _refuse_overflow(params: Params, sym: Symmetries) -> None:
     )
 
 
-class _Builder:
-    """Sums squared weights into constants, single factors and matrices."""
+def _squares(w: Tensor, recipe: Recipe) -> Tensor:
+    """Squares summed over all that no scale tells apart, in the shape of their factors."""
+    blocks = recipe.axes[-1].blocks if recipe.axes else 1
+    if blocks > 1:
+        w = w.unflatten(1, (blocks, -1))
+    start = 1 + (blocks > 1)
+    keep = [*range(1, start), *(a.dim + start for a in recipe.axes if a.dim is not None)]
+    sums = square_sums(w, range(1, w.ndim) if recipe.whole else keep)
+    if len(recipe.factors) == 1:
+        return sums.reshape(len(w), -1)
+    return sums.reshape(len(w), *recipe.factors[0].shape, -1)
 
-    def __init__(self, params: Params, sym: Symmetries) -> None:
-        self.sym, self.params = sym, params
-        self.offset = 1 if is_stacked(params, sym.shapes) else 0
-        first = next(iter(params.values()))
-        members = first.shape[0] if self.offset else 1
-        self.n = sym.scaling_dof
-        self.constant = torch.zeros(members, dtype=torch.float64, device=first.device)
-        self.plus, self.minus = (self.constant.new_zeros(members, self.n) for _ in range(2))
-        composites, self.tables = factor_tables(sym)
-        self.composites = composites.to(first.device)
-        self.others = self.constant.new_zeros(members, composites.count)
-        self.matrices: list[Matrix] = []
-        self.axes = axes_by_tensor(sym, "scalings")
 
-    def add(self, name: str) -> None:
-        """Add the squares of one tensor."""
-        w = self.params[name]
-        w = w if self.offset else w[None]
-        axes = self.axes.get(name, [])
-        dims = {self.sym.axes[a].dim for a in axes}
-        if not axes:
-            self.constant += square_sums(w, ())
-        elif len(axes) > 1 and not _is_matrix([self.sym.axes[a] for a in axes]):
-            self._element_by_element(w, axes)
-        elif None in dims:
-            self._single(w.reshape(len(w), -1).double().square(), axes)
-        elif len(dims) == 1:
-            self._one_dimension(w, axes)
-        else:
-            self._two_dimensions(w, axes)
+_plans: WeakKeyDictionary[Symmetries, tuple[dict[str, Recipe], Tensor]] = WeakKeyDictionary()
 
-    def _one_dimension(self, w: Tensor, axes: Sequence[int]) -> None:
-        axis = self.sym.axes[axes[0]]
-        assert axis.dim is not None
-        if axis.blocks > 1:
-            w = w.unflatten(1, (axis.blocks, -1))
-            squares = square_sums(w, (1, axis.dim + 2)).flatten(1)
-        else:
-            squares = square_sums(w, (axis.dim + 1,))
-        self._single(squares, axes)
 
-    def _single(self, squares: Tensor, axes: Sequence[int]) -> None:
-        """Squares along one axis; a gain has two factors there: a row of one-by-one matrices.
+def plan(sym: Symmetries) -> tuple[dict[str, Recipe], Tensor]:
+    """How all tensors become terms, and the powers of the products of scales, found once.
 
-        So have the elements of a vector that are a matrix; parts of it do not meet each other.
-        """
-        tables = tables_that_meet([self._table(a) for a in axes], self.n)
-        if len(tables) > 2:
-            self._refuse(axes)
-        if len(tables) == 2:
-            rows, columns = (table[:, None] for table in tables)
-            self.matrices.append(Matrix(squares[..., None, None], rows, columns))
-            return
-        n = self.n
-        total = squares.new_zeros(squares.shape[0], 2 * n + 1 + self.composites.count)
-        total.index_add_(1, tables[0], squares)
-        self.plus += total[:, :n]
-        self.constant += total[:, n]
-        self.minus += total[:, n + 1 : 2 * n + 1]
-        self.others += total[:, 2 * n + 1 :]
+    Args:
+        sym: what `discover` returned.
+    """
+    if sym not in _plans:
+        table = _Table(sym.scaling_dof)
+        axes = axes_by_tensor(sym, "scalings")
+        recipes = {name: _recipe(sym, name, axes.get(name, []), table) for name in sym.weights}
+        _plans[sym] = recipes, table.powers()
+    return _plans[sym]
 
-    def _element_by_element(self, w: Tensor, axes: Sequence[int]) -> None:
-        """Any two axes: every weight is a matrix of one by one."""
-        if len(axes) > 2:
-            self._refuse(axes)
-        rows, columns = (
-            broadcastable(self._table(a), self.sym.axes[a], w[0], 0).expand(w.shape[1:])
-            for a in axes
-        )
-        squares = w.reshape(len(w), -1).double().square()
-        rows, columns = rows.reshape(-1, 1), columns.reshape(-1, 1)
-        self.matrices.append(Matrix(squares[..., None, None], rows, columns))
 
-    def _refuse(self, axes: Sequence[int]) -> None:
-        raise ValueError(
-            f"`sym`: {self.sym.axes[axes[0]].tensor!r} is scaled along {len(axes)} dimensions, "
-            "for which no mass problem is known."
-        )
-
-    def _two_dimensions(self, w: Tensor, axes: Sequence[int]) -> None:
-        first, second = (self.sym.axes[a] for a in axes[:2])
-        if first.blocks > 1:
-            axes, (first, second) = axes[::-1], (second, first)
-        rows, columns = self._table(axes[0]), self._table(axes[1])
-        rows, columns = (t.reshape(second.blocks, -1) for t in (rows, columns))
-        self.matrices.append(Matrix(matrix_squares(w, first, second), rows, columns))
-
-    def _table(self, axis: int) -> Tensor:
-        table = self.tables.get(axis)
-        table = factor_index(self.sym, axis) if table is None else table
-        return table.to(self.constant.device)
+def _recipe(sym: Symmetries, name: str, at: Sequence[int], table: _Table) -> Recipe:
+    by_side: dict[tuple[int | None, int], list[int]] = {}
+    for a in at:
+        by_side.setdefault((sym.axes[a].dim, sym.axes[a].blocks), []).append(a)
+    powers = [
+        sum((axis_powers(sym, a) for a in group[1:]), axis_powers(sym, group[0]))
+        for group in by_side.values()
+    ]
+    axes = [sym.axes[group[0]] for group in by_side.values()]
+    if not axes:
+        return Recipe((), False, (torch.tensor([table.scales]),))
+    order = sorted(range(len(axes)), key=lambda k: (axes[k].blocks, axes[k].dim or 0))
+    axes, powers = [axes[k] for k in order], [powers[k] for k in order]
+    if len(axes) == 1 and axes[0].dim is not None:
+        return Recipe(tuple(axes), False, (table.index(powers[0]),))
+    if _is_matrix(axes):
+        rows, columns = (table.index(p).reshape(axes[1].blocks, -1) for p in powers)
+        return Recipe(tuple(axes), False, (rows, columns))
+    like = torch.empty(sym.shapes[name], device="meta")
+    everywhere = []
+    for axis, power in zip(axes, powers, strict=True):
+        position = broadcastable(torch.arange(power.shape[0]), axis, like, 0)
+        everywhere.append(power[position.expand(like.shape).reshape(-1).numpy()])
+    return Recipe((), True, (table.index(sum(everywhere[1:], everywhere[0])),))
 
 
 def _is_matrix(axes: Sequence[Axis]) -> bool:
-    """Two axes of a matrix, of which the second may see the rows in blocks, or all of a vector."""
+    """Two axes, of which the second may see the rows in blocks."""
     dims = {a.dim for a in axes}
-    if len(dims) == 1:
-        return True
-    first, second = sorted(axes, key=lambda a: a.blocks)[:2]
     return (
-        len(axes) == 2
+        len(axes) == len(dims) == 2
         and None not in dims
-        and first.blocks == 1
-        and (second.blocks == 1 or first.dim == 0)
+        and axes[0].blocks == 1
+        and (axes[1].blocks == 1 or axes[0].dim == 0)
     )
+
+
+def axis_powers(sym: Symmetries, axis: int) -> csr_matrix:
+    """By which power each scale acts at each position of an axis, ``(positions, scales)``."""
+    starts = np.cumsum([0, *(g.units for g in sym.scalings)])
+    parts = [np.zeros((3, 0), np.int64)]
+    for g, place in sym.placements_by_axis("scalings").get(axis, []):
+        units, repeats = place.positions.shape
+        unit = np.repeat(starts[g] + np.arange(units), repeats)
+        at = place.positions.cpu().numpy().reshape(-1)
+        parts.append(np.stack([at, unit, np.full_like(at, place.exponent)]))
+    position, unit, power = np.concatenate(parts, 1)
+    size = sym.axes[axis].blocks * sym.axes[axis].size, sym.scaling_dof
+    return coo_matrix((power, (position, unit)), size).tocsr()
+
+
+class _Table:
+    """Numbers the factors: scales, one, their inverses, then products as they come."""
+
+    def __init__(self, scales: int) -> None:
+        self.scales = scales
+        self.known: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+
+    def index(self, powers: csr_matrix) -> Tensor:
+        """The number of the factor of every row of powers."""
+        powers.eliminate_zeros()
+        powers.sort_indices()
+        n, start, count = self.scales, powers.indptr, np.diff(powers.indptr)
+        numbers = np.full(len(count), n)
+        alone = np.flatnonzero(count == 1)
+        alone = alone[np.abs(powers.data[start[alone]]) == 1]
+        numbers[alone] = powers.indices[start[alone]] + (n + 1) * (powers.data[start[alone]] < 0)
+        count[alone] = 0
+        for k in np.flatnonzero(count):
+            row = slice(start[k], start[k + 1])
+            key = tuple(powers.indices[row].tolist()), tuple(powers.data[row].tolist())
+            numbers[k] = 2 * n + 1 + self.known.setdefault(key, len(self.known))
+        return torch.from_numpy(numbers)
+
+    def powers(self) -> Tensor:
+        """The powers of the products, sparse."""
+        entries = [
+            (k, v, p) for (vs, ps), k in self.known.items() for v, p in zip(vs, ps, strict=True)
+        ]
+        rows, columns, values = torch.tensor(entries, dtype=torch.int64).reshape(-1, 3).unbind(1)
+        size = len(self.known), self.scales
+        return torch.sparse_coo_tensor(
+            torch.stack([rows, columns]), values.double(), size, check_invariants=True
+        ).coalesce()
+
+
+# ------------------------------------------------------------ sums of squares
+def square_sums(w: Tensor, keep: Sequence[int]) -> Tensor:
+    """Squares summed over all dimensions but the first and those to keep, most in native type."""
+    w = w.detach()
+    if w.dtype in (torch.float16, torch.bfloat16):  # squares need more than these hold
+        w = w.float()
+    total = _summed(w.square(), keep)
+    if w.dtype != torch.float64 and bool((total < _FLUSHED).any()):
+        return _summed(w.double().square(), keep)
+    return total
+
+
+def _summed(squares: Tensor, keep: Sequence[int]) -> Tensor:
+    dims = [d for d in range(1, squares.ndim) if d not in keep]
+    if dims and dims[0] == 1:
+        squares = squares.sum(1, keepdim=True)
+    last = 1 + max((0, *keep))
+    while math.prod(squares.shape[last:]) > _FEW:
+        last += 1
+    if last < squares.ndim:  # places of a kernel: a product is the faster sum
+        squares = squares.flatten(last)
+        squares = squares @ squares.new_ones(squares.shape[-1])
+        dims = [d for d in dims if d < last]
+    squares = squares.double()
+    return squares.sum(dims) if dims else squares

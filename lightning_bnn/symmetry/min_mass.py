@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from lightning_bnn.params import Params, is_stacked
-from lightning_bnn.symmetry.attainment import without_vanishing_terms
-from lightning_bnn.symmetry.balancing import balance, newton_direction
+from lightning_bnn.params import Params
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.joint_mass import solve_jointly, without_free_scales
+from lightning_bnn.symmetry.joint_mass import solve_jointly
 from lightning_bnn.symmetry.mass_oracle import solve_by_cvxpy
-from lightning_bnn.symmetry.mass_problem import MassProblem, mass, mass_problem
+from lightning_bnn.symmetry.mass_problem import mass, mass_problem
+from lightning_bnn.symmetry.recession import minimise, no_worse
 from lightning_bnn.symmetry.validation import check_finite, check_params, check_scales, check_some
 
 __all__ = ["MinMass", "excess", "mass", "min_mass"]
@@ -37,7 +36,7 @@ class MinMass:
         scales: the scales that reach it, for `rescale`; where none do, finite ones that balance
             what can be balanced, and under which there is no more mass than before.
         gap: certified bound on ``(minimum - true minimum) / minimum``.
-        iterations: balancing sweeps and Newton steps.
+        iterations: Newton steps; with ``mixing``, rounds of scales and matrices.
         dead: units without incoming or without outgoing weight; their scale is one.
         attained: whether finite scales reach the minimum. They do not where weights only lead to
             or only come from units that nothing balances, such as those before a head of zeros.
@@ -102,7 +101,7 @@ def min_mass(
             ``"only"`` for these alone, with no other scale. Rotations do not change the mass.
         start: scales to start from, such as those of the step before.
         tolerance: certified relative gap at which to stop.
-        max_iterations: sweeps and Newton steps after which to stop in any case.
+        max_iterations: steps or rounds after which to stop in any case.
 
     >>> from lightning_bnn import params as P
     >>> from lightning_bnn.models import mlp
@@ -121,36 +120,15 @@ def min_mass(
     check_some(params, sym)
     if start is not None:
         start = check_scales(start, sym, "start")
-    if mixing is not False:
-        if solver != "balance":
-            raise ValueError("`solver='cvxpy'` knows no `mixing`; use solver='balance'.")
-        check_finite(params, sym)
-        return _jointly(params, sym, start, tolerance, max_iterations, mixing == "only")
-    whole = mass_problem(params, sym)
-    u = torch.zeros_like(whole.plus)
-    before = whole.value(u)
-    dead = (~_alive(whole, u)).sum(-1)
-    problem, attained, floating = without_vanishing_terms(whole)
-    alive = _alive(problem, u) & ~floating.pinned()
-    if start is not None:
-        u = _join(start, u) * alive
-    if solver == "cvxpy":
-        u, iterations = _by_cvxpy(params, sym, problem, alive, attained), 1
+    if mixing is False:
+        found = _over_scales(params, sym, start, tolerance, max_iterations, solver == "cvxpy")
+    elif solver == "cvxpy":
+        raise ValueError("`solver='cvxpy'` knows no `mixing`; use solver='balance'.")
     else:
-        u, iterations = balance(problem, u, alive, tolerance, max_iterations)
-    u = floating.centred(u)
-    after = problem.value(u)
-    gap = torch.where(after > 0, newton_direction(problem.flow(u), alive)[1] / after, 0)
-    if bool((dead > 0).any()):
-        _log.info(
-            "min_mass: %d units without incoming or outgoing weight keep their scale.",
-            int(dead.max()),
-        )
-    u = _no_worse(whole, u, floating.fall, before)
-    scales = [s if stacked else s[0] for s in torch.exp(u).split(problem.sizes, -1)]
-    parts = (t if stacked else t[0] for t in (before, after, gap, dead, attained))
-    total, least, bound, lost, reached = parts
-    return MinMass(total, least, tuple(scales), bound, iterations, lost, reached)
+        check_finite(params, sym)
+        only = mixing == "only"
+        found = MinMass(*solve_jointly(params, sym, only, start, tolerance, max_iterations))
+    return found if stacked else replace(found, **{n: _first(v) for n, v in vars(found).items()})
 
 
 def _check_options(solver: str, tolerance: float, max_iterations: int, mixing: bool | str) -> None:
@@ -165,73 +143,45 @@ def _check_options(solver: str, tolerance: float, max_iterations: int, mixing: b
         raise ValueError(f"`mixing` must be True, False or 'only', got {mixing!r}.")
 
 
-def _jointly(
+def _over_scales(
     params: Params,
     sym: Symmetries,
     start: Sequence[Tensor] | None,
     tolerance: float,
     most: int,
-    only: bool,
+    oracle: bool,
 ) -> MinMass:
-    """Over scales and matrices; ``only`` over the scales that belong to groups of matrices."""
-    reduced, inside = without_free_scales(sym) if only else (sym, [])
-    stacked = is_stacked(params, sym.shapes)
-    logs = None
-    if start is not None and not only:
-        members = next(iter(params.values())).shape[0] if stacked else 1
-        like = torch.zeros(members, sym.scaling_dof, dtype=torch.float64)
-        logs = _join(start, like) if sym.scalings else None
-    found = solve_jointly(params, reduced, logs, tolerance, most)
-    scales = list(found.logs.exp().split([g.units for g in reduced.scalings], -1))
-    if only:
-        scales = _spread(scales, inside, found.mass)
-    parts = (found.mass, found.minimum, found.gap, found.dead, found.attained)
-    total, least, gap, dead, attained = (t if stacked else t[0] for t in parts)
-    scales, matrices = ([t if stacked else t[0] for t in ts] for ts in (scales, found.matrices))
-    return MinMass(
-        total, least, tuple(scales), gap, found.iterations, dead, attained, tuple(matrices)
-    )
+    whole = mass_problem(params, sym)
+    u = torch.zeros_like(whole.inflow)
+    dead = ((whole.inflow == 0) | (whole.outflow == 0)).sum(-1)
+    if bool((dead > 0).any()):
+        _log.info(
+            "min_mass: %d units without incoming or outgoing weight keep their scale.",
+            int(dead.max()),
+        )
+    u = u if start is None else _join(start, u)
+    found = minimise(whole, u, tolerance, most)
+    attained = found.problem.value == whole.value
+    if oracle:
+        found = found.at(_by_cvxpy(params, sym, attained) * (whole.inflow > 0))
+    scales = no_worse(whole, found).exp().split([g.units for g in sym.scalings], -1)
+    return MinMass(whole.value, found.value, scales, found.gap, found.steps, dead, attained)
 
 
-def _spread(scales: Sequence[Tensor], inside: Sequence[Tensor], like: Tensor) -> list[Tensor]:
-    """Scales of some units as scales of all, one for the others."""
-    remaining, result = iter(scales), []
-    for units in inside:
-        whole = like.new_ones(len(like), len(units))
-        if bool(units.any()):
-            whole[:, units.to(like.device)] = next(remaining)
-        result.append(whole)
-    return result
-
-
-def _no_worse(problem: MassProblem, u: Tensor, fall: Tensor, before: Tensor) -> Tensor:
-    """Go along a direction in which mass vanishes until there is no more than at first."""
-    length = torch.zeros_like(before)
-    for _ in range(10):
-        worse = problem.value(u + length[:, None] * fall) > before * (1 + 1e-12)
-        if not bool((worse & (fall != 0).any(-1)).any()):
-            break
-        length = torch.where(worse, (2 * length).clamp_min(0.5), length)
-    return u + length[:, None] * fall
-
-
-def _by_cvxpy(
-    params: Params, sym: Symmetries, problem: MassProblem, alive: Tensor, attained: Tensor
-) -> Tensor:
-    if not problem.variables:
-        return torch.zeros_like(problem.plus)
+def _by_cvxpy(params: Params, sym: Symmetries, attained: Tensor) -> Tensor:
     if not bool(attained.all()):
         raise ValueError(
             "`solver='cvxpy'` needs a least mass that finite scales reach, and this network has "
             "none (see `MinMass.attained`); use solver='balance'."
         )
-    return solve_by_cvxpy(params, sym, alive)
+    return solve_by_cvxpy(params, sym)
 
 
-def _alive(problem: MassProblem, u: Tensor) -> Tensor:
-    """Units that mass both enters and leaves."""
-    flow = problem.flow(u)
-    return (flow.inflow > 0) & (flow.outflow > 0)
+def _first(value: Any) -> Any:
+    """That of the first member, where a value has members."""
+    if isinstance(value, tuple):
+        return tuple(t[0] for t in value)
+    return value[0] if isinstance(value, Tensor) else value
 
 
 def _join(scales: Sequence[Tensor], like: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.symmetry.axis_actions import axis_permutation
-from lightning_bnn.symmetry.composites import axis_powers
 from lightning_bnn.symmetry.elements import random_permutations
 from lightning_bnn.symmetry.groups import Placement, ScalingGroup, Symmetries
+from lightning_bnn.symmetry.mass_problem import axis_powers
 
 __all__ = ["check_norms_fix_scales"]
 

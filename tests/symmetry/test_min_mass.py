@@ -6,7 +6,7 @@ from torch import nn
 
 from lightning_bnn import models
 from lightning_bnn import params as P
-from lightning_bnn.symmetry import discover, mass, min_mass, random_scales, rescale
+from lightning_bnn.symmetry import balancing, discover, mass, min_mass, random_scales, rescale
 
 
 def setup(model, x, **options):
@@ -148,6 +148,28 @@ def test_it_stops_where_the_certificate_allows_it(name):
         steps.append(found.iterations)
     assert steps == sorted(steps)
     assert steps[0] < steps[2] <= steps[3] < 40
+
+
+@pytest.mark.parametrize("largest", [0, 2**16], ids=["conjugate gradients", "dense"])
+@pytest.mark.parametrize("name", ["mlp", "deep mlp", "two streams", "grouped", "self-feeding"])
+def test_layers_and_weights_of_all_sizes_have_a_certificate(name, largest, monkeypatch):
+    """A first layer of 1e-15 and a last of 1e-3, layers and weights over twelve decades."""
+    monkeypatch.setattr(balancing, "_LARGEST", largest)
+    build, shape, batch_norm = NETWORKS[name]
+    _, sym, params = setup(build(), torch.randn(shape), batch_norm=batch_norm)
+    g = torch.Generator().manual_seed(0)
+    decades = lambda *size: 10 ** (12 * torch.rand(size, generator=g).double() - 9)  # noqa: E731
+    sizes = {sym.weights[0]: 1e-15, sym.weights[-1]: 1e-3}
+    networks = [{n: t * sizes.get(n, 1) for n, t in params.items()}]
+    networks += [{n: t * decades() for n, t in params.items()} for _ in range(4)]
+    networks += [{n: t * decades(*t.shape) for n, t in params.items()} for _ in range(4)]
+    for weights in (*networks, P.stack(networks)):
+        found = min_mass(weights, sym)
+        assert (found.gap < 1e-9).all()
+        assert found.attained.all()
+        assert found.iterations < 60
+        at = mass(rescale(weights, sym, found.scales), sym)
+        torch.testing.assert_close(at, found.minimum, rtol=1e-9, atol=0)
 
 
 def test_the_minimum_does_not_depend_on_where_one_starts():
