@@ -8,22 +8,18 @@ LayerNorm).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import Node
 
-from lightning_bnn.symmetry.discovery.discover import in_evaluation
-from lightning_bnn.symmetry.discovery.export import trace
-from lightning_bnn.symmetry.discovery.graph import Graph, ancestors
-from lightning_bnn.symmetry.forward import Inputs, on_network
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry.discovery import discover
+from lightning_bnn.symmetry.forward import Inputs, on_network, outputs
+from lightning_bnn.symmetry.groups import Symmetries
 
 __all__ = ["ReadNorm", "fold_norms", "folded_with_readers"]
-
-_SAME_CHANNELS = ("dropout", "contiguous", "clone", "alias", "detach", "feature_dropout")
 
 
 def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: Any) -> nn.Module:
@@ -32,8 +28,9 @@ def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: 
     .. math:: W' = W \mathrm{diag}(\gamma), \quad b' = b + W \beta
 
     ``nn.LayerNorm``, ``nn.RMSNorm`` and modules that compute the same with a ``weight``, and maybe
-    a ``bias``, of their own are folded. The function stays; `discover` finds the rotations of the
-    stream then. Training goes on differently, for the weights are others.
+    a ``bias``, of their own are folded, if linear maps alone read them. The function stays;
+    `discover` finds the rotations of the stream then. Training goes on differently, for the weights
+    are others.
 
     Args:
         model: any module; it is left untouched.
@@ -83,32 +80,89 @@ def folded_with_readers(
         raise ValueError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
     affine = {name: module for name, module in model.named_modules() if _is_affine(module)}
     norms = {name: norm for name, module in affine.items() if (norm := _norm_of(module))}
-    folded, found = copy.deepcopy(model), []
+    folded, read = copy.deepcopy(model), list[ReadNorm]()
     if not norms:
-        return folded, []
-    with in_evaluation(model):
-        graph = trace(model, on_network(model, inputs))
-    live = ancestors(graph.results)
+        return folded, read
+    with_gains = copy.deepcopy(model).eval()
     for name, norm in norms.items():
-        try:
-            readers = _readers(graph, live, name)
-            _check_readers(folded, readers, norm)
-        except _Unfoldable as reason:
-            if not partial:
-                raise ValueError(f"The norm {name!r} cannot be folded: {reason}.") from None
-        else:
-            by_weight = {r.weight: r for r in readers}
-            for reader in by_weight.values():
-                _fold(folded, reader, norm)
-            _replace(folded, name, norm.plain)
-            gain = f"{name}.weight" if name else "weight"
-            found.append(ReadNorm(gain, norm.offset, tuple(by_weight)))
+        if norm.offset:
+            _put(with_gains, name, _WithGain(norm.plain, norm.gain, norm.bias))
+    sym = discover(with_gains, *inputs.args, **inputs.named)
+    for name, norm in norms.items():
+        prefix = f"{name}." if name else ""
+        readers = _readers(sym, prefix)
+        if readers and _folds(with_gains, prefix, readers, inputs):
+            _fold(folded, prefix, readers, norm)
+            _remove_gain(folded, name, norm.plain)
+            read.append(ReadNorm(f"{prefix}weight", norm.offset, tuple(readers)))
+        elif not partial:
+            raise ValueError(
+                f"The norm {name!r} cannot be folded: not only linear maps read it that have "
+                "weights of their own, and a bias if the norm has one."
+            )
     _leave_fused_kernels(folded)
-    return folded, found
+    return folded, read
 
 
-class _Unfoldable(Exception):
-    """Why a norm keeps its gain."""
+# ------------------------------------------------------------ readers
+def _readers(sym: Symmetries, prefix: str) -> list[str]:
+    """The tensors that take up scales of a norm, if all of them may be linear maps behind it."""
+    gain = f"{prefix}weight"
+    groups = [{sym.axes[p.axis].tensor for p in group.placements} for group in sym.scalings]
+    taking = set().union(*(names for names in groups if gain in names))
+    readers = [n for n in sym.shapes if n in taking - {gain, f"{prefix}bias"}]
+    alike = all(sym.shapes[name][1:] == sym.shapes[gain] for name in readers)
+    return readers if alike else []
+
+
+def _folded(params: Params, prefix: str, readers: Sequence[str]) -> Params:
+    """The parameters of the same function without the gain and bias of a norm."""
+    gain, bias = params[f"{prefix}weight"], params.get(f"{prefix}bias")
+    new = {**params, f"{prefix}weight": torch.ones_like(gain)}
+    for name in readers:
+        new[name] = params[name] * gain
+        if bias is not None:
+            new[f"{prefix}bias"] = torch.zeros_like(bias)
+            shift = params[name] @ bias
+            new[_bias_of(name)] = new.get(_bias_of(name), torch.zeros_like(shift)) + shift
+    return new
+
+
+def _bias_of(weight: str) -> str:
+    owner, dot, own = weight.rpartition(".")
+    return owner + dot + (own.replace("weight", "bias") if "weight" in own else f"{own}_bias")
+
+
+@torch.no_grad()
+def _folds(model: nn.Module, prefix: str, readers: Sequence[str], inputs: Inputs) -> bool:
+    """Whether the function stays for random gains and biases: all that reads them is linear."""
+    params: Params = dict(model.named_parameters())
+    generator = torch.Generator().manual_seed(0)
+    for own in (name for name in (f"{prefix}weight", f"{prefix}bias") if name in params):
+        params[own] = torch.randn(params[own].shape, generator=generator).to(params[own])
+    new = _folded(params, prefix, readers)
+    inputs = on_network(model, inputs)
+    added = [name for name in new if name not in params]
+    if any(type(model.get_submodule(name.rpartition(".")[0])) is not nn.Linear for name in added):
+        return False
+    before, after = (outputs(model, p, inputs) for p in (params, new))
+    tolerance = torch.finfo(params[f"{prefix}weight"].dtype).eps ** 0.3
+    return all(
+        bool((a - b).abs().max() <= tolerance * b.abs().max())
+        for a, b in zip(after, before, strict=True)
+    )
+
+
+@torch.no_grad()
+def _fold(model: nn.Module, prefix: str, readers: Sequence[str], norm: _Norm) -> None:
+    """Write what the weights behind a norm become into a network."""
+    params: Params = dict(model.named_parameters())
+    new = _folded({**params, f"{prefix}weight": norm.gain}, prefix, readers)
+    for name in {*readers, *map(_bias_of, readers)} & new.keys():
+        if name in params:
+            model.get_parameter(name).copy_(new[name])
+        else:
+            model.get_submodule(name.rpartition(".")[0]).bias = nn.Parameter(new[name])
 
 
 # ------------------------------------------------------------ norms
@@ -160,16 +214,33 @@ def _plain_norms(module: nn.Module, shape: torch.Size) -> Iterator[nn.Module]:
         yield nn.LayerNorm(shape, eps=eps, elementwise_affine=False)
 
 
-def _replace(model: nn.Module, name: str, plain: nn.Module) -> None:
+class _WithGain(nn.Module):
+    """A norm whose gain is a parameter as it multiplies."""
+
+    def __init__(self, plain: nn.Module, gain: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.plain, self.weight = plain, nn.Parameter(gain)
+        self.bias = None if bias is None else nn.Parameter(bias.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.plain(x) * self.weight
+        return y if self.bias is None else y + self.bias
+
+
+def _remove_gain(model: nn.Module, name: str, plain: nn.Module) -> None:
     """Put the norm without gain where the norm was; those of torch keep their class."""
     old = model.get_submodule(name)
     if type(old) in (nn.LayerNorm, nn.RMSNorm):
         setattr(old, "elementwise_affine", False)  # noqa: B010
         for key in list(dict(old.named_parameters())):
             old.register_parameter(key, None)
-        return
+    else:
+        _put(model, name, plain)
+
+
+def _put(model: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, plain.train(old.training))
+    setattr(model.get_submodule(parent), own, module.train(model.get_submodule(name).training))
 
 
 def _leave_fused_kernels(model: nn.Module) -> None:
@@ -179,128 +250,3 @@ def _leave_fused_kernels(model: nn.Module) -> None:
             norm.weight is None for norm in (module.norm1, module.norm2)
         ):
             module.activation_relu_or_gelu = 0
-
-
-# ------------------------------------------------------------ readers
-class _Reader(NamedTuple):
-    """A linear map behind a norm, and the names of its weight and bias."""
-
-    node: Node
-    weight: str
-    bias: str | None
-
-
-def _readers(graph: Graph, live: set[Node], norm: str) -> list[_Reader]:
-    """The linear maps that read a norm; whatever else reads it is an error."""
-    nodes = [n for n in graph.module.graph.nodes if n in live]
-    inside = {n for n in nodes if _path(n) == norm and n.op == "call_function"}
-    if not inside:
-        raise _Unfoldable("the example does not reach it")
-    pending, readers = [(n, u) for n in inside for u in n.users if u not in inside], []
-    while pending:
-        read, node = pending.pop()
-        operation = str(node.target).removeprefix("aten.").split(".")[0]
-        if node not in live and node.op != "output":
-            continue
-        if operation == "linear" and node.args[0] is read:
-            readers.append(_reader(graph, node))
-        elif node.op == "call_function" and _keeps_channels(operation, node, read):
-            pending += [(node, u) for u in node.users]
-        else:
-            what = "the output of the network" if node.op == "output" else f"`{operation}`"
-            raise _Unfoldable(f"it is read by {what}, which is not linear in its channels alone")
-    own = {r.node for r in readers}
-    for r in readers:
-        others = [u for n in _placeholders(graph, r.weight) for u in n.users if u not in own]
-        if any(u in live for u in others):
-            raise _Unfoldable(
-                f"{r.weight!r} is read elsewhere, too (a tied embedding must be untied first)"
-            )
-    return readers
-
-
-def _path(node: Node) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
-    return str(list(stack.values())[-1][0]) if stack else ""
-
-
-def _reader(graph: Graph, node: Node) -> _Reader:
-    names = []
-    for argument in node.args[1:3]:
-        source = graph.sources.get(argument) if isinstance(argument, Node) else None
-        if source is None or source.kind != "parameter":
-            raise _Unfoldable(
-                "it is read by a linear map whose weight is no parameter as it stands"
-            )
-        names.append(source.name)
-    return _Reader(node, names[0], names[1] if len(names) > 1 else None)
-
-
-def _placeholders(graph: Graph, name: str) -> list[Node]:
-    return [n for n, s in graph.sources.items() if s.kind == "parameter" and s.name == name]
-
-
-def _keeps_channels(operation: str, node: Node, read: Node) -> bool:
-    """Whether an operation moves or averages vectors and leaves their channels on the last axis."""
-    if operation in _SAME_CHANNELS:
-        return True
-    before, after = read.meta["val"].shape, node.meta["val"].shape
-    last, arguments = len(before) - 1, [a for a in node.args[1:] if isinstance(a, int)]
-    if operation in (
-        "view",
-        "reshape",
-        "unflatten",
-        "flatten",
-        "_unsafe_view",
-        "expand",
-        "squeeze",
-    ):
-        return len(after) > 0 and after[-1] == before[-1] and _moves_rows(operation, before, after)
-    if operation == "transpose":
-        return all(a % len(before) != last for a in arguments)
-    if operation == "permute":
-        order = node.args[1]
-        return isinstance(order, list | tuple) and int(order[-1]) % len(before) == last  # type: ignore[arg-type]
-    if operation == "mean":
-        axes = node.args[1] if len(node.args) > 1 else None
-        return isinstance(axes, list | tuple) and all(int(a) % len(before) != last for a in axes)
-    if operation in ("select", "slice"):
-        return (arguments[0] if arguments else 0) % len(before) != last
-    if operation == "unsqueeze":
-        return arguments[0] % len(after) != len(after) - 1
-    return False
-
-
-def _moves_rows(operation: str, before: Any, after: Any) -> bool:
-    if operation in ("expand", "squeeze"):
-        return len(after) == len(before) or operation == "squeeze"
-    return True
-
-
-def _check_readers(model: nn.Module, readers: list[_Reader], norm: _Norm) -> None:
-    if not readers:
-        raise _Unfoldable("no linear map reads it")
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for reader in readers:
-        if parameters[reader.weight].shape[1:] != norm.gain.shape:
-            raise _Unfoldable(f"{reader.weight!r} does not read its channels one by one")
-        owner = model.get_submodule(reader.weight.rpartition(".")[0])
-        if norm.bias is not None and reader.bias is None and type(owner) is not nn.Linear:
-            raise _Unfoldable(f"it has a bias, and the reader {reader.weight!r} has none")
-    biases = [r.bias for r in readers if r.bias is not None]
-    if norm.bias is not None and len(set(biases)) != len({r.weight for r in readers if r.bias}):
-        raise _Unfoldable("two of its readers share a bias")
-
-
-@torch.no_grad()
-def _fold(model: nn.Module, reader: _Reader, norm: _Norm) -> None:
-    """Multiply the columns of a weight by the gain, and add what the bias contributes."""
-    weight = model.get_parameter(reader.weight)
-    if norm.bias is not None:
-        shift = F.linear(norm.bias, weight)
-        if reader.bias is not None:
-            model.get_parameter(reader.bias).add_(shift)
-        else:
-            owner = model.get_submodule(reader.weight.rpartition(".")[0])
-            owner.bias = nn.Parameter(shift)
-    weight.mul_(norm.gain)

@@ -144,18 +144,19 @@ class Masked(nn.Module):
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    ("build", "x", "message"),
+    ("build", "x"),
     [
-        (Tied, TOKENS, "'norm' cannot be folded: 'embed.weight' is read elsewhere, too"),
-        (lambda: Encoder(False), SEQUENCES, "norm1' cannot be folded: it is read by `add`"),
-        (lambda: Masked(False), VECTORS, "it is read by `relu`"),
-        (lambda: Masked(True), VECTORS, "whose weight is no parameter"),
-        (lambda: nn.LayerNorm(3), VECTORS, "it is read by the output of the network"),
+        (Tied, TOKENS),
+        (lambda: Encoder(False), SEQUENCES),  # a sum reads it
+        (lambda: Masked(False), VECTORS),
+        (lambda: Masked(True), VECTORS),
+        (lambda: nn.LayerNorm(3), VECTORS),  # the output itself
+        (lambda: nn.Sequential(nn.RMSNorm(3), nn.ReLU(), nn.Linear(3, 2)), VECTORS),
     ],
 )
-def test_what_cannot_be_folded_is_refused_or_left(build, x, message):
+def test_what_cannot_be_folded_is_refused_or_left(build, x):
     model = randomised(build())
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="cannot be folded: not only linear maps read it"):
         fold_norms(model, x)
     left = fold_norms(model, x, partial=True)
     torch.testing.assert_close(left(x), model(x), rtol=1e-10, atol=1e-10)
