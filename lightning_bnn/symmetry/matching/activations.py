@@ -304,6 +304,11 @@ class Product(NamedTuple):
     outputs: Tensor
     source: Tensor
 
+    @property
+    def origin(self) -> tuple[int, int]:
+        """The memory of what was multiplied, as long as that is there."""
+        return _storage(self.source), int(self.source.storage_offset())
+
 
 def inputs_of(batches: Iterable[Any]) -> Iterator[Any]:
     """The inputs of batches, which may be tuples that begin with them; refuses no batches."""
@@ -386,7 +391,7 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.names = {w.untyped_storage().data_ptr(): n for n, w in weights.items()}
+        self.names = {_storage(w): n for n, w in weights.items()}
         self.weights = weights
         self.products: dict[str, list[Product]] = {}
 
@@ -410,7 +415,7 @@ class _Watch(TorchDispatchMode):
         return result
 
     def _see(self, columns: Tensor, weight: Tensor, outputs: Tensor, bias: Tensor | None) -> None:
-        name = self.names.get(weight.untyped_storage().data_ptr())
+        name = self.names.get(_storage(weight))
         if name is None:
             return
         whole = self.weights[name]
@@ -421,3 +426,7 @@ class _Watch(TorchDispatchMode):
         outputs = outputs.clone() if bias is None else outputs - bias
         both = columns.flatten(0, -2).clone(), outputs.flatten(0, -2)
         self.products.setdefault(name, []).append(Product(rows, *both, columns))
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -166,11 +166,11 @@ def _shown(
     goal: Mapping[str, Sequence[Product]],
 ) -> dict[int, tuple[Tensor, Tensor, int]]:
     """By place, the channels of both networks ``(spaces, size, numbers)``, and on which side."""
-    result, sources = {}, set[tuple[int, ...]]()
+    result, sources = {}, set[tuple[tuple[int, int], ...]]()
     for number, place in enumerate(group.placements):
         axis = sym.axes[place.axis]
         pair = values_at(sym, place, own), values_at(sym, place, goal)
-        source = tuple(p.source.data_ptr() for p in own.get(axis.tensor, ()))
+        source = tuple(p.origin for p in own.get(axis.tensor, ()))
         if pair[0] is None or pair[1] is None or (axis.dim == 1 and source in sources):
             continue
         if axis.dim == 1:  # queries, keys and values read the same

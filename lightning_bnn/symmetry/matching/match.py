@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal, NamedTuple, get_args, overload
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, Literal, get_args, overload
 
 import torch
 from torch import Tensor, nn
@@ -218,26 +218,14 @@ def match(
     check_finite(reference, sym, "reference")
     stacked = check_params(params, sym)
     check_finite(params, sym)
-    plan = plan_of(sym)
+    plan, data = plan_of(sym), None
     for name, networks in (("reference", reference), ("params", params)):
         check_squares(networks, name, plan.compared)
-    networks = params if stacked else stack([params])
-    data, how = None, (restarts, signs, seed, max_sweeps)
-    if method not in get_args(ByWeights) or not (model is None and batches is None):
+    if method not in get_args(ByWeights) or model is not None or batches is not None:
         data = _data(method, params, reference, model, batches)
-    if method in get_args(ByWeights) or data is None:
-        found = _by_weights(plan, networks, reference, method, *how, data)
-    elif method == "learned":
-        start = _by_weights(plan, networks, reference, "best", *how, data)
-        found = _learned(plan, networks, reference, data, start, loss, learning, seed)
-    else:
-        found = _by_data(
-            plan,
-            networks,
-            reference,
-            data,
-            "correlation" if method == "correlation" else "activations",
-        )
+    networks = params if stacked else stack([params])
+    task = _Task(plan, networks, reference, method, restarts, signs, seed, max_sweeps, data)
+    found = task.learned(loss, learning or Learning()) if method == "learned" else task.matched()
     return found if stacked else found.single()
 
 
@@ -247,7 +235,7 @@ def _data(
     reference: Params,
     model: nn.Module | None,
     batches: Iterable[Any] | None,
-) -> tuple[nn.Module, Iterable[Any]]:
+) -> Data:
     """A network that runs, and batches."""
     if model is None or batches is None:
         raise ValueError(f"`model` and `batches` must both be given for method {method!r}.")
@@ -261,187 +249,153 @@ def _data(
     return model, batches
 
 
-# ------------------------------------------------------------ by data
-def _by_data(
-    plan: Plan, networks: Params, reference: Params, data: Data, measure: Measure
-) -> MatchResult:
-    """One assignment per group, by activations."""
-    model, batches = data
-    goal = stack([reference])
-    found, value, bound = by_activations(plan, model, networks, goal, batches, measure)
-    methods = (measure,) * len(value)
-    return MatchResult(tuple(found), value, lambda: bound, methods, tried={measure: value})
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """Networks to match to a reference, and how to."""
 
+    plan: Plan
+    networks: Params
+    reference: Params
+    method: Method
+    restarts: int
+    signs: bool
+    seed: int
+    sweeps: int
+    data: Data | None
 
-def _learned(
-    plan: Plan,
-    networks: Params,
-    reference: Params,
-    data: Data,
-    start: MatchResult,
-    loss: Loss | None,
-    learning: Learning | None,
-    seed: int,
-) -> MatchResult:
-    """The best midpoint to which gradients lead, from weights or activations."""
-    if loss is None:
-        raise ValueError("`loss` must be given for method 'learned': the mean loss of a batch.")
-    learning, (model, batches) = learning or Learning(), data
-    teaching, judging = parted(batches, learning.held_back, seed)
-    half_way = HalfWay(model, reference, loss, judging)
-    seen = _by_data(plan, networks, reference, data, "activations")
-    starts = [start.permutations, seen.permutations]
-    found, least, losses = learn(plan, networks, half_way, teaching, starts, learning, seed)
-    ways = ("best", "activations", "learned")
-    tried = {name: -x for name, x in zip(ways, (*losses, least), strict=True)}
-    unknown = torch.full_like(least, torch.nan)
-    methods = ("learned",) * len(least)
-    return MatchResult(tuple(found), -least, lambda: unknown, methods, tried=tried)
+    def matched(self) -> MatchResult:
+        """By one assignment per group, or the best that is tried by weights, some at a time."""
+        if self.method in ("activations", "correlation"):
+            return self.by_activations(self.method)
+        at_once = 1 if self.plan.branches else max(1, _AT_ONCE // max(1, self.plan.pairs))
+        starts = range(0, stack_size(self.networks), at_once)
+        every = [{n: t[k : k + at_once] for n, t in self.networks.items()} for k in starts]
+        results = [_Search(replace(self, networks=some)).result() for some in every]
+        return results[0] if len(results) == 1 else _joined(results)
 
+    def by_activations(self, measure: Measure) -> MatchResult:
+        """By one assignment per group, whose tables activations give."""
+        assert self.data is not None
+        (model, batches), goal = self.data, stack([self.reference])
+        found = by_activations(self.plan, model, self.networks, goal, batches, measure)
+        orders, value, bound = found
+        ways = (measure,) * len(value)
+        return MatchResult(tuple(orders), value, lambda: bound, ways, tried={measure: value})
 
-# ------------------------------------------------------------ by weights
-def _by_weights(
-    plan: Plan,
-    networks: Params,
-    reference: Params,
-    method: Method,
-    restarts: int,
-    signs: bool,
-    seed: int,
-    sweeps: int,
-    data: Data | None,
-) -> MatchResult:
-    """The best of what a method tries, for every member of a stack, some members at a time."""
-    at_once = 1 if plan.branches else max(1, _AT_ONCE // max(1, plan.pairs))
-    results = []
-    for k in range(0, stack_size(networks), at_once):
-        some = {n: t[k : k + at_once] for n, t in networks.items()}
-        search = _Search(plan, some, reference, signs, seed, sweeps)
-        joint = method == "frank-wolfe" or (method == "best" and plan.couples)
-        joint = joint and bool(plan.tables)
-        if not joint or method != "frank-wolfe":
-            search.ascend("ascent")
-            for number in range(restarts):
-                search.restart(number)
-        if method == "best" and data is not None and plan.couples:
-            seen = _by_data(plan, some, reference, data, "activations").permutations
-            search.ascend("ascent from activations", seen)
-        if joint:
-            search.jointly()
-        results.append(search.result())
-    return results[0] if len(results) == 1 else _joined(results)
-
-
-class _Try(NamedTuple):
-    """What one way has found for every member, with a score of minus infinity where it was not."""
-
-    name: str
-    score: Tensor
-    element: list[Tensor]
+    def learned(self, loss: Loss | None, learning: Learning) -> MatchResult:
+        """By gradients of the loss half way, from weights or activations."""
+        if loss is None or self.data is None:
+            raise ValueError("`loss` must be given for method 'learned': the mean loss of a batch.")
+        teaching, judging = parted(self.data[1], learning.held_back, self.seed)
+        half_way = HalfWay(self.data[0], self.reference, loss, judging)
+        start, seen = replace(self, method="best").matched(), self.by_activations("activations")
+        starts, how = [start.permutations, seen.permutations], (learning, self.seed)
+        found, least, losses = learn(self.plan, self.networks, half_way, teaching, starts, *how)
+        ways = ("best", "activations", "learned")
+        tried = {name: -x for name, x in zip(ways, (*losses, least), strict=True)}
+        names, unknown = (ways[2],) * len(least), torch.full_like(least, torch.nan)
+        return MatchResult(tuple(found), -least, lambda: unknown, names, tried=tried)
 
 
 class _Search:
-    """All that is tried for some networks and one reference."""
+    """The best of all that is tried by weights, for every member of a stack."""
 
-    def __init__(
-        self, plan: Plan, networks: Params, reference: Params, signs: bool, seed: int, sweeps: int
-    ) -> None:
-        self.plan, self.networks, self.reference = plan, networks, reference
-        self.members, self.seed, self.sweeps = stack_size(networks), seed, sweeps
-        ones = [torch.ones(self.members, g.units) for g in plan.sym.signs] if signs else None
-        self.signs, self.tries = ones, list[_Try]()
+    def __init__(self, task: _Task) -> None:
+        self.task, self.plan, self.networks = task, task.plan, task.networks
+        self.members, sym = stack_size(task.networks), task.plan.sym
+        self.element = [p.repeat(self.members, 1) for p in identity(sym)]
+        self.element += [torch.ones(self.members, g.units) for g in sym.signs if task.signs]
+        self.names, self.tried = [""] * self.members, dict[str, Tensor]()
+        self.score = torch.full((self.members,), -torch.inf, dtype=torch.float64)
 
-    def ascend(
+    def result(self) -> MatchResult:
+        """Try what the method says, and finish the best in double precision."""
+        plan, method, data = self.plan, self.task.method, self.task.data
+        joint = method == "frank-wolfe" or (method == "best" and plan.couples)
+        joint = joint and bool(plan.tables)
+        first = self.score.clone()
+        if not joint or method != "frank-wolfe":
+            first = self._ascend("ascent")
+            for number in range(self.task.restarts):
+                self._ascend("ascent", self._random(number))
+        if method == "best" and data is not None and plan.couples:
+            some = replace(self.task, networks=self.networks)
+            seen = some.by_activations("activations").permutations
+            self._ascend("ascent from activations", seen)
+        if joint:
+            self._jointly(first)
+        if plan.size > SMALL:
+            ascent = self._ascent(torch.arange(self.members), exact=True)
+            ascent.stand(self.element[: len(plan.groups)])
+            ascent.climb(torch.Generator().manual_seed(self.task.seed), self.task.sweeps)
+            self.element, self.score = ascent.element, ascent.score()
+        permutations, signs = (
+            tuple(part)
+            for part in (self.element[: len(plan.groups)], self.element[len(plan.groups) :])
+        )
+        bound, names = partial(plan.bound, self.networks, self.task.reference), tuple(self.names)
+        flips = signs if self.task.signs else None
+        return MatchResult(permutations, self.score, bound, names, flips, self.tried)
+
+    def _ascent(self, rows: Tensor, exact: bool = False) -> Ascent:
+        """Some members; in double precision with the flips of the best."""
+        networks = {n: self.networks[n] for n in self.plan.compared or self.networks}
+        some = networks if len(rows) == self.members else {n: t[rows] for n, t in networks.items()}
+        flips = self.element[len(self.plan.groups) :] if self.task.signs else None
+        if flips is not None and not exact:
+            flips = [torch.ones(len(rows), f.shape[1]) for f in flips]
+        return Ascent(self.plan, some, self.task.reference, flips, exact)
+
+    def _ascend(
         self, name: str, start: Sequence[Tensor] | None = None, rows: Tensor | None = None
-    ) -> None:
-        """Try coordinate ascent, from some permutations, for all members or some."""
-        everyone = torch.arange(self.members) if rows is None else rows
-        ascent = self._ascent(everyone, self.signs)
-        ascent.run(start, torch.Generator().manual_seed(self.seed), self.sweeps)
+    ) -> Tensor:
+        """Keep where ascent ends if that is better; say what it reaches."""
+        rows = torch.arange(self.members) if rows is None else rows
+        ascent = self._ascent(rows)
+        ascent.run(start, torch.Generator().manual_seed(self.task.seed), self.task.sweeps)
         if not ascent.settled:
             text = "match: coordinate ascent is still improving after %d sweeps."
-            _log.warning(text, self.sweeps)
-        self._add(name, ascent.score(), ascent.element, everyone)
+            _log.warning(text, self.task.sweeps)
+        score = ascent.score()
+        better = score > self.score[rows] + _TIE * score.abs()
+        for best, new in zip([*self.element, self.score], [*ascent.element, score], strict=True):
+            best[rows[better]] = new[better].to(best)
+        for m in rows[better].tolist():
+            self.names[m] = name
+        tried = self.tried.setdefault(name, torch.full_like(self.score, torch.nan))
+        tried[rows] = tried[rows].fmax(score)
+        return score
 
-    def _ascent(self, rows: Tensor, signs: Sequence[Tensor] | None, exact: bool = False) -> Ascent:
-        every = {n: self.networks[n] for n in self.plan.compared or self.networks}
-        some = every if len(rows) == self.members else {n: t[rows] for n, t in every.items()}
-        flips = None if signs is None else [s[rows] for s in signs]
-        return Ascent(self.plan, some, self.reference, flips, exact)
-
-    def _add(self, name: str, score: Tensor, element: Sequence[Tensor], rows: Tensor) -> None:
-        if len(rows) == self.members:
-            self.tries.append(_Try(name, score, list(element)))
-            return
-        unmoved = [p.repeat(self.members, 1) for p in identity(self.plan.sym)] + (self.signs or [])
-        pairs = zip(unmoved, element, strict=True)
-        every = [u.to(e.dtype).index_copy(0, rows, e) for u, e in pairs]
-        scores = torch.full((self.members,), -torch.inf, dtype=torch.float64)
-        self.tries.append(_Try(name, scores.index_copy(0, rows, score), every))
-
-    def restart(self, number: int) -> None:
-        """Ascend from random permutations; branches stay in their places."""
-        orders = random_permutations(self.plan.sym, keyed_generator(self.seed, "restart", number))
-        pairs = zip(self.plan.groups, orders, strict=True)
+    def _random(self, number: int) -> list[Tensor]:
+        """Random permutations; branches stay in their places."""
+        generator = keyed_generator(self.task.seed, "restart", number)
+        pairs = zip(self.plan.groups, random_permutations(self.plan.sym, generator), strict=True)
         start = [torch.arange(g.units) if g.tensors else order for g, order in pairs]
-        self.ascend("ascent", [p.repeat(self.members, 1) for p in start])
+        return [p.repeat(self.members, 1) for p in start]
 
-    def jointly(self) -> None:
+    def _jointly(self, first: Tensor) -> None:
         """Frank-Wolfe, finished by ascent: from where nothing is preferred, then from signatures.
 
         The second start is left out where the first agrees with ascent, or was given up although
         its slopes told something.
-        """
-        chosen = torch.arange(self.members)
-        for by_signatures in (False, True):
-            some = {n: self.networks[n][chosen] for n in self.plan.compared}
-            start = None
-            if by_signatures:
-                start = start_from_signatures(self.plan, some, self.reference)
-            floor = self.tries[0].score[chosen] if self.tries else None
-            walk = frank_wolfe(self.plan, some, self.reference, start, floor)
-            going = chosen[~walk.lost]
-            if len(going):
-                orders = self.plan.elements([o[~walk.lost] for o in walk.orders])
-                self.ascend("frank-wolfe", orders, going)
-            done = torch.zeros(self.members, dtype=torch.bool)
-            done[chosen[walk.lost & ~walk.blind]] = True
-            if len(self.tries) > 1:
-                first, last = self.tries[0].score, self.tries[-1].score
-                done |= last.isfinite() & ((first - last).abs() <= _TIE * last.abs())
-            chosen = (~done).nonzero()[:, 0]
-            if not len(chosen):
-                return
 
-    def result(self) -> MatchResult:
-        """The first try that nothing exceeds, for every member, where nothing is left to gain."""
-        scores, every = torch.stack([t.score for t in self.tries]), torch.arange(self.members)
-        top = scores.amax(0)
-        pick = (scores >= top - _TIE * top.abs()).int().argmax(0)
-        tries = zip(*(t.element for t in self.tries), strict=True)
-        element, count = [torch.stack(e)[pick, every] for e in tries], len(self.plan.groups)
-        objective = scores[pick, every]
-        if self.plan.size > SMALL:
-            ascent = self._ascent(
-                every, None if self.signs is None else element[count:], exact=True
-            )
-            ascent.stand(element[:count])
-            ascent.climb(torch.Generator().manual_seed(self.seed), self.sweeps)
-            element, objective = ascent.element, ascent.score()
-        names = [t.name for t in self.tries]
-        best = {
-            name: torch.stack([t.score for t in self.tries if t.name == name]).amax(0)
-            for name in dict.fromkeys(names)
-        }
-        plan, networks, reference = self.plan, self.networks, self.reference
-        return MatchResult(
-            tuple(element[:count]),
-            objective,
-            lambda: plan.bound(networks, reference),
-            tuple(names[k] for k in pick.tolist()),
-            None if self.signs is None else tuple(element[count:]),
-            {name: score.where(score.isfinite(), torch.nan) for name, score in best.items()},
-        )
+        Args:
+            first: what ascent has reached.
+        """
+        plan, reference, rows = self.plan, self.task.reference, torch.arange(self.members)
+        for by_signatures in (False, True):
+            some = {n: self.networks[n][rows] for n in plan.compared}
+            start = start_from_signatures(plan, some, reference) if by_signatures else None
+            before, done = first[rows], torch.zeros(len(rows), dtype=torch.bool)
+            walk = frank_wolfe(plan, some, reference, start, before)
+            going = ~walk.lost
+            if bool(going.any()):
+                orders = plan.elements([o[going] for o in walk.orders])
+                score = self._ascend("frank-wolfe", orders, rows[going])
+                done[going] = (before[going] - score).abs() <= _TIE * score.abs()
+            rows = rows[~done & ~(walk.lost & ~walk.blind)]
+            if not len(rows):
+                return
 
 
 def _joined(results: Sequence[MatchResult]) -> MatchResult:
