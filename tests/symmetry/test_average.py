@@ -313,5 +313,5 @@ def test_errors_of_networks():
     pair = P.stack([P.of(network)] * 2)
     with pytest.raises(ValueError, match="`batches` is empty"):
         average(pair, groups, model=network, batches=[])
-    with pytest.raises(ValueError, match="`batches` must be a list"):
+    with pytest.raises(ValueError, match="put one tensor into a list"):
         average(pair, groups, model=network, batches=torch.ones(2, 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.params import Params, shares, stack_size, weighted_mean
 from lightning_bnn.symmetry.forward import structural_copy
 from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.matching.activations import inputs_of
 from lightning_bnn.symmetry.matching.align import Scales, align
 from lightning_bnn.symmetry.matching.repair import reestimated
 from lightning_bnn.symmetry.validation import check_one_network, check_params
@@ -87,57 +89,31 @@ def average(
     if len(counted) < len(parts):
         parts = parts[counted]
         stack = {n: t.index_select(0, counted.to(t.device)) for n, t in stack.items()}
-    frame = _Frame(sym, scales, signs and not mixing, mixing, sweeps, seed)
-    if reference is None:
-        mean = weighted_mean(frame.joint(stack, parts), parts)
-    else:
-        mean = weighted_mean(frame.of(stack, reference), parts)
-    if model is None or batches is None:
+    how = partial(
+        align,
+        sym=sym,
+        scales=scales,
+        signs=signs and not mixing,
+        mixing=mixing,
+        sweeps=sweeps,
+        seed=seed,
+    )
+    if reference is not None:
+        both = _beside(reference, stack, sym)
+        aligned = how(both, method="reference").apply(both, sym)
+        stack = {n: t[1:] for n, t in aligned.items()}
+    elif len(parts) > 1:
+        stack = how(stack, weights=parts).apply(stack, sym)
+    mean = weighted_mean(stack, parts)
+    if model is None or batches is None or not batch_norms(model):
         return mean
-    return _renewed(model, mean, batches)
+    return reestimated(structural_copy(model).eval(), mean, inputs_of(batches))
 
 
-class _Frame:
-    """How networks come into one frame."""
-
-    def __init__(
-        self,
-        sym: Symmetries,
-        scales: Scales | None,
-        signs: bool,
-        mixing: bool,
-        sweeps: int,
-        seed: int,
-    ) -> None:
-        self.sym = sym
-        self.options: dict[str, Any] = {
-            "scales": scales, "signs": signs, "mixing": mixing, "sweeps": sweeps, "seed": seed,
-        }  # fmt: skip
-
-    def joint(self, stack: Params, parts: Tensor) -> Params:
-        """All matched to each other; one network alone stays as it is."""
-        if stack_size(stack) == 1:
-            return stack
-        return align(stack, self.sym, weights=parts, **self.options).apply(stack, self.sym)
-
-    def of(self, stack: Params, reference: Params) -> Params:
-        """All matched to one network."""
-        check_one_network(reference, self.sym, "reference")
-        missing = stack.keys() - reference.keys()
-        if missing:
-            raise ValueError(f"`reference` lacks {min(missing)!r}.")
-        both = {n: torch.cat([reference[n].to(t)[None], t]) for n, t in stack.items()}
-        found = align(both, self.sym, method="reference", **self.options)
-        return {n: t[1:] for n, t in found.apply(both, self.sym).items()}
-
-
-def _renewed(model: nn.Module, mean: Params, batches: Iterable[Any]) -> Params:
-    """The average with statistics of batch norms estimated on the data."""
-    if not batch_norms(model):
-        return mean
-    if isinstance(batches, Tensor):
-        raise ValueError("`batches` must be a list of inputs, not one tensor.")
-    inputs = [x[0] if isinstance(x, tuple | list) else x for x in batches]
-    if not inputs:
-        raise ValueError("`batches` is empty.")
-    return reestimated(structural_copy(model).eval(), mean, inputs)
+def _beside(reference: Params, stack: Params, sym: Symmetries) -> Params:
+    """A stack that begins with the reference."""
+    check_one_network(reference, sym, "reference")
+    missing = stack.keys() - reference.keys()
+    if missing:
+        raise ValueError(f"`reference` lacks {min(missing)!r}.")
+    return {n: torch.cat([reference[n].to(t)[None], t]) for n, t in stack.items()}

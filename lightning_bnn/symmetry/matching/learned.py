@@ -114,31 +114,33 @@ class HalfWay:
         self,
         tensors: Sequence[Tensor],
         moved: Callable[[], Params],
-        batches: Iterable[Any],
-        rate: float,
-        decay_over: int | None = None,
-    ) -> Iterator[int]:
-        """Lower the loss by Adam, and give the number of every step after it.
+        batches: Sequence[Any],
+        learning: Learning,
+        seed: int,
+    ) -> Iterator[bool]:
+        """Lower the loss by Adam; after every step say whether it is time to judge.
 
         Args:
-            tensors: what is learned.
+            tensors: what is learned; the last step is one after which they are not finite.
             moved: gives the stack that follows from them, differentiably.
-            batches: one for every step; nothing follows a step that diverges.
-            rate: of learning.
-            decay_over: the number of steps after which the rate is zero, by default never.
+            batches: to learn from, in a new order in every round.
+            learning: how to learn; the rate falls to zero.
+            seed: of the order of batches.
         """
-        optimizer = torch.optim.Adam(tensors, lr=rate)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, decay_over or 1)
-        for step, batch in enumerate(batches, 1):
+        optimizer, count, order = torch.optim.Adam(tensors, lr=learning.rate), len(batches), []
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, learning.steps)
+        for step in tqdm(range(learning.steps), "match", disable=not learning.progress):
+            if step % count == 0:
+                generator = keyed_generator(seed, "batches", step // count)
+                order = torch.randperm(count, generator=generator).tolist()
             optimizer.zero_grad()
             with torch.enable_grad():
-                self.losses(moved(), batch).sum().backward()
+                self.losses(moved(), batches[order[step % count]]).sum().backward()
             optimizer.step()
-            if decay_over is not None:
-                schedule.step()
+            schedule.step()
             if not all(bool(t.isfinite().all()) for t in tensors):
                 return
-            yield step
+            yield (step + 1) % learning.every == 0 or step + 1 == learning.steps
 
 
 # ------------------------------------------------------------ permutations
@@ -213,13 +215,13 @@ def _straight_through(
         network = permute(params, plan.sym, permutations)
         return {n: passed_through(t, free[n]) if n in free else t for n, t in network.items()}
 
-    every = _drawn(batches, learning, seed) if free else []
-    for step in half_way.descend(list(free.values()), moved, every, learning.rate):
+    tensors = list(free.values())
+    for judging in half_way.descend(tensors, moved, batches, learning, seed) if free else ():
         ascent = Ascent(plan, networks, {n: t.detach() for n, t in free.items()})
         ascent.stand(permutations)
         ascent.climb(generator, _SWEEPS)
         permutations = ascent.permutations
-        if step % learning.every == 0 or step == learning.steps:
+        if judging:
             yield permutations
 
 
@@ -235,16 +237,6 @@ def passed_through(value: Tensor, free: Tensor) -> Tensor:
 
 def _wide(t: Tensor) -> Tensor:
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
-
-
-def _drawn(batches: Sequence[Any], learning: Learning, seed: int) -> Iterable[Any]:
-    """A batch for every step, in a new order in every round."""
-    count = len(batches)
-    for step in tqdm(range(learning.steps), "match", disable=not learning.progress):
-        if step % count == 0:
-            generator = keyed_generator(seed, "batches", step // count)
-            order = torch.randperm(count, generator=generator).tolist()
-        yield batches[order[step % count]]
 
 
 def parted(batches: Iterable[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
@@ -269,11 +261,9 @@ def learn_match(
     model: nn.Module,
     batches: Sequence[tuple[Any, Any]],
     *,
-    held_back: Sequence[tuple[Any, Any]] | None = None,
     loss: Loss = nn.functional.cross_entropy,
-    steps: int = 300,
-    learning_rate: float = 0.01,
-    every: int = 25,
+    learning: Learning | None = None,
+    seed: int = 0,
 ) -> FullMatch:
     r"""Lower the loss half way between two networks over the group elements that join them.
 
@@ -295,21 +285,19 @@ def learn_match(
         sym: what `discover` returned.
         model: gives the computation; it runs in evaluation mode and is left untouched. Statistics
             of BatchNorm are those of the batch.
-        batches: pairs of input and target, one for each step, in turn.
-        held_back: further ones, by which the best is chosen; by default every fourth of the
-            batches, which then is not learned from.
+        batches: pairs of input and target.
         loss: mean loss of a batch.
-        steps: of Adam.
-        learning_rate: of matrices and tables.
-        every: after so many steps the loss on what was held back is looked at.
+        learning: how to learn.
+        seed: of the order of batches, and of those that are held back.
 
     >>> from lightning_bnn import params as P
-    >>> from lightning_bnn.symmetry import discover, interpolate, learn_match, match_all
+    >>> from lightning_bnn.symmetry import Learning, discover, interpolate, learn_match, match_all
     >>> mse, x = torch.nn.functional.mse_loss, torch.randn(64, 8)
     >>> net = torch.nn.Sequential(torch.nn.Linear(8, 3), torch.nn.Linear(3, 8))
     >>> sym, (a, b) = discover(net, x), P.unstack(P.populate(net, 2))
     >>> start = match_all(a, b, sym)
-    >>> found = learn_match(start, a, b, sym, net, [(x, x)], held_back=[(x, x)], loss=mse, steps=25)
+    >>> how = Learning(steps=25)
+    >>> found = learn_match(start, a, b, sym, net, [(x, x)] * 2, loss=mse, learning=how)
     >>> half_way = [interpolate(b, match.apply(a, sym), 0.5) for match in (start, found)]
     >>> bool(mse(P.apply(net, half_way[1], x), x) <= mse(P.apply(net, half_way[0], x), x))
     True
@@ -318,26 +306,16 @@ def learn_match(
         raise ValueError(f"`start` must be what `match_all` returns, got {type(start).__name__}.")
     check_one_network(reference, sym, "reference")
     check_one_network(params, sym, "params")
-    if steps < 1 or every < 1 or not 0 < learning_rate < float("inf"):
-        raise ValueError(
-            "`steps`, `every` and `learning_rate` must be positive, got "
-            f"{steps}, {every} and {learning_rate}."
-        )
-    batches = list(batches)
-    if held_back is None:
-        held_back, batches = batches[::4], [b for k, b in enumerate(batches) if k % 4]
-    if not batches or not held_back:
-        raise ValueError("`batches` must hold at least two pairs of input and target.")
-    half_way = HalfWay(model, reference, loss, held_back)
-    free = _Free(sym, start.apply(params, sym))
+    learning = learning or Learning()
+    teaching, judging = parted(batches, learning.held_back, seed)
+    half_way, free = HalfWay(model, reference, loss, judging), _Free(sym, start.apply(params, sym))
     if not free.tensors:
         return start
     best, least = free.element(), half_way.judge(free.moved())
-    turns = (batches[step % len(batches)] for step in range(1, steps + 1))
-    for step in half_way.descend(free.tensors, free.moved, turns, learning_rate, steps):
-        if step % every == 0 or step == steps:
-            value = half_way.judge(free.moved())
-            best, least = (free.element(), value) if bool(value < least) else (best, least)
+    for time in half_way.descend(free.tensors, free.moved, teaching, learning, seed):
+        value = half_way.judge(free.moved()) if time else least
+        if bool(value < least):
+            best, least = free.element(), value
     permutations = compose(start.permutations, best[0], sym)
     matrices = [b @ a for a, b in zip(start.matrices, best[1], strict=True)]
     found = FullMatch(tuple(permutations), tuple(matrices), start.before, start.after)
