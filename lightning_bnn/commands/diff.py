@@ -18,7 +18,7 @@ from lightning_bnn.commands.diff_report import (
 from lightning_bnn.commands.disk_networks import DiskNetworks, disk_networks, shown
 from lightning_bnn.commands.judged_examples import Examples, examples_of, loss
 from lightning_bnn.symmetry import barrier, difference, fingerprint
-from lightning_bnn.symmetry.matching.by_outputs import (
+from lightning_bnn.symmetry.matching.interpolation import (
     half_way_error,
     output_error,
     random_inputs,

@@ -23,15 +23,14 @@ from lightning_bnn.symmetry import (
     random_signs,
     rescale,
 )
-from lightning_bnn.symmetry.matching.by_outputs import (
+from lightning_bnn.symmetry.matching.difference import Stage, unrelated
+from lightning_bnn.symmetry.matching.fitting_signs import fitted_signs, steady_signs
+from lightning_bnn.symmetry.matching.interpolation import (
     half_way_error,
     output_error,
     random_inputs,
 )
-from lightning_bnn.symmetry.matching.difference import Stage
-from lightning_bnn.symmetry.matching.fitting_signs import fitted_signs, steady_signs
 from lightning_bnn.symmetry.matching.plan import Plan
-from lightning_bnn.symmetry.matching.unrelated import unrelated
 from lightning_bnn.symmetry.verify import random_element
 
 BY_NAME = {case.name: case for case in CASES}

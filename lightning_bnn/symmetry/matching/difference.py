@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,14 +19,15 @@ from lightning_bnn.symmetry.canonical import balanced_together
 from lightning_bnn.symmetry.composition import compose
 from lightning_bnn.symmetry.elements import identity, random_permutations
 from lightning_bnn.symmetry.fingerprint import at_least_mass
-from lightning_bnn.symmetry.groups import Symmetries
+from lightning_bnn.symmetry.groups import LinearGroup, PermutationGroup, Symmetries
 from lightning_bnn.symmetry.matching.fitting_signs import fitted_signs, gain_signs, steady_signs
 from lightning_bnn.symmetry.matching.match import ByWeights, match
 from lightning_bnn.symmetry.matching.match_all import match_all
-from lightning_bnn.symmetry.matching.unrelated import unrelated
+from lightning_bnn.symmetry.mixing import mix_some, random_mixings
+from lightning_bnn.symmetry.placements import Placement
 from lightning_bnn.symmetry.validation import check_finite, check_one_network
 
-__all__ = ["Difference", "Stage", "difference"]
+__all__ = ["Difference", "Stage", "difference", "unrelated"]
 
 _SHARE, _CHANCE = 0.5, 1e-6
 _ORDER, _ROUNDS = "units in order", 3
@@ -404,3 +405,42 @@ def _stage(step: _Step) -> Stage:
 
 def _ratio(squares: int | float, sizes: int | float) -> float:
     return math.sqrt(squares / sizes) if sizes > 0 else 0.0
+
+
+# ------------------------------------------------------------ unrelated networks
+def unrelated(params: Params, sym: Symmetries, count: int, seed: int = 0) -> Params:
+    r"""Networks whose units are random mixtures of the units of a network.
+
+    The units of every group are multiplied by a random rotation that leaves the vector of ones
+    alone. All means and covariances over the units of a layer stay what they are, of the weights
+    that enter and leave them, of biases and gains, and so does the product :math:`W_2 W_1`; where
+    the other side of these weights has units, too, those are rotated along. Only what a single unit
+    is gets lost, and with it the function.
+
+    Args:
+        params: one network.
+        sym: what `discover` returned.
+        count: how many.
+        seed: of the rotations.
+
+    Returns:
+        A stack.
+    """
+    mixed = replace(sym, linear=_rotated(sym))
+    stack = {n: t.expand(count, *t.shape) for n, t in params.items()}
+    return mix_some(stack, mixed, random_mixings(mixed, keyed_generator(seed, "unrelated"), count))
+
+
+def _rotated(sym: Symmetries) -> tuple[LinearGroup, ...]:
+    """The groups of permutations as groups of rotations; modules that change places stay."""
+    return tuple(
+        LinearGroup("centred", 1, group.units, group.name, _places(group))
+        for group in sym.permutations
+        if group.units > 1 and not group.tensors
+    )
+
+
+def _places(group: PermutationGroup) -> tuple[Placement, ...]:
+    return tuple(
+        Placement(p.axis, p.positions[None]) for p in group.placements if not p.meets_itself
+    )

@@ -1,8 +1,9 @@
-"""Straight lines between networks, and the barrier on them."""
+"""Straight lines between networks, the barrier on them, and how far outputs are apart."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,13 +11,29 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.params import Params, is_stacked, of
-from lightning_bnn.symmetry.forward import in_precision_of
+from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.symmetry.comparison import Comparison, perturbed, tolerance_of
+from lightning_bnn.symmetry.forward import (
+    Inputs,
+    in_precision_of,
+    in_runnable_precision,
+    on_network,
+    outputs,
+)
 from lightning_bnn.symmetry.matching.repair import Repairs, reestimated
 
-__all__ = ["Barrier", "barrier", "interpolate"]
+__all__ = [
+    "Barrier",
+    "barrier",
+    "half_way_error",
+    "interpolate",
+    "output_error",
+    "random_inputs",
+]
 
 Loss = Callable[[Any, Any], Tensor]
 Statistics = Literal["as-is", "re-estimated", "repaired"]
@@ -142,19 +159,18 @@ def _between(
     repair: bool,
 ) -> tuple[nn.Module, Callable[[float], Params], Statistics]:
     """What computes, the networks on the line, and what is done about their statistics."""
-    inputs, norms = [x for x, _ in batches], batch_norms(model)
-    if repair and not norms and inputs:
+    inputs, norms = [x for x, _ in batches], bool(batch_norms(model))
+    if repair and inputs and not norms:
         repairs = Repairs(model, a, b, inputs)
         done: Statistics = "repaired" if repairs.layers else "as-is"
         return repairs.network, lambda w: repairs.at(interpolate(a, b, w), w), done
-    network = copy.deepcopy(model).eval()
-    if norms and batch_norm == "reestimate":
-        return (
-            network,
-            lambda w: reestimated(network, interpolate(a, b, w), inputs),
-            "re-estimated",
-        )
-    return network, lambda w: interpolate(a, b, w), "as-is"
+    network, anew = copy.deepcopy(model).eval(), norms and batch_norm == "reestimate"
+
+    def at(weight: float) -> Params:
+        params = interpolate(a, b, weight)
+        return reestimated(network, params, inputs) if anew else params
+
+    return network, at, "re-estimated" if anew else "as-is"
 
 
 def _mean_loss(
@@ -169,3 +185,82 @@ def _mean_loss(
     if not count:
         raise ValueError("`batches` is empty.")
     return total / count
+
+
+# ------------------------------------------------------------ outputs
+def random_inputs(*example: Any, draws: int = 16, seed: int = 0) -> list[Inputs]:
+    """Inputs like an example: numbers are drawn anew, what is not floating stays.
+
+    Args:
+        *example: inputs that the network takes.
+        draws: how many inputs.
+        seed: of the numbers.
+    """
+
+    def draw(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return x
+        return torch.randn(x.shape, generator=generator, dtype=x.dtype)
+
+    every = []
+    for k in range(draws):
+        generator = keyed_generator(seed, "inputs", k)
+        every.append(tree_map(draw, Inputs(example)))
+    return every
+
+
+@torch.no_grad()
+def output_error(model: nn.Module, a: Params, b: Params, inputs: list[Inputs]) -> float:
+    """The largest difference of outputs, relative to those that weights move at all.
+
+    NaN says that the outputs do not depend on the weights.
+
+    Args:
+        model: gives the computation, in evaluation mode.
+        a: one network.
+        b: another one.
+        inputs: what both read.
+    """
+
+    def error(network: nn.Module, x: Inputs) -> float:
+        ways = (b, perturbed(b), a)
+        old, wrong, new = (outputs(network, _like(network, p), x) for p in ways)
+        return Comparison.between(old, wrong, tolerance_of(b)).error(new)
+
+    return max(in_runnable_precision(model, on_network(model, x), error) for x in inputs)
+
+
+@torch.no_grad()
+def half_way_error(model: nn.Module, a: Params, b: Params, inputs: list[Inputs]) -> float:
+    r"""How far the network half way is from the mean of what both ends compute.
+
+    .. math:: \sqrt{\frac{\sum_x \| f_{(a + b)/2}(x) - \bar f(x) \|^2}
+        {\sum_x \| \bar f(x) - \bar{\bar f} \|^2}}, \quad \bar f = \tfrac12 (f_a + f_b)
+
+    Zero on a straight line without a barrier; one where it is as large as the spread of outputs.
+
+    Args:
+        model: gives the computation, in evaluation mode; statistics of batch norms are averaged.
+        a: one end.
+        b: the other end.
+        inputs: what all three read.
+    """
+    half = interpolate(a, b, 0.5)
+    apart = spread = 0.0
+    rows = [[_flat(outputs(model, p, on_network(model, x))) for p in (a, b, half)] for x in inputs]
+    goals = [(ends[0] + ends[1]) / 2 for ends in rows]
+    mean = torch.stack(goals).mean(0)
+    for (_, _, between), goal in zip(rows, goals, strict=True):
+        apart += float((between - goal).square().sum())
+        spread += float((goal - mean).square().sum())
+    return math.sqrt(apart / spread) if spread > 0 else math.nan
+
+
+def _like(network: nn.Module, params: Params) -> Params:
+    """Weights in the precision of a network."""
+    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+    return {n: t.to(dtype) if t.is_floating_point() else t for n, t in params.items()}
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([t.double().flatten() for t in tensors])

@@ -243,7 +243,7 @@ class SpaceMap:
         """
         result = {}
         for k, group in enumerate(self.sym.permutations):
-            spaces = {j: _units(group, g) for j, g in enumerate(self.sym.linear)}
+            spaces = {j: _units(self.sym, group, g) for j, g in enumerate(self.sym.linear)}
             whole = {j: s for j, s in spaces.items() if s is not None}
             if whole:
                 result[k] = whole
@@ -254,7 +254,7 @@ class SpaceMap:
         """The groups whose permutations are matrices inside of spaces."""
         inside = [g for g in self.sym.linear if g.kind in _ORDERED]
         groups = enumerate(self.sym.permutations)
-        return {k for k, group in groups if any(_contains(g, group) for g in inside)}
+        return {k for k, group in groups if any(_contains(self.sym, g, group) for g in inside)}
 
     @cached_property
     def others(self) -> list[int]:
@@ -284,10 +284,8 @@ class SpaceMap:
         for group in self.sym.linear:
             place = group.placements[0]
             index = axis_permutation(self.sym, place.axis, permutations)
-            owner = torch.full((2, len(index)), -1)
-            numbers = [torch.arange(n) for n in place.positions.shape]
-            owner[:, place.positions] = torch.stack(torch.meshgrid(*numbers, indexing="ij")[:2])
-            spaces, channels = owner[:, index[place.positions[..., 0]]]
+            at = _owners(self.sym, group, place.axis)[index[place.positions[..., 0]]]
+            spaces, channels = at.unbind(-1)
             result.append((spaces[:, 0], channels))
         return result
 
@@ -300,45 +298,37 @@ class SpaceMap:
         ]
 
 
-def _units(group: PermutationGroup, linear: LinearGroup) -> Tensor | None:
+def _owners(sym: Symmetries, linear: LinearGroup, axis: int) -> Tensor:
+    """Space and channel of every position on an axis, -1 where there is none."""
+    owner = torch.full((sym.axes[axis].blocks * sym.axes[axis].size, 2), -1)
+    for positions in (p.positions for p in linear.placements if p.axis == axis):
+        numbers = torch.meshgrid(*(torch.arange(n) for n in positions.shape), indexing="ij")
+        owner[positions] = torch.stack(numbers[:2], -1)
+    return owner
+
+
+def _units(sym: Symmetries, group: PermutationGroup, linear: LinearGroup) -> Tensor | None:
     """The spaces of every unit, if each unit consists of as many whole ones."""
-    places = {p.axis: p.positions for p in linear.placements}
-    shared = [p for p in group.placements if p.axis in places]
-    for place in shared:
-        spaces = places[place.axis]
-        size = int(max(spaces.max(), place.positions.max())) + 1
-        owner = torch.full((size,), -1)
-        owner[spaces.reshape(-1)] = torch.arange(len(spaces)).repeat_interleave(spaces[0].numel())
+    for place in group.placements:
+        owner = _owners(sym, linear, place.axis)[:, 0]
         rows = [list(dict.fromkeys(row)) for row in owner[place.positions].tolist()]
-        rows = [[s for s in row if s >= 0] for row in rows]
-        every = sorted(s for row in rows for s in row)
-        if every == list(range(len(spaces))) and len({len(r) for r in rows}) == 1:
+        rows = [[space for space in row if space >= 0] for row in rows]
+        every = sorted(space for row in rows for space in row)
+        if every == list(range(linear.spaces)) and len({len(row) for row in rows}) == 1:
             return torch.tensor(rows)
     return None
 
 
-def _contains(linear: LinearGroup, group: PermutationGroup) -> bool:
+def _contains(sym: Symmetries, linear: LinearGroup, group: PermutationGroup) -> bool:
     """Whether the units of a group are the channels of one space, wherever they are."""
-    places: dict[int, list[Tensor]] = {}
-    for p in linear.placements:
-        places.setdefault(p.axis, []).append(p.positions)
-    chosen: list[tuple[int, ...]] = []
+    chosen = set()
     for place in group.placements:
-        if place.axis not in places:
+        at = _owners(sym, linear, place.axis)[place.positions]
+        space, channels = at[..., 0], at[:, 0, 1]
+        if bool((at < 0).any() | (at != at[:, :1]).any() | (space != space[0, 0]).any()):
             return False
-        size = int(max(place.positions.max(), *(p.max() for p in places[place.axis]))) + 1
-        owner = torch.full((size, 2), -1)
-        for positions in places[place.axis]:
-            ranges = [torch.arange(n) for n in positions.shape]
-            space, channel, _ = torch.meshgrid(*ranges, indexing="ij")
-            owner[positions] = torch.stack([space, channel], -1)
-        at = owner[place.positions]
-        if bool((at < 0).any()) or bool((at != at[:, :1]).any()):
-            return False
-        if bool((at[:, 0, 0] != at[0, 0, 0]).any()):
-            return False
-        chosen.append((int(at[0, 0, 0]), *at[:, 0, 1].tolist()))
-    return len(set(chosen)) == 1
+        chosen.add((int(space[0, 0]), *channels.tolist()))
+    return len(chosen) == 1
 
 
 def without_groups(sym: Symmetries, keep: Sequence[int]) -> Symmetries:
