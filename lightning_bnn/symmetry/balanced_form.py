@@ -27,6 +27,7 @@ from lightning_bnn.symmetry.validation import check_finite, check_params, check_
 
 __all__ = [
     "Balance",
+    "balance_group",
     "balance_spaces",
     "balancing_matrices",
     "check_full_rank",
@@ -179,6 +180,11 @@ class Balance(NamedTuple):
         """Whether a matrix reaches the balance, for every space."""
         return (self.singular > 0).all(-1)
 
+    @property
+    def reached(self) -> Tensor:
+        """The matrix that reaches the balance, one where none does."""
+        return torch.where(self.full[..., None, None], self.forward, _identity(self.forward))
+
 
 def balance_spaces(a: Tensor, b: Tensor) -> Balance:
     """Balance matrices ``(..., size, weights)`` in closed form."""
@@ -188,6 +194,22 @@ def balance_spaces(a: Tensor, b: Tensor) -> Balance:
     singular = torch.where(singular > noise[..., None], singular, 0)
     root = torch.where(singular > 0, singular, torch.inf).rsqrt()[..., None]
     return Balance(root * (right @ rb), root * (left.mT @ ra), singular)
+
+
+def balance_group(stack: Params, sym: Symmetries, group: LinearGroup) -> Balance:
+    """Balance the spaces of a group; half of the way where one tensor is both of their sides.
+
+    Args:
+        stack: a stack of networks in double precision, or those tensors of it that are there.
+        sym: what `discover` returned.
+        group: one of ``sym.linear``, of the kind ``"general"``.
+    """
+    found = balance_spaces(*sides(stack, sym, group))
+    if not coupled(sym, group, [group]):
+        return found
+    values, vectors = torch.linalg.eigh(found.reached.mT @ found.reached)
+    half = vectors * values.clamp_min(1e-300)[..., None, :] ** 0.25 @ vectors.mT
+    return Balance(half, torch.linalg.inv(half).mT, found.singular)
 
 
 def _triangle(a: Tensor) -> Tensor:
@@ -201,18 +223,15 @@ def _triangle(a: Tensor) -> Tensor:
 def _balanced(stack: Params, sym: Symmetries, most: int = 500) -> tuple[list[Tensor], list[Tensor]]:
     """Matrices that balance all spaces, and which of them cannot be balanced."""
     total = _identities(stack, sym)
-    free = [(k, g) for k, g in enumerate(sym.linear) if g.rescales]
     dead = [torch.zeros(t.shape[:2], dtype=torch.bool, device=t.device) for t in total]
-    feeds = {k: coupled(sym, g, [g]) for k, g in free}
-    together = any(coupled(sym, g, [h for _, h in free]) for _, g in free)
-    for _ in range(most if together else 1):
+    for _ in range(most):
         moved = 0.0
-        for k, group in free:
-            step, dead[k] = _step(stack, sym, group)
-            step = _damped(step) if feeds[k] else step
-            stack = multiplied(stack, sym, group, step, torch.linalg.inv(step).mT)
-            total[k] = step @ total[k]
-            moved = max(moved, float((step.mT @ step - _identity(step)).abs().max()))
+        for k, group in enumerate(sym.linear):
+            if group.rescales:
+                step, dead[k] = _step(stack, sym, group)
+                stack = multiplied(stack, sym, group, step, torch.linalg.inv(step).mT)
+                total[k] = step @ total[k]
+                moved = max(moved, float((step.mT @ step - _identity(step)).abs().max()))
         if moved < 1e-14:
             break
     return total, dead
@@ -228,21 +247,14 @@ def _identity(like: Tensor) -> Tensor:
 
 
 def _step(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tensor, Tensor]:
-    a, b = sides(stack, sym, group)
     if group.kind == "complex":
+        a, b = sides(stack, sym, group)
         ratio = b.square().sum((-1, -2)) / a.square().sum((-1, -2))
         usable = (ratio > 0) & ratio.isfinite()
         size = torch.where(usable, ratio, 1) ** 0.25
         return size[..., None, None] * torch.eye(2).to(a), ~usable
-    found = balance_spaces(a, b)
-    full = found.full[..., None, None]
-    return torch.where(full, found.forward, _identity(found.forward)), ~found.full
-
-
-def _damped(step: Tensor) -> Tensor:
-    """Half of a step, where the two sides of a space are one tensor."""
-    values, vectors = torch.linalg.eigh(step.mT @ step)
-    return vectors * values.clamp_min(1e-300)[..., None, :] ** 0.25 @ vectors.mT
+    found = balance_group(stack, sym, group)
+    return found.reached, ~found.full
 
 
 # ------------------------------------------------------------ step 2: turn

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import multiply
-from lightning_bnn.symmetry.balanced_form import balance_spaces, weights_of_spaces
+from lightning_bnn.symmetry.balanced_form import balance_group, balance_spaces, weights_of_spaces
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.joint_bounds import certified_gap
 from lightning_bnn.symmetry.mass_problem import Posynomial, mass_problem
 from lightning_bnn.symmetry.mixing import identity_mixings
 from lightning_bnn.symmetry.recession import minimise
-from lightning_bnn.symmetry.spaces import coupled, covered, multiplied, sides
+from lightning_bnn.symmetry.spaces import covered, multiplied, sides
 
 __all__ = ["JointMinimum", "solve_jointly"]
 
@@ -152,16 +152,12 @@ class _State:
         """Balance the spaces of every group, or go to the limit where none does."""
         for k in self.groups:
             group = self.sym.linear[k]
-            found = balance_spaces(*sides(self.moving, self.sym, group))
-            forward, inverse, full = found.forward, found.inverse_transpose, found.full
-            eye = torch.eye(group.size).to(forward).expand_as(forward)
-            if coupled(self.sym, group, [group]):
-                forward = torch.where(full[..., None, None], _half(forward, full), eye)
-                inverse = torch.linalg.inv(forward).mT
-            self.moving = multiplied(self.moving, self.sym, group, forward, inverse)
-            self.total[k] = torch.where(full[..., None, None], forward, eye) @ self.total[k]
-            self.full[k] = self.full[k] & full
-            self.attained &= full.all(-1)
+            found = balance_group(self.moving, self.sym, group)
+            matrices = found.forward, found.inverse_transpose
+            self.moving = multiplied(self.moving, self.sym, group, *matrices)
+            self.total[k] = found.reached @ self.total[k]
+            self.full[k] = self.full[k] & found.full
+            self.attained &= found.full.all(-1)
 
     def gap(self) -> Tensor:
         """Certified relative gap of every member."""
@@ -197,13 +193,6 @@ class _State:
 
 def _joined(masks: Sequence[Tensor]) -> Tensor:
     return torch.cat([torch.zeros(0, dtype=torch.bool), *masks])
-
-
-def _half(step: Tensor, full: Tensor) -> Tensor:
-    """Half of a step, for a space with one tensor on both sides."""
-    eye = torch.eye(step.shape[-1]).to(step)
-    values, vectors = torch.linalg.eigh(torch.where(full[..., None, None], step.mT @ step, eye))
-    return vectors * values.clamp_min(1e-300)[..., None, :] ** 0.25 @ vectors.mT
 
 
 def _near_limit(a: Tensor, b: Tensor) -> Tensor:
