@@ -68,10 +68,10 @@ def balancing_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
     matrices, dead = _balanced(stack, sym)
     stack = mix_some(stack, sym, matrices)
     turned = [_rotation(stack, sym, g) for g in sym.linear]
-    _warn(dead, turned)
+    _warn(dead, [gap for _, gap in turned])
     rotations = [
-        torch.where(d[..., None, None], _identity(r.matrices), r.matrices)
-        for d, r in zip(dead, turned, strict=True)
+        torch.where(d[..., None, None], _identity(r), r)
+        for d, (r, _) in zip(dead, turned, strict=True)
     ]
     matrices = [r @ m for r, m in zip(rotations, matrices, strict=True)]
     stack = mix_some(stack, sym, rotations)
@@ -132,8 +132,10 @@ def mixing_gaps(params: Params, sym: Symmetries) -> list[Tensor]:
     stack, stacked = weights_of_spaces(params, sym)
     matrices, dead = _balanced(stack, sym)
     stack = mix_some(stack, sym, matrices)
-    gaps = [_rotation(stack, sym, g).gap for g in sym.linear]
-    gaps = [torch.where(d, 0, gap) for d, gap in zip(dead, gaps, strict=True)]
+    gaps = [
+        torch.where(d, 0, _rotation(stack, sym, g)[1])
+        for d, g in zip(dead, sym.linear, strict=True)
+    ]
     return [gap if stacked else gap[0] for gap in gaps]
 
 
@@ -148,12 +150,11 @@ def weights_of_spaces(params: Params, sym: Symmetries) -> tuple[Params, bool]:
     return stack if stacked else {n: t[None] for n, t in stack.items()}, stacked
 
 
-def _warn(dead: list[Tensor], turned: list[_Turn]) -> None:
+def _warn(dead: list[Tensor], gaps: list[Tensor]) -> None:
     lost = sum(int(d.sum()) for d in dead)
     if lost:
         _log.warning("%d spaces have no full rank on both sides: they are left as they are.", lost)
-    parts = [r.gap[~d] for d, r in zip(dead, turned, strict=True)]
-    close = sum(int((gap < _NEAR).sum()) for gap in parts)
+    close = sum(int((gap[~d] < _NEAR).sum()) for d, gap in zip(dead, gaps, strict=True))
     if close:
         _log.warning(
             "%d spaces have singular values that are nearly the same (relative gap below %g): "
@@ -202,9 +203,16 @@ def balance_group(stack: Params, sym: Symmetries, group: LinearGroup) -> Balance
     Args:
         stack: a stack of networks in double precision, or those tensors of it that are there.
         sym: what `discover` returned.
-        group: one of ``sym.linear``, of the kind ``"general"``.
+        group: one of ``sym.linear`` that rescales.
     """
-    found = balance_spaces(*sides(stack, sym, group))
+    a, b = sides(stack, sym, group)
+    if group.kind == "complex":
+        ratio = b.square().sum((-1, -2)) / a.square().sum((-1, -2))
+        usable = (ratio > 0) & ratio.isfinite()
+        size = torch.where(usable, ratio, 1)[..., None, None] ** 0.25
+        eye = torch.eye(2).to(a)
+        return Balance(size * eye, eye / size, usable[..., None].to(a))
+    found = balance_spaces(a, b)
     if not coupled(sym, group, [group]):
         return found
     values, vectors = torch.linalg.eigh(found.reached.mT @ found.reached)
@@ -228,7 +236,8 @@ def _balanced(stack: Params, sym: Symmetries, most: int = 500) -> tuple[list[Ten
         moved = 0.0
         for k, group in enumerate(sym.linear):
             if group.rescales:
-                step, dead[k] = _step(stack, sym, group)
+                found = balance_group(stack, sym, group)
+                step, dead[k] = found.reached, ~found.full
                 stack = multiplied(stack, sym, group, step, torch.linalg.inv(step).mT)
                 total[k] = step @ total[k]
                 moved = max(moved, float((step.mT @ step - _identity(step)).abs().max()))
@@ -246,35 +255,19 @@ def _identity(like: Tensor) -> Tensor:
     return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device).expand_as(like)
 
 
-def _step(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tensor, Tensor]:
-    if group.kind == "complex":
-        a, b = sides(stack, sym, group)
-        ratio = b.square().sum((-1, -2)) / a.square().sum((-1, -2))
-        usable = (ratio > 0) & ratio.isfinite()
-        size = torch.where(usable, ratio, 1) ** 0.25
-        return size[..., None, None] * torch.eye(2).to(a), ~usable
-    found = balance_group(stack, sym, group)
-    return found.reached, ~found.full
-
-
 # ------------------------------------------------------------ step 2: turn
-class _Turn(NamedTuple):
-    matrices: Tensor
-    gap: Tensor
-
-
-def _rotation(stack: Params, sym: Symmetries, group: LinearGroup) -> _Turn:
-    """To the eigenvectors of all that is written and read, the largest first."""
+def _rotation(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tensor, Tensor]:
+    """To the eigenvectors of all that is written and read, the largest first; and their gap."""
     a, b = sides(stack, sym, group)
     gram = a @ a.mT + b @ b.mT
     if group.kind in _COMPLEX:
-        return _Turn(_identity(gram), gram.new_full(gram.shape[:2], torch.inf))
+        return _identity(gram), gram.new_full(gram.shape[:2], torch.inf)
     basis = _basis(group).to(gram)
     values, vectors = torch.linalg.eigh(basis.mT @ gram @ basis)
     values = values.flip(-1)
     gap = (values[..., :-1] - values[..., 1:]) / values[..., :-1].clamp_min(1e-300)
     smallest = gap.amin(-1) if gap.shape[-1] else gap.new_full(gap.shape[:-1], torch.inf)
-    return _Turn(_lifted(vectors.flip(-1).mT, basis), smallest)
+    return _lifted(vectors.flip(-1).mT, basis), smallest
 
 
 def _basis(group: LinearGroup) -> Tensor:
@@ -298,38 +291,25 @@ def _orientations(stack: Params, sym: Symmetries) -> list[Tensor]:
     for k in sorted(range(len(sym.linear)), key=lambda k: sym.linear[k].placements[0].axis):
         group = sym.linear[k]
         if weight_places(sym, group):
-            orient = _phase if group.kind in _COMPLEX else _signs
-            result[k] = orient(stack, sym, group)
+            result[k] = _orientation(stack, sym, group)
             stack = multiplied(stack, sym, group, result[k], result[k])
     return result
 
 
-def _signs(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
-    """Make the largest entry of every row of the first writer that has any positive."""
-    basis = _basis(group)
-    sign: Tensor | None = None
+def _orientation(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
+    """Make the largest entry of every row real and positive, of the first writer that has any."""
+    basis, largest = _basis(group), None
     for place in weight_places(sym, group):
         rows = rows_at(stack[sym.axes[place.axis].tensor], sym, place)
-        rows = basis.to(rows).mT @ rows
-        at = rows.abs().argmax(-1, keepdim=True)
-        found = torch.take_along_dim(rows, at, -1)[..., 0].sign()
-        sign = found if sign is None else torch.where(sign == 0, found, sign)
-    assert sign is not None
-    return _lifted(torch.diag_embed(torch.where(sign < 0, -1.0, 1.0).to(sign)), basis.to(sign))
-
-
-def _phase(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
-    """Make the largest complex entry of the first writer that has any real and positive."""
-    number: Tensor | None = None
-    for place in weight_places(sym, group):
-        rows = rows_at(stack[sym.axes[place.axis].tensor], sym, place)
-        at = rows.square().sum(-2, keepdim=True).argmax(-1, keepdim=True)
-        found = torch.take_along_dim(rows, at, -1)[..., 0]
-        if number is None:
-            number = found
-        number = torch.where((number == 0).all(-1, keepdim=True), found, number)
-    assert number is not None
-    size = number.norm(dim=-1)
-    x = torch.where(size > 0, number[..., 0] / size, 1)
-    y = torch.where(size > 0, -number[..., 1] / size, 0)
-    return torch.stack([torch.stack([x, -y], -1), torch.stack([y, x], -1)], -2)
+        if group.kind in _COMPLEX:
+            rows = torch.complex(rows[..., :1, :], rows[..., 1:, :])
+        else:
+            rows = basis.to(rows).mT @ rows
+        entry = rows.take_along_dim(rows.abs().argmax(-1, keepdim=True), -1)[..., 0]
+        largest = entry if largest is None else torch.where(largest == 0, entry, largest)
+    assert largest is not None
+    phase = torch.where(largest == 0, 1, largest.sgn()).conj()
+    if not phase.is_complex():
+        return _lifted(torch.diag_embed(phase), basis.to(phase))
+    x, y = phase.real, phase.imag
+    return torch.stack([torch.cat([x, -y], -1), torch.cat([y, x], -1)], -2)
