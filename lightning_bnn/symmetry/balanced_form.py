@@ -31,6 +31,8 @@ __all__ = [
     "balance_spaces",
     "balancing_matrices",
     "check_full_rank",
+    "free_basis",
+    "lifted",
     "mixing_gaps",
     "orienting_matrices",
     "weights_of_spaces",
@@ -262,24 +264,33 @@ def _rotation(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tenso
     gram = a @ a.mT + b @ b.mT
     if group.kind in _COMPLEX:
         return _identity(gram), gram.new_full(gram.shape[:2], torch.inf)
-    basis = _basis(group).to(gram)
+    basis = free_basis(group.size, group.kind == "centred").to(gram)
     values, vectors = torch.linalg.eigh(basis.mT @ gram @ basis)
     values = values.flip(-1)
     gap = (values[..., :-1] - values[..., 1:]) / values[..., :-1].clamp_min(1e-300)
     smallest = gap.amin(-1) if gap.shape[-1] else gap.new_full(gap.shape[:-1], torch.inf)
-    return _lifted(vectors.flip(-1).mT, basis), smallest
+    return lifted(vectors.flip(-1).mT, basis), smallest
 
 
-def _basis(group: LinearGroup) -> Tensor:
-    """The directions that are free to turn, as columns."""
-    if group.kind != "centred":
-        return torch.eye(group.size, dtype=torch.float64)
-    ones = torch.ones(group.size, 1, dtype=torch.float64)
-    return torch.linalg.qr(ones, mode="complete").Q[:, 1:]
+def free_basis(size: int, centred: bool) -> Tensor:
+    """The directions that are free to turn, as columns: all, or all but that of the ones.
+
+    Args:
+        size: the number of channels.
+        centred: whether the vector of ones stays.
+    """
+    if not centred:
+        return torch.eye(size, dtype=torch.float64)
+    return torch.linalg.qr(torch.ones(size, 1, dtype=torch.float64), mode="complete").Q[:, 1:]
 
 
-def _lifted(turn: Tensor, basis: Tensor) -> Tensor:
-    """A rotation of the free directions as one of all channels."""
+def lifted(turn: Tensor, basis: Tensor) -> Tensor:
+    """A rotation of free directions as one of all channels.
+
+    Args:
+        turn: of the columns of the basis.
+        basis: see `free_basis`.
+    """
     rest = torch.eye(basis.shape[0]).to(basis) - basis @ basis.mT
     return basis @ turn @ basis.mT + rest
 
@@ -298,7 +309,7 @@ def _orientations(stack: Params, sym: Symmetries) -> list[Tensor]:
 
 def _orientation(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
     """Make the largest entry of every row real and positive, of the first writer that has any."""
-    basis, largest = _basis(group), None
+    basis, largest = free_basis(group.size, group.kind == "centred"), None
     for place in weight_places(sym, group):
         rows = rows_at(stack[sym.axes[place.axis].tensor], sym, place)
         if group.kind in _COMPLEX:
@@ -310,6 +321,6 @@ def _orientation(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
     assert largest is not None
     phase = torch.where(largest == 0, 1, largest.sgn()).conj()
     if not phase.is_complex():
-        return _lifted(torch.diag_embed(phase), basis.to(phase))
+        return lifted(torch.diag_embed(phase), basis.to(phase))
     x, y = phase.real, phase.imag
     return torch.stack([torch.cat([x, -y], -1), torch.cat([y, x], -1)], -2)

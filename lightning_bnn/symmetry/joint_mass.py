@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,23 +28,10 @@ from lightning_bnn.symmetry.mixing import identity_mixings
 from lightning_bnn.symmetry.recession import minimise
 from lightning_bnn.symmetry.spaces import covered, multiplied, sides
 
-__all__ = ["JointMinimum", "solve_jointly"]
+__all__ = ["solve_jointly"]
 
 _PATIENCE = 16  # rounds without half the gap, after which rounding is to blame
 _EXACT = 1e-24  # the gap falls with the step, not with its square
-
-
-class JointMinimum(NamedTuple):
-    """What `min_mass` reports, for a stack: see `MinMass`."""
-
-    mass: Tensor
-    minimum: Tensor
-    scales: tuple[Tensor, ...]
-    gap: Tensor
-    iterations: int
-    dead: Tensor
-    attained: Tensor
-    matrices: tuple[Tensor, ...]
 
 
 def solve_jointly(
@@ -54,8 +41,10 @@ def solve_jointly(
     start: Sequence[Tensor] | None,
     tolerance: float,
     most: int,
-) -> JointMinimum:
+) -> tuple[Any, ...]:
     """Alternate scales and matrices until the certified gap is below the tolerance.
+
+    Returns what `MinMass` lists, in its order, for a stack.
 
     Args:
         params: one network or a stack, checked.
@@ -82,10 +71,8 @@ def solve_jointly(
             wait = 1 if bool((gap < 0.5 * seen).any()) else 2 * wait
             look = iteration + wait
     scales, matrices = state.elements(before)
-    dead = state.dead()
-    return JointMinimum(
-        before, value, tuple(scales), gap, iteration, dead, state.attained, tuple(matrices)
-    )
+    state_of_all = gap, iteration, state.dead(), state.attained
+    return before, value, tuple(scales), *state_of_all, tuple(matrices)
 
 
 class _State:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lightning_bnn.arguments import check_count
 from lightning_bnn.params import Params
+from lightning_bnn.symmetry.balanced_form import free_basis, lifted
 from lightning_bnn.symmetry.discovery import discover
 from lightning_bnn.symmetry.folding import ReadNorm, folded_with_readers
 from lightning_bnn.symmetry.forward import Inputs
@@ -155,14 +156,10 @@ def _grams(params: Params, stream: Stream, stacked: bool) -> Tensor:
     return grams if stacked else grams[None]
 
 
-def _columns(grams: Tensor, rotation: Tensor) -> Tensor:
-    """Twice the sum of the norms of all columns, once they are turned."""
-    return 2 * _squares(grams, rotation).clamp_min(0).sqrt().flatten(1).sum(-1)
-
-
-def _squares(grams: Tensor, rotation: Tensor) -> Tensor:
-    """Squared norms of the columns of weights that read a turned stream."""
-    return torch.einsum("mij,mkji->mki", rotation, grams @ rotation.mT[:, None])
+def _columns(grams: Tensor, rotation: Tensor, more: Tensor | float = 0.0) -> Tensor:
+    """Twice the sum of the norms of all columns, once they are turned; ``more`` in each square."""
+    squares = torch.einsum("mij,mkji->mki", rotation, grams @ rotation.mT[:, None])
+    return 2 * (squares.clamp_min(0) + more).sqrt().flatten(1).sum(-1)
 
 
 def _descended(grams: Tensor, begun: Tensor, keeps_ones: bool, steps: int) -> Tensor:
@@ -174,7 +171,7 @@ def _descended(grams: Tensor, begun: Tensor, keeps_ones: bool, steps: int) -> Te
     free = begun.shape[-1] - keeps_ones
     if free < 2:
         return begun
-    basis = _off_ones(begun) if keeps_ones else torch.eye(free).to(begun)
+    basis = free_basis(begun.shape[-1], keeps_ones).to(begun)
     generator = torch.Generator().manual_seed(0)
     aside = 0.01 * torch.randn(free, free, generator=generator, dtype=torch.float64)
     skew = aside.to(begun).expand(len(begun), -1, -1).clone().requires_grad_()
@@ -184,9 +181,7 @@ def _descended(grams: Tensor, begun: Tensor, keeps_ones: bool, steps: int) -> Te
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        rotation = _turned(begun, skew, basis)
-        squares = _squares(grams, rotation) + tiny[:, None, None]
-        value = squares.sqrt().flatten(1).sum(-1)
+        value = _columns(grams, _turned(begun, skew, basis), tiny[:, None, None])
         total = (value / scale).sum()
         total.backward()
         return total.detach()
@@ -201,15 +196,5 @@ def _descended(grams: Tensor, begun: Tensor, keeps_ones: bool, steps: int) -> Te
 
 def _turned(begun: Tensor, skew: Tensor, basis: Tensor) -> Tensor:
     """The Cayley transform of ``skew - skew^T``, in the span of a basis, after a rotation."""
-    eye = torch.eye(skew.shape[-1]).to(skew)
-    half = skew - skew.mT
-    small = torch.linalg.solve(eye + half, eye - half)
-    whole = torch.eye(begun.shape[-1]).to(begun) + basis @ (small - eye) @ basis.mT
-    return whole @ begun
-
-
-def _off_ones(like: Tensor) -> Tensor:
-    """An orthonormal basis of all that is orthogonal to the vector of ones, ``(n, n - 1)``."""
-    n = like.shape[-1]
-    first = torch.cat([torch.ones(n, 1), torch.eye(n)[:, 1:]], 1).to(like)
-    return torch.linalg.qr(first)[0][:, 1:]
+    eye, half = torch.eye(skew.shape[-1]).to(skew), skew - skew.mT
+    return lifted(torch.linalg.solve(eye + half, eye - half), basis) @ begun
