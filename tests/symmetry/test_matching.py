@@ -78,18 +78,6 @@ def test_matching_never_moves_away_and_restarts_never_hurt():
 
 
 # ------------------------------------------------------------ activations
-def test_samples_of_one_posterior_are_matched_as_a_whole():
-    model = models.mlp(8, [12], 4, nn.Tanh).double()
-    sym, params = discover(model, torch.randn(1, 8)), P.of(model)
-    (p,) = random_permutations(sym)
-    samples = {n: t + 0.05 * torch.randn(10, *t.shape).double() for n, t in params.items()}
-    batches = [(torch.randn(64, 8).double(), torch.zeros(64)) for _ in range(3)]
-    found = match_activations(model, permute(samples, sym, [p]), params, sym, batches, average=True)
-    assert torch.equal(p[found[0]], torch.arange(12))
-    single = match_activations(model, permute(samples, sym, [p]), params, sym, batches)
-    assert single[0].shape == (10, 12)
-
-
 class Multiplied(nn.Module):
     """Weights that no matrix product multiplies."""
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_bnn.params import Params, stack, unstack
+from lightning_bnn.params import Params, stack, stack_size, unstack
 from lightning_bnn.symmetry.forward import in_precision_of, structural_copy
 from lightning_bnn.symmetry.groups import Placement, Symmetries
 from lightning_bnn.symmetry.matching.ascent import Ascent
 from lightning_bnn.symmetry.matching.plan import Plan, plan_of
-from lightning_bnn.symmetry.validation import check_params
+from lightning_bnn.symmetry.validation import check_one_network, check_params
 
 __all__ = [
     "Measure",
@@ -48,8 +48,6 @@ def match_activations(
     reference: Params,
     sym: Symmetries,
     batches: Iterable[Any],
-    *,
-    average: bool = False,
 ) -> list[Tensor]:
     r"""Permutations after which hidden activations agree best with those of a reference.
 
@@ -65,15 +63,12 @@ def match_activations(
     Args:
         model: gives the computation; it runs in evaluation mode.
         params: one network or a stack.
-        reference: the network to agree with; the activations of a stack are averaged.
+        reference: the network to agree with.
         sym: what `discover` returned.
         batches: inputs, or tuples whose first element is the input.
-        average: match a stack (the samples of one posterior) as a whole, by activations averaged
-            over its members.
 
     Returns:
-        One permutation per group, for `permute`; with a leading dimension for a stack that is not
-        averaged.
+        One permutation per group, for `permute`; with a leading dimension for a stack.
 
     >>> from lightning_bnn import params as P
     >>> from lightning_bnn.models import mlp
@@ -84,11 +79,11 @@ def match_activations(
     >>> match_activations(net, copy, w, sym, batches)  # what undoes it
     [tensor([1, 2, 3, 0])]
     """
+    check_one_network(reference, sym, "reference")
     stacked = check_params(params, sym)
     members = params if stacked else stack([params])
-    goal = reference if check_params(reference, sym, "reference") else stack([reference])
-    found, *_ = by_activations(plan_of(sym), model, members, goal, batches, average=average)
-    return found if stacked and not average else [p[0] for p in found]
+    found, *_ = by_activations(plan_of(sym), model, members, reference, batches)
+    return found if stacked else [p[0] for p in found]
 
 
 def by_activations(
@@ -98,7 +93,6 @@ def by_activations(
     reference: Params,
     batches: Iterable[Any],
     measure: Measure = "activations",
-    average: bool = False,
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     """Assign the units of every group by their activations.
 
@@ -106,23 +100,20 @@ def by_activations(
         plan: of the groups.
         model: gives the computation; it runs in evaluation mode.
         params: a stack.
-        reference: a stack, whose activations are averaged.
+        reference: one network.
         batches: inputs, or tuples whose first element is the input.
         measure: inner products or correlations.
-        average: take the activations of ``params`` in the mean over its members, too.
 
     Returns:
         The permutations of every member, what they reach, and what no permutations exceed.
     """
-    tables = activation_tables(plan, model, params, reference, batches, measure, average)
-    orders, count = plan.best(tables), 1 if average else len(unstack(params))
-    value, bound = torch.zeros(2, count, dtype=torch.float64)
+    tables = activation_tables(plan, model, params, reference, batches, measure)
+    orders = plan.best(tables)
+    value, bound = torch.zeros(2, stack_size(params), dtype=torch.float64)
     for table, order in zip(tables, orders, strict=True):
         value = value + table.gather(2, order[:, :, None]).sum((1, 2))
         bound = bound + table.amax(2).sum(1)
-    own = {n: params[n].mean(0, keepdim=True) if average else params[n] for n in plan.compared}
-    goal = {n: reference[n].mean(0) for n in plan.compared}
-    return _with_shared_heads(plan, own, goal, plan.elements(orders)), value, bound
+    return _with_shared_heads(plan, params, reference, plan.elements(orders)), value, bound
 
 
 def activation_tables(
@@ -132,7 +123,6 @@ def activation_tables(
     reference: Params,
     batches: Iterable[Any],
     measure: Measure = "activations",
-    average: bool = False,
 ) -> list[Tensor]:
     """How alike units are, ``(members, units, units)`` for every table; zeros where none is seen.
 
@@ -145,16 +135,16 @@ def activation_tables(
             "their places, and weights alone exchange them.",
             plan.groups[k].tensors[0][0],
         )
-    members, goals, spots = unstack(params), unstack(reference), dict[int, Placement]()
+    members, spots = unstack(params), dict[int, Placement]()
     sums: dict[int, JointMoments] = {}
     for number, x in enumerate(inputs_of(batches)):
         if not number:
-            spots = _spots(plan, network, goals[0], x)
+            spots = _spots(plan, network, reference, x)
             sums = {k: JointMoments() for k in spots}
-        goal, own = (_units(plan, network, every, spots, x) for every in (goals, members))
+        units = _units(plan, network, [reference, *members], spots, x)
         for k, total in sums.items():
-            total.add(goal[k].mean(0), own[k].mean(0, keepdim=True) if average else own[k])
-    like = torch.zeros(1 if average else len(members), 1, 1, dtype=torch.float64)
+            total.add(units[k][0], units[k][1:])
+    like = torch.zeros(len(members), 1, 1, dtype=torch.float64)
     tables = [like.expand(-1, t.units, t.units) for t in plan.tables]
     for k, total in sums.items():
         tables[k] = total.table(measure).cpu()

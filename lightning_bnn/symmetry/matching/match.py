@@ -276,8 +276,8 @@ class _Task:
     def by_activations(self, measure: Measure) -> MatchResult:
         """By one assignment per group, whose tables activations give."""
         assert self.data is not None
-        (model, batches), goal = self.data, stack([self.reference])
-        found = by_activations(self.plan, model, self.networks, goal, batches, measure)
+        model, batches = self.data
+        found = by_activations(self.plan, model, self.networks, self.reference, batches, measure)
         orders, value, bound = found
         ways = (measure,) * len(value)
         return MatchResult(tuple(orders), value, lambda: bound, ways, tried={measure: value})
