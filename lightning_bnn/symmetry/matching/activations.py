@@ -82,8 +82,8 @@ def match_activations(
     check_one_network(reference, sym, "reference")
     stacked = check_params(params, sym)
     members = params if stacked else stack([params])
-    found, *_ = by_activations(plan_of(sym), model, members, reference, batches)
-    return found if stacked else [p[0] for p in found]
+    matched, *_ = by_activations(plan_of(sym), model, members, reference, batches)
+    return matched if stacked else [p[0] for p in matched]
 
 
 def by_activations(
@@ -124,7 +124,7 @@ def activation_tables(
     batches: Iterable[Any],
     measure: Measure = "activations",
 ) -> list[Tensor]:
-    """How alike units are, ``(members, units, units)`` for every table; zeros where none is seen.
+    """Similarities of units, ``(members, units, units)`` for every table, zero where none is seen.
 
     The arguments are those of `by_activations`.
     """
@@ -160,10 +160,10 @@ def _spots(plan: Plan, network: nn.Module, params: Params, x: Any) -> dict[int, 
         writers = [p for p in table.places if plan.axes[p.axis].role in _WRITES][:1]
         places[k] = [p for p in table.places if plan.axes[p.axis].role == "in"] + writers
     names = {plan.axes[p.axis].tensor for every in places.values() for p in every}
-    seen, spots = watch(network, params, x, names), dict[int, Placement]()
+    products, spots = watch(network, params, x, names), dict[int, Placement]()
     for k, every in places.items():
-        shown = (p for p in every if values_at(plan.sym, p, seen) is not None)
-        spot = next(shown, None)
+        visible = (p for p in every if values_at(plan.sym, p, products) is not None)
+        spot = next(visible, None)
         if spot is not None:
             spots[k] = spot
         elif plan.tables[k].places:
@@ -181,9 +181,9 @@ def _units(
     names = {plan.axes[p.axis].tensor for p in spots.values()}
     rows: dict[int, list[Tensor]] = {k: [] for k in spots}
     for params in networks:
-        seen = watch(network, params, x, names)
+        products = watch(network, params, x, names)
         for k, place in spots.items():
-            values = values_at(plan.sym, place, seen)
+            values = values_at(plan.sym, place, products)
             assert values is not None
             rows[k].append(values.flatten(1))
     return {k: torch.stack(every) for k, every in rows.items()}
@@ -235,7 +235,7 @@ class Moments:
     squares: Tensor | float = 0.0
 
     def add(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in ``(..., units, samples)``; return them centred, and how far the mean was off."""
+        """Take in ``(..., units, samples)``, return them centred, beside the old mean's error."""
         rows = rows.double()
         mean, new = rows.mean(-1), rows.shape[-1]
         centred, off = rows - mean[..., None], mean - self.mean
@@ -245,12 +245,12 @@ class Moments:
         return centred, off
 
     def share(self, new: int) -> float:
-        """How much a difference of means counts when more samples come."""
+        """Weight of a difference of means when more samples come."""
         return self.count * new / (self.count + new)
 
     @property
     def deviation(self) -> Tensor:
-        """Standard deviations over all samples; zero where only rounding varies."""
+        """Standard deviations over all samples, zero where only rounding varies."""
         deviation = (torch.as_tensor(self.squares) / self.count).sqrt()
         return deviation.where(deviation > 1e-7 * torch.as_tensor(self.mean).abs(), 0.0)
 
@@ -280,7 +280,7 @@ class JointMoments:
 
 # ------------------------------------------------------------ what goes through linear maps
 class Product(NamedTuple):
-    """What one linear map or convolution multiplies a weight with, and what comes out.
+    """The inputs and outputs of one linear map or convolution.
 
     Attributes:
         rows: of the weight that were used.
@@ -301,7 +301,7 @@ class Product(NamedTuple):
 
 
 def inputs_of(batches: Iterable[Any]) -> Iterator[Any]:
-    """The inputs of batches, which may be tuples that begin with them; refuses no batches."""
+    """The inputs of at least one batch, each of which may be a tuple that begins with them."""
     if isinstance(batches, Tensor):
         raise ValueError("`batches` must be an iterable of inputs; put one tensor into a list.")
     empty = True
@@ -313,11 +313,11 @@ def inputs_of(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def values_at(
-    sym: Symmetries, place: Placement, seen: Mapping[str, Sequence[Product]]
+    sym: Symmetries, place: Placement, products: Mapping[str, Sequence[Product]]
 ) -> Tensor | None:
-    """What is seen at the positions of a place, ``(*positions, samples)``; None if nothing is."""
+    """Values at the positions of a placement, ``(*positions, samples)``, or None."""
     axis = sym.axes[place.axis]
-    every = (_values(sym, place, product) for product in seen.get(axis.tensor, ()))
+    every = (_values(sym, place, product) for product in products.get(axis.tensor, ()))
     parts = [part for part in every if part is not None]
     return torch.cat(parts, -1) if parts else None
 
@@ -371,9 +371,9 @@ def watch(
         names: of weights; those of fewer than two dimensions are left out.
     """
     watched = {n: params[n].detach().clone() for n in names if params[n].ndim > 1}
-    with torch.no_grad(), _Watch(watched) as seen:
+    with torch.no_grad(), _Watch(watched) as products:
         call_modules(network, {**params, **watched}, x)
-    return seen.products
+    return products.products
 
 
 class _Watch(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""One network after another in the frame of a running mean; a cheap test says when to look."""
+"""One network after another in the frame of a running mean, matched only where units have moved."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class RunningFrame:
 
     @property
     def moved_units(self) -> int:
-        """How many units the last network had in other places, or flipped, than the mean has."""
+        """Number of units that the last network had in other places, or flipped."""
         orders, flips = self._parts()
         places = sum(int((p != torch.arange(p.shape[-1])).sum()) for p in orders)
         return places + sum(int((s < 0).sum()) for s in flips)
@@ -166,7 +166,7 @@ class RunningFrame:
         return result
 
     def _further(self, far: list[Tensor]) -> bool:
-        """Whether a unit is much further from the mean than when it was looked at."""
+        """Check for units much further from the mean than after the last search."""
         assert self._looked_at is not None
         pairs = zip(far, self._looked_at, strict=True)
         return any(bool((now > _FURTHER * then).any()) for now, then in pairs)
@@ -181,11 +181,11 @@ class RunningFrame:
             element = [e.clone() for e in self._element]
         for m in range(members):
             own, placed, mean = ({n: t[m] for n, t in w.items()} for w in (params, moved, means))
-            found = match(own, mean, self.sym, signs=self.signs, seed=self.seed)
-            known = self.plan.similarity(placed, mean)
-            if bool(found.objective > known + 1e-7 * known.abs()):
+            matched = match(own, mean, self.sym, signs=self.signs, seed=self.seed)
+            before = self.plan.similarity(placed, mean)
+            if bool(matched.objective > before + 1e-7 * before.abs()):
                 self.matches += 1
-                for mine, new in zip(element, found.element, strict=True):
+                for mine, new in zip(element, matched.element, strict=True):
                     mine[m] = new
         if self.matches > matches:
             self._element = element
