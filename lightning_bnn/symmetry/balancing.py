@@ -102,7 +102,7 @@ def _directions(here: Posynomial, first: bool) -> Iterator[Tensor]:
     inflow, outflow = (x.clamp_min(1e-300) for x in (here.inflow, here.outflow))
     ratios, gradient = (inflow / outflow).log(), here.inflow - here.outflow
     members, n = ratios.shape
-    if here.free is None and members * n**2 <= _LARGEST:
+    if members * n**2 <= _LARGEST:
         entering, leaving = here.slopes
         scaled = entering / inflow[..., None] - leaving / outflow[..., None]
         yield _solved(scaled, ratios)

@@ -196,6 +196,34 @@ def by_a_size(self, x):
 
 
 @pytest.mark.bad_input
+def test_sizes_that_depend_on_the_input_are_refused_in_a_sentence():
+    model = Forward(lambda s, x: s.a(x[x.sum(-1) > 0]), a=nn.Linear(6, 2))
+    with pytest.raises(UnsupportedModel, match="depends on the numbers in the input"):
+        discover(model, torch.randn(2, 5, 6))
+
+
+def tied_outputs(self, x):
+    return self.a(x), torch.tanh(self.a(x))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Linear(5, 3),
+        nn.ReLU(),
+        Forward(lambda s, x: 2 * x, a=nn.Linear(5, 3)),
+        Forward(lambda s, x: s.a(x) + s.a(x).roll(1, -1) ** 3, a=nn.Linear(5, 3)),
+        Forward(tied_outputs, a=nn.Linear(5, 3)),
+    ],
+)
+def test_a_network_without_symmetries_says_why(model):
+    sym = discover(model, torch.randn(2, 4, 5))
+    assert not sym.permutations
+    assert sym.frozen
+    assert all(f.reason for f in sym.frozen)
+
+
+@pytest.mark.bad_input
 @pytest.mark.parametrize("forward", [by_an_if, by_an_item, by_a_size])
 def test_what_depends_on_numbers_is_named_in_words(forward):
     said = r"test_discover.py:\d+ .*: an `if`, a loop or a size depends on numbers .*torch.where"

@@ -3,20 +3,15 @@
 import math
 import pickle
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from cases import Forward
-from mixing_networks import Products
-from test_completeness import JACOBIAN_KERNEL, in_float64, kernel_dimension
-from torch import nn
+from known_networks import NETWORKS
 
 from lightning_bnn import params as P
 from lightning_bnn.symmetry import (
     canonicalise,
-    discover,
     mass,
     min_mass,
     random_scales,
@@ -28,123 +23,9 @@ from lightning_bnn.symmetry.integer_kernel import integer_kernel
 from lightning_bnn.symmetry.verify import random_element
 
 
-def gated(forward, bias=True, down=True):
-    """Two maps of the input, what is done with them, and a map that reads it."""
-
-    def run(self, x):
-        return self.down(forward(self.gate(x), self.up(x)))
-
-    def build():
-        maps = {name: nn.Linear(6, 3, bias) for name in ("gate", "up")}
-        return Forward(run, down=nn.Linear(3, 5, down), **maps)
-
-    return build
-
-
-def glu():
-    def forward(self, x):
-        a, b = self.both(x).chunk(2, -1)
-        return self.down(a * b)
-
-    return Forward(forward, both=nn.Linear(6, 6), down=nn.Linear(3, 5))
-
-
-def three():
-    def forward(self, x):
-        return self.down(self.a(x) * self.b(x) * self.c(x))
-
-    maps = {name: nn.Linear(4, 2, False) for name in "abc"}
-    return Forward(forward, down=nn.Linear(2, 4), **maps)
-
-
-def pairs():
-    """All products of two channels."""
-
-    def forward(self, x):
-        h = self.up(x)
-        return self.down((h[..., :, None] * h[..., None, :]).flatten(-2))
-
-    return Forward(forward, up=nn.Linear(4, 3), down=nn.Linear(9, 5))
-
-
-def alone(function):
-    """One map of the input, a function of all that it writes, and a map that reads it."""
-    return lambda: Forward(
-        lambda s, x: s.down(function(s.up(x))), up=nn.Linear(6, 3), down=nn.Linear(3, 5)
-    )
-
-
-def size(h, plus=0.0):
-    return h.pow(2).mean(-1, keepdim=True) + plus
-
-
-NETWORKS = {
-    # network, size of inputs, dimension by hand
-    "bilinear": (gated(lambda a, b: a * b), (6,), 3 + 3),
-    "bilinear without biases": (gated(lambda a, b: a * b, False), (6,), 3 + 3),
-    "gated linear units, packed": (glu, (6,), 3 + 3),
-    "three factors": (three, (4,), 3 * 2),
-    "quotient": (gated(lambda a, b: a / b, False, False), (6,), 3 + 3),
-    # a matrix of heads each for scores and values, one number; two numbers of every product
-    "linear attention and products": (Products, (4, 4), 2 * 8 + 2 + 6),
-    # one nonlinearity takes one scale, but for that which commutes with scales
-    "SwiGLU": (gated(lambda a, b: nn.functional.silu(a) * b), (6,), 3),
-    "SwiGLU on the other side": (gated(lambda a, b: a * torch.sigmoid(b)), (6,), 3),
-    "ReLU gate": (gated(lambda a, b: torch.relu(a) * b), (6,), 3 + 3),
-    "a number beside a factor": (gated(lambda a, b: (1 + a) * b, False), (6,), 3),
-    "a product beside a factor": (gated(lambda a, b: a * b + a, False), (6,), 3),
-    # a square has twice the scale of what is squared, a root half of it
-    "squared ReLU": (alone(lambda h: torch.relu(h).square()), (6,), 3),
-    "squared ReLU that gates": (gated(lambda a, b: torch.relu(a) ** 2 * b), (6,), 3 + 3),
-    "root of two squares": (gated(lambda a, b: (a.relu() ** 2 + b.relu() ** 2).sqrt()), (6,), 3),
-    "a number beside a square": (alone(lambda h: (1 + torch.relu(h)) ** 2), (6,), 0),
-    # whatever is divided by its own size has one scale, and the rotations of three channels
-    "divided by its norm": (alone(lambda h: h / h.norm(dim=-1, keepdim=True)), (6,), 1 + 3),
-    "divided by a root": (alone(lambda h: h / size(h) ** 0.5), (6,), 1 + 3),
-    "times one over a root": (alone(lambda h: h * size(h).rsqrt()), (6,), 1 + 3),
-    "a number beside the size": (alone(lambda h: h * size(h, 0.1).rsqrt()), (6,), 3),
-}
-
-
-@cache
-def found(name):
-    build, size, _ = {**NETWORKS, "pairs": (pairs, (4,), None)}[name]
-    with in_float64():
-        torch.manual_seed(0)
-        net, x = build(), torch.randn(80, *size)
-        for p in net.parameters():
-            p.data += 0.3 * torch.randn_like(p)
-        return net, x, discover(net, x), {n: t.detach() for n, t in P.of(net).items()}
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_all_scales_are_found(name):
-    net, x, sym, _ = found(name)
-    with in_float64():
-        kernel = kernel_dimension(net, x)
-    assert sym.dimension == kernel == NETWORKS[name][2]
-    assert not sym.frozen
-
-
-@pytest.mark.parametrize("name", [*NETWORKS, "pairs"])
-def test_scales_keep_the_function_on_other_inputs(name):
-    net, x, sym, params = found(name)
-    x = torch.randn(7, *x.shape[1:], dtype=torch.float64)
-    for seed in range(3):
-        g = torch.Generator().manual_seed(seed)
-        other = random_element(params, sym, g, mixing=True)
-        other = rescale(other, sym, random_scales(sym, g, spread=1.0))
-        torch.testing.assert_close(
-            P.apply(net, other, x), P.apply(net, params, x), rtol=1e-10, atol=1e-10
-        )
-    stack = P.populate(net, 3, g)
-    moved = rescale(stack, sym, random_scales(sym, g, members=3))
-    torch.testing.assert_close(P.apply(net, moved, x), P.apply(net, stack, x), rtol=1e-9, atol=1e-9)
-
-
 def test_units_that_meet_at_one_position_multiply_there():
     """A product of a channel with itself has twice its scale."""
-    _, _, sym, params = found("pairs")
+    _, _, sym, params = found("all products of two channels")
     (group,) = sym.scalings
     (where,) = [k for k, a in enumerate(sym.axes) if a.tensor == "down.weight" and a.role == "in"]
     powers = {p.exponent: p for p in group.placements if p.axis == where}
@@ -183,9 +64,21 @@ def least_by_descent(params, sym, seed):
         return float(sum(moved[n].square().sum() for n in sym.weights))
 
 
-WITH_SECOND_SCALES = ["bilinear", "gated linear units, packed", "three factors", "ReLU gate"]
-WITH_SECOND_SCALES += ["linear attention and products", "pairs", "squared ReLU"]
-WITH_SECOND_SCALES += ["squared ReLU that gates"]
+def found(name):
+    net, (x, *_), sym = NETWORKS[name].known()
+    return net, x, sym, P.of(net)
+
+
+WITH_SECOND_SCALES = [
+    "a product",
+    "packed gates",
+    "three factors",
+    "a ReLU gate",
+    "linear attention and products",
+    "all products of two channels",
+    "squared ReLUs",
+    "a gate of squared ReLUs",
+]
 
 
 @pytest.mark.parametrize("name", WITH_SECOND_SCALES)
@@ -222,7 +115,7 @@ def test_the_certificate_holds_wherever_it_is_taken(name):
 
 def test_a_quotient_has_no_least_mass():
     """Both factors can vanish if the denominator does so faster: what reads the quotient, too."""
-    net, x, sym, params = found("quotient")
+    net, x, sym, params = found("a quotient")
     least = min_mass(params, sym)
     assert not least.attained
     assert float(least.minimum) == 0
@@ -238,7 +131,7 @@ def test_cvxpy_finds_the_same():
 
 
 def test_a_stack_is_every_member_and_zeros_are_said():
-    net, _, sym, _ = found("bilinear")
+    net, _, sym, _ = found("a product")
     stack = P.populate(net, 4, torch.Generator().manual_seed(0))
     stack["gate.weight"][1] = 0
     stack["up.weight"][2, 0] = 0
@@ -258,10 +151,10 @@ def test_a_stack_is_every_member_and_zeros_are_said():
 # ------------------------------------------------------------ canonical forms
 @pytest.mark.parametrize("scaling", ["unit-norm", "unit-std", "min-mass"])
 @pytest.mark.parametrize(
-    "name", ["bilinear", "three factors", "linear attention", "Mamba", "squared ReLU"]
+    "name", ["a product", "three factors", "attention by linear", "Mamba", "squared ReLUs"]
 )
 def test_one_form_for_the_whole_orbit(name, scaling):
-    net, x, sym, params = by_any_name(name)
+    net, x, sym, params = found(name)
     form = canonicalise(params, sym, scaling)
     torch.testing.assert_close(P.apply(net, form, x), P.apply(net, params, x), rtol=1e-9, atol=1e-9)
     g = torch.Generator().manual_seed(3)
@@ -272,17 +165,6 @@ def test_one_form_for_the_whole_orbit(name, scaling):
     )
     assert furthest(canonicalise(form, sym, scaling), form) < 1e-7
     assert furthest(other, params) > 0.1
-
-
-@cache
-def by_any_name(name):
-    if name in NETWORKS:
-        return found(name)
-    build, inputs, _ = JACOBIAN_KERNEL[name]
-    with in_float64():
-        torch.manual_seed(0)
-        net, x = build(), inputs()
-        return net, *x, discover(net, *x), {n: t.detach() for n, t in P.of(net).items()}
 
 
 def furthest(a, b):

@@ -164,7 +164,7 @@ class Ascent:
         self.settled = not pending.any()
 
     def _improve(self, k: int, due: np.ndarray, known: set[int] | None) -> np.ndarray:
-        """Reassign one family of the members that are due, and return which of them change."""
+        """Reassign one family of the members that are due; say which of them change."""
         own, *inside = self.plan.views[k]
         group = self.plan.families[k].group
         similarity = self.similarity(own, known)
@@ -275,7 +275,7 @@ class Ascent:
         return permute_axis(w, axis, (index if self.members > 1 else index[0]).to(w.device), 1)
 
     def _compose(self, step: Mapping[int, Tensor]) -> None:
-        """Update the orders by a step, in which blocks are numbered as they stand."""
+        """Orders after a step; one inside blocks belongs to the block that stands there."""
         before = list(self.permutations)
         for g, order in step.items():
             if g not in self.plan.homes:

@@ -86,7 +86,7 @@ class MatchResult(Sequence[Tensor]):
 
     @property
     def share(self) -> Tensor:
-        """Share of the bound that is reached, or not a number where the bound is not positive."""
+        """Share of the bound that is reached; not a number where the bound is not positive."""
         return torch.where(self.bound > 0, self.objective / self.bound, torch.nan)
 
     @property
@@ -123,9 +123,9 @@ class MatchResult(Sequence[Tensor]):
         share, objective = (float(x.mean()) for x in (self.share, self.objective))
         methods = {self.method} if isinstance(self.method, str) else set(self.method)
         many = "" if self.objective.ndim == 0 else f" in the mean of {len(self.objective)} networks"
-        names = " and ".join(sorted(methods))
+        found = " and ".join(sorted(methods))
         of_bound = f", {share:.1%} of the bound" if math.isfinite(share) else ""
-        return f"{names}: objective {objective:.4g}{of_bound}{many}"
+        return f"{found}: objective {objective:.4g}{of_bound}{many}"
 
 
 @torch.no_grad()
@@ -225,8 +225,8 @@ def match(
         data = _data(method, params, reference, model, batches)
     networks = params if stacked else stack([params])
     task = _Task(plan, networks, reference, method, restarts, signs, seed, max_sweeps, data)
-    result = task.learned(loss, learning or Learning()) if method == "learned" else task.matched()
-    return result if stacked else result.single()
+    found = task.learned(loss, learning or Learning()) if method == "learned" else task.matched()
+    return found if stacked else found.single()
 
 
 def _data(
@@ -276,10 +276,9 @@ class _Task:
     def by_activations(self, measure: Measure) -> MatchResult:
         """By one assignment per group, whose tables activations give."""
         assert self.data is not None
-        model, batches = self.data
-        orders, value, bound = by_activations(
-            self.plan, model, self.networks, self.reference, batches, measure
-        )
+        (model, batches), goal = self.data, stack([self.reference])
+        found = by_activations(self.plan, model, self.networks, goal, batches, measure)
+        orders, value, bound = found
         ways = (measure,) * len(value)
         return MatchResult(tuple(orders), value, lambda: bound, ways, tried={measure: value})
 
@@ -289,13 +288,13 @@ class _Task:
             raise ValueError("`loss` must be given for method 'learned': the mean loss of a batch.")
         teaching, judging = parted(self.data[1], learning.held_back, self.seed)
         half_way = HalfWay(self.data[0], self.reference, loss, judging)
-        start, other = replace(self, method="best").matched(), self.by_activations("activations")
-        starts, how = [start.permutations, other.permutations], (learning, self.seed)
-        best, least, losses = learn(self.plan, self.networks, half_way, teaching, starts, *how)
+        start, seen = replace(self, method="best").matched(), self.by_activations("activations")
+        starts, how = [start.permutations, seen.permutations], (learning, self.seed)
+        found, least, losses = learn(self.plan, self.networks, half_way, teaching, starts, *how)
         ways = ("best", "activations", "learned")
         tried = {name: -x for name, x in zip(ways, (*losses, least), strict=True)}
         names, unknown = (ways[2],) * len(least), torch.full_like(least, torch.nan)
-        return MatchResult(tuple(best), -least, lambda: unknown, names, tried=tried)
+        return MatchResult(tuple(found), -least, lambda: unknown, names, tried=tried)
 
 
 class _Search:
@@ -321,8 +320,8 @@ class _Search:
                 self._ascend("ascent", self._random(number))
         if method == "best" and data is not None and plan.couples:
             some = replace(self.task, networks=self.networks)
-            start = some.by_activations("activations").permutations
-            self._ascend("ascent from activations", start)
+            seen = some.by_activations("activations").permutations
+            self._ascend("ascent from activations", seen)
         if joint:
             self._jointly(first)
         if plan.size > SMALL:
@@ -339,7 +338,7 @@ class _Search:
         return MatchResult(permutations, self.score, bound, names, flips, self.tried)
 
     def _ascent(self, rows: Tensor, exact: bool = False) -> Ascent:
-        """Ascent of some members, for exact products with the flips of the best."""
+        """Some members; in double precision with the flips of the best."""
         networks = {n: self.networks[n] for n in self.plan.compared or self.networks}
         some = networks if len(rows) == self.members else {n: t[rows] for n, t in networks.items()}
         flips = self.element[len(self.plan.groups) :] if self.task.signs else None
@@ -350,7 +349,7 @@ class _Search:
     def _ascend(
         self, name: str, start: Sequence[Tensor] | None = None, rows: Tensor | None = None
     ) -> Tensor:
-        """Ascend, keep the result of every member if it is better, and return the scores."""
+        """Keep where ascent ends if that is better; say what it reaches."""
         rows = torch.arange(self.members) if rows is None else rows
         ascent = self._ascent(rows)
         ascent.run(start, torch.Generator().manual_seed(self.task.seed), self.task.sweeps)
@@ -368,7 +367,7 @@ class _Search:
         return score
 
     def _random(self, number: int) -> list[Tensor]:
-        """Random permutations that leave branches in their places."""
+        """Random permutations; branches stay in their places."""
         generator = keyed_generator(self.task.seed, "restart", number)
         pairs = zip(self.plan.groups, random_permutations(self.plan.sym, generator), strict=True)
         start = [torch.arange(g.units) if g.tensors else order for g, order in pairs]

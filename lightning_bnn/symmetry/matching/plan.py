@@ -195,7 +195,7 @@ class Plan:
 
     @cached_property
     def couples(self) -> bool:
-        """True if one assignment per family is not the whole answer."""
+        """Whether one assignment per family is not the whole answer."""
         return any(self.neighbours) or any(self.sees_itself)
 
     @cached_property
@@ -294,7 +294,7 @@ class Plan:
         return total
 
     def bound(self, stack: Params, reference: Params) -> Tensor:
-        """Upper limit of the similarity: sorted entries of tensors that change places together."""
+        """What no rearrangement exceeds: entries sorted, of tensors that change places together."""
         together: dict[str, list[str]] = {}
         for name in self.compared:
             key = min(self.sym.exchangeable_tensors.get(name, {name}))

@@ -1,0 +1,429 @@
+"""Attention: heads under positions, norms and shared keys, and the blocks around it."""
+
+from functools import partial
+
+import modern_networks as modern
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from known_networks.table import add, linear, network, parameter
+from lightning_bnn.symmetry import fold_norms
+
+FEW, MORE, LONG = (16, 4, 10), (20, 4, 10), [(3, 7, 10)]
+VALUES, BOTH = {"v.bias": 6}, {"k.bias": 6, "v.bias": 6}
+
+
+def attention(name, *counts, inputs=FEW, others=LONG, **more):
+    """One more row, of attention with these options."""
+    facts = "matrices shifts dimension moves kernel held".split()
+    known = {key: more.pop(key) for key in facts if key in more}
+    add(name, modern.attention(**more), inputs, *counts, others=others, **known)
+
+
+HEADS, GENERAL = "3*4 2b", "general 3*4"
+# h heads of w channels: matrices of queries with keys and of values with outputs, h w^2 each;
+# biases of keys and of values, h w each
+attention("attention", HEADS, 12, 12, matrices=GENERAL, shifts=BOTH, dimension=2 * 18 + 2 * 6)
+attention("attention without bias", HEADS, 12, 12, shifts={}, bias=False, dimension=2 * 18)
+# in training the weights of a row do not sum to one
+attention("attention with dropout", HEADS, 12, 12, dropout=0.2, shifts={"k.bias": 6})
+# the same for each of two heads of keys, however many queries read them
+attention("grouped queries", "3*4 2b*3", 12, 12, heads=4, kv_heads=2, matrices=GENERAL, inputs=MORE,
+          dimension=2 * 18 + 2 * 6)  # fmt: skip
+attention("one key for all", "3*2 4b", 6, 6, heads=4, kv_heads=1, inputs=MORE, dimension=18 + 6)
+# a complex number for each of h w / 2 frequencies; a shifted key turns with its position
+for layout in ("half", "interleaved"):
+    attention(f"rotary {layout}", "4*2 2b", 12, 12, width=4, rotary=layout, shifts={"v.bias": 8},
+              matrices="complex 2*4, general 4*2", inputs=MORE, dimension=8 + 32 + 8)  # fmt: skip
+attention("rotary, grouped", "4*2 2b*3", 12, 12, heads=4, kv_heads=2, width=4, rotary="half")
+attention("rotary, one key", "4 2b", 6, 6, kv_heads=1, width=4, rotary="interleaved",
+          matrices="complex 2*2, general 4")  # fmt: skip
+# complex numbers, matrices on the two channels left, their key bias; values
+attention("partly rotary", "2*2 6*2 2b", 20, 20, width=6, rotary="half", rotated=4, inputs=FEW,
+          matrices="complex 2*4, general 2*2, general 6*2", dimension=8 + 8 + 4 + 72 + 12,
+          )  # fmt: skip
+# a gain of queries against one of keys; both may flip, of which one is found
+attention("query-key norm", "3*3 2b", 9, 12, norm="shared", matrices="general 3*2",
+          dimension=3 + 18 + 6)  # fmt: skip
+attention("query-key norms of heads", HEADS, 12, 24, norm="own", dimension=6 + 18 + 6)
+attention("query-key norm, rotary", "4*2 2b", 10, 12, norm="shared", width=4, rotary="half",
+          inputs=MORE, dimension=2 + 32 + 8)  # fmt: skip
+# every head has a slope of its own
+attention("ALiBi", "3*4", 12, 12, positions="alibi", shifts=BOTH, dimension=2 * 18 + 2 * 6)
+# columns of the table move with the heads, and every one of them may be shifted
+attention("T5 table", HEADS, 12, 12, positions="t5", shifts=BOTH | {"table.weight": 2},
+          moves="table.weight", dimension=2 * 18 + 2 * 6 + 2)  # fmt: skip
+for positions in ("rows", "columns"):
+    attention(f"{positions} of relative positions", HEADS, 12, 12, positions=positions, inputs=FEW,
+              dimension=2 * 18 + 2 * 6 + 2, others=[(3, 3, 10)])  # fmt: skip
+# one number between scores and values per head
+for scores in ("linear", "states"):
+    attention(f"attention by {scores}", HEADS, 14, 12, scores=scores, bias=False, shifts={},
+              dimension=2 * 18 + 2)  # fmt: skip
+attention("linear attention with biases", HEADS, 14, 12, scores="linear", shifts={})
+attention("linear attention with a map", HEADS, 6, 6, scores="elu", bias=False,
+          matrices="general 3*2", dimension=18)  # fmt: skip
+attention("linear attention with a map and biases", HEADS, 6, 6, scores="elu", shifts=VALUES)
+
+
+# ------------------------------------------------------------ written in other ways
+def heads(t, size=6):
+    return t.unflatten(-1, (-1, size)).transpose(1, 2)
+
+
+def joined(t):
+    return t.transpose(1, 2).flatten(2)
+
+
+def complex_rotary(x):
+    steps, half = x.shape[-2], x.shape[-1] // 2
+    angles = torch.arange(steps)[:, None] * 1.7 ** -torch.arange(half).double()
+    turns = torch.polar(torch.ones_like(angles), angles)
+    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(-2)
+
+
+def rotary_of_heads(x):
+    """Rotary positions with other angles for every head."""
+    steps, half = x.shape[-2], x.shape[-1] // 2
+    speeds = torch.arange(1.0, x.shape[-3] + 1)[:, None, None] / torch.arange(1.0, half + 1)
+    angles = torch.arange(steps)[:, None] * speeds.to(x)
+    first, second = x.chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def sizes_of_heads(x):
+    return x * torch.arange(1.0, 5.0)[:, None, None].to(x)
+
+
+TURNS = {
+    "complex rotary positions": (complex_rotary, "6*4 4b", 36, 36),
+    "angles of every head": (rotary_of_heads, "6*4", 36, 36),
+    "sizes of every head": (sizes_of_heads, "6*8", 48, 48),
+    "norms of heads without gains": (lambda x: F.layer_norm(x, (6,)), "6*8 4b", 24, 28),
+}
+SEQUENCE = {"inputs": (2, 5, 10), "others": [(3, 8, 10)]}
+four = partial(network, q=(10, 24), k=(10, 24), v=(10, 24), o=(24, 3), **SEQUENCE)
+for name, (turn, *counts) in TURNS.items():
+
+    @four(*counts, name=name)
+    def turned(s, x, turn=turn):
+        q, k, v = heads(s.q(x)), heads(s.k(x)), heads(s.v(x))
+        return s.o(joined(F.scaled_dot_product_attention(turn(q), turn(k), v)))
+
+
+for norm, signs in ((nn.RMSNorm, 42), (nn.LayerNorm, 32)):
+    # a gain that heads share ties their channels but not the heads
+    @four("6*5 4b", 30, signs, name=f"one {norm.__name__} for all heads", m=norm(6), n=norm(6))
+    def normed(s, x):
+        q, k, v = heads(s.q(x)), heads(s.k(x)), heads(s.v(x))
+        return s.o(joined(F.scaled_dot_product_attention(s.m(q), s.n(k), v)))
+
+
+def repeated(k):
+    return k.repeat_interleave(2, 1)
+
+
+def expanded(k):
+    b, h, t, d = k.shape
+    return k[:, :, None].expand(b, h, 2, t, d).reshape(b, 2 * h, t, d)
+
+
+# queries are exchanged in their group, and groups as wholes
+for turn, channels in ((lambda x: x, 4), (complex_rotary, 2)):
+    counts = f"6*{channels} 2b*3", 12 + 3 * channels, 12 + 3 * channels
+    shared = partial(network, *counts, q=(10, 24), k=(10, 12), v=(10, 12), o=(24, 3), **SEQUENCE)
+    for copy in (repeated, expanded):
+
+        @shared(name=f"{copy.__name__} keys, {channels}")
+        def copied(s, x, turn=turn, copy=copy):
+            q, k, v = heads(s.q(x)), heads(s.k(x)), heads(s.v(x))
+            scores = turn(q) @ copy(turn(k)).transpose(-2, -1)
+            return s.o(joined(scores.softmax(-1) @ copy(v)))
+
+    @shared(name=f"keys of torch, {channels}")
+    def by_torch(s, x, turn=turn):
+        q, k, v = turn(heads(s.q(x))), turn(heads(s.k(x))), heads(s.v(x))
+        return s.o(joined(F.scaled_dot_product_attention(q, k, v, enable_gqa=True)))
+
+
+# ------------------------------------------------------------ one key, along no dimension of heads
+def by_matmul(q, k, v):
+    return (q @ k[:, None].mT).softmax(-1) @ v[:, None]
+
+
+def by_einsum(q, k, v):
+    scores = torch.einsum("bhtw,bsw->bhts", q, k).softmax(-1)
+    return torch.einsum("bhts,bsw->bthw", scores, v).transpose(1, 2)
+
+
+def by_expand(q, k, v):
+    k, v = (t[:, None].expand(-1, q.shape[1], -1, -1) for t in (k, v))
+    return (q @ k.mT).softmax(-1) @ v
+
+
+def by_sdpa(q, k, v):
+    k, v = (t[:, None].expand(-1, q.shape[1], -1, -1) for t in (k, v))
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def by_baddbmm(q, k, v):
+    b, h, t, w = q.shape
+    nothing = torch.empty(b, 1, 1, dtype=q.dtype)
+    scores = torch.baddbmm(nothing, q.reshape(b, h * t, w), k.mT, beta=0, alpha=0.5)
+    shared = scores.view(b, h, t, -1).softmax(-1).view(b, h * t, -1)
+    return torch.bmm(shared, v).view(b, h, t, w)
+
+
+single = partial(network, q=(6, 6), k=(6, 3), v=(6, 3), o=(6, 6), inputs=(8, 5, 6),
+                 others=[(3, 7, 6)])  # fmt: skip
+for attend in (by_matmul, by_einsum, by_expand, by_sdpa, by_baddbmm):
+
+    @single(
+        "2b 3*2", 6, 6, name=f"one key {attend.__name__.replace('_', ' ')}", dimension=2 * 9 + 2 * 3
+    )
+    def one_key(s, x, attend=attend):
+        return s.o(joined(attend(heads(s.q(x), 3), s.k(x), s.v(x))))
+
+
+SPOILT = {  # what is done with the two sides before they meet, and what is left
+    "a bias of values": (lambda s, q, k, v: (q, k, v + s.place), "2b 3*2", 6),
+    "constants beside values": (
+        lambda s, q, k, v: (q, k, v * torch.arange(1.0, 4.0).to(v)),
+        "2b 3",
+        6,
+    ),
+    "tanh of values": (lambda s, q, k, v: (q, k, v.tanh()), "2b 3*2", 3),
+    "tanh of keys": (lambda s, q, k, v: (q, k.tanh(), v), "2b 3*2", 3),
+}
+for name, (spoil, groups, scales) in SPOILT.items():
+    matrices = "general 3*2" if "bias" in name else "general 3"
+
+    @single(groups, scales, 6, name=name, matrices=matrices, place=parameter(3), held=None)
+    def spoilt(s, x, spoil=spoil):
+        return s.o(joined(by_matmul(*spoil(s, heads(s.q(x), 3), s.k(x), s.v(x)))))
+
+
+for axis, name in ((2, "keys of two heads"), (1, "keys between heads")):
+    # queries (groups, heads) or (heads, groups) beside keys of size one along the heads
+    @network("2b*3 3*4", 12, 12, name=name, q=(6, 12), k=(6, 6), v=(6, 6), o=(12, 6),
+             inputs=(10, 6, 6), dimension=2 * (2 * 9 + 2 * 3))  # fmt: skip
+    def grouped(s, x, axis=axis):
+        k, v = (heads(p(x), 3).unsqueeze(axis) for p in (s.k, s.v))
+        y = (heads(s.q(x), 3).unflatten(1, (2, 2)) @ k.mT).softmax(-1) @ v
+        return s.o(joined(y.flatten(1, 2)))
+
+
+# ------------------------------------------------------------ masks, and what is beside keys
+packed = partial(network, qkv=(8, 48), o=(16, 3), inputs=(2, 6, 8), others=[(2, 9, 8)])
+
+
+def thirds(s, x):
+    return (heads(t, 4) for t in s.qkv(x).chunk(3, -1))
+
+
+@packed("4*8", 32, 32)
+def constant_biases_of_heads(s, x):
+    q, k, v = thirds(s, x)
+    t = torch.arange(x.shape[1])
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.06]).to(x)[:, None, None]
+    mask = -(t[None] - t[:, None]).abs().to(x) * slopes
+    return s.o(joined(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
+
+
+@packed("4*8 4b", 32, 32, mask=lambda: nn.Buffer(torch.tril(torch.ones(9, 9))[None, None]))
+def a_causal_mask_in_a_buffer(s, x):
+    t, (q, k, v) = x.shape[1], thirds(s, x)
+    scores = (q @ k.transpose(-2, -1)).masked_fill(s.mask[:, :, :t, :t] == 0, float("-inf"))
+    return s.o(joined(scores.softmax(-1) @ v))
+
+
+@packed("4*8 4b", 32, 32, matrices="general 4*8")
+def an_empty_tensor_beside_keys(s, x):
+    """A cache without entries, as language models have at their first step."""
+    q, k, v = thirds(s, x)
+    k = torch.cat([torch.tensor([]).to(x), k], -2)
+    return s.o(joined(F.scaled_dot_product_attention(q, k, v)))
+
+
+def multihead(**options):
+    return lambda: nn.MultiheadAttention(6, 2, batch_first=True, **options)
+
+
+itself = partial(network, matrices=GENERAL, inputs=(40, 5, 6), others=[(1, 3, 6)])
+OPTIONS = {  # keys of all tokens gain a number that an empty one does not
+    "torch's attention": ("2b 3*4", {}, {"m.in_proj_bias": 6}),
+    "torch's attention with zeros": ("2b 3*4", {"add_zero_attn": True}, {}),
+    "torch's attention with biases": ("2b 3*2 3b*2", {"add_bias_kv": True}, None),
+    "torch's attention with both": (
+        "2b 3*2 3b*2",
+        {"add_zero_attn": True, "add_bias_kv": True},
+        {},
+    ),
+}
+for name, (groups, options, shifts) in OPTIONS.items():
+    itself(groups, 12, 12, name=name, shifts=shifts, m=multihead(**options))(
+        lambda s, x: s.m(x, x, x, need_weights=False)[0]
+    )
+
+kinds = partial(
+    network, matrices=GENERAL, inputs=[(2, 4, 6), (2, 3, 6)],
+    **{a + b: linear(6, 6) for a in "qkvo" for b in "xy"},
+)  # fmt: skip
+
+
+@kinds("2b 3b*4", 12, 12)
+def tokens_of_two_kinds(s, x, y):
+    """They attend to each other, with projections of their own."""
+    pairs = ((s.qx, s.qy), (s.kx, s.ky), (s.vx, s.vy))
+    q, k, v = (torch.cat([heads(a(x), 3), heads(b(y), 3)], 2) for a, b in pairs)
+    out = joined(F.scaled_dot_product_attention(q, k, v))
+    return s.ox(out[:, : x.shape[1]]), s.oy(out[:, x.shape[1] :])
+
+
+@kinds("2b 3*2 3b*2 5b*2", 12, 12, pk=parameter(5, 6), pv=parameter(5, 6))
+def learned_keys_and_values(s, x, y):
+    keys, values = (heads(p.expand(len(x), -1, -1), 3) for p in (s.pk, s.pv))
+    k, v = torch.cat([keys, heads(s.kx(x), 3)], 2), torch.cat([values, heads(s.vx(x), 3)], 2)
+    return s.ox(joined(F.scaled_dot_product_attention(heads(s.qx(x), 3), k, v)))
+
+
+# ------------------------------------------------------------ streams
+def tokens():
+    return torch.cat([torch.randperm(11) for _ in range(8)]).reshape(-1, 8)
+
+
+def plain_norm(d, eps):
+    return nn.LayerNorm(d, eps=eps, elementwise_affine=False)
+
+
+def decoder(name, *counts, facts, **options):
+    build = partial(modern.Decoder, **options)
+    add(name, build, [tokens], *counts, others=[[torch.randint(11, (3, 5))]], **facts)
+
+
+# gains 3 d, rotations (found once gains are folded), matrices of a head 2 w^2, tokens against
+# positions d
+decoder("decoder", "6*3 7", 30, 36, facts={"dimension": 18 + 15 + 72 + 6, "missing": 15})
+decoder("decoder, SwiGLU", "6 3*4 7 2b", 37, 43, heads=2, width=3, gated=True,
+        facts={"dimension": 18 + 15 + 36 + 6 + 7, "missing": 15})  # fmt: skip
+# a layer norm lets the whole stream flip only
+decoder("decoder, layer norm", "6*3 7", 30, 31, norm=nn.LayerNorm, facts={})
+# rotations that leave ones alone, matrices; ones in writers: tokens, positions, heads, units,
+# bias; tokens against positions but along ones; ones in readers. No constants over a row are found
+decoder("decoder with plain layer norms", "4*2 6 7", 8, 9, width=4, norm=plain_norm,
+        facts={"dimension": 10 + 32 + (11 + 8 + 4 + 7 + 1) + 5 + 30, "missing": 60})  # fmt: skip
+add("decoder with folded norms", lambda: fold_norms(modern.Decoder(width=4).eval(), tokens()),
+    [tokens], "4*2 6 7", 8, 14, dimension=15 + 2 * 16 + 6)  # fmt: skip
+
+STREAMS = {
+    "a stream of root mean squares": (
+        lambda x: F.rms_norm(x, (6,), eps=0.1),
+        "orthogonal 6",
+        8,
+        14,
+    ),
+    "the same by hand": (lambda x: modern.rms(x, 0.1), "orthogonal 6", 8, 14),
+    "a stream of unit vectors": (lambda x: F.normalize(x, dim=-1), "orthogonal 6", 9, 14),
+    "a stream of layer norms": (lambda x: F.layer_norm(x, (6,), eps=0.1), "centred 6", 8, 9),
+}
+for name, (norm, kind, *counts) in STREAMS.items():
+
+    @network("4*2 6 7", *counts, name=name, matrices=f"{kind}, general 4*2",
+             embed=lambda: nn.Embedding(11, 6),
+             attention=modern.attention(d=6, heads=1, width=4, bias=False), one=(6, 7), two=(7, 6),
+             last=linear(6, 11), positions=parameter(8, 6), inputs=[torch.randint(11, (2, 5))],
+             moves="embed.weight positions")  # fmt: skip
+    def stream(s, tokens, norm=norm):
+        x = s.embed(tokens) + s.positions[: tokens.shape[1]]
+        x = x + s.attention(norm(x))
+        return s.last(norm(x + s.two(F.silu(s.one(norm(x))))))
+
+
+# ------------------------------------------------------------ other blocks
+add("SwiGLU", modern.GatedMLP, (12, 4, 6), "10", 10, 10, matrices="", dimension=10)
+# both halves against the output; both may flip, of which one is found
+add("bilinear", partial(modern.GatedMLP, 8, activation=nn.Identity()), (20, 4, 8), "10", 20, 10,
+    dimension=20)  # fmt: skip
+# channels, states, rank; row against convolution, state, rank, one number for all; matrices of the
+# low rank
+mamba = partial(add, others=[(3, 8, 6)])
+mamba("Mamba", modern.Mamba, (24, 4, 6), "10b 5 3", 19, 18, dimension=9 + 5 + 10 + 1,
+      moves="log_decay select.weight")  # fmt: skip
+
+
+class SharedDecay(modern.Mamba):
+    """One row of decays for all channels."""
+
+    def __init__(self):
+        super().__init__(inner=7, states=4, rank=3)
+        self.log_decay = nn.Parameter(torch.randn(4))
+
+
+class FixedDecay(modern.Mamba):
+    """Decays that are constants, others for every state and channel."""
+
+    def __init__(self):
+        super().__init__(inner=7, states=4, rank=3)
+        del self.log_decay
+        self.register_buffer("log_decay", torch.arange(28.0).reshape(7, 4).double() / 9)
+
+
+mamba("Mamba with shared decays", SharedDecay, (2, 5, 6), "3 4 7b", 15, 14)
+mamba("Mamba with constant decays", FixedDecay, (2, 5, 6), "3", 15, 14)
+# tanh units, and the rank
+add("LoRA", modern.LoRA, (9, 4, 6), "7 2", 2, 9, matrices="general 2", dimension=4)
+add("merged LoRA", modern.MergedLoRA, (9, 4, 6), "7 2", 2, 9, dimension=4)
+# whatever the adapters do, the base can undo
+add("LoRA on a trained base", partial(modern.LoRA, trained_base=True), (15, 4, 6), "2 7", 2, 9,
+    dimension=2 * (6 + 7), missing=22)  # fmt: skip
+# matrices, and the first bias into the second
+add("low rank", modern.LowRank, (12, 4, 6), "3 5", 3, 8, matrices="general 3", dimension=9 + 3)
+# rows, whose size has no effect; with a ReLU also units
+add(
+    "weight norm by hand, tanh",
+    partial(modern.WeightNorm, nn.Tanh()),
+    (200, 5),
+    "7",
+    7,
+    7,
+    dimension=7,
+)
+add(
+    "weight norm by hand, ReLU",
+    partial(modern.WeightNorm, nn.ReLU()),
+    (200, 5),
+    "7",
+    14,
+    7,
+    dimension=14,
+)
+# classes and all features
+add("cosine classifier", modern.CosineClassifier, (200, 5), "6", 4, 0, dimension=3 + 1)
+# rotations and a scale of all
+add("unit vectors", modern.UnitVectors, (200, 5), "6*2", 1, 12, dimension=15 + 1)
+add(
+    "learned slopes, Snake",
+    partial(modern.LearnedSlope, modern.snake),
+    (200, 5),
+    "6",
+    6,
+    6,
+    dimension=6,
+)
+add(
+    "learned slopes, tanh",
+    partial(modern.LearnedSlope, torch.tanh),
+    (200, 5),
+    "6",
+    6,
+    6,
+    dimension=6,
+)
+
+near = modern.path(5)
+graph = [lambda: 4 * torch.randn(12, 5, 5), near / near.sum(1, keepdim=True)]
+add("graph convolution", modern.GCN, graph, "6", 6, 0, dimension=6)
+# ELU lets no scale of features through
+add("graph attention", modern.GAT, graph, "4*3 3b", 0, 0, dimension=0)

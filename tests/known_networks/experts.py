@@ -1,0 +1,664 @@
+"""Mixtures of experts: units inside experts, experts with their router, and what forbids that."""
+
+from functools import partial
+
+import modern_networks as modern
+import torch
+import torch.nn.functional as F
+from cases import Forward
+from torch import nn
+
+from known_networks.table import add, linear, network, parameter
+
+IN, EXPERTS, HIDDEN = 4, 3, 5
+ALL, INSIDE = "5*3 3b", "5*3"
+TOKENS = {"inputs": (7, IN), "others": [(2, IN), (11, IN)]}
+stacked = partial(
+    network, r=(IN, EXPERTS), w1=parameter(EXPERTS, IN, HIDDEN), b1=parameter(EXPERTS, HIDDEN),
+    w2=parameter(EXPERTS, HIDDEN, IN), b2=parameter(EXPERTS, IN), **TOKENS,
+)  # fmt: skip
+
+
+# ------------------------------------------------------------ how tokens are sent
+def softmax(s, x):
+    return s.r(x).softmax(-1)
+
+
+def scattered(s, x):
+    values, at = s.r(x).topk(2)
+    return torch.zeros_like(s.r(x)).scatter(-1, at, values.softmax(-1))
+
+
+def one_hot(s, x):
+    values, at = softmax(s, x).topk(2)
+    return (F.one_hot(at, EXPERTS) * values[..., None]).sum(1)
+
+
+def compared(s, x):
+    values, at = softmax(s, x).topk(2)
+    return ((at[..., None] == torch.arange(EXPERTS)) * values[..., None]).sum(1)
+
+
+def threshold(s, x):
+    logits = s.r(x)
+    return logits.masked_fill(logits < logits.topk(2)[0][:, -1:], -torch.inf).softmax(-1)
+
+
+def selected_by_a_bias(s, x):
+    p = s.r(x).sigmoid()
+    at = (p + s.selection).topk(2)[1]
+    chosen = p.gather(-1, at)
+    return torch.zeros_like(p).scatter(-1, at, chosen / chosen.sum(-1, keepdim=True))
+
+
+def largest(s, x):
+    values, at = softmax(s, x).max(-1)
+    return F.one_hot(at, EXPERTS) * values[:, None]
+
+
+def largest_kept(s, x):
+    values, at = softmax(s, x).max(-1, keepdim=True)
+    return torch.zeros_like(s.r(x)).scatter(-1, at, values)
+
+
+def dense(s, x, gates):
+    h = torch.relu(torch.einsum("bd,edf->bef", x, s.w1) + s.b1)
+    return (torch.einsum("bef,efd->bed", h, s.w2) * gates[..., None]).sum(1)
+
+
+for gates in (
+    softmax, scattered, one_hot, compared, threshold, selected_by_a_bias, largest, largest_kept
+):  # fmt: skip
+    selection = " selection" * (gates is selected_by_a_bias)
+    stacked(ALL, 15, 0, name=f"experts, {gates.__name__}", selection=nn.Buffer(torch.randn(3)),
+            moves="r.weight r.bias w1 b1 w2" + selection,
+            )(lambda s, x, gates=gates: dense(s, x, gates(s, x)))  # fmt: skip
+
+# only experts with equal gates are exchanged
+for gates, groups in (((1.0, 2.0, 3.0), INSIDE), ((1.0, 2.0, 2.0), "5*3 2b")):
+    stacked(groups, 15, 0, name=f"experts with gates {gates}", gates=torch.tensor(gates))(
+        lambda s, x: dense(s, x, s.gates.to(x).expand(len(x), -1))
+    )
+
+
+@stacked("5 3", 5, 0, shared=parameter(HIDDEN))
+def experts_with_a_bias_in_common(s, x):
+    h = torch.relu(torch.einsum("bd,edf->bef", x, s.w1) + s.shared)
+    return torch.einsum("bef,efd,be->bd", h, s.w2, softmax(s, x))
+
+
+# ------------------------------------------------------------ how experts are computed
+def by_three(s, x):
+    h = torch.relu(torch.einsum("bd,edf->bef", x, s.w1) + s.b1)
+    return torch.einsum("bef,efd,be->bd", h, s.w2, softmax(s, x))
+
+
+def by_bmm(s, x):
+    h = torch.relu(torch.baddbmm(s.b1[:, None], x.expand(EXPERTS, -1, -1), s.w1))
+    return (torch.bmm(h, s.w2) * softmax(s, x).T[..., None]).sum(0)
+
+
+def by_transposed(s, x):
+    h = torch.relu(torch.einsum("edf,bd->ebf", s.w1, x) + s.b1[:, None])
+    return torch.einsum("ebd,be->bd", h @ s.w2, softmax(s, x))
+
+
+def with_an_output_bias(s, x):
+    h = torch.relu(torch.einsum("bd,edf->ebf", x, s.w1) + s.b1[:, None])
+    return torch.einsum("ebd,be->bd", torch.bmm(h, s.w2) + s.b2[:, None], softmax(s, x))
+
+
+def by_baddbmm(s, x):
+    h = torch.relu(torch.bmm(x.expand(EXPERTS, -1, -1), s.w1) + s.b1[:, None])
+    return (torch.baddbmm(s.b2[:, None], h, s.w2) * softmax(s, x).T[..., None]).sum(0)
+
+
+def by_copies(s, x):
+    h = torch.relu(torch.bmm(x[None].repeat(EXPERTS, 1, 1), s.w1) + s.b1[:, None])
+    return (torch.bmm(h, s.w2) * softmax(s, x).T[..., None]).sum(0)
+
+
+for compute in (by_three, by_bmm, by_transposed, with_an_output_bias, by_baddbmm, by_copies):
+    stacked(ALL, 15, 0, name=f"experts {compute.__name__.replace('_', ' ')}")(compute)
+
+
+@stacked("4*2 5*3 3b", 23, 4, a=(IN, IN), c=(IN, 2))
+def experts_between_layers(s, x):
+    return s.c(by_bmm(s, torch.relu(s.a(x))))
+
+
+gated = partial(stacked, ALL, 15, 15, w1=parameter(EXPERTS, IN, 2 * HIDDEN))
+
+
+@gated()
+def gated_experts(s, x):
+    g, u = torch.einsum("bd,edf->ebf", x, s.w1).chunk(2, -1)
+    return torch.einsum("ebd,be->bd", torch.bmm(F.silu(g) * u, s.w2), softmax(s, x))
+
+
+for top in (None, 2):
+    # scales of ReLU units, and what all rows and biases of the router may share
+    add(f"experts of one module, top {top}", partial(modern.MoE, top=top), (12, 4, 5), "4*3 3b", 12,
+        0, dimension=12 + 5 + 1)  # fmt: skip
+
+
+# ------------------------------------------------------------ weights of the chosen experts
+def chosen_by_einsum(s, x):
+    values, at = softmax(s, x).topk(2)
+    h = torch.relu(torch.einsum("td,tkdf->tkf", x, s.w1[at]) + s.b1[at])
+    return (torch.einsum("tkf,tkfd->tkd", h, s.w2[at]) * values[..., None]).sum(1)
+
+
+def chosen_by_bmm(s, x):
+    values, at = softmax(s, x).topk(2)
+    at = at.reshape(-1)
+    h = torch.bmm(x.repeat_interleave(2, 0)[:, None], s.w1[at])[:, 0] + s.b1[at]
+    y = torch.bmm(torch.relu(h)[:, None], s.w2[at])[:, 0] * values.reshape(-1)[:, None]
+    return y.view(len(x), 2, -1).sum(1)
+
+
+def chosen_by_select(s, x):
+    values, at = softmax(s, x).topk(2)
+    w1, w2 = (w.index_select(0, at.flatten()).view(*at.shape, *w.shape[1:]) for w in (s.w1, s.w2))
+    h = torch.relu(torch.einsum("td,tkdf->tkf", x, w1) + s.b1[at])
+    return (torch.einsum("tkf,tkfd->tkd", h, w2) * values[..., None]).sum(1)
+
+
+def chosen_on_the_left(s, x):
+    values, at = softmax(s, x).topk(2)
+    at = at.reshape(-1)
+    h = torch.bmm(s.w1.mT[at], x.repeat_interleave(2, 0)[..., None]).squeeze(-1) + s.b1[at]
+    y = torch.bmm(s.w2[at].transpose(1, 2), torch.relu(h)[..., None]).squeeze(-1)
+    return (y.view(len(x), 2, -1) * values[..., None]).sum(1)
+
+
+def chosen_with_an_output_bias(s, x):
+    values, at = softmax(s, x).topk(2)
+    h = torch.relu(torch.einsum("td,tkdf->tkf", x, s.w1[at]) + s.b1[at])
+    return ((torch.einsum("tkf,tkfd->tkd", h, s.w2[at]) + s.b2[at]) * values[..., None]).sum(1)
+
+
+for compute in (chosen_by_bmm, chosen_by_select, chosen_on_the_left, chosen_with_an_output_bias):
+    stacked(ALL, 15, 0, name=f"experts {compute.__name__.replace('_', ' ')}")(compute)
+stacked(ALL, 15, 0, name="experts chosen by einsum", dimension=15 + 4 + 1, others=[(2, IN)],
+        inputs=[lambda: 4 * torch.randn(400, IN)])(chosen_by_einsum)  # fmt: skip
+
+
+@gated()
+def chosen_experts_with_gates(s, x):
+    values, at = softmax(s, x).topk(2)
+    g, u = torch.einsum("td,tkdf->tkf", x, s.w1[at]).chunk(2, -1)
+    return (torch.einsum("tkf,tkfd->tkd", F.silu(g) * u, s.w2[at]) * values[..., None]).sum(1)
+
+
+@gated()
+def chosen_experts_with_gates_of_torch(s, x):
+    values, at = softmax(s, x).topk(2)
+    h = F.glu(torch.einsum("td,tkdf->tkf", x, s.w1[at]))
+    return (torch.einsum("tkf,tkfd->tkd", h, s.w2[at]) * values[..., None]).sum(1)
+
+
+@stacked("3b 5b", 5, 0, held="rows and columns in common")
+def experts_behind_another_index(s, x):
+    """What the experts of one choice write is read by those of another."""
+    (_, one), (values, two) = (softmax(s, x * k).topk(2) for k in (1, 2))
+    h = torch.relu(torch.einsum("td,tkdf->tkf", x, s.w1[one]))
+    return (torch.einsum("tkf,tkfd->tkd", h, s.w2[two]) * values[..., None]).sum(1)
+
+
+@stacked("3b 5b", 0, 1)
+def experts_with_a_norm_inside(s, x):
+    values, at = softmax(s, x).topk(2)
+    h = F.layer_norm(torch.einsum("td,tkdf->tkf", x, s.w1[at]), [HIDDEN])
+    return (torch.einsum("tkf,tkfd->tkd", h, s.w2[at]) * values[..., None]).sum(1)
+
+
+@stacked("3 5", 5, 0, held="in common")
+def experts_by_their_mean(s, x):
+    """Matrices that are averaged before a layer takes them."""
+    _, at = softmax(s, x).topk(2)
+    h = torch.relu(torch.einsum("td,tdf->tf", x, s.w1[at].mean(1)))
+    return torch.einsum("tf,tfd->td", h, s.w2[at].mean(1))
+
+
+@stacked("5*3", 15, 0, held="an index among channels")
+def an_index_as_a_number(s, x):
+    values, at = softmax(s, x).topk(1)
+    h = torch.relu(torch.bmm(x[:, None], s.w1[at[:, 0]]))
+    return torch.bmm(h, s.w2[at[:, 0]])[:, 0] * (at + values)
+
+
+@stacked(ALL, 15, 0)
+def the_one_best_expert(s, x):
+    p = softmax(s, x)
+    at = p.argmax(-1)
+    h = torch.relu(torch.bmm(x[:, None], s.w1[at]))
+    return torch.bmm(h, s.w2[at])[:, 0] * p.gather(-1, at[:, None])
+
+
+# ------------------------------------------------------------ one tensor, read part by part
+def selected(*stacks):
+    return [tuple(w[e] for w in stacks) for e in range(EXPERTS)]
+
+
+def unbound(*stacks):
+    return list(zip(*(w.unbind() for w in stacks), strict=True))
+
+
+def part_by_part(parts, change=lambda s, e, h: h):
+    def forward(s, x):
+        p = softmax(s, x)
+        rows = [torch.relu(F.linear(x, w1.T, b1)) for w1, b1 in parts(s.w1, s.b1)]
+        rows = [change(s, e, h) for e, h in enumerate(rows)]
+        rows = [h @ w2 + b2 for h, (w2, b2) in zip(rows, parts(s.w2, s.b2), strict=True)]
+        return sum(p[:, e : e + 1] * y for e, y in enumerate(rows))
+
+    return forward
+
+
+def stacked_again(s, x):
+    rows = torch.stack([torch.relu(x @ w1) @ w2 for w1, w2 in selected(s.w1, s.w2)], 1)
+    return (rows * softmax(s, x)[..., None]).sum(1)
+
+
+PARTS = {
+    "selected": (part_by_part(selected), ALL, 15, 0),
+    "unbound": (part_by_part(unbound), ALL, 15, 0),
+    "stacked again": (stacked_again, ALL, 15, 0),
+    "with gains": (part_by_part(selected, lambda s, e, h: h * s.gain[e]), ALL, 30, 15),
+    "one different": (
+        part_by_part(selected, lambda s, e, h: h if e else h.tanh()), "5*3 2b", 10, 0
+    ),
+    "each different": (part_by_part(selected, lambda s, e, h: h + e + 1), INSIDE, 0, 0),
+}  # fmt: skip
+for name, (forward, *counts) in PARTS.items():
+    stacked(*counts, name=f"parts of a tensor, {name}", gain=parameter(3, HIDDEN))(forward)
+
+
+@stacked("", 0, 0, held="w1", unnoticed=True)
+def a_tensor_read_as_a_whole_too(s, x):
+    return part_by_part(selected)(s, x) + s.w1.sum()
+
+
+# ------------------------------------------------------------ tokens sorted by their experts
+if not hasattr(torch.ops.transformers, "grouped_mm_fallback"):
+
+    @torch.library.custom_op("transformers::grouped_mm_fallback", mutates_args=())
+    def grouped(x: torch.Tensor, w: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        """As transformers computes it on a CPU."""
+        starts = [0, *offs.tolist()]
+        parts = [x[a:b] @ m for a, b, m in zip(starts, starts[1:], w, strict=False)]
+        return torch.cat(parts)
+
+    @grouped.register_fake
+    def _(x, w, offs):
+        return x.new_empty(len(x), w.shape[2])
+
+
+def sorted_by_expert(s, x, places=False):
+    values, at = softmax(s, x).topk(2)
+    at, order = at.reshape(-1).sort()
+    counts = torch.histc(at.double(), bins=EXPERTS, min=0, max=EXPERTS - 1)
+    ends = counts.cumsum(0, dtype=torch.int32)
+    product = torch.ops.transformers.grouped_mm_fallback
+    h = s.inside(product(x[order // 2], s.w1, ends) + s.b1[at])
+    y = product(h, s.w2, ends) * values.reshape(-1)[order][:, None]
+    if places:
+        y = y * torch.arange(len(y), dtype=y.dtype)[:, None]
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order))
+    return y[back].view(len(x), 2, -1).sum(1)
+
+
+for inside, *counts in (
+    (nn.ReLU(), ALL, 15, 0),
+    (nn.Tanh(), ALL, 0, 15),
+    (nn.Softmax(0), "3b 5b", 0, 0),
+):
+    # a softmax over sorted tokens sees units of all experts
+    stacked(*counts, name=f"sorted tokens, {type(inside).__name__}", inside=inside)(
+        sorted_by_expert
+    )
+
+
+@stacked(INSIDE, 0, 15, held="refuted", inside=nn.Tanh())
+def sorted_tokens_times_their_place(s, x):
+    """The place of a sorted token depends on how experts are numbered."""
+    return sorted_by_expert(s, x, places=True)
+
+
+@stacked("", 0, 0, held="refuted", unnoticed=True)
+def tokens_returned_in_order(s, x):
+    _, at = softmax(s, x).topk(2)
+    _, order = at.reshape(-1).sort()
+    ends = at.reshape(-1).sort()[0].double().histc(EXPERTS, 0, EXPERTS - 1).cumsum(0).int()
+    return torch.ops.transformers.grouped_mm_fallback(x[order // 2], s.w1, ends)
+
+
+# ------------------------------------------------------------ experts in a list of modules
+def expert(*first, out=IN):
+    return nn.Sequential(*first, nn.Linear(IN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, out))
+
+
+def listed(make=expert):
+    return lambda: nn.ModuleList(make() for _ in range(EXPERTS))
+
+
+branches = partial(network, r=(IN, EXPERTS), e=listed(), **TOKENS)
+TENSORS = " ".join(f"e.{k}.{n}" for k in range(3) for n in ("0.weight", "0.bias", "2.weight"))
+
+
+def summed(s, x):
+    p = softmax(s, x)
+    return sum(p[:, k : k + 1] * e(x) for k, e in enumerate(s.e))
+
+
+def ensemble(s, x):
+    return sum(e(x) for e in s.e)
+
+
+def mean(s, x):
+    return torch.stack([e(x) for e in s.e]).mean(0)
+
+
+def in_place(s, x):
+    total = torch.zeros_like(x)
+    for k, e in enumerate(s.e):
+        total += softmax(s, x)[:, k, None] * e(x)
+    return x + total
+
+
+def split(s, x):
+    return sum(g * e(x) for g, e in zip(softmax(s, x).split(1, 1), s.e, strict=True))
+
+
+def by_einsum(s, x):
+    return torch.einsum("be,bed->bd", softmax(s, x), torch.stack([e(x) for e in s.e], 1))
+
+
+def best_two(s, x):
+    share = scattered(s, x)
+    return x + sum(share[:, k : k + 1] * e(x) for k, e in enumerate(s.e))
+
+
+def one_hot_sum(s, x):
+    share = one_hot(s, x)
+    return sum(share[:, k : k + 1] * e(x) for k, e in enumerate(s.e))
+
+
+def where(s, x):
+    values, at = softmax(s, x).topk(2)
+    shares = [torch.where(at == k, values, 0.0).sum(-1, keepdim=True) for k in range(EXPERTS)]
+    return sum(g * e(x) for g, e in zip(shares, s.e, strict=True))
+
+
+def picked_by_gather(s, x):
+    values, at = softmax(s, x).topk(2)
+    y = torch.stack([e(x) for e in s.e], 1).gather(1, at[..., None].expand(-1, -1, IN))
+    return (y * values[..., None]).sum(1)
+
+
+def picked_by_index(s, x):
+    p = softmax(s, x)
+    rows, at = torch.arange(len(x)), p.argmax(-1)
+    return torch.stack([e(x) for e in s.e], 1)[rows, at] * p[rows, at][:, None]
+
+
+for combine in (
+    summed, ensemble, mean, in_place, split, by_einsum, best_two, one_hot_sum, where,
+    picked_by_gather, picked_by_index,
+):  # fmt: skip
+    moves = TENSORS + " r.weight r.bias" * (combine not in (ensemble, mean))
+    branches(ALL, 15, 0, name=f"branches, {combine.__name__}", moves=moves)(combine)
+
+
+@branches("3b 4b 5*3", 15, 1, a=(IN, IN), c=(IN, 2))
+def picked_in_a_stream(s, x):
+    x = s.a(x)
+    return s.c(F.layer_norm(x + picked_by_gather(s, x), [IN]))
+
+
+@branches("4*3 5*3 3b", 27, 12, o=(3 * IN, 2), moves="o.weight")
+def branches_side_by_side(s, x):
+    return s.o(torch.cat([e(x) for e in s.e], -1))
+
+
+@branches(ALL, 15, 0, e=listed(partial(expert, out=1)))
+def branches_of_one_result(s, x):
+    return (softmax(s, x) * torch.cat([e(x) for e in s.e], -1)).sum(-1)
+
+
+class Function(nn.Module):
+    """A function of the input, as a module."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.forward = forward
+
+
+NOTHING = {
+    "flatten": nn.Flatten,
+    "dropout": lambda: nn.Dropout(0.5),
+    "no dropout": lambda: nn.Dropout(0.0),
+    "to": lambda: Function(lambda x: x.to(x.dtype)),
+    "view": lambda: Function(lambda x: x.view(x.shape)),
+    "type_as": lambda: Function(lambda x: x.type_as(x)),
+}
+for name, first in NOTHING.items():
+    branches(ALL, 15, 0, name=f"branches behind {name}", e=listed(lambda f=first: expert(f())))(
+        summed
+    )
+turned = [nn.Flatten(), Function(lambda x: x.flip(-1)), nn.Flatten()]
+branches("5*3 2b", 15, 0, name="branches of which one turns its input",
+         e=lambda: nn.ModuleList(expert(first) for first in turned))(summed)  # fmt: skip
+
+
+class Attention(nn.Module):
+    """Attention to every token by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.MultiheadAttention(IN, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.a(x[:, None], x[:, None], x[:, None])[0][:, 0]
+
+
+class Grouped(nn.Module):
+    """Convolutions with groups of a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.n = nn.Conv1d(1, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.b = nn.Conv1d(4, 1, 3, padding=1)
+
+    def forward(self, x):
+        return self.b(F.relu(self.n(self.a(x[:, None]))))[:, 0]
+
+
+def standardised():
+    layers = nn.Linear(IN, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU(inplace=True), nn.Dropout(0.3)
+    return nn.Sequential(*layers, nn.Linear(HIDDEN, IN))
+
+
+INNER = {
+    "batch norm": (standardised, ALL, 15, 15),
+    "one layer": (lambda: nn.Linear(IN, IN), "3b", 0, 0),
+    "heads": (Attention, "2*12 2b*3 3b", 24, 24),
+    "groups": (Grouped, "2*6 2b*3 3b", 12, 6),
+}
+for name, (make, *counts) in INNER.items():
+    branches(*counts, name=f"branches with {name}", e=listed(make), held=None)(summed)
+
+
+def mixture(combine, make=expert):
+    parts = {"r": nn.Linear(IN, EXPERTS), "e": listed(make)()}
+    return Forward(combine, **parts)
+
+
+for outer in (summed, by_einsum):
+    for inner in (summed, by_einsum):
+        name = f"branches, {outer.__name__} of {inner.__name__}"
+        make = listed(partial(mixture, inner))
+        branches("5*9 3b*4", 45, 0, name=name, held=None, e=make)(outer)
+
+
+def two_layers():
+    return nn.ModuleList([nn.Linear(IN, HIDDEN, bias=False), nn.Linear(HIDDEN, IN)])
+
+
+@branches("5 3b", 5, 0, e=listed(two_layers), c=parameter(HIDDEN))
+def branches_with_a_bias_in_common(s, x):
+    g = softmax(s, x)
+    return sum(g[:, k : k + 1] * b(torch.relu(a(x) + s.c)) for k, (a, b) in enumerate(s.e))
+
+
+@branches("4 5*3 3b", 19, 0, f=listed(lambda: nn.Linear(IN, IN)))
+def two_layers_of_branches(s, x):
+    g = softmax(s, x)
+    h = torch.relu(sum(g[:, k : k + 1] * e(x) for k, e in enumerate(s.e)))
+    return sum(g[:, k : k + 1] * e(h) for k, e in enumerate(s.f))
+
+
+# ------------------------------------------------------------ what tells branches apart
+def different_activations(s, x):
+    functions = (torch.relu, torch.tanh, F.gelu)
+    return sum(e[2](f(e[0](x))) for e, f in zip(s.e, functions, strict=True))
+
+
+def one_after_the_other(s, x):
+    for e in s.e:
+        x = x + e(x)
+    return x
+
+
+def weighted_in_a_row(s, x):
+    inside = torch.stack([x + e(x) for e in s.e], 1)
+    return (inside * torch.arange(1.0, EXPERTS + 1).to(x)[:, None]).sum(1)
+
+
+APART = {
+    "constants": lambda s, x: sum((1.0 + k) * e(x) for k, e in enumerate(s.e)),
+    "inputs": lambda s, x: sum(x[:, k : k + 1] * e(x) for k, e in enumerate(s.e)),
+    "another reader": lambda s, x: (summed(s, x), s.e[0](x)[:, :1] * softmax(s, x)[:, :1]),
+    "gates that are returned": lambda s, x: (summed(s, x), softmax(s, x)),
+    "results that are returned": lambda s, x: torch.stack([e(x) for e in s.e], 1),
+    "their order": one_after_the_other,
+    "weights of a row": weighted_in_a_row,
+    "scales in a tensor": lambda s, x: sum(
+        c * e(x) for c, e in zip(torch.tensor([[1.0], [2.0], [3.0]]).to(x), s.e, strict=True)
+    ),
+}
+for name, forward in APART.items():
+    branches(INSIDE, 15, 0, name=f"branches told apart by {name}")(forward)
+apart = partial(branches, held=None)
+apart(INSIDE, 5, 5)(different_activations)
+
+
+@apart("5*2", 10, 0)
+def branches_with_another_reader_inside(s, x):
+    return summed(s, x), s.e[0][0](x)
+
+
+@apart("5*2", 11, 0)
+def branches_with_weights_read_elsewhere(s, x):
+    return summed(s, x) + F.linear(x, s.e[0][0].weight)[:, :IN]
+
+
+@apart("", 0, 0, first=parameter(EXPERTS), second=parameter(EXPERTS))
+def numbers_added_to_logits(s, x):
+    return s.r(x) + s.first[:, None].T + s.second[:, None].T
+
+
+class Masked(nn.Module):
+    """An expert with a constant for every unit."""
+
+    def __init__(self, mask):
+        super().__init__()
+        self.a, self.b = nn.Linear(IN, HIDDEN), nn.Linear(HIDDEN, IN)
+        self.register_buffer("mask", mask)
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)) * self.mask[0])
+
+
+for equal, groups in ((True, "3b"), (False, "")):
+    masks = [torch.arange(HIDDEN)[None] + 1.0 + k * (not equal) for k in range(EXPERTS)]
+    branches(groups, 15, 0, name=f"branches with constants, equal {equal}", held=None,
+             e=lambda m=masks: nn.ModuleList(Masked(mask) for mask in m))(summed)  # fmt: skip
+
+
+def of_two_kinds():
+    return nn.ModuleList([expert(), expert(), nn.Linear(IN, IN)])
+
+
+def sharing():
+    made = listed()()
+    made[1][0].weight = made[0][0].weight
+    return made
+
+
+branches("5*2 2b", 10, 0, name="two branches of three alike", e=of_two_kinds)(summed)
+branches("5*2 2b", 10, 0, name="branches with one weight in common", e=sharing, held=None)(summed)
+
+
+# ------------------------------------------------------------ what a softmax forgets
+small = partial(
+    network, e=listed(lambda: nn.Sequential(nn.Linear(IN, 2), nn.Tanh(), nn.Linear(2, IN))),
+    z=parameter(EXPERTS), scales=0, signs=6, inputs=(30, IN), others=[(2, IN), (11, IN)], held=None,
+)  # fmt: skip
+
+
+def shared_by(gates):
+    return lambda s, x: sum(gates(s, x)[:, k : k + 1] * e(x) for k, e in enumerate(s.e))
+
+
+def softmax_of_values(s, x, change):
+    values, at = s.r(x).topk(2, -1)
+    return torch.zeros_like(s.r(x)).scatter(-1, at, change(values))
+
+
+FORGETTING = {
+    "softmax": softmax,
+    "a temperature": lambda s, x: (s.r(x) / 0.5).to(x.dtype).softmax(-1),
+    "another bias": lambda s, x: (s.r(x) + torch.arange(3.0).to(x)).softmax(-1),
+    "the best values": lambda s, x: softmax_of_values(s, x, lambda v: v.softmax(-1)),
+    "two softmaxes": lambda s, x: s.r(x).softmax(-1) * s.r(x).log_softmax(-1),
+}
+SEEING = {
+    "a sigmoid": lambda s, x: s.r(x).sigmoid(),
+    "scales": lambda s, x: (s.r(x) * s.z).softmax(-1),
+    "its own gate": lambda s, x: s.r(x).softmax(-1) * s.r(x),
+    "sigmoids of the best": lambda s, x: softmax_of_values(s, x, torch.sigmoid),
+    "a masked number": lambda s, x: (
+        s.r(x).masked_fill(torch.tensor([False, False, True]), -1.0).softmax(-1)
+    ),
+    "weights read again": lambda s, x: (
+        s.r(x).softmax(-1) + s.r.weight.square().sum() * s.r.bias.square().sum()
+    ),
+}
+WORD, NUMBER = {"r.weight": IN}, {"r.bias": 1}
+for name, gates in FORGETTING.items():
+    for router, forgotten in (((IN, EXPERTS), WORD | NUMBER), (linear(IN, EXPERTS), WORD)):
+        kind = "with" if NUMBER.items() <= forgotten.items() else "without"
+        small(name=f"router {kind} bias, {name}", dead=forgotten, r=router)(shared_by(gates))
+for name, gates in SEEING.items():
+    counts = {"scales": 3, "signs": 9} if name == "scales" else {}
+    small(name=f"router seen by {name}", dead={}, r=(IN, EXPERTS), **counts)(shared_by(gates))
+small(name="a softmax over tokens", dead={"r.bias": EXPERTS}, r=(IN, EXPERTS))(
+    shared_by(lambda s, x: s.r(x).softmax(0))
+)
+small(name="a router by hand", dead={"w": IN}, w=parameter(IN, EXPERTS))(
+    shared_by(lambda s, x: (x @ s.w).softmax(-1))
+)
+small(
+    name="probabilities of a router",
+    unnoticed=True,
+    dead=WORD | NUMBER,
+    r=(IN, EXPERTS),
+    e=None,
+    signs=0,
+)(softmax)
+small(name="logits beside probabilities", shifts={}, r=(IN, EXPERTS), e=None, signs=0)(
+    lambda s, x: (softmax(s, x), s.r(x))
+)

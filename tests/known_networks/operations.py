@@ -1,0 +1,659 @@
+"""What single operations do to channels: pass them, tell them apart, or hold them."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from known_networks.table import add, linear, network, parameter
+
+two = partial(network, a=(5, 8), b=(8, 3))
+wide = partial(network, a=(5, 8), b=(12, 3))
+images = partial(network, a=lambda: nn.Conv2d(2, 4, 3), b=(64, 3), inputs=(3, 2, 6, 6))
+sequences = partial(network, a=(5, 6), b=(5, 6), o=(6, 3), inputs=(2, 4, 5), others=[(3, 4, 5)])
+rows = partial(network, a=linear(4, 3), b=linear(3, 5), c=linear(4, 3), inputs=(20, 5, 4))
+
+
+# ------------------------------------------------------------ forwards that fool a reader
+@two("4*2", 8, 4)
+def half_relu(s, x):
+    h = s.a(x)
+    return s.b(torch.cat([torch.relu(h[:, :4]), h[:, 4:]], 1))
+
+
+@two("4*2", 4, 8)
+def write_into_a_slice(s, x):
+    h = s.a(x)
+    h[:, :4] = torch.tanh(h[:, 4:])
+    return s.b(h)
+
+
+@two("4*2", 8, 4)
+def in_place_through_a_view(s, x):
+    h = s.a(x)
+    h[:, ::2].relu_()
+    return s.b(h)
+
+
+@two("8", 8, 0)
+def read_after_in_place(s, x):
+    h = s.a(x)
+    y = h.relu_()
+    return s.b(h + 2 * y)
+
+
+@two("2b 4*2", 0, 0)
+def softmax_of_halves(s, x):
+    return s.b(torch.softmax(s.a(x).view(-1, 2, 4), -1).flatten(1))
+
+
+@two("", 0, 0, held="element by element")
+def sum_of_a_weight_beside_it(s, x):
+    return s.b(torch.relu(s.a(x))) + s.a.weight.sum()
+
+
+@two("", 0, 0, held="element by element")
+def norms_of_columns_as_gains(s, x):
+    return s.b(torch.relu(s.a(x)) * s.b.weight.abs().sum(0))
+
+
+@images("", 4, 0, held="numerical check")
+def shifted_flatten(s, x):
+    return s.b(torch.relu(s.a(x)).flatten(1).roll(1, 1))
+
+
+@images("2 2", 4, 0)
+def half_mirrored(s, x):
+    h = torch.relu(s.a(x))
+    return s.b(torch.cat([h[:, :2], h[:, 2:].flip(-1)], 1).flatten(1))
+
+
+@two("7", 7, 0)
+def one_channel_beside_the_output(s, x):
+    h = torch.relu(s.a(x))
+    return s.b(h) + h[:, :1]
+
+
+@two("", 8, 0)
+def gains_that_differ(s, x):
+    return s.b(torch.relu(s.a(x)) * torch.arange(1.0, 9.0).to(x))
+
+
+@two("", 0, 0, held="used alike|inputs, outputs or constants")
+def constants_that_differ(s, x):
+    return s.b(torch.relu(s.a(x) + torch.arange(8.0).to(x)))
+
+
+@two("4", 4, 0)
+def crossed_sum(s, x):
+    h = s.a(x)
+    y = torch.relu(h[:, [0, 5, 2, 3]] + h[:, [4, 1, 6, 7]])
+    return s.b(torch.cat([y, torch.relu(h[:, [0, 5, 2, 3]])], 1))
+
+
+@two("", 0, 0, held="sort")
+def sorted_channels(s, x):
+    return s.b(s.a(x).sort(-1)[0])
+
+
+@two("8", 1, 1)
+def products_of_all_pairs(s, x):
+    h = s.a(x)
+    return s.b((h[:, :, None] * h[:, None, :]).sum(1))
+
+
+@two("", 0, 0, held="picked by an index")
+def a_channel_picked_by_the_input(s, x):
+    h = s.a(x)
+    return s.b(h.gather(1, x.argsort(-1)[:, :1].expand(-1, 8)))
+
+
+@two("", 8, 0)
+def masks_that_differ(s, x):
+    return s.b(torch.relu(s.a(x)).masked_fill(torch.arange(8) % 2 == 0, 0.0))
+
+
+@two("8", 8, 0, c=(8, 8))
+def one_layer_twice(s, x):
+    return s.b(torch.relu(s.c(torch.relu(s.c(torch.relu(s.a(x)))))))
+
+
+@two("7", 8, 0)
+def scaled_by_the_first_unit(s, x):
+    h = torch.relu(s.a(x))
+    return s.b(h * h[:, :1])
+
+
+@two("8", 8, 0)
+def interleaved_halves(s, x):
+    h = torch.relu(s.a(x))
+    return s.b(torch.stack([h[:, :4], h[:, 4:]], -1).flatten(1))
+
+
+# ------------------------------------------------------------ forwards that broke a reader
+@network("4", 0, 4, a=(5, 8), b=(5, 12), unnoticed=True)
+def padded_beside_a_layer(s, x):
+    return F.pad(torch.relu(s.a(x)), (0, 4)) * torch.tanh(s.b(x))
+
+
+@two("8", 8, 0)
+def modes_inside(s, x):
+    with torch.autocast("cpu", enabled=False):
+        x = torch.relu(s.a(x))
+    with torch.enable_grad():
+        return s.b(x * 2)
+
+
+@two("", 0, 0, held="cond .*no rule")
+def a_branch_by_numbers(s, x):
+    return s.b(torch.cond(x.sum() > 0, torch.sin, torch.cos, (s.a(x),)))
+
+
+@two("8", 8, 0)
+def a_mask_of_ones(s, x):
+    h = torch.relu(s.a(x))
+    return s.b(h.masked_fill(~torch.ones_like(h, dtype=torch.bool), 0.0))
+
+
+@network("8", 0, 0, a=(5, 8))
+def mean_and_variance(s, x):
+    variance, mean = torch.var_mean(torch.tanh(s.a(x)), 1)
+    return torch.stack([variance, mean], 1)
+
+
+@two("8", 0, 0, p=lambda: nn.Parameter(torch.rand(8) + 0.5))
+def learned_powers(s, x):
+    return s.b(torch.relu(s.a(x)) ** s.p)
+
+
+@two("8", 8, 8, p=lambda: nn.Parameter(torch.rand(8) + 0.5))
+def snake(s, x):
+    h = s.a(x)
+    return s.b(h + torch.sin(s.p * h) ** 2 / s.p)
+
+
+@two("8", 0, 0)
+def a_power_of_two(s, x):
+    return s.b(2 ** s.a(x))
+
+
+@network("", 8, 0, a=(5, 8), e=lambda: nn.Embedding(2, 3), held="indices that are computed")
+def thresholds_as_an_index(s, x):
+    return s.e((s.a(x) > 0).long()).flatten(1)
+
+
+@two("8", 0, 0)
+def rounded_to_integers(s, x):
+    return s.b((9 * torch.relu(s.a(x))).long().to(x.dtype))
+
+
+@wide("8", 0, 0)
+def sigmoid_of_padding(s, x):
+    return s.b(torch.sigmoid(F.pad(s.a(x), (0, 4))))
+
+
+@wide("8", 12, 12, n=lambda: nn.BatchNorm1d(12))
+def norms_of_padding(s, x):
+    return s.b(s.n(F.layer_norm(F.pad(torch.tanh(s.a(x)), (4, 0)), (12,))))
+
+
+@two("8", 1, 8)
+def unit_vectors_of_a_layer(s, x):
+    return s.b(F.normalize(s.a(x), dim=-1))
+
+
+@two("8", 8, 0, inputs=(2, 6, 5), others=[(3, 9, 5)])
+def largest_over_a_set(s, x):
+    return s.b(torch.relu(s.a(x)).max(1)[0])
+
+
+@network("4", 4, 0, a=(5, 8), b=(4, 3))
+def a_slice_of_a_weight(s, x):
+    return s.b(torch.relu(F.linear(x, s.a.weight[2:6], s.a.bias[2:6])))
+
+
+@network("2*2 2b 3*2", 10, 0, a=lambda: nn.Conv2d(2, 4, 3), c=lambda: nn.Conv2d(6, 2, 1),
+         b=lambda: nn.ConvTranspose2d(4, 6, 2, groups=2), inputs=(2, 2, 5, 5))  # fmt: skip
+def groups_of_a_transposed_convolution(s, x):
+    """Given by position, the last of all arguments."""
+    x = F.conv_transpose2d(torch.relu(s.a(x)), s.b.weight, None, 2, 0, 0, 2)
+    return s.c(torch.relu(x))
+
+
+grouped = partial(nn.Conv1d, 4, 4, 1, groups=2)
+
+
+@network("2*4 2b*2", 12, 0, a=lambda: nn.Conv1d(3, 4, 1), b=grouped, c=grouped, o=(40, 2),
+         inputs=(2, 3, 5))  # fmt: skip
+def blocks_of_rows_and_of_columns(s, x):
+    """Channels 1 and 2 are in the first row and the second column, and the other way round."""
+    h = torch.relu(s.a(x))
+    crossed = h.unflatten(1, (2, 2)).transpose(1, 2).flatten(1, 2)
+    return s.o(torch.cat([torch.relu(s.b(h)), torch.relu(s.c(crossed))], 1).flatten(1))
+
+
+@two("8", 8, 0, inputs=(2, 6, 5), others=[(2, 12, 5)], p=parameter(1, 12, 8))
+def positions_beyond_the_example(s, x):
+    return s.b(torch.relu(s.a(x) + s.p[:, : x.shape[1]]))
+
+
+@network(
+    "6 8", 14, 0, inputs=(2, 5), a=(5, 8), b=(8, 3), c=(8, 6), d=(6, 3), moves="c.weight d.weight"
+)
+def a_head_of_training_only(s, x):
+    x = torch.relu(s.a(x))
+    if not s.training:
+        return s.b(x)
+    return s.b(x), s.d(F.dropout(torch.relu(s.c(x)), 0.5))
+
+
+@network("4", 5, 1, a=(3, 4), b=(4, 2), scale=lambda: nn.Parameter(torch.tensor(2.0)),
+         inputs=(5, 3))  # fmt: skip
+def a_learned_number(s, x):
+    return s.b(torch.relu(s.a(x)) * s.scale)
+
+
+@network("8", 8, 8, a=(5, 16), c=(5, 8), n=lambda: nn.BatchNorm1d(8, affine=False), b=(8, 3))
+def gains_and_biases_by_the_input(s, x):
+    gain, bias = s.a(x).chunk(2, -1)
+    return s.b(torch.relu(gain * s.n(s.c(x)) + bias))
+
+
+REDUCTIONS = {
+    "mean": torch.mean,
+    "sum": torch.sum,
+    "amax": torch.amax,
+    "std": torch.std,
+    "vector norm": torch.linalg.vector_norm,
+    "mean of no dimension": lambda h: h.mean(dim=()),
+    "logsumexp": lambda h: h.logsumexp((0, 1)),
+}
+for reduction, reduce in REDUCTIONS.items():
+
+    @network("4", 0, 0, name=f"{reduction} over everything", a=(3, 4), b=(4, 2), inputs=(2, 3))
+    def over_everything(s, x, reduce=reduce):
+        h = torch.relu(s.a(x))
+        return s.b(h / (1 + reduce(h).abs()))
+
+
+# ------------------------------------------------------------ operations that are rarely used
+HALVES = torch.tensor([1.0, 2, 1, 2, 1, 2]).double()
+PASSING = {
+    "reshape_as": (
+        lambda s, x: s.a(x).tanh().flatten(1).reshape_as(torch.empty(len(x), 4, 6)), "6", 0, 6
+    ),
+    "addcmul": (lambda s, x: torch.addcmul(s.a(x), s.b(x).relu(), s.b(x)), "6", 6, 0),
+    "addcdiv": (lambda s, x: torch.addcdiv(s.a(x), s.b(x), 1 + s.a(x).exp()), "6", 0, 0),
+    "lerp": (lambda s, x: torch.lerp(s.a(x), s.b(x).relu(), 0.3), "6", 6, 0),
+    "lerp by channels": (
+        lambda s, x: torch.lerp(s.a(x), s.b(x).relu(), s.b(x).sigmoid()), "6", 0, 0
+    ),
+    "lerp by constants": (lambda s, x: torch.lerp(s.a(x), s.b(x).relu(), HALVES / 4), "", 6, 0),
+    "cumsum": (lambda s, x: s.a(x).relu().cumsum(1), "6", 6, 0),
+    "cumprod": (lambda s, x: s.a(x).sigmoid().cumprod(1), "6", 0, 0),
+    "cummax": (lambda s, x: s.a(x).cummax(1).values, "6", 6, 0),
+    "sort": (lambda s, x: s.a(x).sort(1).values, "6", 6, 0),
+    "median": (lambda s, x: s.a(x).median(1).values, "6", 6, 0),
+    "prod": (lambda s, x: s.a(x).sigmoid().prod(1), "6", 0, 0),
+    "hypot": (lambda s, x: torch.hypot(s.a(x), s.b(x)), "6", 0, 0),
+    "tril": (lambda s, x: torch.tril((s.b(x) @ s.b(x).mT).exp()) @ s.a(x).tanh(), "6 6", 0, 12),
+    "masked_scatter": (
+        lambda s, x: s.a(x).relu().masked_scatter(
+            (x[..., :1] > 0).expand(-1, -1, 6), s.b(x).relu()
+        ),
+        "6", 6, 0,
+    ),
+    "max of two": (lambda s, x: torch.max(s.a(x), s.b(x)), "6", 6, 0),
+    "min of two": (lambda s, x: torch.min(s.a(x), s.b(x)), "6", 6, 0),
+    "maximum": (lambda s, x: torch.maximum(s.a(x), s.b(x)), "6", 6, 0),
+    "minimum": (lambda s, x: torch.minimum(s.a(x), s.b(x)), "6", 6, 0),
+}  # fmt: skip
+for operation, (forward, *counts) in PASSING.items():
+    sequences(*counts, name=operation)(lambda s, x, f=forward: s.o(f(s, x)))
+
+REFUSED = {
+    "cumsum": lambda s, x: s.a(x).relu().cumsum(-1),
+    "sort": lambda s, x: s.a(x).sort(-1).values,
+    "tril": lambda s, x: torch.tril(s.a(x).relu()),
+    "as_strided": lambda s, x: s.a(x).relu().as_strided((2, 4, 6), (24, 6, 1)),
+    "masked_scatter": lambda s, x: s.a(x).relu().masked_scatter(s.b(x).detach() > 0, s.b(x).relu()),
+    "fft_fft": lambda s, x: torch.fft.fft(s.a(x)).real,
+}
+for operation, forward in REFUSED.items():
+    sequences("", 0, 0, name=f"{operation} of channels", held=operation, others=[(2, 4, 5)])(
+        lambda s, x, f=forward: s.o(f(s, x))
+    )
+
+BOUNDS = {  # lower and upper, and which scales there are: those of all channels, or one for all
+    "learned bounds of channels": (-torch.rand(6), torch.rand(6), nn.Parameter, 6),
+    "learned bounds": (torch.tensor(-0.4), torch.tensor(0.7), nn.Parameter, 1),
+    "bounds of channels": (-torch.rand(6), torch.rand(6), nn.Buffer, 0),
+    "bounds": (torch.tensor(-0.4), torch.tensor(0.4), nn.Buffer, 0),
+}
+for name, (low, high, kind, scales) in BOUNDS.items():
+    parts = {"low": lambda k=kind, t=low: k(t), "high": lambda k=kind, t=high: k(t)}
+    sequences("6", scales, 0, name=name, **parts)(
+        lambda s, x: s.o(torch.clamp(s.a(x), s.low, s.high))
+    )
+
+
+@network("6", 6, 0, c=lambda: nn.Conv2d(3, 6, 1), o=(6, 3), table=parameter(1, 6, 4, 4),
+         inputs=(2, 3, 6, 6), others=[(1, 3, 8, 8)], moves="table")  # fmt: skip
+def a_resized_table(s, x):
+    table = F.interpolate(s.table, x.shape[-2:], mode="bicubic", antialias=True)
+    return s.o((s.c(x) + table).relu().mean((-2, -1)))
+
+
+@sequences("4*2 6", 14, 8, **{name: parameter(4) for name in "pqrt"})
+def differential_shares(s, x):
+    share = (s.p * s.q).sum().exp() - (s.r * s.t).sum().exp()
+    return s.o(s.a(x).relu() * share)
+
+
+for name, gate, scales, signs in (
+    ("number", nn.Identity(), 7, 1),
+    ("tanh", nn.Tanh(), 6, 1),
+    ("relu", nn.ReLU(), 7, 0),
+):
+    sequences("6", scales, signs, name=f"a {name} for all channels", w=parameter(5, 1), gate=gate)(
+        lambda s, x: s.o(s.gate(x @ s.w) * s.a(x).relu())
+    )
+
+for mode, groups in (("constant", "6"), ("reflect", "4 2"), ("replicate", "2 4"),
+                     ("circular", "2 4")):  # fmt: skip
+    # channels at the border stand there twice, and are exchanged among themselves
+    sequences(groups, 6, 0, name=f"{mode} padding of channels", o=(8, 3), mode=mode)(
+        lambda s, x: s.o(F.pad(s.a(x).relu(), (1, 1), mode=s.mode))
+    )
+
+windows = partial(network, "4", 4, 0, a=lambda: nn.Conv2d(3, 4, 1), inputs=(2, 3, 6, 6))
+
+
+@windows(o=(16, 2))
+def unfolded_windows(s, x):
+    return s.o(F.unfold(s.a(x).relu(), 2).mT)
+
+
+@windows(o=lambda: nn.Conv2d(4, 2, 1))
+def folded_windows(s, x):
+    return s.o(F.fold(F.unfold(s.a(x).relu(), 2), (6, 6), 2))
+
+
+@sequences("3 4", 1, 0, a=(5, 3), b=(5, 4), o=(12, 2))
+def sums_of_all_pairs(s, x):
+    return s.o((s.a(x)[..., None] + s.b(x)[..., None, :]).relu().flatten(-2))
+
+
+@sequences("2b 3*2", 0, 2, a=(5, 2), o=(6, 2))
+def copies_with_gates_of_their_own(s, x):
+    """Three copies of two units: copies and units are exchanged."""
+    return s.o(s.a(x).tanh().repeat_interleave(3, -1) * s.b(x).sigmoid())
+
+
+@sequences("2", 0, 2, a=lambda: nn.Conv1d(4, 2, 1), b=(20, 10), o=(10, 2))
+def positions_are_no_copies(s, x):
+    return s.o(s.a(x).tanh().flatten(1) * s.b(x.flatten(1)).sigmoid())
+
+
+@network("6", 1, 0, a=lambda: nn.Conv2d(3, 6, 3, padding=1), o=lambda: nn.Conv2d(6, 4, 1),
+         gate=lambda: nn.Conv2d(2, 1, 3, padding=1), inputs=(2, 3, 6, 6),
+         others=[(3, 3, 5, 5)])  # fmt: skip
+def mean_and_maximum_of_channels(s, x):
+    h = s.a(x).relu()
+    seen = torch.cat([h.mean(1, keepdim=True), h.amax(1, keepdim=True)], 1)
+    return s.o(h * s.gate(seen).sigmoid()).mean((2, 3))
+
+
+# ------------------------------------------------------------ what is linear in rows of channels
+NODES = 40
+SENDERS = torch.arange(NODES).repeat(2)
+RECEIVERS = torch.cat([torch.arange(1, NODES + 1) % NODES, torch.arange(NODES).flip(0)])
+EVERY = RECEIVERS[:, None].expand(-1, 3)
+
+
+def zeros(x):
+    return x.new_zeros(NODES, 3)
+
+
+ON_NODES = {
+    "index_add": lambda s, x: zeros(x).index_add(0, RECEIVERS, s.a(x)[SENDERS]),
+    "scatter_add": lambda s, x: zeros(x).scatter_add(0, EVERY, s.a(x)[SENDERS]),
+    "scatter_reduce": lambda s, x: s.c(x).scatter_reduce(0, EVERY, s.a(x)[SENDERS], "mean"),
+    "gather": lambda s, x: s.a(x).gather(0, EVERY[:NODES]),
+    "take_along_dim": lambda s, x: torch.take_along_dim(s.a(x), EVERY[:NODES, :1], 0),
+    "index_put": lambda s, x: zeros(x).index_put((RECEIVERS,), s.a(x)[SENDERS], accumulate=True),
+}
+ON_TOKENS = {
+    "cumsum": lambda s, x: s.a(x).cumsum(1),
+    "where": lambda s, x: torch.where(x[..., :1] > 0, s.a(x), s.c(x)),
+    "masked_fill": lambda s, x: s.a(x).masked_fill(x[..., :1] > 1, 0.0),
+    "addcmul": lambda s, x: torch.addcmul(s.a(x), x[..., :1], s.c(x)),
+    "addcdiv": lambda s, x: torch.addcdiv(s.a(x), s.c(x), 1 + x[..., :1] ** 2),
+    "lerp": lambda s, x: torch.lerp(s.a(x), s.c(x), x[..., :1]),
+}
+for operation, forward in {**ON_NODES, **ON_TOKENS}.items():
+    inputs = (NODES, 4) if operation in ON_NODES else (20, 5, 4)
+    rows("3", 3, 3, name=f"linear {operation}", matrices="general 3", dimension=9, inputs=inputs)(
+        lambda s, x, f=forward: s.b(f(s, x))
+    )
+
+TELLING = {
+    "gather": (lambda s, x: s.a(x).gather(1, (x[..., :3] > 0).long()), "", 3, 3),
+    "where": (lambda s, x: torch.where(x[..., :3] > 0, s.a(x), 0.0), "", 3, 3),
+    "where of themselves": (lambda s, x: s.a(x).where(s.a(x) > 0, 0.0), "3", 3, 0),
+    "masked_fill": (lambda s, x: s.a(x).masked_fill(x[..., :1] > 0, 1.0), "3", 0, 0),
+    "addcmul": (lambda s, x: torch.addcmul(s.a(x), s.a(x), s.c(x)), "3", 3, 3),
+    "squares": (lambda s, x: s.a(x) * s.a(x), "3", 3, 3),
+    "lerp": (lambda s, x: torch.lerp(s.a(x), s.c(x), x[..., :3]), "", 3, 3),
+}
+for operation, (forward, *counts) in TELLING.items():
+    rows(*counts, name=f"{operation} that tells channels apart", matrices="")(
+        lambda s, x, f=forward: s.b(f(s, x))
+    )
+
+
+@network("3", 3, 3, matrices="general 3", a=lambda: nn.Conv2d(4, 3, 1, bias=False), b=linear(12, 5),
+         inputs=(6, 4, 4, 4))  # fmt: skip
+def patches_of_an_image(s, x):
+    return s.b(F.unfold(s.a(x), 2).mT)
+
+
+@rows("3", 0, 1, matrices="centred 3", inputs=(60, 4))
+def a_norm_over_all_channels(s, x):
+    return s.b(F.group_norm(s.a(x), 1))
+
+
+@rows("3", 3, 4, matrices="", inputs=(60, 4), n=lambda: nn.GroupNorm(1, 3))
+def a_norm_with_gains_over_all_channels(s, x):
+    return s.b(s.n(s.a(x)))
+
+
+@rows("3", 0, 3, matrices="orthogonal 3")
+def root_mean_square_by_hand(s, x):
+    h = s.a(x)
+    return s.b(h * torch.rsqrt((h * h).mean(-1)[..., None] + 0.1))
+
+
+@rows("3", 0, 3, matrices="orthogonal 3")
+def root_mean_square_by_square(s, x):
+    h = s.a(x)
+    return s.b(h * torch.rsqrt(h.square().mean(-1)[..., None] + 0.1))
+
+
+@rows("3", 0, 1, matrices="centred 3")
+def a_layer_norm_by_hand(s, x):
+    h = s.a(x)
+    return s.b((h - h.mean(-1, keepdim=True)) / (h.var(-1, keepdim=True) + 0.1).sqrt())
+
+
+USERS, ITEMS = torch.arange(8).repeat_interleave(9), torch.arange(9).repeat(8)
+factorised = partial(
+    network, u=lambda: nn.Embedding(8, 3), i=lambda: nn.Embedding(9, 3), inputs=[USERS, ITEMS]
+)
+
+
+@factorised("3", 3, 3, matrices="general 3", dimension=9)
+def inner_products_of_tables(s, u, i):
+    return (s.u(u) * s.i(i)).sum(-1)
+
+
+@factorised("3", 3, 3, matrices="")
+def sums_of_three_factors(s, u, i):
+    return (s.u(u) * s.i(i) * s.i(u)).sum(-1)
+
+
+@factorised("", 3, 3, matrices="")
+def products_that_are_returned_too(s, u, i):
+    product = s.u(u) * s.i(i)
+    return product.sum(-1), product
+
+
+COSINES = {
+    "of normalised rows": lambda h, w: F.linear(F.normalize(h), F.normalize(w)),
+    "by a product": lambda h, w: F.normalize(h) @ F.normalize(w).T,
+    "by norms": lambda h, w: (h / h.norm(dim=-1, keepdim=True)) @ (w / w.norm(dim=-1)[:, None]).T,
+}
+for name, score in COSINES.items():
+    network("5", 4, 5, name=f"cosines {name}", matrices="orthogonal 5", dimension=14, a=(4, 5),
+            w=parameter(3, 5), inputs=(60, 4))(lambda s, x, f=score: f(s.a(x), s.w))  # fmt: skip
+
+LAYERS = {
+    "LSTM": ("3", 3, lambda: nn.LSTM(3, 2, batch_first=True)),
+    "GRU": ("3", 3, lambda: nn.GRU(3, 2, batch_first=True)),
+    "LSTM with projections": ("3 4", 7, lambda: nn.LSTM(3, 4, proj_size=2, batch_first=True)),
+}
+for name, (groups, signs, layer) in LAYERS.items():
+    rows(
+        groups,
+        3,
+        signs,
+        name=f"a linear map before a {name}",
+        matrices="general 3",
+        inputs=(3, 5, 4),
+        r=layer,
+    )(lambda s, x: s.r(s.a(x))[0])
+
+
+def stepped(s, x):
+    state = None
+    for t in range(3):
+        state = s.r(s.a(x[:, t]), state)
+    return state[0] if isinstance(state, tuple) else state
+
+
+for cell in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
+    name = f"a linear map before an {cell.__name__}"
+    rows("3", 3, 3, name=name, matrices="general 3", inputs=(3, 5, 4), r=lambda c=cell: c(3, 2))(
+        stepped
+    )
+
+
+# ------------------------------------------------------------ noise that is always drawn
+def dropped(h):
+    return F.dropout(h, 0.5, training=True)
+
+
+NOISY = {
+    "dropout": dropped,
+    "dropout of whole channels": lambda h: F.dropout2d(h[..., None, None], 0.5, True)[..., 0, 0],
+    "a random mask": lambda h: h * (torch.rand_like(h) < 0.5),
+    "a Bernoulli mask": lambda h: h * torch.bernoulli(torch.full_like(h, 0.5)),
+    "added noise": lambda h: h + torch.randn_like(h),
+}
+for name, noise in NOISY.items():
+    scales = 0 if name == "added noise" else 3
+    network("3", scales, 0, name=name, a=linear(4, 3), b=linear(3, 5), inputs=(6, 4), random=True)(
+        lambda s, x, f=noise: s.b(f(torch.relu(s.a(x))))
+    )
+
+
+# ------------------------------------------------------------ slices of which nothing is left
+emptied = partial(
+    network, a=(3, 4), pool=lambda: nn.Conv1d(4, 4, 4, 4), norm=lambda: nn.LayerNorm(4), o=(4, 2),
+    inputs=(2, 7, 3), others=[(2, 16, 3)],
+)  # fmt: skip
+
+
+def pooled(s, h, end):
+    """Every four tokens as one, without the last of them."""
+    return s.pool(h.mT).mT.tanh()[:, :end]
+
+
+def before_the_last(s, x):
+    h = s.a(x)
+    return s.o(s.norm(torch.cat([h[:, :1], pooled(s, h, -1)], 1)))
+
+
+emptied("", 4, 4, held="pass a longer one", name="a slice that is empty in a short example")(
+    before_the_last
+)
+emptied("4", 4, 5, name="a slice in a long example", inputs=(2, 16, 3))(before_the_last)
+
+
+@emptied("4*2", 4, 9)
+def a_slice_that_is_always_empty(s, x):
+    h = s.a(x)
+    return s.o(s.norm(torch.cat([h[:, :1], pooled(s, h, 0)], 1)))
+
+
+@emptied("4", 4, 5)
+def the_rest_of_all_channels(s, x):
+    h = s.a(x)
+    return s.o(s.norm(torch.cat([h[..., :4], h[..., 4:]], -1)))
+
+
+@network("4", 0, 4, a=(6, 4), b=(6, 2), inputs=(2, 5, 6))
+def zeros_among_channels(s, x):
+    """Their columns of the next layer are read by nobody, and stay where they are."""
+    y = torch.tanh(s.a(x))
+    return s.b(torch.cat([y, y.new_zeros(*y.shape[:-1], 2)], -1))
+
+
+@network("5", 5, 0, a=(4, 5), c=(4, 0), o=(5, 2), inputs=(6, 4), held="no elements")
+def a_layer_without_channels(s, x):
+    return s.o(torch.cat([s.a(x), s.c(x)], 1).relu())
+
+
+# ------------------------------------------------------------ gains that are computed
+normed = partial(network, a=(5, 6), b=(6, 2), inputs=(3, 4, 5), others=[(1, 2, 5)],
+                 gain=parameter(6), bias=parameter(6))  # fmt: skip
+GAINS = {
+    "layer norm, gain plus one": (1, lambda s, x: F.layer_norm(x, (6,), 1 + s.gain, s.bias)),
+    "layer norm, twice a bias": (7, lambda s, x: F.layer_norm(x, (6,), s.gain, 2 * s.bias)),
+    "layer norm by a function": (7, lambda s, x: F.layer_norm(x, (6,), s.gain, s.bias)),
+    "rms norm, gain of an exponential": (6, lambda s, x: F.rms_norm(x, (6,), s.gain.exp())),
+    "rms norm by a function": (12, lambda s, x: F.rms_norm(x, (6,), s.gain)),
+    "group norm, twice a gain": (2, lambda s, x: F.group_norm(x.mT, 2, 2 * s.gain, s.bias).mT),
+    "group norm by a function": (8, lambda s, x: F.group_norm(x.mT, 2, s.gain, s.bias).mT),
+}
+for name, (signs, norm) in GAINS.items():
+    normed("3*2 2b" if "group" in name else "6", 0, signs, name=name)(
+        lambda s, x, f=norm: s.b(torch.tanh(f(s, s.a(x))))
+    )
+
+
+@network(
+    "4",
+    4,
+    0,
+    conv=lambda: nn.Conv1d(4, 4, 2),
+    last=(4, 2),
+    inputs=(3, 4, 5),
+    gain=lambda: nn.Parameter(torch.rand(4) + 0.5),
+    moves="gain conv.weight last.weight",
+)
+def standardised_filters_with_gains(s, x):
+    w = s.conv.weight
+    rows = F.batch_norm(w.reshape(1, 4, -1), None, None, 2 * s.gain, training=True, eps=1e-6)
+    return s.last(torch.relu(F.conv1d(x, rows.reshape_as(w))).mean(-1))
+
+
+for mode, matrices, signs in (("sum", "general 3", 7), ("mean", "general 3", 7), ("max", "", 4)):
+    tokens = torch.randint(9, (5, 4), generator=torch.Generator().manual_seed(0))
+    network("3 4", 3, signs, name=f"bags of rows, {mode}", matrices=matrices, first=(3, 4),
+            last=(4, 2), table=lambda m=mode: nn.EmbeddingBag(9, 3, mode=m), inputs=[tokens],
+            others=[[tokens[:2, :3]]],
+    )(lambda s, t: s.last(torch.tanh(s.first(s.table(t)))))  # fmt: skip
+
+add("one layer", lambda: nn.Linear(5, 3), (2, 4, 5), "", 0, 0, held=None)

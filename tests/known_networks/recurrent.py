@@ -1,0 +1,321 @@
+"""Recurrences, states that grow, and graphs, along whose edges channels pass."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from known_networks.table import network, parameter
+
+SEQUENCE = {"inputs": (2, 4, 5), "others": [(3, 7, 5)]}
+loop = partial(network, out=(6, 3), **SEQUENCE)
+
+
+# ------------------------------------------------------------ cells and layers
+def in_a_loop(s, x):
+    h = c = x.new_zeros(len(x), 6)
+    outs = []
+    for t in range(x.shape[1]):
+        if isinstance(s.cell, nn.LSTMCell):
+            h, c = s.cell(x[:, t], (h, c))
+        else:
+            h = s.cell(x[:, t], h)
+        outs.append(h)
+    return s.out(torch.stack(outs, 1))
+
+
+CELLS = {
+    "GRU": (lambda: nn.GRUCell(5, 6), 0, 6),
+    "LSTM": (lambda: nn.LSTMCell(5, 6), 0, 6),
+    "tanh": (lambda: nn.RNNCell(5, 6), 0, 6),
+    "ReLU": (lambda: nn.RNNCell(5, 6, nonlinearity="relu"), 6, 0),
+    "LSTM without biases": (lambda: nn.LSTMCell(5, 6, bias=False), 0, 6),
+}
+for name, (cell, *counts) in CELLS.items():
+    loop("6", *counts, name=f"cells in a loop, {name}", cell=cell)(in_a_loop)
+gru = partial(loop, cell=lambda: nn.GRUCell(5, 6), others=None)
+
+
+@gru("6", 0, 6)
+def a_loop_without_a_first_state(s, x):
+    return s.out(s.cell(x[:, 1], s.cell(x[:, 0])))
+
+
+@gru("6", 0, 0)
+def a_first_state_of_ones(s, x):
+    return s.out(s.cell(x[:, 1], s.cell(x[:, 0], x.new_ones(len(x), 6))))
+
+
+@loop("6", 0, 6, hidden=(11, 6), out=(11, 3))
+def the_loop_of_the_tutorials(s, x):
+    """Inputs and state side by side."""
+    h = torch.zeros(len(x), 6, dtype=x.dtype)
+    for t in range(x.shape[1]):
+        both = torch.cat([x[:, t], h], 1)
+        h = torch.tanh(s.hidden(both))
+    return s.out(both)
+
+
+@network("", 0, 0, hidden=(11, 6), out=(6, 3), inputs=[(2, 5), (2, 6)], held="hidden|out")
+def a_state_that_is_given_and_returned(s, x, h):
+    h = torch.tanh(s.hidden(torch.cat([x, h], 1)))
+    return s.out(h), h
+
+
+def first(s, x):
+    return s.out(s.layer(x)[0])
+
+
+loop("4 6", 4, 10, name="projections of states", out=(4, 3),
+     layer=lambda: nn.LSTM(5, 6, proj_size=4, batch_first=True))(first)  # fmt: skip
+deep = {"proj_size": 4, "batch_first": True, "bidirectional": True, "bias": False}
+loop("4*4 6*4", 16, 40, name="projections in both directions", out=(8, 3),
+     layer=lambda: nn.LSTM(5, 6, 2, **deep))(first)  # fmt: skip
+
+
+@loop("6", 0, 6, layer=lambda: nn.LSTM(5, 6, batch_first=True), h=parameter(1, 1, 6),
+      c=parameter(1, 1, 6), moves="h c")  # fmt: skip
+def learned_states(s, x):
+    states = [state.expand(-1, len(x), -1).contiguous() for state in (s.h, s.c)]
+    return s.out(s.layer(x, tuple(states))[0])
+
+
+for kind in (nn.GRU, nn.LSTM):
+    made = partial(kind, 5, 6, 2, batch_first=True)
+    # units of a layer move together in both
+    loop("6*2", 0, 12, name=f"a {kind.__name__} that hands its state on", e=made, d=made)(
+        lambda s, x: s.out(s.d(x, s.e(x)[1])[0])
+    )
+
+once = partial(network, layer=lambda: nn.GRU(5, 6, batch_first=True), out=(6, 3))
+
+
+@once("6", 0, 6, first=(5, 6), **SEQUENCE)
+def a_state_computed_from_the_input(s, x):
+    return s.out(s.layer(x, torch.tanh(s.first(x[:, 0]))[None])[0])
+
+
+@once("", 0, 0, inputs=[(2, 4, 5), (1, 2, 6)], held=None)
+def a_state_that_is_given(s, x, h):
+    return s.out(s.layer(x, h)[0])
+
+
+# ------------------------------------------------------------ states that grow
+STATE = 9 + 25 + 1  # matrices of keys, of values, a number between scores and values
+states = partial(network, q=(4, 3), k=(4, 3), v=(4, 5), o=(5, 4), inputs=(30, 4, 4),
+                 others=[(3, 6, 4)])  # fmt: skip
+
+
+def growing(outer, start=True, decay=1.0):
+    def forward(s, x):
+        q, k, v = s.q(x), s.k(x), s.v(x)
+        state = x.new_zeros(len(x), 3, 5) if start else None
+        rows = []
+        for t in range(x.shape[1]):
+            new = outer(k[:, t], v[:, t], state)
+            state = new if state is None else decay * state + new
+            rows.append(torch.einsum("bd,bde->be", q[:, t], state))
+        return s.o(torch.stack(rows, 1))
+
+    return forward
+
+
+def product(k, v, state):
+    return torch.einsum("bd,be->bde", k, v)
+
+
+def broadcast(k, v, state):
+    return k[:, :, None] * v[:, None]
+
+
+def difference(k, v, state):
+    """A delta rule: what the state already says of a key is taken from its value."""
+    return torch.einsum("bd,be->bde", k, v - torch.einsum("bde,bd->be", state, k))
+
+
+def forgetting(k, v, state):
+    return k.sigmoid()[:, :, None] * state + k[:, :, None] * v[:, None]
+
+
+def running_sums(by):
+    def forward(s, x):
+        state = (s.k(x)[..., None] * s.v(x)[..., None, :]).cumsum(1)
+        return s.o(by(s.q(x), state))
+
+    return forward
+
+
+GROWING = {
+    "states": (growing(product), STATE, 9, 8),
+    "states, first": (growing(product, start=False), STATE, 9, 8),
+    "states by broadcasting": (growing(broadcast), STATE, 9, 8),
+    "states that fade": (growing(product, decay=0.9), STATE, 9, 8),
+    # rotations of the keys; a number between queries and values
+    "a delta rule": (growing(difference), 3 + 25 + 1, 6, 8),
+    # the gate reads the keys as they are
+    "gated states": (growing(forgetting), 25 + 1, 6, 5),
+    "running sums": (running_sums(lambda q, s: torch.einsum("btd,btde->bte", q, s)), STATE, 9, 8),
+    "running sums by hand": (running_sums(lambda q, s: (q[..., None] * s).sum(-2)), STATE, 9, 8),
+}
+for name, (forward, dimension, *counts) in GROWING.items():
+    states("3 5", *counts, name=name, dimension=dimension)(forward)
+
+
+# matrices of the states; a number between the states and what reads them
+@network("3 5", 4, 8, dimension=9 + 1, a=(4, 5), dt=(4, 5), b=(4, 3), c=(4, 3), o=(5, 4),
+         inputs=(30, 4, 4), others=[(3, 6, 4)])  # fmt: skip
+def states_of_channels(s, x):
+    """A state space model whose channels decay each at one speed for all states."""
+    channels, step = s.a(x).tanh(), s.dt(x).exp()
+    state, rows = x.new_zeros(len(x), 5, 3), []
+    for t in range(x.shape[1]):
+        new = torch.einsum("be,bn->ben", step[:, t] * channels[:, t], s.b(x[:, t]))
+        state = torch.exp(-step[:, t])[:, :, None] * state + new
+        rows.append(torch.einsum("ben,bn->be", state, s.c(x[:, t])))
+    return s.o(torch.stack(rows, 1))
+
+
+@network("2 3", dimension=4, a=(4, 3), b=(4, 2), o=(6, 3), inputs=(60, 4, 4))
+def bilinear_pooling(s, x):
+    shared = torch.einsum("btk,btc->bkc", s.a(x).sigmoid(), s.b(x))
+    return s.o(shared.flatten(1))
+
+
+@network("2 3", dimension=0, a=(4, 5), o=(6, 3), inputs=(80, 4))
+def products_of_two_halves(s, x):
+    a, b = s.a(x).split([2, 3], -1)
+    return s.o(torch.einsum("bc,bd->bcd", a.tanh(), b.tanh()).flatten(1))
+
+
+@network("2 3", matrices="general 3", a=(4, 5), o=(5, 2), inputs=(6, 4))
+def a_product_with_a_part_of_itself(s, x):
+    h = s.a(x)
+    return s.o(torch.einsum("bc,bd->bcd", h, h[:, :2]).sum(-1))
+
+
+@network("5", 5, a=(4, 5), u=parameter(5), o=(5, 3), inputs=(6, 3, 4), others=[(2, 5, 4)])
+def units_that_remember_themselves(s, x):
+    """The first step meets zeros."""
+    h = x.new_zeros(len(x), 5)
+    for t in range(x.shape[1]):
+        h = torch.relu(s.a(x[:, t]) + s.u.exp() * h)
+    return s.o(h)
+
+
+def pairs(s, x):
+    return torch.einsum("bi,bj->bij", s.a(x), s.a(x))
+
+
+PAIRS = {
+    "by a layer": (lambda s, x: s.o(pairs(s, x).flatten(1)), "", "with itself"),
+    "by a sum": (lambda s, x: pairs(s, x).flatten(1).tanh().sum(1), "", "with itself"),
+    "by two sums": (lambda s, x: pairs(s, x).sum((1, 2)), "5", ""),
+    "of two rows": (
+        lambda s, x: s.o(torch.einsum("bi,bj->bij", s.a(x), s.c(x)).flatten(1)), "5*2", ""
+    ),
+}  # fmt: skip
+for name, (read, groups, held) in PAIRS.items():
+    network(groups, name=f"pairs of channels, read {name}", held=held,
+            unnoticed=name == "by two sums", a=(4, 5), c=(4, 5),
+            o=(25, 2), inputs=(6, 4))(read)  # fmt: skip
+
+
+# ------------------------------------------------------------ graphs
+def graph(nodes, edges):
+    generator = torch.Generator().manual_seed(nodes)
+    x = torch.randn(nodes, 4, generator=generator, dtype=torch.float64)
+    return [x, torch.randint(nodes, (2, edges), generator=generator)]
+
+
+edges = partial(network, a=(4, 6), b=(6, 5), c=(5, 2), inputs=graph(6, 11), shifts=None,
+                others=[graph(9, 14), graph(3, 2)])  # fmt: skip
+passing = partial(edges, "6 5", 11, 0)
+
+
+def received(h, e, messages):
+    return torch.zeros_like(h).index_add(0, e[1], messages)
+
+
+def receivers(e):
+    return e[1][:, None].expand(-1, 6)
+
+
+@passing()
+def graph_convolutions_by_edges(s, x, e):
+    ones = torch.ones(e.shape[1], dtype=x.dtype)
+    degree = torch.zeros(len(x), dtype=x.dtype).index_add(0, e[1], ones).clamp(min=1)
+    size = (degree[e[0]] * degree[e[1]]).rsqrt()[:, None]
+    h = s.a(x)
+    h = torch.relu(received(h, e, h.index_select(0, e[0]) * size))
+    messages = torch.zeros_like(h).scatter_add(0, receivers(e), h[e[0]] * size)
+    return s.c(torch.relu(s.b(messages)))
+
+
+@passing()
+def graph_isomorphism(s, x, e):
+    h = s.a(x)
+    return s.c(torch.relu(s.b(torch.relu(1.5 * h + received(h, e, h[e[0]])))))
+
+
+@passing(own=(6, 5))
+def largest_messages(s, x, e):
+    h = torch.relu(s.a(x))
+    empty = torch.zeros_like(h)
+    largest = empty.scatter_reduce(0, receivers(e), h[e[0]], "amax", include_self=False)
+    return s.c(torch.relu(s.b(largest) + s.own(h)))
+
+
+@passing()
+def messages_that_are_put(s, x, e):
+    h = torch.relu(s.a(x))
+    return s.c(torch.relu(s.b(torch.zeros_like(h).index_put((e[1],), h[e[0]], accumulate=True))))
+
+
+@passing()
+def messages_that_are_gathered(s, x, e):
+    return s.c(torch.relu(s.b(torch.relu(s.a(x)).gather(0, e[0][:, None].expand(-1, 6)))))
+
+
+@edges("6 5", 0, 11)
+def means_of_tanh_messages(s, x, e):
+    h = torch.tanh(s.a(x))
+    at = receivers(e)
+    h = torch.zeros_like(h).scatter_reduce(0, at, h[e[0]], "mean", include_self=False)
+    return s.c(torch.tanh(s.b(h)))
+
+
+@edges("6", signs=0, c=(6, 2))
+def largest_tanh_messages(s, x, e):
+    h = torch.tanh(s.a(x))
+    return s.c(torch.zeros_like(h).scatter_reduce(0, receivers(e), h[e[0]], "amax"))
+
+
+@edges("3*2 2b", c=(6, 2), target=parameter(2, 3), source=parameter(2, 3))
+def graph_attention_by_edges(s, x, e):
+    h = s.a(x).view(-1, 2, 3)
+    score = (h * s.target).sum(-1)[e[1]] + (h * s.source).sum(-1)[e[0]]
+    score = F.leaky_relu(score, 0.2).exp()
+    total = torch.zeros(len(x), 2, dtype=x.dtype).index_add(0, e[1], score)
+    messages = h[e[0]] * (score / total[e[1]])[..., None]
+    return s.c(F.elu(received(h, e, messages)).flatten(1))
+
+
+@network("5", 5, w=parameter(3, 4, 5), c=(5, 2), inputs=[*graph(6, 11), torch.arange(11) % 3])
+def relations_with_matrices(s, x, e, kind):
+    messages = torch.bmm(x[e[0]][:, None], s.w[kind])[:, 0]
+    return s.c(torch.relu(torch.zeros(len(x), 5, dtype=x.dtype).index_add(0, e[1], messages)))
+
+
+@edges("", c=(6, 2), others=[graph(6, 11)], held="gather")
+def channels_picked_by_edges(s, x, e):
+    return s.c(torch.relu(s.a(x)).gather(1, e[:1, :6].expand(len(x), -1) % 6))
+
+
+words = torch.randint(9, (7,), generator=torch.Generator().manual_seed(0))
+for mode in ("sum", "mean", "max"):
+    network("5", 5, 0, name=f"bags with offsets, {mode}", c=(5, 2),
+            inputs=[words, torch.tensor([0, 3, 5])],
+            table=lambda m=mode: nn.EmbeddingBag(9, 5, mode=m),
+            others=[[words, torch.tensor([0, 1, 4])]],
+            )(lambda s, i, at: s.c(torch.relu(s.table(i, at))))  # fmt: skip

@@ -1,0 +1,290 @@
+"""Biases and tables that take up what others gain, and those that must not."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from known_networks.table import add, linear, network, parameter
+
+TOKENS = torch.randint(9, (3, 4), generator=torch.Generator().manual_seed(0))
+tables = partial(network, inputs=[TOKENS], others=[[TOKENS.flip(0)[:2]]])
+rows = partial(network, inputs=(3, 4, 6), others=[(2, 4, 6)])
+
+
+def table(number):
+    return lambda: nn.Embedding(number, 6)
+
+
+# ------------------------------------------------------------ tables
+BOTH = {"words.weight": 6}
+COMBINED = {
+    "a sum": (lambda w, p: w + p, BOTH),
+    "a copied sum": (lambda w, p: (w + p).contiguous(), BOTH),
+    "three words": (lambda w, p: 3 * w + p, BOTH),
+    "a difference": (lambda w, p: w - p, BOTH),
+    "a sum with a factor": (lambda w, p: torch.add(w, p, alpha=2.0), {"places.weight": 6}),
+    "two positions": (lambda w, p: w + 2 * p, {"places.weight": 6}),
+    "three words and two positions": (lambda w, p: 3 * w + 2 * p, {}),  # no whole multiple
+    "half a position": (lambda w, p: w + 0.5 * p, {}),
+    "relu of words": (lambda w, p: torch.relu(w) + p, {}),
+    "norms of words": (lambda w, p: F.layer_norm(w, (6,)) + p, {}),
+}
+for name, (combine, shifts) in COMBINED.items():
+
+    @tables(name=f"tables, {name}", shifts=shifts, words=table(9), places=table(5), last=(6, 2),
+            norm=lambda: nn.LayerNorm(6, bias=False))  # fmt: skip
+    def combined(s, tokens, combine=combine):
+        x = combine(s.words(tokens), s.places(torch.arange(tokens.shape[1])))
+        return s.last(torch.tanh(s.norm(x)))
+
+
+tied = partial(tables, words=table(9), first=(6, 6), norm=lambda: nn.LayerNorm(6))
+
+
+@tied()
+def a_tied_table(s, tokens):
+    return F.linear(s.norm(torch.tanh(s.first(s.words(tokens)))), s.words.weight)
+
+
+@tied(last=parameter(9, 6), shifts=BOTH)
+def a_table_that_is_not_tied(s, tokens):
+    return F.linear(s.norm(torch.tanh(s.first(s.words(tokens)))), s.last)
+
+
+three = partial(tables, words=table(9), types=table(2), places=table(5), w=parameter(2, 6),
+                norm=lambda: nn.LayerNorm(6, bias=False))  # fmt: skip
+
+
+def of_three(s, tokens):
+    at = torch.arange(tokens.shape[1])
+    return torch.tanh(s.norm(s.words(tokens) + s.types(tokens % 2) + s.places(at)))
+
+
+# types trade with positions, as in BERT
+three(name="three tables, one tied", shifts={"types.weight": 6})(
+    lambda s, t: F.linear(of_three(s, t), s.words.weight)
+)
+three(name="three tables", shifts={"words.weight": 6, "types.weight": 6})(
+    lambda s, t: F.linear(of_three(s, t), s.w)
+)
+
+
+# ------------------------------------------------------------ vectors that are added by hand
+def normalised(s, x):
+    """A layer norm written by hand."""
+    x = s.first(x)
+    x = x - x.mean(-1, keepdim=True)
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * s.gain + s.bias
+
+
+READ = {
+    "taken up": (lambda s, y: s.last(y), {"bias": 5}),
+    "nonlinear": (lambda s, y: s.last(torch.tanh(y)), {}),
+    "read elsewhere": (lambda s, y: s.last(y) * s.bias.sum(), {}),
+    "a gain, too": (lambda s, y: s.last(y * s.bias), {}),
+    "before no bias": (lambda s, y: F.linear(y, s.last.weight), {}),
+}
+for name, (read, shifts) in READ.items():
+    rows(name=f"the bias of a norm, {name}", shifts=shifts, first=(6, 5), last=(5, 2),
+         gain=parameter(5), bias=parameter(5))(
+        lambda s, x, f=read: f(s, normalised(s, x))
+    )  # fmt: skip
+
+
+@rows(shifts={"first.bias": 5, "bias": 5}, first=(6, 5), last=(5, 2), bias=parameter(5))
+def a_bias_beside_that_of_a_layer(s, x):
+    return s.last(s.first(x) + s.bias)
+
+
+# ------------------------------------------------------------ keys without a bias
+def attention(key=lambda k: k, key_of=lambda s, y: s.key(y)):
+    def forward(s, x):
+        y = s.norm(x)
+        q, k, v = s.query(y), key(key_of(s, y)), s.value(y)
+        return s.out((q @ k.mT).softmax(-1) @ v)
+
+    return forward
+
+
+keys = partial(rows, norm=lambda: nn.LayerNorm(6), query=(6, 4), key=linear(6, 4), value=(6, 3),
+               out=(3, 2))  # fmt: skip
+VALUE = {"value.bias": 3}
+# what the keys of all tokens gain is forgotten; queries and values take the rest up
+keys(name="a norm before keys", shifts={"norm.bias": 6} | VALUE)(attention())
+keys(name="a norm before keys, nonlinear", shifts=VALUE)(attention(key=torch.tanh))
+keys(name="a norm before keys, turned", shifts=VALUE)(
+    attention(key=lambda k: k * torch.arange(1.0, 5)[:, None])
+)
+keys(name="a norm before keys, gated", shifts=VALUE)(
+    attention(key_of=lambda s, y: s.key(y) * y[..., :4])
+)
+keys(name="a norm before values without a bias", shifts={}, value=linear(6, 3))(attention())
+
+# ------------------------------------------------------------ sums of branches
+SUMS = {  # what is summed, and sizes of what trades
+    "sum": (lambda a, b: a + b, {"a.bias": 5}),
+    "difference": (lambda a, b: a - b, {"a.bias": 5}),
+    "twice": (lambda a, b: 2 * a + b, {"a.bias": 5}),
+    "product": (lambda a, b: a * b, {}),
+    "relu": (lambda a, b: a + b.relu(), {}),
+    "gate": (lambda a, b: a + b * a, {}),
+    "part": (
+        lambda a, b: torch.cat([a[..., :2] + b[..., :2], a[..., 2:] * b[..., 2:]], -1),
+        {"a.bias": 2},
+    ),
+}
+summed = partial(rows, a=(6, 5), b=(6, 5), last=(5, 2))
+for name, (combine, shifts) in SUMS.items():
+    summed(name=f"biases of a {name}", shifts=shifts)(
+        lambda s, x, f=combine: s.last(torch.tanh(f(s.a(x), s.b(x))))
+    )
+
+
+@summed(shifts={"a.bias": 5, "b.bias": 5})
+def biases_of_a_sum_that_a_layer_takes_up(s, x):
+    return s.last(s.a(x) + s.b(x))
+
+
+@rows(shifts={"first.bias": 5, "second.bias": 5}, enter=(6, 5), up=(5, 7), down=(7, 5), out=(5, 2),
+      first=lambda: nn.LayerNorm(5), second=lambda: nn.LayerNorm(5))  # fmt: skip
+def post_norm_blocks(s, x):
+    """What a norm gains, the layer behind takes up, and the bias of the next sum gives it back."""
+    h = s.first(s.enter(x))
+    return s.out(s.second(h + s.down(torch.tanh(s.up(h)))))
+
+
+# both biases of a gate trade, but for the candidate of a GRU, where another gate is between them
+for kind, traded in ((nn.LSTM, 4 * 3), (nn.RNN, 3), (nn.GRU, 2 * 3)):
+    rows(name=f"biases of a {kind.__name__}", first=(6, 4), last=(3, 2),
+         cells=partial(kind, 4, 3, batch_first=True),
+         shifts={"first.bias": 4, "cells.bias_ih_l0": traded},
+         )(lambda s, x: s.last(s.cells(s.first(x))[0]))  # fmt: skip
+
+
+@rows(shifts={"token": 5, "patches.bias": 5}, patches=(6, 5), last=(5, 2), token=parameter(1, 1, 5),
+      places=parameter(5, 5))  # fmt: skip
+def rows_of_a_table(s, x):
+    """A class token trades with its position, the bias of patches with all others."""
+    h = torch.cat([s.token.expand(len(x), 1, 5), s.patches(x)], 1) + s.places
+    return s.last(torch.tanh(F.layer_norm(h, (5,))))
+
+
+cells = partial(
+    network, first=(5, 6), norm=lambda: nn.LayerNorm(6), second=(6, 4), last=(4, 2),
+    token=parameter(1, 1, 6), places=parameter(1, 5, 6), inputs=(3, 4, 5), others=[(1, 4, 5)],
+)  # fmt: skip
+
+
+def behind_rows(s, x):
+    h = torch.cat([s.token.expand(len(x), -1, -1), s.first(x)], 1) + s.places
+    return s.last(torch.tanh(s.second(s.norm(h))))
+
+
+cells(name="a norm behind rows that differ", shifts={"norm.bias": 6, "token": 6, "first.bias": 6})(
+    behind_rows
+)
+
+
+@cells(shifts={})
+def a_norm_that_is_read_twice(s, x):
+    """At two places, by layers of their own, one of them without a bias."""
+    return behind_rows(s, x) + F.linear(s.norm(s.places), s.second.weight).sum()
+
+
+# ------------------------------------------------------------ biases that are made of parts
+parts = partial(rows, out=(4, 6), shifts={"value": 4})
+
+
+@parts(all=parameter(12, 6), query=parameter(4), value=parameter(4))
+def parts_of_a_bias(s, x):
+    """As in BEiT, whose keys have none."""
+    bias = torch.cat([s.query, torch.zeros_like(s.value), s.value])
+    q, k, v = F.linear(x, s.all, bias).chunk(3, -1)
+    return s.out((q @ k.mT).softmax(-1) @ v)
+
+
+@parts(w=parameter(4, 6), b=parameter(2), c=parameter(2), shifts={})
+def a_part_of_a_bias_that_is_read(s, x):
+    return s.out(F.linear(x, s.w, torch.cat([s.b, s.c])) * s.c.sum())
+
+
+# ------------------------------------------------------------ what is forgotten
+FORGET = {
+    "a softmax of tokens": (lambda y: y.softmax(1), 4),
+    "the mean of tokens": (lambda y: y - y.mean(1, keepdim=True), 4),
+    "an instance norm": (lambda y: F.instance_norm(y.mT).mT, 4),
+    "the largest token": (lambda y: y - y.amax(1, keepdim=True), 4),
+    "a variance": (lambda y: y.var(1, keepdim=True), 4),
+    "a softmax of channels": (lambda y: y.softmax(-1), 1),
+    "the mean of all": (lambda y: y - y.mean(), 0),
+    "a nonlinear token": (lambda y: y - y[:, :1].sigmoid(), 0),
+    "a softmax of sums": (lambda y: y.cumsum(1).softmax(1), 0),
+}
+for name, (forget, size) in FORGET.items():
+    shifts = {"first.bias": size} if size else {}
+    # a softmax of channels also forgets what a layer in front of it gains in all rows
+    more = {"first.weight": 6} if size == 1 else {}
+    rows(name=f"forgotten by {name}", first=(6, 4), last=(4, 2), shifts=shifts | more)(
+        lambda s, x, f=forget: s.last(torch.tanh(f(s.first(x))))
+    )
+
+# ------------------------------------------------------------ layers that are read twice, windows
+dropped = partial(rows, "3", first=(6, 3), last=(3, 5))
+for p, matrices, shifts in ((0.0, "general 3", {"first.bias": 3}), (0.3, "", {})):
+    # in training every channel is dropped by itself
+    dropped(name=f"dropout of {p}", matrices=matrices, shifts=shifts, drop=nn.Dropout(p))(
+        lambda s, x: s.last(s.drop(s.first(x)))
+    )
+
+
+@network(shifts={"n.bias": 4}, a=(6, 4), n=lambda: nn.LayerNorm(4), b=(4, 3), c=(4, 3),
+         inputs=(4, 6))  # fmt: skip
+def a_norm_before_two_layers(s, x):
+    return s.b(s.n(s.a(x))) * s.c(s.n(s.a(x)))
+
+
+def convolutions(name, second, **facts):
+    add(name, lambda: nn.Sequential(nn.Conv1d(6, 3, 1), second()), (2, 6, 5), others=[(3, 6, 9)],
+        **facts)  # fmt: skip
+
+
+MATRICES = {"matrices": "general 3", "shifts": {"0.bias": 3}}
+convolutions("two convolutions", lambda: nn.Conv1d(3, 4, 3), **MATRICES)
+convolutions("a padded convolution", lambda: nn.Conv1d(3, 4, 3, padding=1), shifts={},
+             matrices="general 3")  # fmt: skip
+grouped = partial(network, inputs=(2, 10, 5))
+grouped(name="grouped convolutions", matrices="general 3*2",
+        a=partial(nn.Conv1d, 10, 6, 1, groups=2), b=partial(nn.Conv1d, 6, 4, 1, groups=2),
+        )(lambda s, x: s.b(s.a(x)))  # fmt: skip
+grouped(name="a flattened convolution", a=partial(nn.Conv1d, 10, 3, 1), b=(6, 4),
+        matrices="general 3")(
+    lambda s, x: s.b(F.avg_pool1d(s.a(x), 2).flatten(1))
+)  # fmt: skip
+grouped(name="the largest over positions", a=partial(nn.Conv1d, 10, 3, 1), b=(3, 4), matrices="")(
+    lambda s, x: s.b(s.a(x).amax(-1))
+)
+TELLING = {
+    "a relu": lambda s, h, x: torch.relu(h),
+    "a batch norm": lambda s, h, x: s.norm(h),
+    "constants": lambda s, h, x: h * torch.arange(1.0, 4).to(h),
+    "one number": lambda s, h, x: h + s.c(x),
+}
+for name, tell in TELLING.items():
+    network(name=f"matrices ended by {name}", matrices="", a=(6, 3), b=(3, 4), c=(6, 1),
+            norm=lambda: nn.BatchNorm1d(3), inputs=(4, 6))(
+        lambda s, x, f=tell: s.b(f(s, s.a(x), x))
+    )  # fmt: skip
+computed = partial(network, inputs=(3, 5), first=(3, 4))
+
+
+@computed(maker=(2, 20), last=(5, 2))
+def a_weight_made_by_the_input(s, x):
+    return s.last(F.linear(s.first(x[:, 2:]), s.maker(x[0, :2]).view(5, 4)))
+
+
+@computed(middle=(4, 4), last=(4, 2), held="triu")
+def a_symmetric_weight(s, x):
+    weight = s.middle.weight.triu() + s.middle.weight.triu(1).T
+    return s.last(F.linear(s.first(x[:, 2:]), weight, s.middle.bias))

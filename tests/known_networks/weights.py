@@ -1,0 +1,483 @@
+"""Weights of any shape and side, computed weights, and products of what layers write."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from mixing_networks import Products
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from known_networks.table import add, linear, network, parameter
+
+hidden = partial(network, a=(4, 6), c=(6, 2), inputs=(3, 4))
+maps = partial(network, c=(6, 2), inputs=(3, 4))
+filters = partial(
+    network, a=lambda: nn.Conv2d(2, 4, 3), h=lambda: nn.Conv2d(4, 5, 3), c=(5, 2),
+    inputs=(2, 2, 7, 7), others=[(3, 2, 6, 8)],
+)  # fmt: skip
+
+# ------------------------------------------------------------ sides, letters, numbers
+SIDES = {
+    "on the left": lambda s, x: (s.w @ x.T).T,
+    "by einsum": lambda s, x: torch.einsum("oi,bi->bo", s.w, x),
+    "by an implicit einsum": lambda s, x: torch.einsum("bi,oi", x, s.w),
+    "by an einsum with dots": lambda s, x: torch.einsum("...i,oi->...o", x, s.w),
+    "transposed twice": lambda s, x: torch.einsum("io,bi->ob", s.w.T, x).T,
+    "with numbers": lambda s, x: torch.addmm(s.b, x, s.w.T, alpha=0.5, beta=2),
+    "of three dimensions": lambda s, x: torch.einsum(
+        "bi,hdi->bhd", x, s.w.view(2, 3, 4)
+    ).flatten(1),
+    "by inner": lambda s, x: torch.inner(x, s.w),
+}  # fmt: skip
+for name, side in SIDES.items():
+    maps("6", 6, 0, name=f"a matrix {name}", w=parameter(6, 4), b=parameter(6))(
+        lambda s, x, f=side: s.c(torch.relu(f(s, x)))
+    )
+
+
+@maps("3 6", 9, 3, u=parameter(3, 4), w=parameter(6, 3))
+def three_operands(s, x):
+    return s.c(torch.relu(torch.einsum("bd,rd,or->bo", x, s.u, s.w)))
+
+
+@network("6 3*4 2b", 18, 12, a=(4, 6), o=parameter(2, 3, 4), inputs=(2, 5, 4), others=[(1, 3, 4)],
+         **{n: parameter(6, 2, 3) for n in "qkv"})  # fmt: skip
+def projections_of_three_dimensions(s, x):
+    x = torch.relu(s.a(x))
+    q, k, v = (torch.einsum("btd,dhk->bthk", x, t) for t in (s.q, s.k, s.v))
+    scores = torch.einsum("bthk,bshk->bhts", q, k).softmax(-1)
+    return torch.einsum("bthk,hkd->btd", torch.einsum("bhts,bshk->bthk", scores, v), s.o)
+
+
+@network("3*2 5*2 2b", 16, 0, a=(4, 6), w=parameter(10, 3), c=(10, 2), inputs=(3, 4))
+def a_matrix_for_each_head(s, x):
+    h = torch.relu(s.a(x)).view(-1, 2, 3)
+    return s.c(torch.relu(torch.einsum("bhi,hdi->bhd", h, s.w.view(2, 5, 3))).flatten(1))
+
+
+@network("5", 5, 0, w=parameter(3, 4, 5), c=(10, 2), inputs=(3, 2, 4))
+def weights_for_the_examples_of_a_batch(s, x):
+    return s.c(torch.relu(torch.bmm(x, s.w).flatten(1)))
+
+
+# ------------------------------------------------------------ computed weights
+class Update(nn.Module):
+    """A parametrization that adds a product of low rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = parameter(2, 4)(), parameter(5, 2)()
+
+    def forward(self, weight):
+        return weight + 0.3 * (self.b @ self.a)
+
+
+def parametrized():
+    layer = nn.Linear(4, 5).double()
+    parametrize.register_parametrization(layer, "weight", Update().double())
+    return layer
+
+
+maps("2 5", 7, 2, name="a parametrized update of low rank", h=parametrized, c=(5, 2))(
+    lambda s, x: s.c(torch.relu(s.h(x)))
+)
+
+
+@maps("2 5", 7, 2, w=parameter(5, 4), b=parameter(5, 2), a=parameter(2, 4), d=parameter(5),
+      c=(5, 2))  # fmt: skip
+def an_update_of_low_rank(s, x):
+    return s.c(torch.relu(F.linear(x, s.w + 0.5 * s.b @ s.a, s.d)))
+
+
+@network("3", 3, 3, b=parameter(2, 3), a=parameter(3, 4), inputs=(3, 4))
+def low_rank_beside_fixed_inputs(s, x):
+    return F.linear(x, s.b @ s.a)
+
+
+FACTORS = {
+    "a product of factors": (lambda s: (s.u.T @ s.v).T, 14, 3),
+    "unit rows of a product": (lambda s: F.normalize(s.v.T @ s.u, dim=1), 8, 3),
+    "tanh of a product": (lambda s: torch.tanh(s.v.T @ s.u), 3, 3),
+}
+for name, (weight, *counts) in FACTORS.items():
+    hidden("3 5 6", *counts, name=name, u=parameter(3, 6), v=parameter(3, 5), c=(5, 2))(
+        lambda s, x, f=weight: s.c(torch.relu(F.linear(torch.relu(s.a(x)), f(s))))
+    )
+
+NORMS = {
+    "old weight norm": (nn.utils.weight_norm, 10, 5),
+    "weight norm": (parametrizations.weight_norm, 10, 5),
+    "old spectral norm": (nn.utils.spectral_norm, 0, 0),
+    "spectral norm": (parametrizations.spectral_norm, 0, 0),
+}
+
+
+def trained(norm, layer):
+    """A layer with a norm, whose statistics have seen an input."""
+
+    def build():
+        made = norm(layer())
+        made(torch.randn(2, *(made.weight.shape[1:2] if made.weight.ndim == 2 else (4, 7, 7))))
+        return made
+
+    return build
+
+
+for name, (norm, *counts) in NORMS.items():
+    hidden("6 5", *counts, name=name, h=trained(norm, partial(nn.Linear, 6, 5)), c=(5, 2))(
+        lambda s, x: s.c(torch.relu(s.h(torch.relu(s.a(x)))))
+    )
+CONVOLUTIONS = (
+    (parametrizations.weight_norm, 1, "4 5", 10, 5),
+    (parametrizations.weight_norm, 4, "4", 12, 4),
+    (parametrizations.spectral_norm, 1, "4 5", 0, 0),
+    (parametrizations.spectral_norm, 4, "4", 4, 0),
+)
+for norm, groups, *counts in CONVOLUTIONS:
+    outputs = 5 if groups == 1 else 4
+    filters(*counts, name=f"{norm.__name__} of a convolution, {groups} groups", c=(outputs, 2),
+            h=trained(norm, partial(nn.Conv2d, 4, outputs, 3, groups=groups)),
+            )(lambda s, x: s.c(torch.relu(s.h(torch.relu(s.a(x)))).mean((2, 3))))  # fmt: skip
+
+
+def by_both(v):
+    variance, mean = torch.var_mean(v, (1, 2, 3), correction=0, keepdim=True)
+    return (v - mean) * torch.rsqrt(variance + 1e-5)
+
+
+def by_deviation(v):
+    deviation, mean = torch.std_mean(v, dim=[1, 2, 3], keepdim=True)
+    return (v - mean) / (deviation + 1e-5)
+
+
+def by_variance(v):
+    return (v - v.mean((1, 2, 3), keepdim=True)) / (v.var((1, 2, 3), keepdim=True) + 1e-5).sqrt()
+
+
+def by_batch_norm(v):
+    rows = v.reshape(1, len(v), -1)
+    return F.batch_norm(rows, None, None, training=True, momentum=0.0).reshape_as(v)
+
+
+for standardise in (by_variance, by_both, by_deviation, by_batch_norm):
+
+    @filters("4 5", 0, 0, name=f"standardised filters {standardise.__name__.replace('_', ' ')}")
+    def standardised(s, x, f=standardise):
+        h = F.conv2d(torch.relu(s.a(x)), f(s.h.weight), s.h.bias)
+        return s.c(torch.relu(h).mean((2, 3)))
+
+
+FLATTENED = {
+    # outputs against `o`, that against the last layer; columns against numbers, of which one for
+    # each channel is found, none for places of the kernel
+    "times a vector": (lambda s, w: w * s.m, "5", 5 + 5 + 4, 9),
+    "by a sine": (lambda s, w: torch.sin(w), "4 5", 5, 9),
+    "by a batch norm with a gain": (
+        lambda s, w: F.batch_norm(w[None], None, None, (0.3 * s.g).view(-1), training=True),
+        "4 5", 5 + 5, 5,
+    ),
+}  # fmt: skip
+for name, (compute, *counts) in FLATTENED.items():
+
+    @filters(*counts, name=f"a flattened kernel {name}", m=parameter(36), o=parameter(5),
+             g=parameter(5, 1, 1, 1))  # fmt: skip
+    def flattened(s, x, f=compute):
+        w = f(s, s.h.weight.flatten(1)).view_as(s.h.weight)
+        h = torch.relu(F.conv2d(torch.tanh(s.a(x)), w) * s.o[:, None, None])
+        return s.c(h.mean((2, 3)))
+
+
+@network("6", 4, 0, a=(4, 6), w=parameter(3, 6), inputs=(3, 4))
+def a_cosine_classifier_of_units(s, x):
+    return F.linear(F.normalize(torch.relu(s.a(x))), F.normalize(s.w))
+
+
+@hidden("6", 6, 0, w=parameter(6, 6))
+def a_weight_plus_its_transpose(s, x):
+    return s.c(torch.relu(F.linear(torch.relu(s.a(x)), s.w + s.w.T)))
+
+
+for name, constant in (("the identity", torch.eye(6)), ("numbers", torch.arange(36.0).view(6, 6))):
+    hidden("", 0, 0, name=f"a weight plus {name}", w=parameter(6, 6), held=None, k=constant)(
+        lambda s, x: s.c(torch.relu(F.linear(torch.relu(s.a(x)), s.w + s.k.to(x))))
+    )
+mask = torch.tensor([[1.0, 1, 0, 0]] * 2 + [[1, 0, 0, 0]] * 4)
+maps("2 4", 6, signs=0, name="a masked weight", w=parameter(6, 4), mask=nn.Buffer(mask))(
+    lambda s, x: s.c(torch.relu(F.linear(x, s.w * s.mask)))
+)
+
+STATISTICS = {
+    "times constants": (lambda v, c: v * c, "", 5, 6),
+    "over constants": (lambda v, c: v / c, "", 5, 6),
+    "times one constant a row": (lambda v, c: v * c[:, :1], "6", 5, 6),
+    "over its deviation": (lambda v, c: v / v.std(1, keepdim=True), "5 6", 0, 0),
+    "over its largest": (lambda v, c: v / v.amax(1, keepdim=True), "5 6", 0, 0),
+    "over its norm": (lambda v, c: v / v.norm(dim=1, keepdim=True), "5 6", 5, 6),
+    "over a root": (lambda v, c: v / v.square().sum(1, keepdim=True).sqrt(), "5b 6", 5, 6),
+    "times a root": (lambda v, c: v * (v.square().sum(1)[:, None] + 0.1).rsqrt(), "5b 6", 0, 6),
+}
+for name, (compute, *counts) in STATISTICS.items():
+    hidden(*counts, name=f"a weight {name}", w=parameter(5, 6), k=torch.rand(5, 6) + 1, c=(5, 2),
+           held=None)(
+        lambda s, x, f=compute: s.c(torch.relu(F.linear(torch.tanh(s.a(x)), f(s.w, s.k.to(x)))))
+    )  # fmt: skip
+
+# as rows, whose size has no effect
+norm = parametrizations.weight_norm
+network("", 6, 6, name="weight norm of torch", dimension=6, a=lambda: norm(nn.Linear(5, 6)),
+        inputs=(200, 5))(lambda s, x: torch.tanh(s.a(x)))  # fmt: skip
+
+
+def two_weight_norms():
+    first, second = norm(nn.Linear(5, 6)), norm(nn.Linear(6, 4))
+    return nn.Sequential(first, nn.LeakyReLU(), second, nn.LeakyReLU(), nn.Linear(4, 2))
+
+
+# units after units: also what gains take up that depends on all weights, which is not found
+add("weight norm behind units", two_weight_norms, [lambda: 3 * torch.randn(200, 5)], "4 6", 14, 10,
+    dimension=20, missing=6)  # fmt: skip
+
+
+# ------------------------------------------------------------ views of one vector
+def views(p, *shapes):
+    parts = p.split([torch.Size(shape).numel() for shape in shapes])
+    return [t.view(shape) for t, shape in zip(parts, shapes, strict=True)]
+
+
+@network("5", 5, 0, p=parameter(35), inputs=(6, 4))
+def a_vector_without_biases(s, x):
+    w, v = views(s.p, (5, 4), (5, 3))
+    return F.relu(x @ w.T) @ v
+
+
+@network("4 5", 9, 0, p=parameter(59), inputs=(6, 4))
+def a_vector_of_two_layers(s, x):
+    a, b, c, d, e, f = views(s.p, (5, 4), (5,), (4, 5), (4,), (2, 4), (2,))
+    return F.linear(F.relu(F.linear(F.relu(F.linear(x, a, b)), c, d)), e, f)
+
+
+@network("5", 0, 5, p=parameter(60), inputs=(6, 3, 4), others=[(2, 5, 4)])
+def a_vector_of_a_recurrence(s, x):
+    w, u, v = views(s.p, (5, 4), (5, 5), (3, 5))
+    h = x.new_zeros(len(x), 5)
+    for t in range(x.shape[1]):
+        h = torch.tanh(F.linear(x[:, t], w) + F.linear(h, u))
+    return F.linear(h, v)
+
+
+@network("", 0, 0, p=parameter(25), inputs=(6, 4), held="`p`")
+def views_that_overlap(s, x):
+    return F.relu(x @ s.p[:20].view(5, 4).T) @ s.p[10:25].view(5, 3)
+
+
+# ------------------------------------------------------------ operations that are short for others
+short = partial(network, inputs=(150, 4), others=[(3, 4)])
+
+
+@network("3 5 6", 5, 9, dimension=5, a=(4, 3), c=(4, 5), b=lambda: nn.Bilinear(3, 5, 6), o=(6, 7),
+         inputs=(150, 8))  # fmt: skip
+def a_bilinear_layer(s, x):
+    return s.o(s.b(s.a(x[:, :4]).tanh(), s.c(x[:, 4:]).relu()).tanh())
+
+
+@network("2 5", 2, 5, a=(4, 3), c=(4, 5), b=lambda: nn.Bilinear(3, 5, 2), inputs=(6, 4))
+def a_bilinear_layer_and_one_unit(s, x):
+    """One unit that is read elsewhere has no exchange with the others, nor a scale."""
+    h = s.a(x).relu()
+    return s.b(h, s.c(x).tanh()) + h[:, :1]
+
+
+@short("15", 15, 0, dimension=15, w=parameter(4, 3, 5), v=parameter(5, 3, 2))
+def tensordot(s, x):
+    return torch.tensordot(torch.tensordot(x, s.w, 1).relu(), s.v, ([1, 2], [1, 0]))
+
+
+@short("5", 5, 0, dimension=5, w=parameter(5, 4), v=parameter(2, 5))
+def inner(s, x):
+    return torch.inner(torch.inner(x, s.w).relu(), s.v)
+
+
+@short("5", 5, 0, dimension=5, a=(4, 5), c=(4, 5))
+def vecdot(s, x):
+    return torch.linalg.vecdot(s.a(x).relu(), s.c(x))
+
+
+@short("3 5", 3, 8, dimension=9, a=(4, 5), w=parameter(5, 3), v=parameter(3, 6))
+def multi_dot(s, x):
+    return torch.linalg.multi_dot([s.a(x).tanh(), s.w, s.v])
+
+
+@short("15", 15, 0, dimension=15, w=parameter(3, 4, 5), v=parameter(3, 5, 2), b=parameter(1, 2))
+def addbmm(s, x):
+    h = torch.bmm(x.expand(3, -1, -1), s.w).relu()
+    return torch.addbmm(s.b, h, s.v, beta=0.5, alpha=2)
+
+
+@network("5", 10, 5, dimension=10, u=parameter(4, 5), v=parameter(4, 5), w=parameter(4, 5),
+         inputs=(150, 8))  # fmt: skip
+def five_factors(s, x):
+    return torch.einsum("bi,bj,ir,jr,kr->bk", x[:, :4], x[:, 4:], s.u, s.v, s.w)
+
+
+@short("5", 3, 5, dimension=3, a=(4, 5), w=parameter(3, 5))
+def cosine_similarities(s, x):
+    return F.cosine_similarity(s.a(x).tanh()[:, None], s.w[None], dim=-1)
+
+
+@short("5b", 0, 5, dimension=0, a=(4, 5), w=parameter(3, 5))
+def distances(s, x):
+    return torch.cdist(s.a(x).tanh(), s.w)
+
+
+@short("5", 0, 0, dimension=0, a=(4, 5), c=(4, 5))
+def one_distance(s, x):
+    return F.pairwise_distance(s.a(x).relu(), s.c(x).relu())
+
+
+@short("5b", 0, 5, dimension=0, held="a product of complex numbers", a=(4, 5), c=(4, 5),
+       u=parameter(5, 3), v=parameter(5, 3))  # fmt: skip
+def complex_numbers(s, x):
+    z = torch.complex(s.a(x).tanh(), s.c(x).tanh()) @ torch.complex(s.u, s.v)
+    return torch.cat([z.real, z.imag], 1)
+
+
+@network("5 6", 12, 5, a=(4, 5), b=(4, 3), conv=lambda: nn.Conv1d(5, 6, 1), o=(6, 2), inputs=(6, 4))
+def a_product_that_is_convolved(s, x):
+    return s.o(s.conv(s.a(x)[:, :, None] * s.b(x)[:, None]).relu().sum(2))
+
+
+# ------------------------------------------------------------ products and their scales
+def gates(name, combine, dimension, *counts, **parts):
+    """Two maps of the input, what is done with them, and a map that reads it."""
+    layers = {"gate": (6, 3), "up": (6, 3), "down": (3, 5)} | parts
+    network(*counts, name=name, dimension=dimension, inputs=(80, 6), **layers)(
+        lambda s, x: s.down(combine(s.gate(x), s.up(x)))
+    )
+
+
+def size(h, plus=0.0):
+    return h.pow(2).mean(-1, keepdim=True) + plus
+
+
+FREE = {"gate": linear(6, 3), "up": linear(6, 3)}
+gates("a product", lambda a, b: a * b, 6, "3", 6, 3)
+gates("a product without biases", lambda a, b: a * b, 6, "3", 6, 3, **FREE)
+gates("a quotient", lambda a, b: a / b, 6, "3", 6, 3, **FREE, down=linear(3, 5))
+# one nonlinearity takes one scale, but for that which commutes with scales
+gates("a SiLU gate", lambda a, b: F.silu(a) * b, 3, "3", 3, 3)
+gates("a sigmoid gate", lambda a, b: a * torch.sigmoid(b), 3, "3", 3, 3)
+gates("a ReLU gate", lambda a, b: torch.relu(a) * b, 6, "3", 6, 3)
+gates("a number beside a factor", lambda a, b: (1 + a) * b, 3, "3", 3, 3, **FREE)
+gates("a product beside a factor", lambda a, b: a * b + a, 3, "3", 3, 3, **FREE)
+# a square has twice the scale of what is squared, a root half of it
+gates("a gate of squared ReLUs", lambda a, b: torch.relu(a) ** 2 * b, 6, "3", 6, 3)
+gates("a root of two squares", lambda a, b: (a.relu() ** 2 + b.relu() ** 2).sqrt(), 3, "2b 3", 3, 0)
+ALONE = {
+    "squared ReLUs": (lambda h: torch.relu(h).square(), 3, 3, 0),
+    "a number beside a square": (lambda h: (1 + torch.relu(h)) ** 2, 0, 0, 0),
+    # what is divided by its own size has one scale, and the rotations of three channels
+    "divided by its norm": (lambda h: h / h.norm(dim=-1, keepdim=True), 1 + 3, 1, 3),
+    "divided by a root": (lambda h: h / size(h) ** 0.5, 1 + 3, 1, 3),
+    "times one over a root": (lambda h: h * size(h).rsqrt(), 1 + 3, 1, 3),
+    "a number beside the size": (lambda h: h * size(h, 0.1).rsqrt(), 3, 0, 3),
+}
+for name, (function, dimension, *counts) in ALONE.items():
+    network("3", *counts, name=name, dimension=dimension, up=(6, 3), down=(3, 5), inputs=(80, 6))(
+        lambda s, x, f=function: s.down(f(s.up(x)))
+    )
+
+
+@network("3", 6, 3, dimension=6, both=(6, 6), down=(3, 5), inputs=(80, 6))
+def packed_gates(s, x):
+    a, b = s.both(x).chunk(2, -1)
+    return s.down(a * b)
+
+
+@network("2", 6, 2, dimension=6, down=(2, 4), inputs=(80, 4), **{n: linear(4, 2) for n in "abc"})
+def three_factors(s, x):
+    return s.down(s.a(x) * s.b(x) * s.c(x))
+
+
+@network("", 3, 0, up=(4, 3), down=(9, 5), inputs=(80, 4), held=None)
+def all_products_of_two_channels(s, x):
+    h = s.up(x)
+    return s.down((h[..., :, None] * h[..., None, :]).flatten(-2))
+
+
+# a matrix of heads each for scores and values, one number; two numbers of every product
+add(
+    "linear attention and products",
+    Products,
+    (80, 4, 4),
+    "2*4 2b 3 4",
+    16,
+    15,
+    dimension=2 * 8 + 2 + 6,
+)
+
+
+# ------------------------------------------------------------ scales of several axes
+fixed = partial(network, inputs=(2, 5, 4))
+
+
+@fixed("", 3, 3, g=parameter(2, 3))
+def products_of_rows(s, x):
+    """A row of gains for each factor, both of fixed channels."""
+    q, k = (x[..., :3].sin()[:, :, None] * s.g).unbind(2)
+    return (q * k).sum(-1)
+
+
+@fixed("", 3, 3, g=parameter(3, 2))
+def products_of_columns(s, x):
+    q, k = (x[..., :3].sin()[..., None] * s.g).unbind(-1)
+    return (q * k).sum(-1)
+
+
+@fixed("", 3, 3, g=parameter(2, 3))
+def quotients_of_rows(s, x):
+    q, k = (x[..., :3].exp()[:, :, None] * s.g).unbind(2)
+    return (q / k).sum(-1)
+
+
+def queries_and_keys(softmax):
+    """Queries and keys of one map, with gains of their own."""
+
+    def forward(s, x):
+        both = torch.einsum("btd,nd->btnd", F.silu(s.z(x)), s.g)
+        q, k = (both + s.b if isinstance(s.b, nn.Parameter) else both).unbind(2)
+        scores = q @ k.mT
+        return s.o((scores.softmax(-1) if softmax else F.relu(scores)) @ s.v(x).tanh())
+
+    return forward
+
+
+units = partial(fixed, z=(4, 3), v=(4, 5), o=(5, 4), g=parameter(2, 3), b=0.0)
+units("3 5", 2, 9, name="attention of gated units, ReLU")(queries_and_keys(softmax=False))
+units("3 5", 1, 9, name="attention of gated units")(queries_and_keys(softmax=True))
+units("3 5", 1, 9, name="attention of gated units with biases", b=parameter(2, 3))(
+    queries_and_keys(softmax=True)
+)
+
+
+@fixed("3", 4, 0, w=parameter(4, 2, 3), o=(3, 2))
+def normalised_tensor(s, x):
+    """Every entry of a row of norms has the scale of its row and that of its column."""
+    return s.o(torch.einsum("btd,dep->btep", x, F.normalize(s.w, dim=0)).relu())
+
+
+@fixed("5", 9, 0, held="view_as", phi=parameter(4, 3, 2), w=parameter(3, 4, 5), o=(5, 4))
+def soft_experts(s, x):
+    """Tokens mixed into the slots of experts by normalised directions."""
+    directions = F.normalize(s.phi, dim=0)
+    logits = torch.einsum("btd,dep->btep", F.normalize(x, dim=-1), directions)
+    slots = torch.einsum("btep,btd->bepd", logits.softmax(1), x)
+    inside = torch.einsum("bepd,edh->beph", slots, s.w).relu()
+    back = logits.flatten(2).softmax(-1).view_as(logits)
+    return s.o(torch.einsum("btep,beph->bth", back, inside))
+
+
+@fixed("5 6", 11, 5, i=(4, 5), a=(5, 6), b=(6, 5), o=(5, 3))
+def a_stream_that_feeds_itself(s, x):
+    h = s.i(x)
+    return s.o(h + s.b(s.a(h).relu()))

@@ -1,0 +1,130 @@
+"""Laws of all networks whose symmetries are known: they are found, exact, and no more than that."""
+
+import re
+from collections import Counter
+
+import pytest
+import torch
+from jacobians import kernel_dimension
+from known_networks import NETWORKS, counted
+
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import canonicalise, rescale, verify
+from lightning_bnn.symmetry.verify import random_element
+
+SORTED_BY = ("max", "first", "outgoing")
+# whose scales are not those of rows one by one, or whose units differ only in what they read of
+# each other: unit norms and a key do not lead to one form
+WITHOUT_FORM = {
+    "a norm that is read twice",
+    "a product of factors",
+    "a flattened kernel by a sine",
+    "a flattened kernel times a vector",
+    "a weight made by the input",
+    "addcmul",
+    "blocks of rows and of columns",
+    "experts between layers",
+    "normalised tensor",
+    "projections in both directions",
+    "projections of states",
+    "soft experts",
+    "sorted tokens, Softmax",
+    "sums of three factors",
+    "tanh of a product",
+}
+COUNTED = [name for name, row in NETWORKS.items() if row.dimension is not None and row.kernel]
+marked = [
+    pytest.param(name, marks=pytest.mark.slow if row.slow else ()) for name, row in NETWORKS.items()
+]
+
+
+@pytest.fixture(scope="module", params=marked)
+def network(request):
+    return NETWORKS[request.param]
+
+
+def test_all_that_is_known_is_found(network):
+    *_, sym = network.known()
+    units = Counter(f"{g.units}{'b' * (g.kind == 'block')}" for g in sym.permutations)
+    assert network.groups is None or units == counted(network.groups.split())
+    assert network.scales in (None, sym.scaling_dof)
+    assert network.signs in (None, sym.sign_dof)
+    matrices = Counter(f"{g.kind} {g.size}" for g in sym.linear for _ in range(g.spaces))
+    assert network.matrices is None or matrices == counted(network.matrices.split(", "))
+    assert network.shifts in (None, {g.name: g.size for g in sym.shifts})
+    assert network.dead in (None, {g.name: g.size for g in sym.shifts if g.is_dead})
+    assert network.dimension in (None, sym.dimension + network.missing)
+    assert set(network.moves.split()) <= sym.touched
+    reports = [str(f) for f in sym.frozen]
+    if network.held is None:
+        assert not any("refuted" in report for report in reports)
+    else:
+        assert bool(reports) == bool(network.held)
+        assert all(re.search(network.held, report) for report in reports), reports
+
+
+def test_no_element_changes_the_function(network):
+    model, x, sym = network.known()
+    if network.random:
+        pytest.skip("outputs are random")
+    for seed, inputs in enumerate([x, *network.other_inputs()]):
+        generator = torch.Generator().manual_seed(seed)
+        assert not verify(model, sym, *inputs, generator=generator) > network.tolerance
+
+
+def test_an_element_of_which_a_tensor_is_left_out_does(network):
+    """Negative control: the laws above would see a tensor that a symmetry forgets."""
+    model, x, sym = network.known()
+    if network.random or network.unnoticed or len(sym.touched) < 2:
+        pytest.skip("outputs are random, or no tensor moves with another one")
+    params = P.of(model)
+    before, errors = outputs(model, params, x), []
+    for seed in range(3):
+        moved = random_element(params, sym, torch.Generator().manual_seed(seed), mixing=True)
+        errors += [
+            change(outputs(model, moved | {name: params[name]}, x), before) for name in sym.touched
+        ]
+    assert max(errors) > 1e-6
+
+
+def outputs(model, params, x):
+    made = torch.func.functional_call(model, params, x)
+    return made if isinstance(made, tuple) else (made,)
+
+
+def change(after, before):
+    return max(float((a - b).abs().max()) for a, b in zip(after, before, strict=True))
+
+
+def test_no_scale_says_what_others_say(network):
+    """Logs of all weights move along as many directions as there are scales."""
+    model, _, sym = network.known()
+    count = sym.scaling_dof
+    if not count:
+        pytest.skip("no scales")
+    params = {n: t.expand(count, *t.shape) for n, t in P.of(model).items()}
+    ones = params | {n: torch.ones_like(params[n]) for n in sym.touched}
+    logs = torch.eye(count, dtype=torch.float64).split([g.units for g in sym.scalings], 1)
+    moved = rescale(ones, sym, [u.exp() for u in logs])
+    factors = [moved[n].double().log().reshape(count, -1) for n in sym.touched]
+    factors = torch.cat(factors, 1).round()
+    assert int(torch.linalg.matrix_rank(factors @ factors.mT)) == count
+
+
+@pytest.mark.parametrize("by", SORTED_BY)
+def test_one_canonical_form_for_the_whole_orbit(network, by, request):
+    if request.node.callspec.id.removesuffix(f"-{by}") in WITHOUT_FORM:
+        pytest.skip("without a form by unit norms")
+    model, _, sym = network.known()
+    params = P.of(model)
+    moved = random_element(params, sym, torch.Generator().manual_seed(5))
+    form, again = (canonicalise(p, sym, "unit-norm", by) for p in (params, moved))
+    for name, tensor in form.items():
+        torch.testing.assert_close(again[name], tensor, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("network", COUNTED, indirect=True, ids=COUNTED)
+def test_the_kernel_of_the_jacobian_has_as_many_dimensions(network):
+    """Nothing of the package takes part in the count."""
+    model, x, _ = network.known()
+    assert kernel_dimension(model, *x) == network.dimension
