@@ -42,7 +42,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def merge(
-    *sources: str,
+    sources: list[str],
     out: str | None = None,
     weights: list[float] | None = None,
     network: str | None = None,
@@ -66,7 +66,7 @@ def merge(
     """Average networks after bringing all of them into the frame of the first one.
 
     Args:
-        *sources: where at least two networks are: .safetensors, .ckpt and .pt files, folders of
+        sources: where at least two networks are: .safetensors, .ckpt and .pt files, folders of
             Hugging Face (config.json beside model.safetensors or its shards), banks, and folders
             that contain checkpoints at any depth, such as those of runs.
         out: output: a .safetensors or .pt file, a .ckpt that Lightning loads, or a folder if the
