@@ -8,6 +8,7 @@ import importlib
 import inspect
 import os
 import sys
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -59,7 +60,7 @@ REFERENCES = {
     "leaderboard": "score all methods against the sampled posteriors, at equal cost in gradients",
 }
 """What posteriors are compared with; the functions live in ``studies/<name>.py``, too."""
-_LIGHT = ("__future__", "typing", "collections.abc")
+_LIGHT = ("__future__", "typing", "collections.abc", "lightning_bnn.commands.architecture")
 _SEVERAL = {"sources": str, "weights": float}
 """Arguments that take several words."""
 EVERY = {**TRAINING, **PRESETS, **COMMANDS, **REFERENCES, **STUDIES}
@@ -181,10 +182,16 @@ def _parsed(command: Callable[..., Any], name: str, args: Sequence[str]) -> dict
     for option in parameters.keys() & _SEVERAL.keys():
         flag = f"--{option}" if option in optional else option
         parser.add_argument(flag, nargs="+", type=_SEVERAL[option], help=texts[option])
-    parser.add_function_arguments(command, as_positional=positional, skip=set(_SEVERAL))
+    group = typing.get_type_hints(command).get("architecture")
+    skip = {*_SEVERAL, "architecture"}
+    parser.add_function_arguments(command, as_positional=positional, skip=skip)
+    if group is not None:
+        parser.add_class_arguments(group)
     if "name" in optional and args and not args[0].startswith("-"):
         args = ["--name", *args]  # a name may come first, whether it is needed or not
     given = vars(parser.parse_args(list(args)))
+    if group is not None:
+        given["architecture"] = group(**{option: given[option] for option in vars(group())})
     return {option: given[option] for option in parameters}
 
 

@@ -25,6 +25,7 @@ from lightning_bnn.loading import describe_content, load
 from lightning_bnn.modules.bayesian import Bayesian
 from lightning_bnn.modules.judging import Prediction
 from lightning_bnn.settings_files import config_files, read_settings
+from lightning_bnn.tables import results_table
 
 __all__ = ["TrainingCLI", "checkpoint_folders", "newest_checkpoint", "training"]
 
@@ -100,8 +101,6 @@ class TrainingCLI(LightningCLI):
 
     def after_test(self) -> None:
         """Print the numbers of every set."""
-        from lightning_bnn.judging import results_table
-
         if self.trainer.is_global_zero:
             print(results_table(self.trainer.callback_metrics))
 
