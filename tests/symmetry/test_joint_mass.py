@@ -175,6 +175,10 @@ def test_a_stack_is_every_member(name):
         torch.testing.assert_close(together.minimum[k], alone.minimum, rtol=1e-9, atol=1e-12)
     moved = mix(rescale(stack, sym, together.scales), sym, together.matrices)
     assert (mass(moved, sym) <= together.mass * (1 + 1e-12)).all()
+    last = "head.weight" if name != "chain" else "maps.4.weight"
+    stack[last][1] = 1e-14 * stack[last][0]
+    nearly = min_mass(stack, sym, mixing=True)
+    torch.testing.assert_close(nearly.minimum, together.minimum, rtol=1e-5, atol=1e-4)
 
 
 def test_scales_alone_are_as_before():

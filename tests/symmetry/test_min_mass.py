@@ -7,6 +7,7 @@ from torch import nn
 from lightning_bnn import models
 from lightning_bnn import params as P
 from lightning_bnn.symmetry import balancing, discover, mass, min_mass, random_scales, rescale
+from lightning_bnn.symmetry.mass_problem import mass_problem
 
 
 def setup(model, x, **options):
@@ -124,16 +125,35 @@ def test_balance_finds_what_cvxpy_finds(name):
     torch.testing.assert_close(P.apply(model, rescaled, x), P.apply(model, params, x))
 
 
+@pytest.mark.parametrize("largest", [0, 2**16], ids=["conjugate gradients", "dense"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_certificate_holds(name):
+def test_the_certificate_holds(name, largest, monkeypatch):
     """No rescaling is better than the bound says, at whatever point it is taken."""
+    monkeypatch.setattr(balancing, "_LARGEST", largest)
     build, shape, batch_norm = NETWORKS[name]
     _, sym, params = setup(randomise(build()), torch.randn(shape), batch_norm=batch_norm)
     best = min_mass(params, sym, tolerance=1e-14).minimum
-    for sweeps in (1, 2, 3):
-        early = min_mass(params, sym, max_iterations=sweeps)
+    for steps in range(1, 9):
+        early = min_mass(params, sym, max_iterations=steps)
         assert (early.minimum - best) / early.minimum <= early.gap + 1e-13
     assert min_mass(params, sym).gap < 1e-9
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_bound_holds_for_any_direction_and_is_near_for_the_right_one(name):
+    build, shape, batch_norm = NETWORKS[name]
+    _, sym, params = setup(randomise(build()), torch.randn(shape), batch_norm=batch_norm)
+    problem = mass_problem(params, sym)
+    best = balancing.balance(problem, torch.zeros_like(problem.inflow), 1e-14, 100)
+    for size in (0.3, 0.03, 0.003):
+        noise = torch.randn(50, problem.variables, dtype=torch.float64)
+        many = problem.members(torch.zeros(50, dtype=torch.long))
+        here = many.moved(best.logs + size * noise)
+        excess, newton = here.value - best.terms.value, -2 * size * noise
+        near = balancing.bound(here)
+        for bound in (near, *(balancing.bound(here, k * newton) for k in (0, 0.5, 1, 1.5))):
+            assert (excess <= bound + 1e-13 * here.value).all()
+        assert size > 0.01 or (near < 8 * excess).all()
 
 
 @pytest.mark.parametrize("name", ["grouped", "two streams", "self-feeding"])
