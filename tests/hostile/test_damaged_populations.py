@@ -54,20 +54,26 @@ DAMAGE = {
 }
 
 
+PART = "parts/0000000-0000002/part.json"
+ADVICE = {PART: "remove it, and its members", "population.json": "put back a copy, or"}
+
+
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_part_that_was_finished_is_damaged(kind, train, finished):
-    path = finished / "parts" / "0000000-0000002" / "part.json"
+@pytest.mark.parametrize("name", ADVICE)
+def test_a_damaged_file_of_a_folder_is_named_and_stays(name, kind, train, finished):
+    path = finished / name
     path.write_bytes(DAMAGE[kind](path.read_bytes()))
     damaged = path.read_bytes()
-    with pytest.raises(ValueError, match=rf"{path} is damaged: remove it, and its members") as told:
+    with pytest.raises(ValueError, match=rf"{path} is damaged: {ADVICE[name]}") as told:
         train(finished)
     assert "\n" not in str(told.value)
     assert path.read_bytes() == damaged
+    assert len(networks(finished)) == 2
 
 
 def test_a_part_without_its_end_is_trained_again(train, whole, finished):
     """What the sentence proposes."""
-    (finished / "parts" / "0000000-0000002" / "part.json").unlink()
+    (finished / PART).unlink()
     same(whole[1], train(finished))
 
 
@@ -82,16 +88,6 @@ def test_a_part_tells_of_other_members(change, tmp_path):
     parts.write_whole(tmp_path / "part.json", parts.json.dumps({**told, **change}))
     with pytest.raises(ValueError, match="is damaged: remove it"):
         part.summary
-
-
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_what_a_folder_holds_is_damaged(kind, train, finished):
-    path = finished / "population.json"
-    path.write_bytes(DAMAGE[kind](path.read_bytes()))
-    with pytest.raises(ValueError, match=rf"{path} is damaged: put back a copy, or") as told:
-        train(finished)
-    assert "\n" not in str(told.value)
-    assert len(networks(finished)) == 2
 
 
 @pytest.mark.parametrize("torn", [b"", b"model: {", b"\xff"])
@@ -198,11 +194,6 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(
         FULL[what](patch)
         with pytest.raises(ValueError, match=r"The disk of .* is full: make room .* same command"):
             train(tmp_path / "bank")
-    same(whole[1], train(tmp_path / "bank"))
-
-
-def test_progress_that_cannot_be_written_stops_nobody(train, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_bnn.commands.part_callbacks.write_progress", full)
     same(whole[1], train(tmp_path / "bank"))
 
 

@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import shutil
-import subprocess
 import warnings
 from pathlib import Path
 
@@ -240,37 +239,3 @@ def test_merging_counts_the_room_it_needs(tmp_path, monkeypatch):
                 assert len(bank._contents.shards) == 4  # three files of 320 bytes, twice
         assert len(bank._contents.shards) < 7
         assert bank[:]["w"][:, 0].tolist() == list(range(7))
-
-
-@pytest.mark.e2e
-def test_a_disk_that_is_really_full(tmp_path, monkeypatch):
-    """Sixteen pages for twenty-four networks; then somebody makes room."""
-    monkeypatch.setattr(shard_folder, "_MERGE_SHARDS", 8)
-    disk, ballast = tmp_path / "disk", tmp_path / "disk" / "ballast"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)]
-    if subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("mounting a disk is for the administrator")
-
-    class Room(L.Callback):
-        def on_train_batch_end(self, trainer, *_):
-            if trainer.global_step == 20:
-                harvest._writer.flush()
-                ballast.unlink()
-
-    try:
-        ballast.write_bytes(bytes(80 * 1024))
-        harvest = CheckpointHarvester(disk / "bank", every_n_steps=1)
-        with pytest.warns(UserWarning, match=TOLD) as told:
-            trainer = fit(built(Plain), Room(), harvest, max_epochs=1, batches=24)
-        assert sum(TOLD in str(w.message) for w in told) == 1
-        assert trainer.global_step == 24
-        bank = CheckpointBank(disk / "bank", "r")
-        bank.verify()
-        steps = [r["step"] for r in bank.records]
-        assert steps[:3] == [1, 2, 3]
-        assert steps[-4:] == [21, 22, 23, 24]
-        assert len(steps) < 24
-        del bank
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)

@@ -132,7 +132,6 @@ CONVOLUTIONS = (
     (parametrizations.weight_norm, 1, "4 5", 10, 5),
     (parametrizations.weight_norm, 4, "4", 12, 4),
     (parametrizations.spectral_norm, 1, "4 5", 0, 0),
-    (parametrizations.spectral_norm, 4, "4", 4, 0),
 )
 for norm, groups, *counts in CONVOLUTIONS:
     outputs = 5 if groups == 1 else 4

@@ -45,7 +45,7 @@ class Net(nn.Module):
         return self.last(self.dropout(self.activation(x)))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", CASES[:7], ids=lambda c: c.name)
 def test_what_was_solved_is_not_solved_again(case, solved):
     model, x = case.make()
     sym = discover(model, x)

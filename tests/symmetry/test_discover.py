@@ -32,6 +32,7 @@ def check(case):
     assert sym.scaling_dof == case.scales
     assert case.signs is None or sym.sign_dof == case.signs
     assert not sym.frozen
+    assert not sym.unchecked
     assert verify(model, sym, x) < 1e-12
     return model, sym, x
 

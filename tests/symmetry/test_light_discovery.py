@@ -15,7 +15,7 @@ from lightning_bnn.symmetry.fresh_memory import copied, fresh, reused_memory
 from lightning_bnn.symmetry.groups import PermutationGroup
 from lightning_bnn.symmetry.motions import covering_motions
 from lightning_bnn.symmetry.placements import Axis, Placement
-from tests.cases import CASES, Forward
+from tests.cases import CASES
 
 refutation = importlib.import_module("lightning_bnn.symmetry.discovery.refutation")
 checking = importlib.import_module("lightning_bnn.symmetry.discovery.checking")
@@ -114,93 +114,6 @@ def test_what_only_moves_together_is_not_taken_for_two_groups_of_two(kind):
     assert not getattr(left, kind)
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("draws", "message"), [(True, "different outputs"), (False, "no reason")])
-def test_what_is_refused_because_it_draws_says_so(draws, message, monkeypatch):
-    """As a masked autoencoder does, which hides other patches at every call."""
-
-    def forward(self, x):
-        return self.b(torch.relu(self.a(x)) * (torch.rand(6) if draws else 1))
-
-    def refused(*_):
-        raise UnsupportedModel("no reason")
-
-    model = Forward(forward, a=nn.Linear(5, 6), b=nn.Linear(6, 3))
-    monkeypatch.setattr(refutation, "_refuted", refused)
-    with pytest.raises(UnsupportedModel, match=message):
-        discover(model, torch.randn(2, 5))
-
-
-# ------------------------------------------------------------ one trace for both modes
-class Asks(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(5, 6), nn.Linear(6, 3)
-
-    def forward(self, x):
-        x = torch.relu(self.a(x))
-        return self.b(2 * x if self.training else x)
-
-
-class Switches(Asks):
-    """It keeps its mode under a name of its own."""
-
-    factor = 1.0
-
-    def train(self, mode=True):
-        self.factor = 2.0 if mode else 1.0
-        return super().train(mode)
-
-    def forward(self, x):
-        return self.b(torch.relu(self.a(x)) * self.factor)
-
-
-def with_(layer):
-    return lambda: nn.Sequential(nn.Linear(5, 6), nn.ReLU(), layer, nn.Linear(6, 3))
-
-
-def hooked():
-    def hook(module, _, out):
-        return 2 * out if module.training else out
-
-    model = with_(nn.Identity())()
-    model.register_forward_hook(hook)
-    return model
-
-
-@pytest.mark.parametrize(
-    "build", [Asks, Switches, hooked, with_(nn.Dropout(0.5)), with_(nn.BatchNorm1d(6))]
-)
-def test_what_depends_on_the_mode_is_traced_in_both(build):
-    model, inputs = build().eval(), Inputs((torch.randn(4, 5),))
-    graphs = trace_graphs(model, inputs, "carrier")
-    assert graphs.training is not graphs.evaluation
-    assert not graphs.evaluation.says_the_same(graphs.training)
-    assert "training" not in vars(nn.Module)
-
-
-@pytest.mark.parametrize(
-    "build", [lambda: mlp(5, [6], 3), with_(nn.LayerNorm(6)), with_(nn.Dropout(0.0))]
-)
-def test_what_does_not_is_traced_once(build):
-    model, inputs = build().eval(), Inputs((torch.randn(4, 5),))
-    graphs = trace_graphs(model.float(), inputs, "carrier")
-    assert graphs.training is graphs.evaluation
-    assert "training" not in vars(nn.Module)
-
-
-@pytest.mark.parametrize(("p", "same"), [(0.0, True), (0.1, False)])
-def test_a_dropout_of_nothing_is_no_difference(p, same):
-    def forward(self, x):
-        h = torch.relu(self.a(x))
-        return self.b(nn.functional.dropout(h, p, self.training))
-
-    model = Forward(forward, a=nn.Linear(5, 6), b=nn.Linear(6, 3)).eval()
-    graphs = trace_graphs(model, Inputs((torch.randn(4, 5),)), "carrier")
-    assert graphs.training is not graphs.evaluation
-    assert graphs.evaluation.says_the_same(graphs.training) is same
-
-
 # ------------------------------------------------------------ rounding
 def test_a_network_in_which_rounding_grows_keeps_its_groups(monkeypatch):
     """As deep batch norms over two examples do; a wrong group still makes an error of one."""
@@ -244,30 +157,3 @@ def test_memory_is_used_again_only_when_nobody_looks_at_it():
         assert third.dtype == torch.float64
     fourth = copied(third)  # outside of it, memory is torch's own
     assert torch.equal(fourth, third)
-
-
-def test_many_tensors_in_turn_keep_their_numbers():
-    generator = torch.Generator().manual_seed(0)
-    with reused_memory():
-        held = []
-        for k in range(300):
-            rows = int(torch.randint(1, 900, (), generator=generator))
-            dtype = (torch.float32, torch.float64, torch.bfloat16)[k % 3]
-            held.append((k, copied(torch.full((rows, 77), k, dtype=torch.float64), dtype)))
-            if len(held) > 5:
-                held.pop(int(torch.randint(0, 6, (), generator=generator)))
-            assert all(bool((t == torch.tensor(n, dtype=t.dtype)).all()) for n, t in held)
-
-
-def test_groups_of_two_and_signs_move_in_one_motion_in_the_other_or_in_both():
-    torch.manual_seed(0)
-    sizes = [3, 2, 2, 2, 2, 2, 2, 3]
-    layers = [[nn.Linear(a, b), nn.Tanh()] for a, b in zip(sizes, sizes[1:], strict=False)]
-    sym = discover(nn.Sequential(*sum(layers, [])), torch.randn(4, 3))
-    swapped, flipped = set(), set()
-    for seed in range(5):
-        motions = covering_motions(sym, torch.Generator().manual_seed(seed))
-        swapped |= set(zip(*([bool(o[0]) for o in m.cycles] for m in motions), strict=True))
-        signs = [torch.cat(list(m.factors["signs"])) for m in motions]
-        flipped |= set(zip(*((s < 0).tolist() for s in signs), strict=True))
-    assert swapped == flipped == {(True, False), (False, True), (True, True)}
