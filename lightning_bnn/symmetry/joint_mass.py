@@ -122,7 +122,7 @@ class _State:
         problem = self.problem()
         found = minimise(problem, torch.zeros_like(self.logs), _EXACT, 200)
         if bool((found.fall != 0).any()):
-            self.attained &= found.problem.value == problem.value
+            self.attained &= found.attained
             self._drop(found.fall)
         self.rescale(found.logs)
         self._mix()

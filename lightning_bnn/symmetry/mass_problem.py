@@ -126,6 +126,12 @@ class Posynomial:
             [self.single.sum(-1), *(m.terms.sum((1, 2, 3)) for m in self.matrices)]
         ).sum(0)
 
+    @property
+    def support(self) -> Posynomial:
+        """One for every term that is there, so that their sum counts them."""
+        matrices = tuple(m._replace(terms=(m.terms > 0).double()) for m in self.matrices)
+        return replace(self, single=(self.single > 0).double(), matrices=matrices)
+
     @cached_property
     def inflow(self) -> Tensor:
         """For every scale the mass that grows with it, times the powers."""

@@ -161,11 +161,11 @@ def _over_scales(
         )
     u = u if start is None else _join(start, u)
     found = minimise(whole, u, tolerance, most)
-    attained = found.problem.value == whole.value
     if oracle:
-        found = found.at(_by_cvxpy(params, sym, attained) * (whole.inflow > 0))
+        found = found.at(_by_cvxpy(params, sym, found.attained) * (whole.inflow > 0))
     scales = no_worse(whole, found).exp().split([g.units for g in sym.scalings], -1)
-    return MinMass(whole.value, found.value, scales, found.gap, found.steps, dead, attained)
+    reached = found.gap, found.steps, dead, found.attained
+    return MinMass(whole.value, found.value, scales, *reached)
 
 
 def _by_cvxpy(params: Params, sym: Symmetries, attained: Tensor) -> Tensor:

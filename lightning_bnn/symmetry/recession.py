@@ -36,6 +36,7 @@ class Minimum(NamedTuple):
         gap: certified relative bound on what is left to gain.
         steps: how many there were.
         fall: a direction along which the other terms fall, and these stay as they are.
+        attained: whether there are no other terms, however small, for every member.
     """
 
     problem: Posynomial
@@ -44,6 +45,7 @@ class Minimum(NamedTuple):
     gap: Tensor
     steps: int
     fall: Tensor
+    attained: Tensor
 
     def at(self, logs: Tensor) -> Minimum:
         """The same for other log scales."""
@@ -72,7 +74,10 @@ def minimise(whole: Posynomial, start: Tensor, tolerance: float, most: int) -> M
         start = torch.where(stuck[:, None], start, found.logs) * (problem.inflow > 0)
         found = balance(problem, start, tolerance, most - steps)
         steps += found.steps
-    return Minimum(problem, found.logs, found.terms.value, found.gap, steps, fall)
+    attained = ~fall.any(-1)
+    if not bool(attained.all()):
+        attained = problem.support.value == whole.support.value
+    return Minimum(problem, found.logs, found.terms.value, found.gap, steps, fall, attained)
 
 
 def no_worse(whole: Posynomial, found: Minimum) -> Tensor:

@@ -74,6 +74,21 @@ def test_scales_are_finite_and_the_bound_is_the_limit(kind):
     torch.testing.assert_close(far, found.minimum, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("size", [1e-40, 1e-12, 1e-3, 1e12])
+@pytest.mark.parametrize("kind", ["head", "first layer", "a branch"])
+def test_terms_of_any_size_may_vanish(kind, size):
+    """Where they are below rounding, scales may reach the limit as far as numbers can tell."""
+    params, sym, _ = with_zeros(kind)
+    for name in ("first.weight", "head.weight", "c.weight"):
+        weights = {**params, name: size * params[name]}
+        found = min_mass(weights, sym)
+        assert found.gap < 1e-9
+        at = mass(rescale(weights, sym, found.scales), sym)
+        assert found.minimum * (1 - 1e-12) <= at <= found.mass * (1 + 1e-12)
+        if found.attained:
+            torch.testing.assert_close(at, found.minimum, rtol=1e-9, atol=0)
+
+
 def _far_along(params, sym, found):
     """Scales far along a direction in which no term grows, found by linear programming."""
     direction = steepest(mass_problem(params, sym))
