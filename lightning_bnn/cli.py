@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import gc
 import importlib
 import inspect
 import os
 import sys
+import typing
 from collections.abc import Callable, Sequence
-
-from lightning_bnn.commands.deferred import deferred, imported
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 __all__ = ["main"]
 
@@ -56,6 +60,9 @@ REFERENCES = {
     "leaderboard": "score all methods against the sampled posteriors, at equal cost in gradients",
 }
 """What posteriors are compared with; the functions live in ``studies/<name>.py``, too."""
+_LIGHT = ("__future__", "typing", "collections.abc", "lightning_bnn.commands.architecture")
+_SEVERAL = {"sources": str, "weights": float}
+"""Arguments that take several words."""
 EVERY = {**TRAINING, **PRESETS, **COMMANDS, **REFERENCES, **STUDIES}
 
 
@@ -83,7 +90,7 @@ def main(args: Sequence[str] | None = None) -> None:
         print("\nstopped; the same command goes on from its last checkpoint", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:
-        message = imported("lightning_bnn.commands.mistakes").mistake(error, args)
+        message = _imported("commands.mistakes").mistake(error, args)
         if message is None:
             raise
         _fail(message)
@@ -102,57 +109,94 @@ def _let_threads_rest() -> None:
 
 def _check_name(name: str) -> None:
     if name not in EVERY:
-        meant = imported("lightning_bnn.commands.spelling").did_you_mean(name, EVERY)
+        meant = _imported("commands.parsers").did_you_mean(name, EVERY)
         choice = f"; choose from: {', '.join(EVERY)}."
         _fail(f"there is no command {name!r}{meant or choice}")
 
 
 def _run(name: str, args: Sequence[str]) -> None:
-    if name in TRAINING:
-        words = imported("lightning_bnn.commands.training_help")
-        text = words.help_of_training(name, args[1:], TRAINING[name])
-        if text is not None:
-            print(text)
-            raise SystemExit(0)
-        if words.WHOLE in args:
-            args = sys.argv[1:] = [name, "--help"]
-        imported("lightning_bnn.commands.training").training(args)
-        return
     if name in PRESETS:
-        imported("lightning_bnn.commands.presets").presets(args[1:])
-    else:
+        _imported("commands.presets").presets(args[1:])
+    elif name not in TRAINING:
         folder = "commands" if name in COMMANDS else "studies"
-        _call(deferred(f"lightning_bnn.{folder}.{name}", name), name, args[1:])
+        values = _parsed(_declared(f"{folder}.{name}", name), name, args[1:])
+        getattr(_imported(f"{folder}.{name}"), name)(**values)
+    elif {"-h", "--help"} & set(args):
+        first = f"usage: lightning-bnn {name} -c CONFIG [options]\n\n{TRAINING[name]}"
+        print(f"{first}\n\n{_text(_declared('commands.training', 'training'))}")
+        raise SystemExit(0)
+    else:
+        _imported("commands.training").training(args)
 
 
-def _call(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
-    """Call it with arguments from the command line, or from a file that ``--config`` names."""
-    from jsonargparse import auto_cli
-
-    from lightning_bnn.commands.parsers import StrictParser
-    from lightning_bnn.commands.several import call_with_several, takes_several
-    from lightning_bnn.settings_files import config_files, read_settings
-
-    for file in config_files(args):
-        read_settings(file)
-    prog, args = f"lightning-bnn {name}", _with_name(command, args)
-    if takes_several(command):
-        call_with_several(command, args, prog, numbers="weights")
-        return
-    if "config" not in inspect.signature(command).parameters:
-        auto_cli(command, args=list(args), prog=prog, parser_class=StrictParser)
-        return
-    description = (inspect.getdoc(command) or "").partition("\n\nArgs:")[0]
-    parser = StrictParser(prog=prog, description=description)
-    parser.add_function_arguments(command, as_positional=False)
-    command(**vars(parser.parse_args(args)))
+def _imported(name: str) -> ModuleType:
+    """Import a module without collecting garbage, which takes a second and finds nothing."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(f"lightning_bnn.{name}")
+    finally:
+        if collecting:
+            gc.enable()
 
 
-def _with_name(command: Callable[..., None], args: Sequence[str]) -> Sequence[str]:
-    """The command line with ``--name`` where a name comes first, as it may: needed or not."""
-    parameter = inspect.signature(command).parameters.get("name")
-    optional = parameter is not None and parameter.default is not parameter.empty
-    return ["--name", *args] if optional and args and not args[0].startswith("-") else args
+def _declared(module: str, name: str) -> Callable[..., Any]:
+    """Read the signature and docstring of a command without importing what the command needs.
+
+    The names in its signature are built in, from `typing` or `collections.abc`, or literal types
+    at the top of its file.
+    """
+    file = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    light: list[ast.stmt] = [
+        node
+        for node in tree.body
+        if (isinstance(node, ast.ImportFrom) and node.module in _LIGHT)
+        or (isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal["))
+    ]
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    function = next(node for node in functions if node.name == name)
+    function.body = function.body[:1]  # its docstring
+    space: dict[str, Any] = {"__name__": "lightning_bnn"}
+    exec(compile(ast.Module([*light, function], []), str(file), "exec"), space)
+    command: Callable[..., Any] = space[name]
+    return command
+
+
+def _parsed(command: Callable[..., Any], name: str, args: Sequence[str]) -> dict[str, Any]:
+    """Read the arguments of a command from the command line, or from files of ``--config``."""
+    import docstring_parser
+
+    parsers, settings = _imported("commands.parsers"), _imported("settings_files")
+    for file in settings.config_files(args):
+        settings.read_settings(file)
+    parameters = inspect.signature(command).parameters
+    optional = {p.name for p in parameters.values() if p.default is not p.empty}
+    texts = {
+        p.arg_name: p.description for p in docstring_parser.parse(command.__doc__ or "").params
+    }
+    parser = parsers.StrictParser(prog=f"lightning-bnn {name}", description=_text(command))
+    positional = "config" not in parameters
+    if positional:
+        parser.add_argument("--config", action="config", help="a file with any of these options")
+    for option in parameters.keys() & _SEVERAL.keys():
+        flag = f"--{option}" if option in optional else option
+        parser.add_argument(flag, nargs="+", type=_SEVERAL[option], help=texts[option])
+    group = typing.get_type_hints(command).get("architecture")
+    skip = {*_SEVERAL, "architecture"}
+    parser.add_function_arguments(command, as_positional=positional, skip=skip)
+    if group is not None:
+        parser.add_class_arguments(group)
+    if "name" in optional and args and not args[0].startswith("-"):
+        args = ["--name", *args]  # a name may come first, whether it is needed or not
+    given = vars(parser.parse_args(list(args)))
+    if group is not None:
+        given["architecture"] = group(**{option: given[option] for option in vars(group())})
+    return {option: given[option] for option in parameters}
+
+
+def _text(command: Callable[..., Any]) -> str:
+    return (inspect.getdoc(command) or "").partition("\n\nArgs:")[0]
 
 
 def _usage() -> str:

@@ -155,7 +155,8 @@ def commands_page() -> str:
     """Every command with its arguments, which are those of a function, or with its help."""
     how = "`lightning-bnn COMMAND --help` shows the same, and which arguments are options."
     others = "\n\n".join(f"## {name}\n\n{_command(name)}" for name in EXAMPLES)
-    functions = "\n\n".join(f"::: {function}" for function in commands().values())
+    shared = "lightning_bnn.commands.architecture.Architecture"
+    functions = "\n\n".join(f"::: {path}" for path in [*commands().values(), shared])
     return f"# Commands\n\n{how}\n\n{others}\n\n{functions}\n"
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
+from lightning_bnn.commands.architecture import Architecture
 from lightning_bnn.commands.diff_report import (
     EXIT_CODES,
     Report,
@@ -15,7 +16,7 @@ from lightning_bnn.commands.diff_report import (
     verdict_of,
     write_report,
 )
-from lightning_bnn.commands.disk_networks import DiskNetworks, disk_networks, shown
+from lightning_bnn.commands.disk_networks import DiskNetworks, shown
 from lightning_bnn.commands.judged_examples import Examples, examples_of, loss
 from lightning_bnn.symmetry import barrier, difference, fingerprint
 from lightning_bnn.symmetry.matching.interpolation import (
@@ -33,14 +34,9 @@ ByWeights = Literal["ascent", "frank-wolfe", "best"]
 def diff(
     a: str,
     b: str,
-    network: str | None = None,
-    input: str = "",
-    init: dict[str, Any] | None = None,
-    prefix: str | None = None,
-    batch_norm: Literal["carrier", "eval"] = "carrier",
+    architecture: Architecture,
     method: ByWeights = "ascent",
     nulls: int = 8,
-    seed: int = 0,
     data: str | None = None,
     out: str | None = None,
     overwrite: bool = False,
@@ -57,21 +53,11 @@ def diff(
             model.safetensors or its shards).
         b: another network of the same architecture. For example: lightning-bnn diff a.safetensors
             b.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
-        network: import path of a class or function that returns the network, or a configuration for
-            fit (.yaml); not needed for folders of Hugging Face, if transformers is installed.
-        input: shape of the input, e.g. 1,3,224,224; a type may follow a colon, e.g. 2,16:int64;
-            separate several inputs by ;
-        init: arguments of the class, e.g. --init.num_classes 10
-        prefix: prefix of the network's tensor names in the files, dot included, e.g. net. (found
-            automatically if only one fits); files that lack it everywhere are accepted.
-        batch_norm: carrier leaves the weights before a batch norm alone; eval treats the norm as a
-            fixed affine map.
+        architecture: options that name the network.
         method: how units are matched: ascent goes from group to group, frank-wolfe moves all at
             once, best takes the better result of the two.
         nulls: number of networks that only look like A and are matched to B, to measure what
             independent networks have in common.
-        seed: random seed of these networks, the initialisation, the example input and all
-            random inputs.
         data: data for the loss barrier between the two networks: import path of a
             LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with inputs
             and targets.
@@ -82,15 +68,15 @@ def diff(
     target = check_out(out, overwrite)
     stored = [open_network(Path(path)) for path in (a, b)]
     examples = examples_of(data) if data is not None else None
-    networks = disk_networks(stored, network, input, init, prefix, batch_norm, "copy", seed)
+    networks = DiskNetworks.of(stored, architecture, "copy")
     print(f"{a}\n{b}\n{networks.describe('not compared')}", flush=True)
     if target is None and _are_equal(networks):
         print("every tensor is the same, bit for bit\nverdict: the same function")
         return
-    report = _report(networks, examples, method, nulls, seed)
+    report = _report(networks, examples, method, nulls, architecture.seed)
     print(report)
     if target is not None:
-        write_report(report, target, {"a": a, "b": b, "method": method, "seed": seed})
+        write_report(report, target, {"a": a, "b": b, "method": method, "seed": architecture.seed})
         print(f"wrote {target} and {target.with_suffix('.png')}")
     if EXIT_CODES[report.verdict]:
         raise SystemExit(EXIT_CODES[report.verdict])

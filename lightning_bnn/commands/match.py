@@ -10,17 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.commands.disk_networks import DiskNetworks, disk_networks, shown, target_of
+from lightning_bnn.arguments import check_count
+from lightning_bnn.commands.architecture import Architecture
+from lightning_bnn.commands.disk_networks import DiskNetworks, shown, target_of
 from lightning_bnn.commands.judged_examples import Examples, examples_of, loss
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry import (
-    FullMatch,
-    Learning,
-    MatchResult,
-    Symmetries,
-    barrier,
-    match_all,
-)
+from lightning_bnn.symmetry import FullMatch, Learning, MatchResult, barrier, match_all
 from lightning_bnn.symmetry import match as match_networks
 from lightning_bnn.weight_files import moved, open_network, write_like
 
@@ -34,29 +29,22 @@ _BY_DATA = ("activations", "correlation", "learned")
 def match(
     a: str,
     b: str,
+    architecture: Architecture,
     out: str | None = None,
-    network: str | None = None,
-    input: str = "",
-    init: dict[str, Any] | None = None,
-    prefix: str | None = None,
-    batch_norm: Literal["carrier", "eval"] = "carrier",
     method: Literal[
         "best",
         "ascent",
         "frank-wolfe",
+        "mixing",
         "activations",
         "correlation",
         "learned",
     ] = "best",
     steps: int = 200,
     restarts: int = 0,
-    signs: bool = False,
-    mixing: bool = False,
-    seed: int = 0,
     data: str | None = None,
     others: Literal["refuse", "copy"] = "refuse",
     overwrite: bool = False,
-    dry_run: bool = False,
 ) -> None:
     """Bring network A into the frame of network B, by its weights or by what it does on data.
 
@@ -67,56 +55,45 @@ def match(
         a: the network that moves: .safetensors, .ckpt, .pt, or a folder of Hugging Face
             (config.json beside model.safetensors or its shards).
         b: the network that A is brought close to.
-        out: output, a .safetensors file, or a folder if A is one. For example: lightning-bnn match
-            a.safetensors b.safetensors --out c.safetensors --network torchvision.models.resnet18
-            --input 1,3,224,224
-        network: import path of a class or function that returns the network, or a configuration for
-            fit (.yaml); not needed for folders of Hugging Face, if transformers is installed.
-        input: shape of the input, e.g. 1,3,224,224; a type may follow a colon, e.g. 2,16:int64;
-            separate several inputs by ;
-        init: arguments of the class, e.g. --init.num_classes 10
-        prefix: prefix of the network's tensor names in the files, dot included, e.g. net. (found
-            automatically if only one fits); files that lack it everywhere are accepted.
-        batch_norm: carrier leaves the weights before a batch norm alone; eval treats the norm as a
-            fixed affine map.
+        architecture: options that name the network.
+        out: output, a .safetensors file, or a folder if A is one; by default only numbers are
+            printed. For example: lightning-bnn match a.safetensors b.safetensors --out
+            c.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
         method: by weights: ascent goes from group to group, frank-wolfe moves all at once, best
-            takes the better result of the two. By examples, with --data: activations and
+            takes the better result of the two; signs of units are flipped where the network allows
+            it. mixing also mixes the channels of heads, streams and adapters by matrices: by
+            weights or, with --data, by activations. By examples, with --data: activations and
             correlation compare what hidden units do; learned lowers the loss half way between the
             networks by gradients.
         steps: gradient steps of learned, with one batch of 64 examples each.
         restarts: number of further attempts from random permutations.
-        signs: also flip the signs of units, where the network allows it (true or false).
-        mixing: also mix the channels of heads, streams and adapters by matrices, with the methods
-            best and activations (true or false).
-        seed: random seed of the restarts, the initialisation and the example input.
         data: data for the loss barrier before and after, and for methods that match by examples:
             import path of a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors
             file with inputs and targets.
         others: what to do with tensors in A that do not belong to the network: refuse or copy.
         overwrite: replace an existing file or folder at --out (true or false).
-        dry_run: print what there is before matching, and write nothing (true or false).
     """
-    _check(method, steps, signs, mixing, data)
+    check_count("steps", steps)
+    if method in _BY_DATA and data is None:
+        raise ValueError(f"`--data` must be given for method {method!r}.")
     stored = [open_network(Path(path)) for path in (a, b)]
-    target = target_of(out, stored, overwrite, dry_run)
+    target = target_of(out, stored, overwrite)
     examples = examples_of(data) if data is not None else None
     if method == "learned" and examples is not None and len(examples.batches) < 2:
         raise ValueError(
             f"`--data` must hold at least two batches for method {method!r}: one of them judges; "
             f"got {examples}."
         )
-    networks = disk_networks(stored, network, input, init, prefix, batch_norm, others, seed)
+    networks = DiskNetworks.of(stored, architecture, others)
     sym = networks.sym
-    if not (sym.permutations or (signs and sym.signs) or (mixing and sym.linear)):
+    if not (sym.permutations or sym.signs or (method == "mixing" and sym.linear)):
         raise ValueError("The network has no units that can be exchanged: there is nothing to do.")
     pair = _Pair(networks, examples)
     print(f"{a} moves into the frame of {b}\n{networks.describe()}", flush=True)
     before = pair.numbers(lambda read, name: read(name))
     print("\n".join(f"{name}: {value:.6g}" for name, value in before.items()), flush=True)
-    if dry_run:
-        return
-    how: dict[str, Any] = {"method": method, "restarts": restarts, "signs": signs, "seed": seed}
-    result = _mixed(pair, sym, method) if mixing else _permuted(pair, sym, steps, how)
+    how = {"method": method, "restarts": restarts, "seed": architecture.seed}
+    result = pair.matched(steps, how)
     print(f"\n{result}")
     after = pair.numbers(_mover(networks, result))
     print("\n".join(f"{name}: {before[name]:.6g} -> {after[name]:.6g}" for name in after))
@@ -125,24 +102,12 @@ def match(
         _write(networks, result, target, overwrite)
 
 
-def _check(method: str, steps: int, signs: bool, mixing: bool, data: str | None) -> None:
-    if steps < 1:
-        raise ValueError(f"`--steps` must be at least 1, got {steps}.")
-    if method in _BY_DATA and data is None:
-        raise ValueError(f"`--data` must be given for method {method!r}.")
-    if method in _BY_DATA and signs:
-        raise ValueError(f"`--signs` must be false for method {method!r}, which only permutes.")
-    if mixing and method not in ("best", "activations"):
-        raise ValueError(f"`--mixing` goes with methods best and activations, got {method!r}.")
-    if mixing and signs:
-        raise ValueError("`--signs` must be false with `--mixing`: matrices hold both.")
-
-
 class _Pair:
-    """Both networks as numbers to compute with, and what they are judged on."""
+    """Both networks as numbers to compute with, and the examples to compare them on."""
 
     def __init__(self, networks: DiskNetworks, examples: Examples | None) -> None:
-        self.model, self.a, self.b = networks.network, networks.read(0), networks.read(1)
+        self.model, self.sym = networks.network, networks.sym
+        self.a, self.b = networks.read(0), networks.read(1)
         self.examples = None if examples is None else examples.fitted(self.model, self.a)
 
     def numbers(self, move: Move) -> dict[str, float]:
@@ -154,26 +119,23 @@ class _Pair:
             numbers[f"barrier on {self.examples}"] = line.height
         return numbers
 
-
-def _permuted(pair: _Pair, sym: Symmetries, steps: int, how: dict[str, Any]) -> MatchResult:
-    """Matched by permutations and signs."""
-    by_data: dict[str, Any] = {}
-    if how["method"] in _BY_DATA and pair.examples is not None:
-        by_data = {"model": pair.model, "batches": pair.examples.batches, "loss": loss}
-        by_data["learning"] = Learning(steps=steps)
-    return match_networks(pair.a, pair.b, sym, **how, **by_data)
-
-
-def _mixed(pair: _Pair, sym: Symmetries, method: str) -> FullMatch:
-    """Matched by matrices as well."""
-    if method == "best" or pair.examples is None:
-        return match_all(pair.a, pair.b, sym)
-    batches = pair.examples.batches
-    return match_all(pair.a, pair.b, sym, by="activations", model=pair.model, batches=batches)
+    def matched(self, steps: int, how: dict[str, Any]) -> MatchResult | FullMatch:
+        """Match the first network to the second."""
+        data: dict[str, Any] = {}
+        if self.examples is not None:
+            data = {"model": self.model, "batches": self.examples.batches}
+        if how["method"] == "mixing":
+            data["by"] = "activations" if data else "weights"
+            return match_all(self.a, self.b, self.sym, **data)
+        if how["method"] in _BY_DATA:
+            how |= {**data, "loss": loss, "learning": Learning(steps=steps)}
+        else:
+            how["signs"] = True
+        return match_networks(self.a, self.b, self.sym, **how)
 
 
 def distance(a: Params, b: Params, move: Move) -> float:
-    """Euclidean distance of two networks, tensor by tensor, once the first has moved."""
+    """Compute the Euclidean distance of two networks, by tensors, once the first has moved."""
     floating = (name for name, tensor in a.items() if tensor.is_floating_point())
     squares = ((move(a.__getitem__, n) - b[n]).square().sum(dtype=torch.float64) for n in floating)
     return math.sqrt(float(sum(squares)))
@@ -193,7 +155,7 @@ def _write(
     networks: DiskNetworks, result: MatchResult | FullMatch, target: Path, overwrite: bool
 ) -> None:
     """Read, move and write one tensor after the other."""
-    networks.forget_network()
+    networks.network.to("meta")  # free its memory
     file, move = networks.files[0], _mover(networks, result)
     steps = iter(shown(file.stored.tensors, "writing"))
 

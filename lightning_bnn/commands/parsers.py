@@ -1,24 +1,74 @@
-"""A parser that takes options in full only, and says itself what it does not accept and why."""
+"""A parser that takes options in full only, and says what it refuses in the words of the user."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import os
 import re
-from collections.abc import Iterator
-from typing import Any, ClassVar, NoReturn
+import sys
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin
 
-from jsonargparse import ActionConfigFile, ArgumentParser
+from jsonargparse import (
+    ActionConfigFile,
+    ArgumentError,
+    ArgumentParser,
+    DefaultHelpFormatter,
+    Namespace,
+)
 
-from lightning_bnn.commands.refused_values import Refusal, refusal_of
-from lightning_bnn.commands.spelling import did_you_mean
-
-__all__ = ["StrictParser"]
+__all__ = ["Refusal", "StrictParser", "did_you_mean", "import_exports", "refusal_of"]
 
 # Names that argparse and jsonargparse tell nowhere but in their messages.
 _UNKNOWN = re.compile(r"(?:unrecognized arguments: (?=--)|option ')([^\s=']+)", re.IGNORECASE)
 _MISSING = re.compile(r"arguments are required: (.*)")
 _COMMAND = re.compile(r"^(fit|validate|test|predict)\.")
+_SUBCLASSES = re.compile(r", known subclasses: [^)]*")
+_NAMES = {NoneType: "null", bool: "true or false"}
+_LONGEST = 80
+_CLASS = " (a class, or a group of `class_path` and `init_args`)"
+_FULL_PATH = (
+    ": give its full path (package.module.Class); modules, data sets and callbacks of this "
+    "package are known by their bare names"
+)
+
+
+class Refusal(ArgumentError, TypeError):  # jsonargparse handles both on the way out
+    """An argument that a parser does not accept.
+
+    Args:
+        reason: what is wrong, without a full stop.
+        culprit: the word that is, to be looked for in configurations; by default the setting.
+        meant: half a sentence that names a better word.
+        key: the full name of the setting; empty if none is to blame.
+    """
+
+    def __init__(self, reason: str, culprit: str = "", meant: str = "", key: str = "") -> None:
+        colon = "" if reason.startswith("must be") else ":"
+        super().__init__(None, f"`{key}`{colon} {reason}" if key else reason)
+        self.reason, self.meant, self.key = reason, meant, key
+        self.culprit = culprit or key.rpartition(".")[-1]
+
+    def under(self, key: str) -> Refusal:
+        """Return the same refusal for a setting in the group of this name."""
+        return Refusal(self.reason, self.culprit, self.meant, f"{key}.{self.key}".rstrip("."))
+
+
+class _ShortHelp(DefaultHelpFormatter):
+    """Help as wide as a screen, without the hundreds of classes that would fit."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, **{**options, "max_help_position": 32, "width": 100})
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        return _SUBCLASSES.sub("", super()._get_help_string(action))
+
+    def _format_action(self, action: argparse.Action) -> str:
+        return "" if action.dest.endswith(".help") else super()._format_action(action)
 
 
 class StrictParser(ArgumentParser):
@@ -37,7 +87,8 @@ class StrictParser(ArgumentParser):
     _typed: tuple[argparse.Action, Any, int] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "allow_abbrev": False, "exit_on_error": False})
+        ours = {"allow_abbrev": False, "exit_on_error": False, "formatter_class": _ShortHelp}
+        super().__init__(*args, **{**kwargs, **ours})
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         self._typed = action, " ".join(arg_strings), len(self._refusals)
@@ -64,7 +115,7 @@ class StrictParser(ArgumentParser):
         raise refusal from None if ex is refusal else ex
 
     def _refused(self, action: argparse.Action, value: Any, before: int) -> Refusal:
-        """Why a value was refused: the likeliest type is tried first, so its refusal counts."""
+        """Explain a refused value: the likeliest type is tried first, so its refusal counts."""
         inner = self._refusals[before:]
         del self._refusals[before:]
         if inner:
@@ -92,9 +143,124 @@ class StrictParser(ArgumentParser):
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Every option of a parser and of its subcommands."""
+    """List every option of a parser and of its subcommands."""
     yield from parser._option_string_actions
     for action in parser._actions:
         if isinstance(action.choices, dict):
             for name in action.choices:
                 yield from _options(action.choices[name])
+
+
+def did_you_mean(word: str, known: Iterable[str], quote: str = "'") -> str:
+    """Name what is nearest to a word, or to its first part, in half a sentence; or nothing.
+
+    >>> did_you_mean("fti", ["fit", "test"])
+    "; did you mean 'fit'?"
+    >>> did_you_mean("modle.init_args.members", ["model", "data"])
+    "; did you mean 'model'?"
+
+    Args:
+        word: what was written.
+        known: what can be written.
+        quote: around the name.
+    """
+    names = list(known)
+    near = get_close_matches(word, names, 1) or get_close_matches(word.partition(".")[0], names, 1)
+    return f"; did you mean {quote}{near[0]}{quote}?" if near else ""
+
+
+# ------------------------------------------------------------ values
+def refusal_of(hint: Any, value: Any) -> Refusal:
+    """Explain why a value was refused.
+
+    >>> print(refusal_of(int | None, "many"))
+    must be int or null, got many
+
+    Args:
+        hint: the type that was asked for.
+        value: as it was typed, or as it was read from a file.
+    """
+    classes = tuple(_classes(hint))
+    others = {bool, int, float, str}.intersection(get_args(hint))
+    for path in _class_paths(value) if classes else ():
+        looks_like_one = "." in path or path[:1].isupper()
+        if (looks_like_one or not others) and (problem := _problem(path, classes)):
+            return problem
+    shown = str(value.as_dict() if isinstance(value, Namespace) else value)
+    shown = shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "..."
+    note = "" if others or not classes else _CLASS
+    return Refusal(f"must be {_choice(hint)}{note}, got {shown}")
+
+
+def _choice(hint: Any) -> str:
+    """Describe all that fits a type, null for None.
+
+    >>> _choice(Literal["a", "b"] | None), _choice(list[int])
+    ("'a' or 'b' or null", 'a list of int')
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType, Literal):
+        return " or ".join(dict.fromkeys(map(repr if origin is Literal else _choice, args)))
+    if args and origin in (Callable, Annotated):
+        return _choice(args[-1] if origin is Callable else args[0])
+    if args and issubclass(origin, Iterable) and not issubclass(origin, Mapping):
+        return f"a list of {_choice(args[0])}"
+    return _NAMES.get(hint) or str(getattr(origin or hint, "__name__", hint))
+
+
+def _classes(hint: Any) -> Iterator[type]:
+    """List the classes of which a type accepts an instance, or a function that makes one."""
+    for inner in get_args(hint):
+        yield from _classes(inner)
+    if inspect.isclass(hint) and hint.__module__.split(".")[0] not in sys.stdlib_module_names:
+        yield hint
+
+
+def _class_paths(value: Any) -> list[str]:
+    """Find what may be meant as the name of a class."""
+    if isinstance(value, list):
+        return [path for item in value for path in _class_paths(item)]
+    path = value.get("class_path") if isinstance(value, (dict, Namespace)) else value
+    path = path.strip("[]") if isinstance(path, str) else ""
+    return [path] if re.fullmatch(r"[A-Za-z_][\w.]*", path) else []
+
+
+def _problem(path: str, wanted: tuple[type, ...]) -> Refusal | None:
+    """Explain why there is no class of that name, or why it is none that is wanted."""
+    module, _, name = path.rpartition(".")
+    if not module:
+        import_exports()
+        known = {kind.__name__ for kind in _subclasses(wanted)}
+        meant = did_you_mean(path, known)
+        missing = Refusal(f"there is no class {path!r}{'' if meant else _FULL_PATH}", path, meant)
+        return None if path in known else missing
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        return Refusal(f"there is no module {error.name!r}", str(error.name))
+    except AttributeError as error:
+        meant = did_you_mean(name, (n for n in dir(error.obj) if not n.startswith("_")))
+        return Refusal(f"there is no {name!r} in {module}", name, meant)
+    if inspect.isclass(kind) and issubclass(kind, wanted):
+        return None
+    return Refusal(f"{path} is no {' or '.join(kind.__name__ for kind in wanted)}", name)
+
+
+def _subclasses(classes: tuple[type, ...]) -> Iterator[type]:
+    """List all imported classes that count as one of these, which bare names stand for."""
+    for kind in classes:
+        yield kind
+        yield from _subclasses(tuple(kind.__subclasses__()))
+
+
+def import_exports(names: Container[str] | None = None) -> None:
+    """Import classes of this package, which configurations then know by their bare names.
+
+    Args:
+        names: of the classes; all by default.
+    """
+    for package in ("callbacks", "datamodules", "modules"):
+        exports = importlib.import_module(f"lightning_bnn.{package}")
+        for name in exports.__all__:
+            if names is None or name in names:
+                getattr(exports, name)

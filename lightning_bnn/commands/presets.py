@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import files
 
-from lightning_bnn.commands.parsers import StrictParser
-from lightning_bnn.commands.spelling import did_you_mean
+from lightning_bnn.commands.parsers import StrictParser, did_you_mean
 
 __all__ = ["preset_names", "preset_text", "presets"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -13,27 +14,22 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from lightning_bnn import callbacks, datamodules, modules
-from lightning_bnn.commands.mistakes import building, restoring
-from lightning_bnn.commands.newest_checkpoint import checkpoint_folders, newest_checkpoint
-from lightning_bnn.commands.parsers import StrictParser
-from lightning_bnn.loading import describe_content
-from lightning_bnn.modules import Bayesian, Prediction, results_table
+from lightning_bnn.commands.mistakes import building
+from lightning_bnn.commands.parsers import StrictParser, import_exports
+from lightning_bnn.loading import describe_content, load
+from lightning_bnn.modules.bayesian import Bayesian
+from lightning_bnn.modules.judging import Prediction
 from lightning_bnn.settings_files import config_files, read_settings
+from lightning_bnn.tables import results_table
 
-__all__ = ["TrainingCLI", "training"]
+__all__ = ["TrainingCLI", "checkpoint_folders", "newest_checkpoint", "training"]
 
-for _package in (
-    callbacks,
-    datamodules,
-    modules,
-):  # so that YAML names their classes without a path
-    for _name in _package.__all__:
-        getattr(_package, _name)
+_RUNS = "`--weights_only false` runs what is in it"
 
 
 class _Parser(StrictParser, LightningArgumentParser):
@@ -86,8 +82,19 @@ class TrainingCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Name the checkpoint where it is at fault."""
-        with restoring(self._get(self.config, "ckpt_path")):
+        settings = self.config_init[self.subcommand]
+        path = settings.get("ckpt_path")
+        try:
+            if path and os.path.isfile(path) and settings.get("weights_only") is not False:
+                _check_checkpoint(path)
             super()._run_subcommand(subcommand)
+        except UnpicklingError as error:  # of a URL
+            raise ValueError(f"`ckpt_path`: {path} {describe_content(error)} ({_RUNS}).") from error
+        except (RuntimeError, ValueError) as error:
+            if "ckpt_path=" not in str(error) and "loading state_dict" not in str(error):
+                raise
+            reason = " ".join(str(error).split())[:300]
+            raise ValueError(f"`ckpt_path`: {path} does not fit: {reason}") from error
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would put the settings in a checkpoint above those asked for."""
@@ -123,20 +130,68 @@ def _joined(predictions: Sequence[Any]) -> Any:
 
 
 def training(args: Sequence[str], callbacks: Sequence[L.Callback] = ()) -> Any:
-    """Run one of the four commands, and return what has run.
+    """Run a configuration in YAML, such as one of the presets.
+
+    `lightning-bnn presets` lists the configurations that come with the package,
+    `lightning-bnn presets NAME > my.yaml` copies one, `lightning-bnn fit -c my.yaml` runs it.
+    The most useful options:
+
+      -c, --config FILE        what to run, in YAML; later files override earlier ones
+      --model.KEY VALUE        change the model, such as --model.init_args.members 5
+      --data.KEY VALUE         change the data, such as --data.init_args.batch_size 32
+      --trainer.KEY VALUE      change the Trainer, such as --trainer.max_epochs 3
+      --trainer.callbacks+ CLASS
+                               add a callback, such as MassGap
+      --seed_everything N      the seed of all random numbers (0)
+      --ckpt_path FILE         the checkpoint to begin from; `test` and others use the newest
+      --weights_only false     execute what is in a checkpoint; only for those of your own
+      --print_config           print everything that would be run, as YAML, and stop
+      --model.help CLASS       the arguments of a model, such as MFVI or SWAG
+      --data.help CLASS        the arguments of a data set, such as Digits
+      --help.all               every option, those of the Trainer included
 
     Args:
-        args: the first says which; the others are those of the command line.
-        callbacks: besides those of the configuration.
+        args: the command and its options.
+        callbacks: further callbacks, besides those of the configuration.
+
+    Returns:
+        The command line of Lightning, which holds trainer, model and data.
     """
     for file in config_files(args):
         read_settings(file)
-    try:
-        return _run(args, callbacks)
-    except UnpicklingError as error:
-        raise ValueError(
-            f"The checkpoint {describe_content(error)}; `--weights_only false` runs what is in it."
-        ) from error
+    _import_named(args)
+    args = ["--help" if arg == "--help.all" else arg for arg in args]
+    return _only(args[0])(
+        L.LightningModule,
+        L.LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        auto_configure_optimizers=False,
+        save_config_kwargs={"overwrite": True},
+        seed_everything_default=0,
+        trainer_defaults={"callbacks": list(callbacks)} if callbacks else None,
+        args=None if args == sys.argv[1:] else args,
+        parser_class=_Parser,
+        parser_kwargs={
+            "prog": "lightning-bnn",
+            args[0]: {"usage": f"lightning-bnn {args[0]} -c CONFIG [options]"},
+        },
+    )
+
+
+def _import_named(args: Sequence[str]) -> None:
+    """Import the classes of this package that a command line or its configurations name."""
+    words: set[str] = set()
+    texts = [*args, *map(_text, config_files(args))]
+    while texts:
+        new = set(re.findall(r"[\w./-]+", texts.pop())) - words
+        words |= new
+        texts += [_text(w) for w in new if w.endswith((".yaml", ".yml")) and os.path.isfile(w)]
+    import_exports({word.rpartition(".")[2] for word in words})
+
+
+def _text(file: str) -> str:
+    return Path(file).read_text(encoding="utf-8")
 
 
 def _logging(settings: Any) -> dict[str, Any]:
@@ -155,37 +210,63 @@ def _changed(settings: Any) -> str:
     return ", ".join(f"{n}={v}" for n, v in short.items() if v != defaults.get(n))
 
 
-def _run(args: Sequence[str], callbacks: Sequence[L.Callback]) -> TrainingCLI:
-    return _only(args[0])(
-        L.LightningModule,
-        L.LightningDataModule,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        auto_configure_optimizers=False,
-        save_config_kwargs={"overwrite": True},
-        seed_everything_default=0,
-        trainer_defaults={"callbacks": list(callbacks)} if callbacks else None,
-        args=None if list(args) == sys.argv[1:] else list(args),
-        parser_class=_Parser,
-        parser_kwargs={
-            "prog": "lightning-bnn",
-            args[0]: {
-                "description": _DESCRIPTION,
-                "usage": f"lightning-bnn {args[0]} -c CONFIG [options]",
-            },
-        },
-    )
-
-
 def _only(name: str) -> type[TrainingCLI]:
     """The command line of one of the four; to build the parsers of the others takes a while."""
     known = {name: TrainingCLI.subcommands()[name]}
     return type("TrainingCLI", (TrainingCLI,), {"subcommands": staticmethod(lambda: known)})
 
 
-_DESCRIPTION = """Train, validate, test and predict with any posterior, network and data set.
+# ------------------------------------------------------------ checkpoints
+def _check_checkpoint(path: str) -> None:
+    """Refuse a file that is not a checkpoint of Lightning, without executing what is in it."""
+    try:
+        content = load(path, mmap=True)
+    except ValueError as error:
+        raise ValueError(f"`ckpt_path`: {error} ({_RUNS}).") from error
+    if not isinstance(content, dict) or "pytorch-lightning_version" not in content:
+        raise ValueError(f"`ckpt_path`: {path} is not a checkpoint that Lightning has written.")
 
-A configuration in YAML says what: `lightning-bnn presets` lists those that come with the package,
-`lightning-bnn presets NAME > my.yaml` copies one, `lightning-bnn fit -c my.yaml` runs it. Any value
-can be overridden: `--model.init_args.members 5`, `--trainer.callbacks+ MassGap`. What a model or a
-data set can be told: `lightning-bnn fit --model.help MFVI`, `... fit --data.help Digits`."""
+
+def checkpoint_folders(trainer: Any, configs: Iterable[str | Path]) -> list[Path]:
+    """Where a run has left its checkpoints.
+
+    The folder that its checkpoint callback was given; else beside its configuration, which is saved
+    with its logs; else those of all runs below its logger's folder.
+
+    Args:
+        trainer: made as for the run.
+        configs: files of the configuration.
+    """
+    callbacks = [c for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]
+    given = [Path(c.dirpath) for c in callbacks if c.dirpath is not None]
+    beside = [Path(config).parent / "checkpoints" for config in configs]
+    folders = given or [folder for folder in beside if folder.is_dir()]
+    if folders:
+        return folders
+    root = Path(trainer.default_root_dir)
+    if not trainer.loggers:
+        return [root / "checkpoints"]
+    logger = trainer.loggers[0]
+    runs = Path(logger.save_dir or root) / str(logger.name)
+    return sorted(runs.glob("*/checkpoints"))
+
+
+def newest_checkpoint(folders: Sequence[Path], kind: str) -> Path | None:
+    """The checkpoint of a module of one class that was written last; None if there is none.
+
+    Args:
+        folders: where to look.
+        kind: name of the class of the module.
+    """
+    every = [path for folder in folders for path in folder.glob("*.ckpt")]
+    newest = sorted(every, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
+    return next((path for path in newest if _kind_in(path) in (kind, None)), None)
+
+
+def _kind_in(path: Path) -> str | None:
+    """The class that a checkpoint is of; None if it does not say, or cannot be read as it is."""
+    try:
+        content = load(path, mmap=True)
+    except ValueError:  # whoever loads it says what is wrong
+        return None
+    return content.get("lightning_bnn", {}).get("class") if isinstance(content, dict) else None

@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from lightning_bnn.evaluation.comparison import FAILED, Comparison, collect
-from lightning_bnn.evaluation.evaluators import Score
 from lightning_bnn.evaluation.protocols import PROTOCOLS
-from lightning_bnn.evaluation.reference import Made, Options
+from lightning_bnn.evaluation.reference import Options
 from lightning_bnn.evaluation.report import (
     CLASSES,
     PREDICTIONS,
@@ -56,10 +55,10 @@ def compare(
     protocol: Literal["full", "p1"] = "full",
     samples: int = 100,
     ood: str | None = None,
-    score: Score = "max_probability",
+    score: Literal["max_probability", "entropy", "mutual_information"] = "max_probability",
     seed: int = 0,
     device: str | None = None,
-    reference_is: Made | None = None,
+    reference_is: Literal["trained", "sampled"] | None = None,
     out: str = "studies/compare",
 ) -> None:
     """Compare any number of posteriors with a reference: in weights, and in predictions.

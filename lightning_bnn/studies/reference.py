@@ -16,8 +16,8 @@ import yaml
 import lightning_bnn
 from lightning_bnn.bank import CheckpointBank, digest_of_networks
 from lightning_bnn.callbacks.training_cost import COST_FILE, TrainingCost
+from lightning_bnn.commands.parsers import did_you_mean
 from lightning_bnn.commands.presets import preset_names, preset_text
-from lightning_bnn.commands.spelling import did_you_mean
 from lightning_bnn.evaluation.problem import Problem, read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior
 from lightning_bnn.quiet_runs import one_thread

@@ -10,7 +10,7 @@ import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tqdm.auto import tqdm
 
@@ -33,7 +33,7 @@ _HEADER = ["claim", "paper", "here", "verdict"]
 def reproduce(
     only: list[str] | str | None = None,
     seeds: int = 3,
-    size: Size = "full",
+    size: Literal["full", "smallest"] = "full",
     list: bool = False,
     run: bool = True,
     again: bool = False,

@@ -40,7 +40,7 @@ def test_copies_from_everywhere_average_to_one(sources, capsys):
     assert "4 networks of" in capsys.readouterr().out
     expected = outputs(plain, net)
     torch.testing.assert_close(outputs(plain, load_file(out)), expected, atol=1e-6, rtol=0)
-    main(["merge", *names, "--out", out, *PLAIN, "--plainly", "true", "--overwrite", "true"])
+    main(["merge", *names, "--out", out, *PLAIN, "--method", "plain", "--overwrite", "true"])
     assert not torch.allclose(outputs(plain, load_file(out)), expected, atol=1e-2)
 
 

@@ -16,9 +16,8 @@ from runs import QUIET
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_bnn.cli import main
-from lightning_bnn.commands.newest_checkpoint import checkpoint_folders, newest_checkpoint
 from lightning_bnn.commands.presets import preset_names
-from lightning_bnn.commands.training import training
+from lightning_bnn.commands.training import checkpoint_folders, newest_checkpoint, training
 from lightning_bnn.modules import DeepEnsemble
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -1,0 +1,107 @@
+"""Every command explains itself at once, from its source, and says what the function says."""
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+import typing
+
+import lightning as L
+import pytest
+
+from lightning_bnn import cli, datamodules, modules
+from lightning_bnn.cli import TRAINING, main
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+PLACES = {
+    **{name: f"commands.{name}" for name in cli.COMMANDS},
+    **{name: f"studies.{name}" for name in {**cli.STUDIES, **cli.REFERENCES}},
+}
+
+
+def said(capsys, *args):
+    with pytest.raises(SystemExit) as end:
+        main(list(args))
+    assert end.value.code in (0, None)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_command_is_declared_as_it_is(name, capsys):
+    function = getattr(importlib.import_module(f"lightning_bnn.{PLACES[name]}"), name)
+    declared = cli._declared(PLACES[name], name)
+    assert declared is not function
+    assert inspect.signature(declared) == inspect.signature(function)
+    assert inspect.getdoc(declared) == inspect.getdoc(function)
+    hints = typing.get_type_hints(declared)
+    assert hints == typing.get_type_hints(function)
+    assert len(hints) <= 12  # with what it returns
+    assert hints.keys() >= inspect.signature(declared).parameters.keys()
+    text = said(capsys, name, "--help")
+    assert max(map(len, text.splitlines())) <= 130
+    group = hints.pop("architecture", None)
+    options = [*hints, *(() if group is None else inspect.signature(group).parameters)]
+    assert all(re.search(rf"^  (--)?{o}\b", text, re.M) for o in options if o != "return")
+
+
+@pytest.mark.e2e
+def test_help_and_mistakes_import_nothing_heavy():
+    """All in one interpreter in which torch, numpy and Lightning cannot be imported."""
+    lines = [[name, "--help"] for name in (*PLACES, "presets", "fit")]
+    lines += [["--help"], ["--version"], ["mass", "--membres", "3"], ["population"], ["toyy"]]
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('torch', 'numpy', 'scipy', 'lightning')))\n"
+        "from lightning_bnn.cli import main\n"
+        f"for line in {lines}:\n"
+        "    try:\n        main(line)\n"
+        "    except SystemExit as end:\n        print('ended', end.code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("lightning-bnn: ")) == (0, 3), done.stderr
+    assert done.stdout.count("ended None") + done.stdout.count("ended 0") == len(PLACES) + 2
+
+
+# ------------------------------------------------------------ fit and the like
+@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("ask", ["-h", "--help"])
+def test_help_is_one_screen(name, ask, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning_bnn.commands.training", None)  # cannot be imported
+    text = said(capsys, name, ask)
+    assert len(text.splitlines()) <= 30
+    assert max(map(len, text.splitlines())) <= 100
+    assert TRAINING[name][1:] in text
+
+
+def test_every_option_of_it_is_one(capsys):
+    short = said(capsys, "fit", "--help")
+    whole = said(capsys, "fit", "--help.all")
+    assert "known subclasses" not in whole
+    assert {f"--trainer.{name}" for name in inspect.signature(L.Trainer).parameters} <= {
+        *re.findall(r"--[\w.]+", whole)
+    }
+    rows = re.findall(r"^  (?:-c, )?(--[\w.]+)", short, re.MULTILINE)
+    options = {row.replace(".KEY", "") for row in rows} - {"--help.all"}
+    assert {"--config", "--model", "--trainer.callbacks", "--weights_only"} <= options
+    assert options - {"--model.help", "--data.help"} <= set(re.findall(r"--[\w.]+", whole))
+
+
+KINDS = {"model": (modules, L.LightningModule), "data": (datamodules, L.LightningDataModule)}
+CLASSES = [
+    (option, name)
+    for option, (package, kind) in KINDS.items()
+    for name in package.__all__
+    if inspect.isclass(getattr(package, name)) and issubclass(getattr(package, name), kind)
+]
+
+
+@pytest.mark.parametrize(("option", "name"), CLASSES)
+def test_the_arguments_of_a_class_fit_two_screens(option, name, capsys):
+    text = said(capsys, "fit", f"--{option}.help", name)
+    assert len(text.splitlines()) <= 110
+    assert "known subclasses" not in text
+    cls = getattr(KINDS[option][0], name)
+    rows = re.findall(rf"^  --{option}\.(\w+)", text, re.MULTILINE)
+    own = set(inspect.signature(cls).parameters) - {"kwargs", "options"}
+    assert own <= set(rows) != set()
