@@ -14,8 +14,13 @@ from tqdm.auto import tqdm
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.room import explain_full_disk
 from lightning_bnn.commands.parts import Part, networks_of, train_part
-from lightning_bnn.commands.population_identity import check_identity, identity_of, write_identity
-from lightning_bnn.commands.population_settings import part_settings, population_settings
+from lightning_bnn.commands.population_settings import (
+    check_identity,
+    identity_of,
+    part_settings,
+    population_settings,
+    write_identity,
+)
 from lightning_bnn.engines import ENGINES, Work
 
 __all__ = ["population"]

@@ -14,7 +14,7 @@ from PIL import Image
 
 from lightning_bnn import params as P
 from lightning_bnn.cli import main
-from lightning_bnn.commands.diff_report import EXIT_CODES, rounding_of, verdict_of
+from lightning_bnn.commands.diff import EXIT_CODES, rounding_of, verdict_of
 from lightning_bnn.symmetry import Difference, random_scales, rescale
 from lightning_bnn.symmetry.matching.difference import Stage
 

@@ -6,7 +6,7 @@ import lightning as L
 import pytest
 import torch
 
-from lightning_bnn.commands.part_callbacks import CheckpointsBeforeTheEnd
+from lightning_bnn.commands.parts import CheckpointsBeforeTheEnd
 from lightning_bnn.datamodules import TwoGaussians
 from lightning_bnn.likelihoods import Bernoulli
 from lightning_bnn.models import mlp

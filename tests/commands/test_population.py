@@ -19,7 +19,7 @@ from small_populations import CONFIG, networks, same
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.lock import WriterLock
 from lightning_bnn.cli import main
-from lightning_bnn.commands import part_callbacks, parts, population_identity, population_settings
+from lightning_bnn.commands import parts, population_settings
 from lightning_bnn.commands import population as command
 from lightning_bnn.commands.population import population
 from lightning_bnn.extras import MissingPackage
@@ -139,7 +139,7 @@ def test_members_that_another_process_trains_are_waited_for(config, tmp_path, ca
     threading.Timer(1.0, other.release).start()
     with pytest.raises(ValueError, match="no population"):  # of a folder that nobody has claimed
         population(config, 2, str(tmp_path / "bank"))
-    own = population_identity.identity_of(
+    own = population_settings.identity_of(
         population_settings.population_settings(Path(config), {}), None
     )
     parts.write_whole(tmp_path / "bank" / "population.json", json.dumps({"settings": own}))
@@ -169,7 +169,7 @@ def test_networks_that_are_twice_in_a_part_come_once(config, tmp_path, monkeypat
 
 @pytest.mark.parametrize("file", ["population.json", "config.yaml"])
 def test_a_claim_that_was_cut_off_goes_on(config, tmp_path, monkeypatch, file):
-    write = population_identity.write_whole
+    write = population_settings.write_whole
 
     def cut_off(path, text):
         if path.name == file:
@@ -178,7 +178,7 @@ def test_a_claim_that_was_cut_off_goes_on(config, tmp_path, monkeypatch, file):
         write(path, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(population_identity, "write_whole", cut_off)
+        patch.setattr(population_settings, "write_whole", cut_off)
         with pytest.raises(KeyboardInterrupt):
             population(config, 2, str(tmp_path / "bank"))
     population(config, 2, str(tmp_path / "bank"))
@@ -211,9 +211,7 @@ def test_another_configuration_does_not_touch_what_has_begun(config, tmp_path, m
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(
-    ("module", "writing"), [(parts, "write_whole"), (part_callbacks, "write_progress")]
-)
+@pytest.mark.parametrize(("module", "writing"), [(parts, "write_whole"), (parts, "write_progress")])
 def test_an_attempt_that_was_cut_off_leaves_nothing_twice(
     config, tmp_path, monkeypatch, module, writing
 ):

@@ -180,7 +180,7 @@ FULL = {
         "lightning.fabric.plugins.io.torch_io._atomic_save", full
     ),
     "what the folder holds": lambda patch: patch.setattr(
-        "lightning_bnn.commands.population_identity.write_whole", full
+        "lightning_bnn.commands.population_settings.write_whole", full
     ),
 }
 
