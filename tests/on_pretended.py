@@ -63,10 +63,10 @@ def watched(device):
 def averaged(device):
     """The average of a run with norms over batches, and what is said about it."""
     torch.manual_seed(0)
-    module, callback = Plain(0.0), SymmetricAverage(decay=0.8, save=False)
+    module, callback = Plain(0.0), SymmetricAverage(decay=0.8, path=None)
     module.net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     fit(module, callback, **options(device))
-    return callback.averaged_state(module), torch.tensor(callback.report.moved_units)
+    return callback.averaged_state(module), torch.tensor(callback.moved_units)
 
 
 def images(device):

@@ -180,7 +180,7 @@ yours, averaged = column("val_loss"), column("average/val_loss")
 print("validation loss   your weights   their average")
 for text, part in (("epochs 6 to 15", slice(5, 15)), ("last epoch", slice(19, 20))):
     print(f"{text:15s}   {yours.y[part].mean():12.3f}   {averaged.y[part].mean():13.3f}")
-print(average.report.networks, "networks averaged;", average.report.moved_units, "units moved")
+print(average.networks, "networks averaged;", average.moved_units, "units moved")
 panels = {
     "Kendall's tau": {name: column(f"tau/{name}") for name in tau.layers},
     "validation loss": {"your weights": yours, "their average": averaged},

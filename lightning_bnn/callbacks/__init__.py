@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from lightning_bnn.callbacks.mass_gap import MassGap
     from lightning_bnn.callbacks.permutation_tau import PermutationTau
     from lightning_bnn.callbacks.posterior_doctor import PosteriorDoctor
-    from lightning_bnn.callbacks.symmetric_average import AverageReport, SymmetricAverage
+    from lightning_bnn.callbacks.symmetric_average import SymmetricAverage
     from lightning_bnn.callbacks.training_cost import TrainingCost
 
 __all__ = [
-    "AverageReport",
     "ChainDiagnostics",
     "CheckpointHarvester",
     "MassGap",

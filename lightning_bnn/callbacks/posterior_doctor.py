@@ -12,7 +12,6 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from lightning_bnn._compat import figure_step
 from lightning_bnn.arguments import check_count
@@ -23,6 +22,7 @@ from lightning_bnn.callbacks.run_evidence import (
     evidence_of_network,
     settings_of,
 )
+from lightning_bnn.callbacks.watching import shards_weights
 from lightning_bnn.doctor import Evidence, Finding, Report, Settings, examine
 from lightning_bnn.doctor.page import drawn, html_of, looks_of, markdown_of
 from lightning_bnn.methods.health import Diverged
@@ -110,7 +110,7 @@ class PosteriorDoctor(Callback):
         self._training_is_whole = False
         self._held_out.clear()
         self._folder: Path = log_folder(trainer)
-        sharded = any(isinstance(p, DTensor) for p in pl_module.parameters())
+        sharded = shards_weights(trainer, pl_module)
         self._active = trainer.is_global_zero and not sharded
         if sharded:
             rank_zero_warn("PosteriorDoctor is switched off: weights are sharded over processes.")

@@ -2,60 +2,57 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import time
-import weakref
-from dataclasses import dataclass
+import copy
+import inspect
+from collections import deque
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor
-from torch.nn.parameter import is_lazy
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torchmetrics import Metric
 
-from lightning_bnn.arguments import check_count, check_fraction
-from lightning_bnn.callbacks.averaging_frame import (
-    AveragingFrame,
-    all_finite,
-    averaged_tensors,
-    sharing_of,
-    wide,
-)
+from lightning_bnn import params as P
+from lightning_bnn._compat import runners_of
+from lightning_bnn.arguments import check_fraction
+from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.callbacks.figure_logging import log_folder
-from lightning_bnn.callbacks.second_validation import SecondValidation
+from lightning_bnn.callbacks.network import stack_of
+from lightning_bnn.callbacks.watching import SymmetryCallback
 from lightning_bnn.harvest import Schedule
 from lightning_bnn.params import Params
+from lightning_bnn.symmetry import RunningFrame
+from lightning_bnn.symmetry.forward import structural_copy
+from lightning_bnn.symmetry.matching.repair import reestimated_on_calls
 
-__all__ = ["AverageReport", "SymmetricAverage"]
+__all__ = ["SymmetricAverage"]
 
-_log = logging.getLogger(__name__)
+_CALLS = 16
+"""Batches that statistics of batch norms are estimated on: the last ones of training."""
 
 
-class SymmetricAverage(Callback):
+class SymmetricAverage(SymmetryCallback):
     r"""Averages the weights of a run, every network in the frame of the running mean.
 
     .. math:: m \leftarrow (1 - w)\, m + w\, g \theta, \qquad w = 1 - d \text{ (EMA)},\;
         w = \tfrac{1}{n + 1} \text{ (SWA)}
 
-    The symmetry g exchanges (and flips) units so that the network is closest to the mean. While a
-    run stays where it is, g is the identity and this is the plain average; distances of units say
-    so without a search, see `lightning_bnn.symmetry.RunningFrame`. Training does not notice:
-    weights, optimizers and random numbers are those of a run without the callback. Modules are left
-    with their own weights; the average
+    The symmetry g exchanges and flips units so that the network is closest to the mean. While a
+    run stays where it is, g is the identity, and this is the plain average. Training does not
+    notice: weights, optimizers and random numbers are those of a run without the callback. The
+    average
 
-    - is validated beside them, by a copy of the module whose logs get a prefix,
+    - is validated beside the module, by a copy of it whose logs get a prefix,
     - is written to ``average.ckpt`` when training ends, an ordinary checkpoint of the module,
     - goes with every checkpoint of the trainer, so that a resumed run continues it,
     - is what `averaged_state` returns, for ``module.load_state_dict``.
 
     Statistics of batch norms are estimated on the last training inputs whenever the average is
-    used. Parameters outside of the network are averaged as they are, and so is everything where
-    symmetries cannot be found (one warning says why). Under several processes with whole weights
-    the first one averages; where weights are sharded the callback is switched off, with a warning.
+    used. Parameters outside of the network are averaged as they are. The callback is switched off,
+    with a warning, where the network cannot be traced or no process has all weights.
 
     Args:
         kind: ``"ema"``, weights that decay exponentially, or ``"swa"``, equal ones.
@@ -64,18 +61,12 @@ class SymmetricAverage(Callback):
         every_n_epochs: period in epochs; by default every epoch for SWA.
         start: first step (or epoch) that counts.
         module: name of the network inside the LightningModule; by default it is found.
-        batch_norm: ``"carrier"`` holds the weights before a batch norm and lets its gain carry
-            scales; ``"eval"`` treats it as a fixed affine map.
-        signs: flip units as well, where the network lets them be flipped.
-        scales: ``"min-mass"`` gives every network the least mass over all rescalings first. Then
-            it is not the plain average, even where nothing has moved.
-        mixing: match heads, streams and adapters by matrices, for every network that is averaged:
-            slow, and not the plain average either; for averages of a few networks.
-        examples: batch norms are estimated on so many examples, the last ones.
-        prefix: of everything that the validation of the average logs.
-        validate: whether the average is validated.
-        path: where the average is written; by default ``average.ckpt`` in the log folder.
-        save: whether it is written.
+        prefix: of everything that the validation of the average logs; None validates nothing.
+        path: where the average is written, in the log folder; None writes nothing.
+
+    Attributes:
+        networks: how many were averaged.
+        frame: the `lightning_bnn.symmetry.RunningFrame`, once the network is found.
 
     References:
         | Averaging Weights Leads to Wider Optima and Better Generalization (Izmailov et al., 2018)
@@ -87,10 +78,10 @@ class SymmetricAverage(Callback):
     >>> from lightning_bnn.modules import DeepEnsemble
     >>> module = DeepEnsemble(mlp(2, [8], 2), members=1)
     >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    >>> average = SymmetricAverage(decay=0.5, save=False)
+    >>> average = SymmetricAverage(decay=0.5, path=None)
     >>> trainer = Trainer(max_steps=6, enable_model_summary=False, callbacks=[average], **quiet)
     >>> trainer.fit(module, TwoGaussians())
-    >>> average.report.networks, average.averaged_state(module).keys() == module.state_dict().keys()
+    >>> average.networks, average.averaged_state(module).keys() == module.state_dict().keys()
     (6, True)
     """
 
@@ -102,40 +93,133 @@ class SymmetricAverage(Callback):
         every_n_epochs: int | None = None,
         start: int = 0,
         module: str | None = None,
-        batch_norm: Literal["carrier", "eval"] = "carrier",
-        signs: bool = True,
-        scales: Literal["min-mass"] | None = None,
-        mixing: bool = False,
-        examples: int = 1024,
-        prefix: str = "average/",
-        validate: bool = True,
-        path: str | os.PathLike[str] | None = None,
-        save: bool = True,
+        prefix: str | None = "average/",
+        path: str | None = "average.ckpt",
     ) -> None:
-        _check(kind, decay, batch_norm, scales, mixing, examples, prefix)
+        super().__init__(module, 1)
+        if kind not in ("ema", "swa"):
+            raise ValueError(f"`kind` must be 'ema' or 'swa', got {kind!r}.")
+        check_fraction("decay", decay)
+        if prefix == "":
+            raise ValueError("`prefix` must not be empty: logs of the module have no prefix.")
         if every_n_steps is None and every_n_epochs is None:
             every_n_steps, every_n_epochs = (1, None) if kind == "ema" else (None, 1)
         self.schedule = Schedule(every_n_steps, every_n_epochs, None, start)
-        self.kind, self.decay, self.prefix, self.module = kind, decay, prefix, module
-        self.validate, self.save, self.path = validate, save, None if path is None else Path(path)
-        self._frame = AveragingFrame(
-            module, batch_norm, examples, {"signs": signs, "scales": scales, "mixing": mixing}
-        )
+        self.kind, self.decay, self.prefix, self.path = kind, decay, prefix, path
+        self.networks = 0
+        self.frame: RunningFrame | None = None
+        self._saved_frame: dict[str, Any] | None = None
         self._mean: Params | None = None
-        self._count, self._step, self._seconds = 0, 0, 0.0
-        self._active = self._restored = self._warned = False
-        self._seen: Any = None
-        self._second: SecondValidation | None = None
+        self._names: dict[str, str] = {}
+        self._calls: deque[Any] = deque(maxlen=_CALLS)
+        self._handle: Any = None
+        self._validation: _Validation | None = None
 
     @property
-    def report(self) -> AverageReport:
-        """What the average consists of, and what it has cost."""
-        frame = self._frame.running
-        looks, matches, moved = (
-            (0, 0, 0) if frame is None else (frame.looks, frame.matches, frame.moved_units)
-        )
-        return AverageReport(self._count, looks, matches, moved, self._seconds)
+    def moved_units(self) -> int:
+        """How many units of the last network have other places, or signs, than in the average."""
+        return 0 if self.frame is None else self.frame.moved_units
 
+    # -------------------------------------------------------- state
+    @property
+    def state_key(self) -> str:
+        return f"SymmetricAverage(kind={self.kind!r}, module={self.module!r})"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self._mean, "networks": self.networks, "frame": self._frame_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        mean = state_dict["mean"]
+        self._mean = None if mean is None else {n: t.clone() for n, t in mean.items()}
+        self.networks, self._saved_frame = state_dict["networks"], state_dict["frame"]
+        self.frame, self._restored = None, True
+
+    def _frame_state(self) -> dict[str, Any] | None:
+        return self._saved_frame if self.frame is None else self.frame.state_dict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state for a spawned process, which finds the network itself."""
+        calls: deque[Any] = deque(maxlen=_CALLS)
+        return {**super().__getstate__(), "_handle": None, "_validation": None, "_calls": calls}
+
+    def forget(self) -> None:
+        self._mean, self.networks, self.frame, self._saved_frame = None, 0, None, None
+        self._calls.clear()
+
+    # -------------------------------------------------------- averaging
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        super().on_train_start(trainer, pl_module)
+        if self._active and hasattr(trainer.strategy, "gather_members") and trainer.world_size > 1:
+            self._switch_off("each process trains members of its own")
+        if not self._active:
+            self._mean = None  # another process has it, or nobody
+
+    def begin(self, weights: Params) -> None:
+        assert self.network is not None
+        root, network = self._seen(), self.network.module
+        live = _averaged_tensors(root)
+        names = _names_by_memory(live)
+        own = {n: names.get(_memory(t)) for n, t in self.network.weights().items()}
+        self._names = {n: name for n, name in own.items() if name is not None}
+        saved = self._frame_state()
+        is_stack = stack_of(root) is not None
+        if is_stack and len(self._names) < len(live):  # what else is trained would not move along
+            self.frame = None
+        else:
+            self.frame = RunningFrame(self.network.symmetries)
+            if saved is not None:
+                self.frame.load_state_dict(saved)
+        if self._mean is not None:
+            self._mean = {n: t.to(live[n].device) for n, t in self._mean.items()}
+        if batch_norms(network) and not is_stack:
+            self._listen(root.get_submodule(self.network.name))
+
+    def _listen(self, network: nn.Module) -> None:
+        calls = self._calls
+
+        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if module is network and module.training:  # copies have this hook, too
+                calls.append(tree_map(_detached, (args, kwargs)))
+
+        self._handle = network.register_forward_pre_hook(keep, with_kwargs=True)
+
+    def due(self, trainer: Any, before: int, step: int) -> bool:
+        # the end of an epoch, but before validation, where checkpoints are made
+        ended = trainer.is_last_batch and self.schedule.after_epoch(trainer.current_epoch + 1)
+        return ended or self.schedule.after_step(before, step)
+
+    def look(self, trainer: Any, pl_module: Any, weights: Params) -> None:
+        live = {n: _wide(t) for n, t in _averaged_tensors(pl_module).items()}
+        if not all(bool(t.isfinite().all()) for t in live.values()):
+            rank_zero_warn("SymmetricAverage does not average weights that are not finite.")
+            return
+        if self._mean is None:
+            self._mean = {n: t.clone() for n, t in live.items()}
+        else:
+            weight = 1 - self.decay if self.kind == "ema" else 1 / (self.networks + 1)
+            for name, tensor in self._moved(live, self._mean, weights, weight).items():
+                self._mean[name].lerp_(tensor, weight)
+        self.networks += 1
+
+    def _moved(self, live: Params, mean: Params, weights: Params, weight: float) -> Params:
+        """The tensors of the module with its network in the frame of the mean."""
+        if self.frame is None:
+            return live
+        network, goal = (
+            {**weights, **{n: tensors[name] for n, name in self._names.items()}}
+            for tensors in (live, mean)
+        )
+        moved = self.frame.bring(network, goal, weight)
+        return {**live, **{name: moved[n] for n, name in self._names.items()}}
+
+    def _close(self) -> None:
+        super()._close()
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = self._validation = None
+
+    # -------------------------------------------------------- what becomes of the average
+    @torch.no_grad()
     def averaged_state(self, pl_module: Any) -> dict[str, Any]:
         """The state dict of a module with the average in place of its weights; copies.
 
@@ -144,220 +228,148 @@ class SymmetricAverage(Callback):
         """
         if self._mean is None:
             raise ValueError("There is no average yet: no step has been averaged.")
-        state = {n: t.clone() if isinstance(t, Tensor) else t for n, t in _state(pl_module).items()}
-        live = averaged_tensors(pl_module)
+        live = _averaged_tensors(pl_module)
         mean = {n: t.to(live[n].device, live[n].dtype) for n, t in self._mean.items()}
+        mean |= self._statistics(mean)
+        names = _names_by_memory(live)
+        state = {n: t.clone() if isinstance(t, Tensor) else t for n, t in _state(pl_module).items()}
+        places = {n: names.get(_memory(t)) for n, t in _state(pl_module).items() if _is_full(t)}
+        return state | {n: mean[name] for n, name in places.items() if name is not None}
+
+    def _statistics(self, mean: Params) -> Params:
+        """Statistics of batch norms in the network, estimated with the average in it."""
+        if not self._calls or self.network is None:
+            return {}
+        own = {**self.network.weights(), **{n: mean[name] for n, name in self._names.items()}}
+        device = next(iter(mean.values())).device
+        calls = [tree_map(lambda t: _detached(t, device), call) for call in self._calls]
         with isolate_rng():
-            mean |= self._frame.statistics(pl_module, mean)
-        return {**state, **{n: t for n, t in mean.items() if n in state}}
-
-    # -------------------------------------------------------- state
-    @property
-    def state_key(self) -> str:
-        return f"SymmetricAverage(kind={self.kind!r}, module={self.module!r})"
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "mean": self._mean, "count": self._count, "seconds": self._seconds,
-            **self._frame.state(),
-        }  # fmt: skip
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        mean = state_dict["mean"]
-        self._mean = None if mean is None else {n: t.clone() for n, t in mean.items()}
-        self._count, self._seconds = state_dict["count"], state_dict["seconds"]
-        self._frame.restore(state_dict)
-        self._restored = True
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state for a spawned process, which finds the network itself."""
-        return {**self.__dict__, "_seen": None, "_second": None}
-
-    # -------------------------------------------------------- training
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        if not self._restored and self._seen is not None and self._seen() is not pl_module:
-            self._mean, self._count, self._seconds = None, 0, 0.0
-            self._frame.forget()
-        self._restored, self._warned, self._seen = False, False, weakref.ref(pl_module)
-        self._step = trainer.global_step
-        sharing = sharing_of(trainer, pl_module)
-        if sharing:
-            rank_zero_warn(f"SymmetricAverage is switched off: {sharing}.")
-        self._active = trainer.is_global_zero and not sharing
-        if not self._active:
-            self._mean = None  # another process has it, or nobody
-        elif self._mean is not None and not any(is_lazy(p) for p in pl_module.parameters()):
-            live = averaged_tensors(pl_module)
-            self._mean = {n: t.to(live[n].device) for n, t in self._mean.items() if n in live}
-        if self._active:
-            self._frame.begin(pl_module)
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if self._active:
-            self._frame.before_batch(pl_module)
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if not self._active:
-            return
-        began = time.perf_counter()
-        self._frame.after_batch(pl_module)
-        before, self._step = self._step, trainer.global_step
-        # the end of an epoch, but before validation, where checkpoints are made
-        ended = trainer.is_last_batch and self.schedule.after_epoch(trainer.current_epoch + 1)
-        if ended or self.schedule.after_step(before, self._step):
-            self._update(pl_module)
-        self._seconds += time.perf_counter() - began
-
-    @torch.no_grad()
-    def _update(self, pl_module: Any) -> None:
-        live = {n: wide(t) for n, t in averaged_tensors(pl_module).items()}
-        if not all_finite(live):
-            self._warn_once("does not average weights that are not finite")
-            return
-        if self._mean is None:
-            self._mean = {n: t.clone() for n, t in self._frame.first(live).items()}
-        else:
-            weight = 1 - self.decay if self.kind == "ema" else 1 / (self._count + 1)
-            for name, tensor in self._frame.bring(live, self._mean, weight).items():
-                self._mean[name].lerp_(tensor, weight)
-        self._count += 1
+            runner = structural_copy(self.network.module).eval()
+            new = reestimated_on_calls(runner, own, calls)
+        return {name: new[n] for n, name in self._names.items() if not P.is_weight(n, new[n])}
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._frame.close()
-        there = trainer.strategy.broadcast(self._mean is not None)
-        if not there:
-            if self._active:
-                self._warn_once(f"has averaged nothing ({self.schedule})")
-            return
-        if self._active:
-            _log.info("SymmetricAverage: %s.", self.report)
+        if self._active and self._mean is None:
+            rank_zero_warn(f"SymmetricAverage has averaged nothing ({self.schedule}).")
         folder = log_folder(trainer)  # all processes agree on it
-        if self.save and not trainer.fast_dev_run:
-            self._save(trainer, pl_module, self.path or folder / "average.ckpt")
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._frame.close()
-        self._second = None
+        exists = trainer.strategy.broadcast(self._mean is not None)
+        if exists and self.path is not None and not trainer.fast_dev_run:
+            self._save(trainer, pl_module, folder / self.path)
+        super().on_train_end(trainer, pl_module)
 
     @torch.no_grad()
     def _save(self, trainer: Any, pl_module: Any, path: Path) -> None:
         """Let the trainer write a checkpoint while the module holds the average."""
-        kept = {n: t.clone() for n, t in _state(pl_module).items() if isinstance(t, Tensor)}
-        if self._mean is not None:
-            _copy_into(pl_module, self.averaged_state(pl_module))
+        own = {n: t.clone() for n, t in _state(pl_module).items() if isinstance(t, Tensor)}
         try:
+            if self._mean is not None:
+                _overwrite(pl_module, self.averaged_state(pl_module))
             trainer.save_checkpoint(path, weights_only=True)
         finally:
-            _copy_into(pl_module, kept)
-
-    def _warn_once(self, what: str) -> None:
-        if not self._warned:
-            rank_zero_warn(f"SymmetricAverage {what}.")
-        self._warned = True
+            _overwrite(pl_module, own)
 
     # -------------------------------------------------------- validation
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._second = None
-        ours = self._seen is not None and self._seen() is pl_module
-        if trainer.sanity_checking or not self.validate or not ours:
+        self._validation = None
+        is_ours = self._seen is not None and self._seen() is pl_module
+        if trainer.sanity_checking or self.prefix is None or not is_ours:
             return
-        state = self.averaged_state(pl_module) if self._mean is not None else None
+        state = None if self._mean is None else self.averaged_state(pl_module)
         state = trainer.strategy.broadcast(state)
         if state is None:
             return
         try:
             with isolate_rng():
-                self._second = SecondValidation(trainer, pl_module, state, self.prefix)
+                self._validation = _Validation(trainer, pl_module, state, self.prefix)
         except Exception as error:  # whatever copying the user's module raises
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self._warn_once(f"does not validate, since the module cannot be copied: {first}")
+            rank_zero_warn(f"SymmetricAverage does not validate, as it cannot copy: {first}")
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        if self._second is not None:
-            self._second.begin_epoch()
+        if self._validation is not None:
+            self._validation.module.on_validation_epoch_start()
 
     def on_validation_batch_end(
-        self,
-        trainer: Any,
-        pl_module: Any,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *indices: int
     ) -> None:
-        if self._second is not None:
+        if self._validation is not None:
             with isolate_rng():
-                self._second.step(batch, batch_idx, dataloader_idx)
+                self._validation.step(trainer, batch, *indices)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._second is not None:
+        if self._validation is not None:
             with isolate_rng():
-                self._second.end_epoch()
-            moved = float(self.report.moved_units)
+                self._validation.module.on_validation_epoch_end()
+            moved = float(self.moved_units)
             pl_module.log(f"{self.prefix}moved_units", moved, rank_zero_only=True)
-            self._second = None
+            self._validation = None
 
 
-@dataclass(frozen=True)
-class AverageReport:
-    """What an average consists of, and what it has cost.
+class _Validation:
+    """A copy of a module with other weights and its own metrics, which logs under a prefix."""
 
-    Attributes:
-        networks: how many were averaged.
-        looks: for how many distances to the mean could not tell that nothing has moved.
-        matches: how many were matched anew.
-        moved_units: units of the last network in other places, or flipped, than in the average.
-        seconds: wall time of all of it, without validation.
+    def __init__(self, trainer: Any, pl_module: Any, state: dict[str, Any], prefix: str) -> None:
+        shared = {id(x): x for m in pl_module.modules() for x in runners_of(m)}
+        self.module: Any = copy.deepcopy(pl_module, shared)
+        self.module.load_state_dict(state)
+        self.module.trainer = trainer
+        self.module.eval()
 
-    >>> report = AverageReport(networks=20, looks=2, matches=1, moved_units=3, seconds=0.25)
-    >>> str(report).partition(";")[0]
-    '20 networks in 0.25 s'
-    """
+        def log(name: str, value: Any, *args: Any, **options: Any) -> None:
+            if isinstance(value, Metric):  # it belongs to the copy
+                options.setdefault("metric_attribute", name)
+            pl_module.log(prefix + name, value, *args, **options)
 
-    networks: int
-    looks: int
-    matches: int
-    moved_units: int
-    seconds: float
+        self.module.__dict__["log"] = log
+        self.module.on_validation_start()
 
-    def __str__(self) -> str:
-        """One line for the log."""
-        return (
-            f"{self.networks} networks in {self.seconds:.3g} s; assignments solved for "
-            f"{self.looks}, matched anew {self.matches}; {self.moved_units} units of the last one "
-            "are elsewhere than in the average"
-        )
+    def step(self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Validate one batch, which is on the device already."""
+        indices = (batch_idx, dataloader_idx) if len(trainer.num_val_batches) > 1 else (batch_idx,)
+        function = self.module.validation_step
+        kinds = [p.kind for p in inspect.signature(function).parameters.values()]
+        most = 3 if inspect.Parameter.VAR_POSITIONAL in kinds else len(kinds)
+        with trainer.precision_plugin.val_step_context():
+            function(*(batch, *indices)[:most])
 
 
-def _check(
-    kind: str,
-    decay: float,
-    batch_norm: str,
-    scales: str | None,
-    mixing: bool,
-    examples: int,
-    prefix: str,
-) -> None:
-    if kind not in ("ema", "swa"):
-        raise ValueError(f"`kind` must be 'ema' or 'swa', got {kind!r}.")
-    check_fraction("decay", decay)
-    if batch_norm not in ("carrier", "eval"):
-        raise ValueError(f"`batch_norm` must be 'carrier' or 'eval', got {batch_norm!r}.")
-    if scales not in (None, "min-mass"):
-        raise ValueError(f"`scales` must be 'min-mass' or None, got {scales!r}.")
-    if mixing and scales:
-        raise ValueError("`mixing` does not go with `scales`: matrices hold both.")
-    check_count("examples", examples)
-    if not isinstance(prefix, str) or not prefix:
-        raise ValueError(f"`prefix` must be a text that is not empty, got {prefix!r}.")
+# ------------------------------------------------------------ tensors
+def _averaged_tensors(root: nn.Module) -> Params:
+    """Live parameters, and means and variances of batch norms, by their names in the state dict."""
+    norms = [t for m in batch_norms(root) for t in (m.running_mean, m.running_var)]
+    statistics = {id(t) for t in norms if t is not None}
+    buffers = [(n, b) for n, b in root.named_buffers() if id(b) in statistics]
+    every = [*root.named_parameters(), *buffers]
+    return {name: t.detach() for name, t in every if t.is_floating_point() and t.numel()}
+
+
+def _memory(tensor: Tensor) -> tuple[int, torch.Size]:
+    """What tells whether two tensors are one."""
+    return tensor.data_ptr(), tensor.shape
+
+
+def _names_by_memory(tensors: Params) -> dict[tuple[int, torch.Size], str]:
+    return {_memory(t): name for name, t in tensors.items()}
 
 
 def _state(pl_module: Any) -> dict[str, Any]:
     return dict(pl_module.state_dict())
 
 
-def _copy_into(pl_module: Any, state: dict[str, Any]) -> None:
-    """Overwrite live tensors by others of the same names."""
+def _overwrite(pl_module: Any, state: dict[str, Any]) -> None:
     for name, tensor in _state(pl_module).items():
-        if isinstance(tensor, Tensor) and name in state:
+        if isinstance(tensor, Tensor):
             tensor.copy_(state[name])
+
+
+def _is_full(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() > 0
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """A tensor in which small steps are not rounded away: half precision becomes float32."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _detached(value: Any, device: torch.device | None = None) -> Any:
+    return value.detach().to(device) if isinstance(value, Tensor) else value

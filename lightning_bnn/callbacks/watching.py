@@ -21,7 +21,7 @@ from lightning_bnn.params import Params
 from lightning_bnn.symmetry import discover
 from lightning_bnn.symmetry.forward import Inputs
 
-__all__ = ["SymmetryCallback"]
+__all__ = ["SymmetryCallback", "shards_weights"]
 
 
 class SymmetryCallback(Callback):
@@ -61,6 +61,10 @@ class SymmetryCallback(Callback):
     def look(self, trainer: Any, pl_module: Any, weights: Params) -> None:
         """See the weights after every n-th step."""
 
+    def due(self, trainer: Any, before: int, step: int) -> bool:
+        """Whether to look once the count of optimizer steps has gone from one number to another."""
+        return step // self.every_n_steps > before // self.every_n_steps
+
     def __getstate__(self) -> dict[str, Any]:
         """The state for a spawned process, which finds the network itself."""
         return {**self.__dict__, "network": None, "_capture": None, "_seen": None}
@@ -71,7 +75,8 @@ class SymmetryCallback(Callback):
             self.forget()
         self._restored, self._seen = False, weakref.ref(pl_module)
         self._step = trainer.global_step
-        self._active = trainer.is_global_zero and not _sharded(pl_module)
+        shards = shards_weights(trainer, pl_module)
+        self._active = trainer.is_global_zero and not shards
         self.network = None
         stack = stack_of(pl_module)
         if not trainer.is_global_zero:
@@ -97,8 +102,7 @@ class SymmetryCallback(Callback):
             elif (stack := stack_of(pl_module)) is not None:
                 self._watch_stack(pl_module, stack._replace(weights=self._before))
         before, self._step = self._step, trainer.global_step
-        step = self._step
-        if self._active and step // self.every_n_steps > before // self.every_n_steps:
+        if self._active and self.due(trainer, before, self._step):
             assert self.network is not None
             try:
                 with torch.no_grad():
@@ -177,5 +181,9 @@ def _live_weights(pl_module: Any) -> Params:
     return stack.weights
 
 
-def _sharded(module: torch.nn.Module) -> bool:
-    return any(isinstance(p, DTensor) for p in module.parameters())
+def shards_weights(trainer: Any, module: torch.nn.Module) -> bool:
+    """Whether every process has only a part of the weights."""
+    strategies = {kind.__name__ for kind in type(trainer.strategy).__mro__}
+    return bool(strategies & {"FSDPStrategy", "DeepSpeedStrategy"}) or any(
+        isinstance(p, DTensor) for p in module.parameters()
+    )

@@ -104,7 +104,7 @@ def test_the_twin_namespace(tmp_path):
     trainer = train(max_epochs=2, ckpt_path=tmp_path / "x.ckpt")
     assert len(trainer.callbacks[0].history) == 12
     assert len(CheckpointBank(tmp_path / "bank", "r")) == 12
-    assert trainer.callbacks[4].report.networks == 12
+    assert trainer.callbacks[4].networks == 12
     assert trainer.callback_metrics["tau"] > 0
 
 

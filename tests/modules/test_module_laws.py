@@ -81,7 +81,7 @@ def trained(name, folder):
     before = {k: v.clone() for k, v in net.state_dict().items()}
     module, data = MODULES[name](net), Blobs()
     callbacks = [PermutationTau(), MassGap(6), CheckpointHarvester(folder / "bank", 1)]
-    callbacks += [SymmetricAverage(path=folder / "average.ckpt")]
+    callbacks += [SymmetricAverage(path=str(folder / "average.ckpt"))]
     callbacks += [PosteriorFigures(every_n_steps=6)] if name in DRAWN else []
     run = trainer(*callbacks, Saves(folder), default_root_dir=folder, max_epochs=3)
     (start,) = run.validate(module, data, verbose=False)
