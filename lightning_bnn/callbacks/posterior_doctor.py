@@ -68,7 +68,7 @@ class PosteriorDoctor(Callback):
     >>> trainer.fit(DeepEnsemble(mlp(2, [8], 2), members=2), TwoGaussians())
     >>> doctor.report.faults, "probabilities_as_logits" in doctor.report.fine
     ([], True)
-    >>> doctor.report.skipped["overconfident"]
+    >>> doctor.report.skipped["miscalibrated"]
     'there are no validation data'
     """
 

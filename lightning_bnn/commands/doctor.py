@@ -15,7 +15,7 @@ from lightning_bnn import modules
 from lightning_bnn.arguments import check_count
 from lightning_bnn.callbacks.posterior_doctor import PAGE_FILE, REPORT_FILE
 from lightning_bnn.doctor import Evidence, Examples, NotPossible, Report, Settings, examine
-from lightning_bnn.doctor.chain_values import LEAST
+from lightning_bnn.doctor.checks.chains import LEAST
 from lightning_bnn.doctor.page import drawn, html_of, looks_of
 from lightning_bnn.evaluation.problem import Problem, StoredBatches, read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior

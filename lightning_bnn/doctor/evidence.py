@@ -1,7 +1,8 @@
-"""What the doctor looks at: a posterior, examples, and what was seen while it was trained."""
+"""Evidence on a posterior: the posterior, examples, and what was seen while it was trained."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,8 +16,10 @@ from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Posterior
 
-__all__ = ["Evidence", "Examples", "NotPossible", "Settings"]
-
+__all__ = [
+    "Evidence", "Examples", "NotPossible", "Settings", "constant_log_density", "frequencies",
+    "log_mean_exp",
+]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -69,7 +72,7 @@ class Settings:
     >>> modes = [Empirical(P.populate(net, 1))]
     >>> settings = Settings(prior_std=1.0, weight_decay=0.01)
     >>> report = examine(Evidence(net, Categorical(), modes, modes, settings=settings))
-    >>> "prior_counted_twice" in report.names()
+    >>> "not_the_posterior_of_bayes" in report.names()
     True
     """
 
@@ -138,10 +141,28 @@ class Evidence:
             self._known[compute] = compute(self)
         return self._known[compute]
 
+    def training_examples(self) -> Examples:
+        """The training examples; a check that needs them is not possible without."""
+        if self.training is None:
+            raise NotPossible("no training data were seen")
+        return self.training
+
+    def held_out_examples(self) -> Examples:
+        """The held-out examples; a check that needs them is not possible without."""
+        if self.held_out is None:
+            raise NotPossible("there are no validation data")
+        return self.held_out
+
     @cached_property
     def classes(self) -> bool:
         """Whether the targets are classes."""
         return has_classes(self.likelihood)
+
+    @property
+    def class_count(self) -> int | None:
+        """How many classes there are; None for numbers. A single logit has two."""
+        outputs = self.on_training if self.held_out is None else self.on_held_out
+        return max(2, outputs[0].shape[-1]) if self.classes else None
 
     @cached_property
     def numbers(self) -> bool:
@@ -151,30 +172,32 @@ class Evidence:
     @cached_property
     def on_held_out(self) -> list[Tensor]:
         """Outputs of the networks of every mode, ``(networks, examples, outputs)``, in float64."""
-        if self.held_out is None:
-            raise NotPossible("there are no validation data")
-        return self._outputs(self.held_out)
+        return self._outputs(self.held_out_examples())
 
     @cached_property
     def on_training(self) -> list[Tensor]:
         """The same for training examples."""
-        if self.training is None:
-            raise NotPossible("no training data were seen")
-        return self._outputs(self.training)
+        return self._outputs(self.training_examples())
 
     def log_density(self, outputs: Sequence[Tensor], targets: Tensor) -> Tensor:
         """Log-density of every target under the mean prediction of all modes."""
-        return torch.logsumexp(self.log_densities(outputs, targets), 0) - _log(len(outputs))
+        return log_mean_exp(self.log_densities(outputs, targets))
 
     def log_densities(self, outputs: Sequence[Tensor], targets: Tensor) -> Tensor:
         """The same for the mean prediction of each mode, ``(modes, examples)``."""
         likelihood: Any = self.likelihood
         rows = [likelihood.log_prob(o, targets.to(o.device)) for o in outputs]
-        return torch.stack([torch.logsumexp(r.double(), 0) - _log(len(r)) for r in rows])
+        return torch.stack([log_mean_exp(row.double()) for row in rows])
+
+    def gain(self, outputs: Sequence[Tensor], examples: Examples) -> Tensor:
+        """Nats that every example gains over the best answer that does not look at inputs."""
+        known = (self.training or examples).targets
+        constant = constant_log_density(known, examples.targets, self.class_count)
+        return self.log_density(outputs, examples.targets) - constant
 
     @torch.no_grad()
     def _outputs(self, examples: Examples) -> list[Tensor]:
-        found = []
+        every = []
         for number, mode in enumerate(self.judged):
             predict = predictor_of(mode, self.draws, "doctor", number)
             try:
@@ -184,9 +207,38 @@ class Evidence:
                 raise NotPossible(f"the network cannot take these inputs: {first}") from None
             if not isinstance(outputs, Tensor) or outputs.ndim < 2:
                 raise NotPossible("the network's outputs are not one tensor")
-            found.append(outputs.double())
-        return found
+            every.append(outputs.double())
+        return every
 
 
-def _log(count: int) -> Tensor:
-    return torch.tensor(float(count)).log().double()
+def log_mean_exp(rows: Tensor) -> Tensor:
+    """Logarithm of the mean over the first dimension of densities, given their logarithms.
+
+    >>> log_mean_exp(torch.tensor([[0.2], [0.4]]).log()).exp()
+    tensor([0.3000])
+    """
+    return rows.logsumexp(0) - math.log(len(rows))
+
+
+def frequencies(targets: Tensor, classes: int) -> Tensor:
+    """Frequencies of classes, each counted once more than it was seen.
+
+    >>> frequencies(torch.tensor([0, 0]), 2)
+    tensor([0.7500, 0.2500], dtype=torch.float64)
+    """
+    counts = torch.bincount(targets.long().flatten(), minlength=classes)[:classes].double() + 1
+    return counts / counts.sum()
+
+
+def constant_log_density(known: Tensor, targets: Tensor, classes: int | None) -> Tensor:
+    """Log-density of every target under the best answer that does not look at inputs.
+
+    Args:
+        known: training targets, which it is fitted to.
+        targets: that are predicted.
+        classes: how many; None for numbers, which are taken for Gaussian.
+    """
+    if classes is not None:
+        return frequencies(known, classes).log()[targets.long()]
+    mean, std = known.double().mean(0), known.double().std(0).clamp_min(1e-12)
+    return torch.distributions.Normal(mean, std).log_prob(targets.double()).flatten(1).sum(1)

@@ -8,15 +8,7 @@ from typing import Any
 
 import torch
 
-from lightning_bnn.doctor.checks import (
-    chains,
-    data,
-    members,
-    objective,
-    predictions,
-    statistics,
-    weights,
-)
+from lightning_bnn.doctor.checks import chains, predictions, training, weights
 from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import SEVERITIES, Finding, Report
 
@@ -25,19 +17,17 @@ __all__ = ["CHECKS", "examine"]
 Check = Callable[[Evidence], Finding | None]
 CHECKS: dict[str, Check] = {
     name: getattr(part, name)
-    for part in (data, objective, weights, chains, members, predictions, statistics)
+    for part in (training, weights, chains, predictions)
     for name in part.__all__
 }
 """Every check by the name of its verdict."""
-_INSTEAD = {
-    "loss_not_finite": ("loss_still_falling",),
-    "probabilities_as_logits": ("underconfident", "loss_still_falling"),
-    "no_better_than_frequencies": ("prior_dominates_weights",),
-    "duplicate_draws": ("few_effective_draws",),
-    "chains_differ_as_functions": ("few_effective_draws",),
+_CONSEQUENCES = {
+    "probabilities_as_logits": ("miscalibrated", "loss_not_converged"),
+    "no_better_than_frequencies": ("prior_dominates",),
+    "draws_alike": ("chains_not_converged",),
     "members_diverged": ("no_better_than_frequencies",),
 }
-"""Verdicts that are consequences of another one, and not said beside it."""
+"""Verdicts that are not reported beside their cause."""
 
 
 def examine(evidence: Evidence, facts: Mapping[str, Any] | None = None) -> Report:
@@ -68,16 +58,16 @@ def examine(evidence: Evidence, facts: Mapping[str, Any] | None = None) -> Repor
     with torch.random.fork_rng(devices=[]):
         for name, check in CHECKS.items():
             try:
-                found = check(evidence)
+                finding = check(evidence)
             except NotPossible as reason:
                 skipped[name] = str(reason)
                 continue
-            if found is None:
+            if finding is None:
                 fine.append(name)
             else:
-                findings[name] = found
+                findings[name] = finding
     evidence.network.train(training)
-    for name, consequences in _INSTEAD.items():
+    for name, consequences in _CONSEQUENCES.items():
         if name in findings:
             for consequence in consequences:
                 findings.pop(consequence, None)

@@ -1,4 +1,4 @@
-"""What the doctor says: findings with their numbers, reasons and remedies, and a report of them."""
+"""Findings with their numbers, reasons and remedies, and a report of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["SEVERITIES", "Finding", "Report", "Severity", "shown", "words"]
 Severity = Literal["fault", "warning", "note"]
 """A fault makes results wrong; a warning may; a note explains what is seen."""
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-_SPELT = {"bayes": "Bayes", "kl": "KL"}
+_SPELT = {"bayes": "Bayes"}
 """Words that are not written in small letters."""
 _MARKS = {"fault": "FAULT", "warning": "WARNING", "note": "note"}
 
@@ -33,7 +33,7 @@ class Finding:
 
     >>> says = "The losses of 3 steps are not numbers."
     >>> why, fix = "Nothing is learned.", "Take smaller steps."
-    >>> finding = Finding("loss_not_finite", "fault", says, why, fix)
+    >>> finding = Finding("loss_not_converged", "fault", says, why, fix)
     >>> print(finding.text())
     FAULT  The losses of 3 steps are not numbers.
         Nothing is learned.
@@ -63,10 +63,10 @@ class Report:
         facts: what was examined: kind, modes, draws, examples, seconds.
         curves: what was seen epoch by epoch, by name.
 
-    >>> fault = Finding("loss_not_finite", "fault", "Losses are NaN.", "It is lost.", "Stop.")
+    >>> fault = Finding("loss_not_converged", "fault", "Losses are NaN.", "It is lost.", "Stop.")
     >>> report = Report([fault], ["labels_out_of_range"], {"not_burnt_in": "there are no chains"})
     >>> report.headline(), report.names()
-    ('1 fault; 2 checks made, 1 not possible', {'loss_not_finite'})
+    ('1 fault; 2 checks made, 1 not possible', {'loss_not_converged'})
     """
 
     findings: Sequence[Finding]
@@ -87,11 +87,11 @@ class Report:
     def headline(self) -> str:
         """One sentence for all of it."""
         counts = [(sum(f.severity == s for f in self.findings), s) for s in SEVERITIES]
-        found = ", ".join(f"{n} {s}{'s' * (n > 1)}" for n, s in counts if n)
+        listed = ", ".join(f"{n} {s}{'s' * (n > 1)}" for n, s in counts if n) or "nothing found"
         looked = len(self.fine) + len(self.names())
         if not looked:
             return "nothing could be looked at"
-        return f"{found or 'nothing found'}; {looked} checks made, {len(self.skipped)} not possible"
+        return f"{listed}; {looked} checks made, {len(self.skipped)} not possible"
 
     def text(self) -> str:
         """Everything, as the command prints it."""
@@ -132,8 +132,8 @@ class Report:
 def words(name: str) -> str:
     """A verdict's name as words.
 
-    >>> words("step_too_large"), words("kl_term_dominates")
-    ('step too large', 'KL term dominates')
+    >>> words("step_too_large"), words("not_the_posterior_of_bayes")
+    ('step too large', 'not the posterior of Bayes')
     """
     return " ".join(_SPELT.get(word, word) for word in name.split("_"))
 

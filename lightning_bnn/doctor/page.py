@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lightning_bnn.doctor.chain_values import log_densities
+from lightning_bnn.doctor.checks.chains import log_densities
 from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import Report, shown, words
 from lightning_bnn.evaluation.predictions import ClassPredictions

@@ -37,7 +37,7 @@ def test_modules_of_every_kind_are_examined(kind, tmp_path):
     report = doctor.report
     assert report.facts["held-out examples"] == 25
     assert report.facts["training examples seen"] > 0
-    assert {"overconfident", "no_better_than_frequencies"} & {
+    assert {"miscalibrated", "no_better_than_frequencies"} & {
         *report.fine,
         *report.names(),
         *report.skipped,
@@ -51,7 +51,7 @@ def test_a_module_of_the_user_is_seen_as_one_network(tmp_path):
     data = L.LightningDataModule.from_datasets(Points(200), Points(100), batch_size=20)
     doctor = looked(Plain(), tmp_path, data)
     assert "no_better_than_frequencies" in {*doctor.report.fine, *doctor.report.names()}
-    assert "there is only one member" in doctor.report.skipped["duplicate_members"]
+    assert "there is only one member" in doctor.report.skipped["draws_alike"]
     assert len(doctor.curves["loss"]) == 3
 
 
@@ -73,8 +73,8 @@ def test_what_cannot_be_read_is_said_and_stops_nothing(tmp_path):
     run = L.Trainer(**QUIET, max_epochs=2, callbacks=[doctor], default_root_dir=tmp_path)
     run.fit(Named())
     assert run.state.finished
-    assert "no batch was a tuple" in doctor.report.skipped["overconfident"]
-    assert "loss_not_finite" in doctor.report.fine  # of any run
+    assert "no batch was a tuple" in doctor.report.skipped["miscalibrated"]
+    assert "loss_not_converged" in doctor.report.fine  # of any run
 
 
 def test_training_is_the_same_with_and_without(tmp_path):

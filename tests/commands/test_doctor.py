@@ -100,7 +100,7 @@ def test_a_run_with_what_the_callback_has_seen(tmp_path, monkeypatch, capsys):
     again, first = Report.read(tmp_path / "o" / "doctor.json"), Report.read(seen)
     assert again.curves == first.curves
     assert len(again.curves["loss"]) == 6
-    assert "loss_still_falling" in {*again.fine, *again.names()}
+    assert "loss_not_converged" in {*again.fine, *again.names()}
 
 
 @pytest.mark.parametrize(("decay", "shown"), [("1e-3", "0.001"), (0.25, "0.25"), (0.0, None)])

@@ -11,7 +11,7 @@ from lightning_bnn.doctor.page import html_of, markdown_of
 FAULT = Finding("step_too_large", "fault", "It is 3 <b>.", "That is bad.", "Halve it.", {"x": 3.0})
 NOTE = Finding("chains_are_copies", "note", "They are.", "Nothing is wrong.", "Nothing.", {})
 REPORT = Report(
-    [FAULT, NOTE], ["overconfident"], {"not_burnt_in": "there are no chains"},
+    [FAULT, NOTE], ["miscalibrated"], {"not_burnt_in": "there are no chains"},
     {"place": "run", "seconds": 0.5}, {"loss": [1.0, math.nan, math.inf]},
 )  # fmt: skip
 
@@ -43,7 +43,7 @@ def test_text_markdown_and_page_say_the_same():
     for shown in (REPORT.text(), markdown_of(REPORT), Words(html_of(REPORT)).text):
         for part in ("1 fault, 1 note", "It is 3 <b>.", "That is bad.", "Halve it.", "They are."):
             assert part in shown
-        assert "overconfident" in shown.lower()
+        assert "miscalibrated" in shown.lower()
 
 
 def test_what_users_wrote_is_no_markup_on_the_page():
@@ -51,7 +51,7 @@ def test_what_users_wrote_is_no_markup_on_the_page():
 
 
 def test_nothing_found_is_said():
-    assert Report([], ["overconfident"]).headline().startswith("nothing found")
+    assert Report([], ["miscalibrated"]).headline().startswith("nothing found")
     assert Report([]).headline() == "nothing could be looked at"
     assert "2 faults" in Report([FAULT, FAULT]).headline()
 

@@ -1,36 +1,30 @@
-"""Whether chains move as they should, have forgotten their starts, and agree."""
+"""Checks of chains: do they move as they should, have they left their starts, do they agree?"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from lightning_bnn.doctor.chain_values import (
-    canonical_values,
-    function_values,
-    log_densities,
-    weight_values,
-)
+from lightning_bnn import params as P
 from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import Finding
+from lightning_bnn.evaluation.predictions import ClassPredictions
 from lightning_bnn.metrics import (
     effective_sample_size,
     mcse_mean,
     rhat,
     tail_effective_sample_size,
 )
+from lightning_bnn.params import Params
+from lightning_bnn.symmetry import UnsupportedModel, canonicalise, discover
 
-__all__ = [
-    "chains_are_copies",
-    "chains_differ_as_functions",
-    "few_effective_draws",
-    "not_burnt_in",
-    "step_too_large",
-]
+__all__ = ["chains_are_copies", "chains_not_converged", "not_burnt_in", "step_too_large"]
 
+LEAST = 8
+"""Networks of a chain below which nothing can be said about it."""
+_TIMES, _INPUTS, _WEIGHTS = 100, 64, 300
 _LEAST_ACCEPTANCE = 0.5
 _HOT = 1.3
 """Kinetic over asked temperature."""
@@ -45,23 +39,31 @@ _EFFECTIVE = 100
 
 def step_too_large(e: Evidence) -> Finding | None:
     """Momenta that are too hot, proposals that are refused, or energies that are not kept."""
-    looked = [
-        found for check in (_acceptance, _temperature, _energy) if (found := check(e)) is not None
-    ]
-    if not looked:
+    acceptance, kinetic, energy = (
+        _late(e, name) for name in ("acceptance", "kinetic_temperature", "energy_variance")
+    )
+    asked, wanted = e.settings.temperature, e.settings.wanted_energy_variance
+    if acceptance is None and kinetic is None and (energy is None or not wanted):
         raise NotPossible("no temperature, acceptance or energy of a sampler was seen")
-    wrong = [(says, numbers) for bad, says, numbers in looked if bad]
-    if not wrong:
+    severe = True
+    if acceptance is not None and acceptance < _LEAST_ACCEPTANCE:
+        says = f"Only {acceptance:.0%} of the proposals are accepted in the second half of the run."
+    elif kinetic is not None and not kinetic <= (_HOT * asked or 1.0):
+        says = f"Momenta have a temperature of {kinetic:.3g}, and {asked:g} was asked for."
+    elif energy is not None and wanted and energy > _ENERGY * wanted:
+        severe = energy >= _MOST_ENERGY
+        says = f"Energy errors vary by {energy:.2g} per weight, and {wanted:.2g} was asked for."
+    else:
         return None
-    says, numbers = wrong[0]
+    values = {"acceptance": acceptance, "kinetic": kinetic, "energy_variance": energy}
     return Finding(
         "step_too_large",
-        "warning" if numbers.get("energy_variance", math.inf) < _MOST_ENERGY else "fault",
+        "fault" if severe else "warning",
         says,
         "Steps this large do not follow the posterior: draws come from a wider distribution, or "
-        "from a few places only.",
+        "from a few regions only.",
         "Take a smaller `lr` or `step_size`, larger batches, or let `adapt_steps` find a step.",
-        numbers,
+        {name: value for name, value in values.items() if value is not None},
     )
 
 
@@ -69,11 +71,10 @@ def not_burnt_in(e: Evidence) -> Finding | None:
     """Chains whose fit still improves from their first to their last third."""
     values = log_densities(e)
     third = values.shape[1] // 3
-    last = values[:, -third:]
-    spread = last.std(1).clamp_min(1e-9)
-    rise = (last.mean(1) - values[:, :third].mean(1)) / spread
     if third < 3:
         raise NotPossible("the chains are too short for thirds")
+    last = values[:, -third:]
+    rise = (last.mean(1) - values[:, :third].mean(1)) / last.std(1).clamp_min(1e-9)
     error = float(rise.std() / math.sqrt(len(rise))) if len(rise) > 1 else 1.0
     mean = float(rise.mean())
     if mean < _DRIFT or mean < 2 * error:
@@ -89,34 +90,50 @@ def not_burnt_in(e: Evidence) -> Finding | None:
     )
 
 
-def chains_differ_as_functions(e: Evidence) -> Finding | None:
-    """Chains that predict differently, so that at least one has not seen the posterior."""
-    values = _several(function_values(e))
-    typical, worst = _reductions(values)
-    if typical < _RHAT_TYPICAL and worst < _RHAT_WORST:
+def chains_not_converged(e: Evidence) -> Finding | None:
+    """Chains that predict differently, or that have too few draws for their quantiles."""
+    values = function_values(e)
+    typical, worst = _reductions(values) if len(values) > 1 else (1.0, 1.0)
+    bulk = float(effective_sample_size(values).min())
+    tail = float(tail_effective_sample_size(values).min())
+    error = float(mcse_mean(values).max())
+    numbers = {"rhat_median": typical, "rhat_max": worst, "bulk": bulk, "tail": tail}
+    if typical >= _RHAT_TYPICAL or worst >= _RHAT_WORST:
+        return Finding(
+            "chains_not_converged",
+            "fault",
+            f"The predictions of {len(values)} chains differ: R-hat is {typical:.3f} in the median "
+            f"and {worst:.3f} at worst; {bulk:.0f} of {values[..., 0].numel()} draws are effective "
+            f"there, and a mean prediction is off by up to {error:.2g}.",
+            "Chains that sample one posterior predict the same; these are in different regions, or "
+            "have not moved long enough.",
+            "Run longer chains with a larger `burn_in`, start them from trained networks, or lower "
+            "the step; until then they are an ensemble, not draws of the posterior.",
+            numbers,
+        )
+    if min(bulk, tail) >= _EFFECTIVE:
         return None
-    effective, error = float(effective_sample_size(values).min()), float(mcse_mean(values).max())
     return Finding(
-        "chains_differ_as_functions",
-        "fault",
-        f"The predictions of {len(values)} chains differ: R-hat is {typical:.3f} in the median and "
-        f"{worst:.3f} at worst; {effective:.0f} of {values[..., 0].numel()} draws are effective "
-        f"there, and a mean prediction is off by up to {error:.2g}.",
-        "Chains that sample one posterior predict the same; these are in different places, or have "
-        "not moved long enough.",
-        "Run longer chains with a larger `burn_in`, start them from trained networks, or lower the "
-        "step; until then they are an ensemble, not draws of the posterior.",
-        {"rhat_median": typical, "rhat_max": worst, "ess_min": effective, "mcse_max": error},
+        "chains_not_converged",
+        "warning",
+        f"Of the {values[..., 0].numel()} draws {bulk:.0f} are effective for the worst mean "
+        f"prediction and {tail:.0f} for its 5 % and 95 % quantiles; means are off by up to "
+        f"{error:.2g}.",
+        "Intervals and tail probabilities from so few independent draws are rough.",
+        f"Draw longer, or more chains, until both are above {_EFFECTIVE}.",
+        numbers,
     )
 
 
 def chains_are_copies(e: Evidence) -> Finding | None:
     """Chains whose weights differ, and whose canonical forms or functions do not."""
-    raw = _reductions(_several(weight_values(e)))[0]
+    chains = thinned(e)
+    if len(next(iter(chains.values()))) < 2:
+        raise NotPossible("there is only one chain")
+    raw = _reductions(_some(e, chains))[0]
     if raw < _RHAT_WEIGHTS:
         return None
-    function = _reductions(_several(function_values(e)))[0]
-    canonical = _reductions(_several(canonical_values(e)))[0]
+    function, canonical = _reductions(function_values(e))[0], _reductions(_canonical(e, chains))[0]
     if function >= _RHAT_WEIGHTS or canonical > 1 + (raw - 1) / 2:
         return None
     return Finding(
@@ -126,81 +143,83 @@ def chains_are_copies(e: Evidence) -> Finding | None:
         f"canonical form, and {function:.2f} of the predictions.",
         "The chains sit in copies of one mode that only symmetries tell apart: nothing is wrong, "
         "and nothing is gained by waiting for weights to agree.",
-        "Judge convergence by predictions or canonical weights, and remove symmetries before "
+        "Check convergence by predictions or canonical weights, and remove symmetries before "
         "weights are averaged or compared.",
         {"raw": raw, "canonical": canonical, "function": function},
     )
 
 
-def few_effective_draws(e: Evidence) -> Finding | None:
-    """Chains that agree, but have too few draws for their quantiles."""
-    values = function_values(e)
-    bulk = float(effective_sample_size(values).min())
-    tail = float(tail_effective_sample_size(values).min())
-    if min(bulk, tail) >= _EFFECTIVE:
-        return None
-    error = float(mcse_mean(values).max())
-    return Finding(
-        "few_effective_draws",
-        "warning",
-        f"Of the {values[..., 0].numel()} draws {bulk:.0f} are effective for the worst mean "
-        f"prediction and {tail:.0f} for its 5 % and 95 % quantiles; means are off by up to "
-        f"{error:.2g}.",
-        "Intervals and tail probabilities from so few independent draws are rough.",
-        f"Draw longer, or more chains, until both are above {_EFFECTIVE}.",
-        {"bulk": bulk, "tail": tail, "mcse_max": error},
-    )
+# ------------------------------------------------------------ numbers of chains
+@torch.no_grad()
+def log_densities(e: Evidence) -> Tensor:
+    """Mean log-density of the targets of some examples, ``(chains, times)``."""
+    outputs, targets = e.once(_outputs)
+    return e.likelihood.log_prob(outputs.flatten(0, 1), targets).mean(-1).view(outputs.shape[:2])  # type: ignore[operator]  # a likelihood has it
 
 
-def _acceptance(e: Evidence) -> tuple[bool, str, dict[str, float]] | None:
-    value = _late(e.curves.get("acceptance", ()))
-    if value is None:
-        return None
-    says = f"Only {value:.0%} of the proposals are accepted in the second half of the run."
-    return value < _LEAST_ACCEPTANCE, says, {"acceptance": value}
+def function_values(e: Evidence) -> Tensor:
+    """Predictions of the networks of chains for some inputs, ``(chains, times, numbers)``."""
+    outputs, _ = e.once(_outputs)
+    if e.classes:
+        probs = ClassPredictions.of_each(e.likelihood, outputs.flatten(0, 1)).probs
+        outputs = probs.unflatten(0, outputs.shape[:2])
+    return outputs.flatten(2)
 
 
-def _temperature(e: Evidence) -> tuple[bool, str, dict[str, float]] | None:
-    value = _late(e.curves.get("kinetic_temperature", ()))
-    if value is None:
-        return None
-    asked = e.settings.temperature
-    if asked == 0:
-        return (
-            value > 1,
-            f"Momenta have a temperature of {value:.3g}, at no noise.",
-            {"kinetic": value},
-        )
-    hot = value > _HOT * asked or not math.isfinite(value)
-    says = f"Momenta have a temperature of {value:.3g}, and {asked:g} was asked for."
-    return hot, says, {"kinetic": value, "asked": asked}
+def thinned(e: Evidence) -> Params:
+    """The networks of chains that are finite, at most a hundred of each chain."""
+    chains = e.chains
+    times = next(iter(chains.values())).shape[1] if chains else 0
+    if times < LEAST:
+        raise NotPossible(f"there are no chains with at least {LEAST} networks")
+    finite = torch.stack([t.flatten(1).isfinite().all(1) for t in chains.values()]).all(0)
+    if not bool(finite.any()):
+        raise NotPossible("no chain is finite")
+    rows = torch.linspace(0, times - 1, min(times, _TIMES)).round().long()
+    return {name: t[finite.to(t.device)][:, rows.to(t.device)] for name, t in chains.items()}
 
 
-def _energy(e: Evidence) -> tuple[bool, str, dict[str, float]] | None:
-    value, wanted = _late(e.curves.get("energy_variance", ())), e.settings.wanted_energy_variance
-    if value is None or not wanted:
-        return None
-    says = (
-        f"The energy errors of the steps vary by {value:.2g} per weight, and {wanted:.2g} was "
-        "asked for."
-    )
-    return value > _ENERGY * wanted, says, {"energy_variance": value, "wanted": wanted}
+@torch.no_grad()
+def _outputs(e: Evidence) -> tuple[Tensor, Tensor]:
+    """Outputs ``(chains, times, examples, ...)`` of all networks for some examples."""
+    examples = e.held_out or e.training_examples()
+    chains = thinned(e)
+    shape = next(iter(chains.values())).shape[:2]
+    inputs = tuple(x[:_INPUTS] if isinstance(x, Tensor) else x for x in examples.inputs)
+    outputs = P.apply(e.network, {n: t.flatten(0, 1) for n, t in chains.items()}, *inputs)
+    return outputs.double().unflatten(0, shape), examples.targets[:_INPUTS]
 
 
-def _late(curve: Sequence[float]) -> float | None:
+def _canonical(e: Evidence, chains: Params) -> Tensor:
+    """Some weights in canonical form, ``(chains, times, numbers)``."""
+    shape = next(iter(chains.values())).shape[:2]
+    examples = e.held_out or e.training_examples()
+    rows = tuple(x[:2] if isinstance(x, Tensor) else x for x in examples.inputs)
+    try:
+        symmetries = discover(e.network, *rows)
+        form = canonicalise({n: t.flatten(0, 1) for n, t in chains.items()}, symmetries)
+    except (UnsupportedModel, ValueError) as error:
+        raise NotPossible(f"the symmetries are not known ({error})") from None
+    return _some(e, {name: t.unflatten(0, shape) for name, t in form.items()})
+
+
+def _some(e: Evidence, chains: Params) -> Tensor:
+    """Some weights as they are, ``(chains, times, numbers)``."""
+    names = [name for name in P.weight_names(e.network) if name in chains]
+    rows = torch.cat([chains[name].flatten(2) for name in names], -1).double()
+    count = min(_WEIGHTS, rows.shape[-1])
+    columns = (torch.arange(count) + 0.5) * rows.shape[-1] / count
+    return rows[..., columns.long().to(rows.device)]
+
+
+def _late(e: Evidence, name: str) -> float | None:
     """The median of the second half of a curve."""
-    values = torch.tensor([float(v) for v in curve], dtype=torch.float64)
+    values = torch.tensor([float(v) for v in e.curves.get(name, ())], dtype=torch.float64)
     values = values[~values.isnan()]
     return float(values[len(values) // 2 :].median()) if len(values) else None
 
 
-def _several(values: Tensor) -> Tensor:
-    if len(values) < 2:
-        raise NotPossible("there is only one chain")
-    return values
-
-
 def _reductions(values: Tensor) -> tuple[float, float]:
     """Median and maximum of R-hat over numbers; those that never change count as 1."""
-    found = rhat(values).nan_to_num(1.0)
-    return float(found.median()), float(found.max())
+    reductions = rhat(values).nan_to_num(1.0)
+    return float(reductions.median()), float(reductions.max())

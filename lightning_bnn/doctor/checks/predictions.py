@@ -1,7 +1,8 @@
-"""Whether predictions are as sure as they are right, and better than none."""
+"""Checks of predictions: are members alive, different and enough, and as sure as they are right?"""
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from typing import Any
@@ -9,73 +10,168 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.calibration import Spread, Temperature, fit_spread, fit_temperature
+from lightning_bnn import params as P
+from lightning_bnn.batch_norms import batch_norms
+from lightning_bnn.calibration import Spread, fit_spread, fit_temperature
 from lightning_bnn.calibration.held_out import split_rows
 from lightning_bnn.calibration.logits import class_logits, log_mean_probs
 from lightning_bnn.calibration.spread import joint_log_prob
-from lightning_bnn.doctor.baselines import constant_log_density
-from lightning_bnn.doctor.evidence import Evidence, NotPossible
+from lightning_bnn.doctor.evidence import Evidence, NotPossible, log_mean_exp
 from lightning_bnn.doctor.findings import Finding
+from lightning_bnn.evaluation.predictions import draw
+from lightning_bnn.posteriors import Empirical
 
-__all__ = ["no_better_than_frequencies", "overconfident", "underconfident"]  # verdicts only
+__all__ = [
+    "draws_alike",
+    "members_diverged",
+    "miscalibrated",
+    "modes_too_few",
+    "no_better_than_frequencies",
+    "statistics_of_other_networks",
+]
 
+_SAME = 1e-3
+"""Distance of two members over the typical one, from which they are copies."""
+_ALIKE = 3e-3
+"""Spread of outputs over draws relative to that over examples."""
+_STANDING = 0.5
+"""Share of intervals in which a chain may not move."""
+_TOO_FEW = 0.03
+"""Nats per example that many more modes would gain, from which they are too few."""
+_LEARNED = 0.1
+"""Nats above an answer without a network, from which the best member counts as trained."""
 _LEAST = 60
-"""Held-out examples below which calibration cannot be judged."""
+"""Held-out examples below which calibration cannot be measured."""
 _GAIN = 0.01
 """Nats per example that calibration must gain on examples that it has not seen."""
 _SURE = 1.15
 """Temperature from which predictions are too sure; below its inverse they are too unsure."""
 _ERRORS = 2.0
+_OWN_STATISTICS = 0.05
+"""Nats per example that statistics of their own must gain."""
+_NETWORKS = 5
 
 
-def overconfident(e: Evidence) -> Finding | None:
-    """Predictions that are surer than right, out of sample."""
-    value, gain, error, what = e.once(_calibration)
-    if value < _SURE or gain < max(_GAIN, _ERRORS * error):
+def members_diverged(e: Evidence) -> Finding | None:
+    """Members that are not finite, or far worse than an answer without a network."""
+    outputs, examples = e.on_held_out, e.held_out_examples()
+    finite = [k for k, o in enumerate(outputs) if bool(o.isfinite().all())]
+    gains = [float(e.gain([outputs[k]], examples).mean()) for k in finite]
+    learned = max(gains, default=0.0)
+    lost: list[int] = []
+    if learned > _LEARNED and float(torch.tensor(gains).median()) > learned / 2:
+        lost = [k for k, gain in zip(finite, gains, strict=True) if gain < learned / 10]
+    broken = sorted({*range(len(outputs))} - {*finite})
+    count, members = len(broken) + len(lost) + e.left_out, len(outputs) + e.left_out
+    if not count:
         return None
+    names = ", ".join(str(k) for k in (broken + lost)[:5])
     return Finding(
-        "overconfident",
-        "warning",
-        f"Predictions are too sure: {what} of {value:.2f}, fitted to one half of the held-out "
-        f"examples, gains {gain:.3f} ± {error:.3f} nats per example on the other half.",
-        "What is predicted with 99 % is right less often; decisions by these numbers are too bold.",
-        "Calibrate on validation data (`module.calibrate(datamodule)`), take more modes, or train "
-        "less long.",
-        {"temperature": value, "gain": gain, "error": error},
+        "members_diverged",
+        "fault",
+        f"{count} of {members} members are not finite, were left out, or predict worse than the "
+        f"frequencies of the targets{f' (number {names})' if names else ''}.",
+        "One broken member spoils every average, and members that were left out make the posterior "
+        "smaller than it looks.",
+        "Lower their learning rate, clip gradients, or let them begin anew (`restarts`, "
+        "`max_loss`).",
+        {"diverged": count, "members": members},
     )
 
 
-def underconfident(e: Evidence) -> Finding | None:
-    """Predictions that are right more often than they say, out of sample."""
-    value, gain, error, what = e.once(_calibration)
-    if value > 1 / _SURE or gain < max(_GAIN, _ERRORS * error):
+def draws_alike(e: Evidence) -> Finding | None:
+    """Networks that are one: members, draws of a mode, or steps of a chain that does not move."""
+    standing, pairs, spread = _standing(e), _pairs_alike(e), _spread(e)
+    if not e.chains and len(e.modes) < 2 and math.isinf(spread):
+        raise NotPossible("there is only one network")
+    if standing >= _STANDING:
+        says = f"In {standing:.0%} of the intervals a chain has not moved at all."
+        fix = "Take a smaller `step_size` or shorter trajectories, until proposals are accepted."
+    elif pairs:
+        says = f"{pairs} pairs of members predict the same to {_SAME:g} of the spread of outputs."
+        fix = (
+            "Give every member a start of its own (another seed; `start_from` of different "
+            "networks) and check that they train."
+        )
+    elif spread < _ALIKE:
+        says = (
+            f"Outputs of draws of a mode differ by {spread:.1g} of how much outputs differ between "
+            "examples."
+        )
+        fix = (
+            "Check deviations, dropout rates, noise and learning rate of the method: one of them "
+            "is (nearly) zero."
+        )
+    else:
         return None
     return Finding(
-        "underconfident",
+        "draws_alike",
+        "fault",
+        says,
+        "Copies add nothing: the posterior has fewer networks than it seems, and its uncertainty "
+        "is too small.",
+        fix,
+        {"standing": standing, "pairs": pairs, "spread": spread},
+    )
+
+
+def modes_too_few(e: Evidence) -> Finding | None:
+    """A prediction that would still gain from more modes."""
+    if e.settings.sampled:
+        raise NotPossible("chains must agree, not be many")
+    outputs = [o for o in e.on_held_out if bool(o.isfinite().all())]
+    if len(outputs) < 2 or e.alone:
+        raise NotPossible("one mode cannot tell what others would add")
+    each = e.log_densities(outputs, e.held_out_examples().targets)
+    modes = torch.arange(len(each))
+    without = [float(log_mean_exp(each[modes != k]).mean()) for k in modes]
+    # error of a mean of K modes falls as 1/K: from K-1 to K it is 1/(K-1) of what is left at K
+    left = (float(log_mean_exp(each).mean()) - sum(without) / len(each)) * (len(each) - 1)
+    if left < _TOO_FEW:
+        return None
+    return Finding(
+        "modes_too_few",
         "warning",
-        f"Predictions are too unsure: {what} of {value:.2f}, fitted to one half of the held-out "
-        f"examples, gains {gain:.3f} ± {error:.3f} nats per example on the other half.",
-        "What is right is predicted with too little probability: draws are too different, or the "
-        "noise is too large.",
-        "Check prior, deviations and temperature of the method, or calibrate on validation data "
-        "(`module.calibrate(datamodule)`).",
+        f"With {len(each)} modes the log-likelihood of held-out data would gain about {left:.2g} "
+        "nats per example from many more.",
+        "The modes differ as functions, and the mean over so few of them is not that over all.",
+        f"Train more members (`members={2 * len(each)}` or more).",
+        {"gain": left, "modes": len(each)},
+    )
+
+
+def miscalibrated(e: Evidence) -> Finding | None:
+    """Predictions that are surer than right, or right more often than they say, out of sample."""
+    value, gain, error = _calibration(e)
+    if 1 / _SURE < value < _SURE or gain < max(_GAIN, _ERRORS * error):
+        return None
+    sure = value > 1
+    what = "a temperature" if e.classes else "a factor for standard deviations"
+    return Finding(
+        "miscalibrated",
+        "warning",
+        f"Predictions are too {'sure' if sure else 'unsure'}: {what} of {value:.2f}, fitted to one "
+        f"half of the held-out examples, gains {gain:.3f} ± {error:.3f} nats per example on the "
+        "other half.",
+        "What is predicted with 99 % is right less often; decisions by these numbers are too bold."
+        if sure
+        else "What is right is predicted with too little probability: draws are too different, or "
+        "the noise is too large.",
+        "Calibrate on validation data (`module.calibrate(datamodule)`), "
+        + ("take more modes, or train less long." if sure else "or check prior and temperature."),
         {"temperature": value, "gain": gain, "error": error},
     )
 
 
 def no_better_than_frequencies(e: Evidence) -> Finding | None:
     """Predictions that know no more than frequencies of classes, or mean and variance."""
-    outputs = e.on_held_out
-    assert e.held_out is not None
-    known, targets = (e.training or e.held_out).targets, e.held_out.targets
-    if len(targets) < 20:
-        raise NotPossible(f"there are only {len(targets)} held-out examples")
-    classes = max(2, outputs[0].shape[-1]) if e.classes else None
-    if not (e.classes or e.numbers):
-        raise NotPossible("the likelihood is not known")
-    gain = e.log_density(outputs, targets) - constant_log_density(known, targets, classes)
+    outputs, examples = e.on_held_out, e.held_out_examples()
+    if len(examples.targets) < 20:
+        raise NotPossible(f"there are only {len(examples.targets)} held-out examples")
+    _check_likelihood(e)
+    gain = e.gain(outputs, examples)
     mean, error = float(gain.mean()), float(gain.std() / math.sqrt(len(gain)))
-    better, what = _hits(e, outputs, known, targets)
+    better, what = _hits(e, outputs, (e.training or examples).targets, examples.targets)
     if mean > max(0.05, _ERRORS * error) or better > 0.1:
         return None
     return Finding(
@@ -90,21 +186,85 @@ def no_better_than_frequencies(e: Evidence) -> Finding | None:
     )
 
 
-def gain_of(e: Evidence, outputs: list[Tensor], targets: Tensor, value: float) -> float:
-    """Nats per example that a temperature, or a factor of deviations, gains on some outputs.
+@torch.no_grad()
+def statistics_of_other_networks(e: Evidence) -> Finding | None:
+    """Draws that normalise with means and variances of activations that are not theirs."""
+    if not batch_norms(e.network):
+        raise NotPossible("the network has no layers with statistics")
+    training, held_out = e.training_examples(), e.held_out_examples()
+    if len(training.targets) < 64:
+        raise NotPossible("too few training data were seen")
+    if not all(isinstance(mode, Empirical) for mode in e.judged):
+        raise NotPossible("the posterior predicts by draws that are not kept")
+    stacks = [draw(mode, _NETWORKS, "doctor", k) for k, mode in enumerate(e.judged[:_NETWORKS])]
+    networks = {n: torch.cat([stack[n] for stack in stacks])[:_NETWORKS] for n in stacks[0]}
+    own = _with_own_statistics(e, networks)
+    before, after = (
+        float(
+            log_mean_exp(
+                e.likelihood.log_prob(  # type: ignore[operator]  # a likelihood has it
+                    P.apply(e.network, stack, *held_out.inputs).double(), held_out.targets
+                )
+            ).mean()
+        )
+        for stack in (networks, own)
+    )
+    if after - before < _OWN_STATISTICS:
+        return None
+    return Finding(
+        "statistics_of_other_networks",
+        "fault",
+        f"With statistics of BatchNorm of their own the networks gain {after - before:.2g} nats "
+        "per held-out example.",
+        "Means and variances that were averaged over other weights make every prediction wrong.",
+        "Estimate the statistics anew for every network that predicts (SWAG and averages of this "
+        "package do; for others run training data through the network in training mode).",
+        {"gain": after - before},
+    )
 
-    Args:
-        e: says what outputs mean.
-        outputs: of every mode.
-        targets: of the examples.
-        value: the temperature or the factor.
-    """
-    if e.classes:
-        logits = _log_probs(e, outputs)
-        scaled = Temperature(value)(logits).log() - logits
-        return float(scaled.gather(-1, targets.long()[:, None]).mean())
-    mixture, y = _mixture(e, outputs), targets.double()
-    return float((joint_log_prob(*Spread(value)(*mixture), y) - joint_log_prob(*mixture, y)).mean())
+
+# ------------------------------------------------------------ copies
+def _standing(e: Evidence) -> float:
+    """The share of intervals in which chains have not moved; 0 without chains."""
+    same = [(t.diff(dim=1) == 0).flatten(2).all(2) for t in e.chains.values() if t.shape[1] > 1]
+    return float(torch.stack(same).all(0).double().mean()) if same else 0.0
+
+
+def _pairs_alike(e: Evidence) -> int:
+    """How many pairs of modes predict the same."""
+    means = torch.stack([o.mean(0) for o in e.on_held_out]).flatten(1)
+    distances = torch.cdist(means, means)
+    above = distances[tuple(torch.triu_indices(len(means), len(means), 1))]
+    scale = (means - means.mean(1, keepdim=True)).norm(dim=1).mean()
+    return int((above <= _SAME * scale).sum())
+
+
+def _spread(e: Evidence) -> float:
+    """Deviation over draws of a typical mode, relative to that over examples; infinite of one."""
+    several = [o for o in e.on_held_out if len(o) > 1]
+    if not several:
+        return math.inf
+    within = torch.stack([o.var(0, correction=0).mean().sqrt() for o in several])
+    between = torch.stack([o.mean(0).var(0, correction=0).mean().sqrt() for o in several])
+    return float((within / between.clamp_min(1e-12)).median())
+
+
+def _with_own_statistics(e: Evidence, networks: P.Params) -> P.Params:
+    """The same weights, whose statistics are those of the training examples that were seen."""
+    runner = copy.deepcopy(e.network).eval()
+    for layer in batch_norms(runner):
+        layer.train()
+        layer.momentum = 1.0
+    weights = set(P.weight_names(e.network))
+    stack = {name: t if name in weights else t.clone() for name, t in networks.items()}
+    P.apply(runner, stack, *e.training_examples().inputs)
+    return stack
+
+
+# ------------------------------------------------------------ calibration
+def _check_likelihood(e: Evidence) -> None:
+    if not (e.classes or e.numbers):
+        raise NotPossible("the likelihood is not known")
 
 
 def _hits(e: Evidence, outputs: list[Tensor], known: Tensor, targets: Tensor) -> tuple[float, str]:
@@ -113,53 +273,49 @@ def _hits(e: Evidence, outputs: list[Tensor], known: Tensor, targets: Tensor) ->
         right = float((_log_probs(e, outputs).argmax(-1) == targets).double().mean())
         often = float((targets == known.flatten().long().mode().values).double().mean())
         return right - often, f"{right:.0%} are right (most frequent class: {often:.0%})"
-    mean = torch.stack([_moments(e, o)[0] for o in outputs]).mean(0)
+    mean = _mixture(e, outputs)[0][0]
     constant = (targets - known.double().mean(0)).square().mean()
     explained = 1 - float((targets - mean).square().mean() / constant)
     return explained, f"{explained:.0%} of the variance is explained"
 
 
-def _calibration(e: Evidence) -> tuple[float, float, float, str]:
-    """A temperature that is fitted to one half of the held-out data and judged on the other.
+def _calibration(e: Evidence) -> tuple[float, float, float]:
+    """A temperature that is fitted to one half of the held-out data and tested on the other.
 
-    Both halves take turns. Returns its value, its gain in nats, the error of that, and its name.
+    Both halves take turns. Returns its value, its gain in nats, and the error of that.
     """
-    outputs = e.on_held_out
-    assert e.held_out is not None
-    targets = e.held_out.targets
+    outputs, targets = e.on_held_out, e.held_out_examples().targets
     if len(targets) < _LEAST:
         raise NotPossible(f"there are only {len(targets)} held-out examples, {_LEAST} are needed")
     if not all(bool(o.isfinite().all()) for o in outputs):
         raise NotPossible("outputs are not finite")
-    if not (e.classes or e.numbers):
-        raise NotPossible("the likelihood is not known")
-    turn = _class_turn if e.classes else _number_turn
+    _check_likelihood(e)
     halves = split_rows(len(targets), 0.5)
     predictions = (_log_probs(e, outputs),) if e.classes else _mixture(e, outputs)
+    turn = _class_turn if e.classes else _number_turn
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a bound: the value says so itself
         turns = [turn(predictions, targets, *rows) for rows in (halves, halves[::-1])]
     value = math.exp(sum(math.log(v) for v, _ in turns) / len(turns))
     gains = torch.cat([gain for _, gain in turns])
-    what = "a temperature" if e.classes else "a factor for standard deviations"
-    return value, float(gains.mean()), float(gains.std() / math.sqrt(len(gains))), what
+    return value, float(gains.mean()), float(gains.std() / math.sqrt(len(gains)))
 
 
 def _class_turn(
-    predictions: tuple[Tensor, ...], targets: Tensor, fit: Tensor, judge: Tensor
+    predictions: tuple[Tensor, ...], targets: Tensor, fit: Tensor, test: Tensor
 ) -> tuple[float, Tensor]:
     logits, labels = predictions[0], targets.long()
     temperature = fit_temperature(logits[fit], labels[fit])
-    scaled, plain = temperature(logits[judge]).log(), logits[judge].log_softmax(-1)
-    return temperature.value, (scaled - plain).gather(-1, labels[judge][:, None])[:, 0]
+    scaled, plain = temperature(logits[test]).log(), logits[test].log_softmax(-1)
+    return temperature.value, (scaled - plain).gather(-1, labels[test][:, None])[:, 0]
 
 
 def _number_turn(
-    predictions: tuple[Tensor, ...], targets: Tensor, fit: Tensor, judge: Tensor
+    predictions: tuple[Tensor, ...], targets: Tensor, fit: Tensor, test: Tensor
 ) -> tuple[float, Tensor]:
     means, stds = predictions
-    spread = fit_spread(means[:, fit], stds[:, fit], targets[fit].double(), "moments")
-    plain, y = (means[:, judge], stds[:, judge]), targets[judge].double()
+    spread: Spread = fit_spread(means[:, fit], stds[:, fit], targets[fit].double(), "moments")
+    plain, y = (means[:, test], stds[:, test]), targets[test].double()
     return spread.value, joint_log_prob(*spread(*plain), y) - joint_log_prob(*plain, y)
 
 
@@ -171,13 +327,8 @@ def _log_probs(e: Evidence, outputs: list[Tensor]) -> Tensor:
 
 def _mixture(e: Evidence, outputs: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of all modes together, each ``(1, examples, targets)``."""
-    moments = [_moments(e, o) for o in outputs]
-    mean = torch.stack([m for m, _ in moments]).mean(0)
-    second = torch.stack([v + m.square() for m, v in moments]).mean(0)
-    return mean[None], (second - mean.square()).clamp_min(1e-24).sqrt()[None]
-
-
-def _moments(e: Evidence, outputs: Tensor) -> tuple[Tensor, Tensor]:
     likelihood: Any = e.likelihood
-    prediction = likelihood.predictive(outputs)
-    return prediction.mean, prediction.variance
+    modes = [likelihood.predictive(o) for o in outputs]
+    mean = torch.stack([mode.mean for mode in modes]).mean(0)
+    second = torch.stack([mode.variance + mode.mean.square() for mode in modes]).mean(0)
+    return mean[None], (second - mean.square()).clamp_min(1e-24).sqrt()[None]

@@ -1,4 +1,4 @@
-"""Whether Gaussians over weights are as wide as data and prior make them."""
+"""Checks of Gaussians over weights: are they as wide as data and prior make them?"""
 
 from __future__ import annotations
 
@@ -9,127 +9,105 @@ import torch
 from torch import Tensor
 
 from lightning_bnn import params as P
-from lightning_bnn.doctor.baselines import constant_log_density
-from lightning_bnn.doctor.evidence import Evidence, NotPossible
+from lightning_bnn.doctor.evidence import Evidence, NotPossible, constant_log_density
 from lightning_bnn.doctor.findings import Finding
 from lightning_bnn.posteriors import DiagonalGaussian, Posterior, Symmetrized
 from lightning_bnn.posteriors.gauss_newton import gauss_newton
 from lightning_bnn.posteriors.output_curvature import curvature_root
 
-__all__ = [
-    "deviations_too_large",
-    "deviations_too_small",
-    "kl_term_dominates",
-    "prior_dominates_weights",
-]
+__all__ = ["prior_dominates", "wrong_deviations"]
 
 _FACTOR = 3.0
 """Ratio of a typical deviation to that of the curvature, from which it is wrong."""
 _EXAMPLES = 256
 _WORK = 2**31
 """Numbers of gradients that a curvature may take."""
+_DRAWN = 2
+"""Draws over which a curvature is averaged."""
 _DOMINATED = 0.9
 _NATS = 0.05
 """Information about a weight below which its posterior counts as the prior."""
 _EXPLAINED = 0.5
 
 
-def deviations_too_small(e: Evidence) -> Finding | None:
-    """Gaussians far narrower than the curvature of the loss and the prior allow."""
-    ratio = float(e.once(_ratios).median())
-    if ratio > 1 / _FACTOR:
+def wrong_deviations(e: Evidence) -> Finding | None:
+    """Gaussians far narrower or wider than the curvature of the loss and the prior allow."""
+    ratios = e.once(_ratios)
+    median, quartile = float(ratios.median()), float(ratios.quantile(0.75))
+    if median <= 1 / _FACTOR:
+        says = f"Standard deviations of weights are {median:.2g} of what"
+        end = "allow (median)."
+        why = "Draws are hardly different from the mean: the uncertainty is an illusion."
+    elif quartile >= _FACTOR:
+        says = f"Standard deviations of a quarter of the weights are over {quartile:.2g} times what"
+        end = "allow."
+        why = "Draws are noisier than the posterior, and predictions are washed out."
+    else:
         return None
     return Finding(
-        "deviations_too_small",
+        "wrong_deviations",
         "fault",
-        f"Standard deviations of weights are {ratio:.2g} of what the curvature of the loss and "
-        "the prior allow (median).",
-        "Draws are hardly different from the mean: the posterior is a single network, and its "
-        "uncertainty is an illusion.",
-        "Start wider (`init_std='auto'`) or train longer with a larger learning rate for the "
-        "deviations; check `num_data`, `temperature` and `kl_weight`.",
-        {"ratio": ratio},
+        f"{says} the curvature of the loss and the prior {end}",
+        why,
+        "Train longer or with a larger learning rate for the deviations, start elsewhere "
+        "(`init_std='auto'`), and check `num_data`, `temperature` and `kl_weight`.",
+        {"median": median, "quartile": quartile},
     )
 
 
-def deviations_too_large(e: Evidence) -> Finding | None:
-    """Gaussians far wider than the curvature of the loss and the prior allow."""
-    ratio = float(e.once(_ratios).quantile(0.75))
-    if ratio < _FACTOR:
+def prior_dominates(e: Evidence) -> Finding | None:
+    """A KL term that outweighs data that are hardly fitted, or weights as in the prior."""
+    std, gaussians = _prior_std(e), _gaussians(e)
+    information = [_information(gaussian, std) for gaussian in gaussians]
+    share, explained = _of_the_objective(e, sum(float(i.sum()) for i in information))
+    if (e.settings.kl_weight > 1 or share > 0.5) and explained <= _EXPLAINED:
+        return Finding(
+            "prior_dominates",
+            "fault",
+            f"The KL term is {share:.0%} of the objective, and only {explained:.0%} of what inputs "
+            "could explain of the training targets is explained.",
+            "The fit is given up for the prior: the posterior predicts little more than "
+            "frequencies.",
+            "Check `num_data` (it must be the number of training examples) and `kl_weight` (1 is "
+            "Bayes); widen the prior, begin with `kl_warmup`, or start with smaller deviations.",
+            {"share": share, "explained": explained},
+        )
+    idle = float((torch.cat(information) < _NATS).double().mean())
+    if idle < _DOMINATED:
         return None
     return Finding(
-        "deviations_too_large",
-        "fault",
-        f"Standard deviations of a quarter of the weights are more than {ratio:.2g} times what the "
-        "curvature of the loss and the prior allow.",
-        "Draws are noisier than the posterior, and predictions are washed out.",
-        "Train longer, start narrower, and check `num_data` and `kl_weight`.",
-        {"ratio": ratio},
-    )
-
-
-def prior_dominates_weights(e: Evidence) -> Finding | None:
-    """Weights of which the data say nothing: their posterior is the prior."""
-    std = _prior_std(e)
-    share = float(torch.cat([_information(g, std) < _NATS for g in _gaussians(e)]).double().mean())
-    if share < _DOMINATED:
-        return None
-    return Finding(
-        "prior_dominates_weights",
+        "prior_dominates",
         "warning",
-        f"For {share:.0%} of the weights the posterior is the prior (less than {_NATS} nats "
-        "between both).",
+        f"For {idle:.0%} of the weights the posterior is the prior (less than {_NATS} nats between "
+        "both).",
         "These weights have learned nothing: the network is larger than the data can use, or the "
         "prior is so strong that it keeps the data out.",
         "If the fit is good, a smaller network does the same; if it is not, widen `prior_std` or "
         "lower `kl_weight` while training begins (`kl_warmup`).",
-        {"share": share},
+        {"share": idle},
     )
 
 
-def kl_term_dominates(e: Evidence) -> Finding | None:
-    """An objective that is mostly KL, with data that are hardly fitted."""
+def _of_the_objective(e: Evidence, information: float) -> tuple[float, float]:
+    """The share of the KL term, and what is explained of what inputs could explain; else NaN."""
     settings, examples = e.settings, e.training
     size = settings.num_data or settings.seen
     if examples is None or not size:
-        raise NotPossible("the training data or their number are not known")
-    std, classes = _prior_std(e), e.on_training[0].shape[-1] if e.classes else None
-    kl = sum(float(_information(g, std).sum()) for g in _gaussians(e)) / len(e.modes)
-    classes = 2 if classes == 1 else classes
+        return math.nan, math.nan
     reached = -float(e.log_density(e.on_training, examples.targets).mean())
-    constant = -float(constant_log_density(examples.targets, examples.targets, classes).mean())
-    data = max(reached, 0.0) * size
-    share = settings.kl_weight * kl / (settings.kl_weight * kl + data + 1e-12)
-    gained, gainable = constant - reached, _gainable(e, constant)
-    explained = gained / gainable if gainable > 0 else math.nan
-    if (
-        not (settings.kl_weight > 1 or share > 0.5)
-        or explained > _EXPLAINED
-        or math.isnan(explained)
-    ):
-        return None
-    return Finding(
-        "kl_term_dominates",
-        "fault",
-        f"The KL term is {share:.0%} of the objective, and only {explained:.0%} of what inputs "
-        "could explain of the training targets is explained.",
-        "The fit is given up for the prior: the posterior predicts little more than frequencies.",
-        "Check `num_data` (it must be the number of training examples) and `kl_weight` (1 is "
-        "Bayes); widen the prior, begin with `kl_warmup`, or start with smaller deviations.",
-        {"share": share, "explained": explained, "kl": kl},
-    )
-
-
-def _gainable(e: Evidence, constant: float) -> float:
-    """How far the loss of constant answers could fall: to zero for classes, one nat for numbers."""
-    return constant if e.classes else 1.0
+    targets = examples.targets
+    constant = -float(constant_log_density(targets, targets, e.class_count).mean())
+    kl = settings.kl_weight * information / len(e.modes)
+    share = kl / (kl + max(reached, 0.0) * size + 1e-12)
+    gainable = constant if e.classes else 1.0  # to zero for classes, one nat for numbers
+    return share, (constant - reached) / gainable if gainable > 0 else math.nan
 
 
 def _gaussians(e: Evidence) -> list[DiagonalGaussian]:
-    found = [g for mode in e.modes if (g := _gaussian(mode)) is not None]
-    if not found:
+    gaussians = [g for mode in e.modes if (g := _gaussian(mode)) is not None]
+    if not gaussians:
         raise NotPossible("the posterior is no Gaussian with a deviation for every weight")
-    return found
+    return gaussians
 
 
 def _gaussian(mode: Posterior) -> DiagonalGaussian | None:
@@ -163,40 +141,33 @@ def _ratios(e: Evidence) -> Tensor:
 
 def _allowed(e: Evidence, gaussian: DiagonalGaussian, prior_std: float) -> Tensor:
     """Deviations that mean curvature over draws of the Gaussian, and the prior, allow."""
-    if e.training is None or not e.settings.seen:
-        raise NotPossible("the training data are not known")
-    try:
-        root = curvature_root(e.likelihood)
-    except ValueError as error:
-        raise NotPossible(str(error)) from None
+    examples = e.training_examples()
+    if not e.settings.seen:
+        raise NotPossible("the number of training examples is not known")
     rows = _affordable(e, gaussian)
-    inputs = tuple(x[:rows] if isinstance(x, Tensor) else x for x in e.training.inputs)
+    inputs = tuple(x[:rows] if isinstance(x, Tensor) else x for x in examples.inputs)
+    batch = (inputs, examples.targets[:rows])
     model = copy.deepcopy(e.network).eval()
     names = [n for n, p in model.named_parameters() if n in gaussian.spec.names]
     if names != list(gaussian.spec.names):
         raise NotPossible("the weights of the Gaussian are not those of the network")
     curvature = torch.zeros_like(gaussian.mean, dtype=torch.float64)
     networks = gaussian.sample(_DRAWN, torch.Generator(gaussian.mean.device).manual_seed(0))
-    for network in P.unstack({n: t.detach() for n, t in networks.items()}):
-        model.load_state_dict(network, strict=False)
-        batch = (inputs, e.training.targets[:rows])
-        try:
+    try:
+        root = curvature_root(e.likelihood)
+        for network in P.unstack({n: t.detach() for n, t in networks.items()}):
+            model.load_state_dict(network, strict=False)
             curvature += gauss_newton(model, names, [batch], root, diagonal=True).double()
-        except (ValueError, RuntimeError) as error:
-            raise NotPossible(f"the curvature cannot be computed: {error}") from None
+    except (ValueError, RuntimeError) as error:
+        raise NotPossible(f"the curvature cannot be computed: {error}") from None
     precision = curvature * e.settings.seen / (rows * _DRAWN) + prior_std**-2
     return precision.rsqrt()
 
 
-_DRAWN = 2
-"""Draws over which a curvature is averaged."""
-
-
 def _affordable(e: Evidence, gaussian: DiagonalGaussian) -> int:
-    assert e.training is not None
     outputs = max(1, e.on_training[0].shape[-1])
     affordable = _WORK // (gaussian.mean.numel() * outputs * _DRAWN)
-    rows = min(_EXAMPLES, len(e.training.targets), affordable)
+    rows = min(_EXAMPLES, len(e.training_examples().targets), affordable)
     if rows < 8:
         raise NotPossible("the network is too large for a curvature at every weight")
     return rows
