@@ -79,7 +79,7 @@ def imports(module: str, name: str) -> list[str]:
     >>> imports("lightning_bnn.symmetry", "align")[1:]
     ['lightning_bnn.symmetry.matching', 'lightning_bnn.symmetry.matching.align']
     >>> imports("lightning_bnn.calibration", "calibrated")[-1]
-    'lightning_bnn.calibration.fitting'
+    'lightning_bnn.calibration.calibrated'
     """
     for node in _body(module):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightning_bnn"):

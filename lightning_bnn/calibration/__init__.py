@@ -9,25 +9,37 @@ if TYPE_CHECKING:
         Calibrated,
         CalibratedClasses,
         CalibratedGaussian,
+        calibrated,
+        validation_loaders,
     )
-    from lightning_bnn.calibration.finite_quantile import conformal_quantiles
-    from lightning_bnn.calibration.fitting import calibrated
-    from lightning_bnn.calibration.held_out import validation_loaders
-    from lightning_bnn.calibration.isotonic import Isotonic, fit_isotonic
-    from lightning_bnn.calibration.logits import class_logits, pooled
-    from lightning_bnn.calibration.methods import CLASS_METHODS, GAUSSIAN_METHODS, method_of, read
-    from lightning_bnn.calibration.prediction_intervals import (
+    from lightning_bnn.calibration.calibrators import (
+        CLASS_METHODS,
+        GAUSSIAN_METHODS,
+        Isotonic,
+        Spread,
+        Temperature,
+        VectorScaling,
+        class_logits,
+        fit_isotonic,
+        fit_spread,
+        fit_temperature,
+        fit_vector,
+        method_of,
+        pooled,
+        read,
+    )
+    from lightning_bnn.calibration.conformal import (
         Band,
         ConformalIntervals,
+        ConformalSets,
         Intervals,
+        SetScore,
         conformal_intervals,
+        conformal_quantiles,
+        conformal_sets,
         mean_band,
         quantile_band,
     )
-    from lightning_bnn.calibration.prediction_sets import ConformalSets, SetScore, conformal_sets
-    from lightning_bnn.calibration.spread import Spread, fit_spread
-    from lightning_bnn.calibration.temperature import Temperature, fit_temperature
-    from lightning_bnn.calibration.vector import VectorScaling, fit_vector
 
 __all__ = [
     "Band",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,31 +10,184 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lightning_bnn.calibration import files
-from lightning_bnn.calibration.isotonic import Isotonic
-from lightning_bnn.calibration.methods import Predictions, read
-from lightning_bnn.calibration.numbers import LEVELS, numbers_text
-from lightning_bnn.calibration.prediction_intervals import (
+from lightning_bnn import loading
+from lightning_bnn import metrics as M
+from lightning_bnn.arguments import is_number
+from lightning_bnn.calibration.calibrators import (
+    CLASS_METHODS,
+    GAUSSIAN_METHODS,
+    Isotonic,
+    Predictions,
+    Spread,
+    Temperature,
+    VectorScaling,
+    joint_log_prob,
+    method_of,
+    read,
+)
+from lightning_bnn.calibration.conformal import (
     Band,
+    ConformalSets,
     Intervals,
+    SetScore,
     conformal_intervals,
+    conformal_sets,
     mean_band,
     quantile_band,
 )
-from lightning_bnn.calibration.prediction_sets import ConformalSets, SetScore
-from lightning_bnn.calibration.spread import Spread
-from lightning_bnn.calibration.temperature import Temperature
-from lightning_bnn.calibration.vector import VectorScaling
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
-from lightning_bnn.metrics.validation import check_finite
+from lightning_bnn.metrics.gaussian_mixture import mixture_cdf
+from lightning_bnn.metrics.reliability import reliability
+from lightning_bnn.metrics.validation import check_choice, check_finite
 from lightning_bnn.plots import Line, lines_figure, reliability_figures
+from lightning_bnn.randomness import keyed_generator
+from lightning_bnn.tables import text_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Calibrated", "CalibratedClasses", "CalibratedGaussian"]
+__all__ = [
+    "Calibrated",
+    "CalibratedClasses",
+    "CalibratedGaussian",
+    "LEVELS",
+    "calibrated",
+    "class_numbers",
+    "gaussian_numbers",
+    "levels_reached",
+    "split_rows",
+    "validation_loaders",
+]
+
+
+def validation_loaders(datamodule: Any) -> list[Any]:
+    """The loaders of validation data; refused if there are none, with what would give some.
+
+    Args:
+        datamodule: anything with a ``val_dataloader``, after ``setup("fit")``.
+
+    >>> from lightning_bnn.datamodules import Yacht
+    >>> (loader,) = validation_loaders(Yacht(val_size=50))
+    >>> len(loader.targets)
+    50
+    """
+    make = getattr(datamodule, "val_dataloader", None)
+    if not callable(make):
+        raise ValueError(
+            f"`datamodule` must have a `val_dataloader`, got a {type(datamodule).__name__}."
+        )
+    setup = getattr(datamodule, "setup", None)
+    if callable(setup):
+        getattr(datamodule, "prepare_data", lambda: None)()
+        setup("fit")
+    found = _made(make)
+    if isinstance(found, dict):
+        found = list(found.values())
+    loaders = list(found) if isinstance(found, (list, tuple)) else [found]
+    loaders = [loader for loader in loaders if loader is not None]
+    if not loaders:
+        raise ValueError(f"{type(datamodule).__name__} has no validation data{_hint(datamodule)}.")
+    return loaders
+
+
+def _made(make: Any) -> Any:
+    """The loaders; a datamodule of Lightning that has none raises an exception of its own."""
+    try:
+        return make()
+    except NotImplementedError:
+        return None
+    except Exception as error:
+        if type(error).__name__ != "MisconfigurationException":  # Lightning is not known here
+            raise
+        return None
+
+
+def split_rows(n: int, share: int | float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows to fit a calibrator to, and rows for all else: prediction sets, and numbers.
+
+    What is fitted to an example knows its label, and prediction sets must not: they hold the truth
+    as often as they say only if their examples were kept apart.
+
+    Args:
+        n: how many examples there are.
+        share: of them that is kept apart.
+        seed: of the split.
+    """
+    if not (is_number(share) and 0 < share < 1):
+        raise ValueError(f"`held_out` must be between 0 and 1, such as 0.5, got {share!r}.")
+    if n < 2:
+        raise ValueError(
+            f"Calibration takes at least 2 validation examples, got {n}: one to fit, one to judge."
+        )
+    kept = min(n - 1, max(1, round(n * share)))
+    order = torch.randperm(n, generator=keyed_generator(seed, "calibration"))
+    return order[kept:].sort().values, order[:kept].sort().values
+
+
+def _hint(datamodule: Any) -> str:
+    """The arguments of its constructor that say how much is held out for validation."""
+    names = [n for n in inspect.signature(type(datamodule)).parameters if n.startswith("val")]
+    if not names:
+        return ": calibration needs examples that were not trained on, from its `val_dataloader`"
+    current = ", ".join(f"`{name}` is {getattr(datamodule, name, '?')}" for name in names)
+    return f" ({current}): give it some by `{names[0]}`, and train again"
+
+
+LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))
+"""Levels of the quantiles that predictions of numbers are judged at."""
+
+
+def class_numbers(probs: Tensor, labels: Tensor) -> dict[str, float]:
+    """NLL, ECE, Brier score, accuracy and AURC of predictions of classes.
+
+    Args:
+        probs: ``(batch, classes)``.
+        labels: ``(batch,)``.
+    """
+    return {
+        "nll": float(M.nll(probs, labels)),
+        "ece": float(M.ece(probs, labels)),
+        "brier": float(M.brier_score(probs, labels)),
+        "acc": float((probs.argmax(-1) == labels).double().mean()),
+        "aurc": float(M.aurc(probs, labels)),
+    }
+
+
+def gaussian_numbers(
+    means: Tensor, stds: Tensor, targets: Tensor, alpha: int | float = 0.1
+) -> dict[str, float]:
+    """NLL, calibration error of quantiles, coverage and mean width of the central interval.
+
+    Args:
+        means: of all networks, ``(samples, batch, ...)``.
+        stds: in the same shape.
+        targets: ``(batch, ...)``.
+        alpha: what lies outside of the central interval.
+    """
+    low, high, _ = quantile_band(means, stds, alpha)
+    levels = torch.tensor(LEVELS, dtype=torch.float64)
+    inside = (low <= targets) & (targets <= high)
+    return {
+        "nll": -float(joint_log_prob(means.double(), stds.double(), targets.double()).mean()),
+        "qce": float((levels_reached(means, stds, targets).cpu() - levels).abs().mean()),
+        "coverage": float(inside.double().mean()),
+        "width": float((high - low).mean()),
+    }
+
+
+def levels_reached(means: Tensor, stds: Tensor, targets: Tensor) -> Tensor:
+    """Shares of the targets below the predicted quantiles of some levels.
+
+    Args:
+        means: of all networks, ``(samples, batch, ...)``.
+        stds: in the same shape.
+        targets: ``(batch, ...)``.
+    """
+    reached = mixture_cdf(means, stds, targets.double()).flatten()
+    levels = torch.tensor(LEVELS, dtype=torch.float64, device=reached.device)
+    return (reached[:, None] <= levels).double().mean(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +250,8 @@ class Calibrated(ABC):
         Args:
             path: of the file.
         """
-        files.save(replace(self, module=None), Path(path))
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(replace(self, module=None), path)
 
     @staticmethod
     def load(path: str | Path, module: Any = None) -> Any:
@@ -106,11 +261,16 @@ class Calibrated(ABC):
             path: of the file.
             module: what predicts, the one that was calibrated.
         """
-        return replace(files.load(Path(path), KINDS), module=module)
+        with torch.serialization.safe_globals(list(_KINDS)):
+            content = loading.load(path)
+        if not isinstance(content, Calibrated):
+            raise ValueError(f"{path} holds no calibration of this package.")
+        return replace(content, module=module)
 
     def __str__(self) -> str:
         rows = {"before": self.before, "after": self.after}
-        return f"{self.headline()}\n\n{numbers_text(rows)}"
+        cells = [[name, *(f"{v:.4f}" for v in row.values())] for name, row in rows.items()]
+        return f"{self.headline()}\n\n{text_table(['', *self.before], cells)}"
 
     @abstractmethod
     def headline(self) -> str:
@@ -294,8 +454,101 @@ class CalibratedGaussian(Calibrated):
         return lines_figure({"held out": lines}, ("level", "share of targets below its quantile"))
 
 
-KINDS: tuple[Any, ...] = (
+_KINDS: tuple[Any, ...] = (
     CalibratedClasses, CalibratedGaussian, Temperature, VectorScaling, Isotonic, Spread,
     ConformalSets, SetScore, Categorical, Bernoulli, Gaussian,
 )  # fmt: skip
-"""What files may hold."""
+"""Classes whose objects files may hold."""
+
+
+Part = tuple[list[Tensor], Tensor]
+"""Predictions of some examples, and their targets."""
+_INTERVALS = ("split", "cqr")
+
+
+def calibrated(
+    likelihood: nn.Module,
+    predictions: Predictions,
+    targets: Tensor,
+    method: str | None = None,
+    alpha: int | float = 0.1,
+    score: str | None = None,
+    by_class: bool = False,
+    held_out: int | float = 0.5,
+    seed: int = 0,
+    module: Any = None,
+) -> Any:
+    """Fit a calibrator to one part of held-out predictions; the other judges it and makes sets.
+
+    Args:
+        likelihood: ``Categorical``, ``Bernoulli`` or ``Gaussian``.
+        predictions: of all networks, as `read` gives them for this method.
+        targets: of the examples.
+        method: of classes ``"temperature"`` (of the mean prediction), ``"network_temperature"``,
+            ``"vector"`` or ``"isotonic"``; of numbers ``"spread"`` or ``"moments"``.
+        alpha: the error rate of sets or intervals.
+        score: of sets ``"thr"``, ``"aps"`` or ``"raps"``; of intervals ``"split"`` or ``"cqr"``.
+        by_class: whether sets have that error rate for every class.
+        held_out: the part of the examples that is not for the calibrator.
+        seed: of the split and of randomised sets.
+        module: what predicts, kept for new inputs.
+
+    >>> from lightning_bnn.likelihoods import Categorical
+    >>> logits = torch.tensor([[[4.0, 0.0]]]).repeat(1, 400, 1)
+    >>> labels = (torch.arange(400) % 4) // 3  # a quarter is of the other class
+    >>> found = calibrated(Categorical(), (logits,), labels, held_out=0.25)
+    >>> found.fitted_to, found.calibrator.value > 1  # the predictions were too sure
+    (300, True)
+    """
+    method = method_of(likelihood, method)
+    for values in predictions:
+        check_finite(values, "predictions")
+        if values.shape[1] != len(targets):
+            raise ValueError(
+                f"`targets` must be one for each of {values.shape[1]} predicted examples, got "
+                f"{len(targets)}."
+            )
+    if method not in GAUSSIAN_METHODS and bool((targets != targets.long()).any()):
+        raise ValueError("`targets` must be class indices, got numbers that are not whole.")
+    rows, kept = split_rows(len(targets), held_out, seed)
+    known = [p[:, rows] for p in predictions], targets[rows]
+    others = [p[:, kept] for p in predictions], targets[kept]
+    common = {"method": method, "alpha": float(alpha), "fitted_to": len(rows),
+              "likelihood": likelihood, "module": module}  # fmt: skip
+    if method in GAUSSIAN_METHODS:
+        return _gaussian(known, others, common, check_choice("score", score or "split", _INTERVALS))
+    rule = {"score": score or "thr", "by_class": by_class, "seed": seed}
+    return _classes(known, others, common, rule)
+
+
+def _classes(
+    known: Part, others: Part, common: dict[str, Any], rule: dict[str, Any]
+) -> CalibratedClasses:
+    ((logits,), labels), ((other_logits,), other_labels) = known, others
+    calibrator = CLASS_METHODS[common["method"]](logits, labels.long())
+    logits, labels = other_logits, other_labels.long()
+    each = Temperature(1.0)(logits), calibrator(logits)
+    before, after = (class_numbers(probs, labels) for probs in each)
+    diagrams = [torch.stack(list(_diagram(probs, labels))) for probs in each]
+    sets = conformal_sets(each[1], labels, common["alpha"], **rule)
+    return CalibratedClasses(
+        calibrator=calibrator, before=before, after=after, rule=sets,
+        diagrams=torch.stack(diagrams), **common,
+    )  # fmt: skip
+
+
+def _diagram(probs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    confidence, predicted = probs.max(-1)
+    return tuple(t.double() for t in reliability(confidence, predicted == labels))
+
+
+def _gaussian(known: Part, others: Part, common: dict[str, Any], kind: str) -> CalibratedGaussian:
+    calibrator = GAUSSIAN_METHODS[common["method"]](*known[0], known[1])
+    (means, stds), targets = others
+    each = (means, stds), calibrator(means, stds)
+    before, after = (gaussian_numbers(m, s, targets, common["alpha"]) for m, s in each)
+    reached = torch.stack([levels_reached(m, s, targets) for m, s in each])
+    return CalibratedGaussian(
+        calibrator=calibrator, before=before, after=after, kind=kind, means=each[1][0],
+        stds=each[1][1], targets=targets.double(), reached=reached, **common,
+    )  # fmt: skip

@@ -20,9 +20,9 @@ from lightning_bnn.calibration import (
     method_of,
     read,
 )
-from lightning_bnn.calibration.methods import Predictions
-from lightning_bnn.calibration.numbers import class_numbers, gaussian_numbers
-from lightning_bnn.calibration.prediction_intervals import quantile_band
+from lightning_bnn.calibration.calibrated import class_numbers, gaussian_numbers
+from lightning_bnn.calibration.calibrators import Predictions
+from lightning_bnn.calibration.conformal import quantile_band
 from lightning_bnn.evaluation.predictions import predictor_of
 from lightning_bnn.evaluation.problem import Problem, StoredBatches
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior

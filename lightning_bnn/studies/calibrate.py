@@ -9,7 +9,7 @@ import torch
 
 from lightning_bnn import metrics as M
 from lightning_bnn.calibration import CalibratedClasses
-from lightning_bnn.calibration.numbers import LEVELS, levels_reached
+from lightning_bnn.calibration.calibrated import LEVELS, levels_reached
 from lightning_bnn.evaluation.calibration import (
     CalibratedTest,
     calibrate_posterior,

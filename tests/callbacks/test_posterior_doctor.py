@@ -51,7 +51,7 @@ def test_a_module_of_the_user_is_seen_as_one_network(tmp_path):
     data = L.LightningDataModule.from_datasets(Points(200), Points(100), batch_size=20)
     doctor = looked(Plain(), tmp_path, data)
     assert "no_better_than_frequencies" in {*doctor.report.fine, *doctor.report.names()}
-    assert "there is only one member" in doctor.report.skipped["draws_alike"]
+    assert "there is only one network" in doctor.report.skipped["draws_alike"]
     assert len(doctor.curves["loss"]) == 3
 
 

@@ -13,9 +13,8 @@ from torch import Tensor
 from lightning_bnn import params as P
 from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.calibration import Spread, fit_spread, fit_temperature
-from lightning_bnn.calibration.held_out import split_rows
-from lightning_bnn.calibration.logits import class_logits, log_mean_probs
-from lightning_bnn.calibration.spread import joint_log_prob
+from lightning_bnn.calibration.calibrated import split_rows
+from lightning_bnn.calibration.calibrators import class_logits, joint_log_prob, log_mean_probs
 from lightning_bnn.doctor.evidence import Evidence, NotPossible, log_mean_exp
 from lightning_bnn.doctor.findings import Finding
 from lightning_bnn.evaluation.predictions import draw

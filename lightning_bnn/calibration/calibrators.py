@@ -1,0 +1,551 @@
+"""Calibrators of predictions: temperatures, vectors, isotonic functions, factors of deviations."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from scipy.optimize import minimize, minimize_scalar
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+
+from lightning_bnn.arguments import check_positive
+from lightning_bnn.extras import needed
+from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
+from lightning_bnn.metrics.gaussian_mixture import components, mixture_moments
+from lightning_bnn.metrics.validation import check_choice, check_finite, check_labels, logits_of
+
+__all__ = [
+    "BOUNDS",
+    "CLASS_METHODS",
+    "GAUSSIAN_METHODS",
+    "Isotonic",
+    "Predictions",
+    "Spread",
+    "Temperature",
+    "VectorScaling",
+    "checked_logits",
+    "checked_pair",
+    "class_logits",
+    "fit_isotonic",
+    "fit_spread",
+    "fit_temperature",
+    "fit_vector",
+    "joint_log_prob",
+    "least_positive",
+    "log_mean_probs",
+    "method_of",
+    "pooled",
+    "read",
+]
+
+
+def class_logits(likelihood: nn.Module, outputs: Tensor) -> Tensor:
+    """Outputs of networks as logits of classes ``(samples, batch, classes)``.
+
+    Args:
+        likelihood: ``Categorical``, or ``Bernoulli``, whose one logit becomes two.
+        outputs: of every network.
+
+    >>> from lightning_bnn.likelihoods import Bernoulli
+    >>> outputs = torch.tensor([[[2.0]]])
+    >>> probs = class_logits(Bernoulli(), outputs).softmax(-1)
+    >>> torch.allclose(probs[..., 1:].float(), outputs.sigmoid())
+    True
+    """
+    logits = outputs.double()
+    if isinstance(likelihood, Bernoulli):
+        logits = torch.cat([torch.zeros_like(logits), logits], -1)
+    return logits
+
+
+def checked_logits(logits: Tensor) -> Tensor:
+    """Finite logits ``(samples, batch, classes)`` in float64; of one network also without samples.
+
+    Args:
+        logits: of every network.
+    """
+    logits = logits_of(logits).double()
+    logits = logits[None] if logits.ndim == 2 else logits
+    if logits.ndim != 3 or not len(logits):
+        raise ValueError(
+            "`logits` must have shape (samples, batch, classes) or (batch, classes), got "
+            f"{tuple(logits.shape)}."
+        )
+    return logits
+
+
+def checked_pair(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits and labels of calibration examples, of which there is at least one.
+
+    Args:
+        logits: of every network.
+        labels: class indices.
+    """
+    logits = checked_logits(logits)
+    check_labels(labels, logits[0])
+    if not len(labels):
+        raise ValueError("`labels` must be those of at least one calibration example, got none.")
+    return logits, labels.long()
+
+
+def log_mean_probs(logits: Tensor) -> Tensor:
+    """Logarithms of the mean probabilities of several networks, ``(batch, classes)``.
+
+    Args:
+        logits: ``(samples, batch, classes)``.
+
+    >>> log_mean_probs(torch.zeros(3, 1, 2)).exp()
+    tensor([[0.5000, 0.5000]])
+    """
+    samples = torch.full((), len(logits), dtype=logits.dtype, device=logits.device)
+    return logits.log_softmax(-1).logsumexp(0) - samples.log()
+
+
+def pooled(logits: Tensor) -> Tensor:
+    r"""The mean prediction of several networks as one network, ``(1, batch, classes)``.
+
+    .. math:: z_c = \log \tfrac1S \textstyle\sum_s softmax(z_s)_c
+
+    Args:
+        logits: ``(samples, batch, classes)``, or those of one network.
+
+    >>> pooled(torch.tensor([[[4.0, 0.0]], [[0.0, 4.0]]])).softmax(-1)
+    tensor([[[0.5000, 0.5000]]], dtype=torch.float64)
+    """
+    return log_mean_probs(checked_logits(logits))[None]
+
+
+_GRID = 41
+
+
+def least_positive(loss: Callable[[float], float], low: float, high: float) -> tuple[float, bool]:
+    """Where a function is least between two bounds, and whether that is one of these.
+
+    A grid of logarithms finds the right valley, Brent's method its bottom.
+
+    Args:
+        loss: of the number.
+        low: lower bound.
+        high: upper bound.
+
+    >>> value, at_bound = least_positive(lambda x: (x - 3) ** 2, 0.1, 10.0)
+    >>> round(value, 6), at_bound
+    (3.0, False)
+    """
+    start, step = math.log(low), (math.log(high) - math.log(low)) / (_GRID - 1)
+    values = [loss(math.exp(start + step * k)) for k in range(_GRID)]
+    best = min(range(_GRID), key=values.__getitem__)
+    valley = (start + step * max(0, best - 1), start + step * min(_GRID - 1, best + 1))
+    found = minimize_scalar(
+        lambda x: loss(math.exp(x)), bounds=valley, method="bounded", options={"xatol": 1e-9}
+    )
+    ends = {value: loss(value) for value in (low, high)}
+    nearest = min(ends, key=ends.__getitem__)
+    if ends[nearest] <= found.fun:
+        return nearest, True
+    return math.exp(found.x), False
+
+
+BOUNDS = (0.05, 20.0)
+"""Between which temperatures are sought."""
+
+
+@dataclass(frozen=True)
+class Temperature:
+    r"""Divides the logits of every network and averages, :math:`\frac1S \sum_s softmax(z_s / T)`.
+
+    Attributes:
+        value: the temperature :math:`T`; above one it makes predictions less sure.
+        at_bound: whether the search ended at one of `BOUNDS`.
+
+    >>> import math
+    >>> import torch
+    >>> Temperature(2.0)(torch.tensor([[2 * math.log(3), 0.0]])).round(decimals=4)
+    tensor([[0.7500, 0.2500]], dtype=torch.float64)
+    """
+
+    value: float
+    at_bound: bool = False
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Calibrated probabilities ``(batch, classes)`` of ``(samples, batch, classes)``."""
+        return log_mean_probs(checked_logits(logits) / self.value).exp()
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> Temperature:
+    r"""The temperature of least negative log-likelihood of the averaged prediction.
+
+    .. math:: T = \arg\min_T -\sum_i \log \frac1S \sum_s softmax(z_{si} / T)_{y_i}
+
+    For the temperature of the mean prediction (calibrated after averaging) pass
+    ``pooled(logits)``, here and whenever the result is called.
+
+    References:
+        | On Calibration of Modern Neural Networks (Guo et al., 2017)
+        | https://arxiv.org/abs/1706.04599
+        | Uncertainty Quantification and Deep Ensembles (Rahaman and Thiery, 2021)
+        | https://arxiv.org/abs/2007.08792
+
+    Args:
+        logits: of held-out examples, ``(samples, batch, classes)``, or those of one network.
+        labels: their classes ``(batch,)``.
+
+    >>> import torch
+    >>> logits = torch.tensor([[2.0, 0.0]]).repeat(4, 1)
+    >>> round(fit_temperature(logits, torch.tensor([0, 0, 0, 1])).value, 4)  # 2 / log(3)
+    1.8205
+    """
+    logits, labels = checked_pair(logits, labels)
+
+    def loss(temperature: float) -> float:
+        return -float(log_mean_probs(logits / temperature).gather(-1, labels[:, None]).mean())
+
+    if bool((logits == logits[..., :1]).all()):
+        return Temperature(1.0)  # every temperature does the same
+    value, at_bound = least_positive(loss, *BOUNDS)
+    if at_bound:
+        warn_of_bound("temperature", value, BOUNDS, len(labels))
+    return Temperature(value, at_bound)
+
+
+def warn_of_bound(name: str, value: float, bounds: tuple[float, float], examples: int) -> None:
+    """Say that a search has ended where it may not go on.
+
+    Args:
+        name: of the number.
+        value: the bound.
+        bounds: both.
+        examples: how many it was fitted to.
+    """
+    low, high = bounds
+    right = "right" if value == low else "wrong"
+    warnings.warn(
+        f"The {name} is at its bound, {value:g} of [{low:g}, {high:g}]: the {examples} calibration "
+        f"examples are predicted so {right} that the best one lies beyond; take more of them.",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+@dataclass(frozen=True)
+class VectorScaling:
+    r"""Calibrates the mean prediction, :math:`softmax(w \odot \log \bar p + b)`.
+
+    Attributes:
+        scale: :math:`w`, one for each class.
+        shift: :math:`b`, one for each class; they sum to zero.
+
+    >>> shift = torch.tensor([0.5, -0.5])
+    >>> probs = VectorScaling(torch.ones(2), shift)(torch.zeros(1, 2))
+    >>> torch.allclose(probs[0].float(), shift.softmax(0))
+    True
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Calibrated probabilities ``(batch, classes)`` of ``(samples, batch, classes)``."""
+        (logs,) = pooled(logits)
+        if logs.shape[-1] != len(self.scale):
+            raise ValueError(
+                f"`logits` must be of {len(self.scale)} classes, got {logs.shape[-1]}."
+            )
+        return (logs * self.scale.to(logs) + self.shift.to(logs)).softmax(-1)
+
+
+def fit_vector(logits: Tensor, labels: Tensor, penalty: float = 1.0) -> VectorScaling:
+    r"""Scales and shifts of least penalised negative log-likelihood, which is convex in them.
+
+    .. math:: -\sum_i \log softmax(w \odot \log \bar p_i + b)_{y_i}
+        + \tfrac{\lambda}{2} \left( |w - 1|^2 + |b|^2 \right)
+
+    The penalty, that of standard normal priors around "no change", is what keeps the shift of a
+    class finite that never occurs, and the scales if all examples are predicted right.
+
+    References:
+        | On Calibration of Modern Neural Networks (Guo et al., 2017)
+        | https://arxiv.org/abs/1706.04599
+
+    Args:
+        logits: of held-out examples, ``(samples, batch, classes)``, or those of one network.
+        labels: their classes ``(batch,)``.
+        penalty: :math:`\lambda`.
+
+    >>> logits = torch.zeros(1000, 2)
+    >>> calibrator = fit_vector(logits, (torch.arange(1000) % 4) // 3)  # a quarter is of class 1
+    >>> calibrator(logits)[0].round(decimals=2)
+    tensor([0.7500, 0.2500], dtype=torch.float64)
+    """
+    check_positive("penalty", penalty)
+    logits, labels = checked_pair(logits, labels)
+    (logs,) = pooled(logits)
+    classes = logs.shape[-1]
+
+    def loss(vector: np.ndarray) -> tuple[float, np.ndarray]:
+        given = torch.from_numpy(vector).to(logs).requires_grad_()
+        with torch.enable_grad():
+            scale, shift = given.view(2, classes)
+            fit = cross_entropy(logs * scale + shift, labels, reduction="sum")
+            total = fit + penalty / 2 * ((scale - 1).square().sum() + shift.square().sum())
+            (gradient,) = torch.autograd.grad(total, given)
+        return float(total.detach()), gradient.cpu().numpy()
+
+    start = np.repeat([1.0, 0.0], classes)
+    options = {"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-8}
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    scale, shift = torch.from_numpy(found.x).view(2, classes)
+    return VectorScaling(scale, shift - shift.mean())
+
+
+@dataclass(frozen=True)
+class Isotonic:
+    r"""Rising functions of mean probabilities, one for each class, whose values are renormalised.
+
+    .. math:: f_c(\bar p_c) \,/\, \textstyle\sum_k f_k(\bar p_k)
+
+    Attributes:
+        knots: probabilities between which the functions are linear, ``(classes, knots)``; rows are
+            filled up with their last entry.
+        values: of the functions there.
+
+    >>> knots = torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+    >>> calibrator = Isotonic(knots, torch.tensor([[0.2, 0.8], [0.2, 0.8]]))
+    >>> calibrator(torch.tensor([[50.0, 0.0]])).round(decimals=4)
+    tensor([[0.8000, 0.2000]], dtype=torch.float64)
+    """
+
+    knots: Tensor
+    values: Tensor
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Calibrated probabilities ``(batch, classes)`` of ``(samples, batch, classes)``."""
+        probs = pooled(logits)[0].exp()
+        if probs.shape[-1] != len(self.knots):
+            raise ValueError(
+                f"`logits` must be of {len(self.knots)} classes, got {probs.shape[-1]}."
+            )
+        risen = interpolated(probs.T.contiguous(), self.knots.to(probs), self.values.to(probs)).T
+        return risen / risen.sum(-1, keepdim=True)
+
+
+def fit_isotonic(logits: Tensor, labels: Tensor) -> Isotonic:
+    r"""Rising functions that fit best how often each class is the right one.
+
+    .. math:: \min_{f_c \text{ rising}} \textstyle\sum_i (f_c(p_{ic}) - t_{ic})^2, \quad
+        t_{ic} = \frac{n [y_i = c] + p_{ic}}{n + 1}
+
+    One example's worth of the prediction itself is mixed in: the targets are
+    :math:`(n [y_i = c] + p_{ic}) / (n + 1)`. So no class gets a probability of zero, however few
+    examples there are; plain isotonic regression gives many, and an infinite NLL with the first
+    surprise.
+
+    References:
+        | Transforming Classifier Scores into Accurate Multiclass Probability Estimates
+        | (Zadrozny and Elkan, 2002) https://doi.org/10.1145/775047.775151
+
+    Args:
+        logits: of held-out examples, ``(samples, batch, classes)``, or those of one network.
+        labels: their classes ``(batch,)``.
+
+    >>> logits = torch.tensor([[4.0, 0.0]]).repeat(300, 1)  # 98 % sure, and 2 of 3 are right
+    >>> calibrator = fit_isotonic(logits, (torch.arange(300) % 3) // 2)
+    >>> calibrator(logits)[0].round(decimals=2)
+    tensor([0.6700, 0.3300], dtype=torch.float64)
+    """
+    logits, labels = checked_pair(logits, labels)
+    probs = pooled(logits)[0].exp().clamp_min(torch.finfo(torch.float64).tiny)
+    n, classes = probs.shape
+    targets = (n * one_hot(labels, classes) + probs) / (n + 1)
+    lines = [_rising(x, y) for x, y in zip(probs.T, targets.T, strict=True)]
+    most = max(len(x) for x, _ in lines)
+    knots, values = (torch.stack([_filled(t[k], most) for t in lines]) for k in (0, 1))
+    return Isotonic(knots, values)
+
+
+def interpolated(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
+    """Piecewise linear functions, constant beyond their first and last knots, row by row.
+
+    Args:
+        x: where they are evaluated, ``(rows, points)``.
+        knots: rising, ``(rows, knots)``.
+        values: of the functions there.
+
+    >>> two = torch.tensor([[0.0, 1.0]])
+    >>> interpolated(torch.tensor([[-1.0, 0.25, 2.0]]), two, 4 * two)
+    tensor([[0., 1., 4.]])
+    """
+    last = knots.shape[-1] - 1
+    right = torch.searchsorted(knots, x).clamp(max=last)
+    left = (right - 1).clamp_min(0)
+    low, high = knots.gather(-1, left), knots.gather(-1, right)
+    share = ((x - low) / (high - low).where(high > low, 1)).clamp(0, 1)
+    return torch.lerp(values.gather(-1, left), values.gather(-1, right), share)
+
+
+def _rising(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Knots and values of the isotonic regression of one class."""
+    with needed("Isotonic regression"):
+        from sklearn.isotonic import IsotonicRegression
+
+    fitted = IsotonicRegression(out_of_bounds="clip").fit(x.cpu().numpy(), y.cpu().numpy())
+    knots, values = fitted.X_thresholds_, fitted.y_thresholds_
+    return torch.as_tensor(knots.copy()), torch.as_tensor(values.copy())
+
+
+def _filled(values: Tensor, count: int) -> Tensor:
+    return torch.cat([values, values[-1:].expand(count - len(values))])
+
+
+SpreadFit = Literal["mixture", "moments"]
+_BOUNDS = (0.01, 100.0)
+
+
+@dataclass(frozen=True)
+class Spread:
+    r"""Stretches the predictive mixture around its mean: its standard deviation is multiplied.
+
+    .. math:: \mu'_s = \bar\mu + a (\mu_s - \bar\mu), \quad \sigma'_s = a\, \sigma_s
+
+    Attributes:
+        value: the factor; above one it makes predictions less sure.
+        at_bound: whether the search ended at its bound, 0.01 or 100.
+
+    >>> means, stds = Spread(2.0)(torch.tensor([[0.0], [2.0]]), torch.ones(2, 1))
+    >>> means.flatten().tolist(), stds.flatten().tolist()
+    ([-1.0, 3.0], [2.0, 2.0])
+    """
+
+    value: float
+    at_bound: bool = False
+
+    def __call__(self, means: Tensor, stds: Tensor) -> tuple[Tensor, Tensor]:
+        """Calibrated means and standard deviations of all networks, ``(samples, ...)``."""
+        means, stds = components(means, stds)
+        centre = means.mean(0)
+        return torch.lerp(centre, means, self.value), self.value * stds
+
+
+def fit_spread(means: Tensor, stds: Tensor, targets: Tensor, fit: SpreadFit = "mixture") -> Spread:
+    r"""The factor of predictive standard deviations that fits held-out targets best.
+
+    ``"moments"`` has a closed form, :math:`s^2 = \frac1n \sum_i (y_i - \bar\mu_i)^2 / \sigma_i^2`
+    with the standard deviation of the whole mixture: the likelihood of one Gaussian of its moments
+    is greatest there. ``"mixture"`` seeks the greatest likelihood of the mixture itself.
+
+    References:
+        | Evaluating and Calibrating Uncertainty Prediction in Regression Tasks (Levi et al., 2022)
+        | https://arxiv.org/abs/1905.11659
+
+    Args:
+        means: of every network, ``(samples, batch, targets)`` or ``(samples, batch)``.
+        stds: their standard deviations, in the same shape.
+        targets: ``(batch, targets)`` or ``(batch,)``.
+        fit: which likelihood is greatest.
+
+    >>> ones = torch.ones(1, 4)
+    >>> fit_spread(0 * ones, ones, torch.tensor([2.0, -2.0, 2.0, -2.0]), "moments").value
+    2.0
+    """
+    check_choice("fit", fit, get_args(SpreadFit))
+    means, stds = components(means, stds)
+    targets = targets.double()
+    check_finite(targets, "targets")
+    if targets.shape != means.shape[1:] or not targets.numel():
+        raise ValueError(
+            f"`targets` must have shape {tuple(means.shape[1:])} and not be empty, got "
+            f"{tuple(targets.shape)}."
+        )
+    if fit == "moments":
+        centre, std = mixture_moments(means, stds)
+        z = (targets - centre) / std
+        value = float(z.square().mean().sqrt())
+        kept = min(max(value, _BOUNDS[0]), _BOUNDS[1])
+        spread = Spread(kept, kept != value)
+    else:
+        spread = Spread(*least_positive(lambda s: _loss(s, means, stds, targets), *_BOUNDS))
+    if spread.at_bound:
+        warn_of_bound("factor of standard deviations", spread.value, _BOUNDS, len(targets))
+    return spread
+
+
+def joint_log_prob(means: Tensor, stds: Tensor, targets: Tensor) -> Tensor:
+    """Log-density of the mixture, one number per example, whose targets are joint.
+
+    Args:
+        means: ``(samples, batch, ...)``.
+        stds: in the same shape.
+        targets: ``(batch, ...)``.
+    """
+    logs = -((targets - means) / stds).square() / 2 - stds.log() - math.log(2 * math.pi) / 2
+    return logs.reshape(*logs.shape[:2], -1).sum(-1).logsumexp(0) - math.log(len(means))
+
+
+def _loss(value: float, means: Tensor, stds: Tensor, targets: Tensor) -> float:
+    return -float(joint_log_prob(*Spread(value)(means, stds), targets).mean())
+
+
+Predictions = tuple[Tensor, ...]
+"""Logits of classes, or means and standard deviations; examples are the second dimension."""
+CLASS_METHODS: dict[str, Callable[..., Any]] = {
+    "temperature": fit_temperature,
+    "network_temperature": fit_temperature,
+    "vector": fit_vector,
+    "isotonic": fit_isotonic,
+}
+"""Of predictions of classes; all but `network_temperature` calibrate the mean prediction."""
+GAUSSIAN_METHODS: dict[str, Callable[..., Any]] = {
+    "spread": fit_spread,
+    "moments": lambda means, stds, targets: fit_spread(means, stds, targets, "moments"),
+}
+"""Of predictions of numbers: the standard deviation is multiplied."""
+
+
+def method_of(likelihood: nn.Module, name: str | None = None) -> str:
+    """The name of a calibrator that fits a likelihood, by default the first one.
+
+    Args:
+        likelihood: ``Categorical``, ``Bernoulli`` or ``Gaussian``.
+        name: of the calibrator.
+
+    >>> method_of(Categorical()), method_of(Gaussian()), method_of(Gaussian(), "moments")
+    ('temperature', 'spread', 'moments')
+    """
+    if isinstance(likelihood, (Categorical, Bernoulli)):
+        names = tuple(CLASS_METHODS)
+    elif isinstance(likelihood, Gaussian):
+        names = tuple(GAUSSIAN_METHODS)
+    else:
+        raise ValueError(
+            "`likelihood` must be Categorical, Bernoulli or Gaussian to be calibrated, got "
+            f"{type(likelihood).__name__}."
+        )
+    return names[0] if name is None else check_choice("method", name, names)
+
+
+@torch.no_grad()
+def read(likelihood: Any, method: str, outputs: Tensor) -> Predictions:
+    """What a calibrator takes, from the outputs of all networks on a batch.
+
+    Args:
+        likelihood: says what outputs mean.
+        method: name of the calibrator.
+        outputs: ``(samples, batch, ...)``.
+
+    >>> outputs = torch.zeros(5, 8, 3)  # of five networks
+    >>> [part.shape for part in read(Categorical(), "temperature", outputs)]  # their mean
+    [torch.Size([1, 8, 3])]
+    >>> [part.shape for part in read(Gaussian(), "spread", outputs)]  # means and deviations
+    [torch.Size([5, 8, 3]), torch.Size([5, 8, 3])]
+    """
+    if method in GAUSSIAN_METHODS:
+        means, stds = likelihood.moments(outputs.double())
+        return means, stds.contiguous()
+    logits = class_logits(likelihood, outputs)
+    return (logits if method == "network_temperature" else pooled(logits),)
