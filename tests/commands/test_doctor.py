@@ -112,7 +112,7 @@ def test_numbers_that_yaml_takes_for_words_are_numbers(decay, shown, tmp_path, c
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({**CONFIG, "model": model}, default_style=None))
     code_of("doctor", tmp_path / "bank", "--settings", tmp_path / "c.yaml")
     said = capsys.readouterr().out
-    found = f"weight decay of {shown}, and the objective a prior with standard deviation 0.1"
+    found = f"weight decay of {shown} beside a prior of standard deviation 0.1"
     assert (found in said) == (shown is not None)
 
 
