@@ -1,6 +1,15 @@
 """Networks with the symmetries that they are known to have, one module for every family."""
 
-from known_networks import architectures, attention, experts, operations, recurrent, shifts, weights
+from known_networks import (
+    architectures,
+    attention,
+    experts,
+    operations,
+    recurrent,
+    shifts,
+    training,
+    weights,
+)
 from known_networks.table import NETWORKS, Network, counted
 
 __all__ = [
@@ -13,5 +22,6 @@ __all__ = [
     "operations",
     "recurrent",
     "shifts",
+    "training",
     "weights",
 ]

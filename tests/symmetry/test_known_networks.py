@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -70,6 +71,16 @@ def test_no_element_changes_the_function(network):
     for seed, inputs in enumerate([x, *network.other_inputs()]):
         generator = torch.Generator().manual_seed(seed)
         assert not verify(model, sym, *inputs, generator=generator) > network.tolerance
+
+
+def test_scales_signs_and_matrices_hold_in_training(network):
+    """Where the same numbers are drawn for other units, permutations hold in law only."""
+    model, x, sym = network.known()
+    model.train()
+    try:
+        assert not verify(model, replace(sym, permutations=()), *x) > network.tolerance
+    finally:
+        model.eval()
 
 
 def test_an_element_of_which_a_tensor_is_left_out_does(network):
