@@ -63,6 +63,64 @@ def test_help_and_mistakes_import_nothing_heavy():
     assert done.stdout.count("ended None") + done.stdout.count("ended 0") == len(PLACES) + 2
 
 
+# ------------------------------------------------------------ what is refused
+def options_of(name):
+    """Every option of a command with its type, and the words that the command needs."""
+    declared = cli._declared(PLACES[name], name)
+    hints = typing.get_type_hints(declared)
+    parameters = dict(inspect.signature(declared).parameters)
+    if group := hints.pop("architecture", None):
+        parameters |= inspect.signature(group).parameters
+        hints |= typing.get_type_hints(group)
+    needed = [n for n, p in parameters.items() if p.default is p.empty and n != "architecture"]
+    words = ["2" if hints[n] is int else "x" for n in needed]
+    if "config" in needed:
+        words = [f"--{n}={word}" for n, word in zip(needed, words, strict=True)]
+    return {n: hints[n] for n, p in parameters.items() if p.default is not p.empty}, words, needed
+
+
+def refusal(capsys, *args):
+    with pytest.raises(SystemExit) as end:
+        main(list(args))
+    assert end.value.code == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("lightning-bnn: ")
+    assert f"(`lightning-bnn {args[0]} --help` explains.)" in sentence
+    assert "usage:" not in sentence
+    assert "Union" not in sentence
+    assert len(sentence) < 500
+    return sentence
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", PLACES)
+def test_a_misspelt_option_is_named_with_the_right_one(name, capsys):
+    options, words, needed = options_of(name)
+    for option in options:
+        sentence = refusal(capsys, name, *words, f"--{option}z", "1")
+        assert f"no option `--{option}z`; did you mean `--{option}`?" in sentence
+        if len(option) > 5:  # abbreviations are not guessed
+            assert f"did you mean `--{option}`?" in refusal(
+                capsys, name, *words, f"--{option[:-1]}"
+            )
+    if needed:
+        assert all(f"`{n}`" in refusal(capsys, name) for n in needed)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", PLACES)
+def test_a_value_of_another_type_is_named_with_what_fits(name, capsys):
+    options, words, _ = options_of(name)
+    for option, hint in options.items():
+        kinds = {*typing.get_args(hint), hint} - {type(None)}
+        choices = typing.get_args(next((k for k in kinds if typing.get_origin(k)), None))
+        if kinds & {int, float, bool} or (choices and isinstance(choices[0], str)):
+            sentence = refusal(capsys, name, *words, f"--{option}", "nix")
+            assert f"`{option}` must be " in sentence
+            assert "got nix" in sentence
+            assert all(repr(c) in sentence for c in choices if isinstance(c, str))
+
+
 # ------------------------------------------------------------ fit and the like
 @pytest.mark.parametrize("name", TRAINING)
 @pytest.mark.parametrize("ask", ["-h", "--help"])

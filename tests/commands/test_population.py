@@ -439,10 +439,3 @@ def test_a_part_that_fails_for_good_is_told(config, tmp_path, monkeypatch):
             config, 1, str(tmp_path / "bank"), engine="slurm", options={"cluster": "local"},
             change={"model.init_args.nonsense": 3},
         )  # fmt: skip
-
-
-def test_help_on_the_command_line(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["population", "--help"])
-    assert end.value.code == 0
-    assert "--checkpoint_minutes" in capsys.readouterr().out

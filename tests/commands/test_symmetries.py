@@ -84,20 +84,8 @@ def test_checkpoints_are_read_behind_a_prefix(kind, tmp_path, capsys):
     assert shown == pytest.approx(float(mass), rel=1e-4)
 
 
-def test_help(capsys):
-    main([])
-    assert "symmetries" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stopped:
-        main(["symmetries", "--help"])
-    assert stopped.value.code == 0
-    text = capsys.readouterr().out
-    assert "--checkpoint" in text
-    assert "import path of a class" in text
-
-
 def test_bad_input_is_one_sentence(capsys, tmp_path):
     optunet = OPTUNET[:2]
-    assert "no command 'symetries'" in failure(capsys, "symetries")
     assert "`nowhere.Net` cannot be imported" in failure(
         capsys, "symmetries", "nowhere.Net", "--input", "1"
     )

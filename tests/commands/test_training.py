@@ -246,59 +246,6 @@ def test_the_command_line_counts_beside_a_checkpoint(folder):
     assert found["mean"].shape == (450, 10)
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (
-            ["--model.init_args.memberz", "3"],
-            "there is no option 'memberz'; did you mean 'members'?",
-        ),
-        (["--model.init_args.members", "0"], "`members` must be at least 1, got 0."),
-        (["--trainer.max_epochsss", "3"], "max_epochsss"),
-        (["--data", "MNIST", "--data.init_args.root", "nowhere"], "MNIST was not found in"),
-        (["--ckpt_path", "no.ckpt"], "no.ckpt"),
-        (["--model", "NoSuch"], "there is no class 'NoSuch'"),
-        (["--trainer.callbacks+", "NoSuch"], "there is no class 'NoSuch'"),
-        (["--data", "TwoGaussians"], "does not take inputs of shape (10, 2)"),
-    ],
-)
-def test_mistakes_end_in_one_sentence(options, sentence, folder, capsys):
-    config = preset("digits_ensemble", folder)
-    with pytest.raises(SystemExit) as end:
-        main(["fit", "-c", config, *ON_A_CPU, *options])
-    assert end.value.code == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("lightning-bnn: ")
-    assert sentence in last
-    assert len(last) < 600
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("args", "sentence"),
-    [
-        (["presets", "nix"], "there is no preset 'nix'; `lightning-bnn presets`"),
-        (["fit", "-c", "none.yaml"], "`config`: there is no file none.yaml"),
-        (["nix"], "there is no command 'nix'; choose from: fit"),
-    ],
-)
-def test_what_is_not_there(args, sentence, folder, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(args)
-    assert end.value.code == 2
-    assert sentence in capsys.readouterr().err
-
-
-def test_errors_of_others_keep_their_traceback(folder, monkeypatch):
-    def broken(*_, **__):
-        raise KeyError("someone else's")
-
-    monkeypatch.setattr("lightning.pytorch.Trainer.fit", broken)
-    with pytest.raises(KeyError):
-        main(["fit", "-c", preset("digits_ensemble", folder), *ON_A_CPU])
-
-
 @pytest.mark.e2e
 def test_classes_in_the_current_folder_are_found_by_the_installed_command(folder):
     (folder / "mine.py").write_text(
