@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from tqdm.auto import tqdm
 
+from lightning_bnn.arguments import check_count, check_positive
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.room import explain_full_disk
 from lightning_bnn.commands.parts import Part, networks_of, train_part
@@ -64,9 +65,11 @@ def population(
         change: changes to the configuration, such as '{"trainer.max_epochs": 2}'.
         checkpoint_minutes: minutes between checkpoints, which is how much work a crash may cost.
     """
-    _check_counts(members=members, part=part, workers=workers, every_n_epochs=every_n_epochs)
-    if not checkpoint_minutes > 0:
-        raise ValueError(f"`checkpoint_minutes` must be positive, got {checkpoint_minutes}.")
+    check_count("members", members)
+    check_count("part", 1 if part is None else part)
+    check_count("workers", workers)
+    check_count("every_n_epochs", 1 if every_n_epochs is None else every_n_epochs)
+    check_positive("checkpoint_minutes", checkpoint_minutes)
     if engine not in ENGINES:
         raise ValueError(f"`engine` must be one of {', '.join(ENGINES)}, got {engine!r}.")
     settings = population_settings(Path(config), change or {})
@@ -99,12 +102,6 @@ def population(
 
 
 # ------------------------------------------------------------ what is to be done
-def _check_counts(**counts: int | None) -> None:
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {count}.")
-
-
 def _ranges(folder: Path, members: int, size: int) -> Iterator[tuple[int, int]]:
     """The members of every part: those that have a folder, and new ones for whoever has none."""
     existing = sorted(filter(None, map(_range_of, folder.glob("*-*"))))
