@@ -3,34 +3,74 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_bnn.callbacks.training_cost import COST_FILE
 from lightning_bnn.evaluation.comparison import (
     FAILED,
     Comparison,
+    Row,
     attempt,
     one_succeeded,
     scores_of_halves,
 )
 from lightning_bnn.evaluation.reference import Options, have_converged
+from lightning_bnn.evaluation.report import (
+    columns_of,
+    is_regression,
+    note_of,
+    percent,
+    reference_text,
+    to_reference,
+)
 from lightning_bnn.evaluation.run_settings import other_posterior
 from lightning_bnn.evaluation.stored_posteriors import Location
+from lightning_bnn.plots import dots_figure
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import is_gold, reference_location, reference_names
-from lightning_bnn.studies.fidelity_tables import (
-    Numbers,
-    by_function_law,
-    laws_figure,
-    mixtures_table,
-    scores_table,
-)
 from lightning_bnn.studies.findings import Findings, publish, results_folder
-from lightning_bnn.tables import Measured
+from lightning_bnn.tables import Cell, Measured, Table
 
-__all__ = ["cost_of", "fidelity", "numbers_by_method", "options_for", "scored"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "HALVES", "LAWS", "UNKNOWN", "Numbers", "cost_of", "fidelity", "numbers_by_method",
+    "options_for", "scored", "scores_table",
+]  # fmt: skip
+
+LAWS = {"f_law": "function law", "ns_law": "NS law", "law": "law"}
+"""Distances of a method's law to the reference, by what networks are compared as."""
+HALVES = "half of the reference"
+"""The name of the row of what cannot be told from the reference."""
+_QUALITIES = ("acc", "rmse", "nll", "nll_moments", "crps", "ece", "cover90", "width90", "calib")
+_MIXTURES = {
+    f"{prefix}{which}": f"{title} {which}".strip()
+    for prefix, title in (("f_", "function"), ("ns_", "NS"), ("", ""))
+    for which in ("law", "mixture", "floor")
+}
+_NOTE = (
+    "Laws: MMD² x 100 between the networks of a method, over runs and draws, and draws of the "
+    "posterior: by what they predict, without symmetries (NS), and as they are; around zero for "
+    "draws of the posterior itself. The other distances compare predictions of all modes with "
+    f"those of the reference. {HALVES[0].upper()}{HALVES[1:]}: the second half of its chains, "
+    "beside the first; what is not farther than that cannot be told from it. Gradients: of one "
+    "network for all the data, of all networks together, and seconds of the processor: known of "
+    "runs with the callback `TrainingCost`. ±: jackknife over modes and chains, over test examples "
+    "for a single mode. /: not known, or one mode only, whose law is not known."
+)
+_MIXTURES_NOTE = (
+    "MMD² x 100. Law: of the method, from pairs of different modes; mixture: of the modes that are "
+    "there, a single network being an atom; floor: (1 - E B) / K, what the mixture of K single "
+    "networks of the posterior itself would have, E B being the mean kernel between its draws."
+)
+
+Numbers = Mapping[str, Measured]
+UNKNOWN = Measured(math.nan)
+
 
 _OF_A_CHAIN = 60
 """Networks of each chain of a reference that others are compared with."""
@@ -131,18 +171,27 @@ def _findings(
 ) -> Findings:
     numbers, settings = numbers_by_method(comparison), comparison.settings
     unranked = _why_unranked(reference, gold, settings)
-    order = list(numbers) if unranked else by_function_law(numbers)
-    ordered = {name: numbers[name] for name in order}
+    order = sorted(numbers, key=lambda n: _or_last(numbers[n].get("f_law", UNKNOWN)))
+    ordered = {name: numbers[name] for name in (numbers if unranked else order)}
     costs = {name: cost_of(Location.of(posteriors[name])) for name in order}
+    rows: dict[str, Numbers] = {
+        name: {**of, **{key: Measured(value) for key, value in costs[name].items()}}
+        for name, of in ordered.items()
+    }
+    rows |= {HALVES: halves} if halves else {}
+    about = f"{reference_text(settings)} {_NOTE}"
+    names = {name for of in rows.values() for name in of}
+    if is_regression(names):
+        about += f" {note_of(names & set(_QUALITIES), settings)}"
     title = f"Fidelity to the posterior {reference}"
     tables = {
-        "fidelity": scores_table(title, ordered, costs, halves, settings),
-        "mixtures": mixtures_table(ordered, comparison.rows, halves),
+        "fidelity": scores_table(title, rows, _QUALITIES, about, {}),
+        "mixtures": _mixtures_table(ordered, comparison.rows, halves),
     }
     notes = [f"{name} failed: {reason}" for name, reason in comparison.failures().items()]
     notes += _other_posteriors(Path(settings["config"]), posteriors)
     notes += [f"{unranked}: distances to it rank nothing."] if unranked else []
-    figures = {"laws": laws_figure(ordered, halves)}
+    figures = {"laws": _laws_figure(ordered, halves)}
     return Findings("fidelity", title, tables, figures, notes, settings)
 
 
@@ -170,3 +219,80 @@ def _other_posteriors(config: Path, posteriors: Mapping[str, str]) -> list[str]:
         for name, text in posteriors.items()
         for what, own, wanted in other_posterior(Location.of(text), config)
     ]
+
+
+def _or_last(number: Measured) -> float:
+    return number.value if math.isfinite(number.value) else math.inf
+
+
+# ------------------------------------------------------------ tables and figures
+def scores_table(
+    title: str,
+    numbers: Mapping[str, Numbers],
+    shown: Sequence[str],
+    note: str,
+    first: Mapping[str, Mapping[str, Cell]],
+) -> Table:
+    """Cost, distances to the reference and quality of predictions, one row for each posterior.
+
+    Args:
+        title: of the table.
+        numbers: by posterior; gradients and seconds are among them where they are known.
+        shown: numbers of quality that have a column.
+        note: below the table.
+        first: columns before these, cells by posterior.
+    """
+    names = {name for of in numbers.values() for name in of}
+    columns = {**to_reference(names)}
+    columns |= {name: column for name, column in columns_of(names).items() if name in shown}
+    rows: list[list[Cell]] = [
+        [
+            name,
+            *(cells[name] for cells in first.values()),
+            *(of.get(key, UNKNOWN).value for key in ("gradients", "seconds")),
+            *(percent(of, law) for law in LAWS),
+            *(column.shown(of.get(key, UNKNOWN)) for key, column in columns.items()),
+        ]
+        for name, of in numbers.items()
+    ]
+    digits = {"gradients": 0, "seconds": 0, **dict.fromkeys(LAWS.values(), 2)}
+    digits |= {column.title: column.digits for column in columns.values()}
+    header = [*first, "gradients", "seconds", *LAWS.values()]
+    header = ["method" if "failed" in first else "posterior", *header]
+    return Table(title, [*header, *(c.title for c in columns.values())], rows, digits, note)
+
+
+def _mixtures_table(
+    numbers: Mapping[str, Numbers], compared: Sequence[Row], halves: Numbers
+) -> Table:
+    """Laws beside mixtures of the modes that are there, and beside their floors.
+
+    Args:
+        numbers: by posterior.
+        compared: says how many modes and networks there were.
+        halves: of one half of the reference beside the other, if that is known.
+    """
+    counts = {row.method: (row.seeds, row.networks) for row in compared}
+    rows: list[list[Cell]] = [
+        [name, *counts[name], *(percent(of, key) for key in _MIXTURES)]
+        for name, of in numbers.items()
+    ]
+    if halves:
+        rows.append([HALVES, "", "", *(percent(halves, key) for key in _MIXTURES)])
+    header = ["posterior", "modes", "networks", *_MIXTURES.values()]
+    digits = dict.fromkeys(_MIXTURES.values(), 2)
+    return Table("Laws, and the modes as they are", header, rows, digits, _MIXTURES_NOTE)
+
+
+def _laws_figure(numbers: Mapping[str, Numbers], halves: Numbers) -> Figure:
+    """All laws, and as bands two errors around those of the halves of the reference."""
+    panels = {
+        title: {"": [percent(of, law) for of in numbers.values()]} for law, title in LAWS.items()
+    }
+    noise = {title: percent(halves, law) for law, title in LAWS.items()}
+    bands = {
+        title: (value, 2 * error)
+        for title, (value, error) in noise.items()
+        if math.isfinite(value + error)
+    }
+    return dots_figure(panels, list(numbers), bands, label="MMD² x 100")

@@ -11,7 +11,7 @@ from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
 from lightning_bnn.commands.presets import preset_text
 from lightning_bnn.references import read_reference, reference_folder
-from lightning_bnn.studies.fidelity_tables import HALVES
+from lightning_bnn.studies.fidelity import HALVES
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.e2e]
 

@@ -8,7 +8,7 @@ from small_runs import numbers, results
 
 from lightning_bnn.cli import main
 from lightning_bnn.studies import leaderboard
-from lightning_bnn.studies.leaderboard_tables import Outcome, board_table
+from lightning_bnn.studies.leaderboard import Outcome, board_table
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NEAR, FAR = {"f_law": 0.1, "nll": 2.0, "acc": 0.5}, {"f_law": 0.2, "nll": 1.0, "acc": 0.6}

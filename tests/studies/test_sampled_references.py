@@ -26,7 +26,7 @@ from lightning_bnn.references import (
 )
 from lightning_bnn.references.differences import differences
 from lightning_bnn.studies import reference, runs
-from lightning_bnn.studies.fidelity_tables import HALVES
+from lightning_bnn.studies.fidelity import HALVES
 
 GOLD = ("digits", "digits_wide", "energy", "sine", "two_gaussians", "yacht")
 pytestmark = pytest.mark.filterwarnings("ignore")
