@@ -25,7 +25,7 @@ from lightning_bnn.references import Card, diagnose
 from lightning_bnn.references.diagnosis import LEAST, between
 from lightning_bnn.references.licences import licence_of
 from lightning_bnn.studies.findings import Findings, publish, results_folder
-from lightning_bnn.studies.reference_tables import agreement_table, distances_table
+from lightning_bnn.studies.references import agreement_table, distances_table
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 
 __all__ = ["reference"]

@@ -12,7 +12,7 @@ import pytest
 from lightning_bnn.references import readable, reference_folder, reference_names
 from lightning_bnn.references.cards import Card
 from lightning_bnn.references.diagnosis import Diagnosis
-from lightning_bnn.studies.reference_tables import agreement_table, distances_table
+from lightning_bnn.studies.references import agreement_table, distances_table
 from lightning_bnn.tables import Measured
 
 FILE = reference_folder("two_gaussians") / "card.json"
